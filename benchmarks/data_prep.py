@@ -25,7 +25,7 @@ from typing import Literal
 
 from benchmarks.results import Rows, publish, spread
 from benchmarks.turns import in_turns, ratios
-from data_prep.executors.local import on_this_machine
+from data_prep.executors import on_this_machine
 from data_prep.prepare import Request, prepare
 from data_prep.settings import Settings, SourceSettings
 from data_prep.sources.corpora import find

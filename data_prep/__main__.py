@@ -6,7 +6,6 @@ from dualpath_cli.cli import main as dualpath
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns its exit code, as `dualpath`'s does."""
     words = sys.argv[1:] if arguments is None else arguments
     return dualpath.main(["prepare", *words])
 

@@ -5,19 +5,21 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
+from data_prep.documents.text import Contamination
 from data_prep.settings import NEMOTRON, SAMPLE, Settings, settings_from
-from data_prep.sources.nemotron import MIRROR
+from data_prep.sources.corpora import MIRROR, find
+from data_prep.writing.out_folder import finished_remote, upload
 from dualpath_cli.errors import RunFailed, UserError, of_system
 from dualpath_cli.machine import cores
 from dualpath_cli.ranges import check_ranges
 from dualpath_cli.recipe import recipes
 from dualpath_cli.sizes import Size
-from dualpath_cli.text.documents import Source, source_files
+from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
+from dualpath_cli.text.manifest import Manifest
+from dualpath_cli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from data_prep.documents.contamination import Contamination
     from data_prep.executors import PieceExecutor
-    from dualpath_cli.text.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,6 @@ class Prepare(Settings):
     given: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises UserError for options that do not go together; `settings` checks the others."""
         if not self.out:
             raise UserError("prepare needs --out DIR: the data folder to write")
         check_ranges(self, {"workers": (1, 1 << 16)})
@@ -90,10 +91,7 @@ class Prepare(Settings):
 
 
 def run(options: Prepare) -> None:
-    """Prepares a data folder.
-
-    Raises UserError for a user's mistake, RunFailed where the network, a worker or the disk fails.
-    """
+    """Prepares a data folder. Raises RunFailed where the network, a worker or the disk fails."""
     again = "the same command continues"
     try:
         _prepare(options.settings(), options)
@@ -108,8 +106,6 @@ def run(options: Prepare) -> None:
 
 
 def _prepare(settings: Settings, options: Prepare) -> None:
-    from data_prep.sources.corpora import find
-
     # A folder for S3 is made here first, and stays: `fit` may read either.
     to = str(options.out)
     remote = to if to.startswith("s3://") else None
@@ -118,13 +114,11 @@ def _prepare(settings: Settings, options: Prepare) -> None:
     _check_places(settings, out, downloads)
     corpora = [find(s, downloads, options.mirror, settings.num_files) for s in settings.sources]
     from data_prep.sources import sample
-    from dualpath_cli.text.tokenizer import Tokenizer
 
     spec = settings.tokenizer
     tokenizer = sample.tokenizer() if spec is None else Tokenizer.load(spec)
     from data_prep.prepare import Request, finished, prepare  # imports requests
-    from data_prep.sources.estimate import announce, estimate
-    from data_prep.sources.fetching import Fetcher
+    from data_prep.sources.fetching import Fetcher, announce, estimate
     from data_prep.writing.mix import wanted_tokens
 
     evaluations = _contamination(settings)
@@ -155,17 +149,15 @@ def _prepare(settings: Settings, options: Prepare) -> None:
 
 def _executor(options: Prepare, folder: Path) -> "PieceExecutor":
     """Returns the executor of pieces; a cluster's workers must see `folder`."""
+    from data_prep.executors import Cluster, on_this_machine
+
     if options.executor == "dask":
-        from data_prep.executors.cluster import Cluster
-
         return Cluster(str(options.scheduler), folder)
-    from data_prep.executors.local import on_this_machine
-
     return on_this_machine(options.workers or cores())
 
 
 def _check_places(settings: Settings, out: Path, downloads: Path) -> None:
-    """Raises UserError where an output would be read, or replaced with the data folder."""
+    """Refuses an output that would be read, or replaced with the data folder."""
     if downloads.resolve().is_relative_to(out.resolve()):
         raise UserError(f"--downloads '{downloads}' lies in --out '{out}', which is replaced")
     for source in settings.sources:
@@ -186,18 +178,13 @@ def _check_places(settings: Settings, out: Path, downloads: Path) -> None:
         raise UserError(f"beside `sample` no source can be called '{taken[0]}'; name it apart")
 
 
-def _contamination(settings: Settings) -> "Contamination | None":
-    from data_prep.documents.contamination import Contamination
-    from dualpath_cli.text.documents import parse_source, read_documents
-
+def _contamination(settings: Settings) -> Contamination | None:
     sources = [parse_source(spec) for spec in settings.decontaminate]
     texts = (text for source in sources for text in read_documents(source))
     return Contamination(texts) if sources else None
 
 
 def _is_uploaded(url: str, digest: str) -> bool:
-    from data_prep.writing.upload import finished_remote
-
     # Also finds, before hours of work, that the store cannot be reached.
     manifest = finished_remote(url)
     return manifest is not None and manifest.request == digest
@@ -206,8 +193,7 @@ def _is_uploaded(url: str, digest: str) -> bool:
 def _upload(folder: Path, url: str, overwrite: bool) -> None:
     from rich.console import Console
 
-    from data_prep.writing.upload import upload
-    from dualpath_cli.output.progress import Progress, bytes_of_bytes
+    from dualpath_cli.output.console import Progress, bytes_of_bytes
 
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     console = Console(stderr=True)
@@ -217,7 +203,7 @@ def _upload(folder: Path, url: str, overwrite: bool) -> None:
     print(f"{url}: complete; {folder} may be deleted")
 
 
-def _summary(manifest: "Manifest") -> str:
+def _summary(manifest: Manifest) -> str:
     left_out = {
         "rejected": sum(source.total_rejected for source in manifest.sources),
         "exact duplicates": sum(source.exact_duplicates for source in manifest.sources),
@@ -232,7 +218,7 @@ def _summary(manifest: "Manifest") -> str:
     )
 
 
-def _warn(settings: Settings, manifest: "Manifest") -> None:
+def _warn(settings: Settings, manifest: Manifest) -> None:
     """Reports differences from the request."""
     for source in manifest.sources:
         for fault in source.faults:

@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from data_prep.documents.contamination import Contamination
 from data_prep.documents.duplicates import Verdicts, comparisons
 from data_prep.documents.encoding import Encoded, Encoder, Job, ReadingProgress
-from data_prep.documents.piece import Tokens
-from data_prep.documents.worker import PieceSettings, token_type
-from data_prep.executors import PieceExecutor
-from data_prep.executors.local import Here
+from data_prep.documents.pieces import PieceSettings, Tokens, token_type
+from data_prep.documents.text import Contamination
+from data_prep.executors import Here, PieceExecutor
 from data_prep.settings import Settings
 from data_prep.sources.corpora import Corpus, InputFile
 from data_prep.sources.fetching import on_this_disk
 from data_prep.writing.mix import Pool, Portion, interleave, portions, wanted_tokens
+from data_prep.writing.out_folder import WorkFolder, remove_leftovers, replace
 from data_prep.writing.records import (
     account,
     first_reason,
@@ -31,15 +30,13 @@ from data_prep.writing.records import (
     write_rejected,
 )
 from data_prep.writing.shards import write_shards
-from data_prep.writing.work_folder import WorkFolder, remove_leftovers, replace
 from dualpath_cli.errors import UserError
-from dualpath_cli.output.progress import Progress, counted
+from dualpath_cli.output.console import Progress, counted
 from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.text.rows import OnRead
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
-_PIPELINE = 1
-"""Raised when the same request would give other bytes than before."""
+_PIPELINE = 1  # raised when the same request would give other bytes than before
 
 _MARGIN = 1.02
 """The factor of more encoding than seems needed, where duplicates and the like left too little."""
@@ -50,8 +47,6 @@ _LEAST_GROWTH, _MOST_GROWTH = 1.25, 2.0
 
 @dataclass(frozen=True)
 class Request:
-    """A preparation to be made."""
-
     settings: Settings
     corpora: Sequence[Corpus]
     tokenizer: Tokenizer
@@ -82,10 +77,7 @@ def _sha256(content: Any) -> str:
 
 
 def finished(request: Request, overwrite: bool) -> Manifest | None:
-    """Returns the manifest of `request.out` where it already holds the requested data.
-
-    Raises UserError where the folder holds something else and may not be replaced.
-    """
+    """Returns the manifest of `request.out` where it already holds the requested data."""
     out = request.out
     if os.path.ismount(out):
         raise UserError(f"--out '{out}' is a mount point, not to be replaced; name a folder in it")
@@ -111,7 +103,7 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
 
 
 def _check_is_ours(out: Path) -> None:
-    """Raises UserError unless all in a folder is of a data folder: it may be deleted later."""
+    """Checks that all in a folder is of a data folder: it may be deleted later."""
     try:
         content = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
         listed = [file["name"] for key in ("chunks", "beside") for file in content[key]]
@@ -137,11 +129,9 @@ def prepare(
     """Writes the data folder and returns its manifest.
 
     Everything is made in `OUT.partial`, where an interrupted preparation is continued; the folder
-    takes its name when it is complete, and replaces a previous folder only then. Pieces are made
-    by `executor`, which ends with the last one, or in this process; the bytes are the same. `extra`
-    may write further files into the folder; `fetch` is needed where files are elsewhere. Raises
-    UserError where a source holds no text, where something cannot be read and `strict` is set, and
-    where `OUT.partial` holds an unfinished preparation of something else, unless `overwrite`.
+    takes its name when it is complete, and replaces a previous folder only then. Pieces are made by
+    `executor`, which ends with the last one, or in this process; the bytes are the same. `extra`
+    may write further files into the folder; `fetch` is needed where files are elsewhere.
     """
     out = request.out.resolve()
     with WorkFolder(_work_path(out), request.content, overwrite) as work:
@@ -183,8 +173,6 @@ def _work_path(out: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Mix:
-    """All documents, their verdicts, and the chosen ones."""
-
     encoded: list[Encoded]
     verdicts: Verdicts
     portions: list[Portion]
@@ -241,7 +229,6 @@ def _more(wanted: int | None, pool: Pool, encoded: Encoded) -> int | None:
 def _write(
     request: Request, mix: _Mix, work: Path, folder: Path, extra: Callable[[Path], None] | None
 ) -> Manifest:
-    """Writes shards and all that goes beside them into `folder`; returns the manifest."""
     tokenizer, settings = request.tokenizer, request.settings
     total = sum(portion.tokens for portion in mix.portions)
     if not total:

@@ -20,8 +20,7 @@ NEMOTRON = "nemotron-cc"
 
 Duplicates = Literal["keep", "exact", "near"]
 
-_MOST = 10**15 - 1
-"""No count is above it."""
+_MOST = 10**15 - 1  # no count is above it
 
 _CHUNK_TOKENS = (1 << 6, 1 << 29)
 """Smallest and largest chunk: litdata's offsets within a chunk are 32-bit numbers of bytes."""
@@ -98,7 +97,6 @@ class Settings:
     is not trained on, so chunks should be large."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for values out of range, UserError for what contradicts itself."""
         names = [source.name for source in self.sources]
         if not names:
             raise UserError("--source is missing: say what to prepare, e.g. --source sample")
@@ -129,7 +127,6 @@ class Settings:
             )
 
     def as_recipe(self) -> dict[str, Any]:
-        """Returns the settings as a recipe holds them: plain lists and mappings."""
         recipe: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return recipe
 
@@ -140,11 +137,7 @@ class Settings:
 
 
 def settings_from(values: Mapping[str, Any]) -> Settings:
-    """Returns the settings of a recipe's keys; null is left out.
-
-    Sources may be written NAME=PATH. Raises UserError for an unknown key, a value of another kind
-    and what contradicts itself.
-    """
+    """Returns the settings of a recipe's keys, null left out; a source may be NAME=PATH."""
     given = {key: value for key, value in values.items() if value is not None}
     if isinstance(sources := given.get("sources"), list | tuple):
         given["sources"] = [

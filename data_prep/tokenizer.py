@@ -8,18 +8,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.filesize import decimal
 
-from data_prep.documents.clean import clean
+from data_prep.documents.text import clean
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import read_text, write_text
 from dualpath_cli.options import folder_of
-from dualpath_cli.output.console import plain_console
-from dualpath_cli.output.progress import Progress, bytes_of_bytes
+from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.ranges import check_ranges
 from dualpath_cli.sizes import Size
-from dualpath_cli.text.byte_level import train
 from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
-from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
+from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer, train_bpe
 
 SIZES = (257, 1 << 20)
 """Entries of the smallest vocabulary, the 256 bytes and end-of-text, and of the largest."""
@@ -53,11 +51,7 @@ class TrainTokenizer:
 
 
 def run(options: TrainTokenizer) -> str:
-    """Trains a tokenizer, prints what it was trained on, and returns the last line.
-
-    Raises UserError where a text cannot be read, where the texts are too few for the vocabulary,
-    and where DIR holds another tokenizer that may not be replaced.
-    """
+    """Trains a tokenizer, prints what it was trained on, and returns the last line."""
     sources = list(map(parse_source, options.source))
     size = options.vocab_size or 0
     path = folder_of("--out", options.out or "") / TOKENIZER
@@ -66,7 +60,7 @@ def run(options: TrainTokenizer) -> str:
     if protected and _size(path) != size:
         raise other
     kept = {source: _Kept() for source in sources}
-    text = train(_texts(sources, kept), size)
+    text = train_bpe(_texts(sources, kept), size)
     tokenizer = Tokenizer(json.loads(text), str(path))
     if tokenizer.vocab_size < size:
         raise UserError(

@@ -1,7 +1,6 @@
 """Byte-level vocabularies that need no files."""
 
-from dualpath_cli.text.byte_level import byte_of_character, definition_from_gpt2_files
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.text.tokenizer import Tokenizer, byte_of_character, definition_from_gpt2_files
 
 
 def definition_with(merges: list[str]) -> dict:

@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.documents.minhash import BANDS
-from data_prep.documents.piece import Piece
+from data_prep.documents.pieces import Piece
+from data_prep.documents.text import BANDS
 from data_prep.settings import Duplicates
 from dualpath_cli.files import remove
 
-KEPT, EXACT, NEAR = 0, 1, 2
-"""The values of `Verdicts.kinds`."""
+KEPT, EXACT, NEAR = 0, 1, 2  # the values of `Verdicts.kinds`
 
-BUCKET_DOCUMENTS = 1 << 21
-"""About as many documents are compared at a time: at most 250 MB."""
+BUCKET_DOCUMENTS = 1 << 21  # about as many documents are compared at a time: at most 250 MB
 
 Keys = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
@@ -40,10 +38,7 @@ class Verdicts:
         duplicates: Duplicates,
         on_compared: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Compares all documents; `folder` takes the verdicts.
-
-        `on_compared` gets documents compared, each `comparisons(duplicates)` times in all.
-        """
+        """`folder` takes the verdicts; `on_compared` gets documents, `comparisons` times each."""
         self.pieces = pieces
         self.starts = np.cumsum([0, *(piece.documents for piece in pieces)], dtype=np.int64)
         """Index of each piece's first document, and the number of all."""
@@ -134,11 +129,7 @@ def _rows(pieces: Sequence[Piece], keys_of: Callable[[Piece], Keys]) -> Iterator
 
 
 def _dealt(batches: Iterable[Keys], buckets: int, folder: Path) -> Iterator[Keys]:
-    """Deals rows into a file for each bucket, and yields the files, each deleted when it was used.
-
-    So the keys are read once; reading all of them for each bucket would take the square of their
-    number.
-    """
+    """Deals rows into a file for each bucket: keys are read once. Each file goes after its use."""
     files = [folder / "keys" / str(number) for number in range(buckets)]
     remove(folder / "keys")  # of a run that was killed
     (folder / "keys").mkdir()
@@ -153,7 +144,6 @@ def _dealt(batches: Iterable[Keys], buckets: int, folder: Path) -> Iterator[Keys
 
 
 def _append(rows: Keys, files: Sequence[Path]) -> None:
-    """Adds each row to the file of its bucket."""
     bucket = (rows[:, 0] % np.uint64(len(files))).astype(np.int64)
     rows = rows[np.argsort(bucket, kind="stable")]
     ends = np.cumsum(np.bincount(bucket, minlength=len(files)))

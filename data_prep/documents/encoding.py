@@ -15,19 +15,17 @@ from uuid import uuid4
 from rich.console import Console
 from rich.filesize import decimal
 
-from data_prep.documents import worker
-from data_prep.documents.piece import Piece
-from data_prep.documents.worker import CorpusFile, FileEnd, Made, PieceSettings, piece_path
-from data_prep.download.remote_file import Unavailable
+from data_prep.documents import pieces
+from data_prep.documents.pieces import CorpusFile, FileEnd, Made, Piece, PieceSettings, piece_path
+from data_prep.download import Unavailable
 from data_prep.executors import PieceExecutor
 from data_prep.sources.corpora import Corpus, InputFile
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import replacing, write_text
-from dualpath_cli.output.progress import Progress, bytes_of_bytes, counted
+from dualpath_cli.output.console import Progress, bytes_of_bytes, counted
 from dualpath_cli.text.rows import OnRead
 
-PIECE_BYTES = 8 << 20
-"""Uncompressed size of the rows that make a piece; a longer row goes alone."""
+PIECE_BYTES = 8 << 20  # uncompressed size of the rows that make a piece; a longer row goes alone
 
 FILES_A_WORKER = 8
 """Workers read files themselves where each gets this many of the largest: then all end together."""
@@ -35,13 +33,9 @@ FILES_A_WORKER = 8
 
 @dataclass(frozen=True)
 class Job:
-    """A corpus to encode."""
-
     corpus: Corpus
-    folder: Path
-    """The folder of its pieces."""
-    until: int | None
-    """Tokens that are enough; None: all there are."""
+    folder: Path  # the folder of its pieces
+    until: int | None  # tokens that are enough; None: all there are
 
 
 @dataclass
@@ -51,8 +45,7 @@ class Encoded:
     pieces: list[Piece] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     """Files that could not be read to their end, and why."""
-    complete: bool = True
-    """Whether every file was read."""
+    complete: bool = True  # whether every file was read
 
 
 class ReadingProgress(Progress):
@@ -68,7 +61,6 @@ class ReadingProgress(Progress):
         super().__init__(Console(stderr=True), "reading", amounts, total, transient=True)
 
     def read(self, size: int) -> None:
-        """Counts bytes read from the disk."""
         self._count(size if self._by_bytes else 0)
 
     def received(self, size: int) -> None:
@@ -77,7 +69,6 @@ class ReadingProgress(Progress):
         self._count(0)
 
     def encoded(self, tokens: int) -> None:
-        """Counts tokens made."""
         self._tokens += tokens
         self._count(0 if self._by_bytes else tokens)
 
@@ -88,10 +79,7 @@ class ReadingProgress(Progress):
 
 
 class Encoder:
-    """Makes the pieces that are not there yet. A context manager: leaving it ends the work.
-
-    The pieces and their contents depend on the files and settings alone.
-    """
+    """Makes the pieces that are not there yet; they depend on the files and settings alone."""
 
     def __init__(
         self,
@@ -206,7 +194,7 @@ class Encoder:
             )
             if by_file:
                 size = path.stat().st_size
-                yield self._executor.submit(worker.make_file, self._orders, work, size)
+                yield self._executor.submit(pieces.make_file, self._orders, work, size)
                 progress.read(file.size or 0)
                 continue
             for part in work.parts(progress.read):
@@ -215,16 +203,13 @@ class Encoder:
                 elif part.out.name in there:
                     yield [part.out]
                 else:
-                    yield self._executor.submit(worker.make, self._orders, part)
+                    yield self._executor.submit(pieces.make, self._orders, part)
 
     def _workers_read(self, job: Job) -> bool:
-        """Whether workers get files to read, so that this process's reading does not limit them.
-
-        Not where only the head of a corpus is wanted: how many files that is shows as they are
-        read. Files of unknown size are taken for average ones.
-        """
+        """Whether workers get files to read, so that this process's reading does not limit them."""
         sizes = [file.size for file in job.corpus.files if file.size]
         workers = self._executor.workers
+        # How many files the head of a corpus is shows as they are read.
         if job.until is not None or workers == 1 or not sizes:
             return False
         total = sum(sizes) / len(sizes) * len(job.corpus.files)
@@ -247,5 +232,4 @@ class Encoder:
 
 
 def _note(folder: Path, file: int) -> Path:
-    """Returns what says that a file is done."""
     return folder / f"{file:05d}.json"

@@ -1,22 +1,115 @@
-"""One file over HTTP, whole or not there: ranges, versions, lengths, hashes, patience."""
+"""Files over HTTP, whole or not there: ranges, versions, lengths, hashes, patience."""
 
+import fcntl
+import hashlib
+import json
 import logging
+import os
 import random
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from multiprocessing import TimeoutError
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from typing import Any
 
 import requests
 import urllib3
 
-from data_prep.download.part import Part, only_holder
-from data_prep.download.remote_file import RemoteFile, Unavailable, Unreachable, first_contact
+from data_prep.download import RemoteFile, Unavailable, Unreachable, first_contact
+from dualpath_cli.files import sync, write_text
+
+
+class Part:
+    """The beginning of a file's version, whose `validator` and `total` are in `NAME.part.json`."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._notes = path.with_name(path.name + ".json")
+        self.validator: str | None = None
+        self.total: int | None = None
+        if self.length:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                notes = json.loads(self._notes.read_text())
+                self.validator, self.total = notes["validator"], notes["total"]
+
+    @property
+    def length(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def begin(self, validator: str | None, total: int | None) -> None:
+        """Starts from nothing with another version."""
+        self.discard()
+        # Before the first byte: a part is never taken for one of another version.
+        write_text(self._notes, json.dumps({"validator": validator, "total": total}))
+        self.validator, self.total = validator, total
+
+    def discard(self) -> None:
+        os.ftruncate(self._descriptor, 0)
+        self._notes.unlink(missing_ok=True)
+        self.validator = self.total = None
+
+    def append(self, data: bytes) -> None:
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.pwrite(self._descriptor, left, self.length) :]
+        except OSError as error:  # a full disk, say: it comes without the name
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+
+    def sha256(self) -> str:
+        with self._path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def become(self, path: Path) -> None:
+        os.fsync(self._descriptor)
+        os.replace(self._path, path)
+        self._notes.unlink(missing_ok=True)
+        sync(path.parent)
+
+
+@contextmanager
+def only_holder(path: Path, sleep: Callable[[float], object]) -> Iterator[Part]:
+    """Opens and locks a part, once no other process or thread holds it; an empty one goes."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if _lock(descriptor, path):
+                part = Part(path, descriptor)
+                try:
+                    yield part
+                finally:
+                    if not part.length and _is_at(descriptor, path):
+                        part.discard()
+                        path.unlink()
+                return
+        finally:
+            # Closing alone would keep the lock while a forked child has the descriptor too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+        sleep(1.0)
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    # The last holder may have given the file its final name since it was opened.
+    return _is_at(descriptor, path)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
 
 OnBytes = Callable[[int], None]
 """Called with the number of bytes received since the last call; what comes twice counts twice."""
@@ -26,8 +119,7 @@ ATTEMPTS = 10
 FIRST_WAIT_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 60.0
 LONGEST_RETRY_AFTER_SECONDS = 300.0
-TIMEOUT_SECONDS = (20.0, 60.0)
-"""To connect, and between two arrivals of bytes."""
+TIMEOUT_SECONDS = (20.0, 60.0)  # to connect, and between two arrivals of bytes
 HEADERS = {"Accept-Encoding": "identity"}
 """Of every request: lengths and hashes are those of the stored file."""
 
@@ -50,17 +142,14 @@ class _WrongContent(Exception):
     """The server sent another file than the requested one."""
 
 
-class Bearer(requests.auth.AuthBase):
-    """Sends a token, if there is one."""
-
+def _bearer(token: str | None) -> Callable[[requests.PreparedRequest], requests.PreparedRequest]:
     # A header that is set by hand would give way to an entry of ~/.netrc.
-    def __init__(self, token: str | None) -> None:
-        self._token = token
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self._token:
-            request.headers["Authorization"] = f"Bearer {self._token}"
+    def authorised(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if token:
+            request.headers["Authorization"] = f"Bearer {token}"
         return request
+
+    return authorised
 
 
 def download(
@@ -106,10 +195,7 @@ def _fetch(
     on_bytes: OnBytes,
     sleep: Callable[[float], object],
 ) -> None:
-    """Makes the part the whole file, in as many requests as it takes.
-
-    Raises Unavailable and Unreachable, and OSError where the disk fails.
-    """
+    """Makes the part the whole file, in as many requests as it takes."""
     first_contact.made |= part.length > 0  # there was a network not long ago
     failures, furthest, anew = 0, part.length, False
     while True:
@@ -153,7 +239,6 @@ def content_length(response: requests.Response) -> int | None:
 
 
 def _attempt(file: RemoteFile, part: Part, session: requests.Session, on_bytes: OnBytes) -> None:
-    """Makes one request, unless all is there, and checks the result."""
     if part.validator is None and file.sha256 is None:
         part.discard()  # nothing could tell a part of an older version
     if not part.length or part.length != part.total:
@@ -171,7 +256,7 @@ def _receive(file: RemoteFile, part: Part, session: requests.Session, on_bytes: 
         if part.validator:
             headers["If-Range"] = part.validator
     with session.get(
-        file.url, headers=headers, auth=Bearer(file.token), stream=True, timeout=TIMEOUT_SECONDS
+        file.url, headers=headers, auth=_bearer(file.token), stream=True, timeout=TIMEOUT_SECONDS
     ) as response:
         first_contact.made = True
         status = response.status_code
@@ -231,14 +316,8 @@ def _reason(error: BaseException) -> str:
     return str(text).splitlines()[0]
 
 
-_CONNECTIONS = 8
-
-
 def with_sizes(files: Sequence[RemoteFile]) -> list[RemoteFile]:
-    """Returns the files with the sizes that their servers tell; unknown where one does not.
-
-    Raises Unreachable where a first answer of any server is waited for in vain.
-    """
+    """Returns the files with the sizes that their servers tell; unknown where one does not."""
     # When a server does not answer at all, the other requests need not wait for it as well.
     silent = threading.Event()
 
@@ -246,13 +325,8 @@ def with_sizes(files: Sequence[RemoteFile]) -> list[RemoteFile]:
         if file.size is not None or silent.is_set():
             return file
         try:
-            response = requests.head(
-                file.url,
-                headers=HEADERS,
-                auth=Bearer(file.token),
-                timeout=TIMEOUT_SECONDS,
-                allow_redirects=True,
-            )
+            way: dict[str, Any] = {"auth": _bearer(file.token), "timeout": TIMEOUT_SECONDS}
+            response = requests.head(file.url, headers=HEADERS, allow_redirects=True, **way)
         except requests.RequestException as error:
             if isinstance(error, requests.ConnectionError | requests.Timeout):
                 silent.set()
@@ -261,10 +335,123 @@ def with_sizes(files: Sequence[RemoteFile]) -> list[RemoteFile]:
         return replace(file, size=content_length(response)) if response.ok else file
 
     # Unlike an executor's, the threads of this pool do not hold up the end of the process.
-    with ThreadPool(_CONNECTIONS) as pool:
+    with ThreadPool(8) as pool:
         sized = pool.map_async(with_size, files, chunksize=1)
         try:
             return sized.get(first_contact.seconds)
         except TimeoutError:
             first_contact.check(files[0].url)
             return sized.get()
+
+
+CONNECTIONS = 4  # files that are fetched at a time
+
+
+class Downloads:
+    """Fetches files in their order, up to `ahead` beyond the furthest one asked for.
+
+    A context manager: fetching begins on entering and ends, between two arrivals of bytes, on
+    leaving; an incomplete one is continued another time. `on_bytes` is called by one thread
+    at a time.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[RemoteFile],
+        folder: Path,
+        on_bytes: OnBytes = lambda count: None,
+        *,
+        connections: int = CONNECTIONS,
+        ahead: int = CONNECTIONS,
+    ) -> None:
+        self._files = list(dict.fromkeys(files))
+        self._index = {file: index for index, file in enumerate(self._files)}
+        self._folder = folder
+        self._on_bytes = on_bytes
+        self._ahead = ahead
+        self._next = 0
+        self._furthest = -1
+        self._results: dict[int, Path | Exception] = {}
+        self._changed = threading.Condition()
+        self._counting = threading.Lock()
+        self._leaving = threading.Event()
+        # Daemons: one that waits for a silent server must not hold up the end of the process.
+        self._threads = [
+            threading.Thread(target=self._work, daemon=True)
+            for _ in range(min(connections, len(self._files)))
+        ]
+
+    def __enter__(self) -> "Downloads":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._leaving.set()
+        with self._changed:
+            self._changed.notify_all()
+        deadline = time.monotonic() + 1.0
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def get(self, file: RemoteFile) -> Path:
+        """Waits until a file is there and returns its path; raises what its download raised."""
+        index = self._index[file]
+
+        def is_done() -> bool:
+            return index in self._results
+
+        with self._changed:
+            self._furthest = max(self._furthest, index)
+            self._changed.notify_all()
+            if not self._changed.wait_for(is_done, first_contact.seconds):
+                first_contact.check(file.url)
+                self._changed.wait_for(is_done)
+            result = self._results[index]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _work(self) -> None:
+        with requests.Session() as session:
+            while (index := self._claim()) is not None:
+                result: Path | Exception
+                try:
+                    way: dict[str, Any] = {"session": session, "sleep": self._wait}
+                    result = download(self._files[index], self._folder, self._count, **way)
+                except _Leaving:
+                    return
+                except Exception as error:
+                    result = error
+                with self._changed:
+                    self._results[index] = result
+                    self._changed.notify_all()
+
+    def _claim(self) -> int | None:
+        """Waits until another file may be fetched and returns its index, or None at the end."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._leaving.is_set()
+                    or self._next == len(self._files)
+                    or self._next <= self._furthest + self._ahead
+                )
+            )
+            if self._leaving.is_set() or self._next == len(self._files):
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def _count(self, count: int) -> None:
+        if self._leaving.is_set():
+            raise _Leaving
+        with self._counting:
+            self._on_bytes(count)
+
+    def _wait(self, seconds: float) -> None:
+        if self._leaving.wait(seconds):
+            raise _Leaving
+
+
+class _Leaving(Exception):
+    """Ends a download between two arrivals of bytes."""

@@ -1,32 +1,40 @@
-"""Corpora: the files that a source consists of, wherever they are."""
+"""Corpora: the files of a source: on this disk, of Nemotron-CC, of the hub, and of the sample."""
 
+import gzip
 import hashlib
 import json
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from data_prep.download.remote_file import RemoteFile
+from data_prep.download import RemoteFile, Unavailable, first_contact
 from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
+from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.files import write_text
 from dualpath_cli.text.documents import Source, source_files
+from dualpath_cli.text.hub import connect, explained, within
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import DatasetInfo, RepoFile
 
 
 @dataclass(frozen=True)
 class InputFile:
     """A file of documents, here or elsewhere."""
 
-    name: str
-    """The name in messages."""
-    size: int | None
-    """In bytes; None where it is not known before it is fetched."""
-    identity: str
-    """Changes when the content may have changed."""
+    name: str  # the name in messages
+    size: int | None  # in bytes; None where it is not known before it is fetched
+    identity: str  # changes when the content may have changed
     origin: Path | RemoteFile
-    modified: int | None = None
-    """When a file on this disk was last changed, in nanoseconds."""
+    modified: int | None = None  # when a file on this disk was last changed, in nanoseconds
 
     def has_changed(self) -> bool:
-        """Returns whether a file on this disk is another one than when it was found."""
         return isinstance(self.origin, Path) and _modified(self.origin) != self.modified
 
 
@@ -39,21 +47,14 @@ class Corpus:
 
 
 def find(settings: SourceSettings, downloads: Path, mirror: str, num_files: int | None) -> Corpus:
-    """Finds a source's files; lists of files elsewhere are fetched into `downloads`.
-
-    Raises UserError where there are none, OSError where a list cannot be fetched.
-    """
+    """Finds a source's files; lists of files elsewhere are fetched into `downloads`."""
     kind, _, rest = settings.path.partition(":")
     if settings.path == SAMPLE:
         files = [_sample(downloads)]
     elif settings.path.startswith(HUB):
-        from data_prep.sources.hub import hub_files
-
         dataset, _, config = rest.partition(":")
         files = [_remote(file) for file in hub_files(dataset, config or None)]
     elif kind == NEMOTRON:
-        from data_prep.sources.nemotron import nemotron_files
-
         selected = nemotron_files(rest or "quality=high/kind=actual", mirror, downloads)
         files = [_remote(file) for file in selected]
     else:
@@ -92,3 +93,230 @@ def _sample(folder: Path) -> InputFile:
     if not path.exists():
         write_text(path, "".join(lines))
     return InputFile(path.name, path.stat().st_size, digest, path, path.stat().st_mtime_ns)
+
+
+MIRROR = "https://data.commoncrawl.org/"
+FILE_BYTES = 350_000_000  # size of an average file
+FILE_TOKENS = 200_000_000  # tokens in an average file
+
+_DATA = "contrib/Nemotron/Nemotron-CC/data-jsonl/"
+
+
+def nemotron_files(selection: str, mirror: str, folder: Path) -> list[RemoteFile]:
+    """Returns the files in the folders that a selection names, of all where it is empty.
+
+    `selection` is one or more of a path's components: `quality=high/kind=actual`. `mirror` is the
+    URL above `contrib/`; the list of files is downloaded from it into `folder`, once. The order
+    mixes qualities, kinds and snapshots, and does not depend on the selection: the first n + 1
+    files are the first n and one more.
+    """
+    if not mirror.startswith(("https://", "http://")):
+        raise UserError(f"mirror '{mirror}' is not a URL; give one such as {MIRROR}")
+    root = mirror.rstrip("/")
+    paths = _select(_paths(mirror, f"{root}/{_DATA.rstrip('/')}.paths.gz", folder), selection)
+    paths.sort(key=lambda path: hashlib.blake2b(path.encode(), digest_size=16).digest())
+    names = (f"{NEMOTRON}/{path.removeprefix(_DATA)}" for path in paths)
+    return [RemoteFile(f"{root}/{path}", name) for path, name in zip(paths, names, strict=True)]
+
+
+def _paths(mirror: str, url: str, folder: Path) -> list[str]:
+    from data_prep.download.transfer import Downloads  # imports requests
+
+    try:
+        listing = RemoteFile(url, f"{NEMOTRON}/{Path(url).name}")
+        with Downloads([listing], folder) as downloads:
+            file = downloads.get(listing)
+    except Unavailable as reason:
+        raise UserError(f"mirror '{mirror}': {url}: {reason}; {MIRROR} has it") from None
+    try:
+        paths = gzip.decompress(file.read_bytes()).decode().split()
+    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError):
+        paths = []
+    if not paths or not all(path.startswith(_DATA) for path in paths):
+        file.unlink()  # a proxy's login page, say: fetch it again next time
+        raise UserError(
+            f"mirror '{mirror}': {url} is not a gzipped list of paths in {_DATA}; {MIRROR} has it"
+        )
+    return paths
+
+
+def _select(paths: list[str], selection: str) -> list[str]:
+    taken: list[str] = []
+    for component in filter(None, selection.split("/")):
+        matching = [path for path in paths if component in _components(path)]
+        if not matching:
+            raise UserError(_nothing_has(component, selection, taken, paths))
+        taken.append(component)
+        paths = matching
+    return paths
+
+
+def _components(path: str) -> list[str]:
+    """Returns a path's folders: quality=..., kind=..., kind2=..."""
+    return path.removeprefix(_DATA).split("/")[:-1]
+
+
+def _nothing_has(component: str, selection: str, taken: list[str], paths: list[str]) -> str:
+    folders = sorted({folder for path in paths for folder in _components(path)} - set(taken))
+    key, equals, value = component.partition("=")
+    same_key = [folder for folder in folders if folder.startswith(f"{key}=")]
+    same_value = [folder for folder in folders if folder.endswith(f"={value if equals else key}")]
+    # kind2=synthetic is meant for kind=synthetic: an equal value is nearer than similar letters.
+    near = f"; did you mean '{same_value[0]}'?" if same_value else did_you_mean(component, folders)
+    return (
+        f"selection '{selection}': no file has '{component}'"
+        + (f" with {'/'.join(taken)}" if taken else "")
+        + f"; there are {', '.join(same_key or folders) or 'no further components'}{near}"
+    )
+
+
+SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.zstd")
+"""Files of a dataset that can be read."""
+
+SPLIT = "train"
+
+# The hub itself goes by these words where a dataset's card names no splits.
+_TRAIN = re.compile(r"(?<![a-z])(train|training)(?![a-z])", re.IGNORECASE)
+_HELD_OUT = re.compile(
+    r"(?<![a-z])(validation|valid|val|dev|test|testing|eval|evaluation)(?![a-z])", re.IGNORECASE
+)
+
+
+def hub_files(
+    dataset: str, config: str | None = None, *, endpoint: str | None = None
+) -> list[RemoteFile]:
+    """Returns the training files of a dataset's config at its newest commit, in order of path.
+
+    The card's `configs` say which files these are. Without them it is the files below a folder
+    named like the config, or all, apart from those named for validation or tests. Sizes are known,
+    sha256 for files in LFS.
+    """
+    what = f"dataset '{dataset}'"
+    api = connect(what, endpoint)
+    with explained(what, f"{api.endpoint}/datasets/{dataset}", api):
+        # huggingface_hub itself waits without end for a server that accepts and never answers.
+        info = within(
+            first_contact.seconds,
+            lambda: api.dataset_info(dataset, expand=["cardData", "gated", "sha"]),
+        )
+        first_contact.made = True
+        assert info.sha is not None  # optional only because not every request asks for it
+        if info.gated:  # anybody may list the files, so listing them proves nothing
+            api.auth_check(info.id, repo_type="dataset")
+        files = _files(api, info)
+    token = api.token if isinstance(api.token, str) else None
+    chosen = _readable(_of_config(list(files), info, config), info.id, config)
+    root = f"{api.endpoint}/datasets/{info.id}/resolve/{info.sha}/"
+    folder = f"huggingface/{info.id}/{info.sha[:12]}/"
+    return [
+        RemoteFile(root + quote(path), folder + path, files[path].size, _sha256(files[path]), token)
+        for path in sorted(chosen)
+    ]
+
+
+def _files(api: "HfApi", info: "DatasetInfo") -> "dict[str, RepoFile]":
+    from huggingface_hub.hf_api import RepoFile
+
+    entries = api.list_repo_tree(info.id, recursive=True, revision=info.sha, repo_type="dataset")
+    return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+
+
+def _sha256(file: "RepoFile") -> str | None:
+    sha256 = file.lfs.sha256 if file.lfs else ""
+    return sha256 if re.fullmatch(r"[0-9a-f]{64}", sha256) else None
+
+
+def _of_config(paths: list[str], info: "DatasetInfo", config: str | None) -> list[str]:
+    """Returns the paths of the training split of a config, readable or not."""
+    configs = _configs(info)
+    if not configs:
+        return _of_folder(paths, info.id, config)
+    if config is None and len(configs) > 1:
+        raise UserError(
+            f"dataset '{info.id}' has {len(configs)} configs, choose one of them: {_list(configs)}"
+        )
+    if config is not None and config not in configs:
+        raise UserError(
+            f"dataset '{info.id}' has no config '{config}'; it has {_list(configs)}"
+            + did_you_mean(config, configs)
+        )
+    name = config or next(iter(configs))
+    splits = configs[name]
+    if SPLIT not in splits:
+        raise UserError(
+            f"dataset '{info.id}', config '{name}': no split '{SPLIT}' to train on, only "
+            f"{_list(splits)}"
+        )
+    patterns = [_pattern(glob) for glob in splits[SPLIT]]
+    return [path for path in paths if any(pattern.fullmatch(path) for pattern in patterns)]
+
+
+def _configs(info: "DatasetInfo") -> dict[str, dict[str, list[str]]]:
+    """Returns {config: {split: globs}} of a dataset's card; empty where it names no files."""
+    card = info.card_data.to_dict() if info.card_data else {}
+    configs = {}
+    for entry in filter(lambda entry: isinstance(entry, dict), card.get("configs") or []):
+        name, base = str(entry.get("config_name", "default")), str(entry.get("data_dir") or "")
+        if entry.get("data_files"):
+            configs[name] = _splits(entry["data_files"], base)
+        elif base:
+            configs[name] = {SPLIT: [f"{base.strip('/')}/**"]}
+    return configs
+
+
+def _splits(data_files: Any, base: str) -> dict[str, list[str]]:
+    """Reads `data_files`: a glob, a list of them, a list of {split, path}, or {split: globs}."""
+    if isinstance(data_files, dict):
+        data_files = [{"split": split, "path": path} for split, path in data_files.items()]
+    splits: dict[str, list[str]] = {}
+    for entry in data_files if isinstance(data_files, list) else [data_files]:
+        split, globs = SPLIT, entry
+        if isinstance(entry, dict):
+            split, globs = str(entry.get("split", SPLIT)), entry.get("path", [])
+        for glob in globs if isinstance(globs, list) else [globs]:
+            splits.setdefault(split, []).append(str(PurePosixPath(base, str(glob))))
+    return splits
+
+
+def _pattern(glob: str) -> re.Pattern[str]:
+    """Compiles a glob in which `*` and `?` stay within a folder and `**` does not."""
+    expressions = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    tokens = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]/]+\])", glob)
+    ours = (
+        t.replace("[!", "[^") if t.startswith("[") else expressions.get(t, re.escape(t))
+        for t in tokens
+    )
+    return re.compile("".join(ours))
+
+
+def _of_folder(paths: list[str], dataset: str, config: str | None) -> list[str]:
+    """Returns the paths in folders named like the config, or all, apart from held-out ones."""
+    if config is not None:
+        inside = [path for path in paths if config in PurePosixPath(path).parent.parts]
+        if not inside:
+            folders = sorted({name for p in paths for name in PurePosixPath(p).parent.parts})
+            raise UserError(
+                f"dataset '{dataset}' has no config and no folder '{config}'; its folders: "
+                f"{_list(folders)}{did_you_mean(config, folders)}"
+            )
+        paths = inside
+    return [path for path in paths if _TRAIN.search(path) or not _HELD_OUT.search(path)]
+
+
+def _readable(paths: list[str], dataset: str, config: str | None) -> list[str]:
+    readable = [path for path in paths if path.endswith(SUFFIXES)]
+    if not readable:
+        others = Counter("".join(PurePosixPath(path).suffixes[-2:]) for path in paths)
+        raise UserError(
+            f"dataset '{dataset}'"
+            + (f", config '{config}'" if config else "")
+            + f": no {', '.join(SUFFIXES)} file to train on; it has "
+            + _list([f"{suffix} ({count:,})" for suffix, count in others.most_common() if suffix])
+        )
+    return readable
+
+
+def _list(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return (", ".join(names[:12]) or "none") + more

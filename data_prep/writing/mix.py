@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.documents.duplicates import KEPT, Verdicts
-from data_prep.documents.piece import Piece, Tokens
+from data_prep.documents.pieces import Piece, Tokens
 from data_prep.settings import Settings
 
-OPEN_PIECES = 32
-"""Pieces whose documents are shuffled together, over all sources: some 60M tokens."""
+OPEN_PIECES = 32  # pieces whose documents are shuffled together, over all sources: some 60M tokens
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -68,23 +67,17 @@ class Portion:
     """The documents of one source that are written: whole passes, then the head of another one."""
 
     pool: Pool
-    whole: int
-    """Passes over all documents."""
-    head_pieces: int
-    """Pieces that are whole in the last pass."""
-    head_documents: int
-    """Documents of the piece after them."""
-    tokens: int
-    """Tokens of all passes."""
+    whole: int  # passes over all documents
+    head_pieces: int  # pieces that are whole in the last pass
+    head_documents: int  # documents of the piece after them
+    tokens: int  # tokens of all passes
 
     @property
     def all_passes(self) -> int:
-        """Passes, the last one whole or not."""
         return self.whole + bool(self.head_pieces or self.head_documents)
 
     @property
     def documents(self) -> int:
-        """Documents of all passes."""
         pieces = range(len(self.pool.pieces))
         return sum(len(self.taken(n, piece)) for n in range(self.all_passes) for piece in pieces)
 
@@ -96,10 +89,7 @@ class Portion:
         return documents[: self.head_documents if piece == self.head_pieces else 0]
 
     def stream(self, seed: int, window: int) -> Iterator[tuple[float, Tokens]]:
-        """Yields (when, tokens) of each document, `when` growing from 0 to 1.
-
-        Pieces come in a seeded order, and the documents of `window` neighbouring ones in another.
-        """
+        """Yields (when, tokens) of each document, `when` from 0 to 1, `window` pieces mixed."""
         done = 0
         for number in range(self.all_passes):
             salt = f"{seed}/{self.pool.name}/{number}"
@@ -152,11 +142,7 @@ def portions(settings: Settings, pools: Sequence[Pool]) -> list[Portion]:
 
 
 def _portion(pool: Pool, wanted: int) -> Portion:
-    """Takes documents in their order until they hold `wanted` tokens.
-
-    Where the pool holds fewer, it is gone through again; the document that reaches the number is
-    the last one.
-    """
+    """Takes documents in order, again and again, up to the one that reaches `wanted` tokens."""
     whole, rest = divmod(wanted, pool.tokens) if pool.tokens else (0, 0)
     if not rest:
         return Portion(pool, whole, 0, 0, whole * pool.tokens)

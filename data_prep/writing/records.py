@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from data_prep.documents.duplicates import EXACT, KEPT, NEAR, Verdicts
 from data_prep.documents.encoding import Encoded
-from data_prep.documents.piece import Piece
-from data_prep.documents.worker import REJECTED, file_number
+from data_prep.documents.pieces import REJECTED, Piece, file_number
 from data_prep.settings import SourceSettings
 from data_prep.sources.corpora import Corpus
 from data_prep.writing.mix import Pool, Portion
@@ -27,8 +26,7 @@ from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 REJECTED_NAME = "rejected.jsonl.zst"
 DUPLICATES_NAME = "duplicates.jsonl.zst"
 
-OnPiece = Callable[[int], None]
-"""Called with the number of pieces gone through since the last call."""
+OnPiece = Callable[[int], None]  # called with the number of pieces gone through since the last call
 
 
 def write_held_out(
@@ -133,7 +131,6 @@ def stored(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]:
 
 
 def account(source: SourceSettings, encoded: Encoded, portion: Portion) -> SourceCount:
-    """Counts what became of a source's documents."""
     rejected: Counter[str] = Counter()
     read = normalised = exact = near = validation = writable = distinct = text_bytes = 0
     for number, piece in enumerate(encoded.pieces):

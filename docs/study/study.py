@@ -23,7 +23,7 @@ from scipy.stats import f, norm, ttest_ind
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import parameters, training_flops_per_token
-from dualpath_cli.output.colors import FAMILY_COLORS
+from dualpath_cli.output.figures import FAMILY_COLORS
 from dualpath_cli.statistics.blocks import Spread
 from dualpath_cli.statistics.significance import LEVEL, holm
 

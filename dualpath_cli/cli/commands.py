@@ -75,8 +75,8 @@ _RECORDS = (
         "prepare inspect",
         "Verify every byte of a data folder, and show what is in it.",
         "DIR [--samples N] [--seed S]",
-        options="data_prep.report.report:Inspect",
-        run="data_prep.report.report:run",
+        options="data_prep.inspection:Inspect",
+        run="data_prep.inspection:run",
     ),
     Command(
         "fit",

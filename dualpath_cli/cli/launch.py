@@ -35,7 +35,7 @@ from dualpath_cli.cli.words import Line
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import has_step
 from dualpath_cli.options import folder_of
-from dualpath_cli.output.streams import is_first_rank
+from dualpath_cli.output import is_first_rank
 from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, check_classes
 from dualpath_cli.recipe import recipes

@@ -23,9 +23,8 @@ from dualpath_cli.cli.launch import Launch
 from dualpath_cli.cli.session import OutOfMemory, Session
 from dualpath_cli.cli.words import add_words, upon
 from dualpath_cli.errors import UserError
-from dualpath_cli.output.console import plain_console
-from dualpath_cli.output.progress import Progress, bytes_of_bytes
-from dualpath_cli.output.streams import is_first_rank
+from dualpath_cli.output import is_first_rank
+from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.recipe.parser import PARSER, OneLine
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.schedule import step_loops

@@ -17,7 +17,7 @@ from dualpath_cli.errors import (
     of_system,
     one_line,
 )
-from dualpath_cli.output.streams import escape_unprintable, to_nobody
+from dualpath_cli.output import escape_unprintable, to_nobody
 from dualpath_cli.own_classes import consent
 
 

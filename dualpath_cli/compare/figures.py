@@ -18,8 +18,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dualpath_cli.compare.groups import FAMILIES, Configuration, Group
 from dualpath_cli.compare.tables import Difference
-from dualpath_cli.output.colors import FAMILY_COLORS, MUTED, shades
-from dualpath_cli.output.figures import panels, plain
+from dualpath_cli.output.figures import FAMILY_COLORS, MUTED, panels, plain, shades
 from dualpath_cli.sizes import format_size
 
 CAPTIONS = {

@@ -20,8 +20,7 @@ from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import Limits, Sampler, batches, write_on
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.output.console import plain_console
-from dualpath_cli.output.progress import Progress, counted
+from dualpath_cli.output.console import Progress, counted, plain_console
 from dualpath_cli.text.tokenizer import Tokenizer
 
 Part = tuple[list[int], int]  # ids, the last being no input, and how many at the end are scored

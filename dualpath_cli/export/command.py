@@ -10,8 +10,7 @@ from rich.filesize import decimal
 from dualpath_cli.errors import UserError
 from dualpath_cli.export.hf.results import read_results
 from dualpath_cli.options import Average, OwnClasses, path_of
-from dualpath_cli.output.console import plain_console
-from dualpath_cli.output.progress import Progress, bytes_of_bytes
+from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.own_classes.checks import option_of
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run import average

@@ -9,7 +9,7 @@ import torch
 from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.export.weights import Weights, bytes_of
 from dualpath_cli.files import replacing
-from dualpath_cli.output.progress import Progress
+from dualpath_cli.output.console import Progress
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run import run_file
 from dualpath_cli.run.run_folder import TOKENIZER, Run

@@ -76,8 +76,7 @@ def _to_terminal(pieces: Pieces, texts: "list[Text]", took: "Took") -> None:
 
 def _to_file(pieces: Pieces, texts: "list[Text]", took: "Took", out: Path) -> None:
     """Writes all texts in the order of their prompts, or where it is interrupted those done."""
-    from dualpath_cli.output.console import plain_console
-    from dualpath_cli.output.progress import Progress, counted
+    from dualpath_cli.output.console import Progress, counted, plain_console
 
     try:
         with Progress(plain_console(), "writing", counted("texts"), len(texts)) as progress:

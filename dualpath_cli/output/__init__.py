@@ -1,1 +1,25 @@
-"""The terminal and figures: console, tables, progress, colours."""
+"""Standard output that takes every character, a reader that leaves, one process of many."""
+
+import os
+import sys
+from typing import TextIO
+
+
+def escape_unprintable() -> None:
+    """Has standard output escape what its encoding lacks; where the shell closed it, go nowhere."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as we live
+    if sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the first of all, by torchrun, SLURM or Lightning."""
+    return all(os.environ.get(n, "0") == "0" for n in ("RANK", "SLURM_PROCID", "LOCAL_RANK"))
+
+
+def to_nobody(stream: TextIO) -> None:
+    """Sends a stream whose reader has left nowhere, with what it still holds."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)

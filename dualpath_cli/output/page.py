@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def page(title: str, sections: Iterable[str]) -> str:
-    """Returns the page; `sections` are HTML."""
     script, style = (
         Path(__file__).with_name(name).read_text(encoding="utf-8")
         for name in ("sorting.js", "style.css")
@@ -35,7 +34,6 @@ def page(title: str, sections: Iterable[str]) -> str:
 
 
 def terms(facts: Sequence[tuple[str, str]]) -> str:
-    """Returns a list of terms, each with a text beside it."""
     items = (f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
     return "\n".join(["<dl>", *items, "</dl>"])
 

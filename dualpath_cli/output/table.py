@@ -95,8 +95,6 @@ def with_error(spec: str) -> Callable[[tuple[float, float | None]], str]:
 
 
 class Cell(NamedTuple):
-    """A value of a table with its text."""
-
     value: Any
     text: str
     lowest: bool  # whether it is the lowest of a column that marks it
@@ -109,7 +107,6 @@ class Cell(NamedTuple):
 
     @property
     def starred(self) -> str:
-        """The text, with a star where it is the lowest."""
         return f"{self.text} *" if self.lowest else self.text
 
 
@@ -226,10 +223,7 @@ def _parts(widths: Sequence[int], room: int | None, names: int) -> list[list[int
 
 
 def markdown(table: Table, escape: Callable[[str], str] | None = None) -> str:
-    """A table of Markdown between its title and caption; the lowest number is bold.
-
-    `escape` makes text of what Markdown would read as a mark; by default a backslash does.
-    """
+    """A table of Markdown between title and caption, the lowest number bold, texts escaped."""
     escape = escape or _of_markdown
 
     def line(texts: Iterable[str]) -> str:

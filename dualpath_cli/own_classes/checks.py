@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import write_text
-from dualpath_cli.output.streams import is_first_rank
+from dualpath_cli.output import is_first_rank
 from dualpath_cli.own_classes.classes import own_class, own_roles, sources
 from dualpath_cli.own_classes.consent import OPTION
 

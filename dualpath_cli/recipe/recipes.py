@@ -16,7 +16,7 @@ import yaml
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.files import read_text
-from dualpath_cli.output.streams import is_first_rank
+from dualpath_cli.output import is_first_rank
 
 Recipe = dict[str, Any]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import WAY_OUT, read_csv
-from dualpath_cli.output.streams import is_first_rank
+from dualpath_cli.output import is_first_rank
 from dualpath_cli.run.checkpoint_files import rows_of
 from dualpath_cli.run.run_folder import TABLES, step_of
 

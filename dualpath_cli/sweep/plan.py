@@ -9,7 +9,7 @@ from statistics import median
 
 from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import Match
-from dualpath_cli.output.progress import duration
+from dualpath_cli.output.console import duration
 from dualpath_cli.output.table import Column, Columns, Table
 from dualpath_cli.recipe.schedule import loop_counts
 from dualpath_cli.sizes import format_size

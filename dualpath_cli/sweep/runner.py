@@ -20,7 +20,7 @@ from dualpath_cli.ending import of_children
 from dualpath_cli.errors import RunFailed, Stopped, UserError
 from dualpath_cli.files import write_text
 from dualpath_cli.machine import cores, visible_gpus
-from dualpath_cli.output.progress import LINE_EVERY, duration
+from dualpath_cli.output.console import LINE_EVERY, duration
 from dualpath_cli.output.table import Column, Table, drawn
 from dualpath_cli.sweep.runs import Run
 

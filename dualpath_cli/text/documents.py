@@ -15,34 +15,24 @@ FORMATS = (
     "a .txt, .md, .jsonl or .parquet file, all but .parquet also as .gz or .zst, a folder of them, "
     "or a quoted glob such as 'docs/**/*.rst' of any UTF-8 texts"
 )
-NAME = re.compile(r"[\w.-]+")
-"""The form of a source's name."""
+NAME = re.compile(r"[\w.-]+")  # the form of a source's name
 
-IDS = ("id", "warc_record_id", "uuid")
-"""Fields that name a document, the first that is there."""
+IDS = ("id", "warc_record_id", "uuid")  # fields that name a document, the first that is there
 
 _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where documents come from."""
-
-    name: str
-    """The name in tables and manifests; gsm8k, arc and triviaqa also choose the format."""
-    path: Path
-    """A file; or a folder or glob, whose files are taken in the order of their paths."""
+    name: str  # the name in tables and manifests; gsm8k, arc and triviaqa also choose the format
+    path: Path  # a file; or a folder or glob, whose files are taken in the order of their paths
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a row becomes a text."""
-
-    fields: tuple[str, ...]
-    """The fields that it needs."""
+    fields: tuple[str, ...]  # the fields that it needs
     _render: Callable[[dict[str, Any]], str]
-    advice: str = ""
-    """The end of messages about rows in another format."""
+    advice: str = ""  # the end of messages about rows in another format
 
     def render(self, row: dict[str, Any]) -> str:
         """Returns a row's text. Raises BadRow where a field is missing or holds no valid text."""
@@ -63,10 +53,7 @@ class Format:
 
 
 def format_of(name: str, kind: str, field: str = "text") -> Format:
-    """Returns how the rows of a source's files of one kind become texts.
-
-    gsm8k, arc and triviaqa have their own formats, others one field; a text file is its text.
-    """
+    """Returns how rows of a kind of file become texts: by the source's name, or of one field."""
     if kind == ".txt":
         return _field("text")
     return _NAMED.get(name) or _field(field)
@@ -79,10 +66,7 @@ def document_id(row: dict[str, Any]) -> str | None:
 
 
 def parse_source(spec: str) -> Source:
-    """Reads `NAME=PATH` or `PATH` (named after the file or folder, without its suffixes).
-
-    Raises UserError for a Hugging Face dataset, and as `source_files` does.
-    """
+    """Reads `NAME=PATH` or `PATH` (named after the file or folder, without its suffixes)."""
     name, rest = split_name(spec)
     if rest.startswith("hf:"):
         raise UserError(
@@ -106,8 +90,7 @@ def source_files(source: Source) -> list[Path]:
     """Returns a source's files: the file itself, those below a folder, or those of a glob.
 
     Of a folder they are the ones whose format is known by their names; where .jsonl or .parquet
-    files are among them, Markdown describes these and is left out. Raises UserError
-    where there is no file, or the format of the only one is not known.
+    files are among them, Markdown describes these and is left out.
     """
     path = source.path
     if str(path) != "." and path.is_dir():
@@ -134,8 +117,7 @@ def read_documents(source: Source, on_read: OnRead = lambda count: None) -> Iter
     """Yields the texts of a source one after the other: a text file is one, else a row is one.
 
     About a megabyte is held at a time. `on_read` is called with bytes read from the disk, before
-    they are decompressed; they add up to the sizes of `source_files`. Raises UserError, naming
-    file and line, where a row cannot be read, lacks a field or holds no valid Unicode.
+    they are decompressed; they add up to the sizes of `source_files`.
     """
     for path in source_files(source):
         format = format_of(source.name, kind_of(path))
@@ -187,10 +169,7 @@ _NAMED = {
 
 
 def stem(path: Path) -> str:
-    """Returns a file's or folder's name without the endings of known formats.
-
-    Of a glob it is the name of the folder that is searched.
-    """
+    """Returns a path's name without the endings of known formats; of a glob, its folder's."""
     fixed = takewhile(lambda component: not glob.has_magic(component), path.parts)
     name = (path if path.exists() else Path(*fixed)).resolve().name
     for suffix in [*CODECS, *TEXTS, ".jsonl", ".parquet"]:

@@ -1,17 +1,38 @@
-"""The Hugging Face hub by huggingface_hub, the extra `hub`, with its answers as one line each.
+"""Servers that may not answer, and the Hugging Face hub by huggingface_hub, the extra `hub`.
 
 The hub is the one that HF_ENDPOINT names, the token that of HF_TOKEN or `hf auth login`.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from threading import Thread
+from typing import TYPE_CHECKING, TypeVar
 
 from dualpath_cli.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+
+
+FIRST_ANSWER_SECONDS = 15.0  # the time to wait for a server that has not answered yet
+
+Result = TypeVar("Result")
+
+
+def within(seconds: float | None, work: Callable[[], Result]) -> Result:
+    """Returns or raises what `work` does, TimeoutError after `seconds`; its thread ends with us."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future.result(seconds)
 
 
 def connect(what: str, endpoint: str | None = None) -> "HfApi":

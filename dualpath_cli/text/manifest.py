@@ -32,8 +32,7 @@ _MADE_BY = {
     "data/text": "`dualpath prepare --source NAME=FILES --tokenizer gpt2 --out data/text`",
     "data/nemotron-cc": "`make prepare-data` (of one file of 350 MB), or with `dualpath prepare "
     "--config paper --out data/nemotron-cc` (the paper's whole mix)",
-}
-"""Commands that make the data folder of a packaged recipe."""
+}  # commands that make the data folder of a packaged recipe
 _SHA256 = re.compile("[0-9a-f]{64}")
 _LONGEST_NAME = 255  # what file systems allow
 _MOST = 2**63  # bytes and tokens that 64 bits can count
@@ -65,10 +64,7 @@ def _typed(kind: Any, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One file of a data folder."""
-
-    name: str
-    """Path in the data folder."""
+    name: str  # path in the data folder
     bytes: int
     sha256: str
 
@@ -94,30 +90,18 @@ class SourceCount:
 
     name: str
     path: str
-    read: int
-    """Documents met."""
-    documents: int
-    """Documents written, each counted once however often it is repeated."""
-    validation: int
-    """Documents held out, in val/NAME.jsonl."""
-    rejected: dict[str, int]
-    """Documents left out, by reason; they are in rejected.jsonl.zst."""
-    exact_duplicates: int
-    """Documents whose text is that of an earlier one."""
-    near_duplicates: int
-    """Documents that resemble an earlier one by MinHash."""
-    unused: int
-    """Documents beyond the tokens that were asked for."""
-    passes: float
-    """How often the source's documents are in the data; up to 1 unless it is repeated."""
-    tokens: int
-    """Tokens written, repeats and each document's end-of-text included."""
-    text_bytes: int
-    """UTF-8 bytes of the documents written, repeats included."""
-    normalised: int
-    """Documents whose text was changed by cleaning, of those met."""
-    faults: list[str]
-    """Files that could not be read to their end, and why."""
+    read: int  # documents met
+    documents: int  # documents written, each counted once however often it is repeated
+    validation: int  # documents held out, in val/NAME.jsonl
+    rejected: dict[str, int]  # documents left out, by reason; they are in rejected.jsonl.zst
+    exact_duplicates: int  # documents whose text is that of an earlier one
+    near_duplicates: int  # documents that resemble an earlier one by MinHash
+    unused: int  # documents beyond the tokens that were asked for
+    passes: float  # how often the source's documents are in the data; up to 1 unless it is repeated
+    tokens: int  # tokens written, repeats and each document's end-of-text included
+    text_bytes: int  # UTF-8 bytes of the documents written, repeats included
+    normalised: int  # documents whose text was changed by cleaning, of those met
+    faults: list[str]  # files that could not be read to their end, and why
 
     @property
     def public_name(self) -> str:
@@ -133,31 +117,20 @@ class SourceCount:
 class Manifest:
     """The content of `manifest.json`: one stream of tokens, cut into chunks."""
 
-    documents: int
-    """Documents, each followed by one end-of-text; repeats count."""
-    tokens: int
-    """Tokens in the chunks, end-of-text included."""
-    text_bytes: int
-    """UTF-8 bytes of the documents."""
-    dtype: Literal["uint16", "uint32"]
-    """Type of a token on the disk."""
-    vocab_size: int
-    """One above the tokenizer's largest id."""
-    eot_id: int
-    """Id of end-of-text."""
-    tokenizer: str
-    """Fingerprint of the tokenizer (`Tokenizer.fingerprint`)."""
+    documents: int  # documents, each followed by one end-of-text; repeats count
+    tokens: int  # tokens in the chunks, end-of-text included
+    text_bytes: int  # UTF-8 bytes of the documents
+    dtype: Literal["uint16", "uint32"]  # type of a token on the disk
+    vocab_size: int  # one above the tokenizer's largest id
+    eot_id: int  # id of end-of-text
+    tokenizer: str  # fingerprint of the tokenizer (`Tokenizer.fingerprint`)
     sources: list[SourceCount]
-    chunks: list[StoredFile]
-    """In the order of the stream."""
-    index_sha256: str
-    """sha256 of litdata's `index.json`."""
+    chunks: list[StoredFile]  # in the order of the stream
+    index_sha256: str  # sha256 of litdata's `index.json`
     beside: list[StoredFile]
     """Files that are not trained on: held-out texts, rejected documents, duplicates."""
-    request: str
-    """Digest of the request: an equal one need not be prepared again."""
-    settings: dict[str, Any]
-    """The request, as a recipe of `dualpath prepare`."""
+    request: str  # digest of the request: an equal one need not be prepared again
+    settings: dict[str, Any]  # the request, as a recipe of `dualpath prepare`
 
     def __post_init__(self) -> None:
         names = [chunk.name for chunk in self.chunks]
@@ -198,10 +171,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: str | Path) -> "Manifest":
-        """Reads the manifest of a data folder, on a disk or at s3://bucket/prefix.
-
-        Raises UserError where the folder or its manifest is missing or not readable.
-        """
+        """Reads the manifest of a data folder, on a disk or at s3://bucket/prefix."""
         path = f"{folder}/{MANIFEST}"
         with readable(folder):
             if is_remote(folder):
@@ -226,17 +196,13 @@ class Manifest:
         return manifest
 
     def write(self, folder: Path) -> None:
-        """Writes `manifest.json` into a data folder."""
         content: dict[str, Any] = {"fingerprint": self.fingerprint}
         content |= asdict(self)
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         write_text(folder / MANIFEST, text)
 
     def check_sizes(self, folder: str | Path) -> None:
-        """Raises UserError where a chunk is missing or of another size, or the index differs.
-
-        Takes milliseconds, on S3 a listing: chunks are not read.
-        """
+        """Checks presence and sizes. Takes milliseconds, on S3 a listing: chunks are not read."""
         with readable(folder):
             listing = sizes(folder) or {}
         for chunk in self.chunks:
@@ -253,7 +219,7 @@ class Manifest:
                 raise UserError(f"{index}: changed since it was prepared; {AGAIN}")
 
     def check_index(self, folder: str | Path) -> None:
-        """Raises UserError unless litdata's index lists the chunks of the manifest, no others."""
+        """Checks that litdata's index lists the chunks of the manifest, no others."""
         path = f"{folder}/{INDEX}"
         content = _json_object(path)
         lengths = self.chunk_tokens
@@ -270,7 +236,7 @@ class Manifest:
             raise UserError(f"{folder}/{MANIFEST}: {stated}; {AGAIN}")
 
     def check_tokenizer(self, folder: str | Path) -> None:
-        """Raises UserError unless the folder's tokenizer is the one that made the tokens."""
+        """Checks that the folder's tokenizer is the one that made the tokens."""
         path = f"{folder}/{TOKENIZER}"
         try:
             tokenizer = Tokenizer.load(local_copy(path))

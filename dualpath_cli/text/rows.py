@@ -13,14 +13,11 @@ import pyarrow.parquet as pq
 
 from dualpath_cli.errors import UserError, did_you_mean
 
-TEXTS = (".txt", ".md")
-"""Files that are one text."""
+TEXTS = (".txt", ".md")  # files that are one text
 
-KINDS = (".txt", ".jsonl", ".parquet")
-"""Kinds of files: one text, a JSON object a line, records."""
+KINDS = (".txt", ".jsonl", ".parquet")  # kinds of files: one text, a JSON object a line, records
 
-_BATCH_ROWS = 256
-"""Most records that Arrow decodes at a time; fewer where they are long."""
+_BATCH_ROWS = 256  # most records that Arrow decodes at a time; fewer where they are long
 
 _NO_VALUE = (ValueError, OverflowError, LookupError, pa.ArrowException)
 """Errors of Arrow for a value that Python cannot hold."""
@@ -36,10 +33,7 @@ BUFFER_BYTES = 1 << 20
 
 
 def open_bytes(path: Path, on_read: OnRead) -> io.BufferedReader:
-    """Opens a file for reading once; one with the name of a compressed file is decompressed.
-
-    Raises OSError at a fault, after all bytes before it.
-    """
+    """Opens a file, decompressed by its name; OSError at a fault comes after all bytes before."""
     kind = _Decompressed if path.suffix in CODECS else _CountedFile
     return io.BufferedReader(kind(path, on_read), BUFFER_BYTES)
 
@@ -125,14 +119,11 @@ class Rows:
     """Consecutive rows of a file, not parsed yet: cheap to hand to another process."""
 
     path: str
-    kind: str
-    """One of `KINDS`."""
-    first: int
-    """Number of the first line or record in its file, from 1."""
+    kind: str  # one of `KINDS`
+    first: int  # number of the first line or record in its file, from 1
     content: "list[bytes] | pa.RecordBatch"
     """Lines; one element, the whole text, of a .txt file; or records."""
-    bytes: int
-    """Size of the content, uncompressed."""
+    bytes: int  # size of the content, uncompressed
     optional: tuple[str, ...] = ()
     """Columns of records whose values, where Python cannot hold them, are None."""
 
@@ -161,10 +152,7 @@ class Rows:
         return self.path + unit[self.kind]
 
     def raw(self, number: int) -> str:
-        """Returns a row as in the file; bytes that are not UTF-8 as backslash escapes.
-
-        A record is returned as JSON.
-        """
+        """Returns a row as in the file, a record as JSON, bytes that are not UTF-8 as escapes."""
         offset = number - self.first
         if isinstance(self.content, pa.RecordBatch):
             record = self.content.slice(offset, 1)

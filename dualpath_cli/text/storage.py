@@ -33,10 +33,7 @@ def is_remote(location: str | Path) -> bool:
 
 
 def sizes(folder: str | Path) -> dict[str, int] | None:
-    """Returns the bytes of every file below a folder by its path in there, None without a folder.
-
-    Raises UserError where the store cannot be asked.
-    """
+    """The bytes of every file below a folder by its path in there; None without a folder."""
     if not is_remote(folder):
         local = Path(folder)
         if not local.is_dir():
@@ -54,7 +51,6 @@ def sizes(folder: str | Path) -> dict[str, int] | None:
 
 
 def exists(location: str | Path) -> bool:
-    """Whether there is a file, or an object, at a location. Raises UserError as `sizes` does."""
     return _head(str(location)) is not None if is_remote(location) else Path(location).is_file()
 
 
@@ -62,8 +58,7 @@ def local_copy(location: str | Path) -> Path:
     """Returns a file on the disk with the content of a location: itself, or a copy of the object.
 
     The copy has the object's name and is kept by its ETag, so a replaced object is fetched again,
-    and processes that fetch it at the same time do not disturb each other. Raises UserError where
-    the object is missing or cannot be read.
+    and processes that fetch it at the same time do not disturb each other.
     """
     if not is_remote(location):
         return Path(location)
@@ -78,10 +73,7 @@ def local_copy(location: str | Path) -> Path:
 
 
 def sha256_of(location: str | Path) -> str:
-    """Returns the sha256 of a file or an object as hexadecimal digits.
-
-    Raises UserError where an object is missing or cannot be read.
-    """
+    """Returns the sha256 of a file or an object as hexadecimal digits."""
     if not is_remote(location):
         with open(location, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -90,11 +82,7 @@ def sha256_of(location: str | Path) -> str:
 
 
 def download(url: str, path: Path, sha256: str) -> None:
-    """Copies an object to a path that is complete or not there; several connections.
-
-    Patient with a store that is out of reach for a minute. Raises UserError where the object is
-    missing, cannot be read or has another sha256.
-    """
+    """Copies an object to a path, complete or not at all; waits for a store for a minute."""
     bucket, key = _split(url)
     with replacing(path, shared=True) as partial:
         with _one_line(url):
@@ -104,11 +92,7 @@ def download(url: str, path: Path, sha256: str) -> None:
 
 
 def upload(path: Path, url: str, sha256: str, on_bytes: Callable[[int], None]) -> None:
-    """Copies a file to an object, with its sha256 in the object's metadata.
-
-    `on_bytes` is called with bytes sent, from several threads; negative ones before some are sent
-    again. Raises UserError where the store cannot be written.
-    """
+    """Copies a file and its sha256 to an object; `on_bytes` of any thread may be negative."""
     bucket, key = _split(url)
     with _one_line(url):
         _client(attempts=10).upload_file(
@@ -123,10 +107,7 @@ def uploaded_sha256(url: str) -> str | None:
 
 
 def delete(urls: Iterable[str]) -> None:
-    """Deletes objects of one bucket; those that are missing are no mistake.
-
-    Raises UserError where the store cannot be written.
-    """
+    """Deletes objects of one bucket; those that are missing are no mistake."""
     places = [(url, *_split(url)) for url in urls]
     for start in range(0, len(places), _DELETE_AT_ONCE):
         batch = places[start : start + _DELETE_AT_ONCE]

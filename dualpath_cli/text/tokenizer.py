@@ -1,25 +1,29 @@
-"""Tokenizer: one byte-level BPE, as text to ids and back, whichever library does the work."""
+"""Tokenizers: byte-level BPEs, as text to ids and back; their training, bytes and identity."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dualpath_cli.errors import UserError, did_you_mean, of_content
 from dualpath_cli.files import read_json, read_text, write_text
-from dualpath_cli.text import byte_level
-from dualpath_cli.text.byte_level import Definition
-from dualpath_cli.text.deadline import FIRST_ANSWER_SECONDS, within
+from dualpath_cli.text.hub import FIRST_ANSWER_SECONDS, within
 
 if TYPE_CHECKING:
     import tiktoken
 
+
 TOKENIZER = "tokenizer.json"
+END_OF_TEXT = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>"]
+"""Names that published tokenizers give to end-of-text, the likeliest first."""
+Definition = dict[str, Any]  # a parsed `tokenizer.json`
 GPT2_FINGERPRINT = "785a6e2b7b4c5d3b6aa4dca24531c0e458f52b077052afa73af5991db5e533eb"
 _GPT2_MERGES_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
 _GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
@@ -34,19 +38,12 @@ class Tokenizer:
     other vocabulary through `tokenizers`; the ids are the same.
     """
 
-    vocab_size: int
-    """One above the largest id."""
-    eot_id: int
-    """Id of end-of-text."""
-    fingerprint: str
-    """sha256 of what decides the ids."""
+    vocab_size: int  # one above the largest id
+    eot_id: int  # id of end-of-text
+    fingerprint: str  # sha256 of what decides the ids
 
     def __init__(self, definition: Definition, origin: str = TOKENIZER) -> None:
-        """Takes a parsed `tokenizer.json`; `origin` names it in messages.
-
-        Raises UserError unless it is a byte-level BPE, with an end-of-text token, that gives back
-        every byte of a text.
-        """
+        """Takes a parsed `tokenizer.json`; `origin` names it in messages."""
         try:
             self._read(definition, origin)
         except UserError:
@@ -61,15 +58,15 @@ class Tokenizer:
             ) from None
 
     def _read(self, definition: Definition, origin: str) -> None:
-        byte_level.check(definition, origin)
+        _check(definition, origin)
         # Neither cutting nor padding belongs to a vocabulary; dropout would make ids random.
         self._definition = {**definition, "truncation": None, "padding": None}
         self._definition["model"] = {**definition["model"], "dropout": None}
-        self._values = byte_level.token_values(definition)
+        self._values = _token_values(definition)
         self._special = {t["id"] for t in definition["added_tokens"] if t["special"]}
         self.vocab_size = len(self._values)
-        self.eot_id = byte_level.end_of_text(definition, origin)
-        self.fingerprint = byte_level.fingerprint(definition)
+        self.eot_id = _end_of_text(definition, origin)
+        self.fingerprint = _fingerprint(definition)
         if self.decode(self.encode(_PROBE)) != _PROBE:
             raise UserError(
                 f"tokenizer '{origin}': does not give back the text that it encodes; "
@@ -78,11 +75,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, spec: str | Path) -> "Tokenizer":
-        """Loads `gpt2`, a `tokenizer.json`, or a folder with it or `vocab.json` + `merges.txt`.
-
-        `gpt2` is fetched once by tiktoken, into its cache (TIKTOKEN_CACHE_DIR). Raises UserError
-        where there is no such file, it cannot be used, or the network cannot be reached.
-        """
+        """Loads `gpt2`, a `tokenizer.json`, or a folder with it or vocab.json and merges.txt."""
         path = Path(spec)
         if path.is_dir():
             if (path / TOKENIZER).exists():
@@ -90,7 +83,7 @@ class Tokenizer:
             if (path / "vocab.json").exists() and (path / "merges.txt").exists():
                 merges = read_text(path / "merges.txt")
                 vocab = read_json(path / "vocab.json")
-                return cls(byte_level.definition_from_gpt2_files(vocab, merges), str(spec))
+                return cls(definition_from_gpt2_files(vocab, merges), str(spec))
             raise UserError(
                 f"tokenizer '{spec}': the folder holds neither tokenizer.json "
                 "nor vocab.json with merges.txt"
@@ -105,7 +98,6 @@ class Tokenizer:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without end-of-text."""
         ids: list[int] = self.encode_batch([text])[0].tolist()
         return ids
 
@@ -177,8 +169,135 @@ def _download_gpt2() -> Definition:
             "a folder with GPT-2's vocab.json and merges.txt"
         ) from None
     # GPT-2's ids: the 256 bytes in the alphabet's order, then one per merge, then end-of-text.
-    tokens = list(byte_level.byte_of_character())
+    tokens = list(byte_of_character())
     tokens += [line.replace(" ", "") for line in merges.splitlines()[1:] if line]
     tokens.append("<|endoftext|>")
     vocab = {token: id for id, token in enumerate(tokens)}
-    return byte_level.definition_from_gpt2_files(vocab, merges)
+    return definition_from_gpt2_files(vocab, merges)
+
+
+def byte_of_character() -> dict[str, int]:
+    """Returns GPT-2's alphabet: the character for each byte, itself or one from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + n): byte for n, byte in enumerate(others)
+    }
+
+
+def definition_from_gpt2_files(vocab: dict[str, int], merges: str) -> Definition:
+    """Builds the definition that GPT-2's `vocab.json` and `merges.txt` stand for."""
+    pairs = [
+        (left, right)
+        for left, _, right in (line.partition(" ") for line in merges.splitlines())
+        if right and left != "#version:"
+    ]
+    try:
+        model = models.BPE(vocab=vocab, merges=pairs)
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"tokenizer: merges.txt does not fit vocab.json: {error}") from None
+    tokenizer = _tokenizer(model)
+    tokenizer.add_special_tokens([name for name in END_OF_TEXT if name in vocab][:1])
+    definition: Definition = json.loads(tokenizer.to_str())
+    return definition
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
+    """Trains a BPE of up to `vocab_size` entries, end-of-text first; equal texts, equal JSON."""
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=END_OF_TEXT[:1],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer = _tokenizer(models.BPE())
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.to_str(pretty=True)
+
+
+def _tokenizer(model: models.BPE) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _check(definition: Definition, origin: str) -> None:
+    """Checks that every byte of a text is kept; NFC passes, and its texts count as normalised."""
+    model = definition.get("model") or {}
+    normalizer = definition.get("normalizer")
+    if model.get("type") != "BPE":
+        reason = f"its model is {model.get('type')}"
+    elif "ByteLevel" not in {step.get("type") for step in _pre_tokenizers(definition)}:
+        reason = "its pre-tokenizer does not go by bytes"
+    elif model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        reason = "it marks parts of words"  # on which `tokenizers` may panic
+    elif missing := [c for c in byte_of_character() if c not in model["vocab"]]:
+        reason = f"its vocabulary lacks {len(missing)} of the 256 bytes"
+    elif normalizer is not None and normalizer.get("type") != "NFC":
+        reason = f"its normaliser {normalizer.get('type')} changes the text"
+    else:
+        return
+    raise UserError(
+        f"tokenizer '{origin}': {reason}; give a byte-level BPE such as GPT-2's, "
+        "which can write any text"
+    )
+
+
+def _end_of_text(definition: Definition, origin: str) -> int:
+    """Returns the id of end-of-text: a known name, or the only special token there is."""
+    special = {t["content"]: t["id"] for t in definition["added_tokens"] if t["special"]}
+    for name in END_OF_TEXT:
+        if name in special:
+            return int(special[name])
+    if len(special) == 1:
+        return int(next(iter(special.values())))
+    raise UserError(
+        f"tokenizer '{origin}': no special token is known to end a text "
+        f"(special: {', '.join(special) or 'none'}); name one of them {END_OF_TEXT[0]}"
+    )
+
+
+def _token_values(definition: Definition) -> list[bytes]:
+    """Returns the bytes of each id; unused ids have none."""
+    byte = byte_of_character()
+    added = {t["id"]: t["content"] for t in definition["added_tokens"]}
+    vocab: dict[str, int] = definition["model"]["vocab"]
+    values = [b""] * (max([*vocab.values(), *added]) + 1)
+    for token, id in vocab.items():
+        if id not in added:
+            values[id] = bytes(byte[c] for c in token)
+    for id, content in added.items():
+        values[id] = content.encode()
+    return values
+
+
+def _fingerprint(definition: Definition) -> str:
+    """Returns the sha256 of what decides the ids of a text, however the file is written."""
+    model = definition["model"]
+    merges = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
+    added = [
+        # A special token's other flags never matter: text is read as ordinary text.
+        {k: t[k] for k in ("id", "content")}
+        if t["special"]
+        else {k: t[k] for k in ("id", "content", "lstrip", "rstrip", "single_word", "normalized")}
+        for t in sorted(definition["added_tokens"], key=lambda t: t["id"])
+    ]
+    content = {
+        "vocab": sorted(model["vocab"].items(), key=lambda item: item[1]),
+        "merges": merges,
+        "ignore_merges": bool(model.get("ignore_merges")),
+        "normalizer": definition.get("normalizer"),
+        # `trim_offsets` concerns offsets, not ids.
+        "pre_tokenizer": [
+            {k: v for k, v in step.items() if k != "trim_offsets"}
+            for step in _pre_tokenizers(definition)
+        ],
+        "added_tokens": added,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _pre_tokenizers(definition: Definition) -> list[dict[str, Any]]:
+    first = definition.get("pre_tokenizer") or {}
+    return first["pretokenizers"] if first.get("type") == "Sequence" else [first]

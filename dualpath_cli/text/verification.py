@@ -48,21 +48,17 @@ class Chunks:
         self.recall()
 
     def check(self, name: str, file: BinaryIO) -> None:
-        """Raises UserError unless an open chunk is as prepared; one that is known is not read."""
+        """Checks that an open chunk is as prepared; one that is known is not read."""
         if self._known.get(name) != stamp_of(file):
             self._known[name] = self._read(self._stored[name], file)
 
     def verify(self) -> None:
-        """Reads every chunk that is not known, and remembers those that are as prepared.
-
-        Raises UserError for the first that is not.
-        """
+        """Reads every chunk that is not known, and remembers those that are as prepared."""
         unknown = [chunk for chunk in self._manifest.chunks if not self._is_known(chunk.name)]
         if not unknown:
             return
 
-        from dualpath_cli.output.console import plain_console
-        from dualpath_cli.output.progress import Progress, bytes_of_bytes
+        from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
 
         total = sum(chunk.bytes for chunk in unknown)
         threads = min(_THREADS, cores())
@@ -84,7 +80,6 @@ class Chunks:
             self._remember()
 
     def forget(self) -> None:
-        """Has `verify` read every chunk."""
         self._known = {}
 
     def recall(self) -> None:
@@ -152,11 +147,7 @@ class Chunks:
 
 
 def verify_chunks(folder: Path, manifest: Manifest, how: Verify) -> None:
-    """Verifies a data folder on a disk, once for all processes of this machine.
-
-    Raises UserError for a chunk that is not as the manifest says, or holds ids beyond the
-    vocabulary.
-    """
+    """Verifies a data folder on a disk, once for all processes of this machine."""
     if how == "never":
         return
     chunks = Chunks(folder, manifest)

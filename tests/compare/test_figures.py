@@ -8,8 +8,7 @@ from dualpath_cli.compare import figures
 from dualpath_cli.compare.groups import Group, groups_of, paper_groups
 from dualpath_cli.compare.runs import find_folders, read_run
 from dualpath_cli.compare.tables import differences_of
-from dualpath_cli.output.colors import FAMILY_COLORS
-from dualpath_cli.output.figures import save
+from dualpath_cli.output.figures import FAMILY_COLORS, save
 from tests.compare.run_folders import (
     BATCH,
     configuration,

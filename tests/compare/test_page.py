@@ -7,8 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from dualpath_cli.compare.figures import CAPTIONS
-from dualpath_cli.output.colors import MUTED, WIDE
-from dualpath_cli.output.figures import panels
+from dualpath_cli.output.figures import MUTED, WIDE, panels
 from dualpath_cli.output.page import page, pictures, tables, terms
 from dualpath_cli.output.table import Column, Table
 

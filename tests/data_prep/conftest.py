@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from data_prep.download.remote_file import first_contact
+from data_prep.download import first_contact
 from data_prep.prepare import Request
 from data_prep.settings import Settings, SourceSettings
 from data_prep.sources.corpora import find
-from dualpath_cli.text.byte_level import byte_of_character
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.text.tokenizer import Tokenizer, byte_of_character
 from tests.data_prep.preparing import source, write_jsonl
 from tests.small_tokenizer import tokenizer_with
 

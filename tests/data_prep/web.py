@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
-from data_prep.download.remote_file import RemoteFile
+from data_prep.download import RemoteFile
 from data_prep.download.transfer import download
 
 T = TypeVar("T")
@@ -24,28 +24,18 @@ MODIFIED = "Wed, 21 Oct 2015 07:28:00 GMT"
 class Fault:
     """Faults of one answer; none by default."""
 
-    status: int | None = None
-    """Answers this instead of the file, with an empty body."""
+    status: int | None = None  # answers this instead of the file, with an empty body
     headers: dict[str, str | None] = field(default_factory=dict)
     """Set in place of the usual ones; None leaves one out."""
-    content: bytes | None = None
-    """Served instead of the file."""
-    cut: int | None = None
-    """Ends the connection after so many bytes of the body."""
-    reset: bool = False
-    """Ends the connection with no answer at all."""
-    silent: float = 0.0
-    """Says nothing for so many seconds."""
-    ranges: bool = True
-    """Whether a Range header is heeded."""
-    conditions: bool = True
-    """Whether an If-Range header is heeded."""
-    shift: int = 0
-    """A Content-Range begins so many bytes too early."""
-    chunked: bool = False
-    """Sends chunks and no Content-Length; a cut is one before the last chunk."""
-    until: threading.Event | None = None
-    """Sends the second half of the body only when this is set."""
+    content: bytes | None = None  # served instead of the file
+    cut: int | None = None  # ends the connection after so many bytes of the body
+    reset: bool = False  # ends the connection with no answer at all
+    silent: float = 0.0  # says nothing for so many seconds
+    ranges: bool = True  # whether a Range header is heeded
+    conditions: bool = True  # whether an If-Range header is heeded
+    shift: int = 0  # a Content-Range begins so many bytes too early
+    chunked: bool = False  # sends chunks and no Content-Length; a cut is one before the last chunk
+    until: threading.Event | None = None  # sends the second half of the body only when this is set
 
 
 @dataclass(frozen=True)
@@ -54,8 +44,7 @@ class Request:
 
     method: str
     path: str
-    headers: dict[str, str]
-    """By lower-case name."""
+    headers: dict[str, str]  # by lower-case name
 
     @property
     def start(self) -> int | None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from dualpath_cli.output.colors import (
+from dualpath_cli.output.figures import (
     DEEP,
     EVEN,
     FAMILY_COLORS,

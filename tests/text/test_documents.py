@@ -55,11 +55,6 @@ def test_a_plain_file_is_one_document_with_its_line_ends(tmp_path, name):
     assert list(read_documents(source)) == ["".join(TEXTS)]
 
 
-def test_a_byte_order_mark_is_not_text(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbftext")
-    assert list(read_documents(parse_source(str(tmp_path / "a.txt")))) == ["text"]
-
-
 def test_a_folder_is_all_its_readable_files_in_order_and_markdown_describes_rows(tmp_path):
     (tmp_path / "b").mkdir()
     write(tmp_path / "a.md", ["first"])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep.writing.upload import upload
+from data_prep.writing.out_folder import upload
 from dualpath_cli.training.data import blocks
 from dualpath_cli.training.data.blocks import Blocks, OrderedBlocks
 from tests.manifests import write_data_folder

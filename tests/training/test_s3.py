@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from data_prep.__main__ import main as data_prep
-from data_prep.writing.upload import upload
+from data_prep.writing.out_folder import upload
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import Manifest
 from tests.processes import run_on_two_ranks

@@ -30,7 +30,7 @@ from dualpath_cli.export.hf.reading import read_folder
 from dualpath_cli.export.hf.results import Results
 from dualpath_cli.export.weights import Weights
 from dualpath_cli.files import replacing_folder
-from dualpath_cli.output.progress import Progress
+from dualpath_cli.output.console import Progress
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run import run_file
 from dualpath_cli.run.exported_folder import (

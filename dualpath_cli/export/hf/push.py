@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from dualpath_cli.errors import UserError
 from dualpath_cli.run.exported_folder import MODELING
 from dualpath_cli.text import hub
-from dualpath_cli.text.deadline import FIRST_ANSWER_SECONDS, within
+from dualpath_cli.text.hub import FIRST_ANSWER_SECONDS, within
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

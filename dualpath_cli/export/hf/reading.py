@@ -55,8 +55,7 @@ def run(options: Import) -> str:
         raise UserError(f"'{out}' is there already; give another --out, or --overwrite")
     from dualpath_cli.export import consolidated
     from dualpath_cli.export.weights import Weights
-    from dualpath_cli.output.console import plain_console
-    from dualpath_cli.output.progress import Progress, bytes_of_bytes
+    from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
 
     console = plain_console()
     size = sum(path.stat().st_size for path in files_of(folder))

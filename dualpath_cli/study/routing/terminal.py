@@ -15,8 +15,8 @@ from dualpath_cli.cli.launch import Launch
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.output import table
-from dualpath_cli.output.colors import INK, share_colormap
 from dualpath_cli.output.console import plain_console
+from dualpath_cli.output.figures import INK, share_colormap
 from dualpath_cli.output.table import Column, Table
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.study.passes import checkpoint_facts

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualpath_cli.files import read_csv, replacing
-from dualpath_cli.output.colors import DEEP, MUTED, SOURCES, WIDE
+from dualpath_cli.output.figures import DEEP, MUTED, SOURCES, WIDE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import read_text, write_text
-from dualpath_cli.output.progress import Progress, counted
+from dualpath_cli.output.console import Progress, counted
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.training.logs.tables import Row
 

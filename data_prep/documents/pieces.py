@@ -1,0 +1,339 @@
+"""Pieces: some documents of one file, cleaned, signed and tokenised, as Arrow files; and how they
+are made from rows, in this process, in others and on other machines alike."""
+
+import hashlib
+import json
+import pickle
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from data_prep.documents.text import BANDS, Contamination, band_keys, clean, problem
+from data_prep.settings import SourceSettings
+from dualpath_cli.errors import UserError
+from dualpath_cli.files import replacing
+from dualpath_cli.text.documents import IDS, document_id, format_of
+from dualpath_cli.text.rows import BadRow, OnRead, Rows, UnreadableFile, kind_of, read_rows
+from dualpath_cli.text.tokenizer import Tokenizer
+
+Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+_COUNTS = b"counts"
+
+
+@dataclass(frozen=True)
+class Document:
+    number: int  # line or record in its file
+    id: str | None  # its name in the corpus
+    id_hash: int
+    """64 bits of the id, or of the text where there is none: decides the split and the order."""
+    digest: bytes  # 128 bits of the text: equal for equal texts
+    text_bytes: int  # length in UTF-8
+    bands: npt.NDArray[np.uint64] | None
+    """Band keys of the MinHash signature, (BANDS,); None unless near-duplicates are sought."""
+
+
+@dataclass
+class PieceCounts:
+    read: int = 0
+    tokens: int = 0  # tokens of the documents kept so far, each with its end-of-text
+    normalised: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A finished piece; columns are mapped into memory, not read, until they are used."""
+
+    path: Path
+
+    @classmethod
+    def write(
+        cls,
+        path: Path,
+        documents: list[Document],
+        tokens: Tokens,
+        ends: npt.NDArray[np.int64],
+        counts: PieceCounts,
+    ) -> None:
+        """Writes a piece whole; `ends`, (documents,), says where each document ends in `tokens`."""
+        counts.tokens = len(tokens)
+        columns = {
+            "number": pa.array([d.number for d in documents], pa.int64()),
+            "id": pa.array([d.id for d in documents], pa.string()),
+            "id_hash": pa.array([d.id_hash for d in documents], pa.uint64()),
+            "digest": pa.array([d.digest for d in documents], pa.binary(16)),
+            "text_bytes": pa.array([d.text_bytes for d in documents], pa.uint32()),
+            "tokens": pa.LargeListArray.from_arrays(np.append(0, ends), tokens),
+        }
+        signed = [document.bands for document in documents if document.bands is not None]
+        if len(signed) == len(documents):  # a piece without documents has the columns, too
+            bands = np.array(signed, np.uint64).reshape(-1, BANDS)
+            columns |= {f"band{n}": pa.array(bands[:, n]) for n in range(BANDS)}
+        table = pa.table(columns).replace_schema_metadata({_COUNTS: json.dumps(asdict(counts))})
+        # Shared: a worker that was given up, or of a killed run, may still be at work. What such a
+        # one makes is not wanted where its folder has gone.
+        with (
+            replacing(path, shared=True, new_folder=False) as partial,
+            pa.OSFile(str(partial), "wb") as sink,
+            pa.ipc.new_file(sink, table.schema) as writer,
+        ):
+            writer.write_table(table)
+
+    @cached_property
+    def counts(self) -> PieceCounts:
+        with pa.memory_map(str(self.path)) as source:
+            metadata = pa.ipc.open_file(source).schema.metadata
+        return PieceCounts(**json.loads(metadata[_COUNTS]))
+
+    @property
+    def documents(self) -> int:
+        return self.counts.read - sum(self.counts.rejected.values())
+
+    def numbers(self, column: str) -> npt.NDArray[np.uint64]:
+        array: npt.NDArray[np.uint64] = self._column(column).to_numpy(zero_copy_only=False)
+        return array
+
+    def digests(self) -> npt.NDArray[np.uint64]:
+        """Returns the texts' digests, (documents, 2)."""
+        column = self._column("digest")
+        words = np.frombuffer(column.buffers()[1] or b"", np.uint64)
+        return words.reshape(-1, 2)[: len(column)]
+
+    def ids(self) -> list[str | None]:
+        ids: list[str | None] = self._column("id").to_pylist()
+        return ids
+
+    def tokens(self) -> tuple[Tokens, npt.NDArray[np.int64]]:
+        """Returns the tokens of all documents and, (documents + 1,), where each begins."""
+        column = self._column("tokens")
+        if not len(column):
+            return np.empty(0, np.uint32), np.zeros(1, np.int64)
+        return column.values.to_numpy(), column.offsets.to_numpy()
+
+    def _column(self, name: str) -> pa.Array:
+        with pa.memory_map(str(self.path)) as source:
+            column = pa.ipc.open_file(source).read_all().column(name)
+        return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+
+TOKENISED_CHARACTERS = 1 << 20
+"""The text that is tokenised at a time, about; a longer document goes alone."""
+
+REJECTED = ".rejected.zst"
+"""Suffix of the file beside a piece that holds its rejected documents as JSON lines."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    source: SourceSettings
+    file: str
+    rows: Rows
+    out: Path
+
+
+@dataclass(frozen=True)
+class FileEnd:
+    """Follows a file's last piece."""
+
+    file: int
+    pieces: int
+    fault: str | None  # why the file could not be read to its end
+
+
+@dataclass(frozen=True)
+class CorpusFile:
+    source: SourceSettings
+    name: str  # the name in records
+    number: int  # its place in the corpus
+    path: Path  # absolute: other processes have other working directories
+    given: str  # the path as messages have it
+    folder: Path  # the folder of its pieces
+    piece_bytes: int  # uncompressed size of the rows that make a piece; a longer row goes alone
+
+    def parts(self, on_read: OnRead) -> Iterator[Batch | FileEnd]:
+        """Yields the rows of each piece, in order, and the end."""
+        format = format_of(self.source.name, kind_of(self.path), self.source.field)
+        read = read_rows(self.path, format.fields, IDS, on_read, self.piece_bytes, format.advice)
+        count, fault = 0, None
+        try:
+            for rows in read:
+                out = piece_path(self.folder, self.number, count)
+                yield Batch(self.source, self.name, replace(rows, path=self.given), out)
+                count += 1
+            if not count:
+                fault = f"{self.name}: empty"
+        except UnreadableFile as error:
+            fault = str(error).replace(str(self.path), self.given)
+        yield FileEnd(self.number, count, fault)
+
+
+def piece_path(folder: Path, file: int, piece: int) -> Path:
+    return folder / f"{file:05d}-{piece:05d}.arrow"
+
+
+def file_number(piece: Path) -> int:
+    """Returns which of its corpus's files a piece is of."""
+    return int(piece.name.partition("-")[0])
+
+
+@dataclass(frozen=True)
+class PieceSettings:
+    tokenizer: Path  # a folder with tokenizer.json
+    min_chars: int
+    near: bool  # whether documents are signed for near-duplicate removal
+    contamination: Contamination | None
+    strict: bool  # whether a row that is no document stops the preparation
+
+
+class Worker:
+    """Makes pieces; holds what takes long to load."""
+
+    def __init__(self, settings: PieceSettings) -> None:
+        self._settings = settings
+        self._tokenizer = Tokenizer.load(settings.tokenizer)
+        self._dtype = token_type(self._tokenizer)
+
+    def make(self, batch: Batch) -> Path:
+        """Writes a piece and, beside it, the rejected documents; returns the piece's path."""
+        counts = PieceCounts()
+        documents: list[Document] = []
+        texts: list[str] = []
+        rejected: list[dict[str, Any]] = []
+        name = batch.source.name
+        format = format_of(name, batch.rows.kind, batch.source.field)
+        for number, row in batch.rows.parsed():
+            counts.read += 1
+            id = None if isinstance(row, BadRow) else document_id(row)
+            try:
+                if isinstance(row, BadRow):
+                    raise row
+                original = format.render(row)
+            except BadRow as bad:
+                if self._settings.strict:
+                    raise UserError(f"{batch.rows.place(number)}: {bad}") from None
+                reason, detail, text = "unreadable", str(bad), batch.rows.raw(number)
+            else:
+                text = clean(original)
+                counts.normalised += text != original
+                reason, detail = self._refusal(text)
+                if not reason:
+                    documents.append(self._document(number, id, text))
+                    texts.append(text)
+                    continue
+            counts.rejected[reason] = counts.rejected.get(reason, 0) + 1
+            place = {"source": name, "file": batch.file, "row": number, "id": id}
+            rejected.append({**place, "reason": reason, "detail": detail, "text": text})
+        tokens, ends = self._tokens(texts)
+        if batch.out.exists():  # by another worker, and read: NFS would take it from its readers
+            return batch.out
+        # Before the piece, whose presence says that both are there.
+        _write_json_lines(batch.out.with_suffix(REJECTED), rejected)
+        Piece.write(batch.out, documents, tokens, ends, counts)
+        return batch.out
+
+    def _tokens(self, texts: list[str]) -> tuple[Tokens, npt.NDArray[np.int64]]:
+        """Returns the tokens of all texts, each with its end-of-text, and where each ends."""
+        ids = list(self._encoded(texts))
+        ends = np.cumsum([len(document) + 1 for document in ids], dtype=np.int64)
+        tokens = np.full(ends[-1] if ids else 0, self._tokenizer.eot_id, self._dtype)
+        for document, end in zip(ids, ends.tolist(), strict=True):
+            tokens[end - 1 - len(document) : end - 1] = document
+        return tokens, ends
+
+    def _encoded(self, texts: list[str]) -> Iterator[npt.NDArray[np.uint32]]:
+        """Yields ids a megabyte of text at a time: `tokenizers` takes some 100 bytes a token."""
+        start = characters = 0
+        for end, text in enumerate(texts, 1):
+            characters += len(text)
+            if characters >= TOKENISED_CHARACTERS or end == len(texts):
+                yield from self._tokenizer.encode_batch(texts[start:end])
+                start, characters = end, 0
+
+    def _refusal(self, text: str) -> tuple[str, str]:
+        """Returns why a text is left out, and details; empty where it is not."""
+        if reason := problem(text, self._settings.min_chars):
+            return reason, ""
+        if self._settings.contamination and (words := self._settings.contamination.hit(text)):
+            return "contaminated", words
+        return "", ""
+
+    def _document(self, number: int, id: str | None, text: str) -> Document:
+        encoded = text.encode()
+        digest = hashlib.blake2b(encoded, digest_size=16).digest()
+        name = digest if id is None else id.encode()
+        return Document(
+            number=number,
+            id=id,
+            id_hash=int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little"),
+            digest=digest,
+            text_bytes=len(encoded),
+            bands=band_keys(text) if self._settings.near else None,
+        )
+
+
+def token_type(tokenizer: Tokenizer) -> type[np.uint16 | np.uint32]:
+    """Returns the smallest type that holds every id."""
+    return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+
+
+def _write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    # Shared: see `Piece.write`.
+    with (
+        replacing(path, shared=True, new_folder=False) as partial,
+        pa.CompressedOutputStream(str(partial), "zstd") as sink,
+    ):
+        sink.write(data.encode("utf-8", errors="backslashreplace"))
+
+
+Made = list[Path | FileEnd]  # the results, in order: paths of pieces, and the ends of files
+
+
+def make(orders: Path, batch: Batch) -> Made:
+    _worker(orders).make(batch)
+    return [batch.out]
+
+
+def make_file(orders: Path, file: CorpusFile, size: int) -> Made:
+    """Makes those pieces of a file of `size` bytes that are not there, while `orders` is wanted."""
+    worker = _worker(orders)
+    if not file.path.exists() or file.path.stat().st_size != size:
+        raise UserError(
+            f"{socket.gethostname()} does not see '{file.path}' of the same size: sources and "
+            "--downloads must lie on a file system that all workers share"
+        )
+    made: Made = []
+    for part in file.parts(lambda count: None):
+        if isinstance(part, FileEnd):
+            made.append(part)
+            continue
+        if not part.out.exists():
+            _check_wanted(orders)
+            worker.make(part)
+        made.append(part.out)
+    return made
+
+
+@lru_cache(maxsize=1)
+def _worker(orders: Path) -> Worker:
+    """Returns the maker of pieces for one run, whose file has a unique name."""
+    _check_wanted(orders)
+    return Worker(pickle.loads(orders.read_bytes()))
+
+
+def _check_wanted(orders: Path) -> None:
+    if not orders.exists():
+        raise UserError(
+            f"{socket.gethostname()} does not see '{orders}': --out must lie on a file system that "
+            "all workers share"
+        )

@@ -1,1 +1,0 @@
-"""The content of a finished data folder: `dualpath prepare inspect`."""

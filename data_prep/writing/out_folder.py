@@ -1,0 +1,200 @@
+"""The data folder: made in another one that can be continued, renamed when whole, and uploaded."""
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from dualpath_cli.errors import UserError
+from dualpath_cli.files import alone, remove, sync, write_text
+from dualpath_cli.text import storage
+from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
+from dualpath_cli.text.tokenizer import TOKENIZER
+
+_REQUEST = "request.json"
+
+
+class WorkFolder:
+    """A folder that one process uses at a time, and the next one after it; a context manager."""
+
+    def __init__(self, path: Path, content: dict[str, Any], overwrite: bool) -> None:
+        """`content` identifies the preparation; files made for another are not used."""
+        self.path = path
+        self._content = content
+        self._overwrite = overwrite
+
+    def __enter__(self) -> "WorkFolder":
+        with ExitStack() as stack:
+            self._make(self.path.parent)  # of the lock
+            stack.enter_context(alone(_lock(self.path), self.path))
+            self._make(self.path)
+            self._claim()
+            self._lock = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.close()
+
+    def remove(self) -> None:
+        """Deletes the folder, the note of its content last: a part of it is still recognised."""
+        for path in self.path.iterdir():
+            if path.name != _REQUEST:
+                remove(path)
+        remove(self.path)
+
+    def _make(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise UserError(
+                f"'{self.path}' cannot be made a folder: a file is in its way; choose another "
+                "--out or move the file"
+            ) from None
+
+    def _claim(self) -> None:
+        note = self.path / _REQUEST
+        before = json.loads(note.read_text()) if note.exists() else None
+        if before == self._content:
+            return
+        held = [path for path in self.path.iterdir() if path.name != f"{_REQUEST}.partial"]
+        if held and before is None:
+            raise UserError(
+                f"'{self.path}' is wanted for unfinished work and holds something else; move it"
+            )
+        if before is not None and not self._overwrite:
+            raise UserError(
+                f"'{self.path}' holds an unfinished preparation of something else "
+                f"({_difference(before, self._content)}); finish it with the settings it was begun "
+                "with, or discard it with --overwrite"
+            )
+        for path in held:
+            if path != note:
+                remove(path)
+        write_text(note, json.dumps(self._content, indent=1))
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Returns what differs first, as KEY BEFORE instead of NOW."""
+    old = {**before, **before.get("settings", {})}
+    new = {**now, **now.get("settings", {})}
+    for key in new:
+        if key != "settings" and old.get(key) != new[key]:
+            if isinstance(new[key], str | int | float | None):
+                return f"{key}: {old.get(key)} then, {new[key]} now"
+            return f"other {key}"
+    return "other settings"
+
+
+def replace(folder: Path, out: Path) -> None:
+    """Gives a finished folder its name; a folder cannot be replaced in one step as a file can."""
+    old = _replaced(out)
+    if out.exists():
+        remove(old)
+        out.rename(old)
+    folder.rename(out)
+    sync(out.parent)
+    remove(old)
+
+
+def remove_leftovers(path: Path, out: Path, content: dict[str, Any]) -> None:
+    """Deletes what a preparation left that was killed after its folder got its name."""
+    with suppress(OSError):
+        path.rmdir()  # it was killed just before doing so: nothing is in it
+    note = path / _REQUEST
+    if note.exists() and json.loads(note.read_text()) == content:
+        # Under its lock: the preparation may be about to do the same.
+        with suppress(UserError), WorkFolder(path, content, overwrite=False) as work:
+            remove(_replaced(out))
+            work.remove()
+    elif _lock(path).exists():
+        with suppress(UserError, OSError), alone(_lock(path), path):
+            pass  # which removes it
+
+
+def _lock(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
+
+
+def _replaced(out: Path) -> Path:
+    return out.with_name(f".{out.name}.replaced")
+
+
+LAST = (INDEX, TOKENIZER, MANIFEST)  # files that are uploaded last, in this order
+
+
+def finished_remote(url: str) -> Manifest | None:
+    """Returns the manifest of a complete data folder at s3://bucket/prefix; None without one."""
+    if not storage.exists(f"{url}/{MANIFEST}"):
+        return None
+    manifest = Manifest.read(url)
+    manifest.check_sizes(url)
+    return manifest
+
+
+def upload(
+    folder: Path, url: str, on_bytes: Callable[[int], None], *, overwrite: bool = False
+) -> None:
+    """Uploads every file of a finished data folder, except those that are there already.
+
+    `on_bytes` gets bytes done, sent or passed over, from several threads; negative ones take back
+    those of what is sent again. They add up to the sizes of all files. Files that no manifest there
+    ever named are left alone.
+    """
+    manifest = Manifest.read(folder)
+    manifest.check_sizes(folder)
+    local = storage.sizes(folder) or {}
+    remote = _make_room(manifest, url, local, storage.sizes(url) or {}, overwrite)
+    known = {chunk.name: chunk.sha256 for chunk in manifest.chunks}
+    others = sorted(local.keys() - known.keys() - set(LAST))
+    for name in (*known, *others, *LAST):
+        path, target = folder / name, f"{url}/{name}"
+        sha256 = known.get(name) or storage.sha256_of(path)
+        same_size = remote.get(name) == local[name]
+        if same_size and storage.uploaded_sha256(target) == sha256:
+            on_bytes(local[name])
+            continue
+        if name in known and storage.sha256_of(path) != sha256:
+            raise UserError(
+                f"{path}: changed since it was prepared (its sha256 differs); prepare it again "
+                "with `dualpath prepare ... --overwrite`"
+            )
+        storage.upload(path, target, sha256, on_bytes)
+
+
+def _make_room(
+    manifest: Manifest, url: str, local: dict[str, int], remote: dict[str, int], overwrite: bool
+) -> dict[str, int]:
+    """Deletes objects of other data, if that is allowed, and returns the remaining ones."""
+    before = _manifest_of(url, overwrite) if MANIFEST in remote else None
+    if before == manifest:
+        return remote
+    if before is not None and before.fingerprint != manifest.fingerprint and not overwrite:
+        raise UserError(
+            f"'{url}' holds other data ({before.summary}); choose another prefix or add --overwrite"
+        )
+    # The objects of a killed upload of these data are all equal to files here.
+    strangers = sorted(name for name, _ in remote.items() - local.items())
+    if MANIFEST not in remote and strangers and not overwrite:
+        raise UserError(
+            f"'{url}' holds '{strangers[0]}', which does not belong to these data, and no "
+            f"{MANIFEST}; choose another prefix or add --overwrite"
+        )
+    stale = {name for name in remote if name.startswith("chunk-") and name.endswith(".bin")}
+    stale |= {file.name for file in before.beside} if before else set()
+    stale &= remote.keys() - local.keys()
+    # The manifest goes first, alone: without it the rest is not taken for data.
+    if MANIFEST in remote:
+        storage.delete([f"{url}/{MANIFEST}"])
+    storage.delete(f"{url}/{name}" for name in sorted(stale))
+    return {name: size for name, size in remote.items() if name not in stale | {MANIFEST}}
+
+
+def _manifest_of(url: str, overwrite: bool) -> Manifest | None:
+    """Reads the manifest there; None for one that cannot be read and may be replaced."""
+    try:
+        return Manifest.read(url)
+    except UserError:
+        if overwrite:
+            return None
+        raise

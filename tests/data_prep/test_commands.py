@@ -1,0 +1,211 @@
+"""`dualpath prepare` and `dualpath tokenizer`: what they write, what they say, how they end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data_prep.__main__ import main as prepare
+from data_prep.settings import SourceSettings, settings_from
+from data_prep.sources import sample
+from data_prep.tokenizer import MEASURED_BYTES, _Kept
+from dualpath_cli.cli.main import main
+from dualpath_cli.recipe.recipes import find, read, recipe_folder
+from dualpath_cli.text.manifest import Manifest
+from dualpath_cli.text.tokenizer import Tokenizer
+from tests.data_prep.preparing import rows_of, write_jsonl
+from tests.manifests import intact
+
+
+def test_a_recipe_becomes_settings_and_back():
+    recipe = {
+        "tokenizer": "gpt2",
+        "tokens": "38.5B",
+        "seed": (1 << 64) - 1,
+        "sources": [
+            {"name": "web", "path": "nemotron-cc:quality=high", "weight": 0.9},
+            {"path": "hf:a/Some-Math:4plus", "weight": 1, "max_epochs": 2, "field": "body"},
+        ],
+        "duplicates": "near",
+        "val_fraction": 1e-4,
+        "min_chars": "1K",
+    }
+    settings = settings_from(recipe)
+    assert settings.tokens == 38_500_000_000
+    assert settings.sources == (
+        SourceSettings("web", "nemotron-cc:quality=high", 0.9),
+        SourceSettings("Some-Math", "hf:a/Some-Math:4plus", 1.0, 2, "body"),
+    )
+    assert (settings.min_chars, settings.val_fraction, settings.num_files) == (1000, 1e-4, None)
+    assert settings_from(yaml.safe_load(yaml.safe_dump(settings.as_recipe()))) == settings
+
+
+@pytest.mark.parametrize("path", sorted((recipe_folder() / "data").glob("*.yaml")), ids=str)
+def test_every_shipped_recipe_is_read_by_its_name_and_its_path(path):
+    by_name, by_path = (read(find(spec, kind="data")) for spec in (path.stem, str(path)))
+    assert by_name == by_path
+    assert settings_from(by_name).sources
+
+
+def test_the_papers_recipe_has_tokens_for_its_training():
+    # 18,360 steps of 512 sequences, each a block of 4,097 tokens; every chunk loses a block.
+    settings = settings_from(read(find("paper", kind="data")))
+    assert settings.tokens is not None
+    chunks = settings.tokens // settings.chunk_tokens + 1
+    assert settings.tokens >= 18_360 * 512 * 4097 + chunks * 4097
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "path"),
+    [
+        ("novels=a/b.jsonl", "novels", "a/b.jsonl"),
+        ("a/b.c.jsonl.gz", "b.c", "a/b.c.jsonl.gz"),
+        ("sample", "sample", "sample"),
+        ("nemotron-cc", "nemotron-cc", "nemotron-cc"),
+        ("nemotron-cc:quality=high/kind=actual", "nemotron-cc", None),
+        ("web=nemotron-cc:quality=low", "web", "nemotron-cc:quality=low"),
+        ("hf:openai/gsm8k:main", "gsm8k", "hf:openai/gsm8k:main"),
+        ("x=hf:openai/gsm8k", "x", "hf:openai/gsm8k"),
+        ("data/quality=high/kind=actual", "kind-actual", None),
+        ("my corpus.jsonl", "my-corpus", None),
+        ("a:b.jsonl", "a-b", None),
+    ],
+)
+def test_a_source_is_named_by_itself_or_by_where_it_is(spec, name, path):
+    (source,) = settings_from({"sources": [spec], "tokenizer": "t"}).sources
+    assert (source.name, source.path) == (name, path or spec)
+    assert source.is_remote == ("hf:" in spec or "nemotron-cc" in spec)
+
+
+def test_the_sample_comes_with_tokenizer_and_held_out_texts(tmp_path, capsys):
+    out = tmp_path / "data" / "sample"
+    assert prepare(["--source", "sample", "--out", str(out)]) == 0
+    manifest = Manifest.read(out)
+    assert intact(manifest, out)
+    assert manifest.fingerprint.startswith("bebe093e372f")  # documented numbers rest on it
+    assert manifest.documents == len(list(sample.documents("train")))
+    assert Tokenizer.load(out).vocab_size == 2048
+    assert {path.name for path in (out / "val").iterdir()} == {
+        f"{kind}.jsonl" for kind in sample.KINDS
+    }
+    assert f"{manifest.tokens:,} tokens" in capsys.readouterr().out
+    for path in (tmp_path / "data" / "downloads").rglob("*.jsonl"):
+        path.unlink()
+    assert prepare(["--source", "sample", "--out", str(out)]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_options_win_over_the_recipe(tmp_path, small_folder):
+    texts = [f"hello {n}" for n in range(9)]
+    recipe = {
+        "tokenizer": str(small_folder),
+        "sources": [{"name": "a", "path": str(write_jsonl(tmp_path / "a.jsonl", texts))}],
+        "seed": 1,
+        "min_chars": 3,
+    }
+    (tmp_path / "mix.yaml").write_text(yaml.safe_dump(recipe))
+    arguments = ["--config", str(tmp_path / "mix.yaml"), "--workers", "1"]
+    assert prepare([*arguments, "--seed", "2", "--out", str(tmp_path / "out")]) == 0
+    manifest = Manifest.read(tmp_path / "out")
+    assert (manifest.settings["seed"], manifest.settings["min_chars"]) == (2, 3)
+    # What the manifest holds is a recipe again, of the same data.
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(manifest.settings))
+    arguments = ["--config", str(tmp_path / "again.yaml"), "--workers", "1"]
+    assert prepare([*arguments, "--out", str(tmp_path / "again")]) == 0
+    assert Manifest.read(tmp_path / "again").fingerprint == manifest.fingerprint
+
+
+def test_what_was_left_out_and_what_is_missing_is_said(tmp_path, small_folder, capsys):
+    (tmp_path / "texts").mkdir()
+    known = " ".join(f"word{n}" for n in range(8))
+    write_jsonl(
+        tmp_path / "texts" / "a.jsonl", ["hello", "", "hello", "hell", f"x {known.upper()}"]
+    )
+    benchmark = write_jsonl(tmp_path / "benchmark.jsonl", [known])
+    (tmp_path / "texts" / "b.jsonl.gz").write_bytes(b"not gzip")
+    arguments = ["--source", str(tmp_path / "texts"), "--tokenizer", str(small_folder)]
+    arguments += ["--tokens", "1000", "--workers", "1", "--out", str(tmp_path / "out")]
+    assert prepare([*arguments, "--decontaminate", str(benchmark)]) == 0
+    captured = capsys.readouterr()
+    assert "2 rejected, 1 exact duplicates, fingerprint" in captured.out
+    faults = captured.err.splitlines()
+    assert len(faults) == 4
+    assert all(line.startswith("warning: ") for line in faults)
+    assert "b.jsonl.gz: cannot be read" in faults[0]
+    assert "1 of 5 documents contaminated" in faults[1]
+    assert "1 of 5 documents empty" in faults[2]
+    assert "tokens instead of 1,000: source 'texts' has no more" in faults[3]
+    assert rows_of(tmp_path / "out" / "rejected.jsonl.zst")[1]["detail"] == known
+
+
+@pytest.mark.parametrize(("name", "code"), [("none.txt", 2), ("a.txt", 0)])
+def test_neither_a_mistake_nor_a_preparation_imports_torch_or_litdata(
+    name, code, tmp_path, small_folder
+):
+    # Half a gigabyte and seconds, which is why chunks are not written by litdata.
+    (tmp_path / "a.txt").write_text("hello hello")
+    program = (
+        "import sys; from data_prep.__main__ import main; "
+        "code = main(sys.argv[1:]); "
+        "sys.exit('imported' if {'torch', 'litdata'} & set(sys.modules) else code)"
+    )
+    words = ["--source", str(tmp_path / name), "--tokenizer", str(small_folder)]
+    words += ["--workers", "1", "--duplicates", "near", "--out", str(tmp_path / "out")]
+    assert subprocess.run([sys.executable, "-c", program, *words]).returncode == code
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with texts, which the commands are run in."""
+    monkeypatch.chdir(tmp_path)
+    for kind in sample.KINDS:
+        write_jsonl(tmp_path / f"{kind}.jsonl", sample.documents("train", kind, 100))
+    Path("bad.jsonl").write_text("{")
+    Path("few.txt").write_text("too few")
+    return tmp_path
+
+
+def train(*sources: str, size: int = 400, out: str = "out", more: str = "") -> int:
+    words = ["--vocab-size", str(size), "--out", out, *more.split()]
+    return main(["tokenizer", "--source", *sources, *words])
+
+
+def test_equal_texts_give_equal_bytes_which_a_preparation_takes(here, capsys):
+    assert train("prose.jsonl", "facts.jsonl") == train("prose.jsonl", "facts.jsonl", out="b") == 0
+    first, second = (Path(out, "tokenizer.json").read_bytes() for out in ("out", "b"))
+    assert first == second
+    assert Tokenizer.load("out").vocab_size == 400
+    words = ["--source", "prose.jsonl", "--tokenizer", "out", "--out", "data", "--workers", "1"]
+    assert main(["prepare", *words]) == 0
+    assert Manifest.read("data").tokenizer == Tokenizer.load("out").fingerprint
+    assert "out/tokenizer.json: 400 entries, fingerprint" in capsys.readouterr().out
+
+
+def test_a_source_that_is_given_again_counts_again(here):
+    assert train("prose.jsonl", "arithmetic.jsonl") == 0
+    assert train("prose.jsonl", *["arithmetic.jsonl"] * 9, out="b") == 0
+    assert Tokenizer.load("out").fingerprint != Tokenizer.load("b").fingerprint
+
+
+def test_another_tokenizer_is_replaced_only_when_told(here, capsys):
+    assert train("prose.jsonl") == 0
+    before = Path("out/tokenizer.json").stat().st_mtime_ns
+    assert train("prose.jsonl") == 0
+    assert "holds this already" in capsys.readouterr().out
+    assert train("facts.jsonl") == train("bad.jsonl", size=500) == 2  # which is not read
+    assert capsys.readouterr().err.count("'out/tokenizer.json' is another tokenizer; give") == 2
+    assert Path("out/tokenizer.json").stat().st_mtime_ns == before
+    assert train("facts.jsonl", more="--overwrite") == 0
+    assert Path("out/tokenizer.json").stat().st_mtime_ns != before
+
+
+def test_texts_are_measured_from_the_first_to_the_last_of_a_source():
+    kept = _Kept()
+    for number in range(9_000):
+        kept.add(f"{number:1000}")
+    numbers = list(map(int, kept.texts))
+    assert numbers == list(range(0, 9_000, kept.every))
+    assert MEASURED_BYTES / 2 < 1000 * len(numbers) <= MEASURED_BYTES
+    assert (kept.documents, kept.bytes) == (9_000, 9_000_000)

@@ -1,0 +1,191 @@
+"""What goes wrong is named, stage by stage; the rest of the corpus is prepared all the same."""
+
+import gzip
+import json
+import pickle
+import resource
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from data_prep.documents import encoding
+from data_prep.executors import on_this_machine
+from data_prep.prepare import prepare
+from dualpath_cli.errors import UserError
+from dualpath_cli.text.rows import read_rows
+from tests.data_prep.preparing import rows_of, texts_of, write_jsonl
+
+GOOD = [f"good document {n}" for n in range(3)]
+LINES = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in GOOD)
+
+
+class Fault(NamedTuple):
+    """A file beside a sound one."""
+
+    name: str
+    data: bytes
+    says: str = ""  # what is said of the file, or of its rejected rows
+    kept: int = 0  # documents of the file that are used; they are among GOOD
+    rejected: dict[str, int] | None = None
+    """Documents that are left out, by reason; none where the file itself is at fault."""
+
+
+def _parquet(table: pa.Table, cut: int | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return sink.getvalue().to_pybytes()[:cut]
+
+
+def _invalid(*values: bytes) -> pa.Array:
+    """Strings that are not checked to be UTF-8."""
+    array = pa.array(values)
+    return pa.Array.from_buffers(pa.string(), len(array), array.buffers())
+
+
+NANOSECONDS = pa.array([1, 2, 3, 4], pa.timestamp("ns"))  # Python holds microseconds
+# With pandas at hand Arrow makes its timestamps of them, which are no texts either.
+NO_TEXT = "Timestamp instead of a string" if find_spec("pandas") else "column 'text'"
+INVALID = pa.table({"text": _invalid(b"caf\xe9", *map(str.encode, GOOD)), "id": NANOSECONDS})
+ROW = {"unreadable": 1}
+FAULTS = [
+    Fault("f.jsonl.zst", zstandard.compress(LINES * 9000)[:-50], "after line"),
+    Fault("f.jsonl.gz", gzip.compress(LINES * 9000)[:-50], "after line"),
+    Fault("f.jsonl.gz", gzip.compress(LINES) + b"\0" * 9, "after line 3", 3),
+    Fault("f.jsonl.zst", zstandard.compress(LINES) + b"xxxx", "after line 3", 3),
+    Fault("f.jsonl.zst", b"not zstd at all", "cannot be read"),
+    Fault("f.parquet", _parquet(pa.table({"text": GOOD}), -9), "Parquet"),
+    Fault("f.parquet", _parquet(pa.table({"body": GOOD})), "no column 'text'"),
+    Fault("f.jsonl.gz", gzip.compress(b""), "empty"),
+    Fault("f.jsonl", LINES + b'{"text": "cut', "not JSON", 3, ROW),
+    Fault("f.jsonl", b"[1, 2]\n" + LINES, "a JSON list", 3, ROW),
+    Fault("f.jsonl", b'{"text": "\xff"}\n' + LINES, "not UTF-8", 3, ROW),
+    Fault("f.jsonl", b'{"body": "a"}\n' + LINES, "no field 'text'", 3, ROW),
+    Fault("f.jsonl", b'{"text": null}\n' + LINES, "no text", 3, ROW),
+    Fault("f.jsonl", b'{"text": "\\ud800"}\n', "surrogate", 0, ROW),
+    Fault("f.jsonl", b'{"\\ud800": 1}\n' + LINES, "fields: \ud800", 3, ROW),
+    Fault("f.jsonl", b'{"n": ' + b"9" * 5000 + b"}\n", "too many digits", 0, ROW),
+    Fault("f.jsonl", b"[" * 10**6 + b"\n", "JSON", 0, ROW),
+    Fault("f.parquet", _parquet(INVALID), "column 'text': not UTF-8", 3, ROW),
+    Fault("f.parquet", _parquet(pa.table({"text": NANOSECONDS})), NO_TEXT, 0, {"unreadable": 4}),
+    Fault("f.parquet", _parquet(pa.table({"text": [None, *GOOD]})), "None", 3, ROW),
+    Fault("f.txt", b"caf\xe9", "not UTF-8 at byte 3", 0, ROW),
+    Fault("f.jsonl", b'{"text": " \\n"}\n' + LINES, "", 3, {"empty": 1}),
+    Fault("f.jsonl", b'{"text": "ab"}\n' + LINES, "", 3, {"too short": 1}),
+    Fault("f.txt", b"\xef\xbb\xbf", "", 0, {"empty": 1}),
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A folder with a sound file before and after a place for another one."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", ["first"])
+    write_jsonl(folder / "z.jsonl", ["last"])
+    return folder
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.name}-{fault.says}")
+def test_a_fault_stops_a_strict_preparation_else_it_is_named_and_the_rest_is_prepared(
+    ask, out, fault, corpus
+):
+    (corpus / fault.name).write_bytes(fault.data)
+    if fault.says:
+        with pytest.raises(UserError) as caught:
+            prepare(ask(corpus, min_chars=3, strict=True))
+        assert fault.name in str(caught.value)
+        assert fault.says in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert not out.exists()
+    (count,) = prepare(ask(corpus, min_chars=3), overwrite=True).sources
+    texts = texts_of(out)
+    assert {"first", "last"} <= set(texts) <= {"first", "last", *GOOD}
+    assert count.rejected == (fault.rejected or {})
+    accounted = count.documents + sum(count.rejected.values()) + count.exact_duplicates
+    assert count.read == accounted
+    rejected = rows_of(out / "rejected.jsonl.zst")
+    assert len(rejected) == sum(count.rejected.values())
+    for row in rejected:
+        assert row["file"].endswith(fault.name)
+        assert fault.says in row["detail"]
+    if not fault.rejected:
+        (said,) = count.faults
+        assert fault.name in said
+        assert fault.says in said
+        assert "\n" not in said
+    else:
+        assert not count.faults
+        assert len(texts) == 2 + fault.kept
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_strict_minds_no_fault_beyond_what_is_needed(ask, workers, tmp_path, monkeypatch):
+    # Pieces are begun ahead of need: faults of those that are not used do not matter.
+    monkeypatch.setattr(encoding, "PIECE_BYTES", 100)
+    rows = [json.dumps({"text": f"document {n} " + "hello " * 20}) for n in range(6)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*rows[:3], "no JSON", *rows[3:]]) + "\n")
+    few = ask(tmp_path / "a.jsonl", out=tmp_path / "few", strict=True, tokens=10)
+    prepare(few, on_this_machine(workers))
+    many = ask(tmp_path / "a.jsonl", strict=True, tokens=10**6)
+    with pytest.raises(UserError, match="line 4: not JSON"):
+        prepare(many, on_this_machine(workers))
+
+
+def test_rejected_rows_are_kept_as_they_stand_in_the_file(ask, out, corpus):
+    (corpus / "f.jsonl").write_bytes(b'{"text": "\xff"}\n{"id": "x", "text": 3}\n')
+    prepare(ask(corpus))
+    rows = rows_of(out / "rejected.jsonl.zst")
+    assert [(row["row"], row["id"], row["text"]) for row in rows] == [
+        (1, None, '{"text": "\\xff"}'),
+        (2, "x", '{"id": "x", "text": 3}'),
+    ]
+
+
+def test_long_records_among_short_ones_come_in_small_batches(tmp_path):
+    texts = ["short"] * 5000 + [chr(97 + n % 26) * 10_000 for n in range(100)] + ["last"]
+    (tmp_path / "a.parquet").write_bytes(_parquet(pa.table({"text": texts})))
+    batches = list(read_rows(tmp_path / "a.parquet", ["text"], [], lambda count: None, 50_000))
+    read = [row for batch in batches for row in batch.parsed()]
+    assert read == [(number, {"text": text}) for number, text in enumerate(texts, 1)]
+    # What another process is sent, too, is no more than the batch.
+    assert max(len(pickle.dumps(batch)) for batch in batches) < 2 * 50_000
+
+
+FULL_DISK = """
+import resource, sys
+from data_prep.__main__ import main
+
+if __name__ == "__main__":
+    limit = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("limit", [100_000, 600_000], ids=["pieces", "shards"])
+def test_a_full_disk_is_one_line_and_the_same_command_continues(out, limit, small_folder, tmp_path):
+    # A process may write no file beyond the limit: the pieces' or, later, the shards' writes fail.
+    path = write_jsonl(tmp_path / "a.jsonl", [f"hello {n} " * 50 for n in range(2000)])
+    (tmp_path / "run.py").write_text(FULL_DISK)
+    arguments = ["--source", str(path), "--tokenizer", str(small_folder), "--workers", "1"]
+    arguments += ["--out", str(out)]
+
+    def run(limit: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(tmp_path / "run.py"), str(limit), *arguments]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    failed = run(limit)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("dualpath prepare: failed: ")
+    assert failed.stderr.count("\n") == 1
+    assert "continues" in failed.stderr
+    assert not out.exists()
+    done = run(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,255 @@
+"""What repeats, what is taken of each source, and in what order: as asked, whatever the pieces."""
+
+import hashlib
+import tempfile
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.documents import duplicates
+from data_prep.documents.duplicates import EXACT, KEPT, NEAR, Verdicts, repeats
+from data_prep.documents.pieces import Document, Piece, PieceCounts
+from data_prep.documents.text import BANDS
+from data_prep.settings import Settings, SourceSettings
+from data_prep.writing.mix import Pool, interleave, portions, scramble
+
+Corpus = list[list[tuple[int, tuple[int, ...]]]]
+"""Pieces of documents, each the number of its text and its band keys."""
+
+
+def write_pieces(folder: Path, corpus: Corpus) -> list[Piece]:
+    pieces = []
+    for number, documents in enumerate(corpus):
+        rows = [
+            Document(
+                number=row,
+                id=None,
+                id_hash=row,
+                digest=text.to_bytes(16, "big"),  # texts differ in the second half only
+                text_bytes=1,
+                bands=np.resize(np.array(bands, np.uint64), BANDS),
+            )
+            for row, (text, bands) in enumerate(documents, 1)
+        ]
+        path = folder / f"{number}.arrow"
+        ends = np.arange(1, len(rows) + 1)
+        Piece.write(path, rows, np.ones(len(rows), np.uint16), ends, PieceCounts(read=len(rows)))
+        pieces.append(Piece(path))
+    return pieces
+
+
+def expected(corpus: Corpus, kind: str) -> tuple[list[int], list[int | None]]:
+    """Compares each document with all before it."""
+    documents = [document for piece in corpus for document in piece]
+    verdicts, firsts = [], []
+    for n, (text, bands) in enumerate(documents):
+        verdict, first = KEPT, None
+        equal = [m for m in range(n) if documents[m][0] == text]
+        full = [np.resize(documents[m][1], BANDS) for m in range(n)]
+        mine = np.resize(bands, BANDS)
+        shared = [
+            next((m for m in range(n) if full[m][band] == mine[band]), None)
+            for band in range(BANDS)
+        ]
+        if kind != "keep" and equal:
+            verdict, first = EXACT, equal[0]
+        elif kind == "near" and any(m is not None for m in shared):
+            verdict, first = NEAR, next(m for m in shared if m is not None)
+        verdicts.append(verdict)
+        firsts.append(first)
+    return verdicts, firsts
+
+
+key = st.integers(0, 5) | st.sampled_from([2**64 - 1, 2**63])
+document = st.tuples(st.integers(0, 6), st.tuples(key, key, key))
+judged = st.lists(st.lists(document, max_size=6), max_size=5)
+
+
+@settings(max_examples=150)
+@given(corpus=judged, kind=st.sampled_from(["keep", "exact", "near"]), part=st.integers(1, 9))
+def test_a_document_is_judged_by_all_before_it(corpus, kind, part):
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(duplicates, "BUCKET_DOCUMENTS", part)
+        pieces = write_pieces(Path(name), corpus)
+        verdicts = Verdicts(pieces, Path(name) / "verdicts", kind)
+        found = [int(v) for n in range(len(pieces)) for v in verdicts.kinds(n)]
+        firsts = [int(v) for n in range(len(pieces)) for v in verdicts.firsts(n)]
+        judged, leaders = expected(corpus, kind)
+        assert found == judged
+        assert [f for f, v in zip(firsts, found, strict=True) if v != KEPT] == [
+            leader for leader in leaders if leader is not None
+        ]
+        assert verdicts.any() == any(v != KEPT for v in judged)
+
+
+def test_a_document_is_found_in_its_piece(tmp_path):
+    corpus: Corpus = [[(0, (0,))] * 3, [], [(1, (1,))] * 2]
+    verdicts = Verdicts(write_pieces(tmp_path, corpus), tmp_path / "verdicts", "keep")
+    places = [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
+    assert [verdicts.locate(n) for n in range(5)] == places
+
+
+Lengths = list[list[int]]  # pieces of documents: the tokens of each
+
+
+def pools_of(folder: Path, corpora: list[Lengths], val_fraction: float = 0.0) -> list[Pool]:
+    """Pools whose every document is a run of its own number."""
+    pieces: list[list[Piece]] = []
+    number = 0
+    for source, corpus in enumerate(corpora):
+        pieces.append([])
+        for lengths in corpus:
+            rows, ids = [], []
+            for row, length in enumerate(lengths, 1):
+                digest = number.to_bytes(16, "big")
+                rows.append(Document(row, None, number, digest, length, None))
+                ids.append(np.full(length, number, np.uint32))
+                number += 1
+            path = folder / f"{source}-{len(pieces[-1])}.arrow"
+            ends = np.cumsum([len(each) for each in ids], dtype=np.int64)
+            tokens = np.concatenate([np.empty(0, np.uint16), *ids]).astype(np.uint16)
+            Piece.write(path, rows, tokens, ends, PieceCounts(read=len(rows)))
+            pieces[-1].append(Piece(path))
+    verdicts = Verdicts([piece for each in pieces for piece in each], folder / "v", "keep")
+    starts = np.cumsum([0, *map(len, pieces)])
+    return [
+        Pool(f"s{n}", each, verdicts, int(starts[n]), val_fraction) for n, each in enumerate(pieces)
+    ]
+
+
+def asked(weights: list[float | None], tokens: int | None, max_epochs: int = 1) -> Settings:
+    sources = [SourceSettings(f"s{n}", "p", weight, max_epochs) for n, weight in enumerate(weights)]
+    return Settings(tuple(sources), "t", tokens)
+
+
+def written(pools: list[Pool], mix: Settings, seed: int = 0) -> list[tuple[int, int]]:
+    """(number, tokens) of each document in the order of the stream."""
+    stream = interleave(portions(mix, pools), seed)
+    return [(int(tokens[0]), len(tokens)) for tokens in stream]
+
+
+lengths = st.lists(st.lists(st.integers(1, 40), max_size=7), min_size=1, max_size=5)
+corpora = st.lists(lengths, min_size=1, max_size=3)
+some = corpora.filter(lambda c: all(any(piece for piece in corpus) for corpus in c))
+
+
+@settings(max_examples=60)
+@given(corpora=corpora, seed=st.integers(0, 3))
+def test_without_weights_every_document_is_written_once(tmp_path_factory, corpora, seed):
+    pools = pools_of(tmp_path_factory.mktemp("pools"), corpora)
+    stream = written(pools, asked([None] * len(corpora), None), seed)
+    flat = [length for corpus in corpora for piece in corpus for length in piece]
+    assert sorted(stream) == list(enumerate(flat))
+
+
+@settings(max_examples=60)
+@given(corpus=lengths, tokens=st.integers(1, 300), max_epochs=st.integers(1, 3))
+def test_of_one_source_the_first_documents_are_taken_as_often_as_needed(
+    tmp_path_factory, corpus, tokens, max_epochs
+):
+    pools = pools_of(tmp_path_factory.mktemp("pools"), [corpus])
+    stream = written(pools, asked([None], tokens, max_epochs))
+    flat = [length for piece in corpus for length in piece]
+    # The plain way: go through the documents, again and again, until there is enough.
+    taken: Counter[int] = Counter()
+    total = 0
+    for n in list(range(len(flat))) * max_epochs:
+        if total >= tokens:
+            break
+        taken[n] += 1
+        total += flat[n]
+    assert Counter(n for n, _ in stream) == taken
+
+
+@settings(max_examples=60)
+@given(corpora=some, weights=st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=3, max_size=3))
+def test_shares_are_kept_to_a_document_by_every_source(tmp_path_factory, corpora, weights):
+    weights = weights[: len(corpora)]
+    pools = pools_of(tmp_path_factory.mktemp("pools"), corpora)
+    taken = portions(asked(list(weights), None), pools)
+    totals = [pool.tokens for pool in pools]
+    longest = [max(n for piece in corpus for n in piece) for corpus in corpora]
+    shares = [weight / sum(weights) for weight in weights]
+    whole = min(total / share for total, share in zip(totals, shares, strict=True))
+    for portion, share, most in zip(taken, shares, longest, strict=True):
+        assert -1 <= portion.tokens - whole * share <= most
+        assert portion.all_passes <= 1
+
+
+@settings(max_examples=60)
+@given(corpora=some, seed=st.integers(0, 3))
+def test_every_source_is_spread_evenly_over_the_stream(tmp_path_factory, corpora, seed):
+    pools = pools_of(tmp_path_factory.mktemp("pools"), corpora)
+    stream = written(pools, asked([None] * len(corpora), None), seed)
+    totals = np.array([pool.tokens for pool in pools])
+    counts = [sum(map(len, corpus)) for corpus in corpora]
+    owner = np.repeat(np.arange(len(corpora)), counts)
+    longest = max(n for corpus in corpora for piece in corpus for n in piece)
+    seen = np.zeros(len(corpora))
+    for number, length in stream:
+        seen[owner[number]] += length
+        # At any point each source is as far as the whole, give or take a document of each.
+        behind = seen - totals * (seen.sum() / totals.sum())
+        assert np.abs(behind).max() <= longest * len(corpora)
+
+
+@settings(max_examples=30)
+@given(corpus=lengths, fraction=st.floats(0, 1, exclude_max=True))
+def test_documents_are_held_out_by_their_ids_alone(tmp_path_factory, corpus, fraction):
+    (pool,) = pools_of(tmp_path_factory.mktemp("pools"), [corpus], fraction)
+    (flat,) = pools_of(
+        tmp_path_factory.mktemp("pools"), [[[n for piece in corpus for n in piece]]], fraction
+    )
+    starts = np.cumsum([0, *map(len, corpus)])
+    held = [int(starts[n] + d) for n in range(len(corpus)) for d in pool.to_hold_out(n)]
+    kept = [int(starts[n] + d) for n in range(len(corpus)) for d in pool.to_write(n)]
+    assert held == flat.to_hold_out(0).tolist()
+    assert sorted([*held, *kept]) == list(range(starts[-1]))
+
+
+def test_the_held_out_share_is_the_one_asked_for(tmp_path_factory):
+    (pool,) = pools_of(tmp_path_factory.mktemp("pools"), [[[1] * 10_000]], 0.1)
+    held = len(pool.to_hold_out(0))
+    # Five standard deviations of a binomial of 10,000.
+    assert abs(held - 1000) < 5 * (10_000 * 0.1 * 0.9) ** 0.5
+
+
+def test_scrambling_is_one_to_one_spread_evenly_and_the_same_everywhere():
+    values = scramble(np.arange(100_000, dtype=np.uint64), "salt")
+    assert len(np.unique(values)) == len(values)
+    shares = np.bincount((values >> np.uint64(60)).astype(int), minlength=16) / len(values)
+    assert np.abs(shares - 1 / 16).max() < 5 * (1 / 16 / len(values)) ** 0.5
+    other = scramble(np.arange(100_000, dtype=np.uint64), "other")
+    assert not np.array_equal(values, other)
+    assert values[:100].tolist() == [splitmix(n, "salt") for n in range(100)]
+
+
+def splitmix(value: int, salt: str) -> int:
+    """SplitMix64 in Python's whole numbers, started at the salt's hash."""
+    mask = 2**64 - 1
+    start = hashlib.blake2b(salt.encode(), digest_size=8).digest()
+    z = (value * 0x9E3779B97F4A7C15 + int.from_bytes(start, "little")) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+def test_comparing_needs_no_more_memory_for_more_documents(tmp_path, monkeypatch):
+    documents = 1_600_000
+    monkeypatch.setattr(duplicates, "BUCKET_DOCUMENTS", 100_000)
+    pieces = [np.random.RandomState(n).bytes(4000 * 16) for n in range(documents // 4000)]
+
+    def keys_of(piece: bytes) -> np.ndarray:
+        return np.frombuffer(piece, np.uint64).reshape(-1, 2)
+
+    tracemalloc.start()
+    compared = sum(count for count, _, _ in repeats(pieces, keys_of, documents, tmp_path))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert compared == documents
+    assert peak < 120 * 100_000

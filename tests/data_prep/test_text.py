@@ -1,0 +1,287 @@
+"""A text: cleaned without loss, its words those of `re`, its signature datasketch's.
+
+What it shares with evaluation texts is what comparing every run with every other finds.
+"""
+
+import pickle
+import random
+import re
+import unicodedata
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import pytest
+from datasketch import MinHash, MinHashLSH
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from data_prep.documents import text as documents_text
+from data_prep.documents.text import (
+    BANDS,
+    ROWS,
+    Contamination,
+    Words,
+    band_keys,
+    clean,
+    problem,
+    shingles,
+    signature,
+)
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+# Much of what cleaning is about, and what could hide it: marks that compose, jamo, singletons.
+MESSY = st.text(
+    st.one_of(
+        st.sampled_from("\r\n\0\ufeff e\u0301\u0323\u1100\u1161\u212b\u0958"), st.characters()
+    )
+)
+
+
+def by_hand(text: str) -> str:
+    """Cleans one character at a time."""
+    kept: list[str] = []
+    text = "".join(character for character in text if character != "\0")
+    for place, character in enumerate(text):
+        if character == "\r":
+            if text[place + 1 : place + 2] != "\n":
+                kept.append("\n")
+        elif character != "\ufeff" or kept:
+            kept.append(character)
+    return unicodedata.normalize("NFC", "".join(kept))
+
+
+@given(MESSY)
+@example("\r\0\n")
+@example("\0\ufeff\0\ufeff\u0301")
+@example("\ufeffa\ufeffb")  # one inside a text stays
+@example("\ufb01 \u00b2")  # compatible characters stay apart
+def test_cleaning_does_what_it_says_and_changes_no_cleaned_text(text):
+    assert clean(text) == clean(clean(text)) == by_hand(text)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t\n", "\u3000\u2028"])
+@pytest.mark.parametrize("min_chars", [0, 1, 100])
+def test_a_text_of_whitespace_is_empty(text, min_chars):
+    assert problem(text, min_chars) == "empty"
+
+
+@given(st.text(st.characters(categories=["L"]), min_size=1), st.integers(0, 20))
+def test_a_text_is_too_short_with_fewer_characters(text, min_chars):
+    assert problem(text, min_chars) == ("too short" if len(text) < min_chars else None)
+
+
+ANY_TEXTS = st.text(
+    st.one_of(st.sampled_from("aAbß_1 .İΣς\u0301\ud800語"), st.characters(codec=None))
+)
+
+
+@given(ANY_TEXTS)
+@example("ΑΣ. Σ İstanbul\x1fé")
+def test_words_are_those_of_re(text):
+    words = Words(text)
+    assert words[:] == words_of(text)
+    assert len(words) == len(words.hashes) == len(words_of(text))
+
+
+@given(st.lists(ANY_TEXTS, max_size=8))
+def test_words_have_equal_hashes_where_they_are_equal_wherever_they_stand(texts):
+    pairs = {
+        pair for t in texts for pair in zip(words_of(t), Words(t).hashes.tolist(), strict=True)
+    }
+    assert len({word for word, _ in pairs}) == len(pairs) == len({hash for _, hash in pairs})
+
+
+def test_words_of_a_long_text_hash_as_they_do_alone():
+    rng = random.Random(0)
+    words = ["é", *(f"w{rng.getrandbits(40):x}" for _ in range(30_000))]
+    hashes = Words(" ".join(words)).hashes
+    places = [0, *rng.sample(range(len(words)), 500), len(words) - 1]
+    assert all(hashes[place] == Words(words[place]).hashes[0] for place in places)
+
+
+def test_a_word_longer_than_what_is_hashed_at_a_time_hashes_by_its_beginning():
+    start = "ab" * (documents_text._SPAN // 2)
+    hashes = Words(f"one {start}x two {start}y {start} {start[:-1]} one").hashes
+    assert hashes[1] == hashes[3] == hashes[4] != hashes[5]
+    assert hashes[0] == hashes[6] == Words("one").hashes[0]
+    assert hashes[2] == Words("two").hashes[0]
+    to_the_last, other = Words(f"{start[:-1]}y {start[:-1]}z").hashes
+    assert to_the_last != other
+
+
+ALPHABET = [f"word{n}" for n in range(26)]
+
+
+def naive_hit(evaluations: Sequence[str], text: str) -> str | None:
+    known: set[tuple[str, ...]] = set()
+    for evaluation in evaluations:
+        words = words_of(evaluation)
+        length = min(len(words), 13)
+        if length >= 8:
+            known |= {tuple(words[n : n + length]) for n in range(len(words) - length + 1)}
+    words = words_of(text)
+    for start in range(len(words)):
+        for length in range(13, 7, -1):
+            run = tuple(words[start : start + length])
+            if len(run) == length and run in known:
+                return " ".join(run)
+    return None
+
+
+# Two words, for runs that repeat often: few texts of eight words or more share nothing.
+EVALUATIONS = st.lists(st.lists(st.sampled_from("ab"), max_size=20).map(" ".join), max_size=6)
+
+
+@given(EVALUATIONS, st.lists(st.sampled_from("abc"), max_size=60).map("-".join))
+@example([" ".join(ALPHABET[15:23]), " ".join(ALPHABET[:13])], " ".join(ALPHABET))
+@example([], " ".join(ALPHABET))
+def test_the_hit_is_the_first_run_that_is_in_both(evaluations, text):
+    sought = Contamination(evaluations)
+    assert sought.hit(text) == naive_hit(evaluations, text)
+
+
+def test_case_punctuation_and_composition_make_no_difference():
+    evaluation = "Où est-ce que l'été dernier a passé ses vacances, Élodie? (Répondez en français.)"
+    text = evaluation.upper().replace(" ", "\n").replace(".", " !")
+    sought = Contamination([unicodedata.normalize("NFD", evaluation)])
+    assert sought.hit(text) == " ".join(words_of(evaluation)[:13])
+
+
+def test_equal_hashes_of_different_runs_are_no_hit(monkeypatch):
+    def runs(hashes: np.ndarray, length: int) -> np.ndarray:
+        return np.zeros(max(len(hashes) - length + 1, 0), np.uint64)
+
+    monkeypatch.setattr(documents_text, "runs", runs)
+    rng = random.Random(1)
+    evaluations = [" ".join(rng.choices(ALPHABET, k=rng.randint(8, 30))) for _ in range(20)]
+    sought = Contamination(evaluations)
+    assert sought.hit(" ".join(rng.choices(ALPHABET, k=200))) is None
+    for evaluation in evaluations:
+        text = " ".join([*rng.choices(ALPHABET, k=20), evaluation, "x"])
+        assert sought.hit(text) == naive_hit(evaluations, text) is not None
+
+
+def test_the_order_of_the_evaluation_texts_and_their_repeats_make_no_difference():
+    rng = random.Random(3)
+    evaluations = [" ".join(rng.choices(ALPHABET, k=15)) for _ in range(20)]
+    first = Contamination(evaluations)
+    second = Contamination([*evaluations[::-1], evaluations[4]])
+    assert first.fingerprint == second.fingerprint
+    assert pickle.dumps(first) == pickle.dumps(second)
+
+
+def test_the_fingerprint_changes_with_what_is_sought():
+    texts = [" ".join(ALPHABET[:length]) for length in (8, 12, 13, 26)]
+    variants = [texts[:count] for count in range(5)]
+    # Where a text ends counts, too.
+    first, second = " ".join(ALPHABET[:9]), " ".join(ALPHABET[9:18])
+    variants += [[first, second], [f"{first} {second}"], [f"{first}{second}"]]
+    assert len({Contamination(variant).fingerprint for variant in variants}) == len(variants)
+
+
+def shingles_of(text: str) -> set[tuple[str, ...]]:
+    words = words_of(text)
+    if len(words) < 5:
+        return {tuple(words) or (text,)}
+    return {tuple(words[n : n + 5]) for n in range(len(words) - 4)}
+
+
+def datasketch_values(text: str) -> np.ndarray:
+    """A text's signature, value by value, as datasketch computes it, (BANDS, ROWS)."""
+    halves = []
+    for seed in range(2):
+        values = [int(hash) >> 32 * seed & 0xFFFFFFFF for hash in shingles(text)]
+        sketch = MinHash(BANDS * ROWS // 2, seed=seed, scheme="affine32", hashfunc=int)
+        sketch.update_batch(values)
+        halves.append(sketch.hashvalues.reshape(BANDS, ROWS // 2))
+    return np.concatenate(halves, axis=1)
+
+
+def candidates(texts: Sequence[str]) -> set[tuple[int, int]]:
+    keys = [band_keys(text) for text in texts]
+    pairs = combinations(range(len(texts)), 2)
+    return {(a, b) for a, b in pairs if (keys[a] == keys[b]).any()}
+
+
+def novel_words(count: int, random: random.Random) -> list[str]:
+    return [f"w{random.getrandbits(40):x}" for _ in range(count)]
+
+
+def edited(words: list[str], edits: int, random: random.Random) -> list[str]:
+    words = list(words)
+    for place in random.sample(range(len(words)), edits):
+        words[place] = novel_words(1, random)[0]
+    return words
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=40), st.lists(st.sampled_from("abc"), max_size=40))
+def test_texts_share_as_many_shingles_as_runs_of_five_words(a, b):
+    texts = [", ".join(a), "\n".join(b)]
+    hashed = [set(shingles(text).tolist()) for text in texts]
+    # A text without words is its own shingle: the two differ in what else they are made of.
+    expected = [shingles_of(text) for text in texts]
+    assert [len(each) for each in hashed] == [len(each) for each in expected]
+    assert len(hashed[0] & hashed[1]) == len(expected[0] & expected[1])
+
+
+@pytest.mark.parametrize("words", [0, 1, 4, 5, 6, 300, 3000])
+def test_signatures_are_datasketchs(words):
+    text = " ".join(novel_words(words, random.Random(words)))
+    np.testing.assert_array_equal(signature(text), datasketch_values(text))
+
+
+def test_keys_find_the_candidates_that_datasketchs_index_finds():
+    rng = random.Random(1)
+    texts = []
+    for _ in range(40):
+        words = novel_words(rng.choice([3, 12, 120]), rng)
+        most = max(len(words) // 15, 1)
+        versions = [words, *(edited(words, rng.randint(0, most), rng) for _ in range(4))]
+        texts += [" ".join(version) for version in versions]
+    index = MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
+    sketches = [MinHash(hashvalues=datasketch_values(t).ravel(), scheme="affine32") for t in texts]
+    for number, sketch in enumerate(sketches):
+        index.insert(number, sketch)
+    found = {(a, b) for b, sketch in enumerate(sketches) for a in index.query(sketch) if a < b}
+    assert candidates(texts) == found
+    assert 50 < len(found) < 40 * 10
+
+
+def test_unrelated_texts_are_no_candidates():
+    rng = random.Random(2)
+    vocabulary = novel_words(50, rng)
+    # Short texts are the hardest: one shingle is all there is of them.
+    texts = [" ".join(rng.choices(vocabulary, k=rng.choice([4, 5, 6, 80]))) for _ in range(300)]
+    assert not candidates(texts)
+
+
+def test_texts_without_words_are_candidates_only_if_they_are_equal():
+    assert candidates(["!", "?", "", "...", "....", "!"]) == {(0, 5)}
+
+
+def test_equal_values_in_different_bands_give_different_keys(monkeypatch):
+    monkeypatch.setattr(
+        documents_text, "signature", lambda text: np.full((BANDS, ROWS), 7, np.uint32)
+    )
+    assert len(set(band_keys("").tolist())) == BANDS
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("one, two, three, four, five", [0xFA50066E0160D9E7, 0x850715597F1E9ACD]),
+        (
+            "Ein Männlein steht im Walde, ganz still und stumm.",
+            [0xA0FE612B2F068A0F, 0x6C974A35B6A7EA45],
+        ),
+        ("--", [0xBD41A8DEA7695C2E, 0x29CFB5C68BB21B5]),
+    ],
+)
+def test_keys_are_the_same_everywhere(text, keys):
+    # Written down once: keys that change would make earlier preparations irreproducible.
+    assert band_keys(text)[[0, -1]].tolist() == keys
