@@ -219,13 +219,13 @@ def _distributed() -> Any:
 
 
 def _connected(address: str, ours: _Software) -> Any:
-    distributed = _distributed()
+    distributed, name = _distributed(), "distributed"
 
     async def version() -> str:
         security = distributed.Security().get_connection_args("client")  # for tls://, by its config
         async with distributed.core.rpc(address, connection_args=security) as scheduler:
             found = await asyncio.wait_for(scheduler.versions(), CONNECT_SECONDS)
-            return str(found["packages"]["distributed"])
+            return str(found["packages"][name])
 
     # Asked before there is a client, which stays half alive where it finds no scheduler, or one
     # that does not understand it.
@@ -237,8 +237,7 @@ def _connected(address: str, ours: _Software) -> Any:
             f"--scheduler '{address}' does not answer ({reason}); start it by `dask scheduler` and "
             "give the address that it prints"
         ) from None
-    if theirs != ours["distributed"]:
-        raise UserError(_differs("the scheduler", "distributed", theirs, ours))
+    _check_software("the scheduler", {name: theirs}, {name: ours[name]})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the checks report differences, in one line
         return distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
@@ -270,13 +269,10 @@ def _check_worker(worker: str, answer: Any, ours: _Software, folder: Path) -> No
 
 
 def _check_software(who: str, theirs: _Software, ours: _Software) -> None:
-    for name in ours:
-        if theirs.get(name) != ours[name]:
-            raise UserError(_differs(who, name, theirs.get(name), ours))
-
-
-def _differs(who: str, name: str, theirs: str | None, ours: _Software) -> str:
-    return f"{who} has {name} {theirs} instead of {ours[name]}; install the same there as here"
+    for name, own in ours.items():
+        if (other := theirs.get(name)) != own:
+            difference = f"{who} has {name} {other} instead of {own}"
+            raise UserError(f"{difference}; install the same there as here")
 
 
 @cache

@@ -38,12 +38,6 @@ from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
 _PIPELINE = 1  # raised when the same request would give other bytes than before
 
-_MARGIN = 1.02
-"""The factor of more encoding than seems needed, where duplicates and the like left too little."""
-
-_LEAST_GROWTH, _MOST_GROWTH = 1.25, 2.0
-"""By what factor at least, and at most, a source is read further then."""
-
 
 @dataclass(frozen=True)
 class Request:
@@ -143,13 +137,9 @@ def prepare(
         for unfinished in folder.rglob("*.partial"):  # else the manifest would list it
             unfinished.unlink()
         request.tokenizer.save(folder)
-        settings = PieceSettings(
-            tokenizer=folder,
-            min_chars=request.settings.min_chars,
-            near=request.settings.duplicates == "near",
-            contamination=request.contamination,
-            strict=request.strict,
-        )
+        chosen, near = request.settings, request.settings.duplicates == "near"
+        evaluations, strict = request.contamination, request.strict
+        settings = PieceSettings(folder, chosen.min_chars, near, evaluations, strict)
         # A worker that was given up may still write a piece: never among those of other content.
         pieces = work.path / "pieces" / request.digest[:16]
         pieces.mkdir(parents=True, exist_ok=True)
@@ -164,7 +154,7 @@ def prepare(
         finished(request, overwrite)  # hours have passed: no other folder is replaced
         replace(folder, out)
         work.remove()
-    return manifest
+        return manifest
 
 
 def _work_path(out: Path) -> Path:
@@ -222,8 +212,8 @@ def _more(wanted: int | None, pool: Pool, encoded: Encoded) -> int | None:
         return None
     made = sum(piece.counts.tokens for piece in encoded.pieces)
     # Later documents may differ: neither everything at once, nor a little many times.
-    factor = wanted / max(pool.tokens, 1) * _MARGIN
-    return round(made * min(max(factor, _LEAST_GROWTH), _MOST_GROWTH)) + 1
+    factor = wanted / max(pool.tokens, 1) * 1.02
+    return round(made * min(max(factor, 1.25), 2.0)) + 1
 
 
 def _write(

@@ -22,9 +22,6 @@ Duplicates = Literal["keep", "exact", "near"]
 
 _MOST = 10**15 - 1  # no count is above it
 
-_CHUNK_TOKENS = (1 << 6, 1 << 29)
-"""Smallest and largest chunk: litdata's offsets within a chunk are 32-bit numbers of bytes."""
-
 
 @dataclass(frozen=True)
 class SourceSettings:
@@ -120,7 +117,9 @@ class Settings:
                 f"weights {weights} are too large or too far apart; give shares such as 0.9 and 0.1"
             )
         counts = dict.fromkeys(("tokens", "num_files", "min_chars"), (1, _MOST))
-        check_ranges(self, counts | {"seed": (0, (1 << 64) - 1), "chunk_tokens": _CHUNK_TOKENS})
+        # litdata's offsets within a chunk are 32-bit numbers of bytes.
+        chunk = (1 << 6, 1 << 29)
+        check_ranges(self, counts | {"seed": (0, (1 << 64) - 1), "chunk_tokens": chunk})
         if not 0 <= self.val_fraction < 1:
             raise ValueError(
                 f"val_fraction must be at least 0 and below 1, not {self.val_fraction:g}"

@@ -124,11 +124,7 @@ class Piece:
         return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
-TOKENISED_CHARACTERS = 1 << 20
-"""The text that is tokenised at a time, about; a longer document goes alone."""
-
-REJECTED = ".rejected.zst"
-"""Suffix of the file beside a piece that holds its rejected documents as JSON lines."""
+REJECTED = ".rejected.zst"  # beside a piece: its rejected documents as JSON lines
 
 
 @dataclass(frozen=True)
@@ -203,11 +199,10 @@ class Worker:
 
     def make(self, batch: Batch) -> Path:
         """Writes a piece and, beside it, the rejected documents; returns the piece's path."""
-        counts = PieceCounts()
+        counts, name = PieceCounts(), batch.source.name
         documents: list[Document] = []
         texts: list[str] = []
         rejected: list[dict[str, Any]] = []
-        name = batch.source.name
         format = format_of(name, batch.rows.kind, batch.source.field)
         for number, row in batch.rows.parsed():
             counts.read += 1
@@ -234,8 +229,15 @@ class Worker:
         tokens, ends = self._tokens(texts)
         if batch.out.exists():  # by another worker, and read: NFS would take it from its readers
             return batch.out
-        # Before the piece, whose presence says that both are there.
-        _write_json_lines(batch.out.with_suffix(REJECTED), rejected)
+        # Before the piece, whose presence says that both are there. Shared: see `Piece.write`.
+        if rejected:
+            lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rejected)
+            path = batch.out.with_suffix(REJECTED)
+            with (
+                replacing(path, shared=True, new_folder=False) as partial,
+                pa.CompressedOutputStream(str(partial), "zstd") as sink,
+            ):
+                sink.write(lines.encode("utf-8", errors="backslashreplace"))
         Piece.write(batch.out, documents, tokens, ends, counts)
         return batch.out
 
@@ -253,7 +255,7 @@ class Worker:
         start = characters = 0
         for end, text in enumerate(texts, 1):
             characters += len(text)
-            if characters >= TOKENISED_CHARACTERS or end == len(texts):
+            if characters >= 1 << 20 or end == len(texts):
                 yield from self._tokenizer.encode_batch(texts[start:end])
                 start, characters = end, 0
 
@@ -269,31 +271,14 @@ class Worker:
         encoded = text.encode()
         digest = hashlib.blake2b(encoded, digest_size=16).digest()
         name = digest if id is None else id.encode()
-        return Document(
-            number=number,
-            id=id,
-            id_hash=int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little"),
-            digest=digest,
-            text_bytes=len(encoded),
-            bands=band_keys(text) if self._settings.near else None,
-        )
+        id_hash = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+        bands = band_keys(text) if self._settings.near else None
+        return Document(number, id, id_hash, digest, len(encoded), bands)
 
 
 def token_type(tokenizer: Tokenizer) -> type[np.uint16 | np.uint32]:
     """Returns the smallest type that holds every id."""
     return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-
-
-def _write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        return
-    data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    # Shared: see `Piece.write`.
-    with (
-        replacing(path, shared=True, new_folder=False) as partial,
-        pa.CompressedOutputStream(str(partial), "zstd") as sink,
-    ):
-        sink.write(data.encode("utf-8", errors="backslashreplace"))
 
 
 Made = list[Path | FileEnd]  # the results, in order: paths of pieces, and the ends of files

@@ -34,7 +34,6 @@ _MADE_BY = {
     "--config paper --out data/nemotron-cc` (the paper's whole mix)",
 }  # commands that make the data folder of a packaged recipe
 _SHA256 = re.compile("[0-9a-f]{64}")
-_LONGEST_NAME = 255  # what file systems allow
 _MOST = 2**63  # bytes and tokens that 64 bits can count
 
 
@@ -72,7 +71,9 @@ class StoredFile:
         path = PurePosixPath(self.name)
         if path.is_absolute() or ".." in path.parts or path.as_posix() != self.name:
             raise ValueError(f"'{self.name:.60}' is not the path of a file in the folder")
-        if not self.name.isprintable() or self.name == "." or len(self.name) > _LONGEST_NAME:
+        if (
+            not self.name.isprintable() or self.name == "." or len(self.name) > 255
+        ):  # as file systems do
             raise ValueError(f"{self.name[:60]!r} is no name of a file")
         if not 0 <= self.bytes < _MOST:
             raise ValueError(f"'{self.name}' cannot have {self.bytes:.6g} bytes")
@@ -196,10 +197,8 @@ class Manifest:
         return manifest
 
     def write(self, folder: Path) -> None:
-        content: dict[str, Any] = {"fingerprint": self.fingerprint}
-        content |= asdict(self)
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        write_text(folder / MANIFEST, text)
+        content = {"fingerprint": self.fingerprint, **asdict(self)}
+        write_text(folder / MANIFEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
     def check_sizes(self, folder: str | Path) -> None:
         """Checks presence and sizes. Takes milliseconds, on S3 a listing: chunks are not read."""

@@ -14,21 +14,12 @@ import pyarrow.parquet as pq
 from dualpath_cli.errors import UserError, did_you_mean
 
 TEXTS = (".txt", ".md")  # files that are one text
-
 KINDS = (".txt", ".jsonl", ".parquet")  # kinds of files: one text, a JSON object a line, records
-
-_BATCH_ROWS = 256  # most records that Arrow decodes at a time; fewer where they are long
-
 _NO_VALUE = (ValueError, OverflowError, LookupError, pa.ArrowException)
 """Errors of Arrow for a value that Python cannot hold."""
-
-
 OnRead = Callable[[int], None]
 """Called with the number of bytes read from the disk since the last call."""
-
-CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-"""Suffix of a compressed file -> Arrow's name of its codec."""
-
+CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}  # Arrow's names, by suffix
 BUFFER_BYTES = 1 << 20
 
 
@@ -198,16 +189,12 @@ def read_rows(
         case ".jsonl":
             yield from _lines(path, on_read, size)
         case _:
-            text = _whole(path, on_read)
+            try:
+                with open_bytes(path, on_read) as stream:
+                    text = stream.read()
+            except OSError as error:
+                raise UnreadableFile(f"{path}: cannot be read: {error}") from None
             yield Rows(str(path), ".txt", 1, [text], len(text))
-
-
-def _whole(path: Path, on_read: OnRead) -> bytes:
-    try:
-        with open_bytes(path, on_read) as stream:
-            return stream.read()
-    except OSError as error:
-        raise UnreadableFile(f"{path}: cannot be read: {error}") from None
 
 
 def _lines(path: Path, on_read: OnRead, size: int) -> Iterator[Rows]:
@@ -286,7 +273,7 @@ def _batch_rows(metadata: pq.FileMetaData, size: int) -> int:
     """Returns how many records are about `size` bytes in the row group with the longest ones."""
     groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
     longest = max((g.total_byte_size // g.num_rows for g in groups if g.num_rows), default=0)
-    return min(max(size // max(longest, 1), 1), _BATCH_ROWS)
+    return min(max(size // max(longest, 1), 1), 256)
 
 
 def _halved(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:

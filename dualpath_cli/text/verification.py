@@ -30,7 +30,6 @@ Stamp = tuple[int, int, int]
 """Size, inode and time of change (ctime, which no program can set back, in ns) of a file."""
 
 _SLICE = 1 << 20  # bytes in memory at a time, of each thread; a multiple of every token's size
-_THREADS = 8  # disks give no more to further ones
 
 
 class Chunks:
@@ -61,17 +60,11 @@ class Chunks:
         from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
 
         total = sum(chunk.bytes for chunk in unknown)
-        threads = min(_THREADS, cores())
+        console, title = plain_console(stderr=True), f"verifying '{self.folder}'"
         try:
             with (
-                Progress(
-                    plain_console(stderr=True),
-                    f"verifying '{self.folder}'",
-                    bytes_of_bytes,
-                    total,
-                    transient=True,
-                ) as progress,
-                ThreadPoolExecutor(threads) as pool,
+                Progress(console, title, bytes_of_bytes, total, transient=True) as progress,
+                ThreadPoolExecutor(min(8, cores())) as pool,  # disks give no more to further ones
             ):
                 for chunk, stamp in zip(unknown, pool.map(self._open, unknown), strict=True):
                     self._known[chunk.name] = stamp
