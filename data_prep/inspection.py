@@ -241,7 +241,6 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
             )
 
 
-_TEXT_WIDTH = 120
 _BAR = 15
 
 
@@ -315,10 +314,8 @@ def report(inspection: Inspection, console: Console) -> None:
         return
     bins, finished = stream.histogram, stream.tokens - stream.unfinished
     tops = [max(column) for column in zip(*bins, strict=True)]
-    columns = [
-        *(Column("tokens", ""), Column("documents", ""), Column("")),
-        *(Column("tokens in them", ""), Column("")),
-    ]
+    columns = [Column("tokens", ""), Column("documents", ""), Column("")]
+    columns += [Column("tokens in them", ""), Column("")]
     _show(console, Table(columns, [
         (
             f"{low:,} to {2 * low - 1:,}" if low > 1 else "1",
@@ -337,7 +334,7 @@ def report(inspection: Inspection, console: Console) -> None:
             f"{sample.length:,} tokens from token {sample.position:,} on:"
         )
         text = Padding(Text(visible(sample.text)), (0, 0, 0, 2))
-        console.print(text, width=None if console.is_terminal else _TEXT_WIDTH)
+        console.print(text, width=None if console.is_terminal else 120)
     console.print()
 
 

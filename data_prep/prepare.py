@@ -178,7 +178,9 @@ def _encode(request: Request, encoder: Encoder, work: Path, folder: Path) -> _Mi
             Job(corpus, folder / str(number), until[number])
             for number, corpus in enumerate(request.corpora)
         ]
-        with ReadingProgress(*_extent(jobs)) as progress:
+        size = sum(file.size or 0 for job in jobs for file in job.corpus.files)
+        tokens = [job.until for job in jobs if job.until is not None]
+        with ReadingProgress(size, sum(tokens) if tokens else None) as progress:
             encoded = encoder.encode(jobs, progress)
         pieces = [piece for corpus in encoded for piece in corpus.pieces]
         documents = sum(piece.documents for piece in pieces) * comparisons(settings.duplicates)
@@ -189,13 +191,6 @@ def _encode(request: Request, encoder: Encoder, work: Path, folder: Path) -> _Mi
         if not any(more):
             return _Mix(encoded, verdicts, portions(settings, pools))
         until = [new or old for new, old in zip(more, until, strict=True)]
-
-
-def _extent(jobs: Sequence[Job]) -> tuple[int, int | None]:
-    """Returns the bytes of all files, and how many tokens are to be read of them; None: all."""
-    size = sum(file.size or 0 for job in jobs for file in job.corpus.files)
-    tokens = [job.until for job in jobs if job.until is not None]
-    return size, sum(tokens) if tokens else None
 
 
 def _pools(settings: Settings, encoded: Sequence[Encoded], verdicts: Verdicts) -> list[Pool]:

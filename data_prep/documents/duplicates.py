@@ -52,7 +52,7 @@ class Verdicts:
             self._judge(EXACT, Piece.digests)
         if duplicates == "near":
             for band in range(BANDS):
-                self._judge(NEAR, partial(_band, number=band))
+                self._judge(NEAR, partial(Piece.numbers, column=f"band{band}"))
 
     def kinds(self, piece: int) -> npt.NDArray[np.uint8]:
         """Returns KEPT, EXACT or NEAR for each document of a piece, (documents,)."""
@@ -82,10 +82,6 @@ class Verdicts:
 def comparisons(duplicates: Duplicates) -> int:
     """Returns how often each document is compared with the others."""
     return {"keep": 0, "exact": 1, "near": 1 + BANDS}[duplicates]
-
-
-def _band(piece: Piece, number: int) -> Keys:
-    return piece.numbers(f"band{number}")[:, None]
 
 
 def _on_disk(path: Path, dtype: type[np.generic], length: int) -> npt.NDArray[Any]:

@@ -165,14 +165,11 @@ class Encoder:
         """Yields the pieces and the end of each file of a corpus, as they are there or begun."""
         notes = {path.stem for path in job.folder.glob("*.json")}
         # Listed, for a file that was asked after by its name may stay missing on NFS for a minute.
-        there = {
-            path.name
-            for path in job.folder.glob("*.arrow")
-            if path.name.partition("-")[0] not in notes
-        }
+        names = (path.name for path in job.folder.glob("*.arrow"))
+        there = {name for name in names if name.partition("-")[0] not in notes}
         by_file = self._workers_read(job)
         for number, file in enumerate(job.corpus.files):
-            note = _note(job.folder, number)
+            note = job.folder / f"{number:05d}.json"
             if note.stem in notes:
                 end = FileEnd(number, **json.loads(note.read_text()))
                 yield [*(piece_path(job.folder, number, n) for n in range(end.pieces)), end]
@@ -183,15 +180,9 @@ class Encoder:
             except Unavailable as error:
                 yield [FileEnd(number, 0, f"{file.name}: {error}")]
                 continue
-            work = CorpusFile(
-                source=job.corpus.settings,
-                name=file.name,
-                number=number,
-                path=path.absolute(),
-                given=str(path),
-                folder=job.folder,
-                piece_bytes=PIECE_BYTES,
-            )
+            given = path.absolute(), str(path)
+            settings = job.corpus.settings
+            work = CorpusFile(settings, file.name, number, *given, job.folder, PIECE_BYTES)
             if by_file:
                 size = path.stat().st_size
                 yield self._executor.submit(pieces.make_file, self._orders, work, size)
@@ -226,10 +217,6 @@ class Encoder:
             if self._settings.strict:
                 raise UserError(end.fault)
             encoded.faults.append(end.fault)
-        note = _note(job.folder, end.file)
+        note = job.folder / f"{end.file:05d}.json"
         if not note.exists():
             write_text(note, json.dumps({"pieces": end.pieces, "fault": end.fault}))
-
-
-def _note(folder: Path, file: int) -> Path:
-    return folder / f"{file:05d}.json"

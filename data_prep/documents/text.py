@@ -92,7 +92,9 @@ def _characters(text: str) -> tuple[npt.NDArray[np.unsignedinteger], npt.NDArray
     if text.isascii():
         encoded = text.encode()
         codes = np.frombuffer(encoded, np.uint8)
-        inside[1:-1] = np.frombuffer(encoded.translate(_ascii_word()), np.bool_)
+        inside[1:-1] = np.frombuffer(
+            encoded.translate(_word_characters()[:256].tobytes()), np.bool_
+        )
     else:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
         inside[1:-1] = _word_characters()[codes]
@@ -129,12 +131,6 @@ def _powers() -> tuple[Hashes, Hashes]:
     inverse = pow(_BASE, -1, 1 << 64)
     powers = np.cumprod(np.full(_SPAN, _BASE, np.uint64), dtype=np.uint64)
     return powers, np.cumprod(np.full(_SPAN, inverse, np.uint64), dtype=np.uint64)
-
-
-@functools.cache
-def _ascii_word() -> bytes:
-    """Returns 1 for each byte that is of a word and 0 for others, (256,)."""
-    return _word_characters()[:256].tobytes()
 
 
 @functools.cache
@@ -262,10 +258,9 @@ def band_keys(text: str) -> Hashes:
 
 def _mix32(hashes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """Spreads each bit over all 32, in place, as datasketch does before it permutes."""
-    hashes ^= hashes >> np.uint32(16)
-    hashes *= np.uint32(0x85EBCA6B)
-    hashes ^= hashes >> np.uint32(13)
-    hashes *= np.uint32(0xC2B2AE35)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        hashes ^= hashes >> np.uint32(shift)
+        hashes *= np.uint32(factor)
     hashes ^= hashes >> np.uint32(16)
     return hashes
 

@@ -20,7 +20,6 @@ from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.hub import connect, explained, within
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
     from huggingface_hub.hf_api import DatasetInfo, RepoFile
 
 
@@ -193,6 +192,8 @@ def hub_files(
     """
     what = f"dataset '{dataset}'"
     api = connect(what, endpoint)
+    from huggingface_hub.hf_api import RepoFile  # there, or `connect` would have said so
+
     with explained(what, f"{api.endpoint}/datasets/{dataset}", api):
         # huggingface_hub itself waits without end for a server that accepts and never answers.
         info = within(
@@ -203,7 +204,8 @@ def hub_files(
         assert info.sha is not None  # optional only because not every request asks for it
         if info.gated:  # anybody may list the files, so listing them proves nothing
             api.auth_check(info.id, repo_type="dataset")
-        files = _files(api, info)
+        tree = api.list_repo_tree(info.id, recursive=True, revision=info.sha, repo_type="dataset")
+        files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
     token = api.token if isinstance(api.token, str) else None
     chosen = _readable(_of_config(list(files), info, config), info.id, config)
     root = f"{api.endpoint}/datasets/{info.id}/resolve/{info.sha}/"
@@ -212,13 +214,6 @@ def hub_files(
         RemoteFile(root + quote(path), folder + path, files[path].size, _sha256(files[path]), token)
         for path in sorted(chosen)
     ]
-
-
-def _files(api: "HfApi", info: "DatasetInfo") -> "dict[str, RepoFile]":
-    from huggingface_hub.hf_api import RepoFile
-
-    entries = api.list_repo_tree(info.id, recursive=True, revision=info.sha, repo_type="dataset")
-    return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
 
 
 def _sha256(file: "RepoFile") -> str | None:

@@ -166,7 +166,13 @@ def _make_room(
     manifest: Manifest, url: str, local: dict[str, int], remote: dict[str, int], overwrite: bool
 ) -> dict[str, int]:
     """Deletes objects of other data, if that is allowed, and returns the remaining ones."""
-    before = _manifest_of(url, overwrite) if MANIFEST in remote else None
+    before = None
+    if MANIFEST in remote:
+        try:
+            before = Manifest.read(url)
+        except UserError:
+            if not overwrite:
+                raise
     if before == manifest:
         return remote
     if before is not None and before.fingerprint != manifest.fingerprint and not overwrite:
@@ -188,13 +194,3 @@ def _make_room(
         storage.delete([f"{url}/{MANIFEST}"])
     storage.delete(f"{url}/{name}" for name in sorted(stale))
     return {name: size for name, size in remote.items() if name not in stale | {MANIFEST}}
-
-
-def _manifest_of(url: str, overwrite: bool) -> Manifest | None:
-    """Reads the manifest there; None for one that cannot be read and may be replaced."""
-    try:
-        return Manifest.read(url)
-    except UserError:
-        if overwrite:
-            return None
-        raise
