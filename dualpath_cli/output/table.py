@@ -1,17 +1,8 @@
 """One table, and how a terminal, a log and Markdown show it.
 
-    table = Table(
-        [
-            Column("configuration"),
-            Column("loss", ".4f", marks_lowest=True),
-            Column("95 % interval", interval(".3f")),
-            Column("parameters", ","),
-        ],
-        [("wide", 2.25, (2.24, 2.26), 719_000_000), ("dual", 2.125, None, 602_100_000)],
-        title="two models",
-        caption="loss in nats",
-    )
-    show(plain_console(), table)
+    columns = [Column("configuration"), Column("loss", ".4f", marks_lowest=True), Column("n", ",")]
+    rows = [("wide", 2.25, 719_000_000), ("dual", 2.125, None)]
+    show(plain_console(), Table(columns, rows, title="two models", caption="loss in nats"))
 
 Pages show it by `page.tables`, papers by `compare.latex`. CSV files hold records with all digits
 (`files.format_csv`), not the texts of a table.
