@@ -18,19 +18,8 @@ import pytest
 from data_prep.download import RemoteFile, Unavailable, Unreachable, transfer
 from data_prep.download.transfer import Downloads, download, with_sizes
 from dualpath_cli.errors import UserError
-from tests.data_prep.web import (
-    CONTENT,
-    CUT,
-    NO_VALIDATOR,
-    SIZE,
-    Fault,
-    Web,
-    fetch,
-    names,
-    remote,
-    wait_for,
-    wait_for_bytes,
-)
+from tests.data_prep import web as webs
+from tests.data_prep.web import CONTENT, CUT, NO_VALIDATOR, SIZE, Fault, Web, fetch, names, remote
 
 TEN_BYTES = {"Content-Length": "10", "Content-Range": f"bytes {CUT}-{CUT + 9}/{SIZE}"}
 
@@ -61,13 +50,14 @@ def other_process(
     web.faults["/a.zst"] = [Fault(until=until)]
     command = [sys.executable, "-c", FETCH, f"{web.url}/a.zst", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    wait_for_bytes(tmp_path / "a.zst.part")
+    webs.wait_for_bytes(tmp_path / "a.zst.part")
     yield process, until
     process.kill()
     process.wait()
     until.set()
 
 
+# Faults of one answer after the other, and from which byte on each request asks for the file.
 CONTINUED = {
     "nothing": ([], [None]),
     **{f"{n} three times": ([Fault(n)] * 3, [None] * 4) for n in (408, 429, 500, 502, 503, 504)},
@@ -78,36 +68,25 @@ CONTINUED = {
     "a cut, and no ranges": ([Fault(cut=CUT), Fault(ranges=False)], [None, CUT]),
     "a cut, then 416": ([Fault(cut=CUT), Fault(416)], [None, CUT, None]),
     "continues at the wrong byte": ([Fault(cut=CUT), Fault(shift=5)], [None, CUT, None]),
-    "continues without saying where": (
-        [Fault(cut=CUT), Fault(headers={"Content-Range": None})],
-        [None, CUT, None],
-    ),
-    "continues a longer file": (
-        [Fault(cut=CUT), Fault(headers={"Content-Range": f"bytes {CUT}-{SIZE}/{SIZE + 1}"})],
-        [None, CUT, None],
-    ),
-    "continues a little at a time": (
-        [Fault(cut=CUT), Fault(cut=10, headers=TEN_BYTES)],
-        [None, CUT, CUT + 10],
-    ),
-    "a cut, Last-Modified alone": (
-        [Fault(cut=CUT, headers={"ETag": None}), Fault(headers={"ETag": None})],
-        [None, CUT],
-    ),
-    "a cut, and only a weak ETag": (
-        [Fault(cut=CUT, headers={"ETag": 'W/"1"', "Last-Modified": None})],
-        [None, None],
-    ),
+    "continues without saying where":
+        ([Fault(cut=CUT), Fault(headers={"Content-Range": None})], [None, CUT, None]),
+    "continues a longer file":
+        ([Fault(cut=CUT), Fault(headers={"Content-Range": f"bytes {CUT}-{SIZE}/{SIZE + 1}"})],
+         [None, CUT, None]),
+    "continues a little at a time":
+        ([Fault(cut=CUT), Fault(cut=10, headers=TEN_BYTES)], [None, CUT, CUT + 10]),
+    "a cut, Last-Modified alone":
+        ([Fault(cut=CUT, headers={"ETag": None}), Fault(headers={"ETag": None})], [None, CUT]),
+    "a cut, and only a weak ETag":
+        ([Fault(cut=CUT, headers={"ETag": 'W/"1"', "Last-Modified": None})], [None, None]),
     "a cut, and no validator": ([Fault(cut=CUT, headers=NO_VALIDATOR)], [None, None]),
     "no length": ([Fault(chunked=True)], [None]),
     "no length, and a cut": ([Fault(chunked=True, cut=CUT)], [None, CUT]),
-    "a length that is too long": (
-        [Fault(headers={"Content-Length": str(SIZE + 5)}, cut=SIZE)],
-        [None, SIZE, None],
-    ),
+    "a length that is too long":
+        ([Fault(headers={"Content-Length": str(SIZE + 5)}, cut=SIZE)], [None, SIZE, None]),
     "an encoding that is no news": ([Fault(headers={"Content-Encoding": "gzip"})], [None]),
     "silence": ([Fault(silent=4.0)], [None, None]),
-}  # faults of one answer after the other, and from which byte on each request asks for the file
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("faults", "starts"), CONTINUED.values(), ids=CONTINUED)
@@ -350,7 +329,7 @@ def requested(web):
 def test_files_arrive_in_order_and_no_further_ahead_than_allowed(web, tmp_path, numbered):
     counts = []
     with Downloads(numbered, tmp_path, counts.append, connections=3, ahead=2) as downloads:
-        wait_for(lambda: names(tmp_path) == ["0", "1"])
+        webs.wait_for(lambda: names(tmp_path) == ["0", "1"])
         assert requested(web) == {0, 1}
         for n, file in enumerate(numbered):
             assert downloads.get(file).read_bytes() == web.files[f"/{n}"]
@@ -366,7 +345,7 @@ def test_a_file_is_given_out_while_the_next_ones_are_on_their_way(web, tmp_path,
         web.faults[f"/{n}"] = [Fault(until=until)]
     with Downloads(numbered, tmp_path) as downloads:
         assert downloads.get(numbered[0]).exists()
-        wait_for(lambda: requested(web) == set(range(5)))
+        webs.wait_for(lambda: requested(web) == set(range(5)))
         assert not (tmp_path / "1").exists()
         until.set()
         assert downloads.get(numbered[4]).exists()
@@ -377,7 +356,7 @@ def test_leaving_keeps_what_has_arrived_for_another_time(web, tmp_path, numbered
     web.faults["/0"] = [Fault(until=until)]
     part = tmp_path / "0.part"
     with Downloads(numbered, tmp_path) as downloads:
-        wait_for_bytes(part)
+        webs.wait_for_bytes(part)
     until.set()  # what arrives after leaving ends the thread
     join(downloads)
     arrived = part.stat().st_size
@@ -404,5 +383,5 @@ def test_ctrl_c_does_not_wait_for_a_silent_server(tmp_path, other_process):
 def test_the_wait_for_a_busy_server_ends_on_leaving(web, tmp_path, numbered):
     web.fallback = Fault(status=503, headers={"Retry-After": "200"})
     with Downloads(numbered, tmp_path) as downloads:
-        wait_for(lambda: web.requests)
+        webs.wait_for(lambda: web.requests)
     join(downloads)

@@ -22,14 +22,9 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 INFO = f"/api/datasets/{DATASET}"
 CHECK = f"{INFO}/auth-check"
 PATHS = [
-    "README.md",
-    ".gitattributes",
-    "data/one/train-00000.parquet",
-    "data/one/train-00001.parquet",
-    "data/one/test-00000.parquet",
-    "data/two/deep/a b.jsonl.zst",
-    "data/two/c.jsonl",
-]
+    "README.md", ".gitattributes", "data/one/train-00000.parquet", "data/one/train-00001.parquet",
+    "data/one/test-00000.parquet", "data/two/deep/a b.jsonl.zst", "data/two/c.jsonl",
+]  # fmt: skip
 
 
 class Hub(Web):
@@ -98,13 +93,8 @@ TWO = sorted(PATHS[5:])
         ("data/one/train-*", ONE),
         ([{"split": "train", "path": ["data/one/train-0000[01].*"]}], ONE),
         ({"train": "data/one/train*", "test": "data/one/test*"}, ONE),
-        (
-            [
-                {"split": "test", "path": "data/one/test*"},
-                {"split": "train", "path": "data/*/train-0000?.parquet"},
-            ],
-            ONE,
-        ),
+        ([{"split": "test", "path": "data/one/test*"},
+          {"split": "train", "path": "data/*/train-0000?.parquet"}], ONE),
         ("data/two/*", ["data/two/c.jsonl"]),
         ("data/two/**", TWO),
         ("data/two/**/*", TWO),
@@ -112,7 +102,7 @@ TWO = sorted(PATHS[5:])
         ("data/one/[!t]*", None),
         ("data/one/train-00000xparquet", None),
     ],
-)
+)  # fmt: skip
 def test_the_card_says_which_files_are_the_training_split(hub, data_files, expected):
     hub.lay_out(configs=[{"config_name": "default", "data_files": data_files}])
     if expected is None:
@@ -123,12 +113,9 @@ def test_the_card_says_which_files_are_the_training_split(hub, data_files, expec
 
 
 def test_a_folder_of_the_card_is_taken_whole(hub):
-    hub.lay_out(
-        configs=[
-            {"config_name": "a", "data_dir": "data/two"},
-            {"config_name": "b", "data_dir": "data/one", "data_files": "train-*"},
-        ]
-    )
+    whole = {"config_name": "a", "data_dir": "data/two"}
+    some = {"config_name": "b", "data_dir": "data/one", "data_files": "train-*"}
+    hub.lay_out(configs=[whole, some])
     assert found(hub, "a") == TWO
     assert found(hub, "b") == ONE
 

@@ -25,17 +25,11 @@ Corpus = list[list[tuple[int, tuple[int, ...]]]]
 def write_pieces(folder: Path, corpus: Corpus) -> list[Piece]:
     pieces = []
     for number, documents in enumerate(corpus):
-        rows = [
-            Document(
-                number=row,
-                id=None,
-                id_hash=row,
-                digest=text.to_bytes(16, "big"),  # texts differ in the second half only
-                text_bytes=1,
-                bands=np.resize(np.array(bands, np.uint64), BANDS),
-            )
-            for row, (text, bands) in enumerate(documents, 1)
-        ]
+        rows = []
+        for row, (text, bands) in enumerate(documents, 1):
+            keys = np.resize(np.array(bands, np.uint64), BANDS)
+            # Texts differ in the second half only.
+            rows.append(Document(row, None, row, text.to_bytes(16, "big"), 1, keys))
         path = folder / f"{number}.arrow"
         ends = np.arange(1, len(rows) + 1)
         Piece.write(path, rows, np.ones(len(rows), np.uint16), ends, PieceCounts(read=len(rows)))

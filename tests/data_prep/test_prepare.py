@@ -56,14 +56,9 @@ def test_the_folder_holds_what_its_manifest_says(ask, out, small, tmp_path):
     assert Manifest.read(out) == manifest
     assert intact(manifest, out)
     assert set(contents(out)) == {
-        *(chunk.name for chunk in manifest.chunks),
-        "duplicates.jsonl.zst",
-        "index.json",
-        "manifest.json",
-        "rejected.jsonl.zst",
-        "tokenizer.json",
-        "val/a.jsonl",
-    }
+        *(chunk.name for chunk in manifest.chunks), "duplicates.jsonl.zst", "index.json",
+        "manifest.json", "rejected.jsonl.zst", "tokenizer.json", "val/a.jsonl",
+    }  # fmt: skip
     assert Tokenizer.load(out).fingerprint == small.fingerprint
     assert not (tmp_path / "out.partial").exists()
 
@@ -78,11 +73,8 @@ def test_every_document_is_written_held_out_rejected_or_a_duplicate(ask, out):
     repeated = rows_of(out / "duplicates.jsonl.zst")
     assert Counter([*written, *held_out]) == Counter(many(60) + many(5, start=100))
     assert held_out
-    assert [(row["row"], row["reason"], row["text"]) for row in rejected] == [
-        (61, "empty", ""),
-        (62, "empty", "   "),
-        (73, "too short", "hi"),
-    ]
+    said = [(row["row"], row["reason"], row["text"]) for row in rejected]
+    assert said == [(61, "empty", ""), (62, "empty", "   "), (73, "too short", "hi")]
     assert [(row["row"], row["kind"], row["of"]["row"]) for row in repeated] == [
         (63 + n, "exact", 1 + n) for n in range(10)
     ]

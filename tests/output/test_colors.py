@@ -7,16 +7,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from dualpath_cli.output.figures import (
-    DEEP,
-    EVEN,
-    FAMILY_COLORS,
-    INK,
-    SOURCES,
-    WIDE,
-    shades,
-    share_colormap,
-)
+from dualpath_cli.output import figures
+from dualpath_cli.output.figures import DEEP, EVEN, FAMILY_COLORS, INK, SOURCES, WIDE
 
 colorspacious = pytest.importorskip("colorspacious")
 
@@ -26,7 +18,7 @@ BLIND = ["deuteranomaly", "protanomaly", "tritanomaly"]
 
 def seen(deficiency: str | None = None, rgb: np.ndarray | None = None) -> np.ndarray:
     """Colours, or those of the map, in CAM02-UCS, where distances are how different they look."""
-    rgb = share_colormap()(np.linspace(0, 1, 256))[:, :3] if rgb is None else rgb
+    rgb = figures.share_colormap()(np.linspace(0, 1, 256))[:, :3] if rgb is None else rgb
     space = {"name": "sRGB1"}
     if deficiency is not None:
         space = {"name": "sRGB1+CVD", "cvd_type": deficiency, "severity": 100}
@@ -39,7 +31,7 @@ def least_difference(colors: Sequence[str], others: Sequence[str], deficiency: s
 
 
 def test_the_map_runs_from_wide_over_even_to_deep_in_steps_that_look_equally_large():
-    colors, lightness = share_colormap(), seen()[:, 0]
+    colors, lightness = figures.share_colormap(), seen()[:, 0]
     for place, name in ((0.0, WIDE), (0.5, EVEN), (1.0, DEEP)):
         assert colors(place)[:3] == pytest.approx(to_rgb(name), abs=1 / 255)
     assert lightness[0] == pytest.approx(lightness[-1], abs=5)
@@ -61,7 +53,7 @@ def test_the_colour_blind_tell_wide_from_deep(deficiency):
 @pytest.mark.parametrize("deficiency", [None, *BLIND])
 def test_everybody_tells_families_in_their_shades_and_six_sources_apart(deficiency):
     counts = {"wide": 1, "expanded": 1, "loop": 3, "dual": 9}  # as the study has them
-    families = [shades(FAMILY_COLORS[family], count) for family, count in counts.items()]
+    families = [figures.shades(FAMILY_COLORS[family], count) for family, count in counts.items()]
     sources = [[color] for color in (INK, *SOURCES[:6])]
     for colors, least in ((families, 10), (sources, 18)):
         for one, other in combinations(colors, 2):
