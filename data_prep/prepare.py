@@ -19,16 +19,9 @@ from data_prep.executors import Here, PieceExecutor
 from data_prep.settings import Settings
 from data_prep.sources.corpora import Corpus, InputFile
 from data_prep.sources.fetching import on_this_disk
+from data_prep.writing import records
 from data_prep.writing.mix import Pool, Portion, interleave, portions, wanted_tokens
 from data_prep.writing.out_folder import WorkFolder, remove_leftovers, replace
-from data_prep.writing.records import (
-    account,
-    first_reason,
-    stored,
-    write_duplicates,
-    write_held_out,
-    write_rejected,
-)
 from data_prep.writing.shards import write_shards
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import Progress, counted
@@ -226,12 +219,14 @@ def _write(
         )
     pools = [portion.pool for portion in mix.portions]
     with _progress("writing what was left out", 2 * len(mix.verdicts.pieces), "pieces") as progress:
-        write_rejected(folder, mix.encoded)
-        write_held_out(folder, pools, tokenizer, progress.advance)
-        write_duplicates(folder, request.corpora, mix.encoded, mix.verdicts, progress.advance)
+        records.write_rejected(folder, mix.encoded)
+        records.write_held_out(folder, pools, tokenizer, progress.advance)
+        records.write_duplicates(
+            folder, request.corpora, mix.encoded, mix.verdicts, progress.advance
+        )
     if extra:
         extra(folder)
-    sources = list(map(account, settings.sources, mix.encoded, mix.portions))
+    sources = list(map(records.account, settings.sources, mix.encoded, mix.portions))
     manifest = Manifest(
         documents=sum(portion.documents for portion in mix.portions),
         tokens=total,
@@ -243,7 +238,7 @@ def _write(
         sources=sources,
         chunks=chunks,
         index_sha256=index_sha256,
-        beside=stored(folder, chunks),
+        beside=records.stored(folder, chunks),
         request=request.digest,
         settings=settings.as_recipe(),
     )
@@ -266,6 +261,6 @@ def _nothing(settings: Settings, mix: _Mix) -> str:
     for source, corpus, portion in zip(settings.sources, mix.encoded, mix.portions, strict=True):
         if portion.pool.tokens:
             continue
-        reasons = [*corpus.faults[:1], *filter(None, map(first_reason, corpus.pieces))]
+        reasons = [*corpus.faults[:1], *filter(None, map(records.first_reason, corpus.pieces))]
         return f"no text in {source.path}" + "".join(f": {reason}" for reason in reasons[:1])
     return "no text is left: all is held out or a duplicate; lower --val-fraction"

@@ -51,14 +51,7 @@ def explained(what: str, page: str, api: "HfApi", again: str = "run this again")
     `page` is its address, `again` the last step of each way out. UserError is for names, rights
     and terms, RunFailed where the network, a transfer or the hub itself fails.
     """
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        HTTPError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub import errors
 
     yours, tokens = "your token (HF_TOKEN or `hf auth login`)", f"{api.endpoint}/settings/tokens"
     not_found = (
@@ -68,9 +61,9 @@ def explained(what: str, page: str, api: "HfApi", again: str = "run this again")
     try:
         yield
         return
-    except HFValidationError:
+    except errors.HFValidationError:
         problem = " is not a name on the hub; give OWNER/NAME as on its page"
-    except GatedRepoError:
+    except errors.GatedRepoError:
         if not api.token:
             steps = f"accept them at {page}, log in by `hf auth login` or set HF_TOKEN"
         else:
@@ -80,11 +73,11 @@ def explained(what: str, page: str, api: "HfApi", again: str = "run this again")
                 "gated repositories"
             )
         problem = f" is given out under terms: {steps}, then {again}"
-    except RepositoryNotFoundError:
+    except errors.RepositoryNotFoundError:
         problem = not_found
-    except OfflineModeIsEnabled:
+    except errors.OfflineModeIsEnabled:
         problem = f": HF_HUB_OFFLINE is set; unset it and {again}"
-    except HfHubHTTPError as error:
+    except errors.HfHubHTTPError as error:
         status, reason = error.response.status_code, _line(error.server_message)
         if status == 401 and not api.token:
             problem = not_found
@@ -101,7 +94,7 @@ def explained(what: str, page: str, api: "HfApi", again: str = "run this again")
             ) from None
         else:
             problem = f": {api.endpoint} answered {status} ({reason}); {again} later"
-    except (HTTPError, TimeoutError) as error:  # httpx's, by huggingface_hub's name for it
+    except (errors.HTTPError, TimeoutError) as error:  # httpx's, by huggingface_hub's name for it
         raise RunFailed(
             f"{what}: {api.endpoint} cannot be reached ({_line(str(error) or 'no answer')}); check "
             f"the network, and HF_ENDPOINT where it is set, then {again}"
