@@ -2,6 +2,8 @@
 
 import sys
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
@@ -121,7 +123,10 @@ def _prepare(settings: Settings, options: Prepare) -> None:
     from data_prep.sources.fetching import Fetcher, announce, estimate
     from data_prep.writing.mix import wanted_tokens
 
-    evaluations = _contamination(settings)
+    evaluations = None
+    if settings.decontaminate:
+        texts = map(read_documents, [parse_source(spec) for spec in settings.decontaminate])
+        evaluations = Contamination(chain.from_iterable(texts))
     request = Request(settings, corpora, tokenizer, out, evaluations, strict=options.strict)
     if manifest := finished(request, options.overwrite):
         print(f"{out} holds this already, nothing to do: {_summary(manifest)}")
@@ -178,12 +183,6 @@ def _check_places(settings: Settings, out: Path, downloads: Path) -> None:
         raise UserError(f"beside `sample` no source can be called '{taken[0]}'; name it apart")
 
 
-def _contamination(settings: Settings) -> Contamination | None:
-    sources = [parse_source(spec) for spec in settings.decontaminate]
-    texts = (text for source in sources for text in read_documents(source))
-    return Contamination(texts) if sources else None
-
-
 def _is_uploaded(url: str, digest: str) -> bool:
     # Also finds, before hours of work, that the store cannot be reached.
     manifest = finished_remote(url)
@@ -196,8 +195,7 @@ def _upload(folder: Path, url: str, overwrite: bool) -> None:
     from dualpath_cli.output.console import Progress, bytes_of_bytes
 
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    console = Console(stderr=True)
-    title = f"uploading to {url}"
+    console, title = Console(stderr=True), f"uploading to {url}"
     with Progress(console, title, bytes_of_bytes, size, transient=True) as progress:
         upload(folder, url, progress.advance, overwrite=overwrite)
     print(f"{url}: complete; {folder} may be deleted")
@@ -220,26 +218,19 @@ def _summary(manifest: Manifest) -> str:
 
 def _warn(settings: Settings, manifest: Manifest) -> None:
     """Reports differences from the request."""
+    say = partial(print, file=sys.stderr)
     for source in manifest.sources:
         for fault in source.faults:
-            print(f"warning: {source.name}: {fault}", file=sys.stderr)
+            say(f"warning: {source.name}: {fault}")
         for reason, count in source.rejected.items():
-            print(
-                f"warning: {source.name}: {count:,} of {source.read:,} documents {reason}; "
-                "see rejected.jsonl.zst",
-                file=sys.stderr,
-            )
+            rejected = f"{count:,} of {source.read:,} documents {reason}; see rejected.jsonl.zst"
+            say(f"warning: {source.name}: {rejected}")
     # The one that was used up: all its documents, as often as it may be repeated.
-    used_up = max(
-        zip(settings.sources, manifest.sources, strict=True),
-        key=lambda pair: pair[1].passes / pair[0].max_epochs,
-    )[1]
+    pairs = zip(settings.sources, manifest.sources, strict=True)
+    used_up = max(pairs, key=lambda pair: pair[1].passes / pair[0].max_epochs)[1]
     way_out = "lower its weight or raise its max_epochs in a recipe"
     if settings.tokens and manifest.tokens < settings.tokens:
-        print(
-            f"warning: {manifest.tokens:,} tokens instead of {settings.tokens:,}: source "
-            f"'{used_up.name}' has no more; {way_out}",
-            file=sys.stderr,
-        )
+        few = f"{manifest.tokens:,} tokens instead of {settings.tokens:,}"
+        say(f"warning: {few}: source '{used_up.name}' has no more; {way_out}")
     elif not settings.tokens and settings.shares() and len(settings.sources) > 1:
-        print(f"the mix ends with source '{used_up.name}'; for more, {way_out}", file=sys.stderr)
+        say(f"the mix ends with source '{used_up.name}'; for more, {way_out}")
