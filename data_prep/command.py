@@ -130,7 +130,8 @@ def _prepare(settings: Settings, options: Prepare) -> None:
     request = Request(settings, corpora, tokenizer, out, evaluations, strict=options.strict)
     if manifest := finished(request, options.overwrite):
         print(f"{out} holds this already, nothing to do: {_summary(manifest)}")
-    elif remote and _is_uploaded(remote, request.digest):
+    # Also finds, before hours of work, that the store cannot be reached.
+    elif remote and (there := finished_remote(remote)) and there.request == request.digest:
         print(f"{remote} holds this already, nothing to do")
         return
     else:
@@ -181,12 +182,6 @@ def _check_places(settings: Settings, out: Path, downloads: Path) -> None:
     taken = [source.name for source in settings.sources if source.name in kinds]
     if with_sample and taken:
         raise UserError(f"beside `sample` no source can be called '{taken[0]}'; name it apart")
-
-
-def _is_uploaded(url: str, digest: str) -> bool:
-    # Also finds, before hours of work, that the store cannot be reached.
-    manifest = finished_remote(url)
-    return manifest is not None and manifest.request == digest
 
 
 def _upload(folder: Path, url: str, overwrite: bool) -> None:

@@ -21,7 +21,6 @@ from dualpath_cli.text.manifest import HEADER, INDEX, MANIFEST, Manifest, Stored
 from dualpath_cli.text.storage import is_remote, sizes
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
-SLICE_BYTES = 1 << 20  # so much of a file is in memory at a time; a multiple of every token's size
 HEAD, TAIL, CUT = 400, 150, " [...] "
 """Characters that are kept of the two ends of a long text, and the mark between them."""
 _BYTES_A_CHARACTER = 4  # at most, and a token is at least one byte
@@ -164,7 +163,7 @@ class _Inspector:
             with open(self._folder / file.name, "rb") as content:
                 header = content.read(HEADER)
                 digest.update(header)
-                while block := content.read(SLICE_BYTES):
+                while block := content.read(1 << 20):  # a multiple of every token's size
                     digest.update(block)
                     if is_chunk:
                         count = len(block) // self._dtype.itemsize

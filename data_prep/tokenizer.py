@@ -19,8 +19,6 @@ from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer, train_bpe
 
-SIZES = (257, 1 << 20)
-"""Entries of the smallest vocabulary, the 256 bytes and end-of-text, and of the largest."""
 MEASURED_BYTES = 4_000_000
 """Text of each source that is kept while it is read, to be encoded afterwards."""
 
@@ -47,7 +45,8 @@ class TrainTokenizer:
         for name in ("source", "vocab_size", "out"):
             if not getattr(self, name):
                 raise UserError(f"tokenizer needs --{name.replace('_', '-')}: see --help")
-        check_ranges(self, {"vocab_size": SIZES})
+        # From the 256 bytes and end-of-text on.
+        check_ranges(self, {"vocab_size": (257, 1 << 20)})
 
 
 def run(options: TrainTokenizer) -> str:

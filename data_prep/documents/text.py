@@ -14,8 +14,6 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-_BYTE_ORDER_MARK = "\ufeff"
-
 
 def clean(text: str) -> str:
     """Returns a text in NFC with "\\n" line ends, without NULs and byte order mark; idempotent."""
@@ -23,8 +21,8 @@ def clean(text: str) -> str:
         text = text.replace("\0", "")
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    # All of them: two corpora joined may well have written one each.
-    text = text.lstrip(_BYTE_ORDER_MARK)
+    # All byte order marks: two corpora joined may well have written one each.
+    text = text.lstrip("\ufeff")
     # No `is_normalized` first: `normalize` begins with the same quick check, and where that is
     # undecided, as in Hindi, the text would be composed twice.
     return text if text.isascii() else unicodedata.normalize("NFC", text)

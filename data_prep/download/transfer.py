@@ -117,15 +117,10 @@ OnBytes = Callable[[int], None]
 ATTEMPTS = 10
 """Tries that bring nothing new before a file counts as unreachable: three to five minutes."""
 FIRST_WAIT_SECONDS = 1.0
-LONGEST_WAIT_SECONDS = 60.0
-LONGEST_RETRY_AFTER_SECONDS = 300.0
 TIMEOUT_SECONDS = (20.0, 60.0)  # to connect, and between two arrivals of bytes
 HEADERS = {"Accept-Encoding": "identity"}
 """Of every request: lengths and hashes are those of the stored file."""
 
-_QUIET_SECONDS = 5.0
-_READ_BYTES = 1 << 16
-_TEMPORARY = {408, 425, 429}
 
 log = logging.getLogger(__name__)
 
@@ -224,10 +219,10 @@ def _fetch(
                 f"{file.url}: {interruption}, {ATTEMPTS} times in a row; what has arrived is kept, "
                 "run the same command again to continue"
             )
-        wait = min(FIRST_WAIT_SECONDS * 2 ** (failures - 1), LONGEST_WAIT_SECONDS)
+        wait = min(FIRST_WAIT_SECONDS * 2 ** (failures - 1), 60.0)
         wait *= random.uniform(0.5, 1.0)
-        wait = max(wait, min(interruption.retry_after, LONGEST_RETRY_AFTER_SECONDS))
-        if wait > _QUIET_SECONDS:
+        wait = max(wait, min(interruption.retry_after, 300.0))
+        if wait > 5.0:
             log.warning("%s: %s; next try in %.0f s", file.url, interruption, wait)
         sleep(wait)
 
@@ -269,11 +264,11 @@ def _receive(file: RemoteFile, part: Part, session: requests.Session, on_bytes: 
             if status == 416 or not _continues(response, part):
                 part.discard()
                 raise _Interrupted("the server does not continue where the file was cut")
-        elif status in _TEMPORARY or status >= 500:
+        elif status in {408, 425, 429} or status >= 500:
             raise _Interrupted(f"{status} {response.reason}", _retry_after(response))
         else:
             raise Unavailable(f"{status} {response.reason}")
-        for data in response.raw.stream(_READ_BYTES, decode_content=False):
+        for data in response.raw.stream(1 << 16, decode_content=False):
             part.append(data)
             on_bytes(len(data))
     if part.total is not None and part.length < part.total:

@@ -34,7 +34,10 @@ class InputFile:
     modified: int | None = None  # when a file on this disk was last changed, in nanoseconds
 
     def has_changed(self) -> bool:
-        return isinstance(self.origin, Path) and _modified(self.origin) != self.modified
+        try:
+            return isinstance(self.origin, Path) and self.origin.stat().st_mtime_ns != self.modified
+        except FileNotFoundError:
+            return True
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,6 @@ def _local(path: Path) -> InputFile:
     # In valid UTF-8, so that it can be written down.
     name = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return InputFile(name, stat.st_size, identity, path, stat.st_mtime_ns)
-
-
-def _modified(path: Path) -> int | None:
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return None
 
 
 def _remote(file: RemoteFile) -> InputFile:

@@ -12,6 +12,7 @@ in words that are known from other facts.
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -177,11 +178,6 @@ _THEIR = {"she": "her", "he": "his"}
 _THEM = {"she": "her", "he": "him"}
 
 
-def _tales(random: Random) -> Iterator[str]:
-    while True:
-        yield _tale(random)
-
-
 def _tale(random: Random) -> str:
     """A short tale, which keeps to its people, their pronouns and one thing."""
     they, they2 = random.choice(list(_THEIR)), random.choice(list(_THEIR))
@@ -266,7 +262,8 @@ def _texts(split: Split, kind: Kind) -> list[str]:
         Random(f"order of {kind}").shuffle(texts)
         return texts
     random = Random(kind)
-    endless = problems(random, GRAMMAR["arithmetic"]) if kind == "arithmetic" else _tales(random)
+    endless = problems(random, GRAMMAR["arithmetic"])
+    draw = partial(next, endless) if kind == "arithmetic" else partial(_tale, random)
     # All texts are distinct; the first are held out, those after them are for training.
-    texts = distinct(lambda: next(endless), N_VAL[kind] + N_TRAIN[kind])
+    texts = distinct(draw, N_VAL[kind] + N_TRAIN[kind])
     return texts[: N_VAL[kind]] if split == "val" else texts[N_VAL[kind] :]

@@ -14,10 +14,6 @@ from data_prep.documents.duplicates import KEPT, Verdicts
 from data_prep.documents.pieces import Piece, Tokens
 from data_prep.settings import Settings
 
-OPEN_PIECES = 32  # pieces whose documents are shuffled together, over all sources: some 60M tokens
-
-_GOLDEN = 0x9E3779B97F4A7C15
-
 
 class Pool:
     """The documents of one source that may be written: no duplicates, none held out."""
@@ -157,7 +153,7 @@ def _portion(pool: Pool, wanted: int) -> Portion:
 
 def interleave(portions: Sequence[Portion], seed: int) -> Iterator[Tokens]:
     """Yields the tokens of every document: each source spread evenly over the whole."""
-    window = max(2, OPEN_PIECES // len(portions))
+    window = max(2, 32 // len(portions))  # pieces shuffled together: in all some 60M tokens
     streams = [portion.stream(seed, window) for portion in portions]
     for _, tokens in heapq.merge(*streams, key=itemgetter(0)):
         yield tokens
@@ -166,7 +162,7 @@ def interleave(portions: Sequence[Portion], seed: int) -> Iterator[Tokens]:
 def scramble(values: npt.NDArray[np.uint64], salt: str) -> npt.NDArray[np.uint64]:
     """Maps numbers to evenly spread ones, (n,), differently for each salt (SplitMix64)."""
     start = int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little")
-    z = values * np.uint64(_GOLDEN) + np.uint64(start)
+    z = values * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

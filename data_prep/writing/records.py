@@ -23,9 +23,6 @@ from dualpath_cli.files import replacing
 from dualpath_cli.text.manifest import INDEX, MANIFEST, SourceCount, StoredFile, sha256_of
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
-REJECTED_NAME = "rejected.jsonl.zst"
-DUPLICATES_NAME = "duplicates.jsonl.zst"
-
 OnPiece = Callable[[int], None]  # called with the number of pieces gone through since the last call
 
 
@@ -62,7 +59,7 @@ def write_rejected(folder: Path, encoded: Sequence[Encoded]) -> None:
     pieces = [piece for corpus in encoded for piece in corpus.pieces if piece.counts.rejected]
     if not pieces:
         return
-    with replacing(folder / REJECTED_NAME) as partial, open(partial, "wb") as out:
+    with replacing(folder / "rejected.jsonl.zst") as partial, open(partial, "wb") as out:
         for piece in pieces:
             with open(piece.path.with_suffix(REJECTED), "rb") as file:
                 shutil.copyfileobj(file, out)  # frames in a row are a zstd file
@@ -100,7 +97,7 @@ def write_duplicates(
         return {"source": corpus.settings.name, "file": file, "row": rows_of(piece)[document]}
 
     with (
-        replacing(folder / DUPLICATES_NAME) as partial,
+        replacing(folder / "duplicates.jsonl.zst") as partial,
         pa.CompressedOutputStream(str(partial), "zstd") as out,
     ):
         for number, piece in enumerate(verdicts.pieces):

@@ -16,8 +16,6 @@ from dualpath_cli.output import to_nobody
 
 NARROWEST = 20
 """Columns that a terminal is taken to have at least: rich draws nothing in one or two."""
-UNFOLDED = 10_000
-"""Columns of a file or a pipe, whatever COLUMNS says: no row of a table is cut or folded."""
 
 
 def plain_console(*, goes_on: bool = False, **options: Any) -> Console:
@@ -33,7 +31,8 @@ class _Console(Console):
     @property  # type: ignore[misc]  # rich's can be set
     def size(self) -> ConsoleDimensions:
         width, height = super().size
-        width = max(width, NARROWEST) if self.is_terminal else UNFOLDED
+        # In a file or a pipe no row of a table is cut or folded, whatever COLUMNS says.
+        width = max(width, NARROWEST) if self.is_terminal else 10_000
         return ConsoleDimensions(width, height)
 
     def on_broken_pipe(self) -> None:
@@ -45,8 +44,6 @@ class _Console(Console):
 
 
 LINE_EVERY = 15.0  # seconds between two lines where no terminal shows the bar
-REDRAW_EVERY = 0.1
-"""Seconds between two changes of the bar: work may be counted a thousand times a second."""
 
 Amounts = Callable[[int, int | None], str]
 """Text for how much is done, and of how much, where that is known."""
@@ -127,7 +124,8 @@ class Progress:
             self._start, self._before = now, self._done
         self._title = self._title if title is None else title
         self._status = self._status if status is None else status
-        if now - self._last >= (REDRAW_EVERY if self._console.is_terminal else LINE_EVERY):
+        # Work may be counted a thousand times a second.
+        if now - self._last >= (0.1 if self._console.is_terminal else LINE_EVERY):
             self._show(now, line=not self._console.is_terminal)
 
     def _show(self, now: float, line: bool) -> None:
