@@ -14,8 +14,7 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.output.colors import MUTED, SOURCES
-from dualpath_cli.output.figures import panels, plain, save
+from dualpath_cli.output.figures import MUTED, SOURCES, panels, plain, save
 from dualpath_cli.study.ablation.options import BASELINE, SHORTER
 from dualpath_cli.study.ablation.tables import Result, by_layer, meaning_of
 

@@ -15,8 +15,19 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
-from dualpath_cli.output.colors import DEEP, INK, MUTED, SOURCES, WIDE, shades, share_colormap
-from dualpath_cli.output.figures import heat_map, layer_ticks, panels, plain
+from dualpath_cli.output.figures import (
+    DEEP,
+    INK,
+    MUTED,
+    SOURCES,
+    WIDE,
+    heat_map,
+    layer_ticks,
+    panels,
+    plain,
+    shades,
+    share_colormap,
+)
 from dualpath_cli.statistics.bootstrap import Floats
 from dualpath_cli.study.parts_of_speech import UPOS, TokenClass
 from dualpath_cli.study.routing.readouts import (
