@@ -22,7 +22,6 @@ from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import Limits, Sampler, write_on
 from dualpath_cli.errors import UserError
-from dualpath_cli.export.hf.reading import read_folder
 from dualpath_cli.export.weights import Weights
 from dualpath_cli.generation.loading import device_of, empty_model, load_model
 from dualpath_cli.intervention import Intervention
@@ -32,7 +31,7 @@ from dualpath_cli.options import parse_overrides
 from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_trained
 from dualpath_cli.ranges import check_range
-from dualpath_cli.run.exported_folder import check_unchanged, is_exported
+from dualpath_cli.run.exported_folder import check_unchanged, is_exported, read_folder
 from dualpath_cli.run.trained import Trained, find
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, collate, document_windows

@@ -22,7 +22,7 @@ from dualpath_cli.flops.count import training_flops_per_token
 from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.positions import whole_sequences
 from dualpath_cli.recipe.optimizer import OptimSettings
-from dualpath_cli.training.optim import build_optimizer
+from dualpath_cli.training.module import build_optimizer
 from dualpath_cli.training.parallel import build_model
 
 BATCHES = 4

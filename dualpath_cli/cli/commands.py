@@ -171,8 +171,8 @@ _RECORDS = (
         "import",
         "Make a run in one file of a folder that `export --format hf` wrote.",
         "--hf DIR [--out FILE] [--overwrite]",
-        options="dualpath_cli.export.hf.reading:Import",
-        run="dualpath_cli.export.hf.reading:run",
+        options="dualpath_cli.export.command:Import",
+        run="dualpath_cli.export.command:run_import",
     ),
 )
 

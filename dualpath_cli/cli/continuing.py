@@ -13,8 +13,7 @@ from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_file, run_folder
 from dualpath_cli.run.checkpoint_files import fault_of
-from dualpath_cli.run.run_folder import TABLES, Run
-from dualpath_cli.run.run_tables import check_tables
+from dualpath_cli.run.run_folder import TABLES, Run, check_tables
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
 

@@ -23,7 +23,7 @@ from dualpath_cli.run.run_folder import TOKENIZER, WENT_WRONG
 from dualpath_cli.text.manifest import Manifest, is_data_folder
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training.data import order
-from dualpath_cli.training.data.loading_faults import loading_fault
+from dualpath_cli.training.data.data_module import loading_fault
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.logs.loggers import begin_wandb
 from dualpath_cli.training.logs.tables import MetricsLog, peak_tflops

@@ -41,9 +41,8 @@ from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, ch
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_file, run_folder
-from dualpath_cli.run.average import averaged
-from dualpath_cli.run.run_folder import VALIDATION, Run, step_of
-from dualpath_cli.run.run_tables import check_tables
+from dualpath_cli.run.run_folder import VALIDATION, Run, check_tables, step_of
+from dualpath_cli.run.trained import averaged
 from dualpath_cli.text.manifest import Manifest
 
 _HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}

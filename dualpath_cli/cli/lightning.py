@@ -37,17 +37,18 @@ from dualpath_cli.training.data.data_module import DualPathDataModule
 from dualpath_cli.training.logs.loggers import Bar, Lines, loggers
 from dualpath_cli.training.logs.tables import BadSteps, MetricsLog, RoutingLog
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.parallel import can_compile, chosen
-from dualpath_cli.training.ranks import launch_by
-from dualpath_cli.training.state.checkpoint import Checkpoints, DirectCheckpointIO
-from dualpath_cli.training.state.integrity import verify
-from dualpath_cli.training.stopping import Stopping
-from dualpath_cli.training.strategies import (
+from dualpath_cli.training.parallel import (
     STRATEGIES,
     FullyShardedStrategy,
     build_strategy,
+    can_compile,
+    chosen,
     reduce_dtype,
 )
+from dualpath_cli.training.ranks import launch_by
+from dualpath_cli.training.state.checkpoint import Checkpoints, DirectCheckpointIO
+from dualpath_cli.training.state.loading import verify
+from dualpath_cli.training.stopping import Stopping
 
 
 class Parser(OneLine, LightningArgumentParser):

@@ -1,26 +1,38 @@
-"""`dualpath export`: options, checks, the answer. Torch comes once all is checked."""
+"""`dualpath export` and `import`: options, checks, the answer. Torch comes once all is checked."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.filesize import decimal
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.export.hf.results import read_results
+from dualpath_cli.export.hf.card import read_results
 from dualpath_cli.options import Average, OwnClasses, path_of
-from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
-from dualpath_cli.own_classes.checks import option_of
+from dualpath_cli.output.console import plain_console
+from dualpath_cli.output.progress import Progress, bytes_of_bytes
+from dualpath_cli.own_classes.checks import check_as_trained, option_of
 from dualpath_cli.recipe.settings import Settings
-from dualpath_cli.run import average
 from dualpath_cli.run.checkpoint_files import files_of
-from dualpath_cli.run.exported_folder import check_ours, is_exported
+from dualpath_cli.run.exported_folder import (
+    MODELING,
+    check_ours,
+    check_unchanged,
+    is_exported,
+    read_folder,
+)
+from dualpath_cli.run.run_file import SUFFIX
 from dualpath_cli.run.run_folder import Run
-from dualpath_cli.run.trained import find
+from dualpath_cli.run.trained import find, label_of_average
+from dualpath_cli.text import hub
+from dualpath_cli.text.deadline import FIRST_ANSWER_SECONDS, within
 
-FORMATS = {"consolidated": ".safetensors", "hf": ""}
-"""The ends of the names of what they write; a folder has none."""
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import ModelInfo
+
+FORMATS = {"consolidated": SUFFIX, "hf": ""}  # ends of names of what they write
 
 
 @dataclass(frozen=True)
@@ -73,11 +85,7 @@ class Export(Average, OwnClasses):
 
 
 def run(options: Export) -> str:
-    """Exports, and returns what was written as text.
-
-    Raises:
-        RunFailed: where an upload fails.
-    """
+    """Exports, and returns what was written as text. Raises RunFailed where an upload fails."""
     assert options.ckpt_path is not None
     assert options.format is not None
     found = find(options.ckpt_path, options.average)
@@ -97,13 +105,10 @@ def run(options: Export) -> str:
         of_run = f"{settings.run.recipe}/{settings.run.name}"
         results = read_results(Path(options.results), of_run, run.step)
     if options.push is not None:
-        from dualpath_cli.export.hf.push import Repository
-
         repository = Repository(options.push)
-    from dualpath_cli.export import consolidated
+    from dualpath_cli.export import weights as consolidated
     from dualpath_cli.export.hf import folder
-    from dualpath_cli.export.weights import Weights
-    from dualpath_cli.training.state.integrity import verify
+    from dualpath_cli.training.state.loading import verify
 
     console = plain_console()
     checkpoints = run.average or (run.checkpoint,)
@@ -111,7 +116,7 @@ def run(options: Export) -> str:
     with Progress(console, "checking", bytes_of_bytes, size) as progress:
         for checkpoint in checkpoints:
             verify(checkpoint, progress.advance)
-    weights = Weights.of_average(checkpoints, settings.model)
+    weights = consolidated.Weights.of_average(checkpoints, settings.model)
     if repository is not None:  # before the slowest part, and once there is something to upload
         repository.make(options.public)
     with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
@@ -127,7 +132,6 @@ def run(options: Export) -> str:
 
 
 def _check_out(out: Path, suffix: str) -> None:
-    """Raises UserError for a path of another format, and for a folder that is not an export's."""
     if suffix:
         if out.suffix != suffix:
             raise UserError(f"--out '{out}' must end in {suffix}, which its readers go by")
@@ -143,7 +147,7 @@ def _check_out(out: Path, suffix: str) -> None:
 def _answer(run: Run, settings: Settings, weights: Any, out: Path) -> str:
     size = sum(path.stat().st_size for path in [out, *out.rglob("*")] if path.is_file())
     name = f"{run.folder.parent.name}/{run.folder.name}, step {run.step:,}"
-    name += f", {average.label(run)}" if run.average else ""
+    name += f", {label_of_average(run)}" if run.average else ""
     way_on = f"dualpath validate --ckpt-path {out}{option_of(settings.model)}"
     if out.is_dir():
         way_on = f"lm_eval --model hf --model_args pretrained={out},trust_remote_code=True"
@@ -152,3 +156,106 @@ def _answer(run: Run, settings: Settings, weights: Any, out: Path) -> str:
         f"{name}: {weights.parameters / 1e6:,.1f}M parameters, {decimal(size)}\n{out}\n"
         f"next: {way_on}"
     )
+
+
+@dataclass(frozen=True)
+class Import(OwnClasses):
+    """Reads a folder of transformers that `export --format hf` wrote, and writes its model as one
+    file, which all commands take as their RUN.
+    """
+
+    hf: str | None = None
+    """Folder that export --format hf wrote; transformers may have saved it since."""
+    out: str | None = None
+    """What to write; by default DIR.safetensors, beside the folder."""
+    overwrite: bool = False
+    """Replace what is at --out already."""
+
+    def __post_init__(self) -> None:
+        if self.hf is None:
+            raise UserError(
+                "import needs --hf DIR: a folder that dualpath export --format hf wrote"
+            )
+
+
+def run_import(options: Import) -> str:
+    """Writes the file, and returns what it is as text."""
+    assert options.hf is not None
+    folder = path_of("--hf", options.hf)
+    found, settings = read_folder(folder)
+    check_as_trained(found, settings.model)
+    folder = folder.resolve()
+    default = folder.with_name(folder.name + SUFFIX)
+    out = default if options.out is None else path_of("--out", options.out)
+    if out.suffix != SUFFIX or out.is_dir():
+        raise UserError(f"--out '{out}' must be a file whose name ends in {SUFFIX}")
+    if folder in out.resolve().parents:
+        raise UserError(f"--out '{out}' is inside the folder; give a path outside of it")
+    if out.exists() and not options.overwrite:
+        raise UserError(f"'{out}' is there already; give another --out, or --overwrite")
+    from dualpath_cli.export.weights import Weights, write
+
+    console = plain_console()
+    size = sum(path.stat().st_size for path in files_of(folder))
+    with Progress(console, "checking", bytes_of_bytes, size) as progress:
+        check_unchanged(folder, progress.advance)
+    weights = Weights.of_folder(folder, settings.model)
+    with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
+        write(found, settings, weights, out, progress)
+    name = f"{settings.run.recipe}/{settings.run.name}, step {found.step:,}"
+    return f"{name}: {weights.parameters / 1e6:,.1f}M parameters\n{out}\n" + (
+        f"next: dualpath validate --ckpt-path {out}{option_of(settings.model)}"
+    )
+
+
+class Repository:
+    """A repository USER/REPO of models on the Hugging Face hub; nothing is asked yet."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._what = name, f"--push '{name}'"
+        if name.count("/") != 1:
+            raise UserError(f"{self._what} is not a name on the hub; give USER/REPO")
+        self._api: HfApi = hub.connect(self._what)
+        self.page = f"{self._api.endpoint}/{name}"
+        if not self._api.token:
+            raise UserError(
+                f"{self._what} needs a token: make one with the right to write at "
+                f"{self._api.endpoint}/settings/tokens, then `hf auth login` or set HF_TOKEN"
+            )
+
+    def make(self, public: bool) -> None:
+        """Makes the repository where there is none, and looks what is in it.
+
+        Raises RunFailed where the hub does not answer.
+        """
+        with hub.explained(self._what, self.page, self._api):
+            # huggingface_hub itself waits without end for a server that accepts and never answers.
+            info = within(FIRST_ANSWER_SECONDS, lambda: self._made(public))
+        if public and info.private:
+            raise UserError(f"{self.page} is private; leave --public out, or make it public there")
+        if not public and not info.private:
+            raise UserError(f"{self.page} is public; say --public, or give another name")
+        names = {file.rfilename for file in info.siblings or ()}
+        if MODELING not in names and names - {".gitattributes", "README.md"}:
+            raise UserError(f"{self.page} holds files of something else; give another name")
+
+    def _made(self, public: bool) -> "ModelInfo":
+        self._api.create_repo(self._name, private=not public, exist_ok=True)
+        return self._api.model_info(self._name)
+
+    def upload(self, folder: Path, message: str) -> str:
+        """Uploads all files of a folder, all or none, in a commit, and returns its address.
+
+        Files that are there already are neither sent again nor part of the commit, and without
+        any other there is none: the address is then that of the last. Others in the repository
+        stay. Raises RunFailed where the transfer fails, or the hub.
+        """
+        from huggingface_hub import CommitOperationAdd
+
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        adds = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
+        # The folder is written by now, and what was uploaded is not sent again.
+        again = "run this again with --overwrite"
+        with hub.explained(self._what, self.page, self._api, again):
+            commit = self._api.create_commit(self._name, adds, commit_message=message)
+        return commit.commit_url

@@ -7,7 +7,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.trained import Trained
-from dualpath_cli.training.state.weights import load_weights
+from dualpath_cli.training.state.loading import load_weights
 
 
 def device_of(name: str) -> torch.device:

@@ -1,17 +1,23 @@
-"""The files of an exported folder, and SHA256SUMS: their hashes, as `sha256sum -c` reads them.
+"""An exported folder: its run, its files, and SHA256SUMS, as `sha256sum -c` reads it. Torch-free.
 
-By it whoever reads the folder sees what was changed, and `export --overwrite` what it may replace.
-Torch-free.
+By the latter readers see what was changed, and `export --overwrite` what it may replace.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.config import RENAMED, ModelConfig
+from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.files import read_json, read_text
+from dualpath_cli.own_classes import consent
+from dualpath_cli.ranges import check_range
+from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import hash_file
-from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS
+from dualpath_cli.run.run_file import MOST_STEPS
+from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
 
 LISTING = "SHA256SUMS"
 CONFIG = "config.json"
@@ -36,6 +42,36 @@ def is_exported(folder: Path) -> bool:
         return read_json(folder / CONFIG).get("model_type") == "dualpath"
     except UserError:
         return False
+
+
+def read_folder(folder: Path) -> tuple[Run, Settings]:
+    """The run that a folder is of, and its settings."""
+    for name in (CONFIG, RECIPE, VERSIONS, TOKENIZER):
+        if not (folder / name).is_file():
+            hint = ""
+            if name in (RECIPE, VERSIONS):
+                hint = "; copy it from the folder that dualpath export wrote"
+            raise UserError(f"--hf '{folder}' holds no {name}{hint}")
+    try:
+        config = read_json(folder / CONFIG)
+        step = config["dualpath"]["step"]
+        if type(step) is not int:
+            raise ValueError(f"its step is {step!r:.40}")
+        check_range("its step", step, (0, MOST_STEPS))
+        names = [field.name for field in dataclasses.fields(ModelConfig)]
+        written = {name: RENAMED.get(name, name) for name in names}
+        # Earlier versions lack fields that came later, with their defaults.
+        model = {name: config[key] for name, key in written.items() if key in config}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"'{folder / CONFIG}' is not of a model of dualpath: {of_content(error)}"
+        ) from None
+    consent.note_read(folder, model)
+    way_out = f"put {CONFIG} back, or export the run again"
+    run_folder.check_same_recipe(folder, {"model": model}, ("model",), way_out=way_out)
+    run_folder.check_as_written(folder, folder)
+    settings = settings_from(run_folder.read_recipe(folder))
+    return Run(folder, folder, step, home=folder), settings
 
 
 def listing(hashes: Mapping[str, str]) -> str:

@@ -28,7 +28,7 @@ from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import RunSettings, Settings, settings_from
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.run_tables import check_tables
+from dualpath_cli.run.run_folder import check_tables
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.sweep.cells import Cell
 from dualpath_cli.sweep.request import Varied

@@ -1,7 +1,12 @@
-"""Lightning's view of the model, and a callback of optimizer steps. Glue only."""
+"""Lightning's view of the model: its losses, its optimizer, and a callback of optimizer steps.
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+A step's number of loops (run.train_loops, run.loop_schedule) is forced as `ablate` does. Weights of
+steps of the loop that no optimizer step can have run yet, because the schedule has not come so far,
+rest: neither they nor their moments change. Their gradient is zero, so decay alone would move them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +14,26 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
 
-from dualpath_cli.config import Checkpointing, ModelConfig
+from dualpath_cli.config import GROUP_OF, Checkpointing, Kind, ModelConfig
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.kernels.freed_memory import keep_freed_memory
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.recipe.optimizer import OptimSettings, std_factors
-from dualpath_cli.recipe.schedule import StepLoops
+from dualpath_cli.model.parameters import kind_of, matrices_in
+from dualpath_cli.recipe.optimizer import OptimSettings, rate_factor, std_factors
+from dualpath_cli.recipe.schedule import StepLoops, learning_rate, weight_decay
 from dualpath_cli.training.balance import ExpertLoads
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.guard import BadStep, StepGuard
 from dualpath_cli.training.metrics import LanguageModelLoss
-from dualpath_cli.training.optim import build_optimizer, build_scheduler
-from dualpath_cli.training.parallel import build_model
-from dualpath_cli.training.state.weights import check_weights, load_average
-from dualpath_cli.training.step_loops import allow_graphs, at_rest, router_of, settle_router
-from dualpath_cli.training.strategies import sharding_mesh
+from dualpath_cli.training.muon import Muon
+from dualpath_cli.training.parallel import allow_graphs, build_model, sharding_mesh
+from dualpath_cli.training.state.loading import check_weights, load_average, sharded_as
+
+_ROUTER, _BY_STEP = ".deep.router.", (".deep.gains", ".deep.film")
+"""Names of weights that one loop does not use, and of those with a row for each step."""
 
 
 class DualPathModule(LightningModule):
@@ -131,7 +139,7 @@ class DualPathModule(LightningModule):
         loss = nll.mean() + auxiliary.total
         if loops == 1 and self.device_mesh is None:
             # Adds nothing; DDP waits for a gradient of every weight in each backward pass.
-            loss = loss + 0 * sum(parameter.sum() for parameter in router_of(self.model))
+            loss = loss + 0 * sum(parameter.sum() for parameter in _router_of(self.model))
         self._losses.append(loss.detach())
         return loss
 
@@ -165,15 +173,15 @@ class DualPathModule(LightningModule):
         """Settles the router's gradients before they are clipped."""
         assert self.model is not None
         if self.forced_loops == 1:
-            settle_router(self.model, self.most_loops)
+            _settle_router(self.model, self.most_loops)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Makes a step, and moves the biases of experts by its loads.
 
-        Weights of steps of the loop that were never run rest (`at_rest`).
+        Weights of steps of the loop that were never run rest (`_at_rest`).
         """
         assert self.model is not None
-        with nullcontext() if self.step_loops is None else at_rest(self.model, self.most_loops):
+        with nullcontext() if self.step_loops is None else _at_rest(self.model, self.most_loops):
             super().optimizer_step(*args, **kwargs)
         self.expert_loads.end_step(self.model, made=self.bad_step is None)
 
@@ -256,3 +264,96 @@ class EachStep(Callback):
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
         """Is called after each optimizer step, also after one that was left out."""
         raise NotImplementedError
+
+
+def build_optimizer(
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    settings: OptimSettings,
+    total_steps: int,
+    config: ModelConfig | None = None,
+    products: torch.dtype | None = None,
+) -> torch.optim.Optimizer:
+    """Returns the optimizer with a group of each kind of parameters; those in `decay` decay.
+
+    An untied head is a matrix; a tied one is the embedding. `total_steps` are the run's. `config`
+    may be left out for a model without custom classes and experts, and without `base_width`.
+    `products` is the type of Muon's matrix products; None is that of the weights.
+
+    Raises:
+        ValueError: for a parameter that `model.parameters` does not know.
+    """
+    assert config is not None or settings.base_width is None
+    width = 1 if config is None else config.d_model
+    members: dict[Kind, list[nn.Parameter]] = {}
+    stacked: dict[nn.Parameter, int] = {}
+    for name, parameter in parameters:
+        if not parameter.requires_grad:  # a bias that `training.balance` moves
+            continue
+        stacked[parameter] = matrices_in(name, config)
+        members.setdefault(kind_of(name, config, parameter.ndim).kind, []).append(parameter)
+    decay = weight_decay(total_steps, settings)
+    groups = []
+    for kind, params in members.items():
+        factor = rate_factor(kind, settings, width)
+        own = decay if GROUP_OF[kind] in settings.decay else 0.0
+        if settings.decay_sum is not None:  # of rate times decay, whatever the kind's rate
+            own = own / factor if factor else 0.0
+        groups.append(
+            {"params": params, "name": kind, "lr": settings.lr * factor, "weight_decay": own}
+        )
+    if settings.name == "muon":
+        return Muon(groups, settings, products, stacked)
+    return torch.optim.AdamW(
+        groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True
+    )
+
+
+def build_scheduler(
+    optimizer: torch.optim.Optimizer, total_steps: int, settings: OptimSettings
+) -> LambdaLR:
+    """Returns the schedule of `learning_rate` of all groups, stepped once an optimizer step."""
+    return LambdaLR(
+        optimizer, lambda step: learning_rate(step, total_steps, settings) / settings.lr
+    )
+
+
+def _router_of(model: nn.Module) -> list[nn.Parameter]:
+    """The weights of all routers, or of the custom classes in their place."""
+    return [parameter for name, parameter in model.named_parameters() if _ROUTER in name]
+
+
+def _settle_router(model: nn.Module, most: int) -> None:
+    """Replaces the routers' gradients after a backward pass through one loop, which uses none.
+
+    They are zero where no step up to now had more than one (`most`), since sharded checkpoints must
+    have the optimizer's state of all weights. Else None, and the optimizer passes them over.
+    """
+    for parameter in _router_of(model):
+        parameter.grad = torch.zeros_like(parameter) if most == 1 else None
+
+
+@contextmanager
+def _at_rest(model: nn.Module, most: int) -> Iterator[None]:
+    """Keeps the weights of steps of the loop beyond the first `most` as they are, bit by bit.
+
+    On each rank its own part of them: FSDP2 deals out the rows of gains one by one.
+    """
+    kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            part = _own_part(parameter)
+            if name.endswith(_BY_STEP) and most < len(parameter):
+                rows = torch.arange(len(parameter), device=parameter.device)
+                rests = _own_part(sharded_as(parameter, rows)) >= most
+                kept.append((part, part.clone(), rests.view(-1, *[1] * (part.ndim - 1))))
+            elif _ROUTER in name and most == 1:
+                kept.append((part, part.clone(), torch.ones_like(part, dtype=torch.bool)))
+    yield
+    with torch.no_grad():
+        for part, before, rests in kept:
+            part.copy_(torch.where(rests, before, part))
+
+
+def _own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor, in the same memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

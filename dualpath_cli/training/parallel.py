@@ -1,4 +1,5 @@
-"""Builds the model for one device or many: checkpoint, compile, shard, allocate, draw weights.
+"""Builds the model for one device or many: checkpoint, compile, shard, allocate, draw weights; and
+Lightning's strategies, which say what device holds what.
 
 The order matters: recomputation belongs to a block's graph, a compiled block stays one graph within
 its FSDP unit, and with sharding on the meta device no rank ever holds the whole model.
@@ -8,18 +9,32 @@ its FSDP unit, and with sharding on the meta device no rank ever holds the whole
 rotation, QK-norm, the product in SwiGLU, residual sums, the mixture of steps. No product and no
 attention is computed twice (not verified for FlexAttention on a GPU in eager mode). `full` keeps
 the block's input alone.
+
+`trainer.strategy`, by which gradients are reduced once a step, with its last micro-batch:
+
+    single   one device
+    ddp      each device holds all; gradients are all-reduced
+    fsdp     weights, gradients and moments are divided among all devices: FSDP2
+    hsdp     they are divided within a group of devices, a node, and each group is a replica:
+             gradients are reduce-scattered within groups, then all-reduced across them
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from torch.distributed.device_mesh import DeviceMesh
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -27,11 +42,13 @@ from torch.utils.checkpoint import (
 )
 
 from dualpath_cli.config import Checkpointing, Kind, ModelConfig
+from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import LayerAuxiliary, LayerPass
-from dualpath_cli.training.state.training_state import sharded_as
-from dualpath_cli.training.step_loops import allow_graphs
+from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.training import internals
+from dualpath_cli.training.state.loading import load_training_state, shard_whole_state, sharded_as
 
 KEPT_OPERATIONS = frozenset(
     ("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm", "flex_attention",
@@ -41,10 +58,12 @@ KEPT_OPERATIONS = frozenset(
      "aten::_scaled_dot_product_cudnn_attention",
      "aten::_scaled_dot_product_fused_attention_overrideable")
 )  # fmt: skip
-"""Operations whose outputs `selective` keeps, without the name of an overload."""
-
-OWN_OPERATIONS = "dualpath::"
-"""Prefix of this package's custom operations, whose outputs `selective` keeps as well."""
+"""Operations whose outputs `selective` keeps, without the name of an overload, besides this
+package's own."""
+GRAPHS_EACH = 4
+"""Compiled graphs of a kind of block, at most: with and without gradients, and by the first length
+met."""
+STRATEGIES = ("ddp", "fsdp", "hsdp")  # for several devices; Lightning's own `auto` chooses
 
 
 def build_model(
@@ -61,7 +80,7 @@ def build_model(
     Of a mesh of two dimensions the first replicates and the second shards. Gradients are reduced in
     `reduce_dtype`; None is their own. `seed` and `std_factors` (of `model.parameters`) decide the
     initial weights, not the number of devices. Without a seed weights are undefined until they are
-    loaded (`weights.load_weights`).
+    loaded (`state.loading`).
     """
     device = torch.get_default_device() if mesh is None else torch.device(mesh.device_type)
     with torch.device("meta"):
@@ -96,12 +115,16 @@ def draw_weights(model: DualPathLM, seed: int, std_factors: Mapping[Kind, float]
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # else weights gathered in an earlier forward would be used again
-    model.init_weights(seed, copy_whole, std_factors)
+    model.init_weights(seed, lambda own, value: own.copy_(sharded_as(own, value)), std_factors)
 
 
-def copy_whole(parameter: torch.Tensor, value: torch.Tensor) -> None:
-    """Copies a whole tensor, which every rank holds, into a parameter that may be sharded."""
-    parameter.copy_(sharded_as(parameter, value))
+def allow_graphs(variants: int) -> None:
+    """Lets torch.compile keep the graphs of so many kinds of blocks, and not run them eagerly.
+
+    Blocks differ in kind, widths and loops, and a block is another one with each forced number.
+    """
+    config = torch.compiler.config
+    config.recompile_limit = max(config.recompile_limit, GRAPHS_EACH * variants)
 
 
 @cache
@@ -114,8 +137,9 @@ def can_compile(device: torch.device) -> bool:
         torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:  # the run can go on without it
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        say = rank_zero_only(print)
-        say(f"dualpath: running eagerly: torch.compile does not work here ({reason:.120})")
+        rank_zero_only(print)(
+            f"dualpath: running eagerly: torch.compile does not work here ({reason:.120})"
+        )
         return False
     return True
 
@@ -148,7 +172,7 @@ def chosen(setting: Literal["auto"] | Checkpointing, compiled: bool) -> Checkpoi
 def keeps(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """Torch's policy function of `selective`: whether to keep an operation's output."""
     name = operation.name().partition(".")[0]
-    if name in KEPT_OPERATIONS or name.startswith(OWN_OPERATIONS):
+    if name in KEPT_OPERATIONS or name.startswith("dualpath::"):
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -156,8 +180,7 @@ def keeps(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Checkpoint
 class FullBlock(DualPathBlock):
     """A block that keeps its input alone."""
 
-    options: ClassVar[dict[str, Any]] = {}
-    """Further arguments of torch's `checkpoint`."""
+    options: ClassVar[dict[str, Any]] = {}  # further arguments of torch's `checkpoint`
 
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
         """As DualPathBlock's; recomputes nothing without gradients or while a trace is written."""
@@ -183,3 +206,117 @@ class SelectiveBlock(FullBlock):
     """A block that keeps its input and the outputs of its matrix products and attention."""
 
     options: ClassVar = {"context_fn": partial(create_selective_checkpoint_contexts, keeps)}
+
+
+# Which device holds what
+
+
+class FullyShardedStrategy(ModelParallelStrategy):
+    """FSDP2 over all devices of all nodes, or over groups of them that are replicas.
+
+    Lightning's defaults would mean tensor parallelism within a node, and the trainer counts the
+    devices late.
+    """
+
+    def __init__(self, timeout: timedelta, replicate: bool, shard_size: int | None) -> None:
+        """`replicate` makes groups of `shard_size` devices; None: of a node's."""
+        super().__init__(timeout=timeout)
+        self._replicate = replicate
+        self._shard_size = shard_size
+
+    @property
+    def shards(self) -> int:
+        """How many devices share one set of weights."""
+        if not self._replicate:
+            return self.num_nodes * self.num_processes
+        return self._shard_size or self.num_processes
+
+    def check_shards(self) -> None:
+        devices = self.num_nodes * self.num_processes
+        if self.shards == 1 < devices:
+            raise UserError(
+                "trainer.strategy hsdp shards within a node, and each node has one device; use "
+                "ddp or fsdp, or give run.shard_size"
+            )
+        if devices % self.shards:
+            fitting = [str(size) for size in range(2, devices + 1) if devices % size == 0]
+            would = f"{' or '.join(fitting)} would, or " if fitting else ""
+            raise UserError(
+                f"run.shard_size={self.shards} does not divide the {devices} devices of this run; "
+                f"{would}null for those of a node"
+            )
+
+    def setup_environment(self) -> None:
+        """Sets Lightning's two sizes before it makes the process group, then makes our mesh."""
+        devices = self.num_nodes * self.num_processes
+        internals.set_parallel_sizes(self, data=devices, tensor=1)
+        super().setup_environment()
+        if self.shards < devices:
+            # Neighbours share a group: Lightning, torchrun and SLURM's block distribution number
+            # ranks node by node.
+            sizes, names = (devices // self.shards, self.shards), ("replicate", "shard")
+            mesh = init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
+            internals.replace_mesh(self, mesh)
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Loads shards or a whole file from the first rank's path; nothing in them is run."""
+        path = Path(self.broadcast(str(checkpoint_path)))
+        assert self.model is not None
+        load = load_training_state if path.is_dir() else shard_whole_state
+        return load(self.model, self.optimizers, path)
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Keeps gradients on their rank until the last micro-batch of a step.
+
+        Lightning enters it for all micro-batches but the last, as for DDP; its own strategy would
+        reduce in each. Meanwhile a rank holds the gradients of the whole model.
+        """
+        assert self.model is not None
+        units = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
+        for unit in units:
+            unit.set_requires_gradient_sync(False, recurse=False)
+        try:
+            yield
+        finally:
+            for unit in units:
+                unit.set_requires_gradient_sync(True, recurse=False)
+
+
+class CompressedDDPStrategy(DDPStrategy):
+    """DDP whose gradients travel in bfloat16, by PyTorch's hook.
+
+    Lightning registers hooks only on CUDA, and ignores them elsewhere without a message.
+    """
+
+    def configure_ddp(self) -> None:
+        super().configure_ddp()
+        assert isinstance(self.model, DistributedDataParallel)
+        self.model.register_comm_hook(None, bf16_compress_hook)
+
+
+def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The part of a strategy's mesh for FSDP2: without Lightning's tensor parallelism."""
+    names = mesh.mesh_dim_names or ()
+    return mesh["data_parallel"] if "data_parallel" in names else mesh
+
+
+def build_strategy(name: str, settings: RunSettings) -> Strategy | str:
+    """Returns the Lightning strategy for one of the names that `trainer.strategy` takes.
+
+    The run ends if a rank is waited for longer than `run.rank_timeout` minutes.
+    """
+    timeout = timedelta(minutes=settings.rank_timeout)
+    if name in ("fsdp", "hsdp"):
+        return FullyShardedStrategy(timeout, name == "hsdp", settings.shard_size)
+    if name == "ddp":
+        kind = CompressedDDPStrategy if settings.reduce_dtype == "bfloat16" else DDPStrategy
+        return kind(timeout=timeout, gradient_as_bucket_view=True, broadcast_buffers=False)
+    return "auto"
+
+
+def reduce_dtype(settings: RunSettings) -> torch.dtype | None:
+    """`run.reduce_dtype` for FSDP2; None leaves gradients in their own type."""
+    return torch.bfloat16 if settings.reduce_dtype == "bfloat16" else None

@@ -12,7 +12,7 @@ import pytest
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.files import read_csv
-from dualpath_cli.run.run_tables import check_tables
+from dualpath_cli.run.run_folder import check_tables
 from tests.cli.home import RUN, write_home
 from tests.conftest import Share
 from tests.tiny_run import back_to_step, tables

@@ -21,7 +21,7 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.state.weights import load_weights
+from dualpath_cli.training.state.loading import load_weights
 from tests.conftest import OutputOf
 from tests.evaluation.conftest import CHANGES, NAME
 from tests.export.test_shards import trained as sharded

@@ -13,7 +13,7 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run import run_file, run_folder
 from dualpath_cli.training.parallel import build_model
-from dualpath_cli.training.state.weights import load_weights
+from dualpath_cli.training.state.loading import load_weights
 from tests.conftest import Share
 from tests.tiny_run import Fit
 

@@ -62,13 +62,12 @@ def test_shards_are_read_in_portions(trained, tmp_path, monkeypatch):
     expected = load_file(exported(run))
     sharded(run)
     portions = []
-    read = export_weights.shards.read_weights
+    read = export_weights.read_weights
     monkeypatch.setattr(export_weights, "AT_ONCE", 4096)
     monkeypatch.setattr(
-        export_weights.shards,
-        "read_weights",
+        export_weights, "read_weights",
         lambda wanted, folder: portions.append(wanted) or read(wanted, folder),
-    )
+    )  # fmt: skip
     found = load_file(export(run, tmp_path / "one.safetensors", form="consolidated"))
     assert len(portions) > 3
     for portion in portions:

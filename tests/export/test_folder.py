@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.export.hf.reading import read_folder
+from dualpath_cli.run.exported_folder import read_folder
 from tests.export.conftest import contents, export, model_of, words
 from tests.tiny_run import Fit
 

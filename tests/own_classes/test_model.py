@@ -16,7 +16,7 @@ from dualpath_cli.flops.widths import Target, solve_within
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.recipe.optimizer import OptimSettings
-from dualpath_cli.training.optim import build_optimizer
+from dualpath_cli.training.module import build_optimizer
 from tests.model.reference import difference, random_tokens
 from tests.model.small_models import ALL_KINDS, EXACT, SMALL, TOKENS, same_weights, small
 

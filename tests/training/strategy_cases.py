@@ -22,7 +22,7 @@ from dualpath_cli.recipe.schedule import StepLoops
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.strategies import build_strategy, reduce_dtype, sharding_mesh
+from dualpath_cli.training.parallel import build_strategy, reduce_dtype, sharding_mesh
 from tests.training.meter import Meter
 
 STEPS, SEQUENCES, LENGTH = 20, 8, 12

@@ -6,7 +6,7 @@ import torch
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.training.balance import ExpertLoads, numbers
-from dualpath_cli.training.optim import build_optimizer
+from dualpath_cli.training.module import build_optimizer
 from tests.model.small_models import EXPERTS, same_weights, small, with_weights
 
 RATE = 1e-3  # which float32 would round

@@ -15,7 +15,7 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.errors import UserError
 from dualpath_cli.run.checkpoint_files import files_of, manifest_of
 from dualpath_cli.run.run_folder import newest_checkpoint
-from dualpath_cli.training.state.shards import load_shards
+from dualpath_cli.training.state.loading import load_shards
 from tests.tiny_run import back_to_step, rows
 
 NAME = "embed.weight"

@@ -12,7 +12,7 @@ import pytest
 
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
-from dualpath_cli.training.data.loading_faults import loading_fault
+from dualpath_cli.training.data.data_module import loading_fault
 from dualpath_cli.training.state import checkpoint
 from tests.faulty_data import CHANGED, flip, one_line
 from tests.tiny_run import SEQ_LEN, rows, tiny_recipe, train

@@ -20,7 +20,7 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import find_run, read_recipe
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_model
-from dualpath_cli.training.state.weights import load_weights
+from dualpath_cli.training.state.loading import load_weights
 from tests.processes import exit_codes, run_on_ranks, start
 from tests.tiny_run import (
     SEQ_LEN,

@@ -15,7 +15,7 @@ from dualpath_cli.flops.plan import Cluster, plan
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.strategies import FullyShardedStrategy, build_strategy
+from dualpath_cli.training.parallel import FullyShardedStrategy, build_strategy
 from tests.training.meter import Collectives
 
 NODE = 8

@@ -12,8 +12,8 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.schedule import learning_rate
+from dualpath_cli.training.module import build_optimizer, build_scheduler
 from dualpath_cli.training.muon import COEFFICIENTS, STEPS, Muon, orthogonal
-from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from tests.model.small_models import SMALL
 from tests.tiny_run import back_to_step, rows, weights
 

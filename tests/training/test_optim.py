@@ -15,8 +15,7 @@ from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.recipe.optimizer import OptimSettings, std_factors
 from dualpath_cli.recipe.schedule import cooldown_start, learning_rate
 from dualpath_cli.recipe.settings import RunSettings
-from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.optim import build_optimizer, build_scheduler
+from dualpath_cli.training.module import DualPathModule, build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
 from tests.model.small_models import SMALL, TARGETS, TOKENS
 

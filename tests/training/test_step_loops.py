@@ -21,8 +21,7 @@ from dualpath_cli.model.parameters import initial_value
 from dualpath_cli.recipe.schedule import StepLoops, step_loops
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.run_folder import read_recipe
-from dualpath_cli.training.parallel import build_model
-from dualpath_cli.training.step_loops import allow_graphs
+from dualpath_cli.training.parallel import allow_graphs, build_model
 from tests.model.small_models import SMALL
 from tests.tiny_run import back_to_step, tables, weights
 

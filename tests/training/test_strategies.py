@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.plan import Cluster, plan
 from dualpath_cli.recipe.settings import RunSettings
-from dualpath_cli.training.strategies import FullyShardedStrategy, build_strategy
+from dualpath_cli.training.parallel import FullyShardedStrategy, build_strategy
 from tests.processes import call_on_ranks
 from tests.training.strategy_cases import HALF, SEQUENCES, STEPS, Case, train_all
 

@@ -23,12 +23,9 @@ import torch
 
 from dualpath_cli.config import RENAMED
 from dualpath_cli.errors import RunFailed
-from dualpath_cli.export.consolidated import entries, write_weights
-from dualpath_cli.export.hf.card import model_card
+from dualpath_cli.export.hf.card import Results, model_card
 from dualpath_cli.export.hf.code import flatten, own_files, registration
-from dualpath_cli.export.hf.reading import read_folder
-from dualpath_cli.export.hf.results import Results
-from dualpath_cli.export.weights import Weights
+from dualpath_cli.export.weights import Weights, entries, write_weights
 from dualpath_cli.files import replacing_folder
 from dualpath_cli.output.console import Progress
 from dualpath_cli.recipe.settings import Settings
@@ -43,6 +40,7 @@ from dualpath_cli.run.exported_folder import (
     changed,
     check_ours,
     listing,
+    read_folder,
 )
 from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
 from dualpath_cli.text.tokenizer import Tokenizer

@@ -38,7 +38,7 @@ from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, collate, document_windows
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_model
-from dualpath_cli.training.state.weights import load_weights
+from dualpath_cli.training.state.loading import load_weights
 
 SOURCE = "text"  # the name of the text on its page and in the files
 

@@ -26,9 +26,7 @@ from dualpath_cli.run.run_folder import CHECKPOINTS, LAST, TABLES
 from dualpath_cli.training import internals
 from dualpath_cli.training.module import DualPathModule, EachStep
 from dualpath_cli.training.ranks import lost_contact
-from dualpath_cli.training.state.integrity import hashed
-from dualpath_cli.training.state.training_state import whole_state
-from dualpath_cli.training.state.weights import read_file
+from dualpath_cli.training.state.loading import hashed, read_file, whole_state
 
 RETRY = 2.0
 """Seconds after which a checkpoint that could not be written is tried again, once."""

@@ -42,7 +42,7 @@ from dualpath_cli.study.routing.readouts import (
 from dualpath_cli.study.routing.tokens import TOKENS, Example, Model, read_examples
 from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.state.integrity import from_all_ranks
+from dualpath_cli.training.state.loading import from_all_ranks
 
 TOP = 3
 """Tokens of a state's prediction that are kept, the likeliest ones."""
