@@ -34,12 +34,7 @@ from dualpath_cli.training.state.loading import (
 AT_ONCE = 256 << 20
 """Bytes of weights that are read from shards before they are handed on, if no single tensor has
 more: each read goes through the list of all shards."""
-DTYPES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float64: "F64",
-}
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 """Types of weights as safetensors calls them; training makes the first two and the last."""
 
 

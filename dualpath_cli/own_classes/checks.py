@@ -16,8 +16,7 @@ from dualpath_cli.output import is_first_rank
 from dualpath_cli.own_classes.classes import own_class, own_roles, sources
 from dualpath_cli.own_classes.consent import OPTION
 
-CLASSES = "classes"
-"""Folder of a run folder that holds their source."""
+CLASSES = "classes"  # folder of a run folder that holds their source
 
 
 class Trained(Protocol):

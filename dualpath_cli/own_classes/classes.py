@@ -16,18 +16,15 @@ from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, ModelConfig
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.own_classes.consent import check
 
-Role = Literal["gate", "combination"]
-"""The field of ModelConfig that names a class."""
+Role = Literal["gate", "combination"]  # the field of ModelConfig that names a class
 
-FOUND: dict[str, Any] = {}
-"""Classes by path, each found once."""
+FOUND: dict[str, Any] = {}  # classes by path, each found once
 
 
 class Source(NamedTuple):
     """The file that a class is defined in."""
 
-    module: str
-    """Its dotted name."""
+    module: str  # its dotted name
     text: str
 
     @property

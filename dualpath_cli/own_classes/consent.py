@@ -14,14 +14,11 @@ from typing import Any
 from dualpath_cli.errors import UserError
 
 OPTION = "--own-classes"
-ROLES = ("gate", "combination")
-"""The fields of ModelConfig that may name a class."""
+ROLES = ("gate", "combination")  # the fields of ModelConfig that may name a class
 ALL = "*"
 
-_NAMED: set[str] = set()
-"""Classes that something read names."""
-_READ: set[Path] = set()
-"""Folders that are read."""
+_NAMED: set[str] = set()  # classes that something read names
+_READ: set[Path] = set()  # folders that are read
 _AGREED: set[str] = set()
 
 

@@ -19,8 +19,7 @@ Start = Literal["normal", "normal_by_depth", "gain_init", "one", "zero"]
 class ParameterKind(NamedTuple):
     """Facts that all parameters of a kind share."""
 
-    kind: Kind
-    """Group of the optimizer."""
+    kind: Kind  # group of the optimizer
     start: Start
     """`normal` has std `init_std` (0.02), `normal_by_depth` `init_std` / sqrt(2 n_layers);
     `gain_init` is that of gains before the softplus (-7: s is 9.1e-4)."""

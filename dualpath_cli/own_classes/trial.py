@@ -19,8 +19,7 @@ from dualpath_cli.own_classes.classes import Role, on_meta, own_class, own_roles
 from dualpath_cli.own_classes.kinds import Start, own_kind, start_value
 
 BATCH, LENGTH = 2, 3
-TOLERANCE = 1e-4
-"""How far apart two ways to the same number may be."""
+TOLERANCE = 1e-4  # how far apart two ways to the same number may be
 
 Weigh = Callable[[torch.Tensor], list[torch.Tensor]]
 """Of random states (K, B, T, D) what a class gives."""

@@ -16,8 +16,7 @@ from dualpath_cli.files import open_regular, read_json, write_text
 Files = dict[str, dict[str, Any]]
 """By name inside the checkpoint, empty for one that is a file: `bytes` and `sha256`."""
 
-_AT_ONCE = 1 << 22
-"""Bytes that are read and hashed at once."""
+_AT_ONCE = 1 << 22  # bytes that are read and hashed at once
 
 
 def manifest_of(checkpoint: Path) -> Path:

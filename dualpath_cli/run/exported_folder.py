@@ -30,8 +30,7 @@ NAMES = {
     "configuration_dualpath.py", MODELING, WEIGHTS, CARD,
 }  # fmt: skip
 """The files of every exported folder beside the list."""
-PREFIX = "model."
-"""The prefix of the names of weights, after the attribute of DualPathForCausalLM."""
+PREFIX = "model."  # the prefix of the names of weights, after the attribute of DualPathForCausalLM
 _MORE_NAMES = re.compile(rf"own_\w+\.py|{re.escape(SCORES)}/\w+\.yaml")
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 

@@ -34,10 +34,8 @@ from dualpath_cli.text.storage import cache
 
 SUFFIX = ".safetensors"
 LAYOUT = "1"
-NO_HASH = "0" * 64
-"""The place of the sha256 until all is written."""
-LONGEST_HEADER = 100_000_000
-"""Bytes; safetensors itself reads no longer one."""
+NO_HASH = "0" * 64  # the place of the sha256 until all is written
+LONGEST_HEADER = 100_000_000  # bytes; safetensors itself reads no longer one
 MOST_STEPS = 10**18
 _TEXTS = {RECIPE: "recipe", VERSIONS: "versions", TOKENIZER: "tokenizer"}
 

@@ -77,14 +77,10 @@ def without_numbers() -> set[str]:
 class Run:
     """A RUN as the user gave it: its folder, and the checkpoint that is meant."""
 
-    folder: Path
-    """Holds recipe, versions and tokenizer."""
-    checkpoint: Path
-    """A file, or a folder of shards."""
-    step: int
-    """Optimizer step at which the checkpoint was written."""
-    home: Path
-    """The default folder of commands' output about it."""
+    folder: Path  # holds recipe, versions and tokenizer
+    checkpoint: Path  # a file, or a folder of shards
+    step: int  # optimizer step at which the checkpoint was written
+    home: Path  # the default folder of commands' output about it
     average: tuple[Path, ...] = ()
     """Checkpoints whose mean weights are meant in place of the checkpoint's, oldest first."""
 

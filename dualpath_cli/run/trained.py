@@ -26,8 +26,7 @@ from dualpath_cli.text.tokenizer import Tokenizer
 class Trained:
     """A checkpoint, and the settings that it was trained with."""
 
-    path: str
-    """As the user gave it."""
+    path: str  # as the user gave it
     run: Run
     settings: Settings
 

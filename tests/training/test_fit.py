@@ -19,12 +19,7 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.config import GROUP_OF
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.checkpoint_files import Files
-from dualpath_cli.run.run_folder import (
-    complete_checkpoints,
-    find_run,
-    newest_checkpoint,
-    step_of,
-)
+from dualpath_cli.run.run_folder import complete_checkpoints, find_run, newest_checkpoint, step_of
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.training import parallel
 from dualpath_cli.training.logs.tables import CsvTable
@@ -32,15 +27,7 @@ from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.state import checkpoint
 from dualpath_cli.training.state.checkpoint import Checkpoints, publish
 from tests.processes import exit_codes, start
-from tests.tiny_run import (
-    SEQ_LEN,
-    back_to_step,
-    prepare,
-    rows,
-    tables,
-    weights,
-    write_blocks,
-)
+from tests.tiny_run import SEQ_LEN, back_to_step, prepare, rows, tables, weights, write_blocks
 
 
 def test_a_run_folder_holds_what_the_run_was(trained, texts):

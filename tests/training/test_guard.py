@@ -23,16 +23,7 @@ from dualpath_cli.training.logs import tables as tables_of_a_run
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.state.checkpoint import Checkpoints, finite_weights
 from tests.processes import run_on_two_ranks
-from tests.tiny_run import (
-    SEQ_LEN,
-    Fit,
-    back_to_step,
-    rows,
-    tables,
-    tiny_recipe,
-    train,
-    weights,
-)
+from tests.tiny_run import SEQ_LEN, Fit, back_to_step, rows, tables, tiny_recipe, train, weights
 
 NAN, INF = math.nan, math.inf
 

@@ -24,10 +24,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"trainer": {"precision": "transformer-engine"}}, "transformer_engine"),
     ({"trainer": {"devices": [0, 1]}}, "`devices` selected with `CPUAccelerator`"),
     (
-        {
-            "run": {"shard_size": 3, "micro_batch": 1},
-            "trainer": {"strategy": "hsdp", "devices": 4},
-        },
+        {"run": {"shard_size": 3, "micro_batch": 1}, "trainer": {"strategy": "hsdp", "devices": 4}},
         "run.shard_size=3 does not divide the 4 devices of this run; 2 or 4 would",
     ),
     (

@@ -111,11 +111,7 @@ def test_all_ranks_get_full_batches_and_padding_windows_score_nothing(lengths, m
     assert (targets != IGNORE).sum() == windows.n_tokens
 
 
-@given(
-    st.lists(st.integers(2, 100), min_size=1, max_size=60),
-    st.integers(1, 5),
-    st.integers(1, 3),
-)
+@given(st.lists(st.integers(2, 100), min_size=1, max_size=60), st.integers(1, 5), st.integers(1, 3))
 def test_batches_hold_each_window_once_in_order_and_no_more_positions_than_a_micro_batch(
     lengths, micro_batch, ranks
 ):

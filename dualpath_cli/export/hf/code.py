@@ -28,10 +28,8 @@ class _Module(NamedTuple):
 
     name: str
     docstring: str
-    ours: list[ast.ImportFrom]
-    """Its imports of the project."""
-    imports: list[str]
-    """Its other imports, one a line."""
+    ours: list[ast.ImportFrom]  # its imports of the project
+    imports: list[str]  # its other imports, one a line
     body: str
 
 

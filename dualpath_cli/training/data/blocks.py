@@ -26,11 +26,9 @@ from dualpath_cli.text.manifest import AGAIN, HEADER, INDEX, MANIFEST, Manifest,
 from dualpath_cli.text.verification import Chunks
 from dualpath_cli.training.data.order import SampleOrder
 
-Block = npt.NDArray[np.integer]
-"""Token ids, (size,)."""
+Block = npt.NDArray[np.integer]  # token ids, (size,)
 
-FREE = 0.1
-"""Part of the disk to leave free: with less, chunks that were read are deleted."""
+FREE = 0.1  # part of the disk to leave free: with less, chunks that were read are deleted
 ATTEMPTS = 10
 """How often a chunk is fetched if other processes, short of disk, delete it before it is open."""
 

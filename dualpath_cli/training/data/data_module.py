@@ -30,8 +30,7 @@ from dualpath_cli.training.data.windows import (
 )
 from dualpath_cli.training.state.loading import from_all_ranks
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-"""Input tokens and target tokens, each (B, T)."""
+Batch = tuple[torch.Tensor, torch.Tensor]  # input tokens and target tokens, each (B, T)
 
 
 class DualPathDataModule(LightningDataModule):

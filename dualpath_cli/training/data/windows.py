@@ -21,10 +21,8 @@ from dualpath_cli.text.tokenizer import Tokenizer
 
 Tokens = npt.NDArray[np.integer]
 
-PAD_TO = 16
-"""Batches are padded to a multiple of this many positions: fewer shapes, faster kernels."""
-LEAST_DOCUMENTS = 10
-"""Documents to draw from at least, if the source has so many."""
+PAD_TO = 16  # batches are padded to a multiple of this many positions: fewer shapes, faster kernels
+LEAST_DOCUMENTS = 10  # documents to draw from at least, if the source has so many
 
 
 def document_windows(

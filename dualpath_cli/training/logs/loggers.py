@@ -20,10 +20,8 @@ from dualpath_cli.training.logs.tables import Row
 
 WANDB_ID = "wandb_id"
 """File of the run folder that holds the id of its W&B run, also when the folder is renamed."""
-FINISH = 60.0
-"""Seconds that the end of a run waits for rows that are still to be sent to W&B."""
-REDRAWN = 4
-"""Times a second that the bar is drawn."""
+FINISH = 60.0  # seconds that the end of a run waits for rows that are still to be sent to W&B
+REDRAWN = 4  # times a second that the bar is drawn
 
 
 def loggers(settings: Settings, folder: Path, begins_at: int) -> list[Logger]:

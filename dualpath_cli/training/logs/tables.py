@@ -43,8 +43,7 @@ from dualpath_cli.training.module import DualPathModule, EachStep
 
 Row = dict[str, Any]
 
-SAID = 20
-"""Skipped steps of a run that get a line each."""
+SAID = 20  # skipped steps of a run that get a line each
 
 CAUSES: dict[Cause, str] = {
     "loss": "its loss is no finite number",

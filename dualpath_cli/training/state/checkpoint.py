@@ -28,8 +28,7 @@ from dualpath_cli.training.module import DualPathModule, EachStep
 from dualpath_cli.training.ranks import lost_contact
 from dualpath_cli.training.state.loading import hashed, read_file, whole_state
 
-RETRY = 2.0
-"""Seconds after which a checkpoint that could not be written is tried again, once."""
+RETRY = 2.0  # seconds after which a checkpoint that could not be written is tried again, once
 
 
 class DirectCheckpointIO(TorchCheckpointIO):
@@ -71,8 +70,7 @@ class Checkpoints(EachStep):
         self.folder = run_folder / CHECKPOINTS
         self.settings = settings
         self.saved_step = -1
-        self._progress: dict[str, Any] = {}
-        """Lightning's progress before the current validation."""
+        self._progress: dict[str, Any] = {}  # Lightning's progress before the current validation
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

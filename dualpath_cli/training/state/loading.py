@@ -373,9 +373,7 @@ def hashed(checkpoint: Path) -> Files:
 
 
 def verify(
-    checkpoint: Path,
-    read: Callable[[int], object] | None = None,
-    way_out: str | None = None,
+    checkpoint: Path, read: Callable[[int], object] | None = None, way_out: str | None = None
 ) -> None:
     """Hashes a checkpoint before it is loaded; ranks that have met divide its files.
 
