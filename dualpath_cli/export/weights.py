@@ -137,8 +137,7 @@ def _files(folder: Path) -> list[str]:
 def write(run: Run, settings: Settings, weights: Weights, out: Path, progress: Progress) -> None:
     """Writes the file, whole or not at all; its bytes follow from the checkpoint alone.
 
-    Raises:
-        RunFailed: where the disk gives back something else than was written.
+    Raises RunFailed where the disk gives back something else than was written.
     """
     header = run_file.header(entries(weights), run_file.describe(run, settings))
     Tokenizer.load(run.folder / TOKENIZER)  # says what is wrong with it

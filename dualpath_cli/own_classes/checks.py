@@ -19,16 +19,12 @@ from dualpath_cli.own_classes.consent import OPTION
 CLASSES = "classes"  # folder of a run folder that holds their source
 
 
-class Trained(Protocol):
-    """A run, as far as its classes are concerned."""
+class _Trained(Protocol):
+    @property
+    def checkpoint(self) -> Path: ...
 
     @property
-    def checkpoint(self) -> Path:
-        """The one that is read."""
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """All that was written down for it, its `hashes` among it."""
+    def facts(self) -> Mapping[str, Any]: ...
 
 
 def check_classes(config: ModelConfig) -> None:
@@ -46,7 +42,7 @@ def option_of(config: ModelConfig) -> str:
     return f" {OPTION}" if own_roles(config) else ""
 
 
-def check_as_trained(run: Trained, config: ModelConfig) -> None:
+def check_as_trained(run: _Trained, config: ModelConfig) -> None:
     """The same for a run that is scored; says where a class has changed since it was trained."""
     check_classes(config)
     if not own_roles(config):
@@ -62,9 +58,7 @@ def check_as_begun(
     config: ModelConfig,
     way_out: str = "give this run a name (--run.name NAME)",
 ) -> None:
-    """Refuses to continue a run, with the facts that were written down for it, with a class that
-    has changed.
-    """
+    """Refuses to continue a run, of these facts, with a class that has changed."""
     for path in _changed(facts, config):
         kept = _copy(folder, sources(config)[path].module)
         raise UserError(
@@ -79,7 +73,6 @@ def hashes(config: ModelConfig) -> dict[str, str]:
 
 
 def keep_sources(folder: Path, config: ModelConfig) -> None:
-    """Copies the source of each class into a run folder."""
     for source in sources(config).values():
         copy = _copy(folder, source.module)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,6 @@ class Source(NamedTuple):
 
     @property
     def sha256(self) -> str:
-        """Hash of the text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
@@ -103,23 +102,20 @@ def on_meta(config: ModelConfig, role: Role) -> Any:
 
 
 def own_shapes(config: ModelConfig, role: Role) -> dict[str, tuple[int, ...]]:
-    """Shapes of a class's parameters by their names."""
     return {name: tuple(p.shape) for name, p in on_meta(config, role).named_parameters()}
 
 
 def sources(config: ModelConfig) -> dict[str, Source]:
     """The source of each custom class of a model, by class path."""
-    return {getattr(config, role): _source(config, role) for role in own_roles(config)}
-
-
-def _source(config: ModelConfig, role: Role) -> Source:
-    cls = own_class(config, role)
-    try:
-        text = Path(inspect.getsourcefile(cls) or "").read_text(encoding="utf-8")
-    except (TypeError, OSError, UnicodeDecodeError) as error:
-        path = getattr(config, role)
-        raise UserError(f"model.{role} '{path}': its file cannot be read: {error}") from None
-    return Source(cls.__module__, text)
+    found = {}
+    for role in own_roles(config):
+        path, cls = getattr(config, role), own_class(config, role)
+        try:
+            text = Path(inspect.getsourcefile(cls) or "").read_text(encoding="utf-8")
+        except (TypeError, OSError, UnicodeDecodeError) as error:
+            raise UserError(f"model.{role} '{path}': its file cannot be read: {error}") from None
+        found[path] = Source(cls.__module__, text)
+    return found
 
 
 def _find(path: str, start: str) -> Any:

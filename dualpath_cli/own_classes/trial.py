@@ -21,9 +21,6 @@ from dualpath_cli.own_classes.kinds import Start, own_kind, start_value
 BATCH, LENGTH = 2, 3
 TOLERANCE = 1e-4  # how far apart two ways to the same number may be
 
-Weigh = Callable[[torch.Tensor], list[torch.Tensor]]
-"""Of random states (K, B, T, D) what a class gives."""
-
 
 def try_classes(config: ModelConfig) -> None:
     """Tries each class once, in float32 on the CPU."""
@@ -48,7 +45,7 @@ def try_classes(config: ModelConfig) -> None:
 
 
 def _check_kinds(module: nn.Module, start: str) -> None:
-    """Raises UserError for a declared kind that is unknown or matches no parameter."""
+    """Refuses a declared kind that is unknown or matches no parameter."""
     declared: Any = getattr(module, "parameter_kinds", {})
     names = [name for name, _ in module.named_parameters()]
     if not isinstance(declared, dict):
@@ -76,14 +73,10 @@ def _stirred(module: nn.Module) -> nn.Module:
     return module
 
 
-def _problem_of(role: Role, module: nn.Module, config: LayerConfig) -> str | None:
+def _problem_of(role: Role, module: Any, config: LayerConfig) -> str | None:
+    """The fault of gates, or of weights of as many steps as were trained, or of one more."""
     if role == "gate":
         return _problem(module, lambda states_KBTD: list(module(states_KBTD[0])), 2, config)
-    return _problem_of_combination(module, config)
-
-
-def _problem_of_combination(module: Any, config: LayerConfig) -> str | None:
-    """The fault of weights of as many steps as were trained, or of one more."""
     for loops in (config.loops, config.loops + 1):
         indices = config.step_indices(loops)
 
@@ -106,11 +99,17 @@ def _problem_of_combination(module: Any, config: LayerConfig) -> str | None:
     return None
 
 
-def _problem(module: nn.Module, weigh: Weigh, count: int, config: ModelConfig) -> str | None:
-    """The fault of the weights that a class gives: shapes, tokens, gradients."""
+def _problem(
+    module: nn.Module,
+    weigh: Callable[[torch.Tensor], list[torch.Tensor]],
+    count: int,
+    config: ModelConfig,
+) -> str | None:
+    """The fault of the weights that a class gives, of states (K, B, T, D)."""
     states_KBTD = _states(count, config)
     weights = weigh(states_KBTD)
-    if not _are_weights(weights, count):
+    shapes = [tuple(w.shape) if isinstance(w, torch.Tensor) else None for w in weights]
+    if shapes != [(BATCH, LENGTH, 1)] * count:
         found = [tuple(w.shape) if isinstance(w, torch.Tensor) else w for w in weights]
         return (
             f"forward must give {count} tensors of (B, T, 1), not {found!r:.80}, for states of "
@@ -135,11 +134,6 @@ def _problem(module: nn.Module, weigh: Weigh, count: int, config: ModelConfig) -
         if gradient is None:
             return f"parameter {name} gets no gradient, for which DDP would wait; use it"
     return None
-
-
-def _are_weights(weights: list[Any], count: int) -> bool:
-    shapes = [tuple(w.shape) if isinstance(w, torch.Tensor) else None for w in weights]
-    return shapes == [(BATCH, LENGTH, 1)] * count
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -20,12 +20,10 @@ _AT_ONCE = 1 << 22  # bytes that are read and hashed at once
 
 
 def manifest_of(checkpoint: Path) -> Path:
-    """The path of a checkpoint's list of files."""
     return checkpoint.parent / "manifests" / f"{checkpoint.name}.json"
 
 
 def files_of(checkpoint: Path) -> list[Path]:
-    """The files of a checkpoint, sorted."""
     if not checkpoint.is_dir():
         return [checkpoint]
     return sorted(path for path in checkpoint.rglob("*") if path.is_file())
@@ -86,7 +84,7 @@ def damaged(
 ) -> list[str]:
     """Hashes this rank's part of the files; returns the names of those that were changed.
 
-    `read` gets the number of bytes just read. Of an earlier version's checkpoint nothing is known.
+    Of an earlier version's checkpoint nothing is known.
     """
     files = _read_manifest(checkpoint) or {}
     own = sorted(files)[rank::ranks]

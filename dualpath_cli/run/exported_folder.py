@@ -97,10 +97,7 @@ def changed(folder: Path, read: Callable[[int], object], free: Container[str] = 
 
 
 def check_unchanged(folder: Path, read: Callable[[int], object] = lambda count: None) -> None:
-    """Compares an exported folder with its list, but for the model card, before it is read.
-
-    `read` is told how many bytes were just read. A folder without a list is taken as it is.
-    """
+    """Compares an exported folder with its list, but for the model card, before it is read."""
     if name := changed(folder, read, free={CARD}):
         raise UserError(
             f"'{folder}' is damaged: {name} is not as it was exported (sha256); copy it again, "
@@ -109,10 +106,7 @@ def check_unchanged(folder: Path, read: Callable[[int], object] = lambda count: 
 
 
 def check_ours(folder: Path, shown: Path) -> None:
-    """Checks that a folder, if there is one, may be replaced by an export.
-
-    `shown` is what it is called.
-    """
+    """Checks that a folder, called `shown`, may be replaced by an export, if there is one."""
     listed = _listed(folder) or {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -125,10 +119,6 @@ def check_ours(folder: Path, shown: Path) -> None:
             )
 
 
-def _is_ours(name: str) -> bool:
-    return name in NAMES or _MORE_NAMES.fullmatch(name) is not None
-
-
 def _listed(folder: Path) -> dict[str, str] | None:
     """Hashes by the names of files; None where there is no list."""
     path = folder / LISTING
@@ -137,7 +127,7 @@ def _listed(folder: Path) -> dict[str, str] | None:
     hashes = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
         found = _LINE.fullmatch(line)
-        if found is None or not _is_ours(found[2]):
+        if found is None or not (found[2] in NAMES or _MORE_NAMES.fullmatch(found[2])):
             raise UserError(f"{path} line {number} was not written by dualpath export")
         hashes[found[2]] = found[1]
     return hashes

@@ -41,15 +41,11 @@ _TEXTS = {RECIPE: "recipe", VERSIONS: "versions", TOKENIZER: "tokenizer"}
 
 
 def is_run_file(path: Path) -> bool:
-    """Whether a path names a run in one file, by its suffix."""
     return path.suffix == SUFFIX and path.is_file()
 
 
 def find(path: str) -> Run:
-    """Understands any RUN: a run folder, a checkpoint inside one, or a run in one file.
-
-    Raises UserError if there is no run of dualpath at `path`, and as `check_as_written`.
-    """
+    """Understands any RUN: a run folder, a checkpoint inside one, or a run in one file."""
     run = _open(Path(path)) if is_run_file(Path(path)) else run_folder.find_run(path)
     run_folder.check_as_written(run.folder, run.checkpoint)
     return run
@@ -85,7 +81,6 @@ def header(tensors: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, str]
 
 
 def was_changed(path: Path) -> bool:
-    """Hashes a file, and compares."""
     content, metadata = _read(path)
     zeros = content.replace(metadata["sha256"].encode(), NO_HASH.encode(), 1)
     with path.open("rb") as file:

@@ -86,7 +86,6 @@ class Run:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The facts that `start` recorded for the part of the run that wrote the checkpoint."""
         return facts_at(self.folder, self.checkpoint)
 
 
@@ -193,20 +192,16 @@ def check_same_recipe(
     free: Mapping[str, Set[str]] = {},
     way_out: str = "give this one a name (--run.name NAME)",
 ) -> None:
-    """Raises UserError, naming the first difference, for a recipe that gives other numbers.
-
-    `free` are keys by section that may differ as well.
-    """
+    """Refuses a recipe that gives other numbers; `free` are further keys that may differ."""
     if different := _first_difference(read_recipe(folder), recipe, sections, free):
         name, old, new = different
         raise UserError(f"{folder} holds a run with {name}={old}, this one has {new}; {way_out}")
 
 
 def check_as_written(folder: Path, checkpoint: Path) -> None:
-    """Raises UserError where a checkpoint is of another step or run than its place says.
+    """Refuses a checkpoint of another step, run, model or tokenizer than its place says.
 
-    As well where the folder's model or tokenizer is not the checkpoint's. Its facts hold all these;
-    those of an earlier version hold none.
+    Its facts hold all these; those of an earlier version hold none.
     """
     from dualpath_cli.text.tokenizer import Tokenizer
 
@@ -280,7 +275,7 @@ def facts_now(folder: Path) -> dict[str, Any]:
 
 
 def check_same_facts(folder: Path, checkpoint: Path, facts: dict[str, Any]) -> None:
-    """Raises UserError for the first fact that is not as it was where a checkpoint was written."""
+    """Refuses the first fact that is not as it was where a checkpoint was written."""
     before = facts_at(folder, checkpoint)
     for name, now in facts.items():
         if before.get(name) != now:
@@ -318,7 +313,6 @@ def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None 
 
 
 def versions() -> dict[str, Any]:
-    """Packages, Python and git commit."""
     packages = ("dualpath", "torch", "lightning", "litdata", "torchmetrics", "jsonargparse")
     return {
         "packages": package_versions(packages),
@@ -336,10 +330,7 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def _git_commit() -> str | None:
-    """The checkout's commit, with `+changes` where files differ from it; None outside of one.
-
-    An environment in somebody else's repository is none: that does not track this file.
-    """
+    """The checkout's commit, with `+changes` where files differ from it; None outside of one."""
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -349,7 +340,7 @@ def _git_commit() -> str | None:
         return done.stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # not in another's repository
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -364,10 +355,9 @@ NEEDED = {"metrics.csv": ("step", "tokens", "seconds"), "validation.csv": ("step
 def check_tables(
     folder: Path, names: Sequence[str] = TABLES, checkpoint: Path | None = None
 ) -> None:
-    """Raises UserError where a run's tables cannot be continued.
+    """Checks that a run's tables can be continued: columns, numbers, the order of steps.
 
-    That is a table that is no CSV, a missing column, a cell that is no number, a step that goes
-    back. Prints which tables lack rows that they had as `checkpoint` was written.
+    Prints which tables lack rows that they had as `checkpoint` was written.
     """
     for name in names:
         path, step = folder / name, 0
@@ -398,7 +388,6 @@ def check_tables(
 
 
 def _is_fine(column: str, cell: str) -> bool:
-    """Whether a cell holds what its column needs: a name, a number, or maybe nothing."""
     if column in ("step", "layer"):
         return cell.isdecimal() and len(cell) <= 18
     if column in ("set", "kind") or (cell == "" and column not in ("tokens", "seconds")):

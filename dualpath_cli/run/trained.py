@@ -31,12 +31,10 @@ class Trained:
     settings: Settings
 
     def check(self, change: Intervention | None) -> None:
-        """Raises UserError for an override that makes no sense for the model."""
         if change is not None and (problem := change.problem(self.settings.model)):
             raise UserError(f"{change.name}: {problem} ({self.path})")
 
     def tokenizer(self) -> Tokenizer:
-        """The training data's tokenizer. Raises UserError if it has more ids than the model."""
         tokenizer = Tokenizer.load(self.run.folder / TOKENIZER)
         ids, rows = tokenizer.vocab_size, self.settings.model.vocab_size
         if ids > rows:
@@ -47,10 +45,7 @@ class Trained:
 
 
 def find(path: str, average: int = 1) -> Trained:
-    """Finds the model of a run folder, a checkpoint inside one, or an exported file.
-
-    `average`: so many checkpoints, up to that one.
-    """
+    """Finds the model of any RUN, averaged over so many checkpoints up to that one."""
     run = averaged(run_file.find(path), average)
     settings = settings_from(run_folder.read_recipe(run.folder))
     check_as_trained(run, settings.model)
@@ -61,7 +56,7 @@ def averaged(run: Run, count: int) -> Run:
     """The run with the checkpoints that are averaged: the last ones up to its own.
 
     A run that was taken back to an older step goes on from there: checkpoints of the part that it
-    left are not its own. Raises UserError where there are fewer, or one is of another step or run.
+    left are not its own.
     """
     if count == 1:
         return run

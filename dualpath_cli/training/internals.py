@@ -1,7 +1,6 @@
 """Every use of Lightning's private parts, and what each gains.
 
-No other file uses a private name of Lightning. A release that moves one fails the tests of what it
-gains.
+A release that moves one fails the tests of what it gains.
 """
 
 from collections.abc import Callable

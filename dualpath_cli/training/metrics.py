@@ -46,7 +46,7 @@ class LanguageModelLoss(Metric):
         self.text_bytes += n_bytes.sum()
 
     def sums(self) -> dict[str, float]:
-        """What was added up to now, on all ranks together, which all must ask for."""
+        """What was added up to now on all ranks, which all must ask for."""
         total = torch.stack([getattr(self, name) for name in _SUMS])
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(total)

@@ -99,21 +99,18 @@ class DualPathModule(LightningModule):
 
     def configure_model(self) -> None:
         """Builds the model once; a sharding strategy has set the device mesh by now."""
-        if self.model is None:
-            mesh = None if self.device_mesh is None else sharding_mesh(self.device_mesh)
-            self.model = build_model(
-                self.config,
-                self.seed,
-                self.compile_blocks,
-                self.checkpointing,
-                mesh,
-                self.reduce_dtype,
-                std_factors(self.optim, self.config.d_model),
-            )
-            if self.compile_blocks and self.step_loops is not None:
-                allow_graphs(len(set(self.config.layers)) * len(self.step_loops.counts()))
-            if self.weights:
-                load_average(self.model, self.weights)
+        if self.model is not None:
+            return
+        mesh = None if self.device_mesh is None else sharding_mesh(self.device_mesh)
+        factors = std_factors(self.optim, self.config.d_model)
+        self.model = build_model(
+            self.config, self.seed, self.compile_blocks, self.checkpointing, mesh,
+            self.reduce_dtype, factors,
+        )  # fmt: skip
+        if self.compile_blocks and self.step_loops is not None:
+            allow_graphs(len(set(self.config.layers)) * len(self.step_loops.counts()))
+        if self.weights:
+            load_average(self.model, self.weights)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Losses in nats per position, (B, T)."""
@@ -144,7 +141,6 @@ class DualPathModule(LightningModule):
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Adds a batch to the loss of its validation set."""
         tokens, targets = batch
         # Windows of text come in many lengths. Only the training length is worth a graph.
         compiled = tokens.shape[1] == self.config.max_seq_len
@@ -170,16 +166,12 @@ class DualPathModule(LightningModule):
             self.trainer.should_stop = True
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Settles the router's gradients before they are clipped."""
         assert self.model is not None
         if self.forced_loops == 1:
             _settle_router(self.model, self.most_loops)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Makes a step, and moves the biases of experts by its loads.
-
-        Weights of steps of the loop that were never run rest (`_at_rest`).
-        """
+        """Makes a step, and moves the biases of experts by its loads."""
         assert self.model is not None
         with nullcontext() if self.step_loops is None else _at_rest(self.model, self.most_loops):
             super().optimizer_step(*args, **kwargs)
@@ -211,10 +203,7 @@ class DualPathModule(LightningModule):
         checkpoint["expert_loads"] = {layer: load.tolist() for layer, load in loads.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Checks that all weights are there, and loads what `on_save_checkpoint` has added.
-
-        Earlier versions did not add all of it.
-        """
+        """Checks that all weights are there, and loads what `on_save_checkpoint` has added."""
         assert self.model is not None
         if "state_dict" in checkpoint:  # shards are loaded and checked elsewhere
             saved = checkpoint["state_dict"]
@@ -229,7 +218,6 @@ class DualPathModule(LightningModule):
         }
 
     def configure_optimizers(self) -> Any:
-        """The optimizer by parameter kind and the schedule, stepped with it."""
         assert self.model is not None
         # Muon's products are of the type of the model's own.
         products = torch.bfloat16 if str(self.trainer.precision).startswith("bf16") else None
@@ -238,10 +226,8 @@ class DualPathModule(LightningModule):
             products,
         )  # fmt: skip
         scheduler = build_scheduler(optimizer, self.trainer.max_steps, self.optim)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        each_step = {"scheduler": scheduler, "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": each_step}
 
 
 class EachStep(Callback):
@@ -255,7 +241,6 @@ class EachStep(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Looks whether the micro-batch was the last one of its step."""
         if trainer.global_step != self.step:  # else still accumulating
             self.step = trainer.global_step
             assert isinstance(pl_module, DualPathModule)
@@ -273,14 +258,12 @@ def build_optimizer(
     config: ModelConfig | None = None,
     products: torch.dtype | None = None,
 ) -> torch.optim.Optimizer:
-    """Returns the optimizer with a group of each kind of parameters; those in `decay` decay.
+    """Returns AdamW or Muon with a group of each kind of parameters; those in `decay` decay.
 
     An untied head is a matrix; a tied one is the embedding. `total_steps` are the run's. `config`
     may be left out for a model without custom classes and experts, and without `base_width`.
-    `products` is the type of Muon's matrix products; None is that of the weights.
-
-    Raises:
-        ValueError: for a parameter that `model.parameters` does not know.
+    `products` is the type of Muon's matrix products; None is that of the weights. Raises ValueError
+    for a parameter that `model.parameters` does not know.
     """
     assert config is not None or settings.base_width is None
     width = 1 if config is None else config.d_model
@@ -311,7 +294,7 @@ def build_optimizer(
 def build_scheduler(
     optimizer: torch.optim.Optimizer, total_steps: int, settings: OptimSettings
 ) -> LambdaLR:
-    """Returns the schedule of `learning_rate` of all groups, stepped once an optimizer step."""
+    """The schedule of `learning_rate` of all groups, stepped once an optimizer step."""
     return LambdaLR(
         optimizer, lambda step: learning_rate(step, total_steps, settings) / settings.lr
     )
@@ -334,10 +317,7 @@ def _settle_router(model: nn.Module, most: int) -> None:
 
 @contextmanager
 def _at_rest(model: nn.Module, most: int) -> Iterator[None]:
-    """Keeps the weights of steps of the loop beyond the first `most` as they are, bit by bit.
-
-    On each rank its own part of them: FSDP2 deals out the rows of gains one by one.
-    """
+    """Keeps the weights of steps of the loop beyond the first `most` as they are, bit by bit."""
     kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -355,5 +335,5 @@ def _at_rest(model: nn.Module, most: int) -> Iterator[None]:
 
 
 def _own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor, in the same memory."""
+    """This rank's part, in the same memory: FSDP2 deals out the rows of gains one by one."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -164,13 +164,11 @@ def chosen(setting: Literal["auto"] | Checkpointing, compiled: bool) -> Checkpoi
     There `selective` is as fast as `none` for compiled blocks, and slower in eager mode. On a GPU
     neither was timed.
     """
-    if setting != "auto":
-        return setting
-    return "selective" if compiled else "none"
+    return ("selective" if compiled else "none") if setting == "auto" else setting
 
 
 def keeps(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Torch's policy function of `selective`: whether to keep an operation's output."""
+    """Torch's policy of `selective`: whether to keep an operation's output."""
     name = operation.name().partition(".")[0]
     if name in KEPT_OPERATIONS or name.startswith("dualpath::"):
         return CheckpointPolicy.MUST_SAVE
@@ -183,7 +181,7 @@ class FullBlock(DualPathBlock):
     options: ClassVar[dict[str, Any]] = {}  # further arguments of torch's `checkpoint`
 
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
-        """As DualPathBlock's; recomputes nothing without gradients or while a trace is written."""
+        # Recomputes nothing without gradients, or while a trace is written.
         if layer.writes or not torch.is_grad_enabled():
             return super().forward(x_BTD, layer)
         forward = super().forward
@@ -247,7 +245,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
             )
 
     def setup_environment(self) -> None:
-        """Sets Lightning's two sizes before it makes the process group, then makes our mesh."""
         devices = self.num_nodes * self.num_processes
         internals.set_parallel_sizes(self, data=devices, tensor=1)
         super().setup_environment()
@@ -261,7 +258,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Loads shards or a whole file from the first rank's path; nothing in them is run."""
         path = Path(self.broadcast(str(checkpoint_path)))
         assert self.model is not None
         load = load_training_state if path.is_dir() else shard_whole_state
@@ -304,11 +300,8 @@ def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def build_strategy(name: str, settings: RunSettings) -> Strategy | str:
-    """Returns the Lightning strategy for one of the names that `trainer.strategy` takes.
-
-    The run ends if a rank is waited for longer than `run.rank_timeout` minutes.
-    """
-    timeout = timedelta(minutes=settings.rank_timeout)
+    """The Lightning strategy of one of the names that `trainer.strategy` takes."""
+    timeout = timedelta(minutes=settings.rank_timeout)  # a rank that is waited for longer ends all
     if name in ("fsdp", "hsdp"):
         return FullyShardedStrategy(timeout, name == "hsdp", settings.shard_size)
     if name == "ddp":

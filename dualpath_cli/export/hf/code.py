@@ -37,11 +37,9 @@ def flatten(name: str, beside: Sequence[str] = ()) -> str:
     """Returns the source of a module and of all that it imports of the project, as one.
 
     Modules of `beside` are left out with what they import: they lie beside the result as a file of
-    their own, `configuration_dualpath.py`, from which their names are imported.
-
-    Raises:
-        ValueError: where two modules give the same name at their top level, or import each other
-            in another way than `from MODULE import NAME`.
+    their own, `configuration_dualpath.py`, from which their names are imported. Raises ValueError
+    where two modules give the same name at their top level, or import each other in another way
+    than `from MODULE import NAME`.
     """
     elsewhere = {module.name for other in beside for module in _in_order(other)}
     modules = [module for module in _in_order(name) if module.name not in elsewhere]

@@ -60,15 +60,14 @@ def write(
 ) -> None:
     """Writes the folder, whole or not at all; its bytes follow from what is given alone.
 
-    Raises:
-        RunFailed: where the disk gives back something else than was written.
+    Raises RunFailed where the disk gives back something else than was written.
     """
     described = run_file.describe(run, settings)
     tokenizer = Tokenizer.load(run.folder / TOKENIZER)
     texts = own_files(settings.model) | {
-        CONFIG: as_json(config(settings, described, weights, tokenizer)),
-        "generation_config.json": as_json(generation(settings, tokenizer)),
-        "tokenizer_config.json": as_json(tokenizer_config(settings, tokenizer)),
+        CONFIG: _as_json(config(settings, described, weights, tokenizer)),
+        "generation_config.json": _as_json(generation(settings, tokenizer)),
+        "tokenizer_config.json": _as_json(tokenizer_config(settings, tokenizer)),
         "configuration_dualpath.py": flatten(CONFIGURATION),
         "modeling_dualpath.py": flatten(MODELING, beside=[CONFIGURATION])
         + registration(settings.model),
@@ -93,7 +92,7 @@ def write(
             raise RunFailed(f"'{out / lost}' is not read back as it was written; check the disk")
 
 
-def as_json(content: dict[str, Any]) -> str:
+def _as_json(content: dict[str, Any]) -> str:
     """The text of a JSON file, as transformers writes them."""
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 

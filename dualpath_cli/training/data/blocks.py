@@ -37,8 +37,6 @@ class Blocks(Dataset[Block]):
     """A data folder's blocks of `size` tokens, in the order of its chunks.
 
     `verify` hashes a chunk as it is opened, if it was not verified before or has changed since.
-
-    Raises UserError where a folder on S3 cannot be read, and later for a missing or changed chunk.
     """
 
     def __init__(self, folder: str, size: int, *, verify: bool = True) -> None:
@@ -57,7 +55,6 @@ class Blocks(Dataset[Block]):
         return sum(self.chunk_blocks)
 
     def __getitem__(self, index: int) -> Block:
-        """The block of that number."""
         return self._stream[index]
 
 
@@ -100,10 +97,7 @@ class ChunkCache:
                 shutil.rmtree(other, ignore_errors=True)
 
     def fetch(self, name: str) -> None:
-        """Downloads a chunk unless it is here; one process at a time, the others wait.
-
-        Raises UserError where S3 fails, or the sha256 is not the manifest's.
-        """
+        """Downloads a chunk unless it is here; one process at a time, the others wait."""
         path = self.folder / name
         if path.exists():
             return
@@ -156,7 +150,6 @@ class TokensLoader(litdata.TokensLoader):
     def load_item_from_chunk(
         self, index: int, chunk_index: int, chunk_filepath: str, begin: int, filesize_bytes: int
     ) -> Block:
-        """Reads one block. Raises UserError where the chunk is not what was prepared."""
         name = os.path.basename(chunk_filepath)
         with readable(chunk_filepath), self._open(chunk_filepath, name) as file:
             if self._verified:

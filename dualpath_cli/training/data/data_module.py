@@ -56,7 +56,7 @@ class DualPathDataModule(LightningDataModule):
         self.data_since = data_since
 
     def setup(self, stage: str) -> None:
-        """Checks that all ranks have the same plan; UserError, on all, names what differs.
+        """Checks that all ranks have the same plan.
 
         On a shared file system a machine may not see yet what another one wrote.
         """
@@ -80,9 +80,8 @@ class DualPathDataModule(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Tokens]:
         """This rank's micro-batches, from the trainer's current step to its last."""
         assert self.trainer is not None
-        blocks = Blocks(
-            self.settings.path, self.seq_len + 1, verify=self.settings.verify != "never"
-        )
+        verify = self.settings.verify != "never"
+        blocks = Blocks(self.settings.path, self.seq_len + 1, verify=verify)
         ranks, steps = self.trainer.world_size, self.trainer.max_steps
         own = MicroBatches(
             start=self.trainer.global_step,
@@ -110,10 +109,7 @@ class DualPathDataModule(LightningDataModule):
         return [self.loader(self.windows(name)) for name in self.settings.val]
 
     def windows(self, name: str) -> Windows:
-        """The windows of a validation set, for as many ranks as there are.
-
-        Raises UserError where the set holds no text.
-        """
+        """The windows of a validation set, for as many ranks as there are."""
         assert self.trainer is not None
         settings = self.settings
         path, limit, seed = settings.val[name], settings.val_tokens, settings.val_seed
@@ -149,10 +145,7 @@ class DualPathDataModule(LightningDataModule):
 
 
 def split_blocks(blocks: list[Tokens], vocab_size: int, place: str) -> Batch:
-    """Stacks blocks of T + 1 tokens to inputs and next tokens, (B, T) int64 each.
-
-    Raises UserError, which names `place`, for ids beyond the vocabulary.
-    """
+    """Stacks blocks of T + 1 tokens to inputs and next tokens, (B, T) int64 each."""
     stacked = np.stack(blocks)
     check_ids(stacked, vocab_size, place)
     tokens = torch.from_numpy(stacked.astype(np.int64))
@@ -168,10 +161,7 @@ _FORWARDED = "Caught UserError in "  # what PyTorch puts before an error of a lo
 
 
 def loading_fault(error: BaseException) -> UserError | RunFailed | None:
-    """Returns the fault of the data or of a loader process; None for any other error.
-
-    A message that is one line already stays as it is.
-    """
+    """The fault of the data or of a loader process; None for others, and for one line already."""
     try:
         return _fault(error)
     except RuntimeError as late:  # PyTorch's, as the signal of a lost loader arrives only now

@@ -92,7 +92,6 @@ def _drawn_documents(
 
 
 def _tenth(max_tokens: int) -> int:
-    """The most tokens of one document that are counted."""
     return -(-max_tokens // LEAST_DOCUMENTS)
 
 
@@ -105,8 +104,7 @@ def folder_windows(
 ) -> list[Tokens]:
     """Returns the blocks of `length` + 1 tokens of a prepared data folder, in their order.
 
-    With `max_tokens`, as many as hold no more, but at least one, drawn at random. `verify` is that
-    of `Blocks`.
+    With `max_tokens`, as many as hold no more, but at least one, drawn at random.
     """
     from dualpath_cli.training.data.blocks import Blocks
 
@@ -118,7 +116,7 @@ def folder_windows(
 
 
 def check_ids(tokens: Tokens, vocab_size: int, place: str) -> None:
-    """Raises UserError for ids beyond the vocabulary, which fail on a GPU without a message."""
+    """Refuses ids beyond the vocabulary, which fail on a GPU without a message."""
     if (highest := int(tokens.max())) >= vocab_size:
         raise UserError(
             f"{place}: holds the token id {highest}, beyond the vocabulary of {vocab_size} "

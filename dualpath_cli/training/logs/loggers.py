@@ -80,7 +80,6 @@ class Bar(RichProgressBar):
         return self.metrics
 
     def show(self, row: Row) -> None:
-        """Takes a row of metrics, to be shown from the next step on."""
         self.metrics = {
             "loss": f"{row['loss']:.3f},",
             "bits/byte": f"{row['bits_per_byte']:.3f},",

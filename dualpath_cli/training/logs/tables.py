@@ -115,7 +115,6 @@ class MetricsLog(EachStep):
         self.validation_due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Opens the tables, cut to the step that the run is continued from."""
         super().on_train_start(trainer, pl_module)
         self.logged_step = self.step
         self.kinds = [g["name"] for one in trainer.optimizers for g in one.param_groups]
@@ -234,7 +233,6 @@ class RoutingLog(EachStep):
         self._first: torch.Tensor | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Opens the table, cut to the step that the run is continued from."""
         super().on_train_start(trainer, pl_module)
         if trainer.is_global_zero:
             self.table.open(self.step)
@@ -242,7 +240,6 @@ class RoutingLog(EachStep):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Keeps the step's first sequence."""
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._first = batch[0][:1]
 
@@ -302,7 +299,6 @@ class BadSteps(EachStep):
         self.table = CsvTable(run_folder / "bad_steps.csv", ["step", "kind", "loss", "grad_norm"])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Removes what came after the step that the run is continued from."""
         super().on_train_start(trainer, pl_module)
         if trainer.is_global_zero and self.table.path.exists():
             self.table.open(self.step)
@@ -327,7 +323,6 @@ class BadSteps(EachStep):
             raise NumbersFailed(why)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Repeats at the end that steps were skipped."""
         assert isinstance(pl_module, DualPathModule)
         if skipped := pl_module.guard.skipped:
             self.say(f"{skipped:,} of {self.step:,} steps were skipped: see {self.table.path}")

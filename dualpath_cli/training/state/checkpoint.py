@@ -40,7 +40,6 @@ class DirectCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Saves with torch.save; what fails once is tried again."""
         with naming(Path(path)):
             try:
                 torch.save(checkpoint, path)
@@ -53,10 +52,6 @@ class DirectCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Loads a file, or all of the shards that `fsdp` wrote; nothing that they hold is run.
-
-        Raises UserError where they cannot be read.
-        """
         return whole_state(Path(path)) if Path(path).is_dir() else read_file(Path(path))
 
 
@@ -75,7 +70,6 @@ class Checkpoints(EachStep):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Makes Lightning count the micro-batches of this start."""
         internals.count_micro_batches_anew(checkpoint, trainer.accumulate_grad_batches)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -87,9 +81,8 @@ class Checkpoints(EachStep):
         trainer.strategy.barrier("cleared partial checkpoints")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Does not save again the step that the run was continued from."""
         super().on_train_start(trainer, pl_module)
-        self.saved_step = self.step
+        self.saved_step = self.step  # a run that is continued does not save it again
 
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
         if self.step % self.settings.save_every == 0:
@@ -117,9 +110,7 @@ class Checkpoints(EachStep):
     def save(self, trainer: Trainer) -> None:
         """Writes ``checkpoints/step-N`` whole, moves `last` to it and drops the oldest ones.
 
-        Raises:
-            NumbersFailed: on all ranks, if weights are not finite.
-            RunFailed: if the checkpoint cannot be written.
+        Raises NumbersFailed, on all ranks, if weights are not finite; RunFailed if it cannot write.
         """
         if not finite_weights(trainer.lightning_module):
             message = (
