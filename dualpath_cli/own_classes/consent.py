@@ -14,7 +14,6 @@ from typing import Any
 from dualpath_cli.errors import UserError
 
 OPTION = "--own-classes"
-ROLES = ("gate", "combination")  # the fields of ModelConfig that may name a class
 ALL = "*"
 
 _NAMED: set[str] = set()  # classes that something read names
@@ -40,7 +39,7 @@ def agree(model: Mapping[str, Any], to_all: bool = False) -> None:
 
 
 def _names(model: Mapping[str, Any]) -> list[str]:
-    return [str(model[role]) for role in ROLES if role in model]
+    return [str(model[role]) for role in ("gate", "combination") if role in model]
 
 
 def check(path: str, start: str) -> None:

@@ -36,7 +36,11 @@ def try_classes(config: ModelConfig) -> None:
             parameter.data.copy_(start_value(start_of, parameter.shape, layer, generator))
         try:
             problem = _problem_of(role, module, layer)
-            problem = problem or _problem_of(role, _stirred(module), layer)
+            if problem is None:  # zeros, from which weights may start, would hide what they do
+                generator = torch.Generator().manual_seed(1)
+                for parameter in module.parameters():
+                    parameter.data += 0.01 * torch.randn(parameter.shape, generator=generator)
+                problem = _problem_of(role, module, layer)
         except Exception as error:  # of the user's own code
             said = " ".join(str(error).split())[:200]
             raise UserError(f"{start}: forward fails: {type(error).__name__}: {said}") from error
@@ -63,14 +67,6 @@ def _check_kinds(module: nn.Module, start: str) -> None:
                 f"{', '.join(get_args(ParameterGroup))} and a start of "
                 f"{', '.join(get_args(Start))}, not {kind!r:.60}"
             )
-
-
-def _stirred(module: nn.Module) -> nn.Module:
-    """A module whose weights are not what they start from: zeros would hide what they do."""
-    generator = torch.Generator().manual_seed(1)
-    for parameter in module.parameters():
-        parameter.data += 0.01 * torch.randn(parameter.shape, generator=generator)
-    return module
 
 
 def _problem_of(role: Role, module: Any, config: LayerConfig) -> str | None:

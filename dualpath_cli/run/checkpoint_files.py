@@ -16,8 +16,6 @@ from dualpath_cli.files import open_regular, read_json, write_text
 Files = dict[str, dict[str, Any]]
 """By name inside the checkpoint, empty for one that is a file: `bytes` and `sha256`."""
 
-_AT_ONCE = 1 << 22  # bytes that are read and hashed at once
-
 
 def manifest_of(checkpoint: Path) -> Path:
     return checkpoint.parent / "manifests" / f"{checkpoint.name}.json"
@@ -118,7 +116,7 @@ def hash_file(path: Path, read: Callable[[int], object] | None = None) -> str:
     """The sha256 of a file in hexadecimal digits; `read` gets the number of bytes just read."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
-        while content := file.read(_AT_ONCE):
+        while content := file.read(1 << 22):
             digest.update(content)
             if read is not None:
                 read(len(content))

@@ -62,15 +62,14 @@ _FREE_KEYS = {
             "shard_size"},
     "data": {"path", "val", "val_tokens", "val_seed", "workers", "max_epochs", "verify"},
 }  # fmt: skip
-_TRAINER_KEYS = ("precision", "callbacks", "plugins")
-"""Keys of the trainer's section that decide numbers, or may."""
 
 
 def without_numbers() -> set[str]:
     """Keys of a recipe that do not affect training, given its data: `run.log_every`."""
     keys = {f"{section}.{key}" for section, names in _FREE_KEYS.items() for key in names}
     trainer = {field.name for field in fields(TrainerSettings)}
-    return keys | {f"trainer.{key}" for key in trainer.difference(_TRAINER_KEYS)}
+    decisive = ("precision", "callbacks", "plugins")  # or may be
+    return keys | {f"trainer.{key}" for key in trainer.difference(decisive)}
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,7 @@ class Run:
     checkpoint: Path  # a file, or a folder of shards
     step: int  # optimizer step at which the checkpoint was written
     home: Path  # the default folder of commands' output about it
-    average: tuple[Path, ...] = ()
-    """Checkpoints whose mean weights are meant in place of the checkpoint's, oldest first."""
+    average: tuple[Path, ...] = ()  # checkpoints whose mean weights are meant, oldest first
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -135,7 +133,6 @@ def newest_step(folder: Path) -> str:
 
 
 def find_run(path: str) -> Run:
-    """Understands a run folder, or a checkpoint inside one."""
     given = Path(path)
     if not given.exists():
         siblings = [p.name for p in given.parent.iterdir()] if given.parent.is_dir() else []
@@ -262,7 +259,7 @@ def _defaults() -> Recipe:
 
 
 def facts_at(folder: Path, checkpoint: Path) -> dict[str, Any]:
-    """The facts by `start` for the part of a run that wrote one of its checkpoints."""
+    """The facts that `start` recorded for the part of a run that wrote the checkpoint."""
     facts = facts_of(checkpoint)
     return read_json(folder / VERSIONS, PUT_BACK) if facts is None else facts
 
@@ -346,9 +343,9 @@ def _git_commit() -> str | None:
         return None
 
 
-NEEDED = {"metrics.csv": ("step", "tokens", "seconds"), "validation.csv": ("step", "set"),
-          "routing.csv": ("step", "layer", "gate_deep", "gate_wide", "expected_loops"),
-          "bad_steps.csv": ("step",)}  # fmt: skip
+_NEEDED = {"metrics.csv": ("step", "tokens", "seconds"), "validation.csv": ("step", "set"),
+           "routing.csv": ("step", "layer", "gate_deep", "gate_wide", "expected_loops"),
+           "bad_steps.csv": ("step",)}  # fmt: skip
 """Columns that continuing and drawing a run read."""
 
 
@@ -363,7 +360,7 @@ def check_tables(
         path, step = folder / name, 0
         rows = read_csv(path)
         for number, row in enumerate(rows, 2):
-            for column in NEEDED[name]:
+            for column in _NEEDED[name]:
                 if column not in row:
                     raise UserError(f"{path} has no column '{column}'; {WAY_OUT}")
             for column, cell in row.items():

@@ -60,9 +60,6 @@ KEPT_OPERATIONS = frozenset(
 )  # fmt: skip
 """Operations whose outputs `selective` keeps, without the name of an overload, besides this
 package's own."""
-GRAPHS_EACH = 4
-"""Compiled graphs of a kind of block, at most: with and without gradients, and by the first length
-met."""
 STRATEGIES = ("ddp", "fsdp", "hsdp")  # for several devices; Lightning's own `auto` chooses
 
 
@@ -124,7 +121,8 @@ def allow_graphs(variants: int) -> None:
     Blocks differ in kind, widths and loops, and a block is another one with each forced number.
     """
     config = torch.compiler.config
-    config.recompile_limit = max(config.recompile_limit, GRAPHS_EACH * variants)
+    # Each has at most 4 graphs: with and without gradients, and by the first length met.
+    config.recompile_limit = max(config.recompile_limit, 4 * variants)
 
 
 @cache

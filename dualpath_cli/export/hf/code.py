@@ -83,7 +83,13 @@ def _read(name: str) -> _Module:
     _check_imports(name, tree)
     statements = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     ours = [n for n in statements if isinstance(n, ast.ImportFrom) and _is_ours(n.module)]
-    imports = [line for node in statements if node not in ours for line in _one_a_line(node)]
+    imports = [
+        (f"from {node.module} " if isinstance(node, ast.ImportFrom) else "")
+        + ast.unparse(ast.Import([alias]))
+        for node in statements
+        if node not in ours
+        for alias in node.names
+    ]
     cut: list[ast.stmt] = [*statements]
     docstring = ""
     if ast.get_docstring(tree) is not None:
@@ -113,12 +119,6 @@ def _check_imports(name: str, tree: ast.Module) -> None:
         if not fine:
             raise ValueError(f"{name}, line {node.lineno}: only `from {PROJECT}.MODULE import "
                              "NAME` at the top can be flattened")  # fmt: skip
-
-
-def _one_a_line(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
-    for alias in node.names:
-        start = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
-        yield start + ast.unparse(ast.Import([alias]))
 
 
 def _names(body: str) -> Iterator[str]:

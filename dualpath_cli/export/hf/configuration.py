@@ -28,8 +28,7 @@ class DualPathConfig(PretrainedConfig):
     def __init__(self, **kwargs: Any) -> None:
         """Takes any of ModelConfig's fields; others are transformers' own.
 
-        Raises:
-            ValueError: if the fields make no model.
+        Raises ValueError if the fields make no model.
         """
         known = {ours: kwargs.pop(theirs) for theirs, ours in self.attribute_map.items()
                  if theirs in kwargs}  # fmt: skip

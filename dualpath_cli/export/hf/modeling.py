@@ -39,12 +39,8 @@ KEPT = (
     "film", "balance_bias",
 )  # fmt: skip
 """Modules and parameters that stay float32 where the model is loaded in half precision."""
-IN_VERSION_5 = {"gate": r"\.gate\."}
-"""transformers 4 wants the name of a module; version 5 would find `gate` in `gate_proj`, too."""
 CACHE = next(n for n in ("cache", "past_key_values") if hasattr(CausalLMOutputWithPast, n))
 """What transformers calls a cache: the latter before 5.24."""
-TOLERATED = {"cache_position", "num_items_in_batch"}
-"""Arguments that transformers gives any model: of no use here, or for the loss."""
 
 
 class DualPathCache(DynamicCache):
@@ -101,7 +97,6 @@ class _LayerSlots(LayerCache):
         self.past, self.layer = past, layer
 
     def step(self, number: int) -> _Slot:
-        """The slot of a step, from 0."""
         return _Slot(self.past, self.layer, number)
 
 
@@ -126,7 +121,7 @@ class _Past(Cache):
         self.past.intervention = intervention
 
     def open(self) -> None:
-        """The slots are made as they are asked for."""
+        """Nothing: the slots are made as they are asked for."""
 
     def extend(self, count: int, documents_BT: torch.Tensor | None) -> torch.Tensor | None:
         """Enters `count` positions; returns the numbers of all S, None if nothing is padding."""
@@ -171,7 +166,8 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         there = {part for name, _ in self.named_parameters() for part in name.split(".")}
         kept = [name for name in KEPT if name in there]
         if int(transformers.__version__.split(".")[0]) >= 5:
-            kept = [IN_VERSION_5.get(name, name) for name in kept]
+            # Version 4 wants the name of a module; this one would find `gate` in `gate_proj`, too.
+            kept = [r"\.gate\." if name == "gate" else name for name in kept]
         self._keep_in_fp32_modules_strict = kept
         self.dtype_plan = dict.fromkeys(kept, torch.float32)  # what version 5.0 made of it above
         self.post_init()
@@ -187,19 +183,15 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         return loaded
 
     def get_input_embeddings(self) -> nn.Module:
-        """The embedding, (V, D)."""
         return self.model.embed
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replaces the embedding."""
         self.model.embed = value
 
     def get_output_embeddings(self) -> nn.Module:
-        """The head, (V, D)."""
         return self.model.head
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Replaces the head."""
         self.model.head = new_embeddings
 
     @torch.no_grad()
@@ -235,17 +227,15 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         `intervention` holds the fields of Intervention, such as ``{"loops": 2}`` or
         ``{"gates": (1.0, 0.0)}``, `token_mask` (B, T) which tokens it is about where that is not
         all of them; `generate` takes an intervention as well. `cache` is `past_key_values` by its
-        name since transformers 5.24. `output_routing` gives
-        ``outputs.routing``, with the state after each loop; a forward hook on
-        ``model.blocks[n].deep.sublayer`` sees each of them, too, as it is made.
-
-        Raises:
-            ValueError: for arguments that mean nothing here, such as `position_ids`, an
-                intervention that makes no sense, a mask of other than 2 dimensions, or a cache of
-                another model or of a fixed size.
+        name since transformers 5.24. `output_routing` gives ``outputs.routing``, with the state
+        after each loop; a forward hook on ``model.blocks[n].deep.sublayer`` sees each of them, too,
+        as it is made. Raises ValueError for arguments that mean nothing here, such as
+        `position_ids`, an intervention that makes no sense, a mask of other than 2 dimensions, or a
+        cache of another model or of a fixed size.
         """
         given = [n for n, value in kwargs.items() if value is not None and value is not False]
-        unknown = [name for name in given if name not in TOLERATED]
+        # transformers gives these to any model: of no use here, or for the loss.
+        unknown = [name for name in given if name not in ("cache_position", "num_items_in_batch")]
         if unknown:
             raise ValueError(f"{unknown[0]} cannot be given; positions follow from attention_mask, "
                              "states from input_ids")  # fmt: skip

@@ -29,8 +29,6 @@ from dualpath_cli.training.data.order import SampleOrder
 Block = npt.NDArray[np.integer]  # token ids, (size,)
 
 FREE = 0.1  # part of the disk to leave free: with less, chunks that were read are deleted
-ATTEMPTS = 10
-"""How often a chunk is fetched if other processes, short of disk, delete it before it is open."""
 
 
 class Blocks(Dataset[Block]):
@@ -162,7 +160,7 @@ class TokensLoader(litdata.TokensLoader):
     def _open(self, path: str, name: str) -> BinaryIO:
         """Opens a chunk; one from S3 is fetched, again if another process deletes it first."""
         if self._cache is not None:
-            for _ in range(ATTEMPTS):
+            for _ in range(10):
                 self._cache.fetch(name)
                 with suppress(FileNotFoundError):
                     return open(path, "rb", buffering=0)

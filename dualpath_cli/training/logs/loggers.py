@@ -20,8 +20,6 @@ from dualpath_cli.training.logs.tables import Row
 
 WANDB_ID = "wandb_id"
 """File of the run folder that holds the id of its W&B run, also when the folder is renamed."""
-FINISH = 60.0  # seconds that the end of a run waits for rows that are still to be sent to W&B
-REDRAWN = 4  # times a second that the bar is drawn
 
 
 def loggers(settings: Settings, folder: Path, begins_at: int) -> list[Logger]:
@@ -39,7 +37,7 @@ def loggers(settings: Settings, folder: Path, begins_at: int) -> list[Logger]:
         kept = folder / WANDB_ID
         one = read_text(kept).strip() if kept.exists() else secrets.token_hex(8)
         title, recipe = f"{run.recipe}/{run.name}", settings.as_recipe()
-        late = {"finish_timeout": FINISH}
+        late = {"finish_timeout": 60.0}  # seconds that the run's end waits for rows to be sent
         made.append(WandbLogger(title, folder, project=run.wandb, id=one, config=recipe,
                                 settings=late))  # fmt: skip
     return made
@@ -64,7 +62,7 @@ class Bar(RichProgressBar):
     """Lightning's bar: steps, time left, and the last row of metrics.csv."""
 
     def __init__(self) -> None:
-        super().__init__(refresh_rate=REDRAWN)
+        super().__init__(refresh_rate=4)  # a second
         self.metrics: dict[str, Any] = {}
 
     @property

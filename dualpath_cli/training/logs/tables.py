@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 SAID = 20  # skipped steps of a run that get a line each
 
-CAUSES: dict[Cause, str] = {
+_CAUSES: dict[Cause, str] = {
     "loss": "its loss is no finite number",
     "gradient": "its gradient is no finite number",
     "outlier": "its gradient norm is far above the mean",
@@ -311,7 +311,7 @@ class BadSteps(EachStep):
         loss = float(trainer.strategy.reduce(module.bad_step.loss, reduce_op="mean"))
         kind: Cause = module.bad_step.kind if math.isfinite(loss) else "loss"
         if module.guard.skipped <= SAID:
-            self.say(f"step {self.step} is skipped: {CAUSES[kind]}")
+            self.say(f"step {self.step} is skipped: {_CAUSES[kind]}")
         if trainer.is_global_zero:
             if not self.table.path.exists():
                 self.table.open(0)
@@ -331,7 +331,7 @@ class BadSteps(EachStep):
         setting = "raise optim.skip_sigma" if kind == "outlier" else "lower optim.lr"
         return (
             f"steps {self.step - in_a_row + 1} to {self.step} were skipped, the last because "
-            f"{CAUSES[kind]}; {self.table.path} lists them; check the data, {setting} (under "
+            f"{_CAUSES[kind]}; {self.table.path} lists them; check the data, {setting} (under "
             "another --run.name) or raise run.max_bad_steps; the same command continues from "
             f"{newest_step(self.run_folder)}"
         )
