@@ -24,7 +24,7 @@ from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.state.loading import load_weights
 from tests.conftest import OutputOf
 from tests.evaluation.conftest import CHANGES, NAME
-from tests.export.test_shards import trained as sharded
+from tests.export.test_consolidated import trained as sharded
 
 
 def report(folder: Path) -> dict[str, Any]:

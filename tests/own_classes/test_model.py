@@ -35,18 +35,10 @@ def test_without_a_dual_block_or_a_loop_no_class_is_looked_for():
     loops=st.integers(2, 4),
     step_index=st.sampled_from(["zero_based", "one_based"]),
     change=st.sampled_from(
-        [
-            {},
-            {"loops": 1},
-            {"loops": 2},
-            {"loops": 5},
-            {"gates": (0.25, 0.75)},
-            {"gates": "shuffled"},
-            {"skip": 0.5},
-            {"kv_slots": 1},
-        ]
+        [{}, {"loops": 1}, {"loops": 2}, {"loops": 5}, {"gates": (0.25, 0.75)},
+         {"gates": "shuffled"}, {"skip": 0.5}, {"kv_slots": 1}]
     ),
-)
+)  # fmt: skip
 @settings(max_examples=40)
 def test_copies_do_what_the_built_in_ones_do_under_any_intervention(
     gates, combination, loops, step_index, change

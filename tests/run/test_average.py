@@ -74,16 +74,6 @@ def test_the_average_is_the_mean_in_float64_rounded_once(given):
         np.testing.assert_array_equal(same[key], each[0][key].numpy(), err_msg=key)
 
 
-def test_a_model_in_float64_gets_the_mean_as_well(tmp_path):
-    """Its weights are of the type of the sums, which must not be the same memory."""
-    each = [some_weights(seed) for seed in range(3)]
-    model = DualPathLM(CONFIG).double()
-    load_average(model, [written(tmp_path, n, weights, False) for n, weights in enumerate(each)])
-    for key, value in model.state_dict().items():
-        by_hand = sum(weights[key].numpy().astype(np.float64) for weights in each) / len(each)
-        np.testing.assert_array_equal(value.numpy(), by_hand, err_msg=key)
-
-
 @settings(max_examples=50)
 @given(
     st.lists(

@@ -214,6 +214,3 @@ def test_operations_of_our_own_are_kept():
     assert keeps(None, Operation()).name == "MUST_SAVE"
     assert keeps(None, torch.ops.higher_order.flex_attention).name == "MUST_SAVE"
     assert keeps(None, torch.ops.aten.mul.Tensor).name == "PREFER_RECOMPUTE"
-
-
-# What stays as it was

@@ -1,4 +1,4 @@
-"""`dualpath fit` and `validate` on a tiny recipe: what is written, continued and refused."""
+"""`dualpath fit` and `validate` on a tiny recipe: what is written, drawn, continued and refused."""
 
 import errno
 import json
@@ -17,11 +17,13 @@ import yaml
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.config import GROUP_OF
+from dualpath_cli.output import figures
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.checkpoint_files import Files
 from dualpath_cli.run.run_folder import complete_checkpoints, find_run, newest_checkpoint, step_of
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.training import parallel
+from dualpath_cli.training.logs import curve
 from dualpath_cli.training.logs.tables import CsvTable
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.state import checkpoint
@@ -313,16 +315,6 @@ def test_validate_gives_the_numbers_of_the_runs_end(trained, output_of):
     assert f"{float(last['loss']):.4f}" not in older
 
 
-def test_a_run_may_keep_attention_within_documents(fit, trained, texts, output_of):
-    manifest = json.loads((texts / "train" / "manifest.json").read_text())
-    run = fit(model={"document_start": manifest["eot_id"]}, run={"name": "confined"})
-    confined, crossing = rows(run / "metrics.csv"), rows(trained() / "metrics.csv")
-    assert [row["step"] for row in confined] == [row["step"] for row in crossing]
-    assert [row["loss"] for row in confined] != [row["loss"] for row in crossing]
-    last = rows(run / "validation.csv")[-1]
-    assert f"{float(last['loss']):.4f}" in output_of("validate", "--ckpt_path", run)
-
-
 def test_where_compiling_fails_the_run_says_so_once_and_goes_on(fit, monkeypatch, capsys):
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("No working C++ compiler found\nand much more")
@@ -370,3 +362,71 @@ def test_rows_of_a_validation_are_written_all_or_none_and_once(tmp_path, monkeyp
     with pytest.raises(OSError, match="No space left"):
         table.put(4, [{"step": 4, **one} for one in sets])
     assert table.path.read_text() == written
+
+
+FLATTENED = "lightning.pytorch.strategies.FSDPStrategy"
+EARLY_STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
+HALF = "lightning.pytorch.plugins.precision.HalfPrecision"
+DEEPSPEED = "lightning.pytorch.strategies.DeepSpeedStrategy"
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"trainer": {"callbacks": {"class_path": "nowhere.X"}}}, "nowhere"),
+    (
+        {"trainer": {"callbacks": {"class_path": EARLY_STOPPING, "init_args": {"monitor": 3}}}},
+        "monitor",
+    ),
+    ({"trainer": {"plugins": "x"}}, "trainer.plugins"),
+    (
+        {"trainer": {"plugins": [{"class_path": HALF}]}},
+        "Received both `precision=32-true` and `plugins=",
+    ),
+    ({"trainer": {"strategy": {"class_path": DEEPSPEED}}}, "you must have DeepSp"),
+    ({"trainer": {"precision": "transformer-engine"}}, "transformer_engine"),
+    ({"trainer": {"devices": [0, 1]}}, "`devices` selected with `CPUAccelerator`"),
+    (
+        {"run": {"shard_size": 3, "micro_batch": 1}, "trainer": {"strategy": "hsdp", "devices": 4}},
+        "run.shard_size=3 does not divide the 4 devices of this run; 2 or 4 would",
+    ),
+    (
+        {"optim": {"name": "muon"}, "trainer": {"strategy": {"class_path": FLATTENED}}},
+        "choose single, ddp, fsdp or hsdp, or optim.name=adamw",
+    ),
+    (
+        {"run": {"train_loops": [2]}, "model": {"block": "wide"}},
+        "run.train_loops has 2: the model has only wide blocks",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), MISTAKES)
+def test_a_recipe_that_cannot_be_trained_is_refused_in_one_line(changes, said, refused, tmp_path):
+    assert said in refused(**changes)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("block", "panels"),
+    [
+        # Of each layer a line: two gates in both, expected loops.
+        ("dual", {"bits per byte": 2, "gate": 4, "expected loops": 2}),
+        ("loop", {"bits per byte": 2, "expected loops": 2}),
+        ("wide", {"bits per byte": 2}),
+    ],
+)
+def test_a_panel_shows_what_the_blocks_have(block, panels, trained, monkeypatch):
+    drawings, panels_of = [], figures.panels
+
+    def panels_kept(*size: Any, **options: Any) -> Any:
+        drawings.append(panels_of(*size, **options))
+        return drawings[-1]
+
+    monkeypatch.setattr(figures, "panels", panels_kept)
+    run = trained(model={"block": block})
+    drawn = curve.draw(run)
+    assert (drawn, drawn.read_bytes()[:4]) == (run / "curve.png", b"\x89PNG")
+    ((figure, _),) = drawings
+    assert {ax.get_title(): len(ax.lines) for ax in figure.axes} == panels
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert names == ["training", "held_out"]
+    assert len(figure.axes[0].lines[0].get_xdata()) == 6
+    assert len(figure.axes[0].lines[1].get_xdata()) == 3

@@ -1,5 +1,9 @@
-"""Ranks that come together: what is said, and who is left, where one does not come."""
+"""Ranks that come together: what is said, and who is left, where one does not come.
 
+Lightning's own affairs are touched by one file alone; tests of what that gains see them move.
+"""
+
+import ast
 import os
 import signal
 import subprocess
@@ -10,10 +14,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from lightning.pytorch.strategies.launchers import subprocess_script
 
-from dualpath_cli.training import ranks
+import dualpath_cli
+from dualpath_cli.training import internals, ranks
 from tests.processes import exit_codes, start
 from tests.tiny_run import Fit
 
@@ -139,3 +145,34 @@ def test_several_nodes_that_nothing_tells_of_each_other_are_refused(refused, mon
     said = refused(trainer={"num_nodes": 2, "strategy": "ddp"})
     assert "trainer.num_nodes=2, but nothing tells this node where the others are" in said
     assert "(MASTER_ADDR, NODE_RANK lacking here)" in said
+
+
+def test_processes_share_the_cores(monkeypatch):
+    threads: list[int] = []
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    internals.share_cores(10**6)
+    assert (threads, os.environ["OMP_NUM_THREADS"]) == ([1], "1")
+
+
+PUBLIC_DESPITE_THEIR_NAMES = {
+    "_exit",  # of `os`
+    "_record_memory_history", "_dump_snapshot", "_get_layout",  # of torch, which documents them
+}  # fmt: skip
+
+
+def test_no_other_file_of_training_touches_what_is_not_its_own():
+    package = Path(dualpath_cli.__file__).parent
+    files = [path for room in ("training", "session") for path in (package / room).rglob("*.py")]
+    for path in files:
+        if path.name == "internals.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("li"):
+                names = [alias.name for alias in node.names]  # of lightning or litdata
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) != "self":
+                names = [node.attr]
+            private = {name for name in names if name.startswith("_") and name[1] != "_"}
+            assert private <= PUBLIC_DESPITE_THEIR_NAMES, (path, private)

@@ -1,26 +1,36 @@
 """Every strategy gives one process's losses on the same global batches, and sends what it should.
 
 One, two and four gloo processes train the cases of a group one after the other, when a test first
-asks for one of them; the tests read the results.
+asks for one of them; the tests read the results. More ranks than a test can start are a fake
+process group, with tensors without numbers.
 """
 
 import json
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch.accelerators.cpu import CPUAccelerator
 from lightning.pytorch.strategies import Strategy
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint import FileSystemReader
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.flops.paper import configurations
 from dualpath_cli.flops.plan import Cluster, plan
+from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import FullyShardedStrategy, build_strategy
 from tests.processes import call_on_ranks
-from tests.training.strategy_cases import HALF, SEQUENCES, STEPS, Case, train_all
+from tests.training.strategy_cases import HALF, SEQUENCES, STEPS, Case, Collectives, train_all
 
 PAIRS = RunSettings(shard_size=2)
 ROUNDED = RunSettings(shard_size=2, reduce_dtype="bfloat16")
@@ -65,14 +75,8 @@ TWO = [
 
 FOUR = [
     Case("hsdp", "hsdp", run=PAIRS, saves=True),
-    Case(
-        "hsdp, accumulated, tied",
-        "hsdp",
-        run=PAIRS,
-        accumulate=2,
-        tied=True,
-        checkpointing="selective",
-    ),
+    Case("hsdp, accumulated, tied", "hsdp", run=PAIRS, accumulate=2, tied=True,
+         checkpointing="selective"),
     Case("hsdp, rounded", "hsdp", run=ROUNDED, steps=SOME),
     Case("hsdp, compiled", "hsdp", run=PAIRS, compiled=True, accumulate=2),
     Case("fsdp on four, accumulated", "fsdp", accumulate=2, saves=True),
@@ -82,17 +86,11 @@ FOUR = [
     Case("fsdp on four, first phase", "fsdp", loops="scheduled", steps=SOME),
     Case("hsdp after fsdp", "hsdp", run=PAIRS, accumulate=2, after="fsdp on four, accumulated"),
     Case("hsdp, muon", "hsdp", run=PAIRS, muon=True, accumulate=2),
-    Case(
-        "fsdp on four, muon, mixed",
-        "fsdp",
-        muon=True,
-        precision="bf16-mixed",
-        accumulate=2,
-        steps=SOME,
-    ),
+    Case("fsdp on four, muon, mixed", "fsdp", muon=True, precision="bf16-mixed", accumulate=2,
+         steps=SOME),
     Case("fsdp on four, muon", "fsdp", muon=True, saves=True),
     Case("hsdp after fsdp, muon", "hsdp", run=PAIRS, muon=True, after="fsdp on four, muon"),
-]
+]  # fmt: skip
 
 EXACT = [case for case in SMOKE + TWO + FOUR if case.precision == "32-true" and case.steps == STEPS]
 """Cases whose losses are those of one process to 1e-5."""
@@ -261,3 +259,56 @@ def test_groups_that_do_not_make_up_all_devices_are_refused():
         strategy_of(3, 2, shard_size=4).check_shards()
     with pytest.raises(UserError, match="each node has one device; use ddp or fsdp"):
         strategy_of(4, 1).check_shards()
+
+
+NODE = 8
+(F160M,) = (
+    replace(row.model_config("as_trained"), n_layers=2)
+    for row in configurations()
+    if row.recipe == "f160m_a25_k4"
+)
+"""The paper's widths and vocabulary; all of its 16 layers are alike."""
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("fsdp", 8),
+        ("fsdp", 64),
+        ("hsdp", 1024),
+        pytest.param("hsdp", 64, marks=pytest.mark.slow),
+        pytest.param("fsdp", 1024, marks=pytest.mark.slow),  # whose gradients are cut in 1,024
+    ],
+)
+def test_a_step_of_the_papers_model_sends_what_is_planned(name, ranks):
+    """Two micro-batches, whose gradients travel with the second, in nodes of NODE."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    strategy = build_strategy(name, RunSettings())
+    assert isinstance(strategy, FullyShardedStrategy)
+    strategy.accelerator = CPUAccelerator()
+    strategy.cluster_environment = LightningEnvironment()
+    strategy.parallel_devices = [torch.device("cpu")] * NODE
+    strategy.num_nodes = ranks // NODE
+    module = DualPathModule(
+        F160M, OptimSettings(), [1] * F160M.vocab_size, [], seed=None, compile_blocks=False
+    )
+    strategy.connect(module)
+    strategy.setup_environment()
+    with FakeTensorMode(), Collectives() as counted:
+        module.configure_model()
+        assert module.model is not None
+        tokens = torch.zeros(1, 16, dtype=torch.long)
+        with strategy.block_backward_sync():
+            module(tokens, tokens).mean().backward()
+        module(tokens, tokens).mean().backward()
+    weights = [parameter.to_local() for parameter in module.model.parameters()]
+
+    cluster = Cluster(
+        gpus=ranks, gpus_per_node=NODE, shard_size=NODE, micro_batch=1, accumulate=2, tflops=1,
+        node_bandwidth=1, network_bandwidth=1,
+    )  # fmt: skip
+    planned = plan(F160M, name, cluster)
+    assert {(kind, group): sent for (kind, group, _), sent in counted.sent.items()} == {
+        (call.kind, call.ranks): (call.calls, call.whole_bytes) for call in planned.collectives
+    }
+    assert sum(weight.untyped_storage().nbytes() for weight in weights) == planned.memory.weights

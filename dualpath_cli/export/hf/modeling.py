@@ -260,15 +260,11 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
             attention_mask = attention_mask[:, -input_ids.shape[1] :].bool() if padded else None
         with self._autocast(input_ids.device):
             logits = forward(
-                self.model,
-                input_ids,
-                attention_mask=attention_mask,
+                self.model, input_ids, attention_mask=attention_mask, trace=trace,
                 cache=None if past is None else _Past(past, self.config.model, input_ids),
-                trace=trace,
-                intervention=intervention,
-                token_mask=token_mask,
+                intervention=intervention, token_mask=token_mask,
                 last_logits=logits_to_keep or None if isinstance(logits_to_keep, int) else None,
-            )
+            )  # fmt: skip
         if isinstance(logits_to_keep, torch.Tensor):
             logits = logits[:, logits_to_keep]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -84,14 +84,10 @@ class DualPathDataModule(LightningDataModule):
         blocks = Blocks(self.settings.path, self.seq_len + 1, verify=verify)
         ranks, steps = self.trainer.world_size, self.trainer.max_steps
         own = MicroBatches(
-            start=self.trainer.global_step,
-            stop=steps,
+            start=self.trainer.global_step, stop=steps, origin=self.data_since,
             sequences=ranks * self.micro_batch * self.trainer.accumulate_grad_batches,
-            micro_batch=self.micro_batch,
-            ranks=ranks,
-            rank=self.trainer.global_rank,
-            origin=self.data_since,
-        )
+            micro_batch=self.micro_batch, ranks=ranks, rank=self.trainer.global_rank,
+        )  # fmt: skip
         return DataLoader(
             OrderedBlocks(blocks, self.seed),
             batch_sampler=own,
