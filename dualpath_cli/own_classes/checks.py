@@ -68,7 +68,6 @@ def check_as_begun(
 
 
 def hashes(config: ModelConfig) -> dict[str, str]:
-    """SHA-256 of the source of each class, by class path: a fact of a run."""
     return {path: source.sha256 for path, source in sources(config).items()}
 
 

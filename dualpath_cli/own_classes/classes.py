@@ -44,7 +44,6 @@ def own_roles(config: ModelConfig) -> list[Role]:
 
 
 def own_class(config: ModelConfig, role: Role) -> Any:
-    """The custom class that a model names for a role."""
     path = getattr(config, role)
     start = f"model.{role} '{path}'"
     if os.getcwd() not in sys.path:
@@ -63,7 +62,6 @@ def gives_mass(config: ModelConfig) -> bool:
 
 
 def declared_flops(config: ModelConfig, role: Role) -> int:
-    """Forward FLOPs per token and layer that a class declares."""
     path = getattr(config, role)
     try:
         flops = own_class(config, role).flops(config)
@@ -106,7 +104,6 @@ def own_shapes(config: ModelConfig, role: Role) -> dict[str, tuple[int, ...]]:
 
 
 def sources(config: ModelConfig) -> dict[str, Source]:
-    """The source of each custom class of a model, by class path."""
     found = {}
     for role in own_roles(config):
         path, cls = getattr(config, role), own_class(config, role)
@@ -150,5 +147,4 @@ def _find(path: str, start: str) -> Any:
 
 
 def _said(error: Exception) -> str:
-    """An exception of the user's code, in a few words."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -26,7 +26,6 @@ class ParameterKind(NamedTuple):
 
     @property
     def group(self) -> ParameterGroup:
-        """The group that it decays with."""
         return GROUP_OF[self.kind]
 
 

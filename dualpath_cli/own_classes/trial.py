@@ -19,6 +19,7 @@ from dualpath_cli.own_classes.classes import Role, on_meta, own_class, own_roles
 from dualpath_cli.own_classes.kinds import Start, own_kind, start_value
 
 BATCH, LENGTH = 2, 3
+Weigh = Callable[[torch.Tensor], list[torch.Tensor]]  # what a class gives for states (K, B, T, D)
 TOLERANCE = 1e-4  # how far apart two ways to the same number may be
 
 
@@ -95,13 +96,8 @@ def _problem_of(role: Role, module: Any, config: LayerConfig) -> str | None:
     return None
 
 
-def _problem(
-    module: nn.Module,
-    weigh: Callable[[torch.Tensor], list[torch.Tensor]],
-    count: int,
-    config: ModelConfig,
-) -> str | None:
-    """The fault of the weights that a class gives, of states (K, B, T, D)."""
+def _problem(module: nn.Module, weigh: Weigh, count: int, config: ModelConfig) -> str | None:
+    """The fault of the weights that a class gives: shapes, tokens, gradients."""
     states_KBTD = _states(count, config)
     weights = weigh(states_KBTD)
     shapes = [tuple(w.shape) if isinstance(w, torch.Tensor) else None for w in weights]

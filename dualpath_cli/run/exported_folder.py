@@ -36,7 +36,6 @@ _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 def is_exported(folder: Path) -> bool:
-    """Whether a folder is one that `export --format hf` wrote."""
     try:
         return read_json(folder / CONFIG).get("model_type") == "dualpath"
     except UserError:
@@ -120,7 +119,6 @@ def check_ours(folder: Path, shown: Path) -> None:
 
 
 def _listed(folder: Path) -> dict[str, str] | None:
-    """Hashes by the names of files; None where there is no list."""
     path = folder / LISTING
     if not path.exists():
         return None

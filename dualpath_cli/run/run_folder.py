@@ -158,7 +158,6 @@ def find_run(path: str) -> Run:
 
 
 def read_recipe(folder: Path) -> Recipe:
-    """The resolved recipe that a run was started with."""
     path = folder / RECIPE
     if not path.is_file():
         raise UserError(

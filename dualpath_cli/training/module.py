@@ -301,7 +301,6 @@ def build_scheduler(
 
 
 def _router_of(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of all routers, or of the custom classes in their place."""
     return [parameter for name, parameter in model.named_parameters() if _ROUTER in name]
 
 

@@ -108,7 +108,6 @@ def build_model(
 
 
 def draw_weights(model: DualPathLM, seed: int, std_factors: Mapping[Kind, float] = {}) -> None:
-    """Gives a model, sharded or not, the initial weights of a seed."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # else weights gathered in an earlier forward would be used again
@@ -174,8 +173,6 @@ def keeps(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Checkpoint
 
 
 class FullBlock(DualPathBlock):
-    """A block that keeps its input alone."""
-
     options: ClassVar[dict[str, Any]] = {}  # further arguments of torch's `checkpoint`
 
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
@@ -199,8 +196,6 @@ class FullBlock(DualPathBlock):
 
 
 class SelectiveBlock(FullBlock):
-    """A block that keeps its input and the outputs of its matrix products and attention."""
-
     options: ClassVar = {"context_fn": partial(create_selective_checkpoint_contexts, keeps)}
 
 

@@ -26,8 +26,6 @@ PAPER = "A Dual-Path Architecture for Scaling Compute and Capacity in LLMs"
 
 @dataclass(frozen=True)
 class Score:
-    """A benchmark's primary score."""
-
     task: str
     metric: str
     value: float
@@ -173,7 +171,6 @@ norms, router, gates, gains and the embedding stay float32."""
 
 
 def _layers(config: ModelConfig) -> str:
-    """The layers, in sentences."""
     sentences = {
         "dual": "a dual layer runs a deep sublayer K times with shared weights beside a wide one, "
         "and gates per token add them up.",
@@ -214,7 +211,6 @@ def _model_rows(config: ModelConfig, parameters: int) -> list[tuple[str, str]]:
 
 
 def _widths(config: ModelConfig, name: str) -> str:
-    """Effective widths of a path: one, or one by layer."""
     effective = config.effective(name)
     assert effective is not None
     return by_layer(effective)

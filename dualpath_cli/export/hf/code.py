@@ -24,8 +24,6 @@ LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
 
 
 class _Module(NamedTuple):
-    """The parts of a module's source."""
-
     name: str
     docstring: str
     ours: list[ast.ImportFrom]  # its imports of the project
@@ -122,7 +120,6 @@ def _check_imports(name: str, tree: ast.Module) -> None:
 
 
 def _names(body: str) -> Iterator[str]:
-    """The names that a module defines at its top level."""
     for node in ast.parse(body).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield node.name

@@ -49,6 +49,5 @@ class DualPathConfig(PretrainedConfig):
 
     @property
     def model(self) -> ModelConfig:
-        """The configuration that the model is built from."""
         names = [field.name for field in dataclasses.fields(ModelConfig)]
         return ModelConfig(**{name: getattr(self, RENAMED.get(name, name)) for name in names})

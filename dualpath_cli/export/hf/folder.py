@@ -93,7 +93,6 @@ def write(
 
 
 def _as_json(content: dict[str, Any]) -> str:
-    """The text of a JSON file, as transformers writes them."""
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 

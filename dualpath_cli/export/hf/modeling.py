@@ -90,8 +90,6 @@ class _Slot:
 
 
 class _LayerSlots(LayerCache):
-    """The slots of a layer."""
-
     def __init__(self, past: DualPathCache, layer: int) -> None:
         super().__init__(wide=_Slot(past, layer))
         self.past, self.layer = past, layer

@@ -62,7 +62,6 @@ def draw(run: Path) -> Path:
 def _layers(
     ax: "Axes", rows: list[Row], column: str, color: str, per_step: float, label: str
 ) -> None:
-    """One line a layer, darker with depth."""
     layers = sorted({int(row["layer"]) for row in rows})
     for layer in layers:
         of_layer = [row for row in rows if int(row["layer"]) == layer]

@@ -78,7 +78,6 @@ class CsvTable:
         write_text(self.path, format_csv(kept, self.columns))
 
     def append(self, *rows: Row) -> None:
-        """Adds rows; missing columns stay empty."""
         with self.path.open("a", newline="") as file:
             file.write(format_csv(_short(rows), self.columns, header=False))
 

@@ -301,13 +301,11 @@ def whole_state(folder: Path) -> dict[str, Any]:
 
 
 def _below(name: str, flat: dict[str, Any]) -> dict[str, Any]:
-    """The entries whose names begin with `name.`, without it."""
     prefix = f"{name}."
     return {k.removeprefix(prefix): v for k, v in flat.items() if k.startswith(prefix)}
 
 
 def _numbered(named: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state by the numbers of its parameters, in the order of its groups."""
     groups: list[dict[str, Any]] = []
     state: dict[int, dict[str, Any]] = {}
     while group := _below(f"param_groups.{len(groups)}", named):
