@@ -12,8 +12,14 @@ from fnmatch import fnmatchcase
 import torch
 
 from dualpath_cli.config import Kind, ModelConfig
-from dualpath_cli.own_classes.classes import Role, own_class, own_roles
-from dualpath_cli.own_classes.kinds import ParameterKind, own_kind, start_value
+from dualpath_cli.own_classes.classes import (
+    ParameterKind,
+    Role,
+    own_class,
+    own_kind,
+    own_roles,
+    start_value,
+)
 from dualpath_cli.seeds import seed_from
 
 KINDS = {

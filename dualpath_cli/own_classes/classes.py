@@ -7,14 +7,26 @@ lists the methods of such a class. Imports torch only once a model names one.
 import hashlib
 import importlib
 import inspect
+import math
 import os
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, ModelConfig
+from dualpath_cli.config import (
+    COMBINATIONS,
+    GATE_OUTPUTS,
+    GROUP_OF,
+    Kind,
+    ModelConfig,
+    ParameterGroup,
+)
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.own_classes.consent import check
+
+if TYPE_CHECKING:
+    import torch
 
 Role = Literal["gate", "combination"]  # the field of ModelConfig that names a class
 
@@ -148,3 +160,64 @@ def _find(path: str, start: str) -> Any:
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+# Kinds of parameters, which a class may give; otherwise they follow from names and shapes. The
+# model's own are in the table of `model/parameters.py`.
+
+
+Start = Literal["normal", "normal_by_depth", "gain_init", "one", "zero"]
+
+
+class ParameterKind(NamedTuple):
+    """Facts that all parameters of a kind share."""
+
+    kind: Kind  # group of the optimizer
+    start: Start
+    """`normal` has std `init_std` (0.02), `normal_by_depth` `init_std` / sqrt(2 n_layers);
+    `gain_init` is that of gains before the softplus (-7: s is 9.1e-4)."""
+
+    @property
+    def group(self) -> ParameterGroup:
+        return GROUP_OF[self.kind]
+
+
+def own_kind(name: str, cls: type, role: Role, dimensions: int) -> ParameterKind:
+    """The kind of a parameter of a custom class, by the name that the class gives it.
+
+    The class's `parameter_kinds` decide. By default a weight of a norm starts at one, a matrix is
+    drawn, and a vector starts at zero and decays as biases do.
+    """
+    kinds: dict[ParameterGroup, Kind] = {group: kind for kind, group in GROUP_OF.items()}
+    matrices: Kind = "gate" if role == "gate" else "router"
+    kinds["matrices"] = matrices
+    for pattern, (group, start) in getattr(cls, "parameter_kinds", {}).items():
+        if fnmatchcase(name, pattern):
+            return ParameterKind(kinds[group], start)
+    if name.endswith("norm.weight"):
+        return ParameterKind("norms", "one")
+    if dimensions > 1:
+        return ParameterKind(matrices, "normal")
+    return ParameterKind("biases", "zero")
+
+
+def start_value(
+    start: Start,
+    shape: "torch.Size",
+    config: ModelConfig,
+    generator: "torch.Generator",
+    std_factor: float = 1.0,
+) -> "torch.Tensor":
+    """The initial value of a parameter of this shape, float32 on the CPU.
+
+    `std_factor` multiplies the standard deviation of one that is drawn.
+    """
+    import torch
+
+    value = torch.empty(shape, dtype=torch.float32, device="cpu")
+    constants = {"gain_init": config.gain_init, "one": 1.0, "zero": 0.0}
+    if start in constants:
+        return value.fill_(constants[start])
+    depth = 2 * config.n_layers if start == "normal_by_depth" else 1
+    std = std_factor * config.init_std / math.sqrt(depth)
+    return value.normal_(std=std, generator=generator)

@@ -15,8 +15,15 @@ from torch import nn
 
 from dualpath_cli.config import LayerConfig, ModelConfig, ParameterGroup
 from dualpath_cli.errors import UserError
-from dualpath_cli.own_classes.classes import Role, on_meta, own_class, own_roles
-from dualpath_cli.own_classes.kinds import Start, own_kind, start_value
+from dualpath_cli.own_classes.classes import (
+    Role,
+    Start,
+    on_meta,
+    own_class,
+    own_kind,
+    own_roles,
+    start_value,
+)
 
 BATCH, LENGTH = 2, 3
 Weigh = Callable[[torch.Tensor], list[torch.Tensor]]  # what a class gives for states (K, B, T, D)
