@@ -17,8 +17,7 @@ from dualpath_cli.training.state.loading import load_weights
 from tests.conftest import Share
 from tests.tiny_run import Fit
 
-Pair = tuple[Path, Path]
-"""A run, and the folder that it was exported to."""
+Pair = tuple[Path, Path]  # a run, and the folder that it was exported to
 Exported = Callable[..., Pair]
 
 

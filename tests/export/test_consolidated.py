@@ -146,8 +146,7 @@ def test_a_file_of_others_is_refused(tmp_path, said):
 
 rare = pytest.mark.slow
 RUNS = [(2, True), *(pytest.param(*run, marks=rare) for run in ((2, False), (4, True), (4, False)))]
-VOCABULARY = 275
-"""Neither two nor four ranks divide it."""
+VOCABULARY = 275  # neither two nor four ranks divide it
 
 
 def trained(share: Share, texts: Path, ranks: int, tied: bool) -> Path:

@@ -23,8 +23,7 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("remote_code")
 
 LENGTH = 12
-END = 259
-"""End of text in the tests' tokenizer."""
+END = 259  # end of text in the tests' tokenizer
 rare = pytest.mark.slow
 OTHER: dict[str, Any] = {
     "block": ["dual", "loop", "wide"], "n_layers": 3, "loops": 4, "gate": "fixed",

@@ -15,8 +15,7 @@ from tests.conftest import Said
 from tests.own_classes.test_own_classes import GATE
 from tests.tiny_run import Fit
 
-MARK = "ran.txt"
-"""What the stranger's code leaves in the current directory when it runs."""
+MARK = "ran.txt"  # what the stranger's code leaves in the current directory when it runs
 HOSTILE = f"from pathlib import Path\nPath({MARK!r}).touch()\n"
 
 

@@ -52,23 +52,17 @@ class Case:
     name: str
     strategy: str = "single"
     accumulate: int = 1
-    tied: bool = False
-    """Whether the model is UNEVEN."""
-    own: bool = False
-    """Whether gate and router are copies of the built-in ones, by class path."""
-    muon: bool = False
-    """Whether by Muon, and with matrices of FEW_ROWS."""
+    tied: bool = False  # whether the model is UNEVEN
+    own: bool = False  # whether gate and router are copies of the built-in ones, by class path
+    muon: bool = False  # whether by Muon, and with matrices of FEW_ROWS
     compiled: bool = False
     """By graphs that are run as they are: inductor's kernels take minutes, and send nothing."""
     checkpointing: Checkpointing = "none"
     precision: Any = "32-true"
-    saves: bool = False
-    """Whether it writes a checkpoint after step HALF."""
+    saves: bool = False  # whether it writes a checkpoint after step HALF
     run: RunSettings = field(default_factory=RunSettings)
-    steps: int = STEPS
-    """Of the schedule's STEPS; the rest is left out."""
-    after: str | None = None
-    """Case whose checkpoint of step HALF this one goes on from."""
+    steps: int = STEPS  # of the schedule's STEPS; the rest is left out
+    after: str | None = None  # case whose checkpoint of step HALF this one goes on from
     loops: Literal["scheduled", "drawn"] | None = None
     """Whether steps run one or two loops, and have a FiLM each."""
 
@@ -219,8 +213,7 @@ KINDS = {
 DTensor's, for Muon."""
 
 
-Kind = tuple[str, int, str]
-"""One of KINDS, the ranks that take part, and the type of the numbers."""
+Kind = tuple[str, int, str]  # one of KINDS, the ranks that take part, and the type of the numbers
 
 
 class Collectives(TorchDispatchMode):

@@ -152,14 +152,6 @@ def test_ablate_scores_a_run_from_s3_on_texts_there(
     assert "give NAME=s3://bucket/a.jsonl" in unnamed
 
 
-def remove(name: str) -> Any:
-    return lambda bucket: bucket.delete_object(Bucket="bucket", Key=f"train/{name}")
-
-
-def put(name: str, content: bytes) -> Any:
-    return lambda bucket: bucket.put_object(Bucket="bucket", Key=f"train/{name}", Body=content)
-
-
 @pytest.mark.slow
 def test_two_ranks_share_the_cache(trained, data, remote, tmp_path):
     trained()  # writes the recipe

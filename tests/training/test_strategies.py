@@ -35,8 +35,7 @@ from tests.training.strategy_cases import HALF, SEQUENCES, STEPS, Case, Collecti
 PAIRS = RunSettings(shard_size=2)
 ROUNDED = RunSettings(shard_size=2, reduce_dtype="bfloat16")
 
-SOME = 5
-"""Steps of what does not give one process's losses to 1e-5."""
+SOME = 5  # steps of what does not give one process's losses to 1e-5
 
 REFERENCES = [
     Case("untied"),
