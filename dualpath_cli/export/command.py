@@ -10,8 +10,7 @@ from rich.filesize import decimal
 from dualpath_cli.errors import UserError
 from dualpath_cli.export.hf.card import read_results
 from dualpath_cli.options import Average, OwnClasses, path_of
-from dualpath_cli.output.console import plain_console
-from dualpath_cli.output.progress import Progress, bytes_of_bytes
+from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.own_classes.checks import check_as_trained, option_of
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run.checkpoint_files import files_of
@@ -26,7 +25,7 @@ from dualpath_cli.run.run_file import SUFFIX
 from dualpath_cli.run.run_folder import Run
 from dualpath_cli.run.trained import find, label_of_average
 from dualpath_cli.text import hub
-from dualpath_cli.text.deadline import FIRST_ANSWER_SECONDS, within
+from dualpath_cli.text.hub import FIRST_ANSWER_SECONDS, within
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

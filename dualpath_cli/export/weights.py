@@ -15,7 +15,7 @@ from dualpath_cli.errors import RunFailed, UserError, of_content
 from dualpath_cli.files import read_json, replacing
 from dualpath_cli.generation.loading import empty_model
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.output.progress import Progress
+from dualpath_cli.output.console import Progress
 from dualpath_cli.ranges import check_name
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run import run_file

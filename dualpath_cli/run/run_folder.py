@@ -34,7 +34,7 @@ import yaml
 from dualpath_cli import __version__
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.files import WAY_OUT, read_csv, read_json, write_text
-from dualpath_cli.output.streams import is_first_rank
+from dualpath_cli.output import is_first_rank
 from dualpath_cli.own_classes import consent
 from dualpath_cli.recipe.recipes import Recipe, merge, read
 from dualpath_cli.recipe.settings import TrainerSettings, check_sections, settings_from

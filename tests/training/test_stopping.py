@@ -14,7 +14,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from dualpath_cli.cli import lightning_cli
+from dualpath_cli.cli import lightning
 from dualpath_cli.cli.main import main
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training import stopping
@@ -165,7 +165,7 @@ def test_a_time_is_text_or_whole_numbers_by_unit(time, fit, monkeypatch):
         given.append(seconds)
         return stopping.Stopping(checkpoints, timeout, seconds)
 
-    monkeypatch.setattr(lightning_cli, "Stopping", watched)
+    monkeypatch.setattr(lightning, "Stopping", watched)
     fit(trainer={"max_time": time})
     assert given == [5400]
 
