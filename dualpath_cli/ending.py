@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-_PARENT = "DUALPATH_PARENT"
-"""Names to a child the process that it must not outlive."""
-_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of Linux's prctl."""
+_PARENT = "DUALPATH_PARENT"  # names to a child the process that it must not outlive
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 class Terminated(KeyboardInterrupt):

@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
-LONGEST = 800
-"""Characters of a message; a longer one loses its middle, as both ends say what to do."""
+LONGEST = 800  # characters of a message; a longer one loses its middle, as both ends say what to do
 
 
 NEAR = 0.7

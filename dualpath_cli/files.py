@@ -16,16 +16,13 @@ from uuid import uuid4
 
 from dualpath_cli.errors import UserError, is_mistake, of_system
 
-PARTIAL = ".partial"
-"""The ending of the names of unfinished files and folders."""
+PARTIAL = ".partial"  # the ending of the names of unfinished files and folders
 NO_ROOM = 1 << 20
 """Bytes: a disk with less is full, while the file that was too much for it is still there."""
 MOST_BYTES = 1 << 30
 """The most bytes of a file that is read at once; the largest are the tables of long runs."""
-FIT = "fit.lock"
-"""In a run folder, while a fit runs."""
-WAY_OUT = "mend it, or move it away: the run continues without it"
-"""The way out of a damaged table."""
+FIT = "fit.lock"  # in a run folder, while a fit runs
+WAY_OUT = "mend it, or move it away: the run continues without it"  # the way out of a damaged table
 
 
 # Written whole or not at all: beside the name, synced, then renamed

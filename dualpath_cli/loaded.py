@@ -40,8 +40,7 @@ from dualpath_cli.training.metrics import LanguageModelLoss
 if TYPE_CHECKING:
     import pandas
 
-MICRO_BATCH = 8
-"""Windows that `loss` scores at once."""
+MICRO_BATCH = 8  # windows that `loss` scores at once
 
 
 class Loss(NamedTuple):

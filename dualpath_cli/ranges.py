@@ -6,11 +6,9 @@ Imports nothing slow: `dualpath flops` checks a model with it.
 from collections.abc import Mapping
 from typing import Any
 
-Range = tuple[float, float]
-"""The least and the most that a number may be."""
+Range = tuple[float, float]  # the least and the most that a number may be
 
-LONGEST_NAME = 100
-"""Bytes of a name: files are called after it, and a file's name has 255 at most."""
+LONGEST_NAME = 100  # bytes of a name: files are called after it, and a file's name has 255 at most
 
 
 def check_ranges(settings: object, ranges: Mapping[str, Range]) -> None:

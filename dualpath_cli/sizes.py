@@ -4,11 +4,9 @@ import re
 
 from dualpath_cli.errors import UserError
 
-SUFFIXES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
-"""Powers of ten; B and G are the same."""
+SUFFIXES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}  # powers of ten; B and G are the same
 
-LARGEST = 10**18
-"""No count of this package is above it."""
+LARGEST = 10**18  # no count of this package is above it
 
 _SIZE = re.compile(r"(\d[\d_]*)(?:\.(\d+))?(?:[eE]\+?(\d{1,2}))?\s*([KMBGT]?)", re.IGNORECASE)
 

@@ -56,28 +56,22 @@ class Launch:
     command: Command
     settings: Settings
     run_folder: Path
-    checkpoint: Path | None
-    """Where to continue from (fit), or what to score or read (all others)."""
-    options: Any = None
-    """The command's own options, as its `read` returns them."""
-    manifest: Manifest | None = None
-    """Of the training data; None but for fit."""
+    checkpoint: Path | None  # where to continue from (fit), or what to score or read (all others)
+    options: Any = None  # the command's own options, as its `read` returns them
+    manifest: Manifest | None = None  # of the training data; None but for fit
     weights: Path | None = None
     """A checkpoint of another run whose weights fit starts from, at step 0."""
-    step: int | None = None
-    """Of the checkpoint that is scored or read; None for fit."""
+    step: int | None = None  # of the checkpoint that is scored or read; None for fit
     averaged: Run | None = None
     """The RUN, where the mean of several checkpoints is scored in its place."""
-    data_since: int = 0
-    """The step at which the run that fit continues began to train on its data."""
+    data_since: int = 0  # the step at which the run that fit continues began to train on its data
     trunk: Path | None = None
     """Folder of another run whose checkpoint fit continues from, in a run folder that is new."""
     taken_back: int | None = None
     """The step of the older checkpoint that this run was last taken back to by --ckpt-path."""
     line: Line | None = None
     """The words, which LightningCLI parses once more upon `base`; None where nothing is run."""
-    base: recipes.Recipe = field(default_factory=dict)
-    """The recipe before the words changed it."""
+    base: recipes.Recipe = field(default_factory=dict)  # the recipe before the words changed it
 
 
 def prepare(line: Line) -> Launch:

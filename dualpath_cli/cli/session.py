@@ -28,8 +28,7 @@ class Session:
     trainer: Trainer
     module: DualPathModule
     datamodule: DualPathDataModule
-    console: Console
-    """Quiet on all ranks but the first."""
+    console: Console  # quiet on all ranks but the first
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)

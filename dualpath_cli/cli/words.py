@@ -33,8 +33,7 @@ _OF_A_CLASS = re.compile(
 )
 """Words about Lightning's own classes, which its parser alone can read."""
 
-GIVEN = "given"
-"""A field with this name is no option: it holds the names of those that were given."""
+GIVEN = "given"  # A field with this name is no option: it holds the names of those that were given
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,9 @@ class Line:
 
     command: Command
     words: tuple[str, ...]
-    options: Any
-    """The command's dataclass."""
+    options: Any  # the command's dataclass
     configs: tuple[str, ...] = ()
-    runs: tuple[str, ...] = ()
-    """After --ckpt-path."""
+    runs: tuple[str, ...] = ()  # after --ckpt-path
     print_config: bool = False
 
     def changed(self, recipe: Recipe) -> Recipe:

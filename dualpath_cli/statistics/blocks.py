@@ -24,18 +24,15 @@ import numpy.typing as npt
 
 from dualpath_cli.statistics.significance import LEVEL, POWER
 
-Scores = Mapping[str, Mapping[int, float]]
-"""By configuration and seed."""
+Scores = Mapping[str, Mapping[int, float]]  # by configuration and seed
 
 
 @dataclass(frozen=True)
 class Spread:
     """How much chance is in a difference."""
 
-    error: float
-    """Its standard error."""
-    df: int
-    """Degrees of freedom of the variance behind it."""
+    error: float  # its standard error
+    df: int  # degrees of freedom of the variance behind it
 
     @property
     def reach(self) -> float:

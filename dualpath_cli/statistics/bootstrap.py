@@ -42,8 +42,7 @@ Floats = npt.NDArray[np.float64]
 class Clusters:
     """The tokens of a source that are drawn together."""
 
-    unit: str
-    """`documents` or `windows`."""
+    unit: str  # `documents` or `windows`
     of_window: Sequence[int]
     """Number of the cluster that each window is in, of those that do not only fill up a batch."""
 

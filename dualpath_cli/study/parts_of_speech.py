@@ -29,8 +29,7 @@ from typing import Any
 
 from dualpath_cli.errors import UserError
 
-TAGGER = "en_core_web_sm"
-"""The spaCy pipeline by default."""
+TAGGER = "en_core_web_sm"  # the spaCy pipeline by default
 UPOS = (
     "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN",
     "PUNCT", "SCONJ", "SPACE", "SYM", "VERB", "X",
@@ -38,8 +37,7 @@ UPOS = (
 """Universal part-of-speech tags, and spaCy's SPACE."""
 PATHS: Mapping[str, tuple[float, float]] = {"wide": (0.0, 1.0), "deep": (1.0, 0.0)}
 """The gates (g_d, g_w) of tokens that are forced to a path."""
-RANDOM = "random-as-"
-"""The beginning of the name of the random tokens beside a class."""
+RANDOM = "random-as-"  # the beginning of the name of the random tokens beside a class
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,7 @@ def measured() -> tuple[TokenClass, ...]:
     return (*PAPER, *OTHERS)
 
 
-Span = tuple[int, int, str]
-"""The first character, the one after the last, and their tag."""
+Span = tuple[int, int, str]  # the first character, the one after the last, and their tag
 
 MOST_CHARACTERS = 50_000
 """Characters that spaCy tags at once: it takes 4 kB for each and refuses a million of them."""

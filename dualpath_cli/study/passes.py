@@ -112,11 +112,9 @@ def _file_digest(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-Arrays = dict[str, npt.NDArray[Any]]
-"""The results of a pass, by name."""
+Arrays = dict[str, npt.NDArray[Any]]  # the results of a pass, by name
 
-FILLER = -1
-"""The place of a window that only fills up a batch."""
+FILLER = -1  # the place of a window that only fills up a batch
 
 
 @dataclass

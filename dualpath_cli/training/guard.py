@@ -13,8 +13,7 @@ import torch
 
 Kind = Literal["loss", "gradient", "outlier"]
 
-HISTORY = 100
-"""Steps that the running mean of the norm looks back over; none before is an outlier."""
+HISTORY = 100  # steps that the running mean of the norm looks back over; none before is an outlier
 
 
 @dataclass(frozen=True)

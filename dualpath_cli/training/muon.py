@@ -27,10 +27,8 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic, which they make steep at 0: after STEPS singular values from 0.002 of the norm on
 are between 0.68 and 1.21. Keller Jordan's, as in torch.optim.Muon."""
 STEPS = 5
-HIDDEN: Kind = "hidden"
-"""The kind of parameters that Muon moves, and the name of their group."""
-EPS = 1e-7
-"""The least norm that a matrix is divided by: one of zeros stays so."""
+HIDDEN: Kind = "hidden"  # the kind of parameters that Muon moves, and the name of their group
+EPS = 1e-7  # the least norm that a matrix is divided by: one of zeros stays so
 
 
 class Muon(torch.optim.Optimizer):

@@ -28,12 +28,9 @@ from dualpath_cli.training import internals
 
 PATIENCE = 10.0
 """Seconds for the first rank to end by itself, after another ended with an error that it shares."""
-WAIT = 2.0
-"""Seconds from a rank's death to its exit code."""
-SILENCE = 30.0
-"""Seconds to wait for ranks without a message."""
-POLL = 0.1
-"""Seconds between two looks at which ranks have come, or died."""
+WAIT = 2.0  # seconds from a rank's death to its exit code
+SILENCE = 30.0  # seconds to wait for ranks without a message
+POLL = 0.1  # seconds between two looks at which ranks have come, or died
 NAMED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 """Variables that tell a node its place among others, if neither SLURM nor torchrun does."""
 

@@ -26,8 +26,7 @@ SIGNALS = [
     for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
     if hasattr(signal, name)
 ]
-TIME_OVER = signal.SIGALRM
-"""Stands for the end of `trainer.max_time`; no signal is sent."""
+TIME_OVER = signal.SIGALRM  # stands for the end of `trainer.max_time`; no signal is sent
 SECOND = 1.0
 """Seconds after a signal from which on another one ends the process at once; an earlier one may be
 the same, sent twice."""

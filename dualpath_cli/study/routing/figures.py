@@ -42,8 +42,7 @@ from dualpath_cli.study.routing.tokens import Example, share_reach
 
 MOST_TOKENS, MOST_COLUMNS = 160, 44
 """Tokens of an example that are drawn, as text and layer by layer."""
-WIDTH = 108
-"""Characters in a line of text."""
+WIDTH = 108  # characters in a line of text
 
 
 def depth(lines: Mapping[str, Summary], untrained: Summary) -> Figure:

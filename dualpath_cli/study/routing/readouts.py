@@ -116,20 +116,17 @@ def is_text(
     return text_BT
 
 
-Sums = dict[str, npt.NDArray[np.float64]]
-"""The sums of `RoutingSums` by name."""
+Sums = dict[str, npt.NDArray[np.float64]]  # the sums of `RoutingSums` by name
 
 DERIVED = ("gate_difference", "only_deep", "only_wide", "both_open", "both_closed")
 """|g_d - g_w|, and whether a token's gates are in a corner of the unit square."""
-CORNER = 0.1
-"""A gate below this is closed, one above 1 - this is open."""
+CORNER = 0.1  # A gate below this is closed, one above 1 - this is open
 
 GATE_BINS = 64
 CONTRIBUTION_BINS, CONTRIBUTION_END = 256, 8.0
 """Of log(1 + g |update|); what is larger counts in the last bin."""
 SHARE_BINS = 400
-BEFORE, AFTER = 16, 48
-"""Offsets from the anchor that are kept: the tokens before it, and after it."""
+BEFORE, AFTER = 16, 48  # offsets from the anchor that are kept: the tokens before it, and after it
 
 
 def columns(loops: int) -> tuple[str, ...]:

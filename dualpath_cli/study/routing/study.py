@@ -182,8 +182,7 @@ def anchor_positions(
     return positions
 
 
-PASSES = "passes"
-"""Folder of the rows and sums of finished sources, by what decides them."""
+PASSES = "passes"  # folder of the rows and sums of finished sources, by what decides them
 
 
 def run(session: Session) -> None:

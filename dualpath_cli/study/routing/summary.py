@@ -17,8 +17,7 @@ from dualpath_cli.statistics.bootstrap import Floats, interval
 from dualpath_cli.study.parts_of_speech import UPOS, TokenClass, measured
 from dualpath_cli.study.routing.readouts import AFTER, BEFORE, SHARE_BINS, Sums, columns
 
-LOAD = ("load_max", "load_entropy", "idle_experts")
-"""As metrics.csv has them of training."""
+LOAD = ("load_max", "load_entropy", "idle_experts")  # as metrics.csv has them of training
 BY_SHARE, BY_TAG = "experts_deep_share", "experts_upos"
 
 
@@ -88,8 +87,7 @@ def experts_table(lines: "Mapping[str, Summary]") -> Table:
     return Table(shown, rows, "experts of the wide path", note, names=2)
 
 
-LEAST_TOKENS = 10
-"""A part of speech with fewer tokens in a source is left out, as in the paper."""
+LEAST_TOKENS = 10  # A part of speech with fewer tokens in a source is left out, as in the paper
 
 
 @dataclass(frozen=True)

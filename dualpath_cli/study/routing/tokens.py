@@ -85,8 +85,7 @@ def share_reach(shares: Sequence[Floats]) -> float:
 
 
 TOKENS = "routing.parquet"
-ROWS = 1 << 16
-"""Rows of a row group: what is held in memory."""
+ROWS = 1 << 16  # rows of a row group: what is held in memory
 
 
 @contextmanager

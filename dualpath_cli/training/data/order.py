@@ -19,8 +19,7 @@ from torch.utils.data import Sampler
 
 from dualpath_cli.seeds import seed_from
 
-NAME = "by chunk, 1"
-"""Name of this order in the run folder; change it with the order."""
+NAME = "by chunk, 1"  # name of this order in the run folder; change it with the order
 
 
 class SampleOrder:
@@ -81,13 +80,11 @@ class MicroBatches(Sampler[list[int]]):
 
     start: int
     stop: int
-    sequences: int
-    """Sequences of an optimizer step, on all ranks."""
+    sequences: int  # sequences of an optimizer step, on all ranks
     micro_batch: int
     ranks: int
     rank: int
-    origin: int = 0
-    """Step at which the data began: position 0 of the sequence."""
+    origin: int = 0  # step at which the data began: position 0 of the sequence
 
     def __len__(self) -> int:
         """Micro-batches of the whole run, also those before `start`, as Lightning counts them."""

@@ -29,14 +29,11 @@ from dualpath_cli.files import write_text
 from dualpath_cli.study.routing.readouts import EXPERT_READOUTS
 from dualpath_cli.study.routing.tokens import Example, Floats, Model, share_reach
 
-MOST_BYTES = 5_000_000
-"""Of a page: what mail and browsers take without complaint."""
+MOST_BYTES = 5_000_000  # of a page: what mail and browsers take without complaint
 
 NAN, INFINITE = 2**24 - 1, 2**24 - 2
-LEAST_EXPONENT = -145
-"""Of a number with three digits."""
-ZERO_COST = 2**15
-"""Code of a cost of nothing; costs reach 320 nats up and down, far beyond any."""
+LEAST_EXPONENT = -145  # of a number with three digits
+ZERO_COST = 2**15  # code of a cost of nothing; costs reach 320 nats up and down, far beyond any
 SCRIPTS = ("numbers", "texts", "panel", "early", "density", "link", "keys")
 """Files of the script, in their order; one module together."""
 

@@ -44,10 +44,8 @@ from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.state.loading import from_all_ranks
 
-TOP = 3
-"""Tokens of a state's prediction that are kept, the likeliest ones."""
-BESIDE = "beside_"
-"""The beginning of the names of arrays of the model with other loops."""
+TOP = 3  # tokens of a state's prediction that are kept, the likeliest ones
+BESIDE = "beside_"  # the beginning of the names of arrays of the model with other loops
 GATES = {(1.0, 0.0): "deep only", (0.0, 1.0): "wide only", (1.0, 1.0): "both open"}
 """(g_d, g_w) that are forced, and what the page calls them."""
 
