@@ -92,7 +92,7 @@ _RECORDS = (
         f"--ckpt-path RUN [--average N] [--data.val.NAME PATH ...] {SECTIONS}",
         needs="run",
         options="dualpath_cli.options:Validate",
-        task="dualpath_cli.cli.validate:validate",
+        task="dualpath_cli.cli.session:validate",
     ),
     Command(
         "flops",

@@ -16,11 +16,64 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import register_type
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.recipe.other_names import DECIDED_ELSEWHERE, OTHER_NAMES
 from dualpath_cli.recipe.recipes import names
 from dualpath_cli.sizes import Size, parse_size
 
 T = TypeVar("T")
+
+
+OTHER_NAMES = {
+    "hidden_size": "model.d_model",
+    "n_embd": "model.d_model",
+    "num_layers": "model.n_layers",
+    "num_hidden_layers": "model.n_layers",
+    "num_attention_heads": "model.n_heads",
+    "num_key_value_heads": "model.n_kv_heads",
+    "intermediate_size": "model.d_ffn",
+    "max_position_embeddings": "model.max_seq_len",
+    "seq_len": "model.max_seq_len",
+    "rope_theta": "model.rope_base",
+    "learning_rate": "optim.lr",
+    "min_lr": "optim.lr_end",
+    "num_warmup_steps": "optim.warmup_steps",
+    "warmup_ratio": "optim.warmup_steps",
+    "lr_scheduler_type": "optim.schedule",
+    "max_grad_norm": "optim.clip",
+    "gradient_clip_val": "optim.clip",
+    "batch_size": "run.batch_tokens",
+    "gradient_accumulation_steps": "run.batch_tokens",
+    "accumulate_grad_batches": "run.batch_tokens",
+    "micro_batch_size": "run.micro_batch",
+    "per_device_train_batch_size": "run.micro_batch",
+    "max_steps": "run.max_tokens",
+    "num_train_epochs": "run.max_tokens",
+    "logging_steps": "run.log_every",
+    "eval_steps": "run.validate_every",
+    "save_steps": "run.save_every",
+    "output_dir": "run.dir",
+    "run_name": "run.name",
+    "seed": "seed_everything",
+}
+"""Keys of a recipe by the names that other trainers give them, for hints."""
+
+DECIDED_ELSEWHERE = {
+    "max_steps": "run.max_tokens",
+    "max_epochs": "run.max_tokens and data.max_epochs",
+    "limit_train_batches": "run.max_tokens",
+    "overfit_batches": "run.max_tokens",
+    "fast_dev_run": "run.max_tokens",
+    "accumulate_grad_batches": "run.batch_tokens and run.micro_batch",
+    "gradient_clip_val": "optim.clip",
+    "gradient_clip_algorithm": "optim.clip",
+    "val_check_interval": "run.validate_every",
+    "check_val_every_n_epoch": "run.validate_every",
+    "num_sanity_val_steps": "run.validate_every",
+    "limit_val_batches": "data.val_tokens",
+    "log_every_n_steps": "run.log_every",
+    "default_root_dir": "run.dir",
+    "enable_checkpointing": "run.save_every",
+}
+"""Arguments of lightning.Trainer that other sections of a recipe decide."""
 
 
 def _size(value: Any) -> Size:

@@ -14,7 +14,7 @@ from dualpath_cli.flops.widths import Match
 from dualpath_cli.options import Average, folder_of
 from dualpath_cli.ranges import check_range, check_ranges
 from dualpath_cli.recipe import recipes
-from dualpath_cli.recipe.other_names import OTHER_NAMES
+from dualpath_cli.recipe.parser import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import SECTIONS
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers

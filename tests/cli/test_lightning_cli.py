@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 from dualpath_cli.cli import launch, lightning
 from dualpath_cli.cli.commands import COMMANDS, resolve
 from dualpath_cli.cli.words import read
-from dualpath_cli.recipe.other_names import DECIDED_ELSEWHERE
+from dualpath_cli.recipe.parser import DECIDED_ELSEWHERE
 from dualpath_cli.recipe.settings import SECTIONS, TrainerSettings
 
 WORDS = [
