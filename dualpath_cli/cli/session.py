@@ -1,14 +1,18 @@
 """Session: a checked launch with its trainer, module and data; `dualpath validate` on one."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from lightning.pytorch import Trainer
 from rich.console import Console
 
 from dualpath_cli.cli.launch import Launch
 from dualpath_cli.errors import RunFailed, UserError
+from dualpath_cli.files import format_csv, read_csv, write_text
 from dualpath_cli.output.table import Column, Table, show
-from dualpath_cli.run.run_folder import AVERAGES
+from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.run.run_folder import AVERAGES, Run, read_recipe
+from dualpath_cli.run.trained import label_of_average
 from dualpath_cli.training.data.data_module import DualPathDataModule
 from dualpath_cli.training.module import DualPathModule
 
@@ -44,8 +48,8 @@ class Session:
             for name, result in self.module.val_results.items()
         ]
         caption = (
-            "windows of a text are read after end-of-text; for evaluate's rolling_bpb, after the "
-            "token before"
+            "each window of a text starts after end-of-text; evaluate's rolling_bpb starts after "
+            "the preceding token"
         )
         show(self.console, Table([Column("validation set"), *numbers], rows, caption=caption))
 
