@@ -48,8 +48,8 @@ class Session:
             for name, result in self.module.val_results.items()
         ]
         caption = (
-            "each window of a text starts after end-of-text; evaluate's rolling_bpb starts after "
-            "the preceding token"
+            "windows of a text are read after end-of-text; for evaluate's rolling_bpb, after the "
+            "token before"
         )
         show(self.console, Table([Column("validation set"), *numbers], rows, caption=caption))
 
