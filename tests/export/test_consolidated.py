@@ -138,7 +138,7 @@ def test_a_file_of_others_is_refused(tmp_path, said):
         (metadata, "the run's name in its header must be a plain name"),
         (metadata | {"run": "a/b", "step": "x"}, "is no run of dualpath"),
         (metadata | {"run": "a/b", "step": "-1"}, "the step in its header must be at least 0"),
-        (metadata | {"run": "a/b"}, "must be a mapping of sections"),
+        (metadata | {"run": "a/b"}, "is empty; give sections"),
     ):
         save_file({"x": torch.zeros(2)}, out, facts)
         assert message in said("validate", "--ckpt_path", out)
