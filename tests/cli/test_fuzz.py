@@ -110,13 +110,14 @@ def home(share: Share, monkeypatch: pytest.MonkeyPatch) -> Path:
     def train(*_: object) -> None:
         raise UserError("nothing is trained here")
 
+    folder = share("home", write_home)  # before commands end where they begin
     monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups, rows: {})
     monkeypatch.setattr("dualpath_cli.sweep.command.run_all", train)
     ends = {"combine": lambda *_: []}
     monkeypatch.setattr(
         "dualpath_cli.cli.main.resolve", lambda name: ends.get(name.split(":")[1], lambda *_: 0)
     )
-    return share("home", write_home)
+    return folder
 
 
 def check(home: Path, line: list[str], recipe: bytes, damage: Any = None) -> None:
