@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 from dualpath_cli.cli import launch, lightning
 from dualpath_cli.cli.commands import COMMANDS, resolve
 from dualpath_cli.cli.words import read
+from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.parser import DECIDED_ELSEWHERE
 from dualpath_cli.recipe.settings import SECTIONS, TrainerSettings
 
@@ -42,6 +43,15 @@ def test_lightning_reads_the_words_as_the_light_parser_has_checked_them(
     kinds = [type(one) for one in built["callbacks"] or []]
     assert kinds == ([LearningRateMonitor] if "callbacks" in words[0] else [])
     assert isinstance(built["logger"], CSVLogger) is ("logger" in words[0])
+
+
+def test_a_class_that_lightning_does_not_have_is_one_short_line(trained, tmp_path):
+    trained()
+    words = ["--config", str(tmp_path / "recipe.yaml"), "--run.name=new"]
+    checked = launch.prepare(read(COMMANDS["fit"], [*words, "--trainer.callbacks+=Nope"]))
+    with pytest.raises(UserError, match=r"^trainer\.callbacks: 'Nope' cannot be built: ") as error:
+        lightning.DualPathCLI(checked)
+    assert len(str(error.value)) < 150
 
 
 def test_everything_that_a_record_names_is_there():
