@@ -28,7 +28,7 @@ from dualpath_cli.sizes import Size
 
 _OF_A_CLASS = re.compile(
     r"--trainer\.((callbacks|plugins|profiler|logger|strategy)(\+|\.[\w.]+\+?)"
-    r"|(callbacks|plugins|logger)(?==[^\[{n])"
+    r"|(callbacks|plugins|logger)(?==(?!null$)[^\[{])"
     r"|(profiler|strategy)(?==[\w.]+\.))"
 )
 """Words about Lightning's own classes, which its parser alone can read."""

@@ -40,6 +40,7 @@ FILES = {
     "sources.yaml": "sources: [{name: a}]",
     "typo.yaml": "sources: [{path: val.jsonl, wieght: 1}]",
     "few.txt": "few",
+    "empty.txt": "",
     "notes.doc": "a",
     "bad.jsonl": "{",
     "there.jsonl": "",

@@ -48,6 +48,9 @@ def test_a_new_option_is_a_decision():
 def test_every_command_explains_itself_and_refuses_an_option_that_there_is_not(
     name, capsys, monkeypatch
 ):
+    monkeypatch.setenv("COLUMNS", "2")
+    assert main([name, "--help"]) == 0
+    assert capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", "80")
     assert main([name, "--help"]) == 0
     shown = capsys.readouterr().out

@@ -66,6 +66,7 @@ def test_runs_may_be_given_one_after_the_other():
     [
         ["--trainer.callbacks+=LearningRateMonitor", "--trainer.callbacks.init_args.x", "step"],
         ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir=x"],
+        ["--trainer.callbacks", "nlp.Callback", "--trainer.plugins=null_plugins.Plugin"],
         ["--trainer.strategy", "lightning.pytorch.strategies.DDPStrategy"],
         ["--trainer.profiler", "mine.Profiler", "--trainer.plugins=mine.Plugin"],
     ],
@@ -82,6 +83,12 @@ def test_every_option_is_shown_with_hyphens_and_may_be_written_with_underscores(
     for option in own - {"--seed_everything"}:
         assert "_" not in option
         assert _joined([f"--{option[2:].replace('-', '_')}=a_b"], parser) == [f"{option}=a_b"]
+
+
+def test_null_takes_the_classes_of_a_recipe_out():
+    assert changed({"trainer": {"logger": {"class_path": "x.Y"}}}, "--trainer.logger=null") == {
+        "trainer": {"logger": None}
+    }
 
 
 def test_a_value_may_begin_with_a_dash_and_an_option_may_not_be_one():

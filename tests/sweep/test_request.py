@@ -28,6 +28,16 @@ def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path):
     assert asked(tmp_path, "--match", "linear,total").wanted.matches == ["linear", "total"]
 
 
+def test_words_set_keys_of_the_recipe_that_all_runs_share(tmp_path):
+    """One that is given as a mapping merges; validation sets are replaced, or one is added."""
+    recipe = asked(tmp_path, "--optim", "{lr: 1e-2}", "--data.val.mine", "mine.txt").recipe
+    assert (recipe["optim"]["lr"], recipe["optim"]["warmup_steps"]) == (1e-2, 2)
+    assert recipe["data"]["val"] == {"held_out": "val.jsonl", "mine": "mine.txt"}
+    replaced = asked(tmp_path, "--data.val", "{mine: mine.txt}", "--run.max_tokens=1K").recipe
+    assert replaced["data"]["val"] == {"mine": "mine.txt"}
+    assert replaced["run"]["max_tokens"] == 1000
+
+
 def test_settings_are_recipe_values(tmp_path):
     words = ["--set", "optim.decay=[matrices],[matrices, gains]", "--set", "model.gain_init=-7,-2"]
     words += ["--set", "model.gate=convex", "--set", "model.gate=fixed,convex"]
