@@ -132,7 +132,8 @@ class OneLine:
         if name.startswith("--"):
             must = must.removesuffix(" or null")  # which stands for an option that is left out
         if "<class" in must:
-            reasons = re.findall(r"Errors?: - (.*?)(?= - |$)", text)
+            # The types of a union come in any order; those of another kind say nothing.
+            reasons = re.findall(r" - (?!Expected a <class)(.*?)(?= - | Given value|$)", text)
             return f"{name}: '{given:.60}' cannot be built: {(reasons or [text])[0]}"
         choices = _choices(annotation)
         near = "" if given in choices else did_you_mean(given, choices)

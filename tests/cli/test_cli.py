@@ -27,7 +27,7 @@ NOT_IN_FLOPS = (*(name for name in SLOW if name != "rich"), "numpy")
 """Its table is drawn by rich; the 0.3 s of its process leave no room for others."""
 
 SCRIPT = """
-import contextlib, io, json, sys, time, traceback
+import contextlib, io, json, sys, traceback
 
 slow, lines = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 
@@ -42,7 +42,6 @@ sys.meta_path.insert(0, Refuse())
 from dualpath_cli.cli.main import main
 
 for words in lines:
-    began = time.process_time()
     with contextlib.redirect_stdout(io.StringIO()) as out:
         with contextlib.redirect_stderr(io.StringIO()) as err:
             try:
@@ -52,8 +51,7 @@ for words in lines:
             except BaseException:
                 traceback.print_exc(limit=-3)
                 code = "a traceback"
-    seconds = time.process_time() - began
-    answer = {"code": code, "out": out.getvalue(), "err": err.getvalue(), "seconds": seconds}
+    answer = {"code": code, "out": out.getvalue(), "err": err.getvalue()}
     print(json.dumps(answer))
 """
 
