@@ -22,17 +22,14 @@ from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import Limits, Sampler, write_on
 from dualpath_cli.errors import UserError
-from dualpath_cli.export.weights import Weights
-from dualpath_cli.generation.loading import device_of, empty_model, load_model
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.options import parse_overrides
 from dualpath_cli.own_classes import consent
-from dualpath_cli.own_classes.checks import check_as_trained
 from dualpath_cli.ranges import check_range
-from dualpath_cli.run.exported_folder import check_unchanged, is_exported, read_folder
-from dualpath_cli.run.trained import Trained, find
+from dualpath_cli.run.trained import find
+from dualpath_cli.run.weights import device_of, load_model
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, collate, document_windows
 from dualpath_cli.training.metrics import LanguageModelLoss
@@ -236,7 +233,7 @@ class LoadedModel:
 
 
 def load(run: str | Path, own_classes: bool = False, device: str = "cpu") -> LoadedModel:
-    """Loads a trained model: a run folder, a checkpoint in one, one file, or an exported folder.
+    """Loads a trained model: a run folder, a checkpoint in one, or an exported folder.
 
     A gate or combination that the run names as a class of its own is code: it is imported with
     `own_classes` alone. `device` is such as ``"cpu"`` or ``"cuda"``.
@@ -246,21 +243,7 @@ def load(run: str | Path, own_classes: bool = False, device: str = "cpu") -> Loa
     """
     consent.agree({}, to_all=own_classes)
     try:
-        return _load(Path(run), device_of(device))
+        found = find(str(run))
+        return LoadedModel(load_model(found, device_of(device)), found.tokenizer())
     finally:
         consent.forget()
-
-
-def _load(path: Path, device: torch.device) -> LoadedModel:
-    if not is_exported(path):
-        found = find(str(path))
-        return LoadedModel(load_model(found, device), found.tokenizer())
-    run, settings = read_folder(path)
-    check_unchanged(path)
-    check_as_trained(run, settings.model)
-    found = Trained(str(path), run, settings)
-    model = empty_model(settings.model).requires_grad_(False)
-    weights = Weights.of_folder(path, settings.model)
-    for parameter, weight in zip(model.parameters(), weights.read(), strict=True):
-        parameter.copy_(weight)
-    return LoadedModel(model.to(device).eval(), found.tokenizer())

@@ -78,8 +78,7 @@ def test_torch_names_no_disk_so_that_one_without_room_is_looked_for(tmp_path, mo
     [
         "fit --config recipe.yaml --run.dir full/runs",
         "generate --ckpt_path RUN --prompt hello --out full/texts.jsonl",
-        "export --ckpt_path RUN --format hf --out full/hf",
-        "export --ckpt_path RUN --format consolidated --out full/one.safetensors",
+        "export --ckpt_path RUN --out full/hf",
         "sweep --config recipe.yaml --budget 10M --out full/sweep",
     ],
 )

@@ -35,15 +35,12 @@ def test_the_names_that_a_user_may_rely_on():
         dualpath.open  # noqa: B018
 
 
-def test_a_run_a_checkpoint_a_file_and_an_exported_folder_are_one_model(run, tmp_path, output_of):
-    export = ("export", "--ckpt_path", run, "--format")
-    output_of(*export, "consolidated", "--out", tmp_path / "one.safetensors")
-    output_of(*export, "hf", "--out", tmp_path / "folder")
+def test_a_run_a_checkpoint_and_an_exported_folder_are_one_model(run, tmp_path, output_of):
+    output_of("export", "--ckpt_path", run, "--out", tmp_path / "folder")
     model, tokenizer = model_of(run)
     ids = torch.tensor([[tokenizer.eot_id, *tokenizer.encode(TEXT)]])
     expected = model(ids)[0, :, : tokenizer.vocab_size].detach()
-    places = (run, run / "checkpoints" / "last", tmp_path / "one.safetensors", tmp_path / "folder")
-    for place in places:
+    for place in (run, run / "checkpoints" / "last", tmp_path / "folder"):
         loaded = dualpath.load(place)
         torch.testing.assert_close(loaded.logits(TEXT), expected)
         assert loaded.config == model.config
@@ -52,7 +49,7 @@ def test_a_run_a_checkpoint_a_file_and_an_exported_folder_are_one_model(run, tmp
 
 def test_an_exported_folder_with_a_flipped_bit_is_refused(run, tmp_path, output_of):
     folder = tmp_path / "folder"
-    output_of("export", "--ckpt_path", run, "--format", "hf", "--out", folder)
+    output_of("export", "--ckpt_path", run, "--out", folder)
     for path in sorted(folder.iterdir()):
         flip(path, 0.5)
         if path.name == "README.md":

@@ -175,10 +175,18 @@ def tables(run: Path) -> dict[str, list[dict[str, str]]]:
     return {name: rows(run / name) for name in ("metrics.csv", "validation.csv", "routing.csv")}
 
 
-def weights(run: Path) -> dict[str, "torch.Tensor"]:
-    import torch
+def saved(checkpoint: Path) -> dict[str, "torch.Tensor"]:
+    """The tensors that one rank wrote: `model.NAME` and `optimizer.0.KEY.NAME`."""
+    from safetensors.torch import load_file
 
-    return torch.load(newest_checkpoint(run), weights_only=True)["state_dict"]
+    files = map(load_file, sorted(checkpoint.glob("*.safetensors")))
+    return {name: tensor for file in files for name, tensor in file.items()}
+
+
+def weights(run: Path) -> dict[str, "torch.Tensor"]:
+    checkpoint = newest_checkpoint(run)
+    assert checkpoint is not None
+    return {name: t for name, t in saved(checkpoint).items() if name.startswith("model.")}
 
 
 def back_to_step(run: Path, step: int) -> None:
@@ -186,16 +194,6 @@ def back_to_step(run: Path, step: int) -> None:
     checkpoints = run / "checkpoints"
     for path in checkpoints.glob("step-*"):
         if int(path.name.removeprefix("step-")) > step:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(path)
     (checkpoints / "last").unlink()
     (checkpoints / "last").symlink_to(f"step-{step:08d}")
-
-
-def of_an_earlier_version(run: Path) -> None:
-    """Takes out of a run what earlier versions did not write down."""
-    for path in (run / "versions.json", *run.glob("checkpoints/manifests/*.json")):
-        content = json.loads(path.read_text())
-        facts = content.get("run", content)
-        for name in ("id", "step", "model", "tokenizer", "rows"):
-            facts.pop(name, None)
-        path.write_text(json.dumps(content))

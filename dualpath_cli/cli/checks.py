@@ -81,15 +81,6 @@ def check_schedule(settings: Settings) -> None:
         )
 
 
-def check_muon(settings: Settings) -> None:
-    """Raises UserError for Muon with a strategy that may cut matrices into what are none."""
-    if settings.optim.name == "muon" and isinstance(settings.trainer.strategy, dict):
-        raise UserError(
-            "optim.name=muon needs whole matrices, which trainer.strategy given as a class may "
-            "not leave; choose single, ddp, fsdp or hsdp, or optim.name=adamw"
-        )
-
-
 _HEEDED = {
     **dict.fromkeys(("muon_lr", "muon_momentum", "muon_adjust"), ("name", "muon")),
     "cooldown": ("schedule", "wsd"),

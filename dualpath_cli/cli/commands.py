@@ -161,18 +161,11 @@ _RECORDS = (
     ),
     Command(
         "export",
-        "Write a trained model to hand on: one file, or a folder for transformers and the hub.",
-        "--ckpt-path RUN --format FORMAT [--average N] [--out PATH] [--results PATH] "
-        "[--license NAME] [--push USER/REPO [--public]] [--overwrite]",
+        "Write a trained model as a folder for transformers, the hub, and all commands.",
+        "--ckpt-path RUN [--average N] [--out DIR] [--results PATH] [--license NAME] "
+        "[--push USER/REPO [--public]] [--overwrite]",
         options="dualpath_cli.export.command:Export",
         run="dualpath_cli.export.command:run",
-    ),
-    Command(
-        "import",
-        "Make a run in one file of a folder that `export --format hf` wrote.",
-        "--hf DIR [--out FILE] [--overwrite]",
-        options="dualpath_cli.export.command:Import",
-        run="dualpath_cli.export.command:run_import",
     ),
 )
 

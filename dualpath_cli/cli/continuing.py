@@ -11,9 +11,10 @@ from pathlib import Path
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
-from dualpath_cli.run import run_file, run_folder
+from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import fault_of
 from dualpath_cli.run.run_folder import TABLES, Run, check_tables
+from dualpath_cli.run.trained import find_run
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
 
@@ -80,7 +81,7 @@ def find_trunk(settings: Settings) -> Run:
         )
     checkpoint = steps[max(usable)]
     check_tables(folder, checkpoint=checkpoint)
-    return run_file.find(str(checkpoint))
+    return find_run(str(checkpoint))
 
 
 def take_over(trunk: Path, folder: Path) -> None:

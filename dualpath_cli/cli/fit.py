@@ -127,12 +127,11 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
     session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt-path {folder}{classes}")
 
 
-def _id(launch: Launch) -> str | None:
-    """What tells this run from all others; None for one that an earlier version began."""
+def _id(launch: Launch) -> str:
+    """What tells this run from all others."""
     if launch.checkpoint is None or launch.trunk is not None:
         return uuid.uuid4().hex
-    before: str | None = run_folder.facts_at(launch.run_folder, launch.checkpoint).get("id")
-    return before
+    return str(run_folder.facts_at(launch.run_folder, launch.checkpoint)["id"])
 
 
 def _out_of_memory(session: Session, since: int) -> OutOfMemory:

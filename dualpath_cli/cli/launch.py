@@ -20,7 +20,6 @@ from dualpath_cli.cli.checks import (
     check_devices,
     check_effect,
     check_epochs,
-    check_muon,
     check_schedule,
     check_size,
     check_step_loops,
@@ -40,9 +39,9 @@ from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, check_classes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import Settings, settings_from
-from dualpath_cli.run import run_file, run_folder
+from dualpath_cli.run import run_folder
 from dualpath_cli.run.run_folder import VALIDATION, Run, check_tables, step_of
-from dualpath_cli.run.trained import averaged
+from dualpath_cli.run.trained import averaged, find_run
 from dualpath_cli.text.manifest import Manifest
 
 _HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
@@ -93,7 +92,7 @@ def prepare(line: Line) -> Launch:
         )
         _end_if_finished(launch)
         return launch
-    run = averaged(run_file.find(line.runs[0]), getattr(line.options, "average", 1))
+    run = averaged(find_run(line.runs[0]), getattr(line.options, "average", 1))
     base = _recipe_of(run, line)
     recipe = line.changed(base)
     settings_from(recipe)  # before options are read into it
@@ -128,7 +127,7 @@ def prepare_several(line: Line) -> tuple[list[Launch], Path]:
     out = Path(line.options.out)
     lines: dict[Path, Line] = {}
     for given in line.runs:
-        run = run_file.find(given)
+        run = find_run(given)
         folder = out / f"{run.folder.parent.name}-{run.folder.name}-step-{run.step:08d}"
         if folder in lines:
             raise UserError(f"--ckpt-path names two runs whose files would go to '{folder}'")
@@ -194,7 +193,6 @@ def to_train(
     check_size(settings)
     manifest = check_training_data(settings)
     check_schedule(settings)
-    check_muon(settings)
     check_batch(settings)
     check_step_loops(settings)
     check_validation_sets(settings, f"{settings.data.path}/{run_folder.TOKENIZER}", _OTHER_SETS)
@@ -208,7 +206,7 @@ def to_train(
         check_tables(folder, checkpoint=checkpoint)
         taken_back = run_folder.facts_at(folder, checkpoint).get("taken_back")
     for given in runs:
-        start = run_file.find(given)
+        start = find_run(given)
         way_out = "put the model of the weights back, or leave --ckpt-path out"
         run_folder.check_same_recipe(start.folder, recipe, ("model",), way_out=way_out)
         if start.folder.resolve() == folder.resolve():

@@ -15,6 +15,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from rich.console import Console
 
 from dualpath_cli.cli.checks import CLASSES, check_trainer_classes
@@ -31,8 +32,11 @@ from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import TrainerSettings, add_sections
 from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.run_folder import TOKENIZER, newest_step, step_of
+from dualpath_cli.run.weights import verify
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training.checkpoint_folder import SafetensorsIO
+from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.data.data_module import DualPathDataModule
 from dualpath_cli.training.logs.loggers import Bar, Lines, loggers
 from dualpath_cli.training.logs.tables import BadSteps, MetricsLog, RoutingLog
@@ -46,8 +50,6 @@ from dualpath_cli.training.parallel import (
     reduce_dtype,
 )
 from dualpath_cli.training.ranks import launch_by
-from dualpath_cli.training.state.checkpoint import Checkpoints, DirectCheckpointIO
-from dualpath_cli.training.state.loading import verify
 from dualpath_cli.training.stopping import Stopping
 
 
@@ -136,11 +138,6 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
     checkpointing = chosen(settings.run.activation_checkpointing, compiled)
     source = settings.data.path if fitting else launch.run_folder
     tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
-    if tokenizer.vocab_size > settings.model.vocab_size:
-        raise UserError(
-            f"{source}/{TOKENIZER} has {tokenizer.vocab_size} entries, more than the model's "
-            f"vocab_size={settings.model.vocab_size}: it is not the run's; copy the run again"
-        )
     token_bytes = tokenizer.token_bytes()
     start = launch.weights if fitting else launch.checkpoint
     weights = launch.averaged.average if launch.averaged else [start] if start else []
@@ -184,8 +181,8 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
     plugins = _as_list(section["plugins"])
     max_time = section.pop("max_time")  # Lightning's own timer would validate once more
     seconds = None if max_time is None else Timer(max_time).time_remaining()
-    if not launch.settings.trainer.is_sharded:  # else the strategy writes its shards itself
-        plugins.append(DirectCheckpointIO())
+    if not launch.settings.trainer.is_sharded:  # whose strategy writes by all ranks
+        plugins.append(SafetensorsIO())
     callbacks = _as_list(section["callbacks"])
     timeout = timedelta(minutes=run.rank_timeout)
     say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
@@ -229,6 +226,9 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         raise UserError(f"trainer: {' '.join(str(error).split())}") from error
     if isinstance(trainer.strategy, FullyShardedStrategy):
         trainer.strategy.check_shards()
+    elif not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+        kind = type(trainer.strategy).__name__  # checkpoints need parameters by their names
+        raise UserError(f"trainer.strategy {kind}: choose single, ddp, fsdp or hsdp in its place")
     launch_by(
         trainer, launch.command.name, timeout,
         lambda: f"; the same command continues from {newest_step(folder)}" if fitting else "",

@@ -25,8 +25,8 @@ def run(options: Generate) -> str:
     trained, tokenizer, change, prompts = options.read()
     from dualpath_cli.decoding.decoder import Decoder
     from dualpath_cli.decoding.writing import DRAFT
-    from dualpath_cli.generation.loading import autocast_of, device_of, load_model, round_weights
     from dualpath_cli.generation.texts import Text, Took, write
+    from dualpath_cli.run.weights import autocast_of, device_of, load_model, round_weights
 
     model, autocast = load_model(trained, device_of(options.device)), autocast_of(options.precision)
     if autocast is not None:

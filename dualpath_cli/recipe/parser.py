@@ -187,7 +187,7 @@ class OneLine:
             packaged = names("" if "ckpt-path" in options else "data")
             if "config" in options and (word.endswith(".yaml") or word in packaged):
                 way_out = f"did you mean '--config {word}'?"
-            elif "ckpt-path" in options and (os.path.isdir(word) or word.endswith(".safetensors")):
+            elif "ckpt-path" in options and os.path.isdir(word):
                 way_out = f"did you mean '--ckpt-path {word}'?"
             elif "hf" in options and os.path.isdir(word):
                 way_out = f"did you mean '--hf {word}'?"

@@ -1,7 +1,7 @@
 """The files of a checkpoint, what they must hold, and which checkpoints are whole. Torch-free.
 
-Beside the checkpoints, `manifests/step-N.json` holds the size and the sha256 of each file of
-`step-N`, which is a file or a folder of shards.
+A checkpoint is a folder (`training/checkpoint_folder.py`). Beside the checkpoints,
+`manifests/step-N.json` holds the size and the sha256 of each file of `step-N`.
 """
 
 import hashlib
@@ -14,7 +14,8 @@ from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.files import open_regular, read_json, write_text
 
 Files = dict[str, dict[str, Any]]
-"""By name inside the checkpoint, empty for one that is a file: `bytes` and `sha256`."""
+"""By name inside the checkpoint: `bytes` and `sha256`."""
+STATE = "state.json"  # in a checkpoint: all that is no tensor
 
 
 def manifest_of(checkpoint: Path) -> Path:
@@ -22,16 +23,15 @@ def manifest_of(checkpoint: Path) -> Path:
 
 
 def files_of(checkpoint: Path) -> list[Path]:
-    if not checkpoint.is_dir():
-        return [checkpoint]
     return sorted(path for path in checkpoint.rglob("*") if path.is_file())
 
 
 def describe(checkpoint: Path, paths: Iterable[Path]) -> Files:
     """Sizes and hashes of some of a checkpoint's files."""
+    names = {path: path.relative_to(checkpoint).as_posix() for path in paths}
     return {
-        _name(checkpoint, path): {"bytes": path.stat().st_size, "sha256": hash_file(path)}
-        for path in paths
+        name: {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+        for path, name in names.items()
     }
 
 
@@ -41,59 +41,56 @@ def write_manifest(checkpoint: Path, files: Files, facts: dict[str, Any]) -> Non
     write_text(manifest_of(checkpoint), text + "\n")
 
 
-def facts_of(checkpoint: Path) -> dict[str, Any] | None:
-    """The facts of the run that wrote a checkpoint; None where its manifest has none."""
-    try:
-        facts = read_json(manifest_of(checkpoint)).get("run")
-    except UserError:
-        return None
-    return facts if facts and isinstance(facts, dict) else None
+def facts_of(checkpoint: Path) -> dict[str, Any]:
+    """The facts of the run that wrote a checkpoint."""
+    facts = read_json(manifest_of(checkpoint)).get("run")
+    return facts if isinstance(facts, dict) else {}
 
 
 def rows_of(checkpoint: Path) -> dict[str, int]:
-    """The number of rows of the run's tables, by name, where the checkpoint's facts have it."""
-    rows = (facts_of(checkpoint) or {}).get("rows")
+    """The number of rows that the run's tables had, by name."""
+    rows = facts_of(checkpoint).get("rows")
     return {k: n for k, n in rows.items() if type(n) is int} if isinstance(rows, dict) else {}
 
 
 def fault_of(checkpoint: Path) -> str | None:
-    """The fault of a checkpoint as far as names and sizes tell; None if there is none."""
+    """The fault of a checkpoint as far as names and sizes tell; None if there is none.
+
+    Raises UserError for a checkpoint of an earlier version, which was a pickle.
+    """
+    if checkpoint.is_file() or (checkpoint / ".metadata").exists():
+        raise UserError(
+            f"checkpoint '{checkpoint}' has the format before safetensors, which commit 6b42de1 is "
+            "the last to read; train the run again, or go on there"
+        )
     try:
         files = _read_manifest(checkpoint)
     except ValueError as error:
         return str(error)
     for path in (checkpoint, *checkpoint.rglob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
-            return f"{_name(checkpoint, path) or 'it'} is a pipe or a device, no file"
-    if files is None:
-        return None if all(path.stat().st_size for path in files_of(checkpoint)) else "it is empty"
+            return f"{path.name} is a pipe or a device, no file"
+    for name in (STATE, *files):
+        if not (checkpoint / name).is_file():
+            return f"{name} is missing"
     for name, expected in files.items():
-        path = checkpoint / name if name else checkpoint
-        if not path.is_file():
-            return f"{name or 'its file'} is missing"
-        if path.stat().st_size != expected["bytes"]:
-            size = f"{path.stat().st_size:,} bytes instead of {expected['bytes']:,}"
-            return f"{name} has {size}" if name else f"it has {size}"
+        size = (checkpoint / name).stat().st_size
+        if size != expected["bytes"]:
+            return f"{name} has {size:,} bytes instead of {expected['bytes']:,}"
     return None
 
 
 def damaged(
     checkpoint: Path, rank: int = 0, ranks: int = 1, read: Callable[[int], object] | None = None
 ) -> list[str]:
-    """Hashes this rank's part of the files; returns the names of those that were changed.
-
-    Of an earlier version's checkpoint nothing is known.
-    """
-    files = _read_manifest(checkpoint) or {}
+    """Hashes this rank's part of the files; returns the names of those that were changed."""
+    files = _read_manifest(checkpoint)
     own = sorted(files)[rank::ranks]
-    paths = {name: checkpoint / name if name else checkpoint for name in own}
-    return [name for name, path in paths.items() if hash_file(path, read) != files[name]["sha256"]]
+    return [name for name in own if hash_file(checkpoint / name, read) != files[name]["sha256"]]
 
 
-def _read_manifest(checkpoint: Path) -> Files | None:
+def _read_manifest(checkpoint: Path) -> Files:
     path = manifest_of(checkpoint)
-    if not path.exists():
-        return None
     try:
         files = read_json(path)["files"]
         for name, facts in files.items():
@@ -106,10 +103,6 @@ def _read_manifest(checkpoint: Path) -> Files | None:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path.name} cannot be read: {of_content(error)}") from None
     return dict(files)
-
-
-def _name(checkpoint: Path, path: Path) -> str:
-    return "" if path == checkpoint else path.relative_to(checkpoint).as_posix()
 
 
 def hash_file(path: Path, read: Callable[[int], object] | None = None) -> str:

@@ -13,25 +13,27 @@ from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.files import read_json, read_text
 from dualpath_cli.own_classes import consent
 from dualpath_cli.ranges import check_range
-from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import hash_file
-from dualpath_cli.run.run_file import MOST_STEPS
-from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
+from dualpath_cli.run.run_folder import RECIPE, TABLES, TOKENIZER, VERSIONS, Run
 
 LISTING = "SHA256SUMS"
 CONFIG = "config.json"
 MODELING = "modeling_dualpath.py"
 WEIGHTS = "model.safetensors"
+MOST_STEPS = 10**18
 CARD = "README.md"
 SCORES = ".eval_results"
 NAMES = {
     CONFIG, "generation_config.json", "tokenizer_config.json", TOKENIZER, RECIPE, VERSIONS,
     "configuration_dualpath.py", MODELING, WEIGHTS, CARD,
 }  # fmt: skip
-"""The files of every exported folder beside the list."""
+"""The files of most exported folders beside the list."""
 PREFIX = "model."  # the prefix of the names of weights, after the attribute of DualPathForCausalLM
-_MORE_NAMES = re.compile(rf"own_\w+\.py|{re.escape(SCORES)}/\w+\.yaml")
+_MORE_NAMES = re.compile(
+    rf"own_\w+\.py|{re.escape(SCORES)}/\w+\.yaml|model-[\d-]+of-\d+\.safetensors"
+    rf"|{re.escape(WEIGHTS)}\.index\.json|{'|'.join(map(re.escape, TABLES))}"
+)
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
@@ -42,14 +44,12 @@ def is_exported(folder: Path) -> bool:
         return False
 
 
-def read_folder(folder: Path) -> tuple[Run, Settings]:
-    """The run that a folder is of, and its settings."""
-    for name in (CONFIG, RECIPE, VERSIONS, TOKENIZER):
+def read_folder(folder: Path) -> Run:
+    """The run that a folder is of."""
+    for name in (RECIPE, VERSIONS, TOKENIZER):
         if not (folder / name).is_file():
-            hint = ""
-            if name in (RECIPE, VERSIONS):
-                hint = "; copy it from the folder that dualpath export wrote"
-            raise UserError(f"--hf '{folder}' holds no {name}{hint}")
+            hint = "" if name == TOKENIZER else "; copy it from the folder that the export wrote"
+            raise UserError(f"'{folder}' holds no {name}{hint}")
     try:
         config = read_json(folder / CONFIG)
         step = config["dualpath"]["step"]
@@ -68,8 +68,7 @@ def read_folder(folder: Path) -> tuple[Run, Settings]:
     way_out = f"put {CONFIG} back, or export the run again"
     run_folder.check_same_recipe(folder, {"model": model}, ("model",), way_out=way_out)
     run_folder.check_as_written(folder, folder)
-    settings = settings_from(run_folder.read_recipe(folder))
-    return Run(folder, folder, step, home=folder), settings
+    return Run(folder, folder, step)
 
 
 def listing(hashes: Mapping[str, str]) -> str:
@@ -85,8 +84,8 @@ def changed(folder: Path, read: Callable[[int], object], free: Container[str] = 
     listed = _listed(folder)
     if listed is None:
         return None
-    for name in sorted(NAMES - listed.keys()):  # of a list that was cut
-        if (folder / name).exists():
+    for name in sorted({*NAMES, *(p.name for p in folder.glob("*.safetensors"))} - listed.keys()):
+        if (folder / name).exists():  # put there since, or of a list that was cut
             return name
     for name, sha256 in listed.items():
         path = folder / name

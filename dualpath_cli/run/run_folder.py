@@ -76,10 +76,9 @@ def without_numbers() -> set[str]:
 class Run:
     """A RUN as the user gave it: its folder, and the checkpoint that is meant."""
 
-    folder: Path  # holds recipe, versions and tokenizer
-    checkpoint: Path  # a file, or a folder of shards
+    folder: Path  # holds recipe, versions and tokenizer, and by default what is made of it
+    checkpoint: Path  # a folder inside of it; an exported folder is both
     step: int  # optimizer step at which the checkpoint was written
-    home: Path  # the default folder of commands' output about it
     average: tuple[Path, ...] = ()  # checkpoints whose mean weights are meant, oldest first
 
     @property
@@ -140,20 +139,15 @@ def find_run(path: str) -> Run:
         raise UserError(f"no run or checkpoint at '{path}'{hint}")
     if (given / RECIPE).is_file():
         checkpoint = newest_checkpoint(given)
-        if checkpoint is None and (given / "config.json").is_file():  # of run/exported_folder.py
-            raise UserError(
-                f"'{path}' is a folder of export --format hf; dualpath import --hf {given} makes a "
-                "file of it that is a RUN"
-            )
         if checkpoint is None:
             raise UserError(f"run '{path}' has no complete checkpoint yet; let fit write one first")
-        return Run(given, checkpoint, step_of(checkpoint), home=given)
+        return Run(given, checkpoint, step_of(checkpoint))
     folder = given.resolve().parent.parent
     if _STEP.fullmatch(given.resolve().name) and (folder / RECIPE).is_file():
-        return Run(folder, given.resolve(), step_of(given), home=folder)
+        return Run(folder, given.resolve(), step_of(given))
     raise UserError(
         f"'{path}' is neither a run folder (it would hold {RECIPE}), nor a checkpoint inside one "
-        f"({CHECKPOINTS}/step-...), nor a file of dualpath export (.safetensors)"
+        f"({CHECKPOINTS}/step-...), nor a folder of dualpath export"
     )
 
 
@@ -197,37 +191,38 @@ def check_same_recipe(
 def check_as_written(folder: Path, checkpoint: Path) -> None:
     """Refuses a checkpoint of another step, run, model or tokenizer than its place says.
 
-    Its facts hold all these; those of an earlier version hold none.
+    Of an exported folder, which is both, model and tokenizer.
     """
     from dualpath_cli.text.tokenizer import Tokenizer
 
-    recipe, own = read_recipe(folder), facts_of(checkpoint) or {}
-    begun = read_json(folder / VERSIONS, PUT_BACK) if (folder / VERSIONS).exists() else {}
-    facts = own or begun
-    if "step" in own and own["step"] != step_of(checkpoint):
+    recipe, facts = read_recipe(folder), facts_at(folder, checkpoint)
+    for key in ("id", "step", "model", "tokenizer"):
+        if key not in facts:
+            raise UserError(f"what is known of {checkpoint} lacks its {key}; {PUT_BACK}")
+    if checkpoint != folder and facts["step"] != step_of(checkpoint):
         raise UserError(
-            f"{checkpoint} was written at step {own['step']}; put the checkpoint of step "
+            f"{checkpoint} was written at step {facts['step']}; put the checkpoint of step "
             f"{step_of(checkpoint)} back, or remove it"
         )
-    if None not in (ids := (own.get("id"), begun.get("id"))) and len(set(ids)) > 1:
+    begun = read_json(folder / VERSIONS, PUT_BACK)
+    if facts.get("id") != begun.get("id"):
         raise UserError(
             f"{checkpoint} is of another run than {folder}; put its own back, or remove it"
         )
-    trained = {key: facts[key] for key in ("model",) if key in facts}
+    trained = {"model": facts["model"]}
     if different := _first_difference(trained, recipe, trained):
         name, old, new = different
         raise UserError(
             f"{folder / RECIPE} has {name}={new}, but {checkpoint} was trained with "
             f"{old}; put that back"
         )
-    path, fingerprint = folder / TOKENIZER, facts.get("tokenizer")
-    if fingerprint is not None:
-        found = Tokenizer(read_json(path, PUT_BACK), str(path)).fingerprint
-        if found != fingerprint:
-            raise UserError(
-                f"{path} has the fingerprint {found:.12}, but {checkpoint} was trained with "
-                f"that of {fingerprint!s:.12}; put the run's own back"
-            )
+    path, fingerprint = folder / TOKENIZER, facts["tokenizer"]
+    found = Tokenizer(read_json(path, PUT_BACK), str(path)).fingerprint
+    if found != fingerprint:
+        raise UserError(
+            f"{path} has the fingerprint {found:.12}, but {checkpoint} was trained with "
+            f"that of {fingerprint!s:.12}; put the run's own back"
+        )
 
 
 def _first_difference(
@@ -259,8 +254,9 @@ def _defaults() -> Recipe:
 
 def facts_at(folder: Path, checkpoint: Path) -> dict[str, Any]:
     """The facts that `start` recorded for the part of a run that wrote the checkpoint."""
-    facts = facts_of(checkpoint)
-    return read_json(folder / VERSIONS, PUT_BACK) if facts is None else facts
+    if checkpoint == folder:  # exported
+        return read_json(folder / VERSIONS, PUT_BACK)
+    return facts_of(checkpoint)
 
 
 def facts_now(folder: Path) -> dict[str, Any]:

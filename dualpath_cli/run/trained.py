@@ -10,8 +10,9 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.own_classes.checks import check_as_trained
 from dualpath_cli.recipe.settings import Settings, settings_from
-from dualpath_cli.run import run_file, run_folder
+from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import facts_of
+from dualpath_cli.run.exported_folder import is_exported, read_folder
 from dualpath_cli.run.run_folder import (
     TOKENIZER,
     Run,
@@ -35,21 +36,24 @@ class Trained:
             raise UserError(f"{change.name}: {problem} ({self.path})")
 
     def tokenizer(self) -> Tokenizer:
-        tokenizer = Tokenizer.load(self.run.folder / TOKENIZER)
-        ids, rows = tokenizer.vocab_size, self.settings.model.vocab_size
-        if ids > rows:
-            raise UserError(
-                f"'{self.run.folder}': the tokenizer has {ids:,} ids, the model {rows:,}"
-            )
-        return tokenizer
+        return Tokenizer.load(self.run.folder / TOKENIZER)
 
 
 def find(path: str, average: int = 1) -> Trained:
     """Finds the model of any RUN, averaged over so many checkpoints up to that one."""
-    run = averaged(run_file.find(path), average)
+    run = averaged(find_run(path), average)
     settings = settings_from(run_folder.read_recipe(run.folder))
     check_as_trained(run, settings.model)
     return Trained(path, run, settings)
+
+
+def find_run(path: str) -> Run:
+    """Understands any RUN: a run folder, a checkpoint inside one, or an exported folder."""
+    if is_exported(Path(path)):
+        return read_folder(Path(path))
+    run = run_folder.find_run(path)
+    check_as_written(run.folder, run.checkpoint)
+    return run
 
 
 def averaged(run: Run, count: int) -> Run:
@@ -60,8 +64,8 @@ def averaged(run: Run, count: int) -> Run:
     """
     if count == 1:
         return run
-    if run.checkpoint.is_file() and run.checkpoint.suffix:
-        raise UserError(f"--average {count}: '{run.checkpoint}' is one file; give the run's folder")
+    if run.checkpoint == run.folder:
+        raise UserError(f"--average {count}: '{run.folder}' was exported; give the run's folder")
     own = lineage(run.checkpoint, complete_checkpoints(run.folder))[:count]
     if len(own) < count:
         raise UserError(
@@ -94,7 +98,7 @@ def lineage(checkpoint: Path, kept: list[Path]) -> list[Path]:
 
 
 def _taken_back(checkpoint: Path) -> int | None:
-    step = (facts_of(checkpoint) or {}).get("taken_back")
+    step = facts_of(checkpoint).get("taken_back")
     return step if type(step) is int else None
 
 

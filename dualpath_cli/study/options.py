@@ -52,7 +52,7 @@ def take_sources(options: T, recipe: Recipe, run: run_folder.Run, kind: str) -> 
         raise UserError("the run names no validation set; give a text: --sources NAME=PATH")
     if options.max_tokens is not None:
         recipe["data"]["val_tokens"] = options.max_tokens
-    out = run.home / kind / f"step-{run.step:08d}" if options.out is None else options.out
+    out = run.folder / kind / f"step-{run.step:08d}" if options.out is None else options.out
     return replace(options, out=str(folder_of("--out", out)))
 
 

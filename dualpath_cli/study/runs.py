@@ -22,8 +22,8 @@ from dualpath_cli.files import format_csv, without_nan, write_texts
 from dualpath_cli.output import page as output_page
 from dualpath_cli.output.figures import save
 from dualpath_cli.output.table import Column, Table, show
-from dualpath_cli.run import run_file
 from dualpath_cli.run.run_folder import TOKENIZER
+from dualpath_cli.run.trained import find_run
 from dualpath_cli.statistics.significance import holm, signed_rank_p
 from dualpath_cli.study.ablation.tables import REPORT
 from dualpath_cli.study.parts_of_speech import PAPER
@@ -279,7 +279,7 @@ def _write_beside(
         for name, report in zip(names, reports, strict=True)
         for term, text in page_facts(report)
     ]
-    folder = run_file.find(reports[0]["checkpoint"]["path"]).folder
+    folder = find_run(reports[0]["checkpoint"]["path"]).folder
     values = Tokenizer.load(folder / TOKENIZER).token_values()
     path = out / "beside.html"
     return [page.write(path, title, facts, reports[0]["layers"], read, values)]

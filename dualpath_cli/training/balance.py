@@ -13,7 +13,7 @@ import torch.distributed as dist
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.experts import Experts
-from dualpath_cli.training.state.loading import sharded_as
+from dualpath_cli.training.parallel import sharded_as
 
 COLUMNS = ("load_max", "load_entropy", "idle_experts")
 """Columns of metrics.csv, followed by `_` and the layer: see `numbers`."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
@@ -24,13 +25,14 @@ from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.model.parameters import kind_of, matrices_in
 from dualpath_cli.recipe.optimizer import OptimSettings, rate_factor, std_factors
 from dualpath_cli.recipe.schedule import StepLoops, learning_rate, weight_decay
+from dualpath_cli.run.weights import fill, load_average
 from dualpath_cli.training.balance import ExpertLoads
+from dualpath_cli.training.checkpoint_folder import optimizer_states, tensors_of
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.guard import BadStep, StepGuard
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.muon import Muon
-from dualpath_cli.training.parallel import allow_graphs, build_model, sharding_mesh
-from dualpath_cli.training.state.loading import check_weights, load_average, sharded_as
+from dualpath_cli.training.parallel import allow_graphs, build_model, sharded_as, sharding_mesh
 
 _ROUTER, _BY_STEP = ".deep.router.", (".deep.gains", ".deep.film")
 """Names of weights that one loop does not use, and of those with a row for each step."""
@@ -196,19 +198,27 @@ class DualPathModule(LightningModule):
             self.zero_grad(set_to_none=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the guard's state, and what has come together for the next row of metrics.csv."""
+        """Names all tensors, and adds the guard's state and what the next row of metrics.csv has.
+
+        Tensors are named alike by all strategies, and stay where they are.
+        """
+        assert self.model is not None
+        for key in ("state_dict", "optimizer_states"):
+            checkpoint.pop(key, None)
+        optimizers = self.trainer.optimizers
+        checkpoint["tensors"], checkpoint["groups"] = tensors_of(self.model, optimizers)
         checkpoint["guard"] = self.guard.state_dict()
         checkpoint["train_loss"] = self.train_loss.sums()
         loads = self.expert_loads.since_report
         checkpoint["expert_loads"] = {layer: load.tolist() for layer, load in loads.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Checks that all weights are there, and loads what `on_save_checkpoint` has added."""
+        """Loads weights in place, the optimizers' state, and what `on_save_checkpoint` added."""
         assert self.model is not None
-        if "state_dict" in checkpoint:  # shards are loaded and checked elsewhere
-            saved = checkpoint["state_dict"]
-            weights = {name.removeprefix("model."): value for name, value in saved.items()}
-            check_weights(self.model, weights, Path(self.trainer.ckpt_path or ""))
+        fill(self.model, Path(checkpoint["folder"]))
+        checkpoint["state_dict"] = self.state_dict()  # for Lightning, which loads it once more
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            checkpoint["optimizer_states"] = optimizer_states(self.model, checkpoint)
         self.guard.load_state_dict(checkpoint.get("guard", {}))
         if self.trainer.is_global_zero:
             self.train_loss.add(checkpoint.get("train_loss", {}))

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from dualpath_cli.config import Kind
 from dualpath_cli.recipe.optimizer import OptimSettings
-from dualpath_cli.training.state.loading import sharded_as
+from dualpath_cli.training.parallel import sharded_as
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic, which they make steep at 0: after STEPS singular values from 0.002 of the norm on

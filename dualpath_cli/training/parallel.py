@@ -34,7 +34,9 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Str
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -48,7 +50,7 @@ from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import LayerAuxiliary, LayerPass
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.training import internals
-from dualpath_cli.training.state.loading import load_training_state, shard_whole_state, sharded_as
+from dualpath_cli.training.checkpoint_folder import read, write
 
 KEPT_OPERATIONS = frozenset(
     ("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm", "flex_attention",
@@ -77,7 +79,7 @@ def build_model(
     Of a mesh of two dimensions the first replicates and the second shards. Gradients are reduced in
     `reduce_dtype`; None is their own. `seed` and `std_factors` (of `model.parameters`) decide the
     initial weights, not the number of devices. Without a seed weights are undefined until they are
-    loaded (`state.loading`).
+    loaded (`run/weights.py`).
     """
     device = torch.get_default_device() if mesh is None else torch.device(mesh.device_type)
     with torch.device("meta"):
@@ -105,6 +107,18 @@ def build_model(
     if seed is not None:
         draw_weights(model, seed, std_factors)
     return model
+
+
+def sharded_as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Returns a whole tensor, which every rank holds, sharded as a parameter is, if it is."""
+    if not isinstance(parameter, DTensor):
+        return value
+    return distribute_tensor(
+        value.to(parameter.device, parameter.dtype),
+        parameter.device_mesh,
+        parameter.placements,
+        src_data_rank=None,  # each rank cuts its own shard: nothing is sent
+    )
 
 
 def draw_weights(model: DualPathLM, seed: int, std_factors: Mapping[Kind, float] = {}) -> None:
@@ -248,13 +262,28 @@ class FullyShardedStrategy(ModelParallelStrategy):
             mesh = init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
             internals.replace_mesh(self, mesh)
 
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return {}  # the module names its tensors itself
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return {}
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
+    ) -> None:
+        write(checkpoint, Path(self.broadcast(str(filepath))), alone=False)
+
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        path = Path(self.broadcast(str(checkpoint_path)))
-        assert self.model is not None
-        load = load_training_state if path.is_dir() else shard_whole_state
-        return load(self.model, self.optimizers, path)
+        return read(Path(self.broadcast(str(checkpoint_path))))
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        Strategy.load_optimizer_state_dict(self, checkpoint)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:

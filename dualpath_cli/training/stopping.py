@@ -18,8 +18,8 @@ import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 
 from dualpath_cli.training import internals
+from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.module import DualPathModule, EachStep
-from dualpath_cli.training.state.checkpoint import Checkpoints
 
 SIGNALS = [
     getattr(signal, name)

@@ -10,7 +10,7 @@ from dualpath_cli.files import format_csv
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.checkpoint_files import describe, write_manifest
+from dualpath_cli.run.checkpoint_files import describe, files_of, write_manifest
 from dualpath_cli.text.manifest import Manifest
 from tests.tiny_run import prepare, tiny_recipe, write_text
 
@@ -34,13 +34,16 @@ def write_home(folder: Path) -> None:
     run = folder / RUN
     (run / "checkpoints").mkdir(parents=True)
     checkpoint = run / "checkpoints" / "step-00000002"
-    checkpoint.write_bytes(b"weights")
-    write_manifest(checkpoint, describe(checkpoint, [checkpoint]), {})
+    checkpoint.mkdir()
+    (checkpoint / "state.json").write_text("{}")
     (run / "checkpoints" / "last").symlink_to("step-00000002")
     shutil.copy(texts / "train" / "tokenizer.json", run)
     resolved = settings_from(recipe_of_home()).as_recipe()
     (run / "recipe.yaml").write_text(yaml.safe_dump(resolved))
-    facts = {"data_fingerprint": Manifest.read(texts / "train").fingerprint}
+    manifest = Manifest.read(texts / "train")
+    facts = {"id": "1", "step": 2, "model": resolved["model"], "rows": {},
+             "tokenizer": manifest.tokenizer, "data_fingerprint": manifest.fingerprint}  # fmt: skip
+    write_manifest(checkpoint, describe(checkpoint, files_of(checkpoint)), facts)
     (run / "versions.json").write_text(json.dumps(run_folder.versions() | facts))
     rows = [{"step": n, "tokens": 64 * n, "loss": 5.5, "seconds": n / 10} for n in (1, 2)]
     (run / "metrics.csv").write_text(format_csv(rows))

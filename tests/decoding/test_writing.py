@@ -11,9 +11,9 @@ from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import Limits, Piece, Sampler, TextStream, write_on
 from dualpath_cli.errors import RunFailed
-from dualpath_cli.generation.loading import round_weights
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.run.weights import round_weights
 from tests.model import reference
 from tests.model.reference import random_tokens
 from tests.model.small_models import ALL_KINDS, small, with_weights

@@ -20,11 +20,10 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import TOKENIZER
+from dualpath_cli.run.weights import load_weights
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.state.loading import load_weights
 from tests.conftest import OutputOf
 from tests.evaluation.conftest import CHANGES, NAME
-from tests.export.test_consolidated import trained as sharded
 
 
 def report(folder: Path) -> dict[str, Any]:
@@ -116,17 +115,6 @@ def test_an_override_changes_the_scores_and_stands_in_the_results(
     plain = {sample["doc"]: sample for sample in samples(scored / NAME, "piqa")}
     for sample in samples(folder, "piqa"):
         assert sample["loglikelihoods"] != plain[sample["doc"]]["loglikelihoods"]
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_shards_scores_as_its_one_file(share, texts, tasks, tmp_path, output_of):
-    run, file = sharded(share, texts, ranks=2, tied=False), tmp_path / "model.safetensors"
-    output_of("export", "--ckpt_path", run, "--format", "consolidated", "--out", file)
-    words = ("--data", tasks, "--tasks", "piqa", "--window", "16")
-    output_of("evaluate", "--ckpt_path", run, *words, "--out", tmp_path / "shards")
-    output_of("evaluate", "--ckpt_path", file, *words, "--out", tmp_path / "one")
-    (folder,) = (tmp_path / "shards").iterdir()
-    assert samples(folder, "piqa") == samples(tmp_path / "one" / folder.name, "piqa")
 
 
 @pytest.fixture
@@ -283,7 +271,7 @@ def test_a_model_that_gives_no_numbers_fails_and_is_not_kept(
     def spoilt(model: Any, checkpoint: Path) -> None:
         torch.nn.init.constant_(model.norm.weight, math.nan)
 
-    monkeypatch.setattr("dualpath_cli.generation.loading.load_weights", spoilt)
+    monkeypatch.setattr("dualpath_cli.run.weights.load_weights", spoilt)
     words = ["--data", str(tasks), "--out", str(tmp_path / "o"), "--tasks", "piqa"]
     assert main(["evaluate", "--ckpt_path", str(run), *words]) == 1
     assert "piqa, document 0: the model gives no number" in capsys.readouterr().err

@@ -115,7 +115,7 @@ def test_an_exported_directory_scores_as_its_checkpoint(
     run, tasks, scored, tmp_path, output_of, remote_code
 ):
     folder = tmp_path / "exported"
-    output_of("export", "--ckpt_path", run, "--format", "hf", "--out", folder)
+    output_of("export", "--ckpt_path", run, "--out", folder)
     words = ("--data", tasks, "--out", tmp_path / "o", "--tasks", "arc_challenge", "gsm8k", "c4")
     output_of("evaluate", "--trust_remote_code", "--hf", folder, *words)
     for task, key in (("arc_challenge", "loglikelihoods"), ("arc_challenge", "unconditional"),
@@ -131,7 +131,7 @@ def test_an_exported_directory_with_a_flipped_bit_is_not_scored(
     run, tasks, tmp_path, output_of, said
 ):
     folder = tmp_path / "exported"
-    output_of("export", "--ckpt_path", run, "--format", "hf", "--out", folder)
+    output_of("export", "--ckpt_path", run, "--out", folder)
     words = ("--data", tasks, "--out", tmp_path / "o", "--tasks", "piqa")
     for name in ("model.safetensors", "modeling_dualpath.py"):
         flip(folder / name, 0.5)

@@ -10,10 +10,8 @@ import pytest
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.recipe.settings import settings_from
-from dualpath_cli.run import run_file, run_folder
-from dualpath_cli.training.parallel import build_model
-from dualpath_cli.training.state.loading import load_weights
+from dualpath_cli.run.trained import find
+from dualpath_cli.run.weights import empty_model, load_weights
 from tests.conftest import Share
 from tests.tiny_run import Fit
 
@@ -21,13 +19,12 @@ Pair = tuple[Path, Path]  # a run, and the folder that it was exported to
 Exported = Callable[..., Pair]
 
 
-def words(run: Path, out: Path, *more: object, form: str = "hf") -> list[str]:
-    given = ["export", "--ckpt_path", str(run), "--format", form, "--out", str(out)]
-    return [*given, *map(str, more)]
+def words(run: Path, out: Path, *more: object) -> list[str]:
+    return ["export", "--ckpt_path", str(run), "--out", str(out), *map(str, more)]
 
 
-def export(run: Path, out: Path, *more: object, form: str = "hf") -> Path:
-    assert main(words(run, out, *more, form=form)) == 0
+def export(run: Path, out: Path, *more: object) -> Path:
+    assert main(words(run, out, *more)) == 0
     return out
 
 
@@ -39,9 +36,9 @@ def contents(path: Path) -> dict[str, bytes]:
 
 def model_of(run: Path) -> DualPathLM:
     """The checkpoint's model, as every command loads it."""
-    found = run_file.find(str(run))
-    model = build_model(settings_from(run_folder.read_recipe(found.folder)).model)
-    load_weights(model, found.checkpoint)
+    found = find(str(run))
+    model = empty_model(found.settings.model)
+    load_weights(model, found.run.checkpoint)
     return model.eval()
 
 

@@ -1,6 +1,6 @@
-"""`dualpath export` in any format: whole or not there, nothing damaged."""
+"""`dualpath export`: whole or not there, nothing damaged, and a RUN of every command."""
 
-import importlib
+import json
 import os
 import shutil
 import signal
@@ -8,50 +8,50 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
+from safetensors import safe_open
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.export.command import FORMATS
+from dualpath_cli.config import ModelConfig
 from dualpath_cli.export.hf import folder as hf
-from dualpath_cli.export.weights import Weights
-from dualpath_cli.run.checkpoint_files import describe, files_of, write_manifest
-from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.run.exported_folder import changed
+from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS, newest_checkpoint, read_recipe
+from tests.conftest import Share
 from tests.export.conftest import contents, export, words
-from tests.processes import start
-from tests.training.test_checkpoint_faults import flip, sharded
+from tests.processes import run_on_ranks, start
+from tests.study.conftest import USERS_OF_FIGURES
+from tests.tiny_run import rows, saved, tiny_recipe, weights
+from tests.training.test_checkpoint_faults import flip
 
-forms = pytest.mark.parametrize("form", FORMATS)
+rare = pytest.mark.slow
 
 
-@forms
 def test_an_export_is_whole_or_not_there_and_replaced_on_request_alone(
-    form, trained, tmp_path, monkeypatch, said
+    trained, tmp_path, monkeypatch, said
 ):
-    run, out = trained(), tmp_path / "exports" / f"model{FORMATS[form]}"
-    given = words(run, out, form=form)
-    read = Weights.read
-
-    def interrupted(self: Weights):  # type: ignore[no-untyped-def]
-        yield next(read(self))
-        raise KeyboardInterrupt
+    run, out = trained(), tmp_path / "exports" / "model"
+    given = words(run, out)
 
     def interrupt(*more: str) -> None:
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
         with monkeypatch.context() as patch:
-            patch.setattr(Weights, "read", interrupted)
+            patch.setattr(hf, "save_file", interrupted)
             assert main([*given, *more]) == 130
 
     interrupt()
     assert list(out.parent.iterdir()) == []
-    export(run, out, form=form)
+    export(run, out)
     whole = contents(out)
-    if out.is_file():
-        out.write_bytes(b"another's")
-    else:
-        (out / RECIPE).unlink()
+    (out / RECIPE).unlink()
     before = contents(out)
     assert "is there already; give another --out, or --overwrite" in said(*given)
     interrupt("--overwrite")
     assert contents(out) == before
-    export(run, out, "--overwrite", form=form)
+    export(run, out, "--overwrite")
     assert contents(out) == whole
     assert list(out.parent.iterdir()) == [out]
 
@@ -60,18 +60,16 @@ def write_without_end() -> None:
     def wait(*_: object) -> None:
         time.sleep(60)
 
-    hf.write_weights = wait  # type: ignore[assignment]
+    hf.save_file = wait
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=rare)])
 def test_an_export_holds_its_unfinished_folder_and_removes_it_unless_it_is_killed(
     number, trained, tmp_path, said
 ):
     run, out = trained(), tmp_path / "exports" / "hf"
     process = start(words(run, out), tmp_path / "log", write_without_end)
-    while not (unfinished := list(out.parent.glob("*.partial/model.safetensors"))):
+    while not (unfinished := list(out.parent.glob("*.partial/config.json"))):
         assert process.is_alive(), (tmp_path / "log").read_text()
         time.sleep(0.01)
     assert f"'{out}' is being written by another process; wait" in said(*words(run, out))
@@ -84,59 +82,171 @@ def test_an_export_holds_its_unfinished_folder_and_removes_it_unless_it_is_kille
     assert list(out.parent.iterdir()) == [out]
 
 
-@pytest.mark.parametrize(
-    ("form", "place"),
-    [("hf", "dualpath_cli.export.hf.folder.changed"),
-     ("consolidated", "dualpath_cli.run.run_file.was_changed")],
-)  # fmt: skip
-def test_what_the_disk_gives_back_otherwise_gets_no_name(
-    form, place, trained, tmp_path, monkeypatch, capsys
-):
-    run, out = trained(), tmp_path / "out.safetensors"
-    module, _, name = place.rpartition(".")
-    compare = getattr(importlib.import_module(module), name)
-
+def test_what_the_disk_gives_back_otherwise_gets_no_name(trained, tmp_path, monkeypatch, capsys):
     def lose_a_bit(written: Path, *given: object) -> object:
-        flip(written / "model.safetensors" if written.is_dir() else written, 0.5)
-        return compare(written, *given)
+        flip(written / "model.safetensors", 0.5)
+        return changed(written, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(place, lose_a_bit)
-    assert main(words(run, out, form=form)) == 1
+    monkeypatch.setattr(hf, "changed", lose_a_bit)
+    assert main(words(trained(), tmp_path / "out")) == 1
     assert "not read back as it was written" in capsys.readouterr().err
     assert not list(tmp_path.glob("out*"))
 
 
-@pytest.mark.parametrize("to", [*FORMATS, "import"])
-def test_what_cannot_be_read_is_not_handed_on(to, trained, tmp_path, said):
-    source, out = trained(), tmp_path / "out.safetensors"
-    given: list[object] = [*words(source, out, form=to)]
-    if to == "import":
-        source = export(source, tmp_path / "hf")
-        (source / "SHA256SUMS").unlink()
-        given = ["import", "--hf", source, "--out", out]
-    else:
-        for path in (source / "checkpoints" / "manifests").iterdir():  # of an earlier version
-            path.unlink()
+def test_what_cannot_be_read_is_not_handed_on(trained, tmp_path, said):
+    source, out = trained(), tmp_path / "out"
     for name in (TOKENIZER, VERSIONS, RECIPE):
         whole = (source / name).read_text()
         for text in (None,) if name == RECIPE else (None, "<html>", "[]", "\udcff"):
             (source / name).unlink()
             if text is not None:
                 (source / name).write_text(text, errors="surrogateescape")
-            assert (name if text is None else str(source / name)) in said(*given)
+            error = said(*words(source, out))
+            assert (name if text is None else str(source / name)) in error
             assert not list(tmp_path.glob("out*"))
             (source / name).write_text(whole)
 
 
-def test_the_damaged_shard_is_named(trained, tmp_path, said):
+def test_the_damaged_file_is_named(trained, tmp_path, said):
     run = trained()
-    checkpoint = sharded(run)
-    write_manifest(checkpoint, describe(checkpoint, files_of(checkpoint)), {})
-    shard = checkpoint / "__0_0.distcp"
-    given = words(checkpoint, tmp_path / "x.safetensors", form="consolidated")
-    flip(shard, 0.5)
-    assert "is damaged: __0_0.distcp was changed since it was written" in said(*given)
-    shard.unlink()
-    shutil.rmtree(run / "checkpoints" / "manifests")  # as of an earlier version
-    assert "cannot be read: __0_0.distcp: No such file" in said(*given)
-    assert not list(tmp_path.glob("x.*"))
+    checkpoint = newest_checkpoint(run)
+    file = max(checkpoint.glob("*.safetensors"))
+    given = words(checkpoint, tmp_path / "x")
+    flip(file, 0.5)
+    assert f"is damaged: {file.name} was changed since it was written" in said(*given)
+    file.unlink()
+    assert f"is damaged: {file.name} is missing" in said(*given)
+    assert not list(tmp_path.glob("x*"))
+
+
+def test_large_models_are_several_files(trained, tmp_path, monkeypatch, output_of):
+    run = trained()
+    whole = export(run, tmp_path / "whole")
+    monkeypatch.setattr(hf, "MOST_BYTES", 4096)
+    out = export(run, tmp_path / "parts")
+    places = json.loads((out / "model.safetensors.index.json").read_text())["weight_map"]
+    assert len(set(places.values())) > 3
+    for name, tensor in saved(whole).items():
+        assert torch.equal(saved(out)[name], tensor)
+        with safe_open(out / places[name], "pt") as file:
+            assert name in file.keys()  # noqa: SIM118
+    validate = ["validate", "--ckpt_path"]
+    assert output_of(*validate, out) == output_of(*validate, whole) == output_of(*validate, run)
+
+
+def test_an_exported_folder_is_exported_alike(trained, tmp_path):
+    first = export(trained() / "checkpoints" / "step-00000002", tmp_path / "first")
+    assert contents(export(first, tmp_path / "again")) == contents(first)
+    assert [row["step"] for row in rows(first / "metrics.csv")] == ["1", "2"]
+
+
+def test_an_exported_folder_is_studied_and_compared_as_its_run(
+    trained, tmp_path, output_of, monkeypatch
+):
+    monkeypatch.setattr(USERS_OF_FIGURES[0], lambda folder, figures: [])
+    run = trained()
+    compared = output_of("compare", run).replace(str(run), "RUN")
+    out = export(run, tmp_path / "a" / "b")
+    assert output_of("compare", out).replace(str(out), "RUN") == compared
+    of_run = output_of("ablate", "--ckpt_path", run)
+    shutil.rmtree(run)
+    of_folder = output_of("ablate", "--ckpt_path", out)
+    shown = [[line for line in said.splitlines() if "│" in line] for said in (of_run, of_folder)]
+    assert shown[0] == shown[1] != []
+    assert (out / "ablations" / "step-00000006" / "ablations.csv").is_file()
+
+
+def test_weights_of_a_folder_are_started_from(trained, tmp_path, said):
+    run = trained()
+    out = export(run, tmp_path / "out")
+    given = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.max_tokens", "256"]
+    for name, start_of in (("a", run), ("b", out)):
+        assert main([*given, "--run.name", name, "--ckpt_path", str(start_of)]) == 0
+    one, other = (rows(run.with_name(name) / "metrics.csv") for name in "ab")
+    assert one == other
+    assert one[0] != rows(run / "metrics.csv")[0]
+    other = ["--run.name", "c", "--model.loops", "3", "--ckpt_path", out]
+    assert "model.loops" in said(*given, *other)
+
+
+def test_a_folder_that_was_changed_is_refused_by_every_reader(trained, tmp_path, said):
+    out = export(trained(), tmp_path / "out")
+    for name in ("model.safetensors", RECIPE, "config.json"):
+        flip(out / name, 0.9)
+        assert str(out) in said("validate", "--ckpt_path", out)
+        flip(out / name, 0.9)
+    shutil.copyfile(out / "model.safetensors", out / "more.safetensors")
+    assert "is damaged: more.safetensors is not as" in said("validate", "--ckpt_path", out)
+
+
+RUNS = [(2, True), *(pytest.param(*run, marks=rare) for run in ((2, False), (4, True), (4, False)))]
+VOCABULARY = 275  # neither two nor four ranks divide it
+
+
+def trained_by(share: Share, texts: Path, ranks: int, tied: bool) -> Path:
+    """The run of two steps that so many ranks made by FSDP."""
+
+    def fill(folder: Path) -> None:
+        recipe = tiny_recipe(texts, folder)
+        recipe["model"] |= {"vocab_size": VOCABULARY, "tie_embeddings": tied}
+        tokens = recipe["run"]["batch_tokens"]
+        recipe["run"] |= {"micro_batch": 1, "max_tokens": 3 * tokens, "save_every": 3}
+        recipe["trainer"]["strategy"] = "fsdp"
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+        run_on_ranks(ranks, ["fit", "--config", str(folder / "recipe.yaml")], folder)
+
+    return share(f"sharded-by-{ranks}-{tied}", fill) / "tiny" / "default"
+
+
+def put_together(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint: the shards of each one below the other, by their offsets."""
+    parts: dict[str, list[tuple[int, torch.Tensor]]] = {}
+    for path in checkpoint.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            places = json.loads(file.metadata()["DCP_SHARDING_INFO"])
+            for name in file.keys():  # noqa: SIM118
+                first = (places[name]["saved_offsets"] or [0])[0]
+                parts.setdefault(name, []).append((first, file.get_tensor(name)))
+    ordered = {k: [t for _, t in sorted(v, key=lambda p: p[0])] for k, v in parts.items()}
+    return {k: torch.cat(v) if v[0].ndim else v[0] for k, v in ordered.items()}
+
+
+@pytest.mark.parametrize(("ranks", "tied"), RUNS)
+def test_shards_of_all_ranks_are_exported_bit_for_bit(ranks, tied, share, texts, tmp_path):
+    run = trained_by(share, texts, ranks, tied)
+    checkpoint = newest_checkpoint(run)
+    assert len({path.name[:11] for path in checkpoint.glob("shard-*")}) == ranks
+    found = saved(export(run, tmp_path / "out"))
+    wanted = put_together(checkpoint)
+    model = DualPathLM(ModelConfig(**read_recipe(run)["model"]))
+    assert found.keys() == {f"model.{name}" for name, _ in model.named_parameters()}
+    assert ("model.head.weight" in found) != tied
+    for name, weight in found.items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, wanted[name]), name
+
+
+@rare
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_strategy_starts_from_the_folder(tied, share, texts, tmp_path):
+    run = trained_by(share, texts, 4, tied)
+    out = export(run, tmp_path / "out")
+    recipe = read_recipe(run)
+    recipe["run"] |= {"dir": str(tmp_path), "micro_batch": 2}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    untrained, *_, last = rows(run / "validation.csv")
+    assert float(untrained["loss"]) > float(last["loss"]) + 1e-3
+    for strategy, ranks in (("single", 1), ("ddp", 2), ("fsdp", 2)):
+        given = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--ckpt_path", str(out)]
+        more = ["--run.name", strategy, "--trainer.strategy", strategy]
+        run_on_ranks(ranks, [*given, *more], tmp_path)
+        first = rows(tmp_path / "tiny" / strategy / "validation.csv")[0]
+        assert first["step"] == "0"
+        # The trained model's, which is another than the untrained one's.
+        assert float(first["loss"]) == pytest.approx(float(last["loss"]), rel=1e-5), strategy
+
+
+def test_weights_are_those_of_the_checkpoint(trained, tmp_path):
+    run = trained()
+    for name, weight in saved(export(run, tmp_path / "out")).items():
+        assert torch.equal(weight, weights(run)[name])

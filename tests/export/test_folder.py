@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.run.exported_folder import read_folder
+from dualpath_cli.run.trained import find
 from tests.export.conftest import contents, export, model_of, words
 from tests.tiny_run import Fit
 
@@ -53,7 +53,7 @@ def test_a_folder_of_a_version_without_a_later_field_is_read(folder):
     for name in ("n_experts", "num_experts_per_tok", "balance", "balance_rate"):
         del config[name]
     path.write_text(json.dumps(config))
-    assert read_folder(folder)[1].model.n_experts == 0
+    assert find(str(folder)).settings.model.n_experts == 0
 
 
 def test_what_comes_into_a_folder_while_its_successor_is_written_stays(
@@ -75,20 +75,20 @@ def test_the_list_has_the_hash_of_every_other_file(folder):
     assert listed == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
-def test_a_changed_byte_in_any_file_is_refused_by_import(folder, said):
+def test_a_changed_byte_in_any_file_is_refused(folder, said):
     for name, content in contents(folder).items():
         if name not in ("SHA256SUMS", "README.md"):
             end = content.rindex(b"0") if b"0" in content else len(content) - 3
             (folder / name).write_bytes(content[:end] + b"1" + content[end + 1 :])
-            assert name in said("import", "--hf", folder)
+            assert name in said("validate", "--ckpt_path", folder)
             (folder / name).write_bytes(content)
     (folder / "generation_config.json").unlink()
-    assert "generation_config.json is not as it was" in said("import", "--hf", folder)
+    assert "generation_config.json is not as it was" in said("validate", "--ckpt_path", folder)
     (folder / "SHA256SUMS").write_text(f"{'0' * 64}  ../../secret\n")
-    assert "line 1 was not written by dualpath export" in said("import", "--hf", folder)
+    assert "line 1 was not written by dualpath export" in said("validate", "--ckpt_path", folder)
     (folder / "SHA256SUMS").unlink()
     (folder / "README.md").write_text("a card of the reader's own")
-    assert main(["import", "--hf", str(folder)]) == 0
+    assert main(["validate", "--ckpt_path", str(folder)]) == 0
 
 
 def other_ids(tokenizer: dict[str, Any]) -> None:
@@ -103,33 +103,15 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Any]], None], str]] = [
 ]  # fmt: skip
 
 
-def test_a_folder_whose_files_are_of_two_models_is_not_imported(folder, said):
+def test_a_folder_whose_files_are_of_two_models_is_no_run(folder, said):
     (folder / "SHA256SUMS").unlink()  # which would name the file alone
     for name, damage, message in DAMAGES:
         whole = (folder / name).read_text()
         content = json.loads(whole)
         damage(content)
         (folder / name).write_text(json.dumps(content))
-        assert message in said("import", "--hf", folder)
+        assert message in said("validate", "--ckpt_path", folder)
         (folder / name).write_text(whole)
-
-
-def test_import_stays_in_its_folder(folder, tmp_path, said):
-    index = folder / "model.safetensors.index.json"
-    (folder / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
-    (folder / "SHA256SUMS").unlink()
-    for name in ("../elsewhere.safetensors", str(tmp_path / "elsewhere.safetensors"), ".."):
-        index.write_text(json.dumps({"weight_map": {"model.embed.weight": name}}))
-        error = said("import", "--hf", folder)
-        assert f"'{index}' cannot be used: a file of weights must be a plain name" in error
-    for text in ("{}", "[]", "<", '{"weight_map": null}', '{"weight_map": {"a": 3}}'):
-        index.write_text(text)
-        assert str(index) in (error := said("import", "--hf", folder))
-        assert "Error" not in error
-        assert "NoneType" not in error
-
-
-# The model card
 
 
 def test_the_card_says_what_the_run_says(folder, tmp_path):
@@ -152,9 +134,9 @@ def test_the_card_names_the_licence_and_the_data_sets_as_the_hub_reads_them(trai
     assert plain.license is plain.datasets is plain.language is None
     sources = ["hf:owner/corpus:en", "novels", "hf:owner/corpus:de"]
     for path in (run / "checkpoints" / "manifests").iterdir():
-        path.write_text(
-            json.dumps(json.loads(path.read_text()) | {"run": {"data_sources": sources}})
-        )
+        content = json.loads(path.read_text())
+        content["run"]["data_sources"] = sources
+        path.write_text(json.dumps(content))
     card = cards.ModelCard.load(
         export(run, tmp_path / "hf", "--license", "cc-by-4.0") / "README.md"
     )
@@ -168,7 +150,9 @@ def test_the_card_shows_names_and_values_as_they_are(trained, tmp_path):
     table = (run / "validation.csv").read_text()
     (run / "validation.csv").write_text(table.replace("held_out", "<img src=x onerror=y>"))
     for path in (run / "checkpoints" / "manifests").iterdir():
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"run": {"precision": mark}}))
+        content = json.loads(path.read_text())
+        content["run"]["precision"] = mark
+        path.write_text(json.dumps(content))
     card = (export(run, tmp_path / "hf") / "README.md").read_text()
     text = card.split("---\n", 2)[2].split("## Use")[0]
     assert not set("<>[]`\\") & set(text)

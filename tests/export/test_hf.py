@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dualpath_cli.cli.main import main
+from dualpath_cli.errors import UserError
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -298,26 +298,24 @@ def test_nothing_of_the_project_is_needed(exported, tmp_path, monkeypatch):
     torch.testing.assert_close(alone(tokens).logits, wanted, atol=1e-6, rtol=0)
 
 
-def test_the_way_back_gives_the_same_file(pair, tmp_path):
-    """Also after transformers has saved the folder anew, in several files and beside another's."""
-    direct = export(pair[0], tmp_path / "direct.safetensors", form="consolidated")
-    folder = export(pair[0], tmp_path / "hf")  # not the shared one, whose run lay elsewhere
+def test_a_folder_that_transformers_saved_anew_is_the_same_run(pair, tmp_path):
+    """In several files; the run's own files come from the first folder."""
+    run, folder = pair
     again = saved_again(folder, tmp_path / "again", size="40KB")
     assert len(list(again.glob("*.safetensors"))) > 1
-    for path in (folder, again):
-        (path / "other.safetensors").write_bytes(b"of somebody else")
-        assert main(["import", "--hf", str(path)]) == 0
-        assert path.with_name(f"{path.name}.safetensors").read_bytes() == direct.read_bytes()
+    tokens = some_tokens(model_of(run))
+    assert torch.equal(model_of(again)(tokens), model_of(run)(tokens))
+    shutil.copyfile(folder / "model.safetensors", again / "model.safetensors")
+    with pytest.raises(UserError, match="is there twice"):
+        model_of(again)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=rare)])
 def test_weights_saved_in_half_precision_come_back(dtype, exported, tmp_path):
     again = saved_again(exported()[1], tmp_path / "again", dtype=dtype)
-    assert main(["import", "--hf", str(again)]) == 0
-    out = tmp_path / "again.safetensors"
-    anew = export(out, tmp_path / f"{dtype} anew")
+    anew = export(again, tmp_path / f"{dtype} anew")
     assert json.loads((anew / "config.json").read_text())["dtype"] == "float32"
-    tokens = some_tokens(model_of(out))
+    tokens = some_tokens(model_of(again))
     wanted = load(again, dtype=torch.float32)(tokens).logits
     torch.testing.assert_close(load(anew)(tokens).logits, wanted, atol=1e-6, rtol=0)
 

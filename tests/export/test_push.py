@@ -92,7 +92,7 @@ def test_what_the_hub_would_not_take_is_said_before_anything_is_written(
 
 def test_a_damaged_checkpoint_makes_no_repository(hub, trained, tmp_path, said):
     run = trained()
-    flip(max((run / "checkpoints").glob("step-*")))
+    flip(max((run / "checkpoints").glob("step-*/*.safetensors")))
     said(*words(run, tmp_path / "hf", "--push", NAME, "--public"))
     assert not hub.repos
 

@@ -17,7 +17,6 @@ import yaml
 import dualpath_cli
 from dualpath_cli.cli.main import main
 from dualpath_cli.run import run_folder
-from tests.tiny_run import SEQ_LEN, back_to_step, of_an_earlier_version, tables
 
 Change = Callable[[dict[str, Any]], object]
 WSD = {"schedule": "wsd", "cooldown": 0.5, "warmup_steps": 2}
@@ -74,7 +73,7 @@ def test_every_command_that_reads_a_run_refuses_it(trained, tmp_path, said):
         ["routing", *given, "--text", "hello"],
         ["generate", *given, "--prompt", "hello"],
         ["evaluate", *given, "--out", tmp_path / "scores"],
-        ["export", *given, "--format", "consolidated"],
+        ["export", *given],
         [*fit],
         [*fit, "--run.name", "other", *given],
         [*fit, "--run.name", "other", "--run.branch_from", run],
@@ -98,22 +97,6 @@ def test_a_setting_that_is_newer_than_a_checkpoint_had_its_default(trained, said
     assert main(["validate", "--ckpt_path", str(run)]) == 0
     with_model(rope_dtype="bfloat16")(run)
     assert "model.rope_dtype=bfloat16" in said("validate", "--ckpt_path", run)
-
-
-def test_a_run_of_an_earlier_version_is_read_and_goes_on(trained, tmp_path, said):
-    run = trained()
-    whole = tables(run)
-    of_an_earlier_version(run)
-    copy = shutil.copytree(run, tmp_path / "copy", symlinks=True)
-    assert main(["validate", "--ckpt_path", str(copy)]) == 0
-    with_model(tie_embeddings=True)(copy)
-    error = said("validate", "--ckpt_path", copy)
-    assert "has a head.weight of its own, which the model shares with embed.weight" in error
-    back_to_step(run, 2)
-    assert main(["fit", "--config", str(tmp_path / "recipe.yaml")]) == 0
-    assert tables(run) == whole
-    with_model(max_seq_len=SEQ_LEN // 2)(run)
-    assert "was trained with 16" in said("validate", "--ckpt_path", run)
 
 
 def test_other_files_of_a_like_name_are_no_parts_of_a_run(tmp_path):
@@ -187,5 +170,5 @@ def test_a_checkout_that_is_not_installed_trains_and_exports(fit, tmp_path):
     assert packages["dualpath"] == dualpath_cli.__version__
     assert packages["lightning"] == importlib.metadata.version("lightning")
     out = tmp_path / "exported"
-    assert main(["export", "--format", "hf", "--ckpt_path", str(run), "--out", str(out)]) == 0
+    assert main(["export", "--ckpt_path", str(run), "--out", str(out)]) == 0
     assert f"dualpath {dualpath_cli.__version__}." in (out / "README.md").read_text()

@@ -19,8 +19,8 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.output.figures import save
 from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.run.weights import load_weights
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.state.loading import load_weights
 from tests.conftest import Share
 from tests.small_tokenizer import tokenizer_with
 from tests.tiny_run import tiny_recipe, train

@@ -24,6 +24,7 @@ from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.schedule import StepLoops
 from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.training.checkpoint_folder import SafetensorsIO
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_strategy, reduce_dtype, sharding_mesh
@@ -171,7 +172,7 @@ def train(case: Case, ranks: int, folder: Path) -> None:
         accumulate_grad_batches=case.accumulate, callbacks=[recorder, meter],
         logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0,
-        inference_mode=False,
+        inference_mode=False, plugins=[SafetensorsIO()] if isinstance(strategy, str) else [],
     )  # fmt: skip
     rank = trainer.global_rank
     checkpoint = None if case.after is None else folder.parent / case.after / "checkpoint"

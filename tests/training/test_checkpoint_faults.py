@@ -1,7 +1,7 @@
 """Damaged, incomplete and hostile checkpoints: one line, nothing run, the newest whole one."""
 
+import copy
 import os
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,47 +10,47 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.errors import UserError
-from dualpath_cli.run.checkpoint_files import files_of, manifest_of
+from dualpath_cli.run.checkpoint_files import (
+    describe,
+    facts_of,
+    files_of,
+    manifest_of,
+    write_manifest,
+)
 from dualpath_cli.run.run_folder import newest_checkpoint
-from dualpath_cli.training.state.loading import load_shards
-from tests.tiny_run import back_to_step, rows
+from dualpath_cli.training.checkpoint_folder import read, write
+from tests.tiny_run import back_to_step, rows, saved
 
 NAME = "embed.weight"
 LAST, BEFORE = "step-00000006", "step-00000004"
 Damage = Callable[[Path], None]
 
 
-class Touch:
-    """A pickle that makes a file where it is loaded."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self.path}",)
-
-
-def rewritten(change: Callable[[dict[str, Any]], Any]) -> Damage:
+def rewritten(change: Callable[[dict[str, torch.Tensor]], None]) -> Damage:
     """Changes what a checkpoint holds, as something else than a bad disk would: hashes and all."""
 
     def damage(checkpoint: Path) -> None:
-        torch.save(change(torch.load(checkpoint, weights_only=True)), checkpoint)
-        manifest_of(checkpoint).unlink()
+        tensors = saved(checkpoint)
+        change(tensors)
+        for path in checkpoint.glob("*.safetensors"):
+            path.unlink()
+        save_file(tensors, checkpoint / "model.safetensors")
+        write_manifest(checkpoint, describe(checkpoint, files_of(checkpoint)), facts_of(checkpoint))
 
     return damage
 
 
-def with_weight(value: Any, name: str = NAME) -> Damage:
+def with_weight(value: torch.Tensor | None, name: str = NAME) -> Damage:
     """Puts another value in the place of a weight; None takes the weight out."""
 
-    def change(saved: dict[str, Any]) -> dict[str, Any]:
-        saved["state_dict"][f"model.{name}"] = value
-        if value is None:
-            del saved["state_dict"][f"model.{name}"]
-        return saved
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.pop(f"model.{name}", None)
+        if value is not None:
+            tensors[f"model.{name}"] = value
 
     return rewritten(change)
 
@@ -63,33 +63,34 @@ def flip(path: Path, part: float) -> None:
 
 
 def cut(checkpoint: Path) -> None:
-    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
+    path = max(checkpoint.glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-100])
 
 
 def manifest(text: str) -> Damage:
     return lambda checkpoint: manifest_of(checkpoint).write_text(text)
 
 
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
+def pipe(checkpoint: Path) -> None:
+    os.mkfifo(checkpoint / "pipe")
 
 
-NONE = f"{LAST}' is no checkpoint of dualpath"
 FOUND_WHEN_LOADED: dict[str, tuple[Damage, str]] = {
     "a flipped byte": (
-        lambda path: flip(path, 0.5),
-        f"{LAST}' is damaged: it was changed since it was written",
+        lambda path: flip(max(path.glob("*.safetensors")), 0.5),
+        "00003.safetensors was changed since it was written",
     ),
-    "no weights": (rewritten(lambda saved: {"epoch": 1}), NONE),
     "a weight missing": (with_weight(None), f"{LAST}' is incomplete: it lacks {NAME}"),
     "a weight of another shape": (with_weight(torch.zeros(3)), f"{LAST}': {NAME} is (3,), not ("),
-    "one too many": (with_weight("x", "other"), f"{LAST}' is of another model: it has other"),
+    "one too many": (
+        with_weight(torch.zeros(3), "other"),
+        f"{LAST}' is of another model: it has other",
+    ),
 }
 PASSED_OVER: dict[str, tuple[Damage, str]] = {
     "cut off": (cut, "bytes instead of"),
     "a manifest that is no JSON": (manifest("{"), f"{LAST}.json cannot be read"),
-    "a pipe": (pipe, "it is a pipe or a device, no file"),
+    "a pipe": (pipe, "pipe is a pipe or a device, no file"),
     "a manifest of files elsewhere": (
         manifest('{"files": {"../x": {"bytes": 1, "sha256": ""}}}'), "it names '../x'",
     ),
@@ -120,10 +121,8 @@ def test_an_interrupted_run_is_not_continued_from_a_checkpoint_with_a_flipped_bi
 ):
     run = fit(trainer={"strategy": strategy})
     back_to_step(run, 4)
-    files = files_of(run / "checkpoints" / BEFORE)
-    assert (len(files) > 1) is (strategy == "fsdp")
-    for path in files:
-        for part in (0.0, 0.5, 0.9, 1.0):
+    for path in files_of(run / "checkpoints" / BEFORE):
+        for part in (0.0, 0.5, 1.0):
             flip(path, part)
             said = refused(trainer={"strategy": strategy})
             assert f"{BEFORE}' is damaged: " in said
@@ -137,11 +136,12 @@ def test_no_branch_begins_at_a_checkpoint_with_a_flipped_bit(fit, refused):
     wsd = {"optim": {"schedule": "wsd", "cooldown": 0.5}}
     trunk = fit(**wsd, run={"name": "trunk", "save_every": 1})
     branch = wsd | {"run": {"name": "branch", "branch_from": str(trunk)}}
-    flip(trunk / "checkpoints" / "step-00000003", 0.5)
+    checkpoint = trunk / "checkpoints" / "step-00000003"
+    flip(checkpoint / "state.json", 0.5)
     said = refused(**branch)
-    assert "step-00000003' is damaged: it was changed since it was written (sha256)" in said
+    assert "step-00000003' is damaged: state.json was changed since it was written" in said
     assert "remove it: the branch then begins at an earlier checkpoint" in said
-    (trunk / "checkpoints" / "step-00000003").unlink()
+    shutil.rmtree(checkpoint)
     fit(**branch)
 
 
@@ -160,7 +160,7 @@ def test_the_newest_whole_checkpoint_is_found(fault, trained, capsys):
 def test_a_run_without_a_whole_checkpoint_is_refused(trained, said):
     run = trained()
     for name in (LAST, BEFORE, "step-00000002"):
-        (run / "checkpoints" / name).write_bytes(b"")
+        (run / "checkpoints" / name / "state.json").unlink()
     error = said("validate", "--ckpt_path", run)
     assert "has no whole checkpoint: " in error
     assert "or remove the folder and train the run again" in error
@@ -175,59 +175,36 @@ def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(fi
     assert rows(run / "metrics.csv") == whole
 
 
-def sharded(run: Path) -> Path:
-    """The run's newest checkpoint as shards, written by one process."""
+@pytest.mark.parametrize("kind", ["file", "shards"])
+def test_a_checkpoint_of_the_format_before_safetensors_is_named_as_that(kind, trained, said):
+    run = trained()
     checkpoint = run / "checkpoints" / LAST
-    state = {"state_dict": torch.load(checkpoint, weights_only=True)["state_dict"]}
-    checkpoint.unlink()
-    manifest_of(checkpoint).unlink()
-    dcp.save({**state, "note": {"text": "plain"}}, checkpoint_id=checkpoint)
-    return checkpoint
-
-
-def test_shards_hold_the_same_weights(trained, output_of):
-    run = trained()
-    losses = output_of("validate", "--ckpt_path", run)
-    sharded(run)
-    assert output_of("validate", "--ckpt_path", run) == losses
-
-
-@pytest.mark.parametrize("fault", ["runs a command", "names a file elsewhere", *range(3)])
-def test_damaged_or_hostile_metadata_is_refused(fault, trained, tmp_path, said):
-    run = trained()
-    checkpoint = sharded(run)
-    path, error = checkpoint / ".metadata", ".metadata cannot be read"
-    if fault == "runs a command":
-        path.write_bytes(pickle.dumps(Touch(tmp_path / "ran")))
-        error += ": UnpicklingError: it names posix.system"
-    elif fault == "names a file elsewhere":
-        metadata = pickle.loads(path.read_bytes())
-        shutil.move(checkpoint / "__0_0.distcp", tmp_path / "elsewhere")
-        for info in metadata.storage_data.values():
-            object.__setattr__(info, "relative_path", str(tmp_path / "elsewhere"))
-        path.write_bytes(pickle.dumps(metadata))
-        error = "a file outside of it"
+    shutil.rmtree(checkpoint)
+    if kind == "file":
+        checkpoint.write_bytes(b"PK")
     else:
-        path.write_bytes([b"\x80", b"cos\nsystem\n(S'true'\ntR.", pickle.dumps(3)][fault])
-    commands = [["validate"]]
-    if fault == "runs a command":
-        commands += [["ablate"], ["routing", "--tagger", "none"]]
-    for words in commands:
-        assert error in said(*words, "--ckpt_path", run)
-    assert not (tmp_path / "ran").exists()
+        checkpoint.mkdir()
+        (checkpoint / ".metadata").write_bytes(b"")
+    for words in (
+        ["validate", "--ckpt_path", run],
+        ["fit", "--config", run.parents[2] / "recipe.yaml"],
+    ):
+        assert "which commit 6b42de1 is the last to read" in said(*words)
 
 
-def test_a_value_in_shards_that_would_run_a_command_is_refused(tmp_path):
-    """Such as the learning rate in the optimizer's state, which PyTorch unpickles."""
-    folder = tmp_path / "shards"
-    dcp.save({"rate": 0.5}, checkpoint_id=folder)
-    state: dict[str, Any] = {"rate": 0.0}
-    load_shards(state, folder)
-    assert state == {"rate": 0.5}
-    dcp.save({"rate": Touch(tmp_path / "ran")}, checkpoint_id=folder)
-    with pytest.raises(UserError, match=r"shards' cannot be read: UnpicklingError: "):
-        load_shards(state, folder)
-    assert not (tmp_path / "ran").exists()
+def test_what_callbacks_keep_comes_back_as_it_was(tmp_path):
+    kept = {
+        "callbacks": {"A": {"best": torch.tensor(1.5), 3: (None, True, [1.25, "x"]), "!": {}}},
+        "tensors": {"model.x": torch.arange(3)}, "groups": [],
+    }  # fmt: skip
+    write(copy.deepcopy(kept), tmp_path / "x", alone=True)
+    found = read(tmp_path / "x")
+    assert found.pop("folder") == str(tmp_path / "x")
+    assert found.pop("groups") == []
+    assert found == {"callbacks": kept["callbacks"]}
+    kept["callbacks"] = {"A": object()}
+    with pytest.raises(UserError, match=r"state\.callbacks\.A\. in a checkpoint would be a object"):
+        write(kept, tmp_path / "y", alone=True)
 
 
 @pytest.mark.parametrize(("failures", "code"), [(1, 0), (2, 1)])
@@ -235,18 +212,17 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_once_more(
     failures, code, fit, trained, tmp_path, monkeypatch, capsys
 ):
     whole = trained()
-    save, left = torch.save, [0, failures]
+    save, left = dcp.save, [failures]
 
-    def full(content: Any, path: Any, *arguments: Any) -> None:
-        left[0] += 1
-        if "step-00000004" in str(path) and left[1]:
-            left[1] -= 1
-            Path(path).write_bytes(b"half")
+    def full(tensors: Any, storage_writer: Any, no_dist: bool) -> None:
+        if "step-00000004" in str(storage_writer.path) and left[0]:
+            left[0] -= 1
+            Path(storage_writer.path, "x.safetensors").write_bytes(b"half")
             raise OSError(28, "No space left on device")
-        save(content, path, *arguments)
+        save(tensors, storage_writer=storage_writer, no_dist=no_dist)
 
-    monkeypatch.setattr(torch, "save", full)
-    monkeypatch.setattr("dualpath_cli.training.state.checkpoint.RETRY", 0.0)
+    monkeypatch.setattr(dcp, "save", full)
+    monkeypatch.setattr("dualpath_cli.training.checkpoint_folder.RETRY", 0.0)
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "full"]
     capsys.readouterr()
     assert main(words) == code

@@ -19,8 +19,8 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.text.manifest import MANIFEST
 from dualpath_cli.text.tokenizer import TOKENIZER
+from dualpath_cli.training import checkpoints
 from dualpath_cli.training.data.data_module import loading_fault
-from dualpath_cli.training.state import checkpoint
 from tests.faulty_data import (
     CHANGED,
     Damage,
@@ -37,8 +37,7 @@ from tests.faulty_data import (
     swap_ids,
     write,
 )
-from tests.small_tokenizer import tokenizer_with
-from tests.tiny_run import SEQ_LEN, of_an_earlier_version, rows, tiny_recipe, train
+from tests.tiny_run import SEQ_LEN, rows, tiny_recipe, train
 
 UNREADABLE = r"manifest\.json: cannot be read "
 MANIFEST_FAULTS = [
@@ -147,20 +146,6 @@ def test_ids_beyond_the_vocabulary_are_refused(
     one_line(said, message)
 
 
-@pytest.mark.parametrize(
-    ("command", "words", "message"),
-    [
-        ("validate", [], r"tokenizer\.json has 273 entries, more than the model's"),
-        ("generate", ["--prompt", "a"], r"the tokenizer has 273 ids, the model 272"),
-    ],
-)
-def test_a_tokenizer_that_is_not_the_runs_is_refused(command, words, message, trained, said):
-    run = trained()
-    of_an_earlier_version(run)  # else its fingerprint tells
-    tokenizer_with([f"{a} {b}" for a in "abcd" for b in "abcd"]).save(run)
-    one_line(said(command, "--ckpt_path", run, *words), message)
-
-
 # Lengths and texts
 
 
@@ -175,13 +160,13 @@ def test_nuls_and_a_long_line_are_text_like_any_other(fit, whole, tmp_path):
 
 
 def at_checkpoints(monkeypatch: pytest.MonkeyPatch, fault: Callable[[], object]) -> None:
-    publish = checkpoint.publish
+    publish = checkpoints.publish
 
     def publish_then(*what: Any) -> None:
         publish(*what)
         fault()
 
-    monkeypatch.setattr(checkpoint, "publish", publish_then)
+    monkeypatch.setattr(checkpoints, "publish", publish_then)
 
 
 def replace_flipped(path: Path) -> None:

@@ -17,10 +17,10 @@ from lightning.fabric.plugins.environments.lightning import find_free_network_po
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.recipe.recipes import merge
-from dualpath_cli.run.run_folder import find_run, read_recipe
+from dualpath_cli.run.run_folder import newest_checkpoint, read_recipe
+from dualpath_cli.run.weights import load_weights
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_model
-from dualpath_cli.training.state.loading import load_weights
 from tests.processes import exit_codes, run_on_ranks, start
 from tests.tiny_run import (
     SEQ_LEN,
@@ -160,8 +160,8 @@ def test_a_run_is_the_same_however_its_parts_are_trained(way, runs, output_of):
         if strategy == "hsdp":
             more += ["--run.shard_size", "2"]
         runs.train(way, ranks, strategy, log, *more, **VARIANTS[variant])
-        sharded = strategy in ("fsdp", "hsdp")
-        assert find_run(str(run)).checkpoint.is_dir() == sharded, "each rank writes its shard"
+        wrote = {path.name[:11] for path in newest_checkpoint(run).glob("shard-*")}
+        assert len(wrote) == (ranks if strategy in ("fsdp", "hsdp") else 1), "each its shard"
         assert_same_run(run, expected)
         left = range(1 + 3 * number, STEPS + 1)
         assert sequences(log, ranks) == {step: wanted[step] for step in left}
@@ -169,7 +169,7 @@ def test_a_run_is_the_same_however_its_parts_are_trained(way, runs, output_of):
     weights = []
     for folder in (run, expected):
         model = build_model(ModelConfig(**read_recipe(folder)["model"]))
-        load_weights(model, find_run(str(folder)).checkpoint)
+        load_weights(model, newest_checkpoint(folder))
         weights.append(dict(model.named_parameters()))
     for name, parameter in weights[0].items():
         torch.testing.assert_close(parameter, weights[1][name], rtol=1e-3, atol=1e-5)

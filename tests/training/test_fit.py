@@ -22,12 +22,11 @@ from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.checkpoint_files import Files
 from dualpath_cli.run.run_folder import complete_checkpoints, find_run, newest_checkpoint, step_of
 from dualpath_cli.text.manifest import Manifest
-from dualpath_cli.training import parallel
+from dualpath_cli.training import checkpoints, parallel
+from dualpath_cli.training.checkpoints import Checkpoints, publish
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.logs.tables import CsvTable
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.state import checkpoint
-from dualpath_cli.training.state.checkpoint import Checkpoints, publish
 from tests.processes import exit_codes, start
 from tests.tiny_run import SEQ_LEN, back_to_step, prepare, rows, tables, weights, write_blocks
 
@@ -145,7 +144,7 @@ def die_at_the_second_checkpoint() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         publish(partial, final, files)
 
-    checkpoint.publish = publish_or_die
+    checkpoints.publish = publish_or_die
 
 
 def test_a_killed_run_continues_from_its_newest_checkpoint(fit, trained, tmp_path):
@@ -281,7 +280,8 @@ def test_the_newest_checkpoint_is_kept_also_after_going_back(tmp_path):
     def saved(*steps: int) -> None:
         for age, step in enumerate(steps):
             partial = keeper.folder / f"step-{step:08d}.partial"
-            partial.write_text("weights")
+            partial.mkdir()
+            (partial / "state.json").write_text("{}")
             os.utime(partial, (1000 - age, 1000 - age))  # a clock that goes back
             publish(partial, keeper.folder / f"step-{step:08d}", {})
             keeper._drop_oldest(step)
@@ -364,7 +364,7 @@ def test_rows_of_a_validation_are_written_all_or_none_and_once(tmp_path, monkeyp
     assert table.path.read_text() == written
 
 
-FLATTENED = "lightning.pytorch.strategies.FSDPStrategy"
+SHARDING = "lightning.pytorch.strategies.ModelParallelStrategy"
 EARLY_STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
 HALF = "lightning.pytorch.plugins.precision.HalfPrecision"
 DEEPSPEED = "lightning.pytorch.strategies.DeepSpeedStrategy"
@@ -388,8 +388,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         "run.shard_size=3 does not divide the 4 devices of this run; 2 or 4 would",
     ),
     (
-        {"optim": {"name": "muon"}, "trainer": {"strategy": {"class_path": FLATTENED}}},
-        "choose single, ddp, fsdp or hsdp, or optim.name=adamw",
+        {"trainer": {"strategy": {"class_path": SHARDING}}},
+        "trainer.strategy ModelParallelStrategy: choose single, ddp, fsdp or hsdp",
     ),
     (
         {"run": {"train_loops": [2]}, "model": {"block": "wide"}},

@@ -1,6 +1,5 @@
 """The model card: what a run's own files say of a model, for people who find it somewhere."""
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from dualpath_cli import __version__
 from dualpath_cli.config import ModelConfig, by_layer
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
@@ -113,14 +113,13 @@ def _finite(value: Any) -> float:
 def model_card(
     run: Run,
     settings: Settings,
-    described: dict[str, str],
+    facts: Mapping[str, Any],
     parameters: int,
     results: Results | None,
     license: str | None,
 ) -> str:
     """README.md: front matter as the hub reads it, then tables and an example."""
-    versions: dict[str, Any] = json.loads(described["versions"])
-    given = versions.get("data_sources")  # an earlier version wrote none
+    given = facts.get("data_sources")  # an earlier version wrote none
     sources = [str(name) for name in given] if isinstance(given, list) else []
     on_hub = sorted({name.split(":")[1] for name in sources if name.startswith(HUB)})
     front: dict[str, Any] = {
@@ -132,11 +131,11 @@ def model_card(
     }
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
-        f"# {as_text(described['run'])}, step {int(described['step']):,}",
+        f"# {as_text(f'{settings.run.recipe}/{settings.run.name}')}, step {run.step:,}",
         f'A language model in the terms of "{PAPER}": {_layers(settings.model)} Written by '
-        f"dualpath {described['exported_with']}.",
+        f"dualpath {__version__}.",
         "## Model\n\n" + _table(_model_rows(settings.model, parameters)),
-        "## Training\n\n" + _table(_training_rows(settings, described, versions, sources)),
+        "## Training\n\n" + _table(_training_rows(run, settings, facts, sources)),
     ]
     if losses := _validation_rows(run):
         parts.append("## Validation\n\n" + _table(losses, ("set", "loss, nats", "bits per byte")))
@@ -217,23 +216,23 @@ def _widths(config: ModelConfig, name: str) -> str:
 
 
 def _training_rows(
-    settings: Settings, described: dict[str, str], versions: dict[str, Any], sources: list[str]
+    run: Run, settings: Settings, facts: Mapping[str, Any], sources: list[str]
 ) -> list[tuple[str, str]]:
-    packages = versions.get("packages")
+    packages = facts.get("packages")
     packages = packages if isinstance(packages, dict) else {}
-    averaged = ", ".join(f"{step:,}" for step in versions.get("averaged_steps", []))
+    averaged = ", ".join(f"{step:,}" for step in facts.get("averaged_steps", []))
     optim, steps = settings.optim, settings.run.max_tokens // settings.run.batch_tokens
     rows = [
-        ("tokens", f"{int(described['tokens']):,}"),
+        ("tokens", f"{run.step * settings.run.batch_tokens:,}"),
         ("weights", "" if not averaged else f"mean of the checkpoints of steps {averaged}"),
         ("tokens a step", f"{settings.run.batch_tokens:,}"),
         ("optimizer", optim.name),
         ("learning rate", f"{optim.lr:g}, to {optim.lr_end:g}"),
         ("weight decay", f"{weight_decay(steps, optim):.4g}"),
-        ("precision", str(versions.get("precision", ""))),
+        ("precision", str(facts.get("precision", ""))),
         ("data", ", ".join(sources)),
-        ("fingerprint of the data", str(versions.get("data_fingerprint", ""))),
-        ("commit", str(versions.get("git_commit", ""))),
+        ("fingerprint of the data", str(facts.get("data_fingerprint", ""))),
+        ("commit", str(facts.get("git_commit", ""))),
         ("packages", ", ".join(f"{name} {version}" for name, version in packages.items())),
     ]
     return [(name, value) for name, value in rows if value not in ("", "None")]

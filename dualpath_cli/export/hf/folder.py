@@ -1,12 +1,12 @@
-"""Writes the format `hf`: a folder that `AutoModelForCausalLM.from_pretrained` loads.
+"""Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, and that is a RUN.
 
     config.json, generation_config.json             the model's settings
     configuration_dualpath.py, modeling_dualpath.py its code; own_*.py: the model's custom classes
-    model.safetensors                               its weights
+    model.safetensors                               its weights, above 5 GB in several files
     tokenizer.json, tokenizer_config.json           its tokenizer
     README.md                                       the model card
     .eval_results/                                  scores as the hub reads them, where given
-    recipe.yaml, versions.json                      of the run, for `dualpath import`
+    recipe.yaml, versions.json, metrics.csv ...     of the run, its tables up to this step
     SHA256SUMS                                      the hashes of all these (run/exported_folder.py)
 
 Nothing here needs transformers.
@@ -15,21 +15,25 @@ Nothing here needs transformers.
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
-from dualpath_cli.config import RENAMED
+from dualpath_cli import __version__
+from dualpath_cli.config import RENAMED, ModelConfig
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.export.hf.card import Results, model_card
 from dualpath_cli.export.hf.code import flatten, own_files, registration
-from dualpath_cli.export.weights import Weights, entries, write_weights
-from dualpath_cli.files import replacing_folder
+from dualpath_cli.files import format_csv, read_csv, read_text, replacing_folder
+from dualpath_cli.model import DualPathLM
 from dualpath_cli.output.console import Progress
 from dualpath_cli.recipe.settings import Settings
-from dualpath_cli.run import run_file
+from dualpath_cli.run import run_folder
+from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.run.exported_folder import (
     CARD,
     CONFIG,
@@ -42,11 +46,64 @@ from dualpath_cli.run.exported_folder import (
     listing,
     read_folder,
 )
-from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
+from dualpath_cli.run.run_folder import PUT_BACK, RECIPE, TABLES, TOKENIZER, VERSIONS, Run
+from dualpath_cli.run.weights import (
+    check_weights,
+    empty_model,
+    load_average,
+    read_into,
+    tensors_in,
+)
 from dualpath_cli.text.tokenizer import Tokenizer
 
 CONFIGURATION = "dualpath_cli.export.hf.configuration"
 MODELING = "dualpath_cli.export.hf.modeling"
+MOST_BYTES = 5_000_000_000  # of a file of weights, as transformers long had it
+
+
+class Weights:
+    """The parameters of a model, tied ones once, in the type in which they were trained."""
+
+    def __init__(self, checkpoints: Sequence[Path], config: ModelConfig) -> None:
+        """Of several checkpoints it is the mean, all in memory, in at least float32."""
+        with torch.device("meta"):
+            model = DualPathLM(config)
+        found: Mapping[str, torch.Tensor] = tensors_in(checkpoints[-1], PREFIX)
+        check_weights(model, found, checkpoints[-1])
+        self._folder, self._mean = checkpoints[-1], len(checkpoints) > 1
+        if self._mean:
+            kinds = {tensor.dtype for tensor in found.values()}
+            model = empty_model(config).to(reduce(torch.promote_types, kinds, torch.float32))
+            load_average(model, checkpoints)
+            found = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        self._tensors = {name: found[name] for name, _ in model.named_parameters()}
+        self.dtype = reduce(torch.promote_types, (t.dtype for t in found.values()))
+        self.bytes = sum(tensor.nbytes for tensor in found.values())
+        self.parameters = sum(tensor.numel() for tensor in found.values())
+
+    def write(self, folder: Path, progress: Progress) -> None:
+        """Writes files of at most MOST_BYTES, of which one at a time is in memory."""
+        parts: list[dict[str, torch.Tensor]] = [{}]
+        room = MOST_BYTES
+        for name, tensor in self._tensors.items():
+            if parts[-1] and tensor.nbytes > room:
+                parts, room = [*parts, {}], MOST_BYTES
+            parts[-1][PREFIX + name] = tensor
+            room -= tensor.nbytes
+        places: dict[str, str] = {}
+        for number, part in enumerate(parts, 1):
+            file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+            file = file if len(parts) > 1 else WEIGHTS
+            places |= dict.fromkeys(part, file)
+            held = part
+            if not self._mean:
+                held = {name: torch.empty_like(t, device="cpu") for name, t in part.items()}
+                read_into(held, self._folder)
+            save_file(held, folder / file, {"format": "pt"})
+            progress.advance(sum(tensor.nbytes for tensor in part.values()))
+        if len(parts) > 1:
+            index = {"metadata": {"total_size": self.bytes}, "weight_map": places}
+            (folder / f"{WEIGHTS}.index.json").write_text(_as_json(index))
 
 
 def write(
@@ -62,31 +119,34 @@ def write(
 
     Raises RunFailed where the disk gives back something else than was written.
     """
-    described = run_file.describe(run, settings)
-    tokenizer = Tokenizer.load(run.folder / TOKENIZER)
+    tokenizer, facts = Tokenizer.load(run.folder / TOKENIZER), run.facts
+    if run.average:
+        facts |= {"averaged_steps": [run_folder.step_of(path) for path in run.average]}
     texts = own_files(settings.model) | {
-        CONFIG: _as_json(config(settings, described, weights, tokenizer)),
+        CONFIG: _as_json(config(run, settings, facts, weights, tokenizer)),
         "generation_config.json": _as_json(generation(settings, tokenizer)),
         "tokenizer_config.json": _as_json(tokenizer_config(settings, tokenizer)),
         "configuration_dualpath.py": flatten(CONFIGURATION),
         "modeling_dualpath.py": flatten(MODELING, beside=[CONFIGURATION])
         + registration(settings.model),
-        CARD: model_card(run, settings, described, weights.parameters, results, license),
-        TOKENIZER: described["tokenizer"],
-        RECIPE: described["recipe"],
-        VERSIONS: described["versions"],
+        CARD: model_card(run, settings, facts, weights.parameters, results, license),
+        VERSIONS: json.dumps(facts, indent=2) + "\n",
+        **{name: read_text(run.folder / name, PUT_BACK) for name in (RECIPE, TOKENIZER)},
     }
+    for name in () if run.average else TABLES:
+        rows = read_csv(run.folder / name)
+        if rows := [row for row in rows if int(row["step"]) <= run.step]:
+            texts[name] = format_csv(rows)
     if results is not None:
         texts |= {f"{SCORES}/{name}": text for name, text in results.entries().items()}
-    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-    header = run_file.header(entries(weights, PREFIX), {"format": "pt"})
     with replacing_folder(out, lambda before: check_ours(before, out)) as partial:
-        with (partial / WEIGHTS).open("wb") as file:
-            hashes[WEIGHTS] = write_weights(file, header, weights, progress)
-        texts[LISTING] = listing(hashes)
         for name, text in texts.items():
             (partial / name).parent.mkdir(exist_ok=True)
             (partial / name).write_text(text, encoding="utf-8")
+        weights.write(partial, progress)
+        hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+        hashes |= {path.name: hash_file(path) for path in partial.glob(f"model*{WEIGHTS[5:]}*")}
+        (partial / LISTING).write_text(listing(hashes))
         read_folder(partial)
         if lost := changed(partial, lambda count: None):
             raise RunFailed(f"'{out / lost}' is not read back as it was written; check the disk")
@@ -97,14 +157,18 @@ def _as_json(content: dict[str, Any]) -> str:
 
 
 def config(
-    settings: Settings, described: dict[str, str], weights: Weights, tokenizer: Tokenizer
+    run: Run, settings: Settings, facts: Mapping[str, Any], weights: Weights, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """config.json: the model's own fields, those of transformers, and where it came from."""
-    dtype = reduce(torch.promote_types, weights.dtypes)
-    facts: dict[str, Any] = {key: described[key] for key in ("run", "exported_with")}
-    facts |= {key: int(described[key]) for key in ("step", "tokens")}
-    if averaged := json.loads(described["versions"]).get("averaged_steps"):
-        facts["averaged_steps"] = averaged
+    origin = {
+        "run": f"{settings.run.recipe}/{settings.run.name}",
+        "exported_with": __version__,
+        "step": run.step,
+        "tokens": run.step * settings.run.batch_tokens,
+        "tokenizer_size": tokenizer.vocab_size,
+    }
+    if averaged := facts.get("averaged_steps"):
+        origin["averaged_steps"] = averaged
     return {
         "architectures": ["DualPathForCausalLM"],
         "model_type": "dualpath",
@@ -112,12 +176,12 @@ def config(
             "AutoConfig": "configuration_dualpath.DualPathConfig",
             "AutoModelForCausalLM": "modeling_dualpath.DualPathForCausalLM",
         },
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(weights.dtype).removeprefix("torch."),
         **{RENAMED.get(k, k): v for k, v in dataclasses.asdict(settings.model).items()},
         "tie_word_embeddings": settings.model.tie_embeddings,
         "use_cache": True,
         **_special_ids(tokenizer),
-        "dualpath": facts | {"tokenizer_size": tokenizer.vocab_size},
+        "dualpath": origin,
     }
 
 

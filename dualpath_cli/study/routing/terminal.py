@@ -19,6 +19,7 @@ from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.figures import INK, share_colormap
 from dualpath_cli.output.table import Column, Table
 from dualpath_cli.run.run_folder import TOKENIZER
+from dualpath_cli.run.weights import load_weights
 from dualpath_cli.study.passes import checkpoint_facts
 from dualpath_cli.study.routing import report
 from dualpath_cli.study.routing.page.passes import page_passes, write_details
@@ -38,7 +39,6 @@ from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, collate, document_windows
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_model
-from dualpath_cli.training.state.loading import load_weights
 
 SOURCE = "text"  # the name of the text on its page and in the files
 

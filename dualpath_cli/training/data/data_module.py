@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, dataloader
 
 from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.recipe.settings import DataSettings
+from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.manifest import MANIFEST
 from dualpath_cli.text.storage import exists, local_copy
@@ -28,7 +29,6 @@ from dualpath_cli.training.data.windows import (
     document_windows,
     folder_windows,
 )
-from dualpath_cli.training.state.loading import from_all_ranks
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # input tokens and target tokens, each (B, T)
 

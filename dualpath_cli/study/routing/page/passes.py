@@ -26,6 +26,7 @@ from dualpath_cli.files import replacing
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.study.passes import FILLER, Arrays, Pass, read_arrays
 from dualpath_cli.study.routing.options import Routing
 from dualpath_cli.study.routing.page.page import likely_tokens
@@ -42,7 +43,6 @@ from dualpath_cli.study.routing.readouts import (
 from dualpath_cli.study.routing.tokens import TOKENS, Example, Model, read_examples
 from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.state.loading import from_all_ranks
 
 TOP = 3  # tokens of a state's prediction that are kept, the likeliest ones
 BESIDE = "beside_"  # the beginning of the names of arrays of the model with other loops

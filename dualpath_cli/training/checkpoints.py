@@ -1,16 +1,14 @@
 """Checkpoints that are never half-written: under a partial name first, then renamed.
 
-A checkpoint is a file, or a folder of shards under `fsdp` and `hsdp`. It gets its name after all of
-it is on the disk and hashed (`run/checkpoint_files.py`); `last` then points to it.
+A checkpoint gets its name after all of it is on the disk and hashed (`run/checkpoint_files.py`);
+`last` then points to it.
 """
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
@@ -18,41 +16,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.errors import NumbersFailed, RunFailed
-from dualpath_cli.files import PARTIAL, naming, remove, sync
+from dualpath_cli.files import PARTIAL, remove, sync
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import Files, manifest_of, write_manifest
 from dualpath_cli.run.run_folder import CHECKPOINTS, LAST, TABLES
+from dualpath_cli.run.weights import hashed
 from dualpath_cli.training import internals
 from dualpath_cli.training.module import DualPathModule, EachStep
 from dualpath_cli.training.ranks import lost_contact
-from dualpath_cli.training.state.loading import hashed, read_file, whole_state
-
-RETRY = 2.0  # seconds after which a checkpoint that could not be written is tried again, once
-
-
-class DirectCheckpointIO(TorchCheckpointIO):
-    """Writes straight to the given path: `Checkpoints` gives a partial name and renames it.
-
-    Lightning's own goes through memory and a temporary folder that may be on another disk.
-    """
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
-    ) -> None:
-        with naming(Path(path)):
-            try:
-                torch.save(checkpoint, path)
-                return
-            except (OSError, RuntimeError):  # torch raises the latter for a full disk
-                remove(Path(path))
-                time.sleep(RETRY)
-            torch.save(checkpoint, path)
-
-    def load_checkpoint(
-        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        return whole_state(Path(path)) if Path(path).is_dir() else read_file(Path(path))
 
 
 class Checkpoints(EachStep):
@@ -170,7 +142,7 @@ def finite_weights(model: nn.Module) -> bool:
 
 def publish(partial: Path, final: Path, files: Files) -> None:
     """Syncs a written checkpoint to disk, gives it its name and points `last` to it."""
-    for path in [*partial.rglob("*"), partial] if partial.is_dir() else [partial]:
+    for path in [*partial.rglob("*"), partial]:
         sync(path)
     replaced = final.with_name(final.name + ".replaced" + PARTIAL)
     if final.exists():  # from a run that is being repeated from an older checkpoint

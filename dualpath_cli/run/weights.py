@@ -1,0 +1,208 @@
+"""Reads weights and other tensors of a checkpoint or an exported folder, and runs nothing.
+
+Both are folders of safetensors, with `model.` before the names of weights. PyTorch's distributed
+reader puts shards together, whatever number of ranks wrote them, and gives each rank its own part.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.run import run_folder
+from dualpath_cli.run.checkpoint_files import Files, damaged, describe, fault_of, files_of
+from dualpath_cli.run.exported_folder import PREFIX, check_unchanged, is_exported
+from dualpath_cli.run.trained import Trained
+
+T = TypeVar("T")
+warnings.filterwarnings("ignore", message=".*in a single process.*")  # as `no_dist` asks
+
+
+def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
+    """The tensors of a folder whose names begin so, by the rest: shapes and dtypes, without data.
+
+    Raises UserError for files that cannot be read.
+    """
+    try:
+        entries = dcp.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        found = {}
+        for name, entry in entries.items():
+            assert isinstance(entry, TensorStorageMetadata)
+            if len(set(map(str, entry.chunks))) < len(entry.chunks):
+                raise ValueError(f"{name} is there twice")
+            if name.startswith(prefix):
+                kind = entry.properties.dtype
+                found[name.removeprefix(prefix)] = torch.empty(
+                    entry.size, dtype=kind, device="meta"
+                )
+        return found
+    except Exception as error:  # a damaged file raises nearly anything
+        raise _unreadable(folder, error) from None
+
+
+def read_into(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Fills tensors, which may be sharded, from those of these names in a folder."""
+    try:
+        reader = dcp.HuggingFaceStorageReader(str(folder))
+        dcp.load(dict(tensors), storage_reader=reader, no_dist=True)  # each rank reads its own
+    except dcp.api.CheckpointException as error:  # what was raised, in a wrapper
+        cause, _ = next(iter(error.failures.values()))
+        raise _unreadable(folder, cause) from None
+
+
+def _unreadable(folder: Path, error: BaseException) -> UserError:
+    reason = " ".join(str(error).split())[:120]
+    return UserError(f"the weights in '{folder}' cannot be read: {reason}")
+
+
+def load_weights(model: DualPathLM, folder: Path) -> None:
+    """Verifies a folder, and loads a model's weights from it."""
+    verify(folder)
+    fill(model, folder)
+
+
+def fill(model: DualPathLM, folder: Path) -> None:
+    """Loads weights in place into a model, which may be sharded, whatever wrote the folder."""
+    check_weights(model, tensors_in(folder, PREFIX), folder)
+    read_into({PREFIX + name: p.detach() for name, p in model.named_parameters()}, folder)
+
+
+def load_average(model: DualPathLM, folders: Sequence[Path]) -> None:
+    """Loads the mean of the weights of some checkpoints, of one its own weights.
+
+    They are added in float64 in their order, each rank its own part, and rounded once. Needs the
+    weights twice more in memory.
+    """
+    load_weights(model, folders[0])
+    if len(folders) == 1:
+        return
+    # Copies, also of what is float64 already.
+    totals = [p.detach().to(torch.float64, copy=True) for p in model.parameters()]
+    for folder in folders[1:]:
+        load_weights(model, folder)
+        for total, parameter in zip(totals, model.parameters(), strict=True):
+            total += parameter.detach()
+    with torch.no_grad():
+        for parameter, total in zip(model.parameters(), totals, strict=True):
+            parameter.copy_(total / len(folders))
+
+
+def check_weights(model: nn.Module, found: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Checks that what was found is the model's parameters, by names and shapes."""
+    wanted = dict(model.named_parameters())  # of tied ones the first name alone
+    for name, parameter in wanted.items():
+        if name not in found:
+            raise UserError(f"checkpoint '{folder}' is incomplete: it lacks {name}")
+        if found[name].shape != parameter.shape:
+            shapes = f"{tuple(found[name].shape)}, not {tuple(parameter.shape)}"
+            raise UserError(f"checkpoint '{folder}': {name} is {shapes}")
+    if other := sorted(found.keys() - wanted.keys()):
+        raise UserError(f"checkpoint '{folder}' is of another model: it has {other[0]}")
+
+
+# Models without Lightning
+
+
+def device_of(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda:0" if name == "cuda" else name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        there = torch.cuda.device_count()
+        raise UserError(f"--device {name}: this machine has {there} such devices; give cpu or auto")
+    return device
+
+
+def autocast_of(precision: str) -> torch.dtype | None:
+    """The type of matrix products; None: that of the weights."""
+    return torch.bfloat16 if precision == "bfloat16" else None
+
+
+def load_model(trained: Trained, device: torch.device) -> DualPathLM:
+    model = empty_model(trained.settings.model)
+    load_weights(model, trained.run.checkpoint)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def empty_model(config: ModelConfig) -> DualPathLM:
+    """A model on the CPU whose weights are yet to be filled in."""
+    with torch.device("meta"):
+        model = DualPathLM(config)
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    return model
+
+
+def round_weights(model: DualPathLM, dtype: torch.dtype) -> None:
+    """Rounds the weights of matrix products to autocast's type, in place.
+
+    That halves their memory, and autocast would round them alike in every pass. A tied head stays:
+    it is the embedding, with which the residual stream begins.
+    """
+    for name, module in model.named_modules():
+        tied = model.config.tie_embeddings and module is model.head
+        decides = {"gate", "router"} & set(name.split("."))
+        if type(module) is nn.Linear and not tied and not decides:
+            module.to(dtype)
+
+
+# Hashes
+
+
+def hashed(checkpoint: Path) -> Files:
+    """Sizes and hashes of a checkpoint's files; ranks divide the work, and get the same."""
+    rank, ranks = _rank_and_ranks()
+    # On a file system of several machines a rank may not see yet what another one wrote.
+    seen = sorted({path for paths in from_all_ranks(files_of(checkpoint)) for path in paths})
+    own = describe(checkpoint, seen[rank::ranks])
+    return {name: facts for files in from_all_ranks(own) for name, facts in files.items()}
+
+
+def verify(
+    folder: Path, read: Callable[[int], object] = lambda count: None, way_out: str | None = None
+) -> None:
+    """Hashes a checkpoint, or an exported folder, before it is loaded; ranks divide its files.
+
+    `read` is called, on each rank, with the number of bytes just read. `way_out` ends the message;
+    by default it names the newest other checkpoint of the run.
+    """
+    if is_exported(folder):
+        check_unchanged(folder, read)
+        return
+    fault = fault_of(folder)
+    changed = [] if fault else damaged(folder, *_rank_and_ranks(), read)
+    names = sorted({name for rank in from_all_ranks(changed) for name in rank})
+    if names:
+        fault = f"{names[0]} was changed since it was written (sha256)"
+    if fault:
+        if way_out is None:
+            intact = [path for path in run_folder.complete_checkpoints(folder.parents[1])
+                      if path != folder and fault_of(path) is None]  # fmt: skip
+            newest = max(intact, key=run_folder.step_of, default=None)
+            way_out = f"; give --ckpt-path {newest}" if newest else ""
+        raise UserError(f"checkpoint '{folder}' is damaged: {fault}{way_out}")
+
+
+def _rank_and_ranks() -> tuple[int, int]:
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
+def from_all_ranks(value: T) -> list[T]:
+    """The values of all ranks in the order of the ranks, on each of them."""
+    _, ranks = _rank_and_ranks()
+    if ranks == 1:
+        return [value]
+    gathered: list[Any] = [None] * ranks
+    dist.all_gather_object(gathered, value)
+    return gathered

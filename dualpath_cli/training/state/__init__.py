@@ -1,1 +1,0 @@
-"""Checkpoints, of one file or of shards: written, checked, and loaded to continue a run."""
