@@ -26,7 +26,6 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.options import parse_overrides
-from dualpath_cli.own_classes import consent
 from dualpath_cli.ranges import check_range
 from dualpath_cli.run.trained import find
 from dualpath_cli.run.weights import device_of, load_model
@@ -241,9 +240,5 @@ def load(run: str | Path, own_classes: bool = False, device: str = "cpu") -> Loa
     Raises:
         UserError: where there is no such run, it is damaged, or it names classes.
     """
-    consent.agree({}, to_all=own_classes)
-    try:
-        found = find(str(run))
-        return LoadedModel(load_model(found, device_of(device)), found.tokenizer())
-    finally:
-        consent.forget()
+    found = find(str(run), own_classes=own_classes)
+    return LoadedModel(load_model(found, device_of(device)), found.tokenizer())

@@ -11,6 +11,7 @@ import pytest
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.export.hf.code import own_files
+from dualpath_cli.own_classes.checks import import_classes
 from dualpath_cli.own_classes.classes import FOUND
 from tests.tiny_run import tables, weights
 
@@ -53,5 +54,6 @@ def test_a_model_is_trained_with_it_and_both_classes_learn(fit, output_of, said)
 
 def test_a_folder_for_transformers_can_hold_it():
     config = ModelConfig(d_ffn=8, d_ffn_wide=8, **OWN)
+    import_classes(config, allowed=True)
     (text,) = own_files(config).values()
     assert "from .configuration_dualpath import ModelConfig" in text

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import dualpath_cli as dualpath
-from dualpath_cli.cli.main import main
 from dualpath_cli.errors import UserError
 from dualpath_cli.model.loss import IGNORE
 from tests.study.conftest import OPEN, model_of
@@ -154,13 +153,3 @@ def test_mistakes_are_one_line(run):
         loaded.routing("sea " * 400)
     with pytest.raises(UserError, match="no token"):
         loaded.loss([""])
-
-
-def test_classes_of_a_run_are_imported_with_consent_alone(trained):
-    run = trained(model={"gate": "tests.custom_classes.MlpGate"})
-    with pytest.raises(UserError, match="own-classes"):
-        dualpath.load(run)
-    assert dualpath.load(run, own_classes=True).routing(TEXT).gate_deep.shape[1] == 2
-    with pytest.raises(UserError, match="own-classes"):  # consent ends with the call
-        dualpath.load(run)
-    assert main(["routing", "--ckpt_path", str(run), "--text", TEXT]) == 2

@@ -35,8 +35,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.files import has_step
 from dualpath_cli.options import folder_of
 from dualpath_cli.output import is_first_rank
-from dualpath_cli.own_classes import consent
-from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, check_classes
+from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, import_classes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
@@ -82,7 +81,6 @@ def prepare(line: Line) -> Launch:
     if len(line.runs) > 1:
         raise UserError(f"--ckpt-path takes one RUN, not {len(line.runs)}")
     if command.needs == "recipe":
-        consent.agree({}, to_all=True)  # other runs must have the recipe's own classes
         named = {"run": {"recipe": Path(line.configs[0]).stem}} if line.configs else {}
         base = recipes.merge(named, recipes.load_recipes(line.configs))
         settings = settings_from(line.changed(base))
@@ -93,7 +91,8 @@ def prepare(line: Line) -> Launch:
         _end_if_finished(launch)
         return launch
     run = averaged(find_run(line.runs[0]), getattr(line.options, "average", 1))
-    base = _recipe_of(run, line)
+    given = recipes.load_recipes(line.configs)
+    base = _recipe_of(run, given)
     recipe = line.changed(base)
     settings_from(recipe)  # before options are read into it
     options = None
@@ -103,7 +102,8 @@ def prepare(line: Line) -> Launch:
     _print_if_asked(settings, line)
     check_devices(settings.trainer)
     check_trainer_classes(settings.trainer)
-    check_as_trained(run, settings.model)
+    named = line.changed(given).get("model", {})
+    check_as_trained(run, settings.model, line.options.own_classes, named)
     check_size(settings)
     if command.check is not None:
         resolve(command.check)(options, settings)
@@ -139,15 +139,12 @@ def prepare_several(line: Line) -> tuple[list[Launch], Path]:
     return launches, out
 
 
-def _recipe_of(run: run_folder.Run, line: Line) -> recipes.Recipe:
-    """A run's recipe, without what was true only of the machine that trained it."""
+def _recipe_of(run: run_folder.Run, given: recipes.Recipe) -> recipes.Recipe:
+    """A run's recipe under the given one, without what was true only where it was trained."""
     recipe = run_folder.read_recipe(run.folder)
     left_out = [f"trainer.{key}" for key in CLASSES if recipe.get("trainer", {}).get(key)]
     if left_out and is_first_rank():
         print(f"left out, as the run names it: {', '.join(left_out)}", file=sys.stderr)
-    given = recipes.load_recipes(line.configs)
-    own = line.changed(given).get("model", {})
-    consent.agree(own, to_all=line.options.own_classes)
     recipe = recipes.merge(recipe, {"trainer": _HERE | dict.fromkeys(CLASSES)})
     recipe = recipes.merge(recipe, given)
     recipe.setdefault("data", {}).setdefault("val", {})
@@ -188,7 +185,7 @@ def to_train(
     Raises UserError for the first mistake.
     """
     check_devices(settings.trainer)
-    check_classes(settings.model)
+    import_classes(settings.model, allowed=True)
     check_trainer_classes(settings.trainer)
     check_size(settings)
     manifest = check_training_data(settings)
@@ -215,7 +212,7 @@ def to_train(
                 checkpoint, taken_back = start.checkpoint, start.step
         elif checkpoint is None:  # else it began there, and goes on from its own checkpoint
             weights = start.checkpoint
-            check_as_trained(start, settings.model)
+            check_as_trained(start, settings.model, allowed=True)
     if checkpoint is None and weights is None and settings.run.branch_from is not None:
         run = find_trunk(settings)
         checkpoint, trunk = run.checkpoint, run.folder
@@ -223,7 +220,8 @@ def to_train(
     if checkpoint is not None:
         begun = trunk or folder
         facts = run_folder.facts_at(begun, checkpoint)
-        check_as_begun(begun, facts, settings.model)
+        way_out = "give this run a name (--run.name NAME)"
+        check_as_begun(begun, facts, settings.model, way_out)
         if "precision" in facts and not settings.trainer.plugins:  # which may bring another one
             now = {"precision": settings.trainer.precision_name}
             run_folder.check_same_facts(begun, checkpoint, now)

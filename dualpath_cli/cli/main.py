@@ -18,7 +18,6 @@ from dualpath_cli.errors import (
     one_line,
 )
 from dualpath_cli.output import escape_unprintable, to_nobody
-from dualpath_cli.own_classes import consent
 
 
 def _line(name: str, purpose: str) -> str:
@@ -100,8 +99,6 @@ def _main(words: Sequence[str]) -> int:
         return stop.code
     except KeyboardInterrupt as interrupt:
         return _interrupted(name, interrupt)
-    finally:
-        consent.forget()
 
 
 def _refused(name: str, error: OSError) -> int:
@@ -141,7 +138,6 @@ def _run(command: Command, words: Sequence[str]) -> int:
 
     line = read(command, words)
     if command.needs in ("nothing", "recipes"):
-        consent.agree({}, to_all=getattr(line.options, "own_classes", True))
         given = [line.options] if command.needs == "nothing" else [line.options, recipe_of(line)]
         if answer := resolve(command.run)(*given):
             print(answer)

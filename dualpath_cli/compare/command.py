@@ -9,6 +9,7 @@ from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders,
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import format_csv, write_texts
 from dualpath_cli.options import Average, OwnClasses, folder_of
+from dualpath_cli.own_classes.checks import import_classes
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Compare(OwnClasses, Average):
 def run(options: Compare) -> str:
     """Compares, and returns where that is written, as text."""
     baselines = _names(options.baseline)
-    runs, left_out = _read(options.runs, options.average)
+    runs, left_out = _read(options)
     out = _out(options)
     groups = groups_of(runs, baselines, options.any_length)
     if options.average > 1:
@@ -74,11 +75,11 @@ def _names(given: Sequence[str]) -> list[str]:
     return names
 
 
-def _read(paths: Sequence[str], count: int) -> tuple[list[TrainedRun], list[str]]:
+def _read(options: Compare) -> tuple[list[TrainedRun], list[str]]:
     """The finished runs, and a line for each of the others."""
-    runs, left_out = [], []
+    runs, left_out, paths = [], [], options.runs
     for folder in find_folders(paths):
-        run = read_run(folder, count)
+        run = read_run(folder, options.average)
         if isinstance(run, str):
             left_out.append(f"{folder}: left out, unfinished at {run}")
         else:
@@ -86,6 +87,9 @@ def _read(paths: Sequence[str], count: int) -> tuple[list[TrainedRun], list[str]
     if paths and not runs:
         raise UserError(f"no run has finished: {left_out[0]}; let fit end one first")
     check_same_data(runs)
+    read = [*map(Path, paths), *(run.folder for run in runs)]
+    for run in runs:
+        import_classes(run.settings.model, allowed=options.own_classes, read=read)
     return runs, left_out
 
 

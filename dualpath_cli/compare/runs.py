@@ -11,7 +11,6 @@ from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.files import read_csv, read_text
-from dualpath_cli.own_classes.consent import note_read
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.run_folder import (
@@ -69,8 +68,6 @@ def find_folders(paths: Sequence[str]) -> list[Path]:
                 f"{'' if hint else 'RECIPE/NAME or runs/RECIPE/NAME'}"
             )
         found += folders
-        if path.resolve() not in (Path.cwd(), *Path.cwd().parents):  # a project, not what is read
-            note_read(path, {})
     return list({folder.resolve(): folder for folder in found}.values())
 
 

@@ -124,7 +124,7 @@ class Evaluate(Where, OwnClasses, Overrides):
         return None if self.limit == "all" else self.limit
 
     def subjects(self) -> list[Subject]:
-        found = [_of_run(path) for path in self.ckpt_path]
+        found = [_of_run(path, self.own_classes) for path in self.ckpt_path]
         found += [] if self.hf is None else [_of_directory(self.hf, self.trust_remote_code)]
         names = [subject.name for subject in found]
         for subject in found:
@@ -172,8 +172,8 @@ class Evaluate(Where, OwnClasses, Overrides):
             raise UserError(f"{change.name} needs whole texts: {writing[0]} goes with --cache none")
 
 
-def _of_run(path: str) -> Subject:
-    trained = find(path)
+def _of_run(path: str, own_classes: bool) -> Subject:
+    trained = find(path, own_classes=own_classes)
     run = trained.settings.run
     return Subject(f"{run.recipe}-{run.name}-step-{trained.run.step:08d}", path, trained)
 

@@ -67,7 +67,7 @@ class Export(Average, OwnClasses):
 def run(options: Export) -> str:
     """Exports, and returns what was written as text. Raises RunFailed where an upload fails."""
     assert options.ckpt_path is not None
-    found = find(options.ckpt_path, options.average)
+    found = find(options.ckpt_path, options.average, own_classes=options.own_classes)
     run, settings = found.run, found.settings
     name = f"{settings.run.recipe}-{settings.run.name}"
     of = f"-average-{len(run.average)}" if run.average else ""

@@ -15,6 +15,7 @@ from dualpath_cli.flops import paper
 from dualpath_cli.flops.description import Decoding, Description, Hardware, one_or_list
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, plan
 from dualpath_cli.flops.widths import Match, Target, solve_widths, solve_within
+from dualpath_cli.own_classes.checks import import_classes
 from dualpath_cli.ranges import Range, check_range, check_ranges
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.recipes import load_recipes
@@ -321,7 +322,9 @@ def _settings(names: Sequence[str]) -> Settings:
     if not recipe.get("model"):
         raise UserError(f"{named} has no model section to describe")
     try:
-        return settings_from(recipe)
+        settings = settings_from(recipe)
+        import_classes(settings.model, allowed=True)
+        return settings
     except UserError as error:
         raise UserError(f"{named}: {error}") from None
 

@@ -8,7 +8,7 @@ from itertools import chain
 from math import prod
 
 from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, LayerConfig, ModelConfig
-from dualpath_cli.own_classes.classes import own_shapes
+from dualpath_cli.own_classes.checks import own_shapes
 
 Shape = tuple[int, ...]
 

@@ -209,7 +209,7 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
             _check_writable(self.out)
         change = read_overrides(self)
         assert self.ckpt_path is not None
-        trained = find(self.ckpt_path)
+        trained = find(self.ckpt_path, own_classes=self.own_classes)
         trained.check(change)
         model = trained.settings.model
         if change is not None and change.needs_whole_text and (self.compile or self.speculate):

@@ -5,6 +5,7 @@ not in it. Those of a custom class are what the class says in `parameter_kinds`,
 the class's own names, or else follow from their shapes.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -18,7 +19,6 @@ from dualpath_cli.own_classes.classes import (
     own_class,
     own_kind,
     own_roles,
-    start_value,
 )
 from dualpath_cli.seeds import seed_from
 
@@ -95,4 +95,10 @@ def initial_value(
     """
     kind, start = kind_of(name, config, len(shape))
     generator = torch.Generator().manual_seed(seed_from(seed, name) >> 1)
-    return start_value(start, shape, config, generator, std_factors.get(kind, 1.0))
+    value = torch.empty(shape, dtype=torch.float32, device="cpu")
+    constants = {"gain_init": config.gain_init, "one": 1.0, "zero": 0.0}
+    if start in constants:
+        return value.fill_(constants[start])
+    depth = 2 * config.n_layers if start == "normal_by_depth" else 1
+    std = std_factors.get(kind, 1.0) * config.init_std / math.sqrt(depth)
+    return value.normal_(std=std, generator=generator)

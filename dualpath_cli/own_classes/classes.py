@@ -1,18 +1,11 @@
-"""Custom classes of a model's gate and combination: found by dotted path, counted, hashed.
+"""Custom classes of a model's gate and combination, by dotted path, and kinds of parameters.
 
 `model.gate` and `model.combination` take `my.module.Gate` beside the built-in names; docs/custom.md
-lists the methods of such a class. Imports torch only once a model names one.
+lists the methods of such a class. Nothing is imported here: `checks.import_classes` does that.
 """
 
-import hashlib
-import importlib
-import inspect
-import math
-import os
-import sys
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dualpath_cli.config import (
     COMBINATIONS,
@@ -22,26 +15,12 @@ from dualpath_cli.config import (
     ModelConfig,
     ParameterGroup,
 )
-from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.own_classes.consent import check
-
-if TYPE_CHECKING:
-    import torch
+from dualpath_cli.errors import UserError
 
 Role = Literal["gate", "combination"]  # the field of ModelConfig that names a class
+Start = Literal["normal", "normal_by_depth", "gain_init", "one", "zero"]
 
-FOUND: dict[str, Any] = {}  # classes by path, each found once
-
-
-class Source(NamedTuple):
-    """The file that a class is defined in."""
-
-    module: str  # its dotted name
-    text: str
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()
+FOUND: dict[str, Any] = {}  # classes by path, each imported with permission
 
 
 def own_roles(config: ModelConfig) -> list[Role]:
@@ -57,12 +36,11 @@ def own_roles(config: ModelConfig) -> list[Role]:
 
 def own_class(config: ModelConfig, role: Role) -> Any:
     path = getattr(config, role)
-    start = f"model.{role} '{path}'"
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last: it must not hide what is installed
-    check(path, start)
     if path not in FOUND:
-        FOUND[path] = _find(path, start)
+        raise UserError(
+            f"model.{role} '{path}' is not imported; dualpath_cli.own_classes.checks."
+            "import_classes(config, allowed=True) does that, which runs its code"
+        )
     return FOUND[path]
 
 
@@ -73,104 +51,8 @@ def gives_mass(config: ModelConfig) -> bool:
     return hasattr(own_class(config, "combination"), "step_probability")
 
 
-def declared_flops(config: ModelConfig, role: Role) -> int:
-    path = getattr(config, role)
-    try:
-        flops = own_class(config, role).flops(config)
-    except UserError:
-        raise
-    except Exception as error:  # of the user's own code
-        raise UserError(f"model.{role} '{path}': flops(config) fails: {_said(error)}") from error
-    if type(flops) is not int or flops < 0:
-        raise UserError(
-            f"model.{role} '{path}': flops(config) must give a whole number from 0 on, the FLOPs "
-            f"per token, not {flops!r:.40}"
-        )
-    return flops
-
-
-def on_meta(config: ModelConfig, role: Role) -> Any:
-    """A module of the class on the meta device, where it takes no memory."""
-    import torch
-
-    cls, start = own_class(config, role), f"model.{role} '{getattr(config, role)}'"
-    try:
-        with torch.device("meta"):
-            module = cls(config)
-        described = list(module.named_parameters())
-    except Exception as error:  # of the user's own code
-        raise UserError(f"{start}: __init__(config) fails: {_said(error)}") from error
-    for name, _ in module.named_buffers():
-        raise UserError(f"{start} has a buffer, {name}, which nothing fills; make it in forward")
-    for name, parameter in described:
-        if parameter.ndim == 0:
-            raise UserError(
-                f"{start}: parameter {name} has no dimension, which FSDP2 could divide; "
-                "give it one: torch.empty(1)"
-            )
-    return module
-
-
-def own_shapes(config: ModelConfig, role: Role) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(p.shape) for name, p in on_meta(config, role).named_parameters()}
-
-
-def sources(config: ModelConfig) -> dict[str, Source]:
-    found = {}
-    for role in own_roles(config):
-        path, cls = getattr(config, role), own_class(config, role)
-        try:
-            text = Path(inspect.getsourcefile(cls) or "").read_text(encoding="utf-8")
-        except (TypeError, OSError, UnicodeDecodeError) as error:
-            raise UserError(f"model.{role} '{path}': its file cannot be read: {error}") from None
-        found[path] = Source(cls.__module__, text)
-    return found
-
-
-def _find(path: str, start: str) -> Any:
-    """Imports a class, and checks its declarations."""
-    name, _, attribute = path.rpartition(".")
-    try:
-        module = importlib.import_module(name)
-    except Exception as error:  # of the user's own code
-        raise UserError(
-            f"{start} cannot be imported: {_said(error)}; Python looks in {os.getcwd()}, where "
-            "this was called, and on PYTHONPATH"
-        ) from error
-    if not hasattr(module, attribute):
-        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
-        raise UserError(
-            f"{start}: {module.__file__} has no {attribute}{did_you_mean(attribute, classes)}"
-        )
-    cls: Any = getattr(module, attribute)
-    from torch import nn
-
-    if not (inspect.isclass(cls) and issubclass(cls, nn.Module)):
-        raise UserError(f"{start} is no class of torch.nn.Module")
-    if getattr(sys.modules[cls.__module__], cls.__name__, None) is not cls:
-        raise UserError(f"{start} must be defined at the top of a file")
-    if getattr(cls, "forward", None) is nn.Module.forward:
-        raise UserError(f"{start} has no forward; docs/custom.md says what it gets and gives")
-    if not callable(getattr(cls, "flops", None)):
-        raise UserError(
-            f"{start} declares no FLOPs: give it a static method flops(config), FLOPs per token"
-        )
-    return cls
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-# Kinds of parameters, which a class may give; otherwise they follow from names and shapes. The
-# model's own are in the table of `model/parameters.py`.
-
-
-Start = Literal["normal", "normal_by_depth", "gain_init", "one", "zero"]
-
-
 class ParameterKind(NamedTuple):
-    """Facts that all parameters of a kind share."""
+    """Facts that all parameters of a kind share; the model's own are in `model/parameters.py`."""
 
     kind: Kind  # group of the optimizer
     start: Start
@@ -199,25 +81,3 @@ def own_kind(name: str, cls: type, role: Role, dimensions: int) -> ParameterKind
     if dimensions > 1:
         return ParameterKind(matrices, "normal")
     return ParameterKind("biases", "zero")
-
-
-def start_value(
-    start: Start,
-    shape: "torch.Size",
-    config: ModelConfig,
-    generator: "torch.Generator",
-    std_factor: float = 1.0,
-) -> "torch.Tensor":
-    """The initial value of a parameter of this shape, float32 on the CPU.
-
-    `std_factor` multiplies the standard deviation of one that is drawn.
-    """
-    import torch
-
-    value = torch.empty(shape, dtype=torch.float32, device="cpu")
-    constants = {"gain_init": config.gain_init, "one": 1.0, "zero": 0.0}
-    if start in constants:
-        return value.fill_(constants[start])
-    depth = 2 * config.n_layers if start == "normal_by_depth" else 1
-    std = std_factor * config.init_std / math.sqrt(depth)
-    return value.normal_(std=std, generator=generator)

@@ -11,7 +11,6 @@ from pathlib import Path
 from dualpath_cli.config import RENAMED, ModelConfig
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.files import read_json, read_text
-from dualpath_cli.own_classes import consent
 from dualpath_cli.ranges import check_range
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import hash_file
@@ -64,7 +63,6 @@ def read_folder(folder: Path) -> Run:
         raise UserError(
             f"'{folder / CONFIG}' is not of a model of dualpath: {of_content(error)}"
         ) from None
-    consent.note_read(folder, model)
     way_out = f"put {CONFIG} back, or export the run again"
     run_folder.check_same_recipe(folder, {"model": model}, ("model",), way_out=way_out)
     run_folder.check_as_written(folder, folder)

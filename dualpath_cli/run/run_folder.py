@@ -35,7 +35,6 @@ from dualpath_cli import __version__
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.files import WAY_OUT, read_csv, read_json, write_text
 from dualpath_cli.output import is_first_rank
-from dualpath_cli.own_classes import consent
 from dualpath_cli.recipe.recipes import Recipe, merge, read
 from dualpath_cli.recipe.settings import TrainerSettings, check_sections, settings_from
 from dualpath_cli.run.checkpoint_files import facts_of, fault_of, rows_of
@@ -162,7 +161,6 @@ def read_recipe(folder: Path) -> Recipe:
         check_sections(recipe)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    consent.note_read(folder, recipe.get("model", {}))
     return recipe
 
 

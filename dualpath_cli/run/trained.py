@@ -39,11 +39,14 @@ class Trained:
         return Tokenizer.load(self.run.folder / TOKENIZER)
 
 
-def find(path: str, average: int = 1) -> Trained:
-    """Finds the model of any RUN, averaged over so many checkpoints up to that one."""
+def find(path: str, average: int = 1, *, own_classes: bool) -> Trained:
+    """Finds the model of any RUN, averaged over so many checkpoints up to that one.
+
+    Its custom classes are imported where `own_classes` says so.
+    """
     run = averaged(find_run(path), average)
     settings = settings_from(run_folder.read_recipe(run.folder))
-    check_as_trained(run, settings.model)
+    check_as_trained(run, settings.model, own_classes)
     return Trained(path, run, settings)
 
 

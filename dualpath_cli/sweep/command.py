@@ -16,9 +16,7 @@ from dualpath_cli.files import alone, format_csv, write_text
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import show
-from dualpath_cli.own_classes.checks import check_as_begun, option_of
-from dualpath_cli.own_classes.classes import own_roles
-from dualpath_cli.own_classes.consent import OPTION
+from dualpath_cli.own_classes.checks import check_as_begun, import_classes, option_of
 from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
@@ -120,6 +118,8 @@ def _shared(wanted: Request) -> Settings:
             "the recipe has run.branch_from, but a sweep trains each configuration from the start; "
             "leave it out (--config, repeated, can set it to null)"
         )
+    looped = replace(shared.model, block="dual", loops=2)  # all of the recipe's classes are used
+    import_classes(looped, allowed=True)
     return shared
 
 
@@ -249,9 +249,9 @@ def _array(wanted: Request, runs: Sequence[Run], tuned: bool) -> str:
 
 
 def _comparison(wanted: Request, runs: Sequence[Run]) -> str:
-    own = any(option_of(run.settings.model) for run in runs)
+    classes = max(option_of(run.settings.model) for run in runs)
     average = f" --average {wanted.options.average}" if wanted.options.average > 1 else ""
-    return f"dualpath compare {wanted.out}{average}" + (f" {OPTION}" if own else "")
+    return f"dualpath compare {wanted.out}{average}" + classes
 
 
 def check_begun(runs: Iterable[Run]) -> None:
@@ -261,7 +261,7 @@ def check_begun(runs: Iterable[Run]) -> None:
             way_out, settings = "give this sweep another --out", run.settings
             words = f"{way_out}, or the words that it was begun with"
             check_same_recipe(run.folder, settings.as_recipe(), way_out=words)
-            if own_roles(settings.model):
+            if option_of(settings.model):
                 check_as_begun(run.folder, facts_now(run.folder), settings.model, way_out)
 
 

@@ -22,7 +22,7 @@ import yaml
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import FIT, is_held, read_csv, write_text
-from dualpath_cli.own_classes.checks import option_of
+from dualpath_cli.own_classes.checks import import_classes, option_of
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.schedule import stable_steps
@@ -213,6 +213,8 @@ def runs_of(
         recipe, name = one.recipe(shared[one.name], seed, out / "runs"), f"{one.name}-seed_{seed}"
         path, log = out / "recipes" / f"{name}.yaml", out / "logs" / f"{name}.log"
         runs.append(Run(name, one, seed, recipe, settings_from(recipe), path, log))
+    for run in runs[: len(found)]:  # the first seed's
+        import_classes(run.settings.model, allowed=True)
     return runs
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import dualpath_cli as dualpath
 from dualpath_cli.cli.main import main
+from dualpath_cli.errors import UserError
 from dualpath_cli.own_classes.classes import FOUND
 from tests.conftest import Said
-from tests.own_classes.test_own_classes import GATE
+from tests.own_classes.test_own_classes import SOURCE
 from tests.tiny_run import Fit
 
 MARK = "ran.txt"  # what the stranger's code leaves in the current directory when it runs
@@ -54,8 +56,8 @@ def stranger(
     def make(module: str) -> Path:
         file = Path(*module.split(".")).with_suffix(".py")
         file.parent.mkdir(exist_ok=True)
-        file.write_text(GATE + HOSTILE)
-        run = trained(model={"gate": f"{module}.Gate"})
+        file.write_text(SOURCE + HOSTILE)
+        run = trained(model={"gate": f"{module}.TwoGates"})
         shutil.copytree(run, "hostile", symlinks=True, dirs_exist_ok=True)
         shutil.rmtree(run.parents[1])
         Path("hostile", "__init__.py").write_text(HOSTILE)
@@ -66,73 +68,121 @@ def stranger(
     forget()
 
 
-def exported(run: Path, format_: str, out: str) -> Path:
-    """The run in one file, or as a folder for transformers; nothing of it stays imported."""
-    words = ["--ckpt_path", str(run), "--format", format_, "--out", out]
+def exported(run: Path) -> Path:
+    """The run as a folder for transformers; nothing of it stays imported."""
+    words = ["--ckpt_path", str(run), "--format", "hf", "--out", "hostile_folder"]
     assert main(["export", "--own_classes", *words]) == 0
     forget()
-    return Path(out)
+    return Path("hostile_folder")
 
 
 def test_a_class_that_a_run_names_is_imported_with_consent_alone(stranger, said):
     run = stranger("evil")
-    file = exported(run, "consolidated", "one.safetensors")
-    folder = exported(run, "hf", "hostile_folder")
+    with pytest.raises(UserError, match="give --own-classes"):
+        dualpath.load(exported(run))
     commands = [
-        *(["validate", "--ckpt_path", path] for path in (run, run / "checkpoints/last", file)),
+        *(["validate", "--ckpt_path", path] for path in (run, run / "checkpoints/last")),
         ["ablate", "--ckpt_path", run, "--out", "out"],
-        ["routing", "--ckpt_path", run, "--out", "out"],
-        ["ablate", "--ckpt_path", run, file, "--out", "out"],
+        ["routing", "--ckpt_path", run, "--text", "a"],
+        ["ablate", "--ckpt_path", run, run / "checkpoints/last", "--out", "out"],
         ["generate", "--ckpt_path", run, "--prompt", "a"],
         ["evaluate", "--ckpt_path", run, "--sources", "hostile/recipe.yaml", "--out", "out"],
         ["export", "--ckpt_path", run, "--format", "hf"],
-        ["import", "--hf", folder, "--out", "back.safetensors"],
         ["compare", run, "--out", "out"],
     ]
     for words in commands:
         line = said(*words)
-        assert "model.gate 'evil.Gate'" in line, words
+        assert "model.gate 'evil.TwoGates'" in line, words
         assert "give --own-classes" in line, words
-    assert main(["validate", "--ckpt_path", str(run), "--model.gate", "evil.Gate"]) == 0
+    assert main(["validate", "--ckpt_path", str(run), "--model.gate", "evil.TwoGates"]) == 0
     assert Path(MARK).exists()
     Path(MARK).unlink()
-    assert "give --own-classes" in said("validate", "--ckpt_path", run)
-    Path("mine.yaml").write_text("model:\n  gate: evil.Gate\n")
+    assert "give --own-classes" in said("validate", "--ckpt_path", run), "though it is imported"
+    Path("mine.yaml").write_text("model:\n  gate: evil.TwoGates\n")
     assert main(["validate", "--ckpt_path", str(run), "--config", "mine.yaml"]) == 0
-    # A project is not what is read where its runs are compared.
-    shutil.copytree(run, "tiny/default", symlinks=True)
-    Path("recipe.yaml").unlink()  # by which the folder would be a run itself
-    assert main(["compare", ".", "--own_classes", "--out", "out"]) == 0
 
 
-def test_nothing_is_imported_from_inside_of_what_is_read(stranger, said, monkeypatch):
-    run = stranger("hostile.evil")
+LOADS = """
+from concurrent.futures import ThreadPoolExecutor
+import dualpath_cli
+
+with ThreadPoolExecutor() as pool:
+    REFUSED = pool.submit(dualpath_cli.load, "hostile").exception()
+"""
+
+
+def test_consent_of_a_thread_is_none_of_another_s(stranger, trained):
+    stranger("evil")
+    Path("meek.py").write_text(SOURCE)
+    run = trained(model={"gate": "meek.TwoGates"})
+    sys.modules.pop("meek", None)
+    forget()
+    Path("meek.py").write_text(SOURCE + LOADS)
+    dualpath.load(run, own_classes=True)
+    assert not Path(MARK).exists()
+    refused = sys.modules.pop("meek").REFUSED
+    assert isinstance(refused, UserError)
+    assert "model.gate 'evil.TwoGates'" in str(refused)
+
+
+def test_nothing_is_imported_from_inside_of_what_is_read(stranger, said):
+    run = stranger("hostile.evil").resolve()
     for words in (
         ["validate", "--ckpt_path", run],
-        ["validate", "--ckpt_path", run, "--model.gate", "hostile.evil.Gate"],
+        ["validate", "--ckpt_path", run, "--model.gate", "hostile.evil.TwoGates"],
         ["generate", "--ckpt_path", run / "checkpoints" / "last", "--prompt", "a"],
         ["compare", run, "--out", "out"],
     ):
         line = said(*words, "--own_classes")
         assert "would be imported from" in line
-        assert f"inside of '{run.resolve()}'" in line
-    sweep = Path("hostile", "tiny")
-    sweep.mkdir()
-    shutil.copytree(run, sweep / "default", ignore=shutil.ignore_patterns("tiny"), symlinks=True)
-    (run / "recipe.yaml").unlink()
-    line = said("compare", run, "--out", "out", "--own_classes")
-    assert f"inside of '{run.resolve()}'" in line
+        assert f"inside of '{run}'" in line
 
 
-def test_an_exported_folder_does_not_bring_its_own_classes_to_import(stranger, said):
-    exported(stranger("evil"), "hf", "brought")
-    Path("evil.py").rename("brought/evil.py")
+def test_neither_is_a_class_beside_runs_where_the_folder_of_both_is_read(stranger, said):
+    run = stranger("evil")
+    Path("tiny").mkdir()
+    Path("recipe.yaml").unlink()  # by which the folder would be a run itself
+    run.rename("tiny/default")
+    line = said("compare", ".", "--own_classes", "--out", "out")
+    assert f"'{Path('evil.py').resolve()}', inside of '{Path.cwd()}', which is read" in line
+    assert main(["compare", "tiny/default", "--own_classes", "--out", "out"]) == 0
+
+
+def test_what_a_trusted_class_imports_is_not_looked_for_in_the_run_stood_in(stranger, monkeypatch):
+    run, trusted = stranger("evil"), Path("trusted").resolve()
+    trusted.mkdir()
+    optional = "try:\n    import hostile_option\nexcept ImportError:\n    pass\n"
+    (trusted / "evil.py").write_text(SOURCE + optional)
+    Path("evil.py").unlink()
+    (run / "hostile_option.py").write_text(HOSTILE)
+    monkeypatch.syspath_prepend(trusted)
+    monkeypatch.chdir(run)
+    assert main(["validate", "--ckpt_path", ".", "--own_classes"]) == 0
+    assert not Path(MARK).exists()
+
+
+def test_an_exported_folder_does_not_bring_its_own_classes(stranger):
+    folder = exported(stranger("evil"))
+    Path("evil.py").rename(folder / "evil.py")
     for name in ("config.json", "recipe.yaml", "versions.json"):
-        text = Path("brought", name).read_text()
-        Path("brought", name).write_text(text.replace("evil.Gate", "brought.evil.Gate"))
-    assert "give --own-classes" in said("import", "--hf", "brought")
-    line = said("import", "--hf", "brought", "--own_classes")
-    assert f"inside of '{Path('brought').resolve()}'" in line
+        text = (folder / name).read_text().replace("evil.", f"{folder}.evil.")
+        (folder / name).write_text(text)
+    (folder / "SHA256SUMS").unlink()
+    with pytest.raises(UserError, match="inside of .*/hostile_folder'"):
+        dualpath.load(folder, own_classes=True)
+    assert not Path(MARK).exists()
+
+
+def test_a_class_in_a_nested_namespace_package_is_read_as_it_is_trained(fit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("own_gates/sub").mkdir(parents=True)
+    Path("own_gates/sub/mod.py").write_text(SOURCE)
+    run = fit(model={"gate": "own_gates.sub.mod.TwoGates"})
+    for name in ("own_gates", "own_gates.sub", "own_gates.sub.mod"):  # as a new command finds it
+        del sys.modules[name]
+    FOUND.clear()
+    assert main(["validate", "--ckpt_path", str(run), "--own_classes"]) == 0
 
 
 def test_classes_of_a_run_s_trainer_are_left_out_with_a_word(

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dualpath_cli.config import Checkpointing, ModelConfig
+from dualpath_cli.own_classes.checks import import_classes
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.schedule import StepLoops
 from dualpath_cli.recipe.settings import RunSettings
@@ -78,7 +79,10 @@ class Case:
         config = replace(MODEL, **(UNEVEN if self.tied else FEW_ROWS if self.muon else {}))
         if self.loops is not None:
             config = replace(config, step_conditioning="film")
-        return replace(config, **OWN) if self.own else config
+        if self.own:
+            config = replace(config, **OWN)
+            import_classes(config, allowed=True)
+        return config
 
     @property
     def optim(self) -> OptimSettings:

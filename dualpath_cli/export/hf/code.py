@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
-from dualpath_cli.own_classes.classes import Source, own_class, own_roles, sources
+from dualpath_cli.own_classes.checks import sources
+from dualpath_cli.own_classes.classes import FOUND, own_class, own_roles
 
 PROJECT = "dualpath_cli"
 CONFIG = "dualpath_cli.config"
@@ -130,8 +131,7 @@ def _names(body: str) -> Iterator[str]:
 
 def own_files(config: ModelConfig) -> dict[str, str]:
     """Names and texts of the files of a model's own classes."""
-    found = sources(config)
-    return {f"{_name(source)}.py": _moved(path, source) for path, source in found.items()}
+    return {f"{_name(path)}.py": _moved(path, text) for path, text in sources(config).items()}
 
 
 def registration(config: ModelConfig) -> str:
@@ -140,19 +140,20 @@ def registration(config: ModelConfig) -> str:
     for role in own_roles(config):
         path, cls = getattr(config, role), own_class(config, role)
         name = f"Own{role.capitalize()}"
-        place = _name(sources(config)[path])
-        lines += [f"from .{place} import {cls.__name__} as {name}", f'FOUND["{path}"] = {name}']
+        lines.append(f"from .{_name(path)} import {cls.__name__} as {name}")
+        lines.append(f'FOUND["{path}"] = {name}')
     return "".join(f"{line}\n" for line in ["\n", "# ---- custom classes", *lines] if lines)
 
 
-def _name(source: Source) -> str:
-    return "own_" + source.module.replace(".", "_")
+def _name(path: str) -> str:
+    module: str = FOUND[path].__module__
+    return "own_" + module.replace(".", "_")
 
 
-def _moved(path: str, source: Source) -> str:
+def _moved(path: str, text: str) -> str:
     """A file's text with its imports of the project as they are in the folder."""
-    lines = source.text.splitlines(keepends=True)
-    for node in ast.walk(ast.parse(source.text)):
+    lines = text.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(text)):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             modules = ["." * node.level + (node.module or "")]
