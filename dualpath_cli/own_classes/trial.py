@@ -1,7 +1,4 @@
-"""Tries the custom classes that a model names on a few tokens, before the model is made.
-
-A class that gives something else than the model adds up, that looks at other tokens, or that leaves
-a weight without a gradient would otherwise show late, or not at all.
+"""Tries a model's custom classes on a few tokens: their faults would show late, or not at all.
 
 Shapes: B batch, T positions, D model width, K loops.
 """
@@ -35,15 +32,15 @@ def try_classes(config: ModelConfig) -> None:
 
 
 def _faults(role: Role, module: Any, config: LayerConfig) -> Iterator[str]:
-    names = [name for name, _ in module.named_parameters()]
+    named = dict(module.named_parameters())
     for pattern, kind in dict(getattr(type(module), "parameter_kinds", {})).items():
-        if not any(fnmatchcase(name, pattern) for name in names):
-            yield f"parameter_kinds has '{pattern}', which none of its parameters is: {names}"
+        if not any(fnmatchcase(name, pattern) for name in named):
+            yield f"parameter_kinds has '{pattern}', which none of its parameters is: {[*named]}"
         if kind not in KINDS:
             yield f"parameter_kinds['{pattern}'] must be one of docs/custom.md's, not {kind!r:.60}"
     generator = torch.Generator().manual_seed(0)
     for noise in (0, 0.01):  # zeros, from which weights may start, would hide what they do
-        for name, parameter in module.named_parameters():
+        for name, parameter in named.items():
             begin = own_kind(name, type(module), role, parameter.ndim).start
             std = 0.02 if begin.startswith("normal") else noise
             constant = {"gain_init": config.gain_init, "one": 1.0}.get(begin, 0.0)
