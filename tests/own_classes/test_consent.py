@@ -70,7 +70,7 @@ def stranger(
 
 def exported(run: Path) -> Path:
     """The run as a folder for transformers; nothing of it stays imported."""
-    words = ["--ckpt_path", str(run), "--format", "hf", "--out", "hostile_folder"]
+    words = ["--ckpt_path", str(run), "--out", "hostile_folder"]
     assert main(["export", "--own_classes", *words]) == 0
     forget()
     return Path("hostile_folder")
@@ -87,7 +87,7 @@ def test_a_class_that_a_run_names_is_imported_with_consent_alone(stranger, said)
         ["ablate", "--ckpt_path", run, run / "checkpoints/last", "--out", "out"],
         ["generate", "--ckpt_path", run, "--prompt", "a"],
         ["evaluate", "--ckpt_path", run, "--sources", "hostile/recipe.yaml", "--out", "out"],
-        ["export", "--ckpt_path", run, "--format", "hf"],
+        ["export", "--ckpt_path", run],
         ["compare", run, "--out", "out"],
     ]
     for words in commands:

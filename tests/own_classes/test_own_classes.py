@@ -56,7 +56,7 @@ def test_a_folder_for_transformers_brings_the_classes_along(pair, tmp_path, outp
     transformers = pytest.importorskip("transformers")
 
     def export(run: Path, name: str) -> Path:
-        words = ("--ckpt_path", run, "--format", "hf", "--out", tmp_path / name)
+        words = ("--ckpt_path", run, "--out", tmp_path / name)
         output_of("export", "--own_classes", *words)
         return tmp_path / name
 
