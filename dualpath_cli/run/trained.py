@@ -39,7 +39,7 @@ class Trained:
         return Tokenizer.load(self.run.folder / TOKENIZER)
 
 
-def find(path: str, average: int = 1, *, own_classes: bool) -> Trained:
+def find(path: str, average: int = 1, own_classes: bool = False) -> Trained:
     """Finds the model of any RUN, averaged over so many checkpoints up to that one.
 
     Its custom classes are imported where `own_classes` says so.
