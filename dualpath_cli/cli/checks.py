@@ -143,7 +143,15 @@ def check_step_loops(settings: Settings) -> None:
 
 
 def check_devices(trainer: TrainerSettings) -> None:
-    """Raises UserError for more GPUs than there are, and for far more processes than cores."""
+    """Raises UserError for other devices than there are, or than srun has started tasks for."""
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
+    ranks = (trainer.devices_of_a_node or int(_is_on_cpu(trainer))) * trainer.num_nodes
+    if tasks > 1 and ranks == 1:
+        raise UserError(
+            f"srun has started {tasks} tasks (SLURM_STEP_NUM_TASKS), but trainer.devices="
+            f"{trainer.devices} is one for one task: each would do the same work; give srun "
+            "--ntasks=1, or set trainer.num_nodes, and devices to the tasks of a node"
+        )
     given, most = trainer.devices_of_a_node or 1, PROCESSES_PER_CORE * cores()
     if given > most and _is_on_cpu(trainer):
         raise UserError(
@@ -164,13 +172,26 @@ def check_devices(trainer: TrainerSettings) -> None:
         )
 
 
+_INSTEAD = {
+    "GradientAccumulationScheduler": "run.batch_tokens and run.micro_batch",
+    "StochasticWeightAveraging": "dualpath validate (or export) --average N",
+    "ModelCheckpoint": "run.save_every, run.keep and run.keep_every",
+    "BatchSizeFinder": "run.micro_batch",
+    "LearningRateFinder": "dualpath sweep --tune",
+}
+"""Lightning's callbacks that cannot work here, and what there is for their purpose."""
+
+
 def check_trainer_classes(trainer: TrainerSettings) -> None:
-    """Raises UserError for a class whose package is not there; all else Lightning finds out."""
+    """Raises UserError for a class that is not there or cannot work; all else Lightning finds."""
     for key in (*CLASSES, "strategy"):
         section = getattr(trainer, key)
         for given in section if isinstance(section, list) else [section]:
             path = given.get("class_path") if isinstance(given, dict) else None
-            package, dot, _ = str(path).partition(".")
+            package, dot, rest = str(path).partition(".")
+            name = rest.rpartition(".")[2] if package.endswith("lightning") else package
+            if name in _INSTEAD:
+                raise UserError(f"trainer.{key}: {name} does not work here; use {_INSTEAD[name]}")
             if dot and package.isidentifier() and find_spec(package) is None:
                 raise UserError(
                     f"trainer.{key}: '{path}' cannot be imported: there is no module '{package}'; "

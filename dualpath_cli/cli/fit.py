@@ -1,12 +1,15 @@
 """`dualpath fit`: trains to the token budget, from the newest checkpoint where there is one."""
 
+import re
 import signal
 import uuid
 from contextlib import nullcontext, suppress
+from traceback import walk_tb
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from dualpath_cli.cli.checks import epochs, micro_batches
 from dualpath_cli.cli.continuing import take_over
@@ -19,7 +22,7 @@ from dualpath_cli.flops import count
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.own_classes.checks import hashes, keep_sources, option_of
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.run_folder import TOKENIZER, WENT_WRONG
+from dualpath_cli.run.run_folder import ENDED_EARLY, TOKENIZER, WENT_WRONG
 from dualpath_cli.text.manifest import Manifest, is_data_folder
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training.data import order
@@ -90,10 +93,11 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
     if own := hashes(launch.settings.model):
         facts["classes"] = own
     if trainer.is_global_zero:
-        (folder / WENT_WRONG).unlink(missing_ok=True)
+        for name in (WENT_WRONG, ENDED_EARLY):
+            (folder / name).unlink(missing_ok=True)
+        _write_down(session, facts, None if launch.trunk else step)
         if launch.trunk is not None:
             take_over(launch.trunk, folder)
-        _write_down(session, facts, None if launch.trunk else step)
         begin_wandb(trainer, folder)
     try:
         trainer.fit(
@@ -117,10 +121,12 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
         by_signal = isinstance(end.__context__, Terminated)
         raise _stopped(session, signal.SIGTERM if by_signal else signal.SIGINT) from None
     except Exception as error:
-        if fault := loading_fault(error) or _lost_contact(session, error):
+        if fault := loading_fault(error) or _lost_contact(session, error) or _refusal(error):
             raise fault from error
         raise
     session.show_validation()
+    if trainer.global_step < steps:
+        _tell_early_end(session, steps)
     if trainer.is_global_zero:
         session.say(f"curve: {curve.draw(folder)}")
     classes = option_of(session.launch.settings.model)
@@ -169,6 +175,31 @@ def _lost_contact(session: Session, error: Exception) -> RunFailed | None:
     said = death or f"rank {trainer.global_rank} lost contact with the others: {reason}"
     at = run_folder.newest_step(session.launch.run_folder)
     return RunFailed(f"{said}; the same command continues from {at}")
+
+
+def _refusal(error: Exception) -> UserError | None:
+    """What Lightning or one of its callbacks refuses once training begins; None for all else."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    theirs = isinstance(error, ValueError | TypeError | AttributeError | RuntimeError) and any(
+        re.match(r"lightning\.(pytorch\.callbacks\.(?!prog)|fabric\.plugins\.env)", name)
+        for name in modules
+    )
+    if theirs or isinstance(error, MisconfigurationException):
+        return UserError(f"trainer: {error}; change the recipe's trainer section")
+    return None
+
+
+def _tell_early_end(session: Session, steps: int) -> None:
+    """Says which callback ended training, and keeps EarlyStopping's words for the next start."""
+    trainer, folder = session.trainer, session.launch.run_folder
+    why = f"a callback at step {trainer.global_step} of {steps}"
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if reason := getattr(callback, "stopping_reason_message", None):
+            reason = reason.removesuffix(" Signaling Trainer to stop.")
+            why = f"{type(callback).__name__} at step {trainer.global_step}: {reason}"
+            if trainer.is_global_zero:
+                write_text(folder / ENDED_EARLY, why)
+    session.say(f"ended by {why}")
 
 
 def _finish(session: Session, step: int) -> None:

@@ -32,14 +32,14 @@ from dualpath_cli.cli.commands import Command, resolve
 from dualpath_cli.cli.continuing import data_since, find_trunk
 from dualpath_cli.cli.words import Line
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import has_step
+from dualpath_cli.files import has_step, read_text
 from dualpath_cli.options import folder_of
 from dualpath_cli.output import is_first_rank
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, import_classes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.run_folder import VALIDATION, Run, check_tables, step_of
+from dualpath_cli.run.run_folder import ENDED_EARLY, VALIDATION, Run, check_tables, step_of
 from dualpath_cli.run.trained import averaged, find_run
 from dualpath_cli.text.manifest import Manifest
 
@@ -165,15 +165,25 @@ def _print_if_asked(settings: Settings, line: Line) -> None:
 
 
 def _end_if_finished(launch: Launch) -> None:
-    """Ends the command for a run that has made all of its steps, and their last validation."""
+    """Ends the command for a run that has made all of its steps, and their last validation.
+
+    One that EarlyStopping has ended is also at its end, as long as the recipe has that callback:
+    Lightning itself would train on until the next validation, and end there by the same patience.
+    """
     settings, checkpoint = launch.settings, launch.checkpoint
     if checkpoint is None or launch.trunk is not None:
         return
     steps, step = settings.run.max_tokens // settings.run.batch_tokens, step_of(checkpoint)
     lacks = settings.data.val and not has_step(launch.run_folder / VALIDATION, step)
-    if step >= steps and not lacks:
+    early = launch.run_folder / ENDED_EARLY
+    why = read_text(early) if early.exists() else ""
+    name, _, at = why.partition(" ")
+    asked = f"{settings.trainer.callbacks} {launch.line and launch.line.words}"
+    ended = at.startswith(f"at step {step}:") and name in asked
+    if ended or (step >= steps and not lacks):
         if is_first_rank():
-            print(f"{launch.run_folder} is finished: nothing to do")
+            what = f"was ended by {why}; to go on, leave it out" if ended else "is finished"
+            print(f"{launch.run_folder} {what}: nothing to do")
         raise SystemExit(0)
 
 

@@ -215,6 +215,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         "max_epochs": -1,  # the token budget ends the run
         "max_steps": run.max_tokens // run.batch_tokens if fitting else -1,
         "num_sanity_val_steps": -1,  # a fresh run begins with a validation, as its step 0
+        "log_every_n_steps": run.log_every,  # of callbacks such as LearningRateMonitor
         "use_distributed_sampler": False,
         "enable_checkpointing": False,
         "enable_progress_bar": fitting and console.is_terminal,

@@ -309,7 +309,7 @@ class Settings:
 
     def as_recipe(self) -> Recipe:
         """All fields as plain values, defaults filled in: what a run folder keeps."""
-        recipe: Recipe = json.loads(json.dumps(asdict(self)))
+        recipe: Recipe = json.loads(json.dumps(asdict(self), default=str))
         return recipe
 
 

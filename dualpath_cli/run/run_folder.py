@@ -11,6 +11,7 @@ runs/<recipe>/<name>/
     validation_average.csv  scores of the mean of checkpoints, until training goes on
     bad_steps.csv    a row per step that was left out, if any was
     went_wrong.txt   where the numbers ended it: the words that fit said
+    ended_early.txt  where Lightning's EarlyStopping did: its name, the step, its reason
     wandb_id         the id of its W&B run, if it has one
     fit.lock         while a fit runs (`files.alone`)
     checkpoints/     step-00001000, ...; `last` points to the newest complete one
@@ -48,6 +49,7 @@ AVERAGES = "validation_average.csv"
 TABLES = ("metrics.csv", VALIDATION, "routing.csv", "bad_steps.csv")
 LAST = "last"
 WENT_WRONG = "went_wrong.txt"
+ENDED_EARLY = "ended_early.txt"
 _STEP = re.compile(r"step-[0-9]{1,18}")
 
 PUT_BACK = "put it back, or train the run anew under another name (fit --run.name NAME)"

@@ -35,6 +35,13 @@ def test_gpus_that_are_not_there_are_missed_at_once(trainer, gpus, message, monk
         checks.check_devices(TrainerSettings(**trainer))
 
 
+def test_two_tasks_of_srun_on_one_device_are_named(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    checks.check_devices(TrainerSettings(accelerator="cpu", num_nodes=2))
+    with pytest.raises(UserError, match=r"srun has started 2 tasks .*, but trainer.devices=1 is"):
+        checks.check_devices(TrainerSettings(accelerator="cpu", devices=1))
+
+
 def test_as_many_gpus_are_seen_as_torch_sees():
     import torch
 

@@ -404,6 +404,27 @@ def test_a_recipe_that_cannot_be_trained_is_refused_in_one_line(changes, said, r
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_callback_that_refuses_as_training_begins_is_one_line(refused):
+    callback = {"class_path": EARLY_STOPPING, "init_args": {"monitor": "nope"}}
+    said = refused(trainer={"callbacks": callback})
+    assert "error: trainer: Early stopping conditioned on metric `nope`" in said
+
+
+def test_a_run_that_early_stopping_ends_says_so_and_ends_there_again(fit, capsys):
+    patience = {"monitor": "val/held_out/loss", "patience": 1, "min_delta": 9.0}
+    stopping = {"callbacks": {"class_path": EARLY_STOPPING, "init_args": patience}}
+    run = fit(run={"validate_every": 2}, trainer=stopping)
+    why = "ended by EarlyStopping at step 4: Monitored metric val/held_out/loss did not improve"
+    assert why in capsys.readouterr().out
+    fit(run={"validate_every": 2}, trainer=stopping)
+    said = capsys.readouterr().out
+    assert f"{run} was {why}" in said
+    assert said.endswith(": nothing to do\n")
+    assert find_run(str(run)).step == 4
+    fit(run={"validate_every": 2})
+    assert find_run(str(run)).step == 6
+
+
 @pytest.mark.parametrize(
     ("block", "panels"),
     [
