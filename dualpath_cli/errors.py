@@ -106,7 +106,7 @@ def of_system(error: OSError) -> tuple[int, str]:
     return (2 if is_mistake(error) else 1), text
 
 
-def of_content(error: Exception) -> str:
+def of_content(error: BaseException) -> str:
     """Returns what is wrong with something that was read, in words: not as Python says it."""
     if isinstance(error, KeyError):
         return f"it lacks {error}"

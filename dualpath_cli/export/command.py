@@ -164,12 +164,13 @@ class Repository:
         any other there is none: the address is then that of the last. Others in the repository
         stay. Raises RunFailed where the transfer fails, or the hub.
         """
-        from huggingface_hub import CommitOperationAdd
+        from huggingface_hub import CommitOperationAdd, get_session
 
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         adds = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
         # The folder is written by now, and what was uploaded is not sent again.
         again = "run this again with --overwrite"
+        get_session().timeout = hub.ANSWER_SECONDS  # between two signs of life; its own is none
         with hub.explained(self._what, self.page, self._api, again):
             commit = self._api.create_commit(self._name, adds, commit_message=message)
         return commit.commit_url

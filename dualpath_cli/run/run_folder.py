@@ -162,7 +162,8 @@ def read_recipe(folder: Path) -> Recipe:
     try:
         check_sections(recipe)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        why = "it links to what is no recipe" if path.is_symlink() else error  # not quoted
+        raise UserError(f"{path}: {why}") from None
     return recipe
 
 

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
-from dualpath_cli.errors import RunFailed, UserError
+from dualpath_cli.errors import RunFailed, UserError, of_content
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 
 FIRST_ANSWER_SECONDS = 15.0  # the time to wait for a server that has not answered yet
+ANSWER_SECONDS = 300.0  # for a server that is at work on a commit, or takes the next bytes
 
 Result = TypeVar("Result")
 
@@ -99,8 +100,10 @@ def explained(what: str, page: str, api: "HfApi", again: str = "run this again")
             f"{what}: {api.endpoint} cannot be reached ({_line(str(error) or 'no answer')}); check "
             f"the network, and HF_ENDPOINT where it is set, then {again}"
         ) from None
-    except (OSError, RuntimeError, ValueError) as error:  # of a transfer, or an answer of no hub
-        raise RunFailed(f"{what} failed: {_line(str(error.__cause__ or error))}; {again}") from None
+    except (OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        # Of a transfer, or an answer of no hub.
+        why = of_content(error.__cause__ or error)
+        raise RunFailed(f"{what} failed: {_line(why)}; {again}") from None
     raise UserError(f"{what}{problem}")
 
 

@@ -123,6 +123,13 @@ def test_files_of_a_run_may_be_links(line, home):
     assert main(line.split()) == 0
 
 
+def test_nothing_is_quoted_of_what_a_recipe_links_to(home, said):
+    (home / "private").write_text("my-password: 1\n")
+    (home / RUN / "recipe.yaml").unlink()
+    (home / RUN / "recipe.yaml").symlink_to(home / "private")
+    assert "my-password" not in said(*FIT.split())
+
+
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
 def test_tables_without_rows_are_begun_again(damage, home):
     for name in FILES[2:]:

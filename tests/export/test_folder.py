@@ -127,6 +127,13 @@ def test_the_card_says_what_the_run_says(folder, tmp_path):
     assert f"| held_out | {row['loss']} | {row['bits_per_byte']} |" in text
 
 
+def test_a_card_without_losses_is_said(trained, tmp_path, output_of):
+    run = trained()
+    (run / "validation.csv").write_text("")
+    said = output_of(*words(run, tmp_path / "hf"))
+    assert "validation.csv has no row of step 6: the card names no losses" in said
+
+
 def test_the_card_names_the_licence_and_the_data_sets_as_the_hub_reads_them(trained, tmp_path):
     cards = pytest.importorskip("huggingface_hub")
     run = trained()

@@ -69,6 +69,24 @@ def test_an_upload_that_was_cut_off_goes_on(
     assert hub.repos[NAME].files == contents(tmp_path / "hf")
 
 
+def test_a_hub_that_accepts_the_commit_and_never_answers_is_given_up(
+    hub, trained, tmp_path, said, monkeypatch
+):
+    monkeypatch.setattr("dualpath_cli.text.hub.ANSWER_SECONDS", 0.5)
+    hub.faults[COMMIT] = [Fault(silent=3.0)]
+    error = said(*words(trained(), tmp_path / "hf", "--push", NAME), code=1)
+    assert "cannot be reached (" in error
+    assert "; check the network" in error
+
+
+@pytest.mark.parametrize("answer", ["_create", "_modes", "_commit"])
+def test_an_answer_of_no_hub_is_one_line(answer, hub, trained, tmp_path, said, monkeypatch):
+    monkeypatch.setattr(hub, answer, lambda *asked: (200, []))
+    hub.add(NAME, Repo(True))
+    error = said(*words(trained(), tmp_path / "hf", "--push", NAME), code=1)
+    assert f"--push '{NAME}' failed: a value in it is of another kind than it must be" in error
+
+
 @pytest.mark.parametrize(
     ("more", "fault", "message"),
     [

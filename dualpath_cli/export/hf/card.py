@@ -137,7 +137,7 @@ def model_card(
         "## Model\n\n" + _table(_model_rows(settings.model, parameters)),
         "## Training\n\n" + _table(_training_rows(run, settings, facts, sources)),
     ]
-    if losses := _validation_rows(run):
+    if losses := _validation_rows(run, settings):
         parts.append("## Validation\n\n" + _table(losses, ("set", "loss, nats", "bits per byte")))
     if results is not None:
         head = ("benchmark", "metric", "value", "standard error", "documents", "examples")
@@ -238,18 +238,17 @@ def _training_rows(
     return [(name, value) for name, value in rows if value not in ("", "None")]
 
 
-def _validation_rows(run: Run) -> list[tuple[str, ...]]:
+def _validation_rows(run: Run, settings: Settings) -> list[tuple[str, ...]]:
     """The validation of this step, or of this average, where the run folder has one."""
     name, wanted = VALIDATION, {"step": str(run.step)}
     if run.average:
         name, wanted = AVERAGES, wanted | {"average": str(len(run.average))}
     else:
         check_tables(run.folder, [name])
-    return [
-        (row["set"], row.get("loss", ""), row.get("bits_per_byte", ""))
-        for row in read_csv(run.folder / name)
-        if wanted.items() <= row.items()
-    ]
+    rows = [row for row in read_csv(run.folder / name) if wanted.items() <= row.items()]
+    if settings.data.val and not rows:
+        print(f"{run.folder / name} has no row of step {run.step}: the card names no losses")
+    return [(row["set"], row.get("loss", ""), row.get("bits_per_byte", "")) for row in rows]
 
 
 def _table(rows: Iterable[Sequence[str]], headings: Sequence[str] = ("", "")) -> str:
