@@ -22,6 +22,7 @@ NO_ROOM = 1 << 20
 MOST_BYTES = 1 << 30
 """The most bytes of a file that is read at once; the largest are the tables of long runs."""
 FIT = "fit.lock"  # in a run folder, while a fit runs
+OURS = ".dualpath"  # in a folder whose files a command may replace, as it was new or empty
 WAY_OUT = "mend it, or move it away: the run continues without it"  # the way out of a damaged table
 
 
@@ -84,6 +85,22 @@ def write_text(path: Path, text: str) -> None:
     """Writes a whole text file or none; its folder is made where it is missing."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def claim(folder: Path) -> None:
+    """Marks a new or empty folder as one of ours; UserError for another that has no mark.
+
+    Ranks may call it at the same time: the mark is there before any other file.
+    """
+    held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    mark = folder / OURS
+    if held and not mark.exists():
+        raise UserError(
+            f"--out '{folder}' holds '{held[0]}' and is not marked as written by dualpath: give a "
+            f"new or empty folder, or `touch {mark}` if its files may be replaced"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    mark.touch()
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:

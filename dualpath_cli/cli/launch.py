@@ -238,6 +238,8 @@ def to_train(
         since = data_since(begun, checkpoint, manifest, new_data)
     else:  # a run that was begun with it keeps it
         check_effect(settings)
+    if checkpoint is None or trunk is not None:
+        run_folder.check_free(folder)
     check_epochs(settings, manifest, since)
     verify_data(settings, training=True)
     return Launch(

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from textwrap import fill
 from typing import TextIO
 
@@ -17,6 +18,7 @@ from dualpath_cli.errors import (
     of_system,
     one_line,
 )
+from dualpath_cli.files import claim
 from dualpath_cli.output import escape_unprintable, to_nobody
 
 
@@ -144,11 +146,14 @@ def _run(command: Command, words: Sequence[str]) -> int:
         return 0
     from dualpath_cli.cli import launch
 
-    if len(line.runs) < 2:
-        checked = launch.prepare(line)  # before what runs it is imported
-        code: int = resolve(command.run)(checked)
+    several = len(line.runs) > 1  # prepared before what runs them is imported
+    launches, out = launch.prepare_several(line) if several else ([launch.prepare(line)], None)
+    for folder in (out, *(getattr(one.options, "out", None) for one in launches)):
+        if folder is not None:
+            claim(Path(folder))
+    if out is None:
+        code: int = resolve(command.run)(launches[0])
         return code
-    launches, out = launch.prepare_several(line)
     from dualpath_cli.output.console import plain_console
 
     console = plain_console()

@@ -7,7 +7,7 @@ from pathlib import Path
 from dualpath_cli.compare.groups import Group, groups_of, paper_groups
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, is_run, read_run
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import format_csv, write_texts
+from dualpath_cli.files import claim, format_csv, write_texts
 from dualpath_cli.options import Average, OwnClasses, folder_of
 from dualpath_cli.own_classes.checks import import_classes
 
@@ -65,6 +65,7 @@ def run(options: Compare) -> str:
         named = f"average of {options.average} checkpoints"
         groups = [replace(group, name=f"{group.name}, {named}") for group in groups]
     groups += paper_groups() if options.paper else []
+    claim(out)
     return "\n".join(map(str, _answer(groups, left_out, out, options.aggregate_only)))
 
 

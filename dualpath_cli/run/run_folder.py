@@ -34,7 +34,7 @@ import yaml
 
 from dualpath_cli import __version__
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.files import WAY_OUT, read_csv, read_json, write_text
+from dualpath_cli.files import WAY_OUT, read_csv, read_json, read_text, write_text
 from dualpath_cli.output import is_first_rank
 from dualpath_cli.recipe.recipes import Recipe, merge, read
 from dualpath_cli.recipe.settings import TrainerSettings, check_sections, settings_from
@@ -286,6 +286,18 @@ def _parts(folder: Path, name: str) -> dict[int, Path]:
     return {int(match[1]): p for match, p in found if match}
 
 
+def check_free(folder: Path) -> None:
+    """Refuses a folder for a new run that holds files of its names, and no versions.json of fit."""
+    names = (VERSIONS, RECIPE, TOKENIZER, CHECKPOINTS, "classes", "curve.png", *TABLES, AVERAGES,
+             WENT_WRONG, ENDED_EARLY)  # fmt: skip
+    there, facts = [name for name in names if (folder / name).exists()], folder / VERSIONS
+    if there and not (facts.exists() and '"dualpath":' in read_text(facts, PUT_BACK)):
+        raise UserError(
+            f"{folder} holds '{there[0]}', which would be replaced, and no {VERSIONS} of a run; "
+            "give this run a name (--run.name NAME), or move it"
+        )
+
+
 def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None = None) -> None:
     """Writes the resolved recipe and the versions into a run folder.
 
@@ -301,8 +313,9 @@ def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None 
     recipe_text = yaml.safe_dump(recipe, sort_keys=False)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     versions_text = json.dumps({**versions(), "started": started, **facts}, indent=2) + "\n"
-    write_text((folder / RECIPE).with_stem(f"recipe{suffix}"), recipe_text)
+    # First, as it tells that the folder is a run's.
     write_text((folder / VERSIONS).with_stem(f"versions{suffix}"), versions_text)
+    write_text((folder / RECIPE).with_stem(f"recipe{suffix}"), recipe_text)
 
 
 def versions() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.files import read_csv
+from dualpath_cli.files import OURS, read_csv
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.settings import settings_from
@@ -42,7 +42,7 @@ def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
     assert f"{sweep}/runs/a50_k4/seed_0: left out, unfinished at step 10 of 40\n" in out
     assert out.index("2.2") < out.index("less those of wide, 9 tests in all")
     written = {path.name for path in (sweep / "comparison").iterdir()}
-    assert written == WRITTEN
+    assert written == {*WRITTEN, OURS}
     assert set(out.splitlines()[-len(WRITTEN):]) == {
         str(sweep / "comparison" / name) for name in WRITTEN
     }  # fmt: skip
@@ -88,7 +88,7 @@ def test_the_papers_table_is_the_papers_and_nothing_stays_of_an_earlier_comparis
     for words in ([str(swept), "--out", "comparison"], ["--paper"]):
         assert main(["compare", *words]) == 0
     names = {path.name for path in Path("comparison").iterdir()}
-    assert names == {"table.csv", "table.md", "table.tex", "index.html"}
+    assert names == {"table.csv", "table.md", "table.tex", "index.html", OURS}
     rows = {row["configuration"]: row for row in read_csv(Path("comparison/table.csv"))}
     assert len(rows) == 26
     for row in paper.configurations():

@@ -34,13 +34,14 @@ def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
     words = ["--ckpt_path", str(run), "--data.val_tokens", "100"]
     assert main(["validate", *words, "--data.val", json.dumps(paths)]) == 0
     words += ["--sources", *(f"{name}={path}" for name, path in paths.items())]
-    words += ["--out", str(tmp_path)]
+    out = tmp_path / "out"
+    words += ["--out", str(out)]
     assert main(["ablate", *words, "--loops", "3"]) == 0
     assert main(["routing", *words, "--tagger", "none", "--no_costs", "--sequences", "1"]) == 0
-    ablated = json.loads((tmp_path / "ablations.json").read_text())
-    routed = json.loads((tmp_path / "summary.json").read_text())["sources"]
+    ablated = json.loads((out / "ablations.json").read_text())
+    routed = json.loads((out / "summary.json").read_text())["sources"]
     tokenizer = Tokenizer.load(run / "tokenizer.json")
-    n_bytes, rows = tokenizer.token_bytes(), rows_of(tmp_path)
+    n_bytes, rows = tokenizer.token_bytes(), rows_of(out)
     assert tokenizer.eot_id not in rows["token_id"]
     for name, expected in validated.items():
         (learned,) = [

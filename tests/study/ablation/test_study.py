@@ -14,7 +14,7 @@ import torch
 from dualpath_cli.cli.main import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.files import read_csv
+from dualpath_cli.files import OURS, read_csv
 from dualpath_cli.model import DualPathLM, Intervention
 from dualpath_cli.study.ablation.options import Row
 from dualpath_cli.study.ablation.tables import Scores, compare, excess
@@ -126,7 +126,7 @@ def test_the_command_writes_every_row_of_every_suite(whole, texts):
     folder, (report, rows) = whole.folder, table_of(whole.folder)
     assert folder == whole.run / "ablations" / "step-00000006"
     figures = {f"{n}.{kind}" for n in ("forced_loops", "halting", "layers") for kind in KINDS}
-    assert {path.name for path in folder.iterdir()} == FILES | figures | {"scores"}
+    assert {path.name for path in folder.iterdir()} == FILES | figures | {"scores", OURS}
     for name in FILES | figures:
         assert str(folder / name) in whole.shown
     assert "paper's loss" in whole.shown

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.files import OURS
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.study import parts_of_speech
 from dualpath_cli.study.parts_of_speech import TokenClass, measured
@@ -246,7 +247,7 @@ def test_the_command_writes_and_names_everything(whole):
     folder, shown = whole.folder, whole.shown
     assert folder == whole.run / "routing" / "step-00000006"
     figures = FIGURES | ({"classes"} if parts_of_speech.OTHERS else set())
-    wanted = FILES | {f"{name}.{kind}" for name in figures for kind in ("png", "pdf")}
+    wanted = FILES | {OURS} | {f"{name}.{kind}" for name in figures for kind in ("png", "pdf")}
     assert {path.name for path in folder.iterdir()} == wanted
     for name in ("routing.parquet", "summary.json"):
         assert str(folder / name) in shown
@@ -316,7 +317,7 @@ def test_what_is_done_is_not_read_again(run, texts, by_letter, forwards, capsys)
     out = ["--out", str(run / "parts")]
     forwards.allowed = batches + batches // 4 + 3  # in the middle of the second source
     assert main(["routing", "--ckpt_path", str(run), *words, *out]) == 130
-    left = [path for path in (run / "parts").rglob("*") if path.is_file()]
+    left = [p for p in (run / "parts").rglob("*") if p.is_file() and p.name != OURS]
     kinds = sorted((path.name[:2], path.suffix) for path in left)
     # The reading and the lens of the first source; nothing half-written.
     assert kinds == [("a-", ".npz"), ("a-", ".npz"), ("a-", ".parquet")]
