@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.ranges import check_range, check_ranges
+from dualpath_cli.ranges import Size, check_range, check_ranges
 from dualpath_cli.recipe.parser import build
-from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import NAME, split_name, stem
 from dualpath_cli.text.manifest import HUB
 

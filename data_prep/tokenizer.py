@@ -14,8 +14,7 @@ from dualpath_cli.files import read_text, write_text
 from dualpath_cli.options import folder_of
 from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.output.table import Column, Table, show
-from dualpath_cli.ranges import check_ranges
-from dualpath_cli.sizes import Size
+from dualpath_cli.ranges import Size, check_ranges
 from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer, train_bpe
 

@@ -1,10 +1,13 @@
-"""Ranges of numbers, and names that can be part of a path: what settings check of their fields.
+"""What settings check of their fields: ranges of numbers, names, paths, and sizes such as 38.5B.
 
 Imports nothing slow: `dualpath flops` checks a model with it.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from dualpath_cli.errors import UserError
 
 Range = tuple[float, float]  # the least and the most that a number may be
 
@@ -74,3 +77,50 @@ def _short(value: Any) -> str:
     except ValueError:  # Python writes no whole number of more than 4,300 digits
         return "a number of thousands of digits"
     return text if len(text) <= 40 else f"{text[:20]}... ({len(text)} digits)"
+
+
+# Counts as people write them: 80M FLOPs, 38.5B tokens
+
+SUFFIXES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}  # powers of ten; B and G are the same
+
+LARGEST = 10**18  # no count of this package is above it
+
+_SIZE = re.compile(r"(\d[\d_]*)(?:\.(\d+))?(?:[eE]\+?(\d{1,2}))?\s*([KMBGT]?)", re.IGNORECASE)
+
+
+def parse_size(text: str, name: str, most: int | None = LARGEST) -> int:
+    """Reads ``80M``, ``38.5B``, ``1.28G``, ``80e6`` or ``80_000_000`` as a whole number.
+
+    Raises UserError, which names the value as ``name``, for anything else, for zero and for what
+    is above `most`.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match and len(text) < 100:
+        whole, fraction, exponent, suffix = match.groups()
+        fraction = (fraction or "").rstrip("0")
+        power = int(exponent or 0) + SUFFIXES.get(suffix.upper(), 0) - len(fraction)
+        digits = int(whole.replace("_", "") + fraction)
+        if power >= 0 and digits > 0:
+            if most is not None and digits * 10**power > most:
+                raise UserError(f"{name} must be at most {most:,}, not '{text:.60}'")
+            return digits * 10**power
+    raise UserError(
+        f"{name} must be a whole number above 0 such as 80M, 38.5B, 80e6 or 80000000, "
+        f"not '{text:.60}'"
+    )
+
+
+class Size(int):
+    """A whole number that may be written `38.5B` or `1e6`, in recipes and on the command line."""
+
+
+def format_size(value: int) -> str:
+    """Writes a number with a suffix where three decimals keep it exact; parse_size reads it back.
+
+    80000000 becomes 80M, 1280000000 becomes 1.28B, 4718592 stays 4718592.
+    """
+    for suffix in ("T", "B", "M", "K"):
+        unit = 10 ** SUFFIXES[suffix]
+        if unit <= value < 1000 * unit and value * 1000 % unit == 0:
+            return f"{value / unit:.3f}".rstrip("0").rstrip(".") + suffix
+    return str(value)

@@ -156,8 +156,8 @@ _RECORDS = (
         "generate",
         "Generate text, optionally with fewer loops or a smaller KV cache.",
         "--ckpt-path RUN [--prompt TEXT ... | --file FILE] [--out FILE] [options]",
-        options="dualpath_cli.generation.request:Generate",
-        run="dualpath_cli.generation.command:run",
+        options="dualpath_cli.decoding.request:Generate",
+        run="dualpath_cli.decoding.command:run",
     ),
     Command(
         "export",

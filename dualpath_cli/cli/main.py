@@ -9,7 +9,6 @@ from textwrap import fill
 from typing import TextIO
 
 from dualpath_cli.cli.commands import COMMANDS, Command, resolve
-from dualpath_cli.ending import Terminated, end_with_parent, ended_by_sigterm
 from dualpath_cli.errors import (
     RunFailed,
     Stopped,
@@ -19,6 +18,7 @@ from dualpath_cli.errors import (
     one_line,
 )
 from dualpath_cli.files import claim
+from dualpath_cli.machine import Terminated, end_with_parent, ended_by_sigterm
 from dualpath_cli.output import escape_unprintable, to_nobody
 
 
@@ -71,9 +71,9 @@ def _main(words: Sequence[str]) -> int:
             print(HELP, end="")
             return 0
         if name == "--version":
-            from dualpath_cli import __version__
+            from dualpath_cli.run.run_folder import package_versions
 
-            print(f"dualpath {__version__}")
+            print(f"dualpath {package_versions(['dualpath'])['dualpath']}")
             return 0
         if name not in COMMANDS:
             hint = did_you_mean(name, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"

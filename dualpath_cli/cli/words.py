@@ -20,11 +20,11 @@ from jsonargparse import DefaultHelpFormatter, Namespace, set_parsing_settings
 
 from dualpath_cli.cli.commands import SECTIONS, Command, resolve
 from dualpath_cli.errors import UserError
+from dualpath_cli.ranges import Size
 from dualpath_cli.recipe.parser import OneLine, Parser
 from dualpath_cli.recipe.recipes import Recipe, load_recipes
 from dualpath_cli.recipe.settings import SECTIONS as KEYS
 from dualpath_cli.recipe.settings import add_sections
-from dualpath_cli.sizes import Size
 
 _OF_A_CLASS = re.compile(
     r"--trainer\.((callbacks|plugins|profiler|logger|strategy)(\+|\.[\w.]+\+?)"

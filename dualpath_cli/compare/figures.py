@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from dualpath_cli.compare.groups import FAMILIES, Configuration, Group
 from dualpath_cli.compare.tables import Difference
 from dualpath_cli.output.figures import FAMILY_COLORS, MUTED, panels, plain, shades
-from dualpath_cli.sizes import format_size
+from dualpath_cli.ranges import format_size
 
 CAPTIONS = {
     "quality": "Bits per byte against parameters; lower and further left is better.",

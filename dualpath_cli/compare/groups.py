@@ -20,8 +20,8 @@ from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.flops import count, paper
+from dualpath_cli.ranges import format_size
 from dualpath_cli.recipe.schedule import loop_counts
-from dualpath_cli.sizes import format_size
 from dualpath_cli.sweep.cells import TOTAL
 
 Family = Literal["wide", "expanded", "loop", "dual"]

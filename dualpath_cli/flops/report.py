@@ -14,7 +14,7 @@ from dualpath_cli.flops.description import Decoding, Description, Hardware
 from dualpath_cli.flops.plan import Cluster, Plan, plan_table
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.output.table import LOG_WIDTH, Column, Table, show
-from dualpath_cli.sizes import format_size
+from dualpath_cli.ranges import format_size
 
 
 def show_model(console: Console, description: Description) -> None:

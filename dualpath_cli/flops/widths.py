@@ -13,7 +13,7 @@ from typing import Literal
 from dualpath_cli.config import BlockKind, effective_width
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.count import passes, projection_flops, score_flops
-from dualpath_cli.sizes import format_size
+from dualpath_cli.ranges import format_size
 
 Match = Literal["linear", "total"]
 

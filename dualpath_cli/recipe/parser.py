@@ -16,8 +16,8 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import register_type
 
 from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.ranges import Size, parse_size
 from dualpath_cli.recipe.recipes import names
-from dualpath_cli.sizes import Size, parse_size
 
 T = TypeVar("T")
 

@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
-from dualpath_cli.ranges import Range, check_name, check_path, check_ranges, shown
+from dualpath_cli.ranges import LARGEST, Range, Size, check_name, check_path, check_ranges, shown
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.parser import Parser
 from dualpath_cli.recipe.recipes import Recipe
-from dualpath_cli.sizes import LARGEST, Size
 
 _COUNT: Range = (1, 10**12)
 _SIZE: Range = (1, LARGEST)

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.options import OwnClasses, folder_of
+from dualpath_cli.ranges import Size
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.run import run_folder
-from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import parse_source, split_name
 from dualpath_cli.text.manifest import is_data_folder
 from dualpath_cli.text.storage import is_remote

@@ -24,7 +24,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.count import gate_flops, mean_layer_flops, parameters
 from dualpath_cli.flops.widths import TOLERANCE, Match, Target, Widths, largest_width, solve_widths
-from dualpath_cli.sizes import format_size
+from dualpath_cli.ranges import format_size
 
 FAMILIES = ("wide", "loop", "dual", "expanded")
 TOTAL = "_total"  # the end of a name matched in total FLOPs, where a sweep matches both kinds

@@ -11,8 +11,8 @@ from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.output.console import duration
 from dualpath_cli.output.table import Column, Columns, Table
+from dualpath_cli.ranges import format_size
 from dualpath_cli.recipe.schedule import loop_counts
-from dualpath_cli.sizes import format_size
 from dualpath_cli.sweep.runs import Run
 
 

@@ -12,13 +12,12 @@ from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.files import PARTIAL
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.options import Average, folder_of
-from dualpath_cli.ranges import check_range, check_ranges
+from dualpath_cli.ranges import Size, check_range, check_ranges, parse_size
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.parser import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import SECTIONS
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers
-from dualpath_cli.sizes import Size, parse_size
 from dualpath_cli.sweep.cells import CONTROLS, FAMILIES, Wanted
 
 T = TypeVar("T")

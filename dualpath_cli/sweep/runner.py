@@ -16,10 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from dualpath_cli.ending import of_children
 from dualpath_cli.errors import RunFailed, Stopped, UserError
 from dualpath_cli.files import write_text
-from dualpath_cli.machine import cores, visible_gpus
+from dualpath_cli.machine import cores, of_children, visible_gpus
 from dualpath_cli.output.console import LINE_EVERY, duration
 from dualpath_cli.output.table import Column, Table, drawn
 from dualpath_cli.sweep.runs import Run

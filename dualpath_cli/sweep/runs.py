@@ -23,13 +23,13 @@ import yaml
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import FIT, is_held, read_csv, write_text
 from dualpath_cli.own_classes.checks import import_classes, option_of
+from dualpath_cli.ranges import parse_size
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import RunSettings, Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.run_folder import check_tables
-from dualpath_cli.sizes import parse_size
 from dualpath_cli.sweep.cells import Cell
 from dualpath_cli.sweep.request import Varied
 

@@ -22,8 +22,8 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ParallelStrategy
 
-from dualpath_cli.ending import of_children
 from dualpath_cli.errors import RunFailed, UserError
+from dualpath_cli.machine import of_children
 from dualpath_cli.training import internals
 
 PATIENCE = 10.0

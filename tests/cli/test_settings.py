@@ -18,8 +18,8 @@ import yaml
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import main
 from dualpath_cli.cli.words import parser_of
+from dualpath_cli.ranges import Size
 from dualpath_cli.recipe.settings import SECTIONS
-from dualpath_cli.sizes import Size
 
 OPTIONS = Path(__file__).with_name("options.txt")
 FIELDS = {

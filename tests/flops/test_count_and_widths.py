@@ -12,7 +12,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.widths import Match, Target, solve_widths, solve_within, ways_out
-from dualpath_cli.sizes import format_size, parse_size
+from dualpath_cli.ranges import format_size, parse_size
 
 CONFIGURATIONS = paper.configurations()
 each_configuration = pytest.mark.parametrize("row", CONFIGURATIONS, ids=lambda row: row.recipe)

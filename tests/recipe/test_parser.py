@@ -6,8 +6,8 @@ from typing import Literal
 import pytest
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.ranges import Size
 from dualpath_cli.recipe.parser import build
-from dualpath_cli.sizes import Size
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from dualpath_cli import __version__
 from dualpath_cli.config import ModelConfig, by_layer
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
@@ -18,7 +17,7 @@ from dualpath_cli.flops.count import active_parameters, has_experts
 from dualpath_cli.output.table import Column, Table, markdown
 from dualpath_cli.recipe.schedule import weight_decay
 from dualpath_cli.recipe.settings import Settings
-from dualpath_cli.run.run_folder import AVERAGES, VALIDATION, Run, check_tables
+from dualpath_cli.run.run_folder import AVERAGES, VALIDATION, Run, check_tables, package_versions
 from dualpath_cli.text.manifest import HUB
 
 PAPER = "A Dual-Path Architecture for Scaling Compute and Capacity in LLMs"
@@ -133,7 +132,7 @@ def model_card(
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {as_text(f'{settings.run.recipe}/{settings.run.name}')}, step {run.step:,}",
         f'A language model in the terms of "{PAPER}": {_layers(settings.model)} Written by '
-        f"dualpath {__version__}.",
+        f"dualpath {package_versions(['dualpath'])['dualpath']}.",
         "## Model\n\n" + _table(_model_rows(settings.model, parameters)),
         "## Training\n\n" + _table(_training_rows(run, settings, facts, sources)),
     ]

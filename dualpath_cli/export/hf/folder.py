@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from dualpath_cli import __version__
 from dualpath_cli.config import RENAMED, ModelConfig
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.export.hf.card import Results, model_card
@@ -162,7 +161,7 @@ def config(
     """config.json: the model's own fields, those of transformers, and where it came from."""
     origin = {
         "run": f"{settings.run.recipe}/{settings.run.name}",
-        "exported_with": __version__,
+        "exported_with": run_folder.package_versions(["dualpath"])["dualpath"],
         "step": run.step,
         "tokens": run.step * settings.run.batch_tokens,
         "tokenizer_size": tokenizer.vocab_size,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from dualpath_cli.decoding.decoder import Decoder
+from dualpath_cli.decoding.request import Generate, Prompt
 from dualpath_cli.decoding.writing import (
     Drafts,
     End,
@@ -16,7 +17,6 @@ from dualpath_cli.decoding.writing import (
     write_on,
     write_on_drafts,
 )
-from dualpath_cli.generation.request import Generate, Prompt
 from dualpath_cli.seeds import seed_from
 from dualpath_cli.text.tokenizer import Tokenizer
 

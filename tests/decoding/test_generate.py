@@ -15,9 +15,9 @@ import torch
 import zstandard
 
 from dualpath_cli.cli.main import main
+from dualpath_cli.decoding import texts
+from dualpath_cli.decoding.request import Prompt, ids_of, read_prompts
 from dualpath_cli.errors import UserError
-from dualpath_cli.generation import texts
-from dualpath_cli.generation.request import Prompt, ids_of, read_prompts
 from dualpath_cli.recipe.recipes import merge
 from tests.conftest import OutputOf
 from tests.small_tokenizer import tokenizer_with

@@ -8,14 +8,14 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from dualpath_cli.decoding.request import WRITTEN, Generate
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.files import write_text
-from dualpath_cli.generation.request import WRITTEN, Generate
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dualpath_cli.generation.texts import Text, Took
+    from dualpath_cli.decoding.texts import Text, Took
 
 Pieces: TypeAlias = "Iterator[tuple[Text, str]]"
 
@@ -24,8 +24,8 @@ def run(options: Generate) -> str:
     """Writes texts; returns the file they are in as text, or nothing where they were printed."""
     trained, tokenizer, change, prompts = options.read()
     from dualpath_cli.decoding.decoder import Decoder
+    from dualpath_cli.decoding.texts import Text, Took, write
     from dualpath_cli.decoding.writing import DRAFT
-    from dualpath_cli.generation.texts import Text, Took, write
     from dualpath_cli.run.weights import autocast_of, device_of, load_model, round_weights
 
     model, autocast = load_model(trained, device_of(options.device)), autocast_of(options.precision)

@@ -1,1 +1,0 @@
-"""`dualpath generate`: texts by a trained model."""
