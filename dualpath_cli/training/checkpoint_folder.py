@@ -65,8 +65,12 @@ def write(checkpoint: dict[str, Any], folder: Path, alone: bool) -> None:
         text = json.dumps(_plain(checkpoint, tensors, _STATE), indent=1)
         if alone or torch.distributed.get_rank() == 0:
             write_text(folder / STATE, text)
-        layers = {name: re.search(r"\.blocks\.(\d+)\.", name) for name in tensors}
-        files = {name: 2 + int(found[1]) if found else 1 for name, found in layers.items()}
+        units = [re.search(r"blocks\.\d+\.|[^.]+\.[^.]+$", name) for name in tensors]
+        numbers: dict[str, int] = {}  # a layer, or another parameter, each in a file
+        files = {
+            name: numbers.setdefault(unit[0] if unit else name, 1 + len(numbers))
+            for name, unit in zip(tensors, units, strict=True)
+        }
         writer = dcp.HuggingFaceStorageWriter(str(folder), files, save_distributed=True)
         dcp.save(tensors, storage_writer=writer, no_dist=alone)
 
