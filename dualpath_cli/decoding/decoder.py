@@ -121,11 +121,13 @@ class Decoder:
         stance = torch.compiler.set_stance("force_eager") if eagerly else nullcontext()
         enabled = self._autocast is not None
         with stance, torch.autocast(self.device.type, self._autocast, enabled=enabled):
-            return forward(
+            x_BTD = forward(
                 self.model, ids_BT.to(self.device), cache=self._cache,
                 attention_mask=mask_BT.to(self.device) if padded and mask_BT is not None else None,
-                last_logits=last, intervention=self._draft if drafting else self._intervention,
+                head=False, intervention=self._draft if drafting else self._intervention,
             )  # fmt: skip
+            logits: torch.Tensor = self.model.head(x_BTD if last is None else x_BTD[:, -last:])
+            return logits
 
 
 def compile_for_decoding(model: DualPathLM, intervention: Intervention | None) -> None:

@@ -197,7 +197,8 @@ def forward(
     trace: RoutingTrace | None = None,
     intervention: Intervention | None = None,
     token_mask: torch.Tensor | None = None,
-    last_logits: int | None = None,
+    embeds: torch.Tensor | None = None,
+    head: bool = True,
 ) -> torch.Tensor:
     """`DualPathLM.forward` of tokens (B, T) that may be padded, or follow those in a cache.
 
@@ -213,16 +214,15 @@ def forward(
     if intervention is not None and intervention.needs_whole_text and cache is not None:
         raise ValueError(f"{intervention.name}: needs the whole sequence, without a cache")
     if intervention is not None and intervention.kv_slots is not None and cache is None:
-        outputs = _token_by_token(
-            model, tokens, trace, intervention,
-            targets=targets, attention_mask=attention_mask, token_mask=token_mask,
+        return _token_by_token(
+            model, tokens, trace, intervention, head,
+            targets=targets, attention_mask=attention_mask, token_mask=token_mask, embeds=embeds,
         )  # fmt: skip
-        return outputs if last_logits is None or targets is not None else outputs[:, -last_logits:]
     if token_mask is None and attention_mask is not None and intervention is not None:
         token_mask = attention_mask.bool()
-    return model(
-        tokens, targets, trace=trace, intervention=intervention, token_mask=token_mask,
-        last_logits=last_logits, model_pass=DecodingPass(intervention, cache, attention_mask),
+    return DualPathLM.forward(  # of a subclass, too, whose own comes here
+        model, tokens, targets, trace=trace, intervention=intervention, token_mask=token_mask,
+        embeds=embeds, head=head, model_pass=DecodingPass(intervention, cache, attention_mask),
     )  # fmt: skip
 
 
@@ -232,6 +232,7 @@ def _token_by_token(
     tokens: torch.Tensor,
     trace: RoutingTrace | None,
     intervention: Intervention,
+    head: bool,
     **by_position: torch.Tensor | None,
 ) -> torch.Tensor:
     """`forward` as T passes of one token each, so that a token sees what the earlier ones left in
@@ -242,7 +243,7 @@ def _token_by_token(
         part = None if trace is None else RoutingTrace(keeps_states=trace.keeps_states)
         at = slice(t, t + 1)
         of_t: dict[str, Any] = {n: x if x is None else x[:, at] for n, x in by_position.items()}
-        outputs.append(forward(model, tokens[:, at], cache=cache, trace=part,
+        outputs.append(forward(model, tokens[:, at], cache=cache, trace=part, head=head,
                                intervention=intervention, **of_t))  # fmt: skip
         if trace is not None and part is not None:
             trace.append(part)
@@ -282,8 +283,8 @@ class DecodingLayerPass(LayerPass):
 
     @property
     def writes(self) -> bool:
-        """True: a layer that is computed twice would write its cache twice."""
-        return True
+        """Whether a layer that is computed twice would write its trace or its cache twice."""
+        return self.cache is not None or super().writes
 
     def wide(self) -> CachedSublayerPass:
         """Arguments for the sublayer of the wide path."""

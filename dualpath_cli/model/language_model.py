@@ -57,7 +57,8 @@ class DualPathLM(nn.Module):
         intervention: Intervention | None = None,
         token_mask: torch.Tensor | None = None,
         auxiliary: AuxiliaryLoss | None = None,
-        last_logits: int | None = None,
+        embeds: torch.Tensor | None = None,
+        head: bool = True,
         model_pass: ModelPass = PLAIN,
     ) -> torch.Tensor:
         """Maps tokens (B, T) to logits (B, T, V), or with targets to losses in nats (B, T).
@@ -67,15 +68,16 @@ class DualPathLM(nn.Module):
         An intervention applies where `token_mask` (B, T) is True: at tokens that are not padding,
         or at those of the class that `Intervention.tokens` names; without a mask, everywhere.
         `auxiliary` collects what feed-forwards add to the training loss; the losses exclude it.
-        `last_logits` limits the logits to so many last positions. `model_pass` is for `decoding`,
-        whose `forward` also takes padding, a cache, and interventions that leave something out.
+        `embeds` (B, T, D) replace the tokens' embeddings. Without `head`, the states (B, T, D) it
+        reads are returned. `model_pass` is for `decoding`, whose `forward` also takes padding, a
+        cache, and interventions that leave something out.
 
         Raises:
             ValueError: if the intervention makes no sense for this model, needs the `forward` of
                 `decoding`, or names a class of tokens and `token_mask` is missing.
         """
         self._check(intervention, token_mask, model_pass)
-        x_BTD = self.embed(tokens)
+        x_BTD = self.embed(tokens) if embeds is None else embeds
         if self.config.residual_dtype == "bfloat16":
             x_BTD = x_BTD.bfloat16()
         positions = model_pass.positions(self.config, tokens, like=x_BTD)
@@ -93,11 +95,9 @@ class DualPathLM(nn.Module):
             x_BTD = block(x_BTD, model_pass.layer(number, plain))
         if trace is not None and trace.keeps_states:
             trace.output = x_BTD
-        if last_logits is not None and targets is None:
-            x_BTD = x_BTD[:, -last_logits:]
         x_BTD = self.norm(x_BTD)
         if targets is None:
-            return self.head(x_BTD)
+            return self.head(x_BTD) if head else x_BTD
         return self.loss(x_BTD, self.head.weight, targets)
 
     def _drawn(

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ pytestmark = pytest.mark.usefixtures("remote_code")
 
 LENGTH = 12
 END = 259  # end of text in the tests' tokenizer
+SWITCH = next(  # of activation checkpointing; the latter before 5.24
+    name for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+    if hasattr(transformers.PreTrainedModel, name)
+)  # fmt: skip
 rare = pytest.mark.slow
 OTHER: dict[str, Any] = {
     "block": ["dual", "loop", "wide"], "n_layers": 3, "loops": 4, "gate": "fixed",
@@ -116,6 +121,8 @@ def test_padding_and_cache_change_no_text_and_the_greedy_one_is_the_models_own(p
             assert torch.equal(batch[row, LENGTH - length :], alone[0])
             if not more:
                 assert torch.equal(alone, greedy(ours, prompt, theirs.config))
+                cropped = theirs.generate(prompt, prompt_lookup_num_tokens=2, **settings)
+                assert torch.equal(cropped, alone)
     past = theirs(tokens, attention_mask=mask).past_key_values
     # Without a mask, none is padding; `cache` is its name since transformers 5.24.
     further = theirs(tokens[:, :2], cache=past).logits
@@ -153,15 +160,40 @@ def test_states_losses_and_hooks(exported):
     torch.testing.assert_close(outputs.loss, wanted)
     last = theirs(tokens, logits_to_keep=1).logits
     torch.testing.assert_close(last, outputs.logits[:, -1:])
+    embeds = theirs.get_input_embeddings()(tokens)
+    assert torch.equal(theirs(inputs_embeds=embeds).logits, outputs.logits)
+    mask = torch.ones_like(tokens).index_fill_(1, torch.tensor([0, 1]), 0)
+    backbone = getattr(theirs, theirs.base_model_prefix)  # as TRL calls it
+    read = backbone(input_ids=tokens, attention_mask=mask, use_cache=False).last_hidden_state
+    logits = theirs(tokens, attention_mask=mask).logits
+    assert torch.equal(theirs.get_output_embeddings()(read), logits)
     assert theirs(tokens, return_dict=False)[0].shape == outputs.logits.shape
+
+
+def test_generation_stops_at_a_string(exported):
+    folder = exported()[1]
+    theirs, tokenizer = load(folder), transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    prompt = some_tokens(theirs.model, batch=1)[:, :3]
+    made = theirs.generate(prompt, max_new_tokens=8, do_sample=False)
+    stop = tokenizer.decode(made[0, 5:6])
+    stopped = theirs.generate(
+        prompt, max_new_tokens=8, do_sample=False, stop_strings=[stop], tokenizer=tokenizer
+    )
+    assert stopped.shape[1] <= 6
+    assert torch.equal(stopped, made[:, : stopped.shape[1]])
+    assert tokenizer.decode(stopped[0]).endswith(stop)
 
 
 def test_what_it_cannot_do_is_said(exported):
     theirs = load(exported()[1])
     tokens = some_tokens(theirs.model)
-    for name in ("position_ids", "inputs_embeds", "output_routings", "output_attentions"):
-        with pytest.raises(ValueError, match=f"{name} cannot be given"):
-            theirs(tokens, **{name: tokens if name.startswith("p") else True})
+    for name, why in (
+        ("position_ids", "positions follow from attention_mask"),
+        ("output_attentions", "attention is computed without its weights"),
+        ("output_routings", "no such argument"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} cannot be given: {why}"):
+            theirs(tokens, **{name: True})
     with pytest.raises(ValueError, match=r"attention_mask must be \(B, S\)"):
         theirs(tokens, attention_mask=torch.ones(2, 1, LENGTH, LENGTH))
     past = theirs(tokens).past_key_values
@@ -169,12 +201,17 @@ def test_what_it_cannot_do_is_said(exported):
         theirs(tokens[:, :1], past_key_values=past, intervention={"loops": 1})
     with pytest.raises(ValueError, match="kv_slots: transformers' cache keeps the keys"):
         theirs(tokens, intervention={"kv_slots": 1})
-    with pytest.raises(ValueError, match="StaticCache of another model, or of a fixed size"):
+    with pytest.raises(ValueError, match="StaticCache of another model, or not one that grows"):
         theirs.generate(tokens, max_new_tokens=3, cache_implementation="static")
     foreign = transformers.DynamicCache()
     foreign.update(torch.zeros(2, 1, 3, 8), torch.zeros(2, 1, 3, 8), 0)
     with pytest.raises(ValueError, match="DynamicCache of another model"):
         theirs(tokens, past_key_values=foreign)
+    theirs.model.config = replace(theirs.model.config, document_start=END)
+    with pytest.raises(
+        ValueError, match="inputs_embeds need input_ids beside them: documents begin"
+    ):
+        theirs(inputs_embeds=theirs.get_input_embeddings()(tokens))
 
 
 def test_half_precision_keeps_the_stream(exported):
@@ -211,23 +248,33 @@ def test_the_callers_autocast_is_left_alone(exported):
     assert not torch.equal(rounded, exact)
 
 
-def test_gradients_are_the_checkpoints(pair):
+def test_gradients_are_the_checkpoints_also_of_activations_computed_again(pair):
     ours, theirs = model_of(pair[0]), load(pair[1]).train()
-    tokens = some_tokens(ours)
+    tokens, calls = some_tokens(ours), []
+    projection = next(one for name, one in theirs.named_modules() if name.endswith("q_proj"))
+    projection.register_forward_hook(lambda *_: calls.append(1))
     with torch.enable_grad():
-        outputs = theirs(tokens, labels=tokens)
-        outputs.loss.backward()
         ours(tokens[:, :-1], tokens[:, 1:]).mean().backward()
-    assert outputs.past_key_values is None
-    for (name, mine), (other, yours) in zip(
-        ours.named_parameters(), theirs.named_parameters(), strict=True
-    ):
-        assert other == f"model.{name}"
-        if name.endswith("balance_bias"):
-            assert mine.grad is yours.grad is None
-            continue
-        assert mine.grad is not None
-        torch.testing.assert_close(yours.grad, mine.grad, rtol=1e-4, atol=1e-7, msg=name)
+    for again in (False, True):
+        if again:
+            getattr(theirs, SWITCH)()
+        theirs.zero_grad()
+        calls.clear()
+        with torch.enable_grad():
+            outputs = theirs(tokens, labels=tokens)
+            once = len(calls)
+            outputs.loss.backward()
+        assert len(calls) == once * (1 + again)
+        assert outputs.past_key_values is None
+        for (name, mine), (other, yours) in zip(
+            ours.named_parameters(), theirs.named_parameters(), strict=True
+        ):
+            assert other == f"model.{name}"
+            if name.endswith("balance_bias"):
+                assert mine.grad is yours.grad is None
+                continue
+            assert mine.grad is not None
+            torch.testing.assert_close(yours.grad, mine.grad, rtol=1e-4, atol=1e-7, msg=name)
 
 
 def test_it_is_built_without_weights_and_split_over_devices(exported, tmp_path):

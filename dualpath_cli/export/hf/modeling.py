@@ -9,6 +9,7 @@ size.
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import transformers
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache as TransformersCache
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from dualpath_cli.config import ModelConfig
@@ -24,7 +25,9 @@ from dualpath_cli.decoding.cache import Cache, LayerCache
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.export.hf.configuration import DualPathConfig
 from dualpath_cli.intervention import Intervention
+from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.language_model import DualPathLM
+from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.parameters import initial_value
 from dualpath_cli.model.routing import RoutingTrace
 
@@ -41,75 +44,49 @@ KEPT = (
 """Modules and parameters that stay float32 where the model is loaded in half precision."""
 CACHE = next(n for n in ("cache", "past_key_values") if hasattr(CausalLMOutputWithPast, n))
 """What transformers calls a cache: the latter before 5.24."""
-
-
-class DualPathCache(DynamicCache):
-    """transformers' growing cache with K + 1 slots a dual layer: its steps and its wide path.
-
-    Slot 0 holds the number of each token's document, -1 for padding, so that all that transformers
-    does to a cache (beams, cropping, repeating) is done to these numbers as well.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slots: dict[tuple[int, int], int] = {}
-        self.intervention: Intervention | None = None
-
-    def append(
-        self, layer: int, step: int, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds keys and values of a step of a layer; step -1 is its wide path."""
-        slot = self.slots.setdefault((layer, step), 1 + len(self.slots))
-        k_BHSN, v_BHSN = self.update(k_BTHN.transpose(1, 2), v_BTHN.transpose(1, 2), slot)
-        return k_BHSN.transpose(1, 2), v_BHSN.transpose(1, 2)
-
-    def number(self, documents_BT: torch.Tensor) -> torch.Tensor:
-        """Adds the documents' numbers of T positions and returns those of all S, (B, S)."""
-        numbers_B1T1 = documents_BT[:, None, :, None]
-        return self.update(numbers_B1T1, numbers_B1T1, 0)[0][:, 0, :, 0]
-
-    @property
-    def numbers(self) -> torch.Tensor | None:
-        """The documents' numbers so far, (B, S); None while all are 0."""
-        keys: torch.Tensor | None = getattr(self.layers[0], "keys", None) if self.layers else None
-        return None if keys is None or not keys.any() else keys[:, 0, :, 0]
+UNUSED = ("cache_position", "tokenizer")  # which `generate` gives to any model
+REFUSED = {
+    "position_ids": "positions follow from attention_mask",
+    "output_attentions": "attention is computed without its weights ever being whole in memory",
+}
+"""Arguments of transformers' models that have no meaning here, and why."""
 
 
 @dataclass
 class _Slot:
-    """Keys and values of one attention, as the model asks for them."""
+    """A layer of transformers' cache, as the model's attention asks for it."""
 
-    past: DualPathCache
-    layer: int
-    step: int = -1
+    past: DynamicCache
+    number: int
 
     def append(
         self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.past.append(self.layer, self.step, k_BTHN, v_BTHN)
-
-
-class _LayerSlots(LayerCache):
-    def __init__(self, past: DualPathCache, layer: int) -> None:
-        super().__init__(wide=_Slot(past, layer))
-        self.past, self.layer = past, layer
-
-    def step(self, number: int) -> _Slot:
-        return _Slot(self.past, self.layer, number)
+        k, v = self.past.update(k_BTHN.transpose(1, 2), v_BTHN.transpose(1, 2), self.number)
+        return k.transpose(1, 2), v.transpose(1, 2)
 
 
 class _Past(Cache):
-    """The model's own cache for one pass, whose contents lie in one of transformers."""
+    """The model's own cache for one pass, whose contents lie in one of transformers.
 
-    def __init__(self, past: DualPathCache, config: ModelConfig, tokens: torch.Tensor) -> None:
+    That one's layer 0 holds the number of each token's document, -1 for padding, so that whatever
+    is done to a cache (beams, cropping, repeating) is done to the numbers as well. A layer for each
+    wide path and for each step of a deep path follows.
+    """
+
+    def __init__(self, past: Any, config: ModelConfig, tokens: torch.Tensor) -> None:
+        """Raises ValueError for a cache of a fixed size, or of another model."""
         super().__init__(config)
-        self.past, self.tokens = past, tokens
-        self.layers: list[LayerCache] = [
-            _LayerSlots(past, layer) for layer in range(config.n_layers)
-        ]
-        self.length = past.get_seq_length()
-        self.documents_BS = past.numbers
-        self.intervention = past.intervention
+        self.past, self.tokens, self.length = past, tokens, past.get_seq_length()
+        fits = isinstance(past, DynamicCache) and (not self.length or hasattr(past, "intervention"))
+        if not fits:
+            kind = type(past).__name__
+            raise ValueError(f"{CACHE} is a {kind} of another model, or not one that grows")
+        past.layer_class_to_replicate = DynamicLayer  # one made for a configuration has too few
+        if self.length:
+            self.intervention = past.intervention
+            numbers_BS = past.layers[0].keys[:, 0, :, 0]
+            self.documents_BS = numbers_BS if numbers_BS.any() else None
 
     def begin(self, intervention: Intervention | None) -> None:
         """Begins a pass, as the model's own cache does. Raises ValueError for fewer slots."""
@@ -117,25 +94,117 @@ class _Past(Cache):
             raise ValueError("kv_slots: transformers' cache keeps the keys and values of all steps")
         super().begin(intervention)
         self.past.intervention = intervention
-
-    def open(self) -> None:
-        """Nothing: the slots are made as they are asked for."""
+        self.open()
+        slots = (_Slot(self.past, number) for number in count(1))
+        self.layers = [LayerCache(next(slots), [next(slots) for _ in layer.deep])
+                       for layer in self.layers]  # fmt: skip
 
     def extend(self, count: int, documents_BT: torch.Tensor | None) -> torch.Tensor | None:
-        """Enters `count` positions; returns the numbers of all S, None if nothing is padding."""
-        self.length += count
-        if documents_BT is None:
-            self.past.number(torch.zeros_like(self.tokens))
-            return None
-        return self.past.number(documents_BT)
+        """Enters T positions; returns the numbers of all S, None if nothing is padding."""
+        given_BT = torch.zeros_like(self.tokens) if documents_BT is None else documents_BT
+        given_B1T1 = given_BT[:, None, :, None]
+        numbers_B1S1: torch.Tensor = self.past.update(given_B1T1, given_B1T1, 0)[0]
+        return None if documents_BT is None else numbers_B1S1[:, 0, :, 0]
 
 
 @dataclass
 class DualPathOutput(CausalLMOutputWithPast):
-    """Logits, and what was asked for beside them."""
+    """Logits or last states, and what was asked for beside them."""
 
+    last_hidden_state: torch.Tensor | None = None
+    """What the head reads, (B, T, D), where the model is called without its head."""
     routing: RoutingTrace | None = None
     """With `output_routing`: gates, step weights, updates and states of every layer."""
+
+
+class RecomputedBlock(DualPathBlock):
+    """A block whose activations are computed again where transformers' switch says so."""
+
+    gradient_checkpointing = False
+    _gradient_checkpointing_func: Any
+
+    def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
+        if layer.writes or not (self.gradient_checkpointing and torch.is_grad_enabled()):
+            return super().forward(x_BTD, layer)
+        y_BTD: torch.Tensor = self._gradient_checkpointing_func(super().forward, x_BTD, layer)
+        return y_BTD
+
+
+class DualPathModel(DualPathLM):
+    """The model up to the states that its head reads."""
+
+    def __init__(self, config: DualPathConfig) -> None:
+        super().__init__(config.model)
+        self.defaults = config
+        for block in self.blocks:
+            block.__class__ = RecomputedBlock
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: TransformersCache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_routing: bool = False,
+        intervention: Intervention | dict[str, Any] | None = None,
+        token_mask: torch.Tensor | None = None,
+        cache: TransformersCache | None = None,
+        **kwargs: Any,
+    ) -> DualPathOutput:
+        """Maps tokens (B, T), or embeddings (B, T, D), to states (B, T, D).
+
+        See `DualPathForCausalLM.forward` for the arguments.
+        """
+        for name, value in kwargs.items():
+            if value is not None and value is not False and name not in UNUSED:
+                raise ValueError(f"{name} cannot be given: {REFUSED.get(name, 'no such argument')}")
+        if isinstance(intervention, dict):
+            lists = {n: tuple(v) for n, v in intervention.items() if isinstance(v, list)}  # of JSON
+            intervention = Intervention(**(intervention | lists))
+        if input_ids is None:
+            if inputs_embeds is None:
+                raise ValueError("give input_ids or inputs_embeds")
+            if self.config.document_start is not None:
+                raise ValueError(
+                    "inputs_embeds need input_ids beside them: documents begin by those"
+                )
+            input_ids = torch.zeros_like(inputs_embeds[..., 0], dtype=torch.long)
+        if output_hidden_states is None:
+            output_hidden_states = self.defaults.output_hidden_states
+        trace = RoutingTrace(keeps_states=True) if output_hidden_states or output_routing else None
+        past = past_key_values if cache is None else cache
+        if use_cache is None:
+            fits = intervention is None or not intervention.needs_whole_text
+            use_cache = self.defaults.use_cache and not self.training and fits
+        if past is None and use_cache:
+            past = DynamicCache()
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError(f"attention_mask must be (B, S), not {tuple(attention_mask.shape)}")
+        if attention_mask is not None:
+            # With nothing padded, causal attention has a faster kernel.
+            padded = not attention_mask.all()
+            attention_mask = attention_mask[:, -input_ids.shape[1] :].bool() if padded else None
+        with self.autocast(input_ids.device):
+            states = forward(
+                self, input_ids, attention_mask=attention_mask, trace=trace,
+                cache=None if past is None else _Past(past, self.config, input_ids),
+                intervention=intervention, token_mask=token_mask, embeds=inputs_embeds, head=False,
+            )  # fmt: skip
+        held: dict[str, Any] = {CACHE: past}
+        output = DualPathOutput(last_hidden_state=states, **held)
+        if trace is not None:
+            output.routing = trace if output_routing else None
+            if output_hidden_states:
+                before = [layer.x for layer in trace.layers if layer.x is not None]
+                output.hidden_states = (*before, states)
+        return output
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[None]:
+        """That of a model in half precision; any other leaves the caller's alone."""
+        kind = self.blocks[0].get_parameter(CASTED_WEIGHT[self.config.block_kinds[0]]).dtype
+        return torch.autocast(device.type, dtype=kind) if kind.itemsize == 2 else nullcontext()
 
 
 class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
@@ -148,16 +217,18 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
 
     config_class = DualPathConfig
     base_model_prefix = "model"
-    _no_split_modules = ["DualPathBlock"]
+    _input_embed_layer = "embed"
+    _no_split_modules = ["RecomputedBlock"]
     _skip_keys_device_placement = ["cache"]
     _tied_weights_keys = {"model.head.weight": "model.embed.weight"}
     _supports_sdpa = True
+    supports_gradient_checkpointing = True
 
     def __init__(self, config: DualPathConfig) -> None:
         super().__init__(config)
         device = nn.Linear(1, 1).weight.device  # meta wherever transformers loads weights
         with torch.device("meta"):
-            self.model = DualPathLM(config.model)
+            self.model = DualPathModel(config)
         if device.type != "meta":
             self.model.to_empty(device=device)
         self.model.tie_weights()
@@ -183,9 +254,6 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embed
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.model.embed = value
-
     def get_output_embeddings(self) -> nn.Module:
         return self.model.head
 
@@ -205,9 +273,10 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         past_key_values: TransformersCache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
@@ -217,88 +286,44 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | torch.Tensor = 0,
         return_dict: bool | None = None,
         cache: TransformersCache | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> DualPathOutput | tuple[Any, ...]:
         """Maps tokens (B, T) to logits (B, T, V) in float32, and to the mean loss of `labels`.
 
         `attention_mask` (B, S) is 0 at padding, on either side; positions follow from it.
-        `intervention` holds the fields of Intervention, such as ``{"loops": 2}`` or
-        ``{"gates": (1.0, 0.0)}``, `token_mask` (B, T) which tokens it is about where that is not
-        all of them; `generate` takes an intervention as well. `cache` is `past_key_values` by its
-        name since transformers 5.24. `output_routing` gives ``outputs.routing``, with the state
-        after each loop; a forward hook on ``model.blocks[n].deep.sublayer`` sees each of them, too,
-        as it is made. Raises ValueError for arguments that mean nothing here, such as
-        `position_ids`, an intervention that makes no sense, a mask of other than 2 dimensions, or a
-        cache of another model or of a fixed size.
+        `inputs_embeds` (B, T, D) stand for the tokens' embeddings. `intervention` holds the fields
+        of Intervention, such as ``{"loops": 2}`` or ``{"gates": (1.0, 0.0)}``, `token_mask` (B, T)
+        which tokens it is about where that is not all of them; `generate` takes an intervention as
+        well. `cache` is `past_key_values` by its name since transformers 5.24. `output_routing`
+        gives ``outputs.routing``, with the state after each loop; a forward hook on
+        ``model.blocks[n].deep.sublayer`` sees each of them, too, as it is made. Raises ValueError
+        for arguments that mean nothing here, such as `position_ids`, an intervention that makes no
+        sense, a mask of other than 2 dimensions, or a cache of another model or of a fixed size.
         """
-        given = [n for n, value in kwargs.items() if value is not None and value is not False]
-        # transformers gives these to any model: of no use here, or for the loss.
-        unknown = [name for name in given if name not in ("cache_position", "num_items_in_batch")]
-        if unknown:
-            raise ValueError(f"{unknown[0]} cannot be given; positions follow from attention_mask, "
-                             "states from input_ids")  # fmt: skip
-        if isinstance(intervention, dict):
-            fields: dict[str, Any] = {
-                name: tuple(value) if isinstance(value, list) else value  # as JSON has them
-                for name, value in intervention.items()
-            }
-            intervention = Intervention(**fields)
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        trace = RoutingTrace(keeps_states=True) if output_hidden_states or output_routing else None
-        if use_cache is None:
-            fits = intervention is None or not intervention.needs_whole_text
-            use_cache = self.config.use_cache and not self.training and fits
-        past = self._past(past_key_values if cache is None else cache, use_cache)
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise ValueError(f"attention_mask must be (B, S), not {tuple(attention_mask.shape)}")
-        if attention_mask is not None:
-            # With nothing padded, causal attention has a faster kernel.
-            padded = not attention_mask.all()
-            attention_mask = attention_mask[:, -input_ids.shape[1] :].bool() if padded else None
-        with self._autocast(input_ids.device):
-            logits = forward(
-                self.model, input_ids, attention_mask=attention_mask, trace=trace,
-                cache=None if past is None else _Past(past, self.config.model, input_ids),
-                intervention=intervention, token_mask=token_mask,
-                last_logits=logits_to_keep or None if isinstance(logits_to_keep, int) else None,
-            )  # fmt: skip
-        if isinstance(logits_to_keep, torch.Tensor):
-            logits = logits[:, logits_to_keep]
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        found = dict(self.model(
+            input_ids, attention_mask, past_key_values, inputs_embeds, use_cache,
+            output_hidden_states, output_routing, intervention, token_mask, cache, **kwargs,
+        ))  # fmt: skip
+        states = found.pop("last_hidden_state")
+        few = isinstance(logits_to_keep, int)
+        logits = self._logits(states[:, slice(-logits_to_keep, None) if few else logits_to_keep])
         loss = None
         if labels is not None:
-            items = kwargs.get("num_items_in_batch")
             loss = self.loss_function(
-                logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=items
-            )
-        held: dict[str, Any] = {CACHE: past}
-        output = DualPathOutput(loss=loss, logits=logits, **held)
-        if trace is not None:
-            output.routing = trace if output_routing else None
-            if output_hidden_states:
-                states = [layer.x for layer in trace.layers if layer.x is not None]
-                output.hidden_states = (*states, self.model.norm(trace.output))
+                logits, labels, vocab_size=self.config.vocab_size,
+                num_items_in_batch=num_items_in_batch,
+            )  # fmt: skip
+        output = DualPathOutput(loss=loss, logits=logits, **found)
         whole = self.config.return_dict if return_dict is None else return_dict
         return output if whole else output.to_tuple()
 
     def lens(self, states: torch.Tensor) -> torch.Tensor:
         """The logits (B, T, V) that states (B, T, D) of the stream or of a loop would give."""
-        with self._autocast(states.device):
-            logits: torch.Tensor = self.model.head(self.model.norm(states))
+        with self.model.autocast(states.device):
+            return self._logits(self.model.norm(states))
+
+    def _logits(self, states: torch.Tensor) -> torch.Tensor:
+        with self.model.autocast(states.device):
+            logits: torch.Tensor = self.model.head(states)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-    def _autocast(self, device: torch.device) -> AbstractContextManager[None]:
-        """That of a model in half precision; any other leaves the caller's alone."""
-        block = self.model.blocks[0]
-        kind = block.get_parameter(CASTED_WEIGHT[self.config.model.block_kinds[0]]).dtype
-        return torch.autocast(device.type, dtype=kind) if kind.itemsize == 2 else nullcontext()
-
-    def _past(self, given: TransformersCache | None, use_cache: bool) -> DualPathCache | None:
-        """The cache to go on with. An empty one of transformers' has not enough slots."""
-        if isinstance(given, DualPathCache):
-            return given
-        if given is not None and (given.is_compileable or given.get_seq_length()):
-            kind = type(given).__name__
-            raise ValueError(f"{CACHE} is a {kind} of another model, or of a fixed size")
-        return DualPathCache() if use_cache or given is not None else None
