@@ -146,6 +146,9 @@ def test_mistakes_are_one_line(run):
     for read in (loaded.logits, loaded.loss):
         with pytest.raises(UserError, match="layers"):
             read(TEXT, "layers=7 K=1")
+    for read in (loaded.generate, loaded.loss):
+        with pytest.raises(UserError, match="half of a surrogate pair"):
+            read("a\ud800")
     for wrong in ({"temperature": 0.0}, {"top_p": 1.5}, {"top_k": -1}, {"max_new_tokens": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             loaded.generate(TEXT, **wrong)

@@ -131,7 +131,10 @@ class Tokenizer:
         write_text(folder / TOKENIZER, text)
 
     def _encode_by_tokenizers(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        encodings = self._tokenizers.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            encodings = self._tokenizers.encode_batch_fast(texts, add_special_tokens=False)
+        except TypeError:
+            raise UserError("a text has half of a surrogate pair: not valid Unicode") from None
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     @cached_property

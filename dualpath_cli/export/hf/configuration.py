@@ -51,3 +51,7 @@ class DualPathConfig(PretrainedConfig):
     def model(self) -> ModelConfig:
         names = [field.name for field in dataclasses.fields(ModelConfig)]
         return ModelConfig(**{name: getattr(self, RENAMED.get(name, name)) for name in names})
+
+    def to_dict(self) -> dict[str, Any]:
+        """As transformers does, with the name that PEFT's prompt tuning looks for."""
+        return super().to_dict() | {"num_attention_heads": self.n_heads}

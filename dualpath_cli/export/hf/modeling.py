@@ -193,7 +193,8 @@ class DualPathModel(DualPathLM):
                 intervention=intervention, token_mask=token_mask, embeds=inputs_embeds, head=False,
             )  # fmt: skip
         held: dict[str, Any] = {CACHE: past}
-        output = DualPathOutput(last_hidden_state=states, **held)
+        read = states.to(self.head.weight.dtype)  # for callers with a head of their own
+        output = DualPathOutput(last_hidden_state=read, **held)
         if trace is not None:
             output.routing = trace if output_routing else None
             if output_hidden_states:
