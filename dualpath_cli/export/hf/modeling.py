@@ -180,6 +180,7 @@ class DualPathModel(DualPathLM):
             use_cache = self.defaults.use_cache and not self.training and fits
         if past is None and use_cache:
             past = DynamicCache()
+        layers = None if past is None else _Past(past, self.config, input_ids)
         if attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError(f"attention_mask must be (B, S), not {tuple(attention_mask.shape)}")
         if attention_mask is not None:
@@ -188,19 +189,17 @@ class DualPathModel(DualPathLM):
             attention_mask = attention_mask[:, -input_ids.shape[1] :].bool() if padded else None
         with self.autocast(input_ids.device):
             states = forward(
-                self, input_ids, attention_mask=attention_mask, trace=trace,
-                cache=None if past is None else _Past(past, self.config, input_ids),
+                self, input_ids, attention_mask=attention_mask, trace=trace, cache=layers,
                 intervention=intervention, token_mask=token_mask, embeds=inputs_embeds, head=False,
             )  # fmt: skip
-        held: dict[str, Any] = {CACHE: past}
         read = states.to(self.head.weight.dtype)  # for callers with a head of their own
-        output = DualPathOutput(last_hidden_state=read, **held)
-        if trace is not None:
-            output.routing = trace if output_routing else None
-            if output_hidden_states:
-                before = [layer.x for layer in trace.layers if layer.x is not None]
-                output.hidden_states = (*before, states)
-        return output
+        found: dict[str, Any] = {CACHE: past, "last_hidden_state": read}
+        if trace is not None and output_routing:
+            found["routing"] = trace
+        if trace is not None and output_hidden_states:
+            before = [layer.x for layer in trace.layers if layer.x is not None]
+            found["hidden_states"] = (*before, states)
+        return DualPathOutput(**found)
 
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
         """That of a model in half precision; any other leaves the caller's alone."""
