@@ -128,12 +128,12 @@ _RECORDS = (
         module="dualpath_cli.study.bench:StudyModule",
         read=f"{_ABLATION}.options:read_options",
         check=f"{_ABLATION}.options:check_options",
-        combine="dualpath_cli.study.runs:ablations",
+        combine=f"{_ABLATION}.runs:ablations",
     ),
     Command(
         "routing",
-        "Read what the gates do token by token: tables, figures, a page to explore.",
-        "--ckpt-path RUN [RUN ...] [--sources NAME=PATH ...] [--max-tokens N] [--out DIR] "
+        "Read what the gates do token by token: a page to explore, figures, numbers.",
+        "--ckpt-path RUN [--sources NAME=PATH ...] [--max-tokens N] [--out DIR] "
         f"[--text TEXT] {SECTIONS}",
         needs="run",
         run=f"{_ROUTING}.terminal:run",
@@ -142,7 +142,6 @@ _RECORDS = (
         module="dualpath_cli.study.bench:StudyModule",
         read=f"{_ROUTING}.options:read_options",
         check=f"{_ROUTING}.options:check_options",
-        combine="dualpath_cli.study.runs:routings",
     ),
     Command(
         "evaluate",

@@ -120,8 +120,6 @@ def prepare_several(line: Line) -> tuple[list[Launch], Path]:
     """
     if line.command.combine is None:
         raise UserError(f"{line.command.name} takes one RUN; give the command for each of them")
-    if getattr(line.options, "text", None) is not None:
-        raise UserError("--text takes one RUN; give the command for each of them")
     if line.options.out is None:
         raise UserError("several RUNs need --out DIR: a folder for the files of all of them")
     out = Path(line.options.out)

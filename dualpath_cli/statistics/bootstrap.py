@@ -120,18 +120,3 @@ def interval(values_R: Floats, clusters: int) -> tuple[Floats, Floats]:
         quantiles = (share, 1 - share)
         ends[:, known] = np.nanquantile(resampled[:, known], quantiles, axis=0)
     return ends[0], ends[1]
-
-
-def correlation_interval(values_R: Floats, clusters: int) -> tuple[Floats, Floats]:
-    """Returns the ends of the 95 % interval of correlations of means, (R,).
-
-    Noise in the means draws a correlation to zero: the text's noise draws the estimate there, and
-    resampling draws it as much again, so that percentiles lie too low. The interval reaches further
-    on the side that resampling moves away from, by twice as much as it moves the median.
-    """
-    low, high = interval(values_R, clusters)
-    moved = values_R[0] - np.nanmedian(values_R[1:], axis=0)
-    return (
-        np.maximum(np.minimum(low, low + 2 * moved), -1.0),
-        np.minimum(np.maximum(high, high + 2 * moved), 1.0),
-    )

@@ -1,7 +1,6 @@
-"""Tests: of a number against a bound, of accuracies, of correlations, over runs. Torch-free."""
+"""Tests: of a number against a bound, of accuracies, over runs. Torch-free."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
@@ -9,7 +8,6 @@ from dualpath_cli.statistics.bootstrap import LEAST_CLUSTERS, LEAST_KNOWN, Float
 
 LEVEL = 0.05  # a corrected p-value below this rejects
 POWER = 0.8  # the probability of finding the smallest detectable difference
-PERMUTATIONS = 9999  # permutations of a test; all of them where there are fewer
 
 
 def p_value(values_R: Floats, bound: float, clusters: int) -> float:
@@ -49,31 +47,6 @@ def detectable(values_R: Floats, clusters: int) -> float:
 
     sizes = norm.ppf(1 - LEVEL / 2) + norm.ppf(POWER)
     return float(sizes * standard_error(values_R, clusters))
-
-
-def permutation_p(one: Sequence[float], other: Sequence[float]) -> float:
-    """Returns the two-sided p-value of a correlation: how often a random pairing has a larger one.
-
-    nan for fewer than three pairs, and where all of one side are equal.
-    """
-    from scipy.stats import permutation_test
-
-    if len(one) < 3 or len(set(one)) == 1 or len(set(other)) == 1:
-        return float("nan")
-    found = permutation_test(
-        (np.array(one, float),), partial(_correlation, np.array(other, float)), vectorized=True,
-        permutation_type="pairings", n_resamples=PERMUTATIONS,
-        random_state=np.random.default_rng(0),
-    )  # fmt: skip
-    return float(found.pvalue)
-
-
-def _correlation(other: Floats, one: Floats, axis: int) -> Floats:
-    """Pearson's, rounded: pairings that agree as well must not differ in their last digit."""
-    one, other = one - one.mean(axis, keepdims=True), other - other.mean()
-    scale = np.sqrt((one**2).sum(axis) * (other**2).sum())
-    rounded: Floats = np.round((one * other).sum(axis) / scale, 10)
-    return rounded
 
 
 def mcnemar_p(better: int, worse: int) -> float:

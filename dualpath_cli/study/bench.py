@@ -16,13 +16,11 @@ from torch.utils.data import DataLoader
 
 from dualpath_cli.cli.session import Session
 from dualpath_cli.output.console import Progress, counted
-from dualpath_cli.recipe.optimizer import std_factors
 from dualpath_cli.study.passes import FILLER, Pass, decisive_facts, source_facts, study_facts
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.data.windows import Tokens, Windows, collate
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.parallel import draw_weights
 
 PassT = TypeVar("PassT", bound=Pass)
 
@@ -59,7 +57,6 @@ class StudyModule(DualPathModule):
         self._passes: dict[str, Sequence[Pass]] = {}
         self._missing: list[Pass] = []
         self._batches: list[range] = []  # of the pass that runs
-        self._redrawn = False
 
     def val_dataloader(self) -> list[DataLoader[Tokens]]:
         """A loader for each pass that no earlier call finished.
@@ -82,8 +79,6 @@ class StudyModule(DualPathModule):
                 missing = self.trainer.is_global_zero and not pass_.find()
                 if self.trainer.strategy.broadcast(missing):
                     self._missing.append(pass_)
-        # Last: weights drawn anew take the place of the checkpoint's.
-        self._missing.sort(key=lambda pass_: pass_.untrained)
         loaders = [
             datamodule.loader(pass_.windows, partial(collate, last_is_input=pass_.last_is_input))
             for pass_ in self._missing
@@ -105,11 +100,6 @@ class StudyModule(DualPathModule):
         pass_ = self._missing[dataloader_idx]
         tokens, targets = batch
         if batch_idx == 0:
-            if pass_.untrained and not self._redrawn:
-                assert self.model is not None
-                seed = self._session.launch.settings.seed_everything
-                draw_weights(self.model, seed, std_factors(self.optim, self.config.d_model))
-                self._redrawn = True
             pass_.begin(self, self._files)
             self._batches = self._session.datamodule.batches(pass_.windows)
         places = self._batches[batch_idx][self.trainer.global_rank :: self.trainer.world_size]

@@ -68,9 +68,8 @@ PAPER = (ARITHMETIC, STRUCTURE, FUNCTION, CLOSED)
 paper names `STRUCTURE` as leaning deep; `CLOSED` are function words as grammars have them."""
 
 OTHERS: tuple[TokenClass, ...] = ()
-"""Further classes. `routing` measures them and shows them in a table, a figure and on the page;
-`ablate --suite token-classes` forces those that are `forced`. Their tests are corrected apart from
-the paper's."""
+"""Further classes. `routing` measures them for summary.json; `ablate --suite token-classes` forces
+those that are `forced`, whose tests are corrected apart from the paper's."""
 
 
 def measured() -> tuple[TokenClass, ...]:

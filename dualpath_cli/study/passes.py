@@ -33,12 +33,6 @@ from dualpath_cli.text.storage import exists, local_copy
 from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.module import DualPathModule
 
-LAST_LAYER = (
-    "The final RMSNorm takes the scale out of the last layer's output: only g_d : g_w counts "
-    "there, so that what depends on the size of its gates cannot be set beside other layers."
-)
-"""The caption of tables with the gates of the last layer."""
-
 
 def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
     settings = launch.settings
@@ -125,7 +119,6 @@ class Pass(ABC):
     windows: Windows
     path: Path = field(init=False)  # of the file of its arrays; `locate` sets it
     arrays: Arrays = field(default_factory=dict, init=False)  # on rank 0; empty until finished
-    untrained: bool = field(default=False, kw_only=True)  # with the weights that the run began with
 
     last_is_input: ClassVar[bool] = False  # whether the last token of each window is an input, too
 
@@ -171,7 +164,6 @@ class Pass(ABC):
         read = {
             "windows": array_digest(self.windows.windows),
             "clusters": clusters_of(self.windows).of_window,
-            "untrained": self.untrained,
         }
         text = json.dumps({**facts, **read, **self.decisive}, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()

@@ -13,9 +13,7 @@ from dualpath_cli.statistics.bootstrap import (
     RESAMPLES,
     Clusters,
     clusters_of,
-    correlation_interval,
     interval,
-    resample_weights,
     resampled_sums,
 )
 from dualpath_cli.training.data.windows import Windows
@@ -154,32 +152,3 @@ def test_the_cost_of_rare_large_effects_is_understated_as_the_page_says():
     above, below = np.mean(missed, axis=0)
     assert 0.1 < above < 0.3
     assert below < 0.03
-
-
-def correlations(means: np.ndarray) -> np.ndarray:
-    """Rank correlation of the two sources' tags, (R,), from means (2, R, tags)."""
-    ranks = stats.rankdata(means, axis=2)
-    ranks -= ranks.mean(2, keepdims=True)
-    return (ranks[0] * ranks[1]).sum(1) / np.sqrt((ranks**2).sum(2).prod(0))
-
-
-@pytest.mark.parametrize("noise", [0.2, 1.0])
-@pytest.mark.parametrize("agreement", [0.3, 0.9])
-def test_an_interval_of_a_rank_correlation_holds_that_of_the_true_means(noise, agreement):
-    """Two sources' means of 16 tags over 30 documents, with little noise and with as much noise
-    between documents as there is between tags; percentiles alone fail for the latter."""
-    held = []
-    weights = np.stack([resample_weights("a", n) for n in range(60)]).reshape(2, 30, -1)
-    for seed in range(100):
-        draw = np.random.default_rng(seed)
-        common, own = draw.normal(size=16), draw.normal(size=(2, 16))
-        true = agreement * common + math.sqrt(1 - agreement**2) * own
-        tokens = draw.poisson(4, (2, 30, 16)) + 1
-        shares = true[:, None] + draw.normal(0, noise, (2, 30, 16))
-        means = np.stack([w.T @ (t * s) / (w.T @ t)
-                          for w, t, s in zip(weights, tokens, shares, strict=True)])  # fmt: skip
-        (wanted,) = correlations(true[:, None])
-        low, high = correlation_interval(correlations(means), 30)
-        assert -1 <= low <= high <= 1
-        held.append(low <= wanted + 1e-9 and wanted - 1e-9 <= high)
-    covers(held, 0.95)

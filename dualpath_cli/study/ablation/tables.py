@@ -23,10 +23,14 @@ from dualpath_cli.statistics.bootstrap import Floats, clusters_of, resampled_sum
 from dualpath_cli.study.ablation.options import BASELINE, GATES, SHORTER, Row
 from dualpath_cli.study.controls import Match
 from dualpath_cli.study.parts_of_speech import ARITHMETIC, FUNCTION, ForcedClass
-from dualpath_cli.study.passes import LAST_LAYER
 from dualpath_cli.training.data.windows import Windows
 
 Numbers = npt.NDArray[np.integer]
+LAST_LAYER = (
+    "The final RMSNorm takes the scale out of the last layer's output: only g_d : g_w counts "
+    "there, so that what depends on the size of its gates cannot be set beside other layers."
+)
+"""The caption of the table of layers, where the last one has gates."""
 AUTHORS = (ARITHMETIC.to("wide"), FUNCTION.to("deep"))
 """The classes of the authors' revision, each forced to the path that it is said not to lean to."""
 

@@ -1,10 +1,7 @@
-"""Figures of a model's routing, over layers and of tokens.
-
-Shapes: L layers with gates, S sources.
-"""
+"""The five figures of a run's routing: over layers, of gates, of tokens, by part of speech."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations, cycle
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -20,7 +17,6 @@ from dualpath_cli.output.figures import (
     INK,
     MUTED,
     SOURCES,
-    WIDE,
     heat_map,
     layer_ticks,
     panels,
@@ -29,113 +25,59 @@ from dualpath_cli.output.figures import (
     share_colormap,
 )
 from dualpath_cli.statistics.bootstrap import Floats
-from dualpath_cli.study.parts_of_speech import UPOS, TokenClass
-from dualpath_cli.study.routing.readouts import (
-    CONTRIBUTION_BINS,
-    CONTRIBUTION_END,
-    CORNER,
-    SHARE_BINS,
-    Sums,
-)
-from dualpath_cli.study.routing.summary import LEAST_TOKENS, Summary, expert_loads, tag_box
+from dualpath_cli.study.parts_of_speech import UPOS
+from dualpath_cli.study.routing.readouts import CONTRIBUTION_BINS, CONTRIBUTION_END, Sums
+from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.tokens import Example, share_reach
 
-MOST_TOKENS, MOST_COLUMNS = 160, 44
-"""Tokens of an example that are drawn, as text and layer by layer."""
+MOST_TOKENS = 160  # of an example that are drawn
 WIDTH = 108  # characters in a line of text
 
 
-def depth(lines: Mapping[str, Summary], untrained: Summary) -> Figure:
-    """Deep share and cosine per layer: a line each, and their mean where it has a meaning.
+def depth(sources: Mapping[str, Summary], mean: Summary) -> Figure:
+    """Deep share and cosine per layer: a line a source, and their mean.
 
-    `untrained` is the mean over sources, or over runs as well, of the model before training. The
-    paper's figure `path_alignment`, there with a line a checkpoint.
+    The paper's figure `path_alignment`, there with a line a checkpoint.
     """
     figure, axes = panels(8.2, 3.0, 1, 2)
     for ax, name, title, even in (
         (axes[0, 0], "deep_share", "deep share", 0.5),
         (axes[0, 1], "cosine", "cosine of the paths' updates", 0),
     ):
-        for color, (label, line) in zip(cycle(SOURCES), lines.items(), strict=False):
+        for color, (label, line) in zip(cycle(SOURCES), sources.items(), strict=False):
             _line(ax, line, line.means[name], color, label)
-        if len(lines) > 1 and len({line.layers for line in lines.values()}) == 1:
-            mean = Summary.average(list(lines.values()))
+        if len(sources) > 1:
             ax.plot(mean.layers, mean.means[name][0], color=INK, linewidth=2.2, label="mean")
-        ax.plot(untrained.layers, untrained.means[name][0], "--", color=MUTED, linewidth=1.2,
-                label="untrained")  # fmt: skip
-        _layer_axis(ax, max((line.layers for line in lines.values()), key=len), title)
+        _layer_axis(ax, mean.layers, title)
         ax.axhline(even, color=MUTED, linewidth=0.8, linestyle=":")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center",
                   frameon=False, fontsize=8)  # fmt: skip
     return figure
 
 
-def steps(lines: Mapping[str, Summary], untrained: Summary) -> Figure:
-    """What each step of the deep path does, per layer: a row of panels a line, a colour a step.
+def steps(sources: Mapping[str, Summary]) -> Figure:
+    """What each step of the deep path does, per layer: a row of panels a source, a colour a step.
 
     The size of its update on a logarithmic scale and, from the second step on, the cosine of the
-    update and the one before it; dashed of the model before training.
+    update and the one before it.
     """
-    most = max(line.loops for line in lines.values())
+    most = next(iter(sources.values())).loops
     kinds = [("step_size", "size of the update beside the state", 1)]
     kinds += [("step_cosine", "cosine with the update before it", 2)] if most > 1 else []
-    figure, axes = panels(4.1 * len(kinds), 0.4 + 2.4 * len(lines), len(lines), len(kinds),
+    figure, axes = panels(4.1 * len(kinds), 0.4 + 2.4 * len(sources), len(sources), len(kinds),
                           sharex=True, sharey="col")  # fmt: skip
-    for row, (label, line) in zip(axes, lines.items(), strict=True):
+    for row, (label, line) in zip(axes, sources.items(), strict=True):
         for ax, (kind, title, first) in zip(row, kinds, strict=True):
             _layer_axis(ax, line.layers, title if ax in axes[0] else "")
             for k, color in enumerate(shades(DEEP, most), 1):
-                name = f"{kind}_{k}"
-                if k < first or name not in line.means:
-                    continue
-                _line(ax, line, line.means[name], color, f"step {k}")
-                if name in untrained.means:
-                    ax.plot(untrained.layers, untrained.means[name][0], "--", color=color,
-                            linewidth=1.2)  # fmt: skip
+                if k >= first:
+                    _line(ax, line, line.means[f"{kind}_{k}"], color, f"step {k}")
             if kind == "step_size":
                 ax.set(yscale="log", ylabel=label)
             if ax not in axes[-1]:
                 ax.set(xlabel="")
-    axes[0, 0].plot([], [], "--", color=MUTED, linewidth=1.2, label="untrained")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center",
                   frameon=False, fontsize=8)  # fmt: skip
-    return figure
-
-
-def polarisation(lines: Mapping[str, Summary]) -> Figure:
-    """How far apart a token's gates are, and how many tokens are in a corner, per layer."""
-    figure, axes = panels(7.2, 3.0, 1, 2)
-    gap, corner = axes[0]
-    for color, (label, line) in zip(cycle(SOURCES), lines.items(), strict=False):
-        _line(gap, line, line.means["gate_difference"], color, label)
-        for name, style in (("only_deep", "-"), ("only_wide", "--")):
-            _line(corner, line, line.means[name], color, None, style)
-    corner.plot([], [], "-", color=MUTED, label="the deep one is open")
-    corner.plot([], [], "--", color=MUTED, label="the wide one is open")
-    layers = max((line.layers for line in lines.values()), key=len)
-    _layer_axis(gap, layers, r"mean $|g_d - g_w|$")
-    _layer_axis(corner, layers, f"tokens with one gate above {1 - CORNER:g}, one below {CORNER:g}")
-    shares = [line.means[name] for line in lines.values() for name in ("only_deep", "only_wide")]
-    if not any(share[0].any() for share in shares):
-        corner.text(0.5, 0.5, "no such token", transform=corner.transAxes, ha="center")
-    for ax in (gap, corner):
-        ax.set_ylim(bottom=0)
-        ax.legend(frameon=False, fontsize=8)
-    return figure
-
-
-def classes(lines: Mapping[str, Summary], chosen: Sequence[TokenClass]) -> Figure | None:
-    """Deep share of classes minus that of other tokens, by layer: a panel a class, a line each."""
-    if not chosen:
-        return None
-    figure, axes = panels(0.8 + 3.2 * len(chosen), 3.0, 1, len(chosen), sharey=True)
-    for ax, token_class in zip(axes[0], chosen, strict=True):
-        for color, (label, line) in zip(cycle(SOURCES), lines.items(), strict=False):
-            _line(ax, line, line.class_differences[token_class], color, label)
-        _layer_axis(ax, line.layers, f"{token_class.name} ({', '.join(token_class.upos)})")
-        ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=":")
-    axes[0, 0].set_ylabel("deep share minus that of other tokens", fontsize=8)
-    axes[0, 0].legend(frameon=False, fontsize=8)
     return figure
 
 
@@ -171,59 +113,10 @@ def bands(sums: Mapping[str, Sums], average: Summary) -> Figure:
     return figure
 
 
-def grid(sums: Mapping[str, Sums], layers: tuple[int, ...]) -> Figure:
-    """Joint density of the gates in each layer (across) and source (down), as in the appendix."""
-    size = 1.25 if len(layers) <= 8 else 0.6
-    figure, axes = panels(
-        size * len(layers) + 1.7, size * len(sums) + 0.6, len(sums), len(layers),
-        square=True, sharex=True, sharey=True,
-    )  # fmt: skip
-    top = _top(_density(layer) for source in sums.values() for layer in source["gate_density"])
-    for row, (name, source) in zip(axes, sums.items(), strict=True):
-        for place, ax in enumerate(row):
-            image = _square(ax, _density(source["gate_density"][place]), 1.0, 1.0, top)
-            ax.tick_params(labelsize=7)
-            ax.set(xticks=[0, 1], yticks=[0, 1])
-        row[0].set_ylabel(f"{name}\n$g_d$", fontsize=8)
-    for place, layer in enumerate(layers):
-        axes[0, place].set_title(f"layer {layer}" if len(layers) <= 8 else str(layer), fontsize=8)
-        axes[-1, place].set_xlabel("$g_w$", fontsize=8)
-    _scale(figure, image, axes)
-    return figure
-
-
-def loads(sums: Mapping[str, Sums], layers: Sequence[int]) -> Figure | None:
-    """Load of each expert over the mean of its layer, by layer: a map a source.
-
-    1 is an even load; from 2 on all have one colour. Grey where a layer has no such expert. None
-    for a model without experts.
-    """
-    shown = {name: expert_loads(source) * source["experts"][:, None]
-             for name, source in sums.items() if source["experts"].any()}  # fmt: skip
-    if not shown:
-        return None
-    most = max(values.shape[1] for values in shown.values())
-    width = min(6.0, max(1.8, 0.22 * len(layers) + 0.6)) * len(shown) + 1.2
-    figure, axes = panels(width, 0.16 * most + 1.2, 1, len(shown), sharey=True)
-    for ax, (name, values) in zip(axes[0], shown.items(), strict=True):
-        image = heat_map(ax, values.T, 1.0, 1.0)
-        ax.set_facecolor("#B9BDC7")
-        ax.set_title(name, fontsize=8)
-        ax.set_yticks(range(most), range(most), fontsize=7)
-        layer_ticks(ax.xaxis, layers, fontsize=7)
-        ax.set_xlabel("layer", fontsize=8)
-    axes[0, 0].set_ylabel("expert", fontsize=8)
-    figure.colorbar(image, ax=axes.ravel().tolist(), label="load over the mean", fraction=0.04,
-                    extend="max")  # fmt: skip
-    return figure
-
-
-def _line(
-    ax: Axes, line: Summary, values: Floats, color: str, label: str | None, style: str = "-"
-) -> None:
+def _line(ax: Axes, line: Summary, values: Floats, color: str, label: str) -> None:
     low, high = line.interval(values)
     ax.fill_between(line.layers, low, high, color=color, alpha=0.18, linewidth=0)
-    ax.plot(line.layers, values[0], style, color=color, marker="o", markersize=3,
+    ax.plot(line.layers, values[0], color=color, marker="o", markersize=3,
             linewidth=1.2, label=label)  # fmt: skip
 
 
@@ -280,7 +173,7 @@ def coloured_text(examples: Sequence[Example]) -> Figure:
         ax.set(xlim=(0, WIDTH), ylim=(height - 0.5, -0.6))
         ax.axis("off")
         shares = example.deep_share.mean(1)
-        ax.set_title(_title(example, MOST_TOKENS), fontsize=8, loc="left")
+        ax.set_title(_title(example), fontsize=8, loc="left")
         for (row, column, text), share in zip(places, shares, strict=False):
             color = colors(0.5 + (float(share) - 0.5) / (2 * reach))
             box = Rectangle((column, row - 0.46), len(text), 0.92, facecolor=color, linewidth=0)
@@ -288,60 +181,6 @@ def coloured_text(examples: Sequence[Example]) -> Figure:
             ax.text(column, row, text, family="monospace", fontsize=7.6, va="center",
                     color=INK, parse_math=False)  # fmt: skip
     _bar(figure, axes, "deep share, mean over layers", reach)
-    return figure
-
-
-def layer_grid(examples: Sequence[Example], layers: Sequence[int]) -> Figure:
-    """Deep share of each layer (up) and token (across), as in the paper's `sequence_grid`."""
-    cut = [example.first(MOST_COLUMNS) for example in examples]
-    width = max(7.2, 0.16 * max(len(example.tokens) for example in cut) + 1.5)
-    height = len(cut) * (0.2 * len(layers) + 1.3)
-    figure, axes = panels(width, height, len(cut))
-    reach = share_reach([example.deep_share for example in cut])
-    for ax, example in zip(axes[:, 0], cut, strict=True):
-        heat_map(ax, example.deep_share.T, 0.5, reach, origin="lower")
-        ax.set_title(_title(example, MOST_COLUMNS), fontsize=8, loc="left")
-        ax.set_xticks(range(len(example.tokens)))
-        ax.set_xticklabels([_shown(token) for token in example.tokens], rotation=90, fontsize=6.5,
-                           family="monospace", parse_math=False)  # fmt: skip
-        layer_ticks(ax.yaxis, layers)
-        ax.set_ylabel("layer")
-    _bar(figure, axes, "deep share", reach)
-    return figure
-
-
-def aligned(sources: Mapping[str, Summary], anchor: str) -> Figure | None:
-    """Deep share of one source less that of another, by layer and offset from the anchor.
-
-    The paper's figure `sequence_grid`, panel c. A dot says that the 95 % interval holds zero; what
-    too few sequences reach is left out.
-    """
-    gaps = {
-        (one, other): sources[one].aligned - sources[other].aligned
-        for one, other in combinations(sources, 2)
-    }
-    gaps = {pair: gap for pair, gap in gaps.items() if np.isfinite(gap[0]).any()}
-    if not gaps:
-        return None
-    height = 0.22 * len(next(iter(sources.values())).layers) + 1.2
-    figure, axes = panels(7.2, height * len(gaps) + 0.2, len(gaps))
-    most = max(float(np.nanmax(np.abs(gap[0]))) for gap in gaps.values()) or 1.0
-    for ax, ((one, other), gap) in zip(axes[:, 0], gaps.items(), strict=True):
-        first = sources[one]
-        (known,) = np.isfinite(gap[0, :, 0]).nonzero()
-        known = np.arange(known[0], known[-1] + 1)
-        low, high = first.interval(gap[:, known])
-        offsets = first.offsets[known]
-        ends = (offsets[0] - 0.5, offsets[-1] + 0.5, -0.5, len(first.layers) - 0.5)
-        image = heat_map(ax, gap[0, known].T, 0.0, most, origin="lower", extent=ends)
-        unsure, layer = ((low <= 0) & (high >= 0)).nonzero()
-        ax.plot(offsets[unsure], layer, ".", color=MUTED, markersize=1.5)
-        ax.axvline(0, color=MUTED, linewidth=0.8, linestyle=":")
-        ax.set_title(f"{one} − {other} (dot: the 95 % interval holds 0)", fontsize=8, loc="left")
-        ax.set(ylabel="layer", xlabel=f"tokens after the end of '{anchor}'")
-        layer_ticks(ax.yaxis, first.layers)
-    bar = figure.colorbar(image, ax=axes.ravel().tolist(), fraction=0.03)
-    bar.set_label("difference of deep share", fontsize=8)
     return figure
 
 
@@ -377,42 +216,9 @@ def heat_maps(sources: Mapping[str, Summary], average: Summary) -> Figure | None
     return figure
 
 
-def boxes(sums: Mapping[str, Sums], average: Summary) -> Figure | None:
-    """Spread of the deep share by part of speech, over all tokens, layers and sources.
-
-    The paper's figure `pos_main`, panel e: boxes from quartile to quartile, whiskers from 5 to
-    95 %, sorted by the median, the deepest at the bottom.
-    """
-    tags = average.known_tags
-    if not tags:
-        return None
-    # A source weighs as much as another; what it has too few tokens of, it says nothing of.
-    shares = np.zeros((len(UPOS), SHARE_BINS))
-    for source in sums.values():
-        tokens = source["tag_tokens"][0]
-        enough = tokens >= LEAST_TOKENS
-        shares[enough] += (source["tag_shares"] / tokens.clip(1)[:, None])[enough]
-    quantiles = [(tag_box(shares[tag]), UPOS[tag]) for tag in tags]
-    quantiles.sort(key=lambda pair: pair[0]["med"])
-    figure, axes = panels(4.2, 0.2 * len(tags) + 0.8)
-    ax = axes[0, 0]
-    drawn = ax.bxp([{**box, "label": tag} for box, tag in quantiles], orientation="horizontal",
-                   showfliers=False, patch_artist=True, widths=0.6)  # fmt: skip
-    for patch, (box, _) in zip(drawn["boxes"], quantiles, strict=True):
-        patch.set(facecolor=DEEP if box["med"] > 0.5 else WIDE, alpha=0.55, linewidth=0.6)
-    for kind in ("medians", "whiskers", "caps"):
-        for line in drawn[kind]:
-            line.set(color=MUTED, linewidth=0.9)
-    ax.axvline(0.5, color=MUTED, linewidth=0.8, linestyle=":")
-    ax.invert_yaxis()
-    ax.set(xlabel="deep share", xlim=(0, 1))
-    ax.tick_params(labelsize=7)
-    plain(ax)
-    return figure
-
-
-def _title(example: Example, most: int) -> str:
-    cut = f", first {most} of {example.length:,} tokens" if example.length > most else ""
+def _title(example: Example) -> str:
+    cut = f", first {MOST_TOKENS} of {example.length:,} tokens"
+    cut = cut if example.length > MOST_TOKENS else ""
     return f"{example.source}, sequence {example.number}{cut}"
 
 
@@ -421,7 +227,7 @@ def _lines(example: Example) -> list[tuple[int, int, str]]:
     row = column = 0
     placed = []
     for token in example.tokens:
-        text = _shown(token, blank=" ")[:WIDTH]
+        text = _shown(token)[:WIDTH]
         if column + len(text) > WIDTH:
             row, column = row + 1, 0
         placed.append((row, column, text))
@@ -431,9 +237,8 @@ def _lines(example: Example) -> list[tuple[int, int, str]]:
     return placed
 
 
-def _shown(token: str, blank: str = "·") -> str:
-    visible = token.replace(" ", blank).replace("\n", "↵")
-    return "".join(c if c.isprintable() else " " for c in visible)
+def _shown(token: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in token.replace("\n", "↵"))
 
 
 def _bar(figure: Figure, axes: Any, label: str, reach: float) -> None:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.options import folder_of
 from dualpath_cli.ranges import check_ranges
 from dualpath_cli.recipe.recipes import Recipe
@@ -19,8 +18,8 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class Routing(Texts):
-    """Reads what a run's gates do token by token: tables, figures and a page to look at any text;
-    --text prints one in the terminal.
+    """Reads what a run's gates do token by token: a page to look at any text, five figures and the
+    numbers behind them; --text prints one text in the terminal.
     """
 
     text: str | None = None
@@ -29,9 +28,6 @@ class Routing(Texts):
     """Colour --text by this layer instead of the mean of all."""
     tagger: str = TAGGER
     """The spaCy pipeline for parts of speech, by name or path; none leaves them out."""
-    anchor: str = "Answer"
-    """Where the sequences of two sources are aligned: the end of this word's first occurrence, as
-    the paper aligns question-answer texts."""
     sequences: int = 12
     """So many sequences of each source are on the page. A sequence is a document, or as much of one
     as the model takes at once: a long document gives several."""
@@ -40,26 +36,21 @@ class Routing(Texts):
     of each source."""
     no_costs: bool = False
     """Leave out what forcing loops or gates would cost: most of the page's passes."""
-    beside_loops: int | None = None
-    """Read the page's sequences with so many loops as well, side by side with the learned."""
     out: str | None = None
     """Folder for tokens, figures and the page; else RUN/routing/step-N."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"sequences": (1, 1 << 24), "beside_loops": (1, 1000)})
+        check_ranges(self, {"sequences": (1, 1 << 24)})
         if self.text is None and self.layer is not None:
             raise ValueError("layer goes with --text; the page shows every layer")
         if self.text is not None:
             for name in ("sources", "max_tokens", "sequences", "examples"):
                 if getattr(self, name) != getattr(Routing, name):
                     raise ValueError(f"{name} goes with sources, not with --text")
-            for name in ("no_costs", "beside_loops"):
-                if getattr(self, name) and self.out is None:
-                    raise ValueError(f"{name} is about the page; give --text an --out DIR")
+            if self.no_costs and self.out is None:
+                raise ValueError("no_costs is about the page; give --text an --out DIR")
             if not self.text.strip():
                 raise ValueError("text is empty")
-        if not self.anchor.strip():
-            raise ValueError("anchor is empty; give a word such as Answer")
 
     @property
     def pipeline(self) -> str | None:
@@ -100,12 +91,6 @@ def check_options(options: Routing, settings: Settings) -> None:
     if options.layer is not None and options.layer not in gated:
         layers = ", ".join(map(str, gated))
         raise UserError(f"--layer {options.layer} has no gates; layers {layers} have")
-    if options.beside_loops is not None:
-        problem = Intervention(loops=options.beside_loops).problem(settings.model)
-        if options.beside_loops == settings.model.same_loops:
-            problem = "these are the loops that the model was trained with"
-        if problem is not None:
-            raise UserError(f"--beside-loops {options.beside_loops}: {problem}")
     if options.text is not None:
         if options.out is not None and (folder_of("--out", options.out) / SUMMARY).exists():
             raise UserError(

@@ -4,7 +4,7 @@ Each sum is kept 1 + 1,000 times, first as it is, then resampled (`statistics/bo
 whatever is computed from sums is computed from all of them, in memory that stays fixed.
 
 Shapes: B sequences, T positions, L layers with gates, K loops, C experts that a token takes, R 1 +
-resamples, P parts of speech, O offsets from an anchor, E experts.
+resamples, P parts of speech, E experts.
 """
 
 import math
@@ -125,8 +125,6 @@ CORNER = 0.1  # A gate below this is closed, one above 1 - this is open
 GATE_BINS = 64
 CONTRIBUTION_BINS, CONTRIBUTION_END = 256, 8.0
 """Of log(1 + g |update|); what is larger counts in the last bin."""
-SHARE_BINS = 400
-BEFORE, AFTER = 16, 48  # offsets from the anchor that are kept: the tokens before it, and after it
 
 
 def columns(loops: int) -> tuple[str, ...]:
@@ -145,9 +143,6 @@ class RoutingSums(Metric):
     contribution_density: torch.Tensor
     tag_tokens: torch.Tensor
     tag_sums: torch.Tensor
-    tag_shares: torch.Tensor
-    aligned_tokens: torch.Tensor
-    aligned_sums: torch.Tensor
     expert_tokens: torch.Tensor
     expert_shares: torch.Tensor
     share_squares: torch.Tensor
@@ -156,7 +151,7 @@ class RoutingSums(Metric):
     def __init__(self, n_layers: int, loops: int, experts: int = 0) -> None:
         """`n_layers` counts the layers with gates; `experts` is the most that one has."""
         super().__init__()
-        resamples, offsets = 1 + RESAMPLES, BEFORE + 1 + AFTER
+        resamples = 1 + RESAMPLES
         sums = {
             "tokens": (resamples,),
             "sums": (resamples, n_layers, len(columns(loops))),
@@ -164,9 +159,6 @@ class RoutingSums(Metric):
             "contribution_density": (n_layers, CONTRIBUTION_BINS, CONTRIBUTION_BINS),
             "tag_tokens": (resamples, len(UPOS)),
             "tag_sums": (resamples, len(UPOS), n_layers),  # of deep shares
-            "tag_shares": (len(UPOS), SHARE_BINS),  # of all layers
-            "aligned_tokens": (resamples, offsets),
-            "aligned_sums": (resamples, offsets, n_layers),  # of deep shares
             # Of choices: a token counts once for each of its experts.
             "expert_tokens": (resamples, n_layers, experts),
             "expert_shares": (resamples, n_layers, experts),  # of deep shares
@@ -183,13 +175,12 @@ class RoutingSums(Metric):
         text: torch.Tensor,
         weights: torch.Tensor,
         tags: torch.Tensor,
-        anchors: torch.Tensor,
     ) -> None:
         """Adds a batch.
 
         `values` is of `dual_layers`, `chosen` of `experts_of`; `text` (B, T) is True at tokens that
         count; `weights` (B, R) are 0 for a sequence that only fills up the batch; `tags` (B, T) are
-        places in UPOS, -1 without one; `anchors` (B,) are positions, -1 without one.
+        places in UPOS, -1 without one.
         """
         values = torch.where(text[..., None, None], values.double(), 0)
         g_d, g_w, norm_d, norm_w = values[..., :4].unbind(-1)
@@ -215,26 +206,10 @@ class RoutingSums(Metric):
         self.tag_tokens += weights.T @ member.sum(1)
         of_tags = torch.einsum("btp,btl->bpl", member, share)
         self.tag_sums += torch.einsum("br,bpl->rpl", weights, of_tags)
-        tagged = tags >= 0
-        bins = tags[tagged][:, None] * SHARE_BINS + _bin(share[tagged], SHARE_BINS, 1.0)
-        self.tag_shares += _count(bins, self.tag_shares)
-        self._add_aligned(share, text, anchors, weights)
         self._add_experts(share, chosen, text, member, weights)
 
     def compute(self) -> Sums:
         return {name: getattr(self, name).cpu().numpy() for name in self._defaults}
-
-    def _add_aligned(
-        self, share: torch.Tensor, text: torch.Tensor, anchors: torch.Tensor, weights: torch.Tensor
-    ) -> None:
-        offsets = torch.arange(-BEFORE, AFTER + 1, device=anchors.device)
-        places = anchors[:, None] + offsets  # (B, O)
-        inside = (anchors[:, None] >= 0) & (places >= 0) & (places < text.shape[1])
-        places = places.clamp(0, text.shape[1] - 1)
-        counted = (inside & text.gather(1, places)).double()
-        shares = share.gather(1, places[..., None].expand(-1, -1, share.shape[-1]))
-        self.aligned_tokens += weights.T @ counted
-        self.aligned_sums += torch.einsum("br,bol->rol", weights, shares * counted[..., None])
 
     def _add_experts(
         self,
@@ -264,9 +239,5 @@ def _density(wide: torch.Tensor, deep: torch.Tensor, bins: int, end: float) -> t
     """Counts pairs (tokens, L) in a square of bins for each layer: (L, deep, wide)."""
     layers = torch.arange(wide.shape[-1], device=wide.device)
     numbers = (layers * bins + _bin(deep, bins, end)) * bins + _bin(wide, bins, end)
-    return _count(numbers, torch.empty(len(layers), bins, bins, dtype=torch.float64))
-
-
-def _count(numbers: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    counts = torch.bincount(numbers.flatten(), minlength=like.numel())
-    return counts.reshape(like.shape).double()
+    counts = torch.bincount(numbers.flatten(), minlength=len(layers) * bins**2)
+    return counts.reshape(len(layers), bins, bins).double()

@@ -1,4 +1,4 @@
-"""From rows and sums to what one looks at: tables, summary.json, claims, figures, the page."""
+"""From rows and sums to what one looks at: a few lines, summary.json, five figures, the page."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,32 +8,21 @@ from typing import Any
 from rich.console import Console
 
 from dualpath_cli.cli.launch import Launch
-from dualpath_cli.config import by_layer
-from dualpath_cli.files import format_csv, write_texts
+from dualpath_cli.files import write_text
 from dualpath_cli.output.figures import save
 from dualpath_cli.output.table import Column, Table, show, with_interval
 from dualpath_cli.statistics import bootstrap
 from dualpath_cli.statistics.bootstrap import LEAST_CLUSTERS, clusters_text
-from dualpath_cli.study import parts_of_speech
-from dualpath_cli.study.passes import LAST_LAYER
 from dualpath_cli.study.routing import figures
-from dualpath_cli.study.routing.claims import Claim, as_row, claim_table, claims, number_of_tests
 from dualpath_cli.study.routing.options import SUMMARY
 from dualpath_cli.study.routing.page import page
-from dualpath_cli.study.routing.page.passes import models
-from dualpath_cli.study.routing.readouts import (
-    DEFINITION,
-    STEP_DEFINITION,
-    Sums,
-    gated_layers,
-    most_steps,
-    two_digits,
-)
-from dualpath_cli.study.routing.summary import BY_SHARE, Summary, expert_loads, experts_table, plain
+from dualpath_cli.study.routing.page.passes import read_page
+from dualpath_cli.study.routing.readouts import Sums, gated_layers, most_steps
+from dualpath_cli.study.routing.summary import Summary, expert_loads, plain
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
-CLAIMS, PAGE = "claims.csv", "index.html"
+PAGE = "index.html"
 
 
 def write(
@@ -41,25 +30,13 @@ def write(
     facts: dict[str, Any],
     sources: dict[str, dict[str, Any]],
     sums: Mapping[str, Sums],
-    untrained_sums: Mapping[str, Sums],
     console: Console,
 ) -> None:
-    """Writes everything of one run to its folder and prints the tables.
-
-    `untrained_sums` are those of the model as it was before training.
-    """
+    """Writes everything of one run to its folder; prints its means and what lies where."""
     options, model = launch.options, launch.settings.model
-    out = options.folder
-    layers = gated_layers(model)
-    summaries, untrained = (
-        {
-            name: Summary.from_sums(read[name], layers, most_steps(model), model.n_layers)
-            for name in sources
-        }
-        for read in (sums, untrained_sums)
-    )
-    average, null = (Summary.average(list(read.values())) for read in (summaries, untrained))
-    statements = claims(summaries, untrained)
+    out, layers = options.folder, gated_layers(model)
+    summaries = {name: Summary.from_sums(sums[name], layers, most_steps(model)) for name in sources}
+    average = Summary.average(list(summaries.values()))
     for name, source_facts in sources.items():
         source_facts |= {"tokens": int(sums[name]["tokens"][0])}
         source_facts |= {key: float(sums[name][key]) for key in ("loss", "bits_per_byte")}
@@ -72,136 +49,72 @@ def write(
         "bootstrap": bootstrap.FACTS,
         "sources": {name: sources[name] | summaries[name].report() for name in sources},
         "average": average.report(),
-        "untrained": {name: summary.report() for name, summary in untrained.items()},
-        "tests": number_of_tests(statements),
-        "claims": [as_row(claim) for claim in statements],
     }
-    _show(summaries, sources, average, null, statements, console)
-    if len(sources) > 1 and not any(source["anchored"] for source in sources.values()):
-        console.print(f"no sequence has the anchor '{options.anchor}': nothing is aligned")
     drawn = [
         example
         for name in sources
         for example in read_examples(out / TOKENS, name, options.drawn(name))
     ]
-    drawings = save(out, {
-        "depth": figures.depth(summaries, null),
-        "steps": figures.steps(summaries, null),
-        "polarisation": figures.polarisation(summaries),
-        "classes": figures.classes(summaries, parts_of_speech.OTHERS),
+    drawings = {
+        "depth": figures.depth(summaries, average),
+        "steps": figures.steps(summaries),
         "gate_density": figures.bands(sums, average),
-        "gate_density_layers": figures.grid(sums, layers),
         "tokens": figures.coloured_text(drawn),
-        "layers_by_token": figures.layer_grid(drawn, layers),
-        "aligned": figures.aligned(summaries, options.anchor),
-        "experts": figures.loads(sums, layers),
         "parts_of_speech": figures.heat_maps(summaries, average),
-        "parts_of_speech_box": figures.boxes(sums, average),
-    })  # fmt: skip
-    path = write_page(launch, list(sources), page_facts(content))
-    write_texts(out, {
-        CLAIMS: format_csv(content["claims"]) if statements else "",
-        SUMMARY: json.dumps(content, indent=2, allow_nan=False) + "\n",
-    })  # fmt: skip
-    drawn_names = dict.fromkeys(path.stem for path in drawings)
-    for name, place in (
-        ("tokens", out / TOKENS),
-        ("numbers", f"{out / SUMMARY}, {CLAIMS}"),
-        ("figures", f"{out}: {', '.join(drawn_names)} (PNG, PDF)"),
-        ("page", path.resolve().as_uri()),
-    ):
-        console.print(f"{name:9}{place}", highlight=False, soft_wrap=True)
+    }
+    save(out, drawings)
+    write_page(launch, list(sources), page_facts(content))
+    write_text(out / SUMMARY, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    show(console, means(_title(launch), summaries, average), box=False)
+    few = [f"{name} has {clusters_text(**facts['clusters'])}" for name, facts in sources.items()
+           if facts["clusters"]["count"] < LEAST_CLUSTERS]  # fmt: skip
+    if few:
+        text = f"{', '.join(few)}: fewer than {LEAST_CLUSTERS} have no interval"
+        console.print(text, highlight=False, soft_wrap=True)
+    names = ", ".join(name for name, figure in drawings.items() if figure is not None)
+    lines = (
+        f"written to {out}",
+        f"  {PAGE:17}the page, to read token by token",
+        f"  {SUMMARY:17}these means by layer and part of speech, with intervals",
+        f"  {TOKENS:17}a row a token",
+        f"  {names} (PNG, PDF)",
+    )
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+
+
+def means(run: str, sources: Mapping[str, Summary], average: Summary) -> Table:
+    """A row a source, the mean over its layers; a row a band of layers, the mean over sources."""
+    columns = [
+        Column("mean over tokens"), Column("deep share, 95 % interval", with_interval(".3f")),
+        *(Column(name, ".3f") for name in ("g_d", "g_w", "cosine", "loops")),
+    ]  # fmt: skip
+    every = list(range(len(average.layers)))
+    lines = [(name, summary, every) for name, summary in sources.items()]
+    if len(every) > 1:
+        lines += [
+            (f"{band}: {average.named(places)}", average, places)
+            for band, places in average.bands.items()
+        ]
+    rows: list[Sequence[Any]] = []
+    for name, summary, places in lines:
+        values = {key: of[:, places].mean(1) for key, of in summary.means.items()}
+        low, high = summary.interval(values["deep_share"])
+        shown = ("gate_deep", "gate_wide", "cosine", "expected_loops")
+        share = (float(values["deep_share"][0]), float(low), float(high))
+        rows.append([name, share, *(values[key][0] for key in shown)])
+    return Table(columns, rows, f"routing of {run}", names=1)
 
 
 def write_page(launch: Launch, sources: Sequence[str], terms: Sequence[tuple[str, str]]) -> Path:
     options, model = launch.options, launch.settings.model
-    title = f"{'/'.join(launch.run_folder.resolve().parts[-2:])}, step {launch.step:,}"
-    names = (f"K = {by_layer(model.loops)}, as trained", f"K = {options.beside_loops}, forced")
-    read = models(options.folder, sources, *names)
+    content = read_page(options.folder, sources)
     values = Tokenizer.load(launch.run_folder / TOKENIZER).token_values()
-    return page.write(options.folder / PAGE, title, terms, gated_layers(model), read, values)
+    path, title = options.folder / PAGE, _title(launch)
+    return page.write(path, title, terms, gated_layers(model), content, values)
 
 
-def _show(
-    summaries: Mapping[str, Summary],
-    sources: Mapping[str, dict[str, Any]],
-    average: Summary,
-    untrained: Summary,
-    statements: Sequence[Claim],
-    console: Console,
-) -> None:
-    columns = [
-        Column("source"), Column("layer", "d"),
-        Column("deep share,\n95 % interval", with_interval(".3f")),
-        Column("g_d", ".3f"), Column("g_w", ".3f"), Column("cosine", ".3f"),
-        Column("|g_d\n- g_w|", ".3f"), Column("loops", ".3f"),
-    ]  # fmt: skip
-    names = ("gate_deep", "gate_wide", "cosine", "gate_difference", "expected_loops")
-    rows: list[Sequence[Any]] = []
-    for source, summary in summaries.items():
-        shares = summary.means["deep_share"]
-        low, high = summary.interval(shares)
-        for place, layer in enumerate(summary.layers):
-            means = (summary.means[name][0, place] for name in names)
-            estimate = (shares[0, place], low[place], high[place])
-            rows.append(["" if place else source, layer, estimate, *means])
-        rows.append(())
-    amounts = "; ".join(
-        f"{source}: {facts['tokens']:,} tokens, {clusters_text(**facts['clusters'])}"
-        for source, facts in sources.items()
-    )
-    note = f"{amounts}; {DEFINITION}" + (f". {LAST_LAYER}" if average.is_last(-1) else "")
-    show(console, Table(columns, rows, "routing by layer", note, names=2))
-    show(console, _steps({**summaries, "untrained": untrained}))
-    if BY_SHARE in average.means:
-        show(console, experts_table({**summaries, "untrained": untrained}))
-    bands = ", ".join(
-        f"{name} {band[0]}" + (f" to {band[-1]}" if len(band) > 1 else "")
-        for name, band in average.layers_of_bands.items()
-    )
-    show(console, claim_table(statements, f"bands of layers: {bands}; "))
-    if parts_of_speech.OTHERS:
-        show(console, _classes(summaries))
-    for source, facts in sources.items():
-        if facts["clusters"]["count"] < LEAST_CLUSTERS:
-            counted = clusters_text(**facts["clusters"])
-            text = f"fewer than {LEAST_CLUSTERS} have no intervals and no tests"
-            console.print(f"{source} has {counted}: {text}", highlight=False, soft_wrap=True)
-
-
-def _steps(lines: Mapping[str, Summary]) -> Table:
-    """What each step does: a row a layer of each source, and of the untrained model's mean."""
-    steps = range(1, 1 + max(line.loops for line in lines.values()))
-    columns = [
-        Column("source"), Column("layer", "d"),
-        *(Column(f"size\nk = {k}", two_digits) for k in steps),
-        *(Column(f"cosine\nk = {k}", ".3f") for k in steps[1:]),
-    ]  # fmt: skip
-    names = [*(f"step_size_{k}" for k in steps), *(f"step_cosine_{k}" for k in steps[1:])]
-    rows: list[Sequence[Any]] = []
-    for source, line in lines.items():
-        for place, layer in enumerate(line.layers):
-            means = (line.means[name][0, place] for name in names)
-            rows.append(["" if place else source, layer, *means])
-        rows.append(())
-    note = f"{STEP_DEFINITION}; untrained: before training, mean of all sources"
-    return Table(columns, rows, "what each step does", note, names=2)
-
-
-def _classes(summaries: Mapping[str, Summary]) -> Table:
-    """The classes that no claim is about: a row a class and source."""
-    columns = [
-        Column("class"), Column("source"),
-        Column("difference, 95 % interval", with_interval("+.3f")),
-    ]  # fmt: skip
-    rows: list[Sequence[Any]] = []
-    for chosen in parts_of_speech.OTHERS:
-        for source, summary in summaries.items():
-            values = summary.class_differences[chosen].mean(1)
-            low, high = map(float, summary.interval(values))
-            rows.append([chosen.name, source, (float(values[0]), low, high)])
-    note = "difference: mean deep share of the class minus that of other tokens; not tested"
-    return Table(columns, rows, "further classes of tokens", note, names=2)
+def _title(launch: Launch) -> str:
+    return f"{'/'.join(launch.run_folder.resolve().parts[-2:])}, step {launch.step:,}"
 
 
 def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -217,12 +130,4 @@ def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     for name, source in report["sources"].items():
         amount = f"{source['tokens']:,} tokens in {source['sequences']:,} sequences"
         facts.append((name, f"{source['path']}, sha256 {source['sha256']}, {amount}"))
-    for chosen in parts_of_speech.OTHERS:
-        texts = ", ".join(
-            f"{source['classes'][chosen.name]['difference']['mean']:+.3f} in {name}"
-            for name, source in report["sources"].items()
-            if chosen.name in source["classes"]
-        )
-        less = f"deep share minus that of other tokens: {texts or 'too few tokens'}"
-        facts.append((f"class {chosen.name}", f"{', '.join(chosen.upos)}: {less}"))
     return facts

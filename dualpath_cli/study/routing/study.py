@@ -1,13 +1,11 @@
 """`dualpath routing`: reads what one checkpoint's gates do on texts, and shows it.
 
-1. every source is cut into the windows that `validate` scores, tagged, and searched for the anchor;
+1. every source is cut into the windows that `validate` scores, and tagged;
 2. one pass over each source writes down a row for every token, and sums (`tokens.py`,
    `readouts.py`); a source that an earlier call finished is not read again (`bench.py`);
 3. further passes read the sequences that are on the page alone: what the model would have said
    after each loop, and what forcing loops or gates would cost (`page/passes.py`);
-4. a last pass over each source reads the model as it was before training, sums alone: what the
-   claims of the paper have to be beyond (`claims.py`);
-5. from rows and sums come the summary, the claims, figures and the page.
+4. from rows and sums come the summary, figures and the page (`report.py`).
 
 A sequence is a window of a text: end-of-text, then up to as many tokens as the model is long. Every
 token of the text is read once; end-of-text, and what a packed block begins with, is context alone.
@@ -48,39 +46,31 @@ from dualpath_cli.study.routing.readouts import (
 )
 from dualpath_cli.study.routing.tokens import TOKENS, TokenTable, merge, token_table
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.data.windows import Tokens, Windows
+from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.module import DualPathModule
-
-MOST_ALIGNED = 1000
-"""Sequences of a source that are aligned, as in the paper: the first ones that have an anchor."""
 
 
 @dataclass
 class Reading(Pass):
-    """One source, read as it is: a row for every token, and sums over all of them.
-
-    Of the untrained model, which the claims are set against, sums alone.
-    """
+    """One source, read as it is: a row for every token, and sums over all of them."""
 
     token_values: Sequence[bytes]  # of each id
     tags: list[npt.NDArray[np.int64]] | None  # place in UPOS of each token, -1 for end-of-text
-    anchors: npt.NDArray[np.int64]  # position at which each sequence is aligned, -1 without one
 
     last_is_input = True
 
     @property
-    def table(self) -> str | None:
-        return None if self.untrained else ".parquet"
+    def table(self) -> str:
+        return ".parquet"
 
     @property
     def title(self) -> str:
-        return f"{self.source}, untrained" if self.untrained else self.source
+        return self.source
 
     @property
     def decisive(self) -> Mapping[str, Any]:
-        tags = None if self.tags is None else array_digest(self.tags)
-        return {"tags": tags, "anchors": self.anchors.tolist()}
+        return {"tags": None if self.tags is None else array_digest(self.tags)}
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
         config = module.config
@@ -93,7 +83,7 @@ class Reading(Pass):
         assert isinstance(loss, LanguageModelLoss)
         self._loss = loss
         self._rows: TokenTable | None = None
-        if module.trainer.is_global_zero and self.table is not None:
+        if module.trainer.is_global_zero:
             path = self.path.with_suffix(self.table)
             chosen = config.top_k if any(self._experts) else 0
             table = token_table(path, self.token_values, layers, loops, chosen)
@@ -108,8 +98,6 @@ class Reading(Pass):
         text = is_text(tokens, targets, self._loss.bytes_of_token)
         facts = (fact.to(tokens.device) for fact in self._facts_of(places, tokens.shape[1]))
         self._sums.update(values, chosen, text, *facts)
-        if self.table is None:
-            return
         # Every loss belongs to the token that it is the prediction of.
         numbers = torch.tensor(places, device=tokens.device)
         nats = nll.roll(1, 1).float()
@@ -121,20 +109,16 @@ class Reading(Pass):
         facts = {"clusters": np.array(self._clusters.count), "experts": np.array(self._experts)}
         return self._sums.compute() | loss | facts
 
-    def _facts_of(
-        self, places: list[int], length: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Weights, tags and anchors of these sequences, for `RoutingSums.update`."""
+    def _facts_of(self, places: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights and tags of these sequences, for `RoutingSums.update`."""
         weights_BR = np.zeros((len(places), 1 + RESAMPLES))
         tags_BT = np.full((len(places), length), -1)
-        anchors_B = np.full(len(places), -1)
         for row, place in enumerate(places):
             if place != FILLER:
                 weights_BR[row] = resample_weights(self.source, self._clusters.of_window[place])
-                anchors_B[row] = self.anchors[place]
                 if self.tags is not None:
                     tags_BT[row, : len(self.tags[place])] = self.tags[place]
-        return torch.from_numpy(weights_BR), torch.from_numpy(tags_BT), torch.from_numpy(anchors_B)
+        return torch.from_numpy(weights_BR), torch.from_numpy(tags_BT)
 
     def _write(self, *columns: torch.Tensor) -> None:
         """Writes the rows of all ranks' sequences, in the order of their places.
@@ -161,27 +145,6 @@ class Reading(Pass):
                     )  # fmt: skip
 
 
-def anchor_positions(
-    windows: Sequence[Tokens], numbers: Sequence[int], token_values: Sequence[bytes], word: str
-) -> npt.NDArray[np.int64]:
-    """The position of the token in which a word's first occurrence ends, -1 without one.
-
-    `numbers` are the windows' places in the source; those with the least are aligned where too many
-    have the word. A word inside another one counts: `Answer` is found in `Answers`.
-    """
-    positions = np.full(len(windows), -1)
-    for place, window in enumerate(windows):
-        values = [token_values[id] for id in window[1:].tolist()]  # after end-of-text
-        start = b"".join(values).find(word.encode())
-        if start >= 0:
-            ends = np.cumsum([len(value) for value in values])
-            # The first token that reaches as far as the word does.
-            positions[place] = 1 + np.searchsorted(ends, start + len(word.encode()))
-    anchored = sorted(np.flatnonzero(positions >= 0).tolist(), key=lambda place: numbers[place])
-    positions[anchored[MOST_ALIGNED:]] = -1
-    return positions
-
-
 PASSES = "passes"  # folder of the rows and sums of finished sources, by what decides them
 
 
@@ -192,33 +155,29 @@ def run(session: Session) -> None:
     module = bench.run(study, session)
     if not session.trainer.is_global_zero:
         return
-    for source, (reading, untrained) in study.readings.items():
-        anchored = int((reading.anchors >= 0).sum())
-        keys = {"key": reading.path.stem, "untrained_key": untrained.path.stem}
-        module.sources[source] |= {"anchored": anchored, **keys}
+    for source, reading in study.readings.items():
+        module.sources[source]["key"] = reading.path.stem
     layers = json.dumps(gated_layers(session.launch.settings.model))
     table_facts = {"checkpoint": module.facts["checkpoint"]["sha256"], "layers": layers}
     for source, passes in study.page_passes.items():
         write_details(options.folder, source, study.shown[source], passes)
     readings = {source: study.readings[source] for source in module.sources}
-    tables = [trained.path.with_suffix(".parquet") for trained, _ in readings.values()]
+    tables = [reading.path.with_suffix(reading.table) for reading in readings.values()]
     merge(tables, options.folder / TOKENS, table_facts)
-    facts = {**module.facts, "tagger": tagger and tagger.facts, "anchor": options.anchor}
-    sums, untrained_sums = (
-        {source: passes[n].arrays for source, passes in readings.items()} for n in (0, 1)
-    )
-    report.write(session.launch, facts, module.sources, sums, untrained_sums, session.console)
+    facts = {**module.facts, "tagger": tagger and tagger.facts}
+    sums = {source: reading.arrays for source, reading in readings.items()}
+    report.write(session.launch, facts, module.sources, sums, session.console)
 
 
 class RoutingStudy(bench.Study[Reading | PagePass]):
-    """A pass over each source, one of the untrained model, and those over the page's sequences."""
+    """A pass over each source, and those over the page's sequences."""
 
     semantics = 6
 
     def __init__(self, session: Session, tagger: Tagger | None) -> None:
         self._options: Routing = session.launch.options
         self.folder = self._options.folder / PASSES
-        self.readings: dict[str, list[Reading]] = {}
+        self.readings: dict[str, Reading] = {}
         self.page_passes: dict[str, list[PagePass]] = {}
         self.shown: dict[str, list[int]] = {}  # numbers of each source's sequences on the page
         self._session, self._tagger, self._console = session, tagger, session.console
@@ -239,14 +198,7 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
                 np.array([place.get(upos, -1) for upos in window_tags])
                 for window_tags in tag(ids, tokenizer, self._tagger)
             ]
-        apart = tokenizer.token_values()
-        apart[tokenizer.eot_id] = b"\n\n"  # no word goes from one document into the next
-        anchors = anchor_positions(ids, windows.numbers, apart, self._options.anchor)
-        values = tokenizer.token_values()
-        readings = [
-            Reading(source, windows, values, tags, anchors, untrained=untrained)
-            for untrained in (False, True)
-        ]
+        reading = Reading(source, windows, tokenizer.token_values(), tags)
         options, settings = self._options, self._session.launch.settings
         shown = self.shown[source] = options.shown(source, windows.n_filled)
         of_all = sum(len(options.shown(name, options.sequences)) for name in settings.data.val)
@@ -254,8 +206,8 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
             source, windows, shown, of_all, settings.model, options, tokenizer.vocab_size,
             self._session.trainer.world_size,
         )  # fmt: skip
-        return [*readings, *of_page]
+        return [reading, *of_page]
 
     def finish(self, source: str, passes: Sequence[Reading | PagePass]) -> None:
-        self.readings[source] = [pass_ for pass_ in passes if isinstance(pass_, Reading)]
+        (self.readings[source],) = (pass_ for pass_ in passes if isinstance(pass_, Reading))
         self.page_passes[source] = [pass_ for pass_ in passes if isinstance(pass_, PagePass)]

@@ -1,6 +1,6 @@
 """Means and differences from a source's sums, and their intervals; of experts, where there are any.
 
-Shapes: R 1 + resamples, L layers with gates, C columns, P parts of speech, O offsets, E experts.
+Shapes: R 1 + resamples, L layers with gates, C columns, P parts of speech, E experts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import entr
 
-from dualpath_cli.output.table import Column, Table, with_interval
 from dualpath_cli.statistics.bootstrap import Floats, interval
 from dualpath_cli.study.parts_of_speech import UPOS, TokenClass, measured
-from dualpath_cli.study.routing.readouts import AFTER, BEFORE, SHARE_BINS, Sums, columns
+from dualpath_cli.study.routing.readouts import Sums, columns
 
 LOAD = ("load_max", "load_entropy", "idle_experts")  # as metrics.csv has them of training
 BY_SHARE, BY_TAG = "experts_deep_share", "experts_upos"
@@ -27,7 +26,7 @@ def expert_means(sums: Sums) -> dict[str, Floats]:
     `LOAD`; `BY_SHARE`, the correlation ratio η² of deep share; `BY_TAG`, the uncertainty
     coefficient I(expert; part of speech) / H(expert) of the choices, an expert of a tagged token
     each. Both are above 0 for a router that has learned nothing, since it goes by the token as
-    well, and a little by chance: they are to be read beside the untrained model's.
+    well, and a little by chance.
     """
     tokens, experts = sums["expert_tokens"], sums["experts"]
     if not experts.any():
@@ -56,37 +55,6 @@ def expert_loads(sums: Sums) -> Floats:
     return np.where(exists, tokens / tokens.sum(-1, keepdims=True).clip(1), np.nan)
 
 
-def experts_table(lines: "Mapping[str, Summary]") -> Table:
-    """A row a layer with experts of each line."""
-    columns = [
-        Column("source"), Column("layer", "d"), Column("load,\nmaximum", ".2f"),
-        Column("load,\nentropy", ".3f"), Column("idle", ".0f"),
-        Column("deep share explained,\n95 % interval", with_interval(".3f")),
-        Column("expert explained,\n95 % interval", with_interval(".3f")),
-    ]  # fmt: skip
-    rows: list[Sequence[Any]] = []
-    for source, line in lines.items():
-        agreements = [(line.means[name], *line.interval(line.means[name]))
-                      for name in (BY_SHARE, BY_TAG)]  # fmt: skip
-        first = len(rows)
-        for place, layer in enumerate(line.layers):
-            load = [line.means[name][0, place] for name in LOAD]
-            if not np.isnan(load[0]):
-                agreed = [(values[0, place], low[place], high[place])
-                          for values, low, high in agreements]  # fmt: skip
-                rows.append(["" if len(rows) > first else source, layer, *load, *agreed])
-        rows.append(())
-    tagged = any(np.isfinite(line.means[BY_TAG]).any() for line in lines.values())
-    note = (
-        "load: the largest over the mean, and its entropy over ln n (1: all alike); deep share "
-        "explained: the part of its variance that lies between experts (η²); expert explained: the "
-        "part of its entropy that the part of speech (UPOS) takes away; untrained: before "
-        "training, mean of all sources"
-    )
-    shown = columns if tagged else columns[:-1]
-    return Table(shown, rows, "experts of the wide path", note, names=2)
-
-
 LEAST_TOKENS = 10  # A part of speech with fewer tokens in a source is left out, as in the paper
 
 
@@ -98,28 +66,23 @@ class Summary:
     means: Mapping[str, Floats]  # of each column, and of experts where there are any: (R, L)
     tag_means: Floats  # deep share by part of speech, (R, P, L); nan where tokens are too few
     class_differences: Mapping[TokenClass, Floats]  # deep share less that of other tokens, (R, L)
-    aligned: Floats  # deep share by offset from the anchor, (R, O, L); nan where too few reach
     clusters: int  # documents, or else windows, of the source; the least of several
-    n_layers: int  # of the model, those without gates included
 
     @classmethod
-    def from_sums(cls, sums: Sums, layers: Sequence[int], loops: int, n_layers: int) -> "Summary":
+    def from_sums(cls, sums: Sums, layers: Sequence[int], loops: int) -> "Summary":
         with np.errstate(divide="ignore", invalid="ignore"):
             means_RLC = sums["sums"] / sums["tokens"][:, None, None]
             tag_means = sums["tag_sums"] / sums["tag_tokens"][..., None]
-            aligned = sums["aligned_sums"] / sums["aligned_tokens"][..., None]
             classes = {chosen: _difference(sums, chosen.upos) for chosen in measured()}
         tag_means[:, sums["tag_tokens"][0] < LEAST_TOKENS] = np.nan
-        aligned[:, sums["aligned_tokens"][0] < 10] = np.nan  # too few sequences reach the offset
         means = {name: means_RLC[..., number] for number, name in enumerate(columns(loops))}
         return cls(
-            tuple(layers), means | expert_means(sums), tag_means, classes, aligned,
-            int(sums["clusters"]), n_layers,
-        )  # fmt: skip
+            tuple(layers), means | expert_means(sums), tag_means, classes, int(sums["clusters"])
+        )
 
     @classmethod
     def average(cls, several: Sequence["Summary"]) -> "Summary":
-        """Averages sources, or runs of as many layers, each with the same weight."""
+        """Averages sources, each with the same weight."""
         first = several[0]
         names = [name for name in first.means if all(name in one.means for one in several)]
         means = {name: np.mean([one.means[name] for one in several], 0) for name in names}
@@ -129,8 +92,7 @@ class Summary:
         }
         return cls(
             first.layers, means, _mean_where_any([one.tag_means for one in several]), classes,
-            _mean_where_any([one.aligned for one in several]),
-            min(one.clusters for one in several), first.n_layers,
+            min(one.clusters for one in several),
         )  # fmt: skip
 
     @property
@@ -154,29 +116,6 @@ class Summary:
     @property
     def layers_of_bands(self) -> dict[str, list[int]]:
         return {name: [self.layers[place] for place in band] for name, band in self.bands.items()}
-
-    @property
-    def middle(self) -> list[int]:
-        """Places in `layers` of those that lie in the paper's middle by more than half.
-
-        That is layers 2 to 9 of sixteen.
-        """
-        first, end = (self.n_layers * sixteenth / 16 for sixteenth in (2, 10))
-        return [
-            place
-            for place, layer in enumerate(self.layers)
-            if min(layer + 1, end) - max(layer, first) > 0.5
-        ]
-
-    @property
-    def last(self) -> list[int]:
-        """Places in `layers` of the model's last eighth, two of sixteen, one at least."""
-        first = self.n_layers - max(1, self.n_layers // 8)
-        return [place for place, layer in enumerate(self.layers) if layer >= first]
-
-    def is_last(self, place: int) -> bool:
-        """Whether it is the model's last layer, whose output the final norm takes the scale of."""
-        return self.layers[place] == self.n_layers - 1
 
     def named(self, places: Sequence[int]) -> str:
         """Such as `layer 3` or `layers 2 to 9`."""
@@ -220,19 +159,6 @@ class Summary:
         """Places in UPOS of the tags with enough tokens, by growing deep share."""
         mean = self.tag_means[0].mean(1)
         return [int(place) for place in np.argsort(mean) if np.isfinite(mean[place])]
-
-    @property
-    def offsets(self) -> npt.NDArray[np.int64]:
-        """Offsets from the anchor, (O,)."""
-        return np.arange(-BEFORE, AFTER + 1)
-
-
-def tag_box(shares: npt.NDArray[np.float64]) -> dict[str, float]:
-    """Quantiles of a histogram of deep shares, (SHARE_BINS,), to half a bin: what a box shows."""
-    reached = np.cumsum(shares) / shares.sum()
-    middles = (np.arange(SHARE_BINS) + 0.5) / SHARE_BINS
-    names = {"whislo": 0.05, "q1": 0.25, "med": 0.5, "q3": 0.75, "whishi": 0.95}
-    return {name: float(middles[np.searchsorted(reached, share)]) for name, share in names.items()}
 
 
 def _difference(sums: Sums, upos: Sequence[str]) -> Floats:

@@ -64,11 +64,10 @@ class Example:
 
 @dataclass(frozen=True)
 class Model:
-    """One model's read-outs of the sequences of a page."""
+    """A model's read-outs of the sequences of a page."""
 
-    name: str
     steps: Sequence[int]  # of each layer with gates, (L,); K, the most of them, have columns
-    examples: Sequence[Example]  # the same sequences in the same order for every model of a page
+    examples: Sequence[Example]
     forced: Sequence[str] = ()  # names of the interventions in `Example.costs`, (F,)
     experts: Sequence[int] = ()  # of each layer with gates, (L,)
 

@@ -15,6 +15,7 @@ from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import Table, show
 from dualpath_cli.study.ablation.figures import draw
 from dualpath_cli.study.ablation.options import SUITES, Selection, applicable, default_classes
+from dualpath_cli.study.ablation.runs import ablations, excess_over_runs
 from dualpath_cli.study.ablation.tables import (
     AUTHORS,
     Excess,
@@ -26,7 +27,6 @@ from dualpath_cli.study.ablation.tables import (
 )
 from dualpath_cli.study.controls import Match
 from dualpath_cli.study.parts_of_speech import OTHERS, ForcedClass, TokenClass
-from dualpath_cli.study.runs import ablations, excess_over_runs
 
 TINY = ModelConfig(n_layers=3, loops=2, d_ffn=1600, d_ffn_wide=11392)
 NAMES = ["learned", *(f"K={loops}" for loops in range(1, 11)), "gates=1,0", "gates=0,1",

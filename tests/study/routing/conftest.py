@@ -89,24 +89,16 @@ def detailed(bare: Example, forced=5) -> Example:
     )
 
 
-def model(examples: Sequence[Example], name="m", forced=()) -> Model:
+def model(examples: Sequence[Example], forced=()) -> Model:
     """A page's model of some examples."""
     layers, loops = examples[0].step_weights.shape[1:]
-    return Model(name, [loops] * layers, examples, forced)
+    return Model([loops] * layers, examples, forced)
 
 
 def data_of(path: Path) -> dict[str, Any]:
-    """The head of a page, and under `texts` and `codes` what is packed; codes are (columns, M)."""
-    page = path.read_text()
-    head, packed = (
-        re.search(rf'id="{name}">(.*?)</script>', page, re.DOTALL)[1] for name in ("head", "packed")
-    )
-    data, packed = json.loads(head), gzip.decompress(base64.b64decode(packed))
-    total = sum(example["count"] for example in data["examples"])
-    size = 3 * data["columns"] * total
-    planes = np.frombuffer(packed[:size], np.uint8).reshape(-1, 3, total).astype(int)
-    data["codes"] = planes[:, 0] << 16 | planes[:, 1] << 8 | planes[:, 2]
-    return data | {"texts": json.loads(packed[size:])}
+    """What is packed in a page."""
+    packed = re.search(r'id="packed">(.*?)</script>', path.read_text(), re.DOTALL)[1]
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
 
 
 def fixed(value: float) -> str:
@@ -171,20 +163,7 @@ FORCED = ("K = 1", "K = 2", "deep only", "wide only", "both open")
 TOLD = detailed(FIRST)
 MORE = detailed(example(WORDS, number=3))
 FURTHER = detailed(OTHER)
-TEXTS = [TOLD, MORE, FURTHER]
-
-
-def other_model(examples, loops=2):
-    """What a model of fewer loops makes of the same texts."""
-    made = []
-    for one in examples:
-        new = detailed(example(one.tokens, one.source, one.number + 50, loops=loops))
-        made.append(dataclasses.replace(new, number=one.number, length=one.length, upos=one.upos))
-    return made
-
-
-ALONE = [model(TEXTS, forced=FORCED)]
-TWO = [model(TEXTS, "k4", FORCED), model(other_model(TEXTS), "k2", FORCED)]
+ALONE = model([TOLD, MORE, FURTHER], FORCED)
 
 
 def panel(tab) -> dict[str, str]:
@@ -246,11 +225,11 @@ def said_rows(one, token: int, row: int) -> list[list[str]]:
     return rows
 
 
-def table(tab, selector: str, nth=0) -> list[list[str]]:
+def table(tab, selector: str) -> list[list[str]]:
     rows = (
         "e => [...e.querySelectorAll('tbody tr')].map(r => [...r.children].map(c => c.textContent))"
     )
-    return tab.locator(f"{selector} table").nth(nth).evaluate(rows)
+    return tab.locator(f"{selector} table").evaluate(rows)
 
 
 def signed(value: float) -> str:
@@ -267,11 +246,10 @@ def visit(chromium, tmp_path: Path):
 
     def opened(
         examples=(FIRST, SECOND, OTHER), layers=LAYERS, width=1300, scheme="light", *,
-        models=None, fragment="", granted=(),
+        whole=None, fragment="", granted=(),
     ):  # fmt: skip
-        models = models or [model(examples)]
         path = tmp_path / "page.html"
-        write(path, "small/mix", [("model", "x")], layers, models, VALUES)
+        write(path, "small/mix", [("model", "x")], layers, whole or model(examples), VALUES)
         context = chromium.new_context(
             viewport={"width": width, "height": 800},
             color_scheme=scheme,

@@ -1,6 +1,5 @@
 """The page of routing: what a reader sees of it in Chromium."""
 
-import dataclasses
 import re
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 
 from tests.study.routing.conftest import (
     ALONE,
-    FIRST,
     FORCED,
     FURTHER,
     LAYERS,
@@ -16,10 +14,7 @@ from tests.study.routing.conftest import (
     OTHER,
     SECOND,
     TOLD,
-    TWO,
     WORDS,
-    example,
-    fixed,
     panel,
     place,
     press,
@@ -81,31 +76,6 @@ def test_every_token_stands_literally_and_in_order(visit):
     assert "first 120 of 4,096 tokens" in tab.inner_text("[data-source=gsm8k]")
 
 
-def test_the_mean_of_a_sequence_is_that_of_its_layer(visit):
-    tab = visit()
-    share = np.nanmean(OTHER.deep_share.astype(float), axis=1).mean()
-    assert f"mean deep share {share:.3f}" in tab.inner_text("[data-source=text] .note")
-    press(tab, "ArrowRight")
-    share = OTHER.deep_share[:, 0].mean(dtype=float)
-    assert f"mean deep share {share:.3f}" in tab.inner_text("[data-source=text] .note")
-
-
-def test_charts_have_a_segment_a_step_and_a_bar_a_layer(visit):
-    tab = visit()
-    token(tab, 5).hover()
-    tab.locator(".bars span").nth(1).click()
-    widths = tab.eval_on_selector_all(".steps li", "list => list.map(e => e.offsetWidth)")
-    expected = FIRST.step_weights[5, 1] * sum(widths)
-    assert np.abs(widths - expected).max() < 2
-    bars = tab.eval_on_selector_all(
-        ".bars span", "list => list.map(e => [e.title, e.className.includes('now')])"
-    )
-    assert bars == [
-        [f"layer {layer}: {fixed(FIRST.deep_share[5, i])}", i == 1]
-        for i, layer in enumerate(LAYERS)
-    ]
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_deep_is_red_wide_is_blue_and_all_can_be_read(visit, scheme):
     tab = visit(scheme=scheme)
@@ -124,35 +94,6 @@ def test_deep_is_red_wide_is_blue_and_all_can_be_read(visit, scheme):
     if scheme == "light":
         ends = [[round(255 * x) for x in backgrounds[i]] for i in (5, 3)]
         assert ends == [[0xC7, 0x73, 0x4C], [0x4C, 0x8C, 0xB8]]
-
-
-def test_colours_follow_the_layer_and_the_choice(visit):
-    tab = visit(examples=[SECOND])
-    seen = [colours(tab)[:, 0]]
-    for act in (lambda: press(tab, "ArrowRight"), lambda: tab.select_option("#colour", "deep")):
-        act()
-        seen.append(colours(tab)[:, 0])
-    assert not np.allclose(seen[0], seen[1])
-    share_order, gate_order = SECOND.deep_share[:, 0], SECOND.gate_deep[:, 0]
-    assert np.corrcoef(seen[1][:, 0] - seen[1][:, 2], share_order)[0, 1] > 0.95
-    assert np.corrcoef(seen[2][:, 0] - seen[2][:, 2], gate_order)[0, 1] > 0.95
-    assert tab.inner_text("#legend").split() == ["0", "1"]
-
-
-def test_colours_reach_as_far_as_the_shares_and_from_0_to_1_when_asked(visit):
-    share = np.linspace(0.42, 0.58, 60, dtype=np.float32).reshape(20, 3)
-    near = dataclasses.replace(
-        example(["a "] * 20), gate_deep=share, gate_wide=1 - share, deep_share=share,
-        update_deep=np.ones_like(share), update_wide=np.ones_like(share),
-    )  # fmt: skip
-    tab = visit(examples=[near])
-    assert tab.inner_text("#legend").split("\n")[0].startswith("wide 0.4")
-    fitted = colours(tab)[:, 0]
-    tab.check("#full")
-    assert tab.inner_text("#legend").split("\n")[0].startswith("wide 0")
-    assert "wide 0.4" not in tab.inner_text("#legend")
-    whole = colours(tab)[:, 0]
-    assert np.ptp(fitted[:, 0] - fitted[:, 2]) > 3 * np.ptp(whole[:, 0] - whole[:, 2])
 
 
 def test_keys(visit):
@@ -184,22 +125,6 @@ def test_keys(visit):
     assert (tab.inner_text("#where"), place(tab)) == ("Mean of 3 layers", before)
 
 
-def test_a_pinned_token_stays_until_let_go(visit):
-    tab = visit()
-    token(tab, 4, "text").click()
-    token(tab, 1).hover()
-    assert place(tab) == "text · sequence 7 · position 4"
-    press(tab, "Escape")
-    token(tab, 2).hover()
-    assert place(tab).endswith("gsm8k · sequence 0 · position 2")
-    press(tab, "j", "Enter")  # clicking made the other column active
-    token(tab, 1).hover()
-    assert place(tab) == "text · sequence 7 · position 5"
-    token(tab, 5, "text").click()
-    token(tab, 1).hover()
-    assert place(tab).endswith("gsm8k · sequence 0 · position 1")
-
-
 ENDS = """e => {
   const boxes = [...e.getClientRects()].filter(box => box.width);
   return [boxes[0].top, boxes.at(-1).bottom];
@@ -228,40 +153,11 @@ def test_dark_mode_is_toggled_and_remembered(visit):
     assert colours(tab, "body")[0, 0].mean() == light
 
 
-def test_sources_can_be_hidden(visit):
-    tab = visit()
-    tab.uncheck("#names label:has-text('gsm8k') input")
-    assert not tab.locator("[data-source=gsm8k]").is_visible()
-    press(tab, "1", "j")  # the hidden column cannot be active
-    assert place(tab) == "text · sequence 7 · position 0"
-    tab.check("#names label:has-text('gsm8k') input")
-    assert tab.locator("[data-source=gsm8k]").is_visible()
-
-
-def test_the_smallest_page_works(visit):
-    one = example(["a"], layers=1, loops=1, upos=False)
-    tab = visit(examples=[one], layers=[5])
-    press(tab, "j")
-    assert panel(tab) == shown(one, 0, None)
-    press(tab, "ArrowRight")
-    assert panel(tab) == shown(one, 0, 0)
-    assert tab.inner_text("#where") == "Layer 5"
-    assert "1 token" in tab.inner_text(".source .note")
-
-
-def test_paper_has_the_texts_with_their_colours_in_light(visit):
-    tab = visit(scheme="dark")
-    tab.emulate_media(media="print")
-    assert not tab.locator("#panel").is_visible()
-    assert token(tab, 0).evaluate("e => getComputedStyle(e).printColorAdjust") == "exact"
-    assert colours(tab, ".token")[:, 0].mean() > 0.5
-
-
 # What is said early, and costs
 
 
 def test_what_each_state_says_is_shown_with_its_flips(visit):
-    tab = visit(models=ALONE)
+    tab = visit(whole=ALONE)
     marked = 0
     for row in range(len(LAYERS) + 1):
         for number in (0, 3, 11, len(TOLD.tokens) - 1):
@@ -280,17 +176,8 @@ def test_what_each_state_says_is_shown_with_its_flips(visit):
     assert marked > 10
 
 
-def test_bars_are_dotted_where_the_answer_flips_in_a_layer(visit):
-    tab = visit(models=ALONE)
-    for number in range(6):
-        token(tab, number).dispatch_event("mouseover", {"clientX": number, "bubbles": True})
-        dots = tab.eval_on_selector_all(".bars span", "l => l.map(e => e.matches('.flips'))")
-        said = TOLD.said[number]
-        assert dots == [bool(layer[0, 0] != layer[-1, 0]) for layer in said]
-
-
 def test_costs_are_those_of_the_layer_and_of_all(visit):
-    tab = visit(models=ALONE)
+    tab = visit(whole=ALONE)
     for row in (1, 3):
         press(tab, *["ArrowRight"] * (row if row == 1 else 2))
         for number in (1, 7, len(TOLD.tokens) - 1):
@@ -315,14 +202,14 @@ def test_without_costs_or_a_lens_the_page_has_no_place_for_them(visit):
 
 
 def test_a_link_leads_back_to_layer_token_and_colour(visit):
-    tab = visit(models=ALONE)
+    tab = visit(whole=ALONE)
     press(tab, "2", "ArrowRight", "ArrowRight")
     token(tab, 5, "text").click()
     tab.select_option("#colour", "deep")
     tab.wait_for_url(re.compile("colour=deep$"))
     fragment = tab.evaluate("location.hash")
     assert fragment == "#text:7/layer=4/token=5/colour=deep"
-    again = visit(models=ALONE, fragment=fragment)
+    again = visit(whole=ALONE, fragment=fragment)
     assert place(again) == "text · sequence 7 · position 5"
     assert again.inner_text("#where") == "Layer 4"
     assert again.input_value("#colour") == "deep"
@@ -335,16 +222,6 @@ def test_a_link_leads_back_to_layer_token_and_colour(visit):
     assert again.inner_text("#where") == "Mean of 3 layers"
 
 
-def test_a_link_opens_the_model_and_the_selection(visit):
-    tab = visit(models=TWO, fragment="#text:7/layer=9/token=3/model=1/gates=0.2,0.9,0,0.8")
-    assert tab.locator("[data-source=text][data-model='1'] .token.shown").count() == 1
-    assert tab.is_checked("#names label:has-text('text') input")
-    assert [i.input_value() for i in tab.locator("#range input").all()] == [
-        "0.20", "0.90", "0.00", "0.80"
-    ]  # fmt: skip
-    tab.wait_for_url(re.compile("token=3/model=1/gates=0.2,0.9,0,0.8$"))
-
-
 @pytest.mark.parametrize(
     ("fragment", "missing"),
     [
@@ -352,25 +229,16 @@ def test_a_link_opens_the_model_and_the_selection(visit):
         ("#gsm8k:99", "sequence"),
         ("#gsm8k:3/layer=77", "layer"),
         ("#gsm8k:3/layer=4/token=5000", "token"),
-        ("#gsm8k:3/layer=4/token=x/colour=toString/model=7", "sequence"),
+        ("#gsm8k:3/layer=4/token=x/colour=toString", "token"),
         ("#%E0%A4%A:1", "sequence"),
         ("#gsm8k:3/layer=4/token=__proto__/colour=constructor", "token"),
     ],
 )
 def test_a_link_that_leads_nowhere_says_so(visit, fragment, missing):
-    tab = visit(models=ALONE, fragment=fragment)
+    tab = visit(whole=ALONE, fragment=fragment)
     assert place(tab) == f"The link names a {missing} that this page does not have."
     press(tab, "j")
     assert place(tab).endswith("position 0")
-
-
-def test_the_link_is_copied(visit):
-    tab = visit(models=ALONE, granted=["clipboard-read", "clipboard-write"])
-    press(tab, "j", "ArrowRight")
-    tab.click("#copy")
-    tab.wait_for_selector("#copy:has-text('Copied')")
-    copied = tab.evaluate("navigator.clipboard.readText()")
-    assert copied.endswith("page.html#gsm8k:0/layer=1/token=0")
 
 
 # The density plot
@@ -391,7 +259,7 @@ def picked(tab, source: str) -> np.ndarray:
 
 
 def test_numbers_select_tokens_by_their_gates_and_escape_clears(visit):
-    tab = visit(models=ALONE)
+    tab = visit(whole=ALONE)
     press(tab, "ArrowRight")
     for name, value in (("gate g_d from", "0.25"), ("gate g_d to", "0.8"), ("gate g_w to", "0.6")):
         tab.get_by_label(name).fill(value)
@@ -417,7 +285,7 @@ def test_numbers_select_tokens_by_their_gates_and_escape_clears(visit):
 
 
 def test_a_rectangle_that_is_drawn_selects_its_tokens(visit):
-    tab = visit(models=ALONE)
+    tab = visit(whole=ALONE)
     tab.locator("#plot").scroll_into_view_if_needed()
     box = tab.locator("#plot").bounding_box()
     tab.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.2 * box["height"])
@@ -437,23 +305,10 @@ def test_a_rectangle_that_is_drawn_selects_its_tokens(visit):
     assert not picked(tab, "gsm8k").any()
 
 
-def test_the_plot_has_every_token_of_the_texts_shown_once(visit):
-    tab = visit(models=ALONE)
-    assert tab.inner_text("#picked") == f"{len(TOLD.tokens) + len(FURTHER.tokens)} tokens"
-    tab.uncheck("#names label:has-text('text') input")
-    assert tab.inner_text("#picked") == f"{len(TOLD.tokens)} tokens"
-    filled = tab.locator("#bins rect").count()
-    assert 5 < filled <= len(TOLD.tokens)
-    press(tab, "n")
-    assert tab.inner_text("#picked") == f"{len(WORDS)} tokens"
-
-
-@pytest.mark.parametrize("models", [None, TWO], ids=["one", "two"])
-@pytest.mark.parametrize("width", [320, 400, 720])
-def test_one_model_or_two_fit_a_narrow_window(visit, width, models):
-    tab = visit(models=models, width=width)
+@pytest.mark.parametrize("width", [320, 720])
+def test_the_page_fits_a_narrow_window(visit, width):
+    tab = visit(width=width)
     press(tab, "n", "p", "j", "ArrowRight")
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    panel_width = "e => e.scrollWidth <= e.clientWidth"
-    assert tab.eval_on_selector("#panel", panel_width)
+    assert tab.eval_on_selector("#panel", "e => e.scrollWidth <= e.clientWidth")
     assert tokens_of(tab)[0] == "He"

@@ -1,4 +1,4 @@
-"""Read-outs of tokens: their sums against loops, where sequences are aligned, the terminal."""
+"""Read-outs of tokens: their sums against loops, the terminal."""
 
 import io
 import math
@@ -14,20 +14,16 @@ from dualpath_cli.output.console import plain_console
 from dualpath_cli.statistics.bootstrap import resample_weights
 from dualpath_cli.study.parts_of_speech import UPOS
 from dualpath_cli.study.routing.readouts import (
-    AFTER,
-    BEFORE,
     CONTRIBUTION_BINS,
     CONTRIBUTION_END,
     GATE_BINS,
     READOUTS,
-    SHARE_BINS,
     STEP_READOUTS,
     RoutingSums,
     Sums,
     _bin,
     columns,
 )
-from dualpath_cli.study.routing.study import MOST_ALIGNED, anchor_positions
 from dualpath_cli.study.routing.terminal import show
 
 LAYERS, LOOPS, EXPERTS, TAKEN = 2, 3, 5, 2
@@ -51,7 +47,6 @@ def batch(seed: int, sequences: int, length: int) -> dict[str, torch.Tensor]:
         "text": torch.from_numpy(text),
         "weights": torch.from_numpy(np.stack([resample_weights("a", n) for n in range(sequences)])),
         "tags": torch.from_numpy(draw.integers(-1, len(UPOS), (sequences, length))),
-        "anchors": torch.from_numpy(draw.integers(-1, length, sequences)),
     }
 
 
@@ -77,12 +72,8 @@ def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
                 continue
             expected["tokens"] += weight
             tag = int(data["tags"][s, t])
-            offset = t - int(data["anchors"][s])
-            near = data["anchors"][s] >= 0 and -BEFORE <= offset <= AFTER
             if tag >= 0:
                 expected["tag_tokens"][:, tag] += weight
-            if near:
-                expected["aligned_tokens"][:, offset + BEFORE] += weight
             for layer in range(LAYERS):
                 read = data["values"][s, t, layer].tolist()
                 g_d, g_w, norm_d, norm_w, _, share = read[:6]
@@ -108,15 +99,12 @@ def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
                 expected["contribution_density"][layer, deep, wide] += 1
                 if tag >= 0:
                     expected["tag_sums"][:, tag, layer] += weight * share
-                    expected["tag_shares"][tag, int(share * SHARE_BINS)] += 1
                 for expert in data["chosen"][s, t, layer].tolist():
                     expected["expert_tokens"][:, layer, expert] += weight
                     expected["expert_shares"][:, layer, expert] += weight * share
                     expected["share_squares"][:, layer] += weight * share**2
                     if tag >= 0:
                         expected["expert_tags"][:, layer, expert, tag] += weight
-                if near:
-                    expected["aligned_sums"][:, offset + BEFORE, layer] += weight * share
     for name, array in expected.items():
         assert array.any(), name
         np.testing.assert_allclose(actual[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
@@ -137,29 +125,6 @@ def test_batches_and_their_order_do_not_matter(seed, cuts, random):
 def test_what_is_no_number_is_in_the_bins_of_its_side():
     values = torch.tensor([math.nan, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf])
     assert _bin(values, 10, 1.0).tolist() == [0, 0, 0, 5, 9, 9, 9]
-
-
-VALUES = [b"<eot>", b"a", b"ab", b"b", b" A", "é".encode()[:1], "é".encode()[1:]]
-windows = st.lists(st.lists(st.integers(1, 6), max_size=8), min_size=1, max_size=4)
-
-
-@given(windows, st.sampled_from(["a", "ab", "ba", "é", "bé", " A", "aba", "zz"]))
-def test_the_anchor_is_the_token_in_which_the_word_first_ends(ids, word):
-    windows = [np.array([0, *window]) for window in ids]
-    positions = anchor_positions(windows, range(len(ids)), VALUES, word)
-    for window, position in zip(ids, positions, strict=True):
-        # Token by token: the first prefix of the text that holds the word.
-        prefixes = [b"".join(VALUES[id] for id in window[: n + 1]) for n in range(len(window))]
-        holds = [n + 1 for n, prefix in enumerate(prefixes) if word.encode() in prefix]
-        assert position == (holds[0] if holds else -1)
-
-
-def test_no_more_than_a_thousand_sequences_are_aligned_the_first_ones_of_the_source():
-    count = MOST_ALIGNED + 5
-    numbers = list(reversed(range(count)))
-    positions = anchor_positions([np.array([0, 1])] * count, numbers, VALUES, "a")
-    assert (positions >= 0).sum() == MOST_ALIGNED
-    assert (positions[:5] == -1).all()  # their numbers are the highest
 
 
 def layer_of(loops: int, seed: int) -> LayerTrace:

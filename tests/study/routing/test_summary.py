@@ -6,13 +6,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dualpath_cli.statistics.bootstrap import RESAMPLES
 from dualpath_cli.study.parts_of_speech import UPOS, measured
-from dualpath_cli.study.routing.readouts import AFTER, BEFORE, READOUTS, SHARE_BINS
-from dualpath_cli.study.routing.summary import Summary, experts_table, tag_box
+from dualpath_cli.study.routing.readouts import READOUTS
+from dualpath_cli.study.routing.summary import Summary
 from tests.study.routing.test_readouts import EXPERTS, LAYERS, LOOPS, batch, sums_of
 
 RESAMPLED = 11
@@ -29,14 +27,14 @@ def summary_of(layers: int = 6, **means: float | list[float]) -> Summary:
     return Summary(
         tuple(range(layers)), columns, nothing,
         {chosen: np.full((RESAMPLED, layers), np.nan) for chosen in measured()},
-        np.full((RESAMPLED, BEFORE + 1 + AFTER, layers), np.nan), clusters=100, n_layers=layers,
+        clusters=100,
     )  # fmt: skip
 
 
 def from_batch(data: dict[str, torch.Tensor]) -> Summary:
     counts = {"clusters": np.array(len(data["text"])), "experts": np.array([EXPERTS] * LAYERS)}
     sums = sums_of(data) | counts
-    return Summary.from_sums(sums, range(LAYERS), LOOPS, LAYERS)
+    return Summary.from_sums(sums, range(LAYERS), LOOPS)
 
 
 # Means and differences
@@ -124,15 +122,6 @@ def test_agreements_of_experts_are_those_of_their_choices_one_by_one():
         assert means["experts_upos"][0, layer] == pytest.approx((own - known) / own)
 
 
-def test_without_tags_the_table_of_experts_has_no_column_for_them():
-    data = batch(3, sequences=4, length=50)
-    tagged, untagged = (
-        [c.heading for c in experts_table({"source": from_batch(data | tags)}).columns]
-        for tags in ({}, {"tags": torch.full_like(data["tags"], -1)})
-    )
-    assert untagged == tagged[:-1]
-
-
 def _nats(counts: np.ndarray) -> float:
     return -sum(p * math.log(p) for p in counts / counts.sum())
 
@@ -149,36 +138,3 @@ def _nats(counts: np.ndarray) -> float:
 def test_bands_are_thirds_of_the_layers(layers, expected):
     bands = summary_of(layers).bands
     assert {name: (own[0], own[-1]) for name, own in bands.items()} == expected
-
-
-@pytest.mark.parametrize(
-    ("layers", "middle", "last"),
-    [
-        (16, range(2, 10), [14, 15]),  # the paper's
-        (8, range(1, 5), [7]),
-        (4, [1], [3]),  # layers 0 and 2 are half in the middle, which is not more than half
-        (3, [0, 1], [2]),
-        (2, [0], [1]),
-        (1, [], [0]),
-    ],
-)
-def test_the_middle_is_the_papers_scaled_to_the_depth(layers, middle, last):
-    summary = summary_of(layers)
-    assert (summary.middle, summary.last) == (list(middle), last)
-
-
-def test_layers_without_gates_count_for_the_depth():
-    summary = dataclasses.replace(summary_of(4), layers=(1, 7, 8, 14), n_layers=16)
-    assert (summary.middle, summary.last) == ([1, 2], [3])
-    assert [summary.is_last(place) for place in range(4)] == [False] * 4
-    assert dataclasses.replace(summary, n_layers=15).is_last(3)
-
-
-@given(st.lists(st.integers(0, 5), min_size=SHARE_BINS, max_size=SHARE_BINS).filter(any))
-def test_a_box_has_the_quantiles_of_the_shares(counts):
-    values = np.repeat((np.arange(SHARE_BINS) + 0.5) / SHARE_BINS, counts)
-    box = tag_box(np.array(counts, dtype=float))
-    parts = {"whislo": 5, "q1": 25, "med": 50, "q3": 75, "whishi": 95}
-    for name, percent in parts.items():
-        expected = np.percentile(values, percent, method="inverted_cdf")
-        assert box[name] == pytest.approx(expected, abs=1e-9)

@@ -1,4 +1,4 @@
-// The density of the gates: g_d against g_w of the tokens of all columns of the active one's model.
+// The density of the gates: g_d against g_w of the tokens of all columns.
 // A rectangle, drawn by pointer or given in numbers, marks its tokens in the texts.
 
 const BINS = 40;
@@ -31,7 +31,7 @@ function pick(box) {
   pickTokens();
 }
 const gatesOf = (c, i) => AXES.map((axis) => FIELDS[axis][1](c.examples[c.at], i, state.row));
-const plotted = () => columns.filter((c) => !c.section.hidden && c.m === state.active.m);
+const plotted = () => columns.filter((c) => !c.section.hidden);
 const scaled = (axis, v) => {
   const [low, high] = spread[axis], part = 100 * (v - low) / (high - low);
   return axis === "deep" ? part : 100 - part;
@@ -63,8 +63,7 @@ function drawDensity() {
   drawShown();
 }
 function drawShown() {
-  const { shown } = state, here = shown && shown.c.group[state.active.m];
-  const pair = here ? gatesOf(here, shown.i) : [NaN, NaN];
+  const { shown } = state, pair = shown ? gatesOf(shown.c, shown.i) : [NaN, NaN];
   const known = !pair.some(Number.isNaN), [x, y] = AXES.map((axis, n) => scaled(axis, pair[n]));
   $("dot").setAttribute("d", known ? `M ${x} ${y} h 0` : "");  // a round cap alone
 }

@@ -45,7 +45,7 @@ try {
   if (theme === "dark" || theme === "light") root.dataset.theme = theme;
 } catch { /* a browser may refuse it to files: the system's choice stands */ }
 system.onchange = pressDark, pressDark();
-for (const [c] of groups) open(c, 0);
+for (const c of columns) open(c, 0);
 activate(columns[0]), setColour("share"), setRow(0);
 followAddress();
 addEventListener("hashchange", followAddress);

@@ -15,7 +15,6 @@ function writeLink() {
     `layer=${row ? layers[row - 1] : "mean"}`];
   if (shown) parts.push(`token=${shown.i}`);
   if (colour !== "share") parts.push(`colour=${colour}`);
-  if (c.m) parts.push(`model=${c.m}`);
   if (picked) parts.push(`gates=${AXES.flatMap((axis) => picked[axis]).join(",")}`);
   try { history.replaceState(null, "", `#${parts.join("/")}`); } catch { /* the link is a help */ }
 }
@@ -26,10 +25,10 @@ function follow(hash) {
   const colon = place.lastIndexOf(":"), number = place.slice(colon + 1);
   let name = place.slice(0, colon);
   try { name = decodeURIComponent(name); } catch { /* no such source, then */ }
-  const group = groups.find(([c]) => c.name === name);
-  const c = group?.[given.model ?? 0], to = c?.examples.findIndex((e) => `${e.number}` === number);
+  const c = columns.find((one) => one.name === name);
+  const to = c?.examples.findIndex((e) => `${e.number}` === number);
   if (!c || to < 0) return "sequence";
-  reveal(group, true);
+  reveal(c, true);
   activate(c);
   if (to !== c.at) open(c, to);
   const row = layers.findIndex((layer) => `${layer}` === given.layer) + 1;

@@ -1,22 +1,18 @@
-// The panel: all read-outs of the token that is shown, of every model.
+// The panel: all read-outs of the token that is shown.
 
 const readOuts = (names) => names.flatMap((name) => {
-  const values = models.map((model, m) => {
-    const dd = make("dd");
-    dd.dataset.field = name, dd.dataset.model = m;
-    return dd;
-  });
-  return make("div", {}, make("dt", { innerHTML: FIELDS[name][0] }), ...values);
+  const dd = make("dd");
+  dd.dataset.field = name;
+  return make("div", {}, make("dt", { innerHTML: FIELDS[name][0] }), dd);
 });
-const named = (model) => models.length > 1 ? [make("p", { className: "of" }, model.name)] : [];
 const updateHead = () => make("thead", {}, make("tr", {}, ...[
   ["k", "Step of the deep path"], ["‖Δ<sub>k</sub>‖ / ‖h‖", "Size of the step’s update beside the "
     + "state that it starts from"], ["cos", "Cosine of the update and the one before it"],
 ].map(([innerHTML, title]) => make("th", { scope: "col", innerHTML, title }))));
-const charts = models.map((model, m) => {
-  const steps = Array.from({ length: model.loops }, (_, k) => {
+const charts = (() => {
+  const steps = Array.from({ length: loops }, (_, k) => {
     const li = make("li");
-    li.style.setProperty("--k", (k + 1) / model.loops);
+    li.style.setProperty("--k", (k + 1) / loops);
     return li;
   });
   const weights = steps.map(() => make("span"));
@@ -28,7 +24,7 @@ const charts = models.map((model, m) => {
   const chart = make("div", { className: "bars", ariaHidden: true }, ...bars);
   const caption = make("figcaption", { innerHTML: "ρ<sub>d</sub> by layer",
     title: "The line is at ½; a dot where the answer flips" });
-  $("charts").append(...named(model),
+  $("charts").append(
     make("figure", { className: "chart" }, make("figcaption", {}, "Weight of each step"), list,
       make("div", { className: "weights" }, ...weights)),
     make("figure", { className: "chart" }, caption, chart,
@@ -41,10 +37,10 @@ const charts = models.map((model, m) => {
     make("figcaption", {}, "Load of each expert in the sequence"),
     make("div", { className: "loads", ariaHidden: true }, ...loads)));
   return { steps, weights, bars, updates, loads };
-});
-function drawCharts(e, m, i) {
-  const { steps, weights, bars, updates, loads } = charts[m], { row } = state;
-  const choices = e && row ? loadsOf(e, row) : [], n = models[m].experts[row - 1];
+})();
+function drawCharts(e, i) {
+  const { steps, weights, bars, updates, loads } = charts, { row } = state;
+  const choices = e && row ? loadsOf(e, row) : [], n = model.experts[row - 1];
   const even = choices.reduce((sum, count) => sum + count, 0) / n;
   const own = e ? expertsOf(e, i, row).map(([number]) => number) : [];
   loads.forEach((bar, number) => {
@@ -77,44 +73,32 @@ function drawCharts(e, m, i) {
 }
 function draw() {
   const { row, shown, pinned } = state, i = shown?.i;
-  const of = models.map((_, m) => shown && shown.c.group[m].examples[shown.c.at]);
+  const e = shown && shown.c.examples[shown.c.at];
   $("panel").classList.toggle("pinned", pinned);
   $("where").textContent = where(row)[0].toUpperCase() + where(row).slice(1);
   for (const dd of $("panel").querySelectorAll("[data-field]")) {
-    const e = of[dd.dataset.model];
     dd.textContent = e ? read(dd.dataset.field, e, i, row) : "–";
   }
-  if (tags.length) $("tag").textContent = shown && tags[code(0, of[0].first + i) - 1] || "–";
-  of.forEach((e, m) => {
-    drawCharts(e, m, i);
-    drawEarly(e, m, i);
-    drawCosts(e, m, i);
-  });
+  if (tags.length) $("tag").textContent = e && tags[data.upos[e.first + i] - 1] || "–";
+  drawCharts(e, i);
+  drawEarly(e, i);
+  drawCosts(e, i);
   drawShown();
   if (!shown) {
     $("word").textContent = "\u00a0";
     $("place").textContent = state.note || "Point at a token, or press j.";
     return;
   }
-  const e = of[shown.c.m], made = shown.c.spans[i], text = visible(e.tokens[i]);
-  for (const other of shown.c.group) {
-    if (other !== shown.c) other.spans[i].classList.add("echo");
-  }
+  const made = shown.c.spans[i], text = visible(e.tokens[i]);
   made.classList.add("shown");
   made.classList.toggle("pinned", pinned);
   made.ariaPressed = pinned;
   $("word").textContent = text;
   $("place").textContent = `${e.source} · sequence ${e.number} · position ${i}`;
-  const shares = of.map((other) => read("share", other, i, row)).join(" and ");
-  $("spoken").textContent = `${text}, ${where(row)}: deep share ${shares}`;
+  $("spoken").textContent = `${text}, ${where(row)}: deep share ${read("share", e, i, row)}`;
 }
 $("of-token").append(...readOuts(["nats"]));
 if (tags.length) {
   $("of-token").append(make("div", {}, make("dt", {}, "UPOS"), make("dd", { id: "tag" })));
 }
 $("of-layer").append(...readOuts(Object.keys(FIELDS).filter((name) => name !== "nats")));
-if (models.length > 1) {
-  $("panel").classList.add("several");
-  const names = models.map((model) => make("span", {}, model.name));
-  $("of-token").before(make("div", { className: "models" }, make("span"), ...names));
-}

@@ -31,11 +31,7 @@ from dualpath_cli.study.passes import FILLER, Arrays, Pass, read_arrays
 from dualpath_cli.study.routing.options import Routing
 from dualpath_cli.study.routing.page.page import likely_tokens
 from dualpath_cli.study.routing.readouts import (
-    EXPERT_READOUTS,
-    by_name,
-    dual_layers,
     experts_by_layer,
-    experts_of,
     gated_layers,
     is_text,
     most_steps,
@@ -45,7 +41,6 @@ from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.module import DualPathModule
 
 TOP = 3  # tokens of a state's prediction that are kept, the likeliest ones
-BESIDE = "beside_"  # the beginning of the names of arrays of the model with other loops
 GATES = {(1.0, 0.0): "deep only", (0.0, 1.0): "wide only", (1.0, 1.0): "both open"}
 """(g_d, g_w) that are forced, and what the page calls them."""
 
@@ -74,15 +69,13 @@ def page_passes(
             *(Intervention(gates=gates, layers=layers) for gates in GATES),
         )
     ]  # fmt: skip
-    beside = [] if options.beside_loops is None else [Intervention(loops=options.beside_loops)]
-    loops = [most_steps(config), *(change.loops or 0 for change in beside)]
-    room = likely_tokens(of_all, config.block_kinds.count("dual"), loops, len(changes))
+    layers = config.block_kinds.count("dual")
+    room = likely_tokens(of_all, layers, most_steps(config), len(changes))
     # One more token is kept: what really came after the last one. Fillers have no number.
     by_number = dict(zip(windows.numbers, windows.windows, strict=False))
     first = Windows((by_number[number][: room + 2] for number in shown), multiple_of=ranks)
     return [
         Lens(source, first, room, vocabulary=vocabulary),
-        *(Lens(source, first, room, change, vocabulary=vocabulary) for change in beside),
         *(Forced(source, first, room, change) for change in changes),
     ]
 
@@ -162,8 +155,7 @@ class Lens(PagePass):
     h_wide and its output; K is the largest of these layers, and one of fewer steps, whose numbers
     are `steps`, (L,), repeats its last one. `next` is the id of the token that really comes next,
     -1 at the end of a window, and `nats` its loss, (N,) each. `n_experts` (L,) counts the experts
-    of a layer. Under an intervention also `read_outs`, (N, L, columns), `experts` and
-    `expert_weights`, (N, L, C), and `own_nats`, the loss of the token itself, (N,).
+    of a layer.
     """
 
     vocabulary: int = 0  # ids that the tokenizer has; further rows of the head stand for nothing
@@ -184,7 +176,7 @@ class Lens(PagePass):
     ) -> dict[str, torch.Tensor]:
         assert self._module.model is not None
         trace = RoutingTrace(keeps_states=True)
-        nll_BT = self._module.model(tokens, targets, trace=trace, intervention=self.intervention)
+        nll_BT = self._module.model(tokens, targets, trace=trace)
         gated = [layer for layer in trace.layers if layer.gate_deep is not None]
         self._steps = [len(layer.deep_states) for layer in gated]
         layers = list(_states(trace))
@@ -198,18 +190,12 @@ class Lens(PagePass):
             for n in (0, 1)
         )
         next_N = targets[text_BT]
-        found = {
+        return {
             "said": said.int(),
             "shares": shares,
             "next": next_N.where(next_N != IGNORE, -1).int(),
             "nats": nll_BT[text_BT].float(),
         }
-        if self.intervention is not None:
-            found["read_outs"] = dual_layers(trace)[text_BT].float()
-            chosen = zip(EXPERT_READOUTS, experts_of(trace), strict=True)
-            found |= {name: values[text_BT].float() for name, values in chosen}
-            found["own_nats"] = nll_BT.roll(1, 1)[text_BT].float()
-        return found
 
     def end(self) -> Arrays:
         experts = experts_by_layer(self._module.config)
@@ -258,14 +244,12 @@ def write_details(
     costs                           (M, 1 + L, F): nats that forcing adds to the loss of the
                                     next token, in all layers and in each; nan where there is none
     forced                          (F,): what is forced
-    beside_said and so on           the same of the model with other loops, and its read-outs
     ==============================  ==========================================================
     """
     arrays: Arrays = {"numbers": np.array(numbers)}
     for pass_ in passes:
         if isinstance(pass_, Lens):
-            lead = BESIDE if pass_.intervention else ""
-            arrays |= {lead + name: values for name, values in pass_.arrays.items()}
+            arrays |= pass_.arrays
     by_layer: dict[tuple[int, ...] | None, list[Forced]] = {}
     for pass_ in passes:
         if isinstance(pass_, Forced) and pass_.intervention is not None:
@@ -279,56 +263,30 @@ def write_details(
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def models(folder: Path, sources: Sequence[str], name: str, beside: str = "") -> tuple[Model, ...]:
-    """What is on the page of a run, read from its folder: its model under its `name`.
-
-    Where it was read with other loops as well, these are a second model, whose name is `beside`.
-    """
-    found: dict[str, list[Example]] = {}
-    steps: dict[str, list[int]] = {}
-    experts: list[int] = []
-    forced: list[str] = []
+def read_page(folder: Path, sources: Sequence[str]) -> Model:
+    """What is on the page of a run, read from its folder."""
+    found: list[Example] = []
     for source in sources:
         details = read_arrays(folder / "page" / f"{source}.npz")
         examples = read_examples(folder / TOKENS, source, details["numbers"].tolist())
-        for lead in ("", BESIDE):
-            if f"{lead}said" in details:
-                found.setdefault(lead, []).extend(_joined(examples, details, lead))
-        steps |= {lead: details[f"{lead}steps"].tolist() for lead in found}
-        experts = details["n_experts"].tolist()
-        forced = details["forced"].tolist() if "forced" in details else []
-    names = {"": (name, forced), BESIDE: (beside, [])}
-    return tuple(
-        Model(names[lead][0], steps[lead], examples, names[lead][1], experts)
-        for lead, examples in found.items()
-    )
+        found += _joined(examples, details)
+    forced = details["forced"].tolist() if "forced" in details else []
+    return Model(details["steps"].tolist(), found, forced, details["n_experts"].tolist())
 
 
-def _joined(examples: Sequence[Example], details: Arrays, lead: str) -> list[Example]:
-    """Examples with what was said and what forcing costs, cut to the tokens that have it.
-
-    With `BESIDE` they are what the model with other loops made of the same tokens.
-    """
+def _joined(examples: Sequence[Example], details: Arrays) -> list[Example]:
+    """Examples with what was said and what forcing costs, cut to the tokens that have it."""
     counts = details["counts"]
     place = {number: n for n, number in enumerate(details["numbers"].tolist())}
     starts = np.cumsum(counts) - counts
+    names = {"said": "said", "shares": "shares", "next_ids": "next", "next_nats": "nats"}
+    names |= {"costs": "costs"} if "costs" in details else {}
     found = []
     for example in examples:
         start, count = (array[place[example.number]] for array in (starts, counts))
-        kept = example.first(count)
         rows = slice(start, start + count)
-        names = {"said": "said", "shares": "shares", "next_ids": "next", "next_nats": "nats"}
-        values: dict[str, Any] = {n: details[lead + name][rows] for n, name in names.items()}
-        if lead:
-            read_outs = details[f"{lead}read_outs"][rows]
-            fields = Example.__dataclass_fields__
-            values |= {n: array for n, array in by_name(read_outs).items() if n in fields}
-            if example.experts is not None:
-                values |= {n: details[f"{lead}{n}"][rows] for n in EXPERT_READOUTS}
-            values |= {"nats": details[f"{lead}own_nats"][rows]}
-        elif "costs" in details:
-            values["costs"] = details["costs"][rows]
-        found.append(replace(kept, **values))
+        values: dict[str, Any] = {name: details[of][rows] for name, of in names.items()}
+        found.append(replace(example.first(count), **values))
     return found
 
 

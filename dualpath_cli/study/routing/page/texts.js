@@ -1,4 +1,4 @@
-// The texts: a column for each source and model, whose tokens are coloured and can be pointed at.
+// The texts: a column for each source, whose tokens are coloured and can be pointed at.
 
 const state = { row: 0, colour: "share", shown: null, pinned: false, active: null, note: "" };
 
@@ -20,21 +20,14 @@ const span = (text, i) => {
   return made;
 };
 
-// The columns of a source are its group: they show the same sequence.
 const columns = [];
-$("sources").classList.toggle("pairs", models.length === 2);
-const groups = [...new Set(examples.map((e) => e.source))].map((name, place) => {
-  const group = models.map((model, m) => column(name, m));
-  for (const c of group) c.group = group;
-  const box = make("input", { type: "checkbox", onchange: () => reveal(group, box.checked) });
-  group.box = box;
-  $("names").append(make("label", {}, box, name));
-  reveal(group, models.length === 1 || place === 0);
-  return group;
-});
-function column(name, m) {
-  const all = readings[m].filter((e) => e.source === name);
-  const c = { name, m, at: 0, place: -1, examples: all };
+for (const name of new Set(examples.map((e) => e.source))) columns.push(column(name));
+function column(name) {
+  const all = examples.filter((e) => e.source === name);
+  const c = { name, at: 0, place: -1, examples: all };
+  c.box = make("input", { type: "checkbox", checked: true,
+    onchange: () => reveal(c, c.box.checked) });
+  $("names").append(make("label", {}, c.box, name));
   const turn = (by, sign, word) => make("button", { type: "button", textContent: sign,
     ariaLabel: `${word} sequence of ${name}`, onclick: () => open(c, c.at + by) });
   const start = (e) => e.tokens.slice(0, 16).join("").replace(HIDDEN, " ").trim().slice(0, 60);
@@ -44,12 +37,10 @@ function column(name, m) {
   }, ...all.map((e) => make("option", {}, `${e.number}: ${start(e)}`)));
   c.note = make("p", { className: "note" });
   c.text = make("div", { className: "text", dir: "auto", translate: false });
-  const title = models.length > 1 ? `${name} · ${models[m].name}` : name;
-  columns.push(c);
-  c.section = make("section", { className: "source", ariaLabel: title },
-    make("h2", {}, make("kbd", {}, String(columns.length)), ` ${title}`),
+  c.section = make("section", { className: "source", ariaLabel: name },
+    make("h2", {}, make("kbd", {}, String(columns.length + 1)), ` ${name}`),
     make("div", { className: "turn" }, c.back, c.select, c.on), c.note, c.text);
-  c.section.dataset.source = name, c.section.dataset.model = m;
+  c.section.dataset.source = name;
   $("sources").append(c.section);
   const placeOf = (event) => event.target.closest(".token")?.dataset.i;
   const meet = (event) => { if (placeOf(event) && !state.pinned) show(c, +placeOf(event)); };
@@ -60,10 +51,10 @@ function column(name, m) {
   c.text.addEventListener("click", (event) => { if (placeOf(event)) pin(c, +placeOf(event)); });
   return c;
 }
-function reveal(group, visible) {
-  group.box.checked = visible;
-  for (const c of group) c.section.hidden = !visible;
-  if (state.active?.section.hidden) activate(columns.find((c) => !c.section.hidden));
+function reveal(c, visible) {
+  c.box.checked = visible;
+  c.section.hidden = !visible;
+  if (state.active?.section.hidden) activate(columns.find((other) => !other.section.hidden));
   if (state.active) drawDensity();
 }
 // A token that scrolls under a resting pointer is not pointed at.
@@ -71,16 +62,14 @@ let pointer = "";
 function moved(event) { return pointer !== (pointer = `${event.clientX} ${event.clientY}`); }
 document.addEventListener("mousemove", moved);
 
-function open(chosen, to) {
-  if (!chosen.examples[to]) return;
-  if (state.shown?.c.group === chosen.group) show(null);
-  for (const c of chosen.group) {
-    Object.assign(c, { at: to, place: -1 });
-    c.select.selectedIndex = to, c.back.disabled = to === 0, c.on.disabled = !c.examples[to + 1];
-    c.spans = c.examples[to].tokens.map(span);
-    c.text.replaceChildren(...c.spans);
-    paint(c);
-  }
+function open(c, to) {
+  if (!c.examples[to]) return;
+  if (state.shown?.c === c) show(null);
+  Object.assign(c, { at: to, place: -1 });
+  c.select.selectedIndex = to, c.back.disabled = to === 0, c.on.disabled = !c.examples[to + 1];
+  c.spans = c.examples[to].tokens.map(span);
+  c.text.replaceChildren(...c.spans);
+  paint(c);
   drawDensity();
   keepLink();
 }
@@ -99,13 +88,11 @@ function paint(c) {
 }
 function show(c, i) {
   const before = state.shown;
-  for (const other of before?.c.group ?? []) {
-    other.spans[before.i].classList.remove("shown", "pinned", "echo");
-    other.spans[before.i].ariaPressed = false;
-  }
-  for (const other of c?.group ?? []) {
-    other.spans[Math.max(other.place, 0)].tabIndex = -1, other.spans[i].tabIndex = 0;
-    other.place = i;
+  before?.c.spans[before.i].classList.remove("shown", "pinned");
+  if (before) before.c.spans[before.i].ariaPressed = false;
+  if (c) {
+    c.spans[Math.max(c.place, 0)].tabIndex = -1, c.spans[i].tabIndex = 0;
+    c.place = i;
   }
   state.shown = c && { c, i };
   state.pinned &&= Boolean(c);
