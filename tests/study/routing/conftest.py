@@ -45,14 +45,13 @@ def example(
         draw.uniform(-1, 1, shape).astype(np.float32),
         gated[0] / gated.sum(0),
         weights,
-        *step_updates(shape, loops),
+        *step_updates(draw, shape, loops),
         length or len(tokens),
     )
 
 
-def step_updates(shape: tuple[int, ...], loops: int) -> tuple[np.ndarray, np.ndarray]:
+def step_updates(draw: np.random.Generator, shape, loops) -> tuple[np.ndarray, np.ndarray]:
     """Random sizes and cosines of the steps' updates: the first step has no cosine."""
-    draw = np.random.default_rng([*shape, loops])
     sizes = (10 ** draw.uniform(-4, 1, (*shape, loops))).astype(np.float32)
     cosines = draw.uniform(-1, 1, (*shape, loops)).astype(np.float32)
     cosines[..., 0] = np.nan
