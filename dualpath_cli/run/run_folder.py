@@ -206,7 +206,9 @@ def check_as_written(folder: Path, checkpoint: Path) -> None:
             f"{step_of(checkpoint)} back, or remove it"
         )
     begun = read_json(folder / VERSIONS, PUT_BACK)
-    if facts.get("id") != begun.get("id"):
+    if "id" not in begun:
+        raise UserError(f"{folder / VERSIONS} lacks the run's id; {PUT_BACK}")
+    if facts["id"] != begun["id"]:
         raise UserError(
             f"{checkpoint} is of another run than {folder}; put its own back, or remove it"
         )

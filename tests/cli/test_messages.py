@@ -45,7 +45,7 @@ FILES = {
     "bad.jsonl": "{",
     "there.jsonl": "",
     "nothing/a.rst": "",
-    "exported/config.json": "{}",
+    "exported/config.json": '{"model_type": "dualpath"}',
     "exported/recipe.yaml": "model: {}",
     "runs/tiny/first/recipe.yaml": "model: {}",
 }
