@@ -133,7 +133,8 @@ class OneLine:
             must = must.removesuffix(" or null")  # which stands for an option that is left out
         if "<class" in must:
             # The types of a union come in any order; those of another kind say nothing.
-            reasons = re.findall(r" - (?!Expected a <class)(.*?)(?= - | Given value|$)", text)
+            errors = text.rpartition("Errors:")[2]
+            reasons = re.findall(r" - (?!Expected a <class)(.*?)(?= - | Given value|$)", errors)
             return f"{name}: '{given:.60}' cannot be built: {(reasons or [text])[0]}"
         choices = _choices(annotation)
         near = "" if given in choices else did_you_mean(given, choices)

@@ -80,7 +80,7 @@ def test_a_file_that_is_no_text_is_named(name, damage, reason, home, said):
         ("recipe.yaml", "data:", "recipe.yaml: 'data' in the recipe must be a mapping, not null"),
         ("versions.json", "", "cannot be read (no JSON: Expecting value"),
         ("versions.json", "[]", "cannot be read (no JSON object); put it back, or train the run"),
-        ("versions.json", "{}", "was trained on data of the fingerprint None, these are"),
+        ("versions.json", "{}", "versions.json lacks the run's id; put it back, or train the run"),
         ("metrics.csv", "[[[[", "has no whole line, not even a header; mend it, or move it away"),
         ("metrics.csv", 'step,x\n"1,1\n', "cannot be read (unexpected end of data)"),
     ],

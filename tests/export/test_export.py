@@ -145,9 +145,10 @@ def test_an_exported_folder_is_studied_and_compared_as_its_run(
 ):
     monkeypatch.setattr(USERS_OF_FIGURES[0], lambda folder, figures: [])
     run = trained()
-    compared = output_of("compare", run).replace(str(run), "RUN")
+    compare = ("compare", "--out", tmp_path / "comparison")
+    compared = output_of(*compare, run).replace(str(run), "RUN")
     out = export(run, tmp_path / "a" / "b")
-    assert output_of("compare", out).replace(str(out), "RUN") == compared
+    assert output_of(*compare, out).replace(str(out), "RUN") == compared
     of_run = output_of("ablate", "--ckpt_path", run)
     shutil.rmtree(run)
     of_folder = output_of("ablate", "--ckpt_path", out)
