@@ -12,9 +12,9 @@ from data_prep.settings import NEMOTRON, SAMPLE, Settings, settings_from
 from data_prep.sources.corpora import MIRROR, find
 from data_prep.writing.out_folder import finished_remote, upload
 from dualpath_cli.errors import RunFailed, UserError, of_system
-from dualpath_cli.machine import cores
 from dualpath_cli.ranges import Size, check_ranges
 from dualpath_cli.recipe import recipes
+from dualpath_cli.system import cores
 from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer

@@ -10,11 +10,11 @@ from rich.filesize import decimal
 
 from data_prep.documents.text import clean
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import read_text, write_text
-from dualpath_cli.options import folder_of
 from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.ranges import Size, check_ranges
+from dualpath_cli.recipe.options import folder_of
+from dualpath_cli.system import read_text, write_text
 from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer, train_bpe
 

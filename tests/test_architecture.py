@@ -6,19 +6,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dualpath_cli"
 ROWS = [
-    ["loaded"],
-    ["export"],
-    ["evaluation"],
-    ["generation", "compare"],
-    ["study", "sweep"],
-    ["cli", "statistics"],
+    ["compare"],
+    ["export", "study", "sweep"],
+    ["evaluation", "cli"],
     ["training", "decoding"],
-    ["model", "flops"],
-    ["kernels", "options", "run"],
+    ["run", "flops"],
+    ["model", "recipe"],
     ["intervention", "text"],
-    ["own_classes", "recipe"],
+    ["own_classes"],
     ["config", "output"],
-    ["files", "errors", "ending", "ranges", "machine", "seeds", "sizes"],
+    ["system", "errors", "ranges", "statistics", "kernels"],
 ]
 ROW_OF = {room: number for number, row in enumerate(ROWS) for room in row}
 ENTRANCES = {"__init__", "__main__"}

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from data_prep.documents.pieces import Piece
 from data_prep.documents.text import BANDS
 from data_prep.settings import Duplicates
-from dualpath_cli.files import remove
+from dualpath_cli.system import remove
 
 KEPT, EXACT, NEAR = 0, 1, 2  # the values of `Verdicts.kinds`
 

@@ -21,8 +21,8 @@ from data_prep.download import Unavailable
 from data_prep.executors import PieceExecutor
 from data_prep.sources.corpora import Corpus, InputFile
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import replacing, write_text
 from dualpath_cli.output.console import Progress, bytes_of_bytes, counted
+from dualpath_cli.system import replacing, write_text
 from dualpath_cli.text.rows import OnRead
 
 PIECE_BYTES = 8 << 20  # uncompressed size of the rows that make a piece; a longer row goes alone

@@ -21,7 +21,7 @@ import requests
 import urllib3
 
 from data_prep.download import RemoteFile, Unavailable, Unreachable, first_contact
-from dualpath_cli.files import sync, write_text
+from dualpath_cli.system import sync, write_text
 
 
 class Part:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from data_prep.download import RemoteFile, Unavailable, first_contact
 from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.files import write_text
+from dualpath_cli.system import write_text
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.hub import connect, explained, within
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import yaml
 
 from data_prep.sources.arithmetic import problems
-from dualpath_cli.files import write_text
+from dualpath_cli.system import write_text
 from dualpath_cli.text.tokenizer import Tokenizer, train_bpe
 
 GRAMMAR: dict[str, dict[str, Any]] = yaml.safe_load(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import alone, remove, sync, write_text
+from dualpath_cli.system import alone, remove, sync, write_text
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.text.tokenizer import TOKENIZER

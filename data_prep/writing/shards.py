@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.documents.pieces import Tokens
-from dualpath_cli.files import replacing, write_text
+from dualpath_cli.system import replacing, write_text
 from dualpath_cli.text.manifest import FORMATS, HEADER, INDEX, StoredFile
 from dualpath_cli.text.storage import sha256_of
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.machine import cores, visible_gpus
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.schedule import check_loops, step_loops
 from dualpath_cli.recipe.settings import Settings, TrainerSettings
 from dualpath_cli.run.run_folder import TOKENIZER
+from dualpath_cli.system import cores, visible_gpus
 from dualpath_cli.text.documents import FORMATS, Source, read_documents
 from dualpath_cli.text.manifest import Manifest, is_data_folder, readable
 from dualpath_cli.text.rows import is_known

@@ -91,7 +91,7 @@ _RECORDS = (
         "Score a trained model on named validation sets.",
         f"--ckpt-path RUN [--average N] [--data.val.NAME PATH ...] {SECTIONS}",
         needs="run",
-        options="dualpath_cli.options:Validate",
+        options="dualpath_cli.recipe.options:Validate",
         task="dualpath_cli.cli.session:validate",
     ),
     Command(

@@ -16,13 +16,12 @@ from dualpath_cli.cli.continuing import take_over
 from dualpath_cli.cli.launch import Launch
 from dualpath_cli.cli.session import OutOfMemory, Session
 from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
-from dualpath_cli.files import FIT, alone, write_text
 from dualpath_cli.flops import count
 from dualpath_cli.kernels.device import device_name
-from dualpath_cli.machine import Terminated
 from dualpath_cli.own_classes.checks import hashes, keep_sources, option_of
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.run_folder import ENDED_EARLY, TOKENIZER, WENT_WRONG
+from dualpath_cli.system import FIT, Terminated, alone, write_text
 from dualpath_cli.text.manifest import Manifest, is_data_folder
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training.data import order

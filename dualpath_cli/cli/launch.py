@@ -32,15 +32,15 @@ from dualpath_cli.cli.commands import Command, resolve
 from dualpath_cli.cli.continuing import data_since, find_trunk
 from dualpath_cli.cli.words import Line
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import has_step, read_text
-from dualpath_cli.options import folder_of
 from dualpath_cli.output import is_first_rank
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, import_classes
 from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.run_folder import ENDED_EARLY, VALIDATION, Run, check_tables, step_of
 from dualpath_cli.run.trained import averaged, find_run
+from dualpath_cli.system import has_step, read_text
 from dualpath_cli.text.manifest import Manifest
 
 _HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}

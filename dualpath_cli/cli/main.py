@@ -17,9 +17,8 @@ from dualpath_cli.errors import (
     of_system,
     one_line,
 )
-from dualpath_cli.files import claim
-from dualpath_cli.machine import Terminated, end_with_parent, ended_by_sigterm
 from dualpath_cli.output import escape_unprintable, to_nobody
+from dualpath_cli.system import Terminated, claim, end_with_parent, ended_by_sigterm
 
 
 def _line(name: str, purpose: str) -> str:

@@ -8,11 +8,11 @@ from rich.console import Console
 
 from dualpath_cli.cli.launch import Launch
 from dualpath_cli.errors import RunFailed, UserError
-from dualpath_cli.files import format_csv, read_csv, write_text
 from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.run.run_folder import AVERAGES, Run, read_recipe
 from dualpath_cli.run.trained import label_of_average
+from dualpath_cli.system import format_csv, read_csv, write_text
 from dualpath_cli.training.data.data_module import DualPathDataModule
 from dualpath_cli.training.module import DualPathModule
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from dualpath_cli.compare.groups import Group, groups_of, paper_groups
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, is_run, read_run
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import claim, format_csv, write_texts
-from dualpath_cli.options import Average, OwnClasses, folder_of
 from dualpath_cli.own_classes.checks import import_classes
+from dualpath_cli.recipe.options import Average, OwnClasses, folder_of
+from dualpath_cli.system import claim, format_csv, write_texts
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from dualpath_cli.compare.groups import Configuration, Group
-from dualpath_cli.files import without_nan
 from dualpath_cli.output.table import Cell, Column, Columns, Table, with_error, with_interval
 from dualpath_cli.statistics.blocks import Blocks, block_spread, find_blocks
 from dualpath_cli.statistics.significance import LEVEL, holm
+from dualpath_cli.system import without_nan
 
 BLOCKS, PAIR = "randomised blocks", "paired t"
 

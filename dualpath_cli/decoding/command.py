@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dualpath_cli.decoding.request import WRITTEN, Generate
 from dualpath_cli.errors import RunFailed
-from dualpath_cli.files import write_text
+from dualpath_cli.system import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,8 +14,15 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.options import Overrides, OwnClasses, Where, folder_of, path_of, read_overrides
 from dualpath_cli.ranges import check_ranges
+from dualpath_cli.recipe.options import (
+    Overrides,
+    OwnClasses,
+    Where,
+    folder_of,
+    path_of,
+    read_overrides,
+)
 from dualpath_cli.run.trained import Trained, find
 from dualpath_cli.text.documents import format_of
 from dualpath_cli.text.rows import BadRow, kind_of, read_rows

@@ -17,7 +17,7 @@ from dualpath_cli.decoding.writing import (
     write_on,
     write_on_drafts,
 )
-from dualpath_cli.seeds import seed_from
+from dualpath_cli.statistics.seeds import seed_from
 from dualpath_cli.text.tokenizer import Tokenizer
 
 

@@ -11,11 +11,11 @@ from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.evaluation import benchmarks
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS, PAPER_LIMIT, SUITES
 from dualpath_cli.evaluation.data import Asked, NoData, ask, ask_text, write_requests
-from dualpath_cli.files import format_csv, read_text, without_nan, write_text
 from dualpath_cli.flops.paper import configurations
-from dualpath_cli.options import Overrides, OwnClasses, Where, folder_of, read_overrides
 from dualpath_cli.ranges import check_name, check_ranges
+from dualpath_cli.recipe.options import Overrides, OwnClasses, Where, folder_of, read_overrides
 from dualpath_cli.run.trained import Trained, find
+from dualpath_cli.system import format_csv, read_text, without_nan, write_text
 from dualpath_cli.text.documents import split_name, stem
 
 OF_THE_RECIPE = "recipe"  # the paper's row that a run's recipe names

@@ -13,7 +13,7 @@ from typing import Any
 from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.benchmarks import Benchmark, Hub
 from dualpath_cli.evaluation.formats import ANSWER, BadQuestion, Question, Row, prefix_of
-from dualpath_cli.files import write_text
+from dualpath_cli.system import write_text
 from dualpath_cli.text.documents import Source, parse_source, read_documents
 from dualpath_cli.text.rows import BadRow, read_rows
 

@@ -22,7 +22,7 @@ import numpy as np
 from dualpath_cli.evaluation.benchmarks import ROLLING, Benchmark
 from dualpath_cli.evaluation.data import Asked
 from dualpath_cli.evaluation.formats import Question, last_number
-from dualpath_cli.files import format_csv, write_text
+from dualpath_cli.system import format_csv, write_text
 
 Sample = dict[str, Any]
 """The record of one document, a line of JSON: `doc`, its scores, and the numbers behind them."""

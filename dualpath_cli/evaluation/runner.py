@@ -33,14 +33,14 @@ from dualpath_cli.evaluation.results import (
     score_text,
     score_written,
 )
-from dualpath_cli.files import read_json
 from dualpath_cli.kernels.device import device_name
-from dualpath_cli.options import read_overrides
 from dualpath_cli.output.console import Progress, counted
+from dualpath_cli.recipe.options import read_overrides
 from dualpath_cli.run.checkpoint_files import describe, files_of
 from dualpath_cli.run.exported_folder import check_unchanged, is_exported
 from dualpath_cli.run.run_folder import package_versions
 from dualpath_cli.run.weights import autocast_of, device_of, load_model
+from dualpath_cli.system import read_json
 
 
 @dataclass(frozen=True)

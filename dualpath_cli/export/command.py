@@ -9,9 +9,9 @@ from rich.filesize import decimal
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.export.hf.card import read_results
-from dualpath_cli.options import Average, OwnClasses, path_of
 from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.own_classes.checks import option_of
+from dualpath_cli.recipe.options import Average, OwnClasses, path_of
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.exported_folder import MODELING, check_ours, is_exported

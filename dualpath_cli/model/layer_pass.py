@@ -18,7 +18,7 @@ from dualpath_cli.intervention import RANDOM, SHUFFLED, Intervention
 from dualpath_cli.model.gates import Gates
 from dualpath_cli.model.positions import Positions, whole_sequences
 from dualpath_cli.model.routing import LayerTrace
-from dualpath_cli.seeds import seed_from
+from dualpath_cli.statistics.seeds import seed_from
 
 
 @dataclass

@@ -20,7 +20,7 @@ from dualpath_cli.own_classes.classes import (
     own_kind,
     own_roles,
 )
-from dualpath_cli.seeds import seed_from
+from dualpath_cli.statistics.seeds import seed_from
 
 KINDS = {
     "embed.weight": ParameterKind("embedding", "normal"),  # also as a tied head

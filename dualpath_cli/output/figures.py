@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.files import replacing
+from dualpath_cli.system import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

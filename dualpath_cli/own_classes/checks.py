@@ -17,9 +17,9 @@ from typing import Any
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import write_text
 from dualpath_cli.output import is_first_rank
 from dualpath_cli.own_classes.classes import FOUND, Role, own_class, own_roles
+from dualpath_cli.system import write_text
 
 
 def import_classes(

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.files import read_text
 from dualpath_cli.output import is_first_rank
+from dualpath_cli.system import read_text
 
 Recipe = dict[str, Any]
 

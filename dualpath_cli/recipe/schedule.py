@@ -7,7 +7,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.settings import RunSettings, Settings
-from dualpath_cli.seeds import seed_from
+from dualpath_cli.statistics.seeds import seed_from
 
 
 def learning_rate(step: int, total_steps: int, settings: OptimSettings) -> float:

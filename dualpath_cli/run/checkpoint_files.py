@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError, of_content
-from dualpath_cli.files import open_regular, read_json, write_text
+from dualpath_cli.system import open_regular, read_json, write_text
 
 Files = dict[str, dict[str, Any]]
 """By name inside the checkpoint: `bytes` and `sha256`."""

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from dualpath_cli.config import RENAMED, ModelConfig
 from dualpath_cli.errors import UserError, of_content
-from dualpath_cli.files import read_json, read_text
 from dualpath_cli.ranges import check_range
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.run.run_folder import RECIPE, TABLES, TOKENIZER, VERSIONS, Run
+from dualpath_cli.system import read_json, read_text
 
 LISTING = "SHA256SUMS"
 CONFIG = "config.json"

@@ -34,11 +34,11 @@ import yaml
 
 from dualpath_cli import __version__
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.files import WAY_OUT, read_csv, read_json, read_text, write_text
 from dualpath_cli.output import is_first_rank
 from dualpath_cli.recipe.recipes import Recipe, merge, read
 from dualpath_cli.recipe.settings import TrainerSettings, check_sections, settings_from
 from dualpath_cli.run.checkpoint_files import facts_of, fault_of, rows_of
+from dualpath_cli.system import WAY_OUT, read_csv, read_json, read_text, write_text
 
 RECIPE = "recipe.yaml"
 VERSIONS = "versions.json"

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.seeds import seed_from
+from dualpath_cli.statistics.seeds import seed_from
 
 RESAMPLES = 1000
 SEED = 0

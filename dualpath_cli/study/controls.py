@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.seeds import seed_from
+from dualpath_cli.statistics.seeds import seed_from
 from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Tokens

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.options import OwnClasses, folder_of
 from dualpath_cli.ranges import Size
+from dualpath_cli.recipe.options import OwnClasses, folder_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.run import run_folder
 from dualpath_cli.text.documents import parse_source, split_name

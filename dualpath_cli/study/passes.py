@@ -24,9 +24,9 @@ import torch
 from lightning.pytorch import Trainer
 
 from dualpath_cli.cli.launch import Launch
-from dualpath_cli.files import replacing
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.statistics.bootstrap import clusters_of
+from dualpath_cli.system import replacing
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
 from dualpath_cli.text.storage import exists, local_copy

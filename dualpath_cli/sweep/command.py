@@ -12,7 +12,6 @@ from rich.console import Console
 from dualpath_cli.cli import launch
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.errors import Stopped, UserError
-from dualpath_cli.files import alone, format_csv, write_text
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import show
@@ -37,6 +36,7 @@ from dualpath_cli.sweep.runs import (
     write_recipes,
 )
 from dualpath_cli.sweep.tuning import Rates, Trial, family_of
+from dualpath_cli.system import alone, format_csv, write_text
 
 
 def run(options: Sweep, recipe: Recipe) -> str:

@@ -9,16 +9,16 @@ from typing import Any, TypeVar, get_args
 
 from dualpath_cli.config import RANGES
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.files import PARTIAL
 from dualpath_cli.flops.widths import Match
-from dualpath_cli.options import Average, folder_of
 from dualpath_cli.ranges import Size, check_range, check_ranges, parse_size
 from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.options import Average, folder_of
 from dualpath_cli.recipe.parser import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import SECTIONS
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers
 from dualpath_cli.sweep.cells import CONTROLS, FAMILIES, Wanted
+from dualpath_cli.system import PARTIAL
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)

@@ -17,11 +17,10 @@ from rich.console import Console
 from rich.live import Live
 
 from dualpath_cli.errors import RunFailed, Stopped, UserError
-from dualpath_cli.files import write_text
-from dualpath_cli.machine import cores, of_children, visible_gpus
 from dualpath_cli.output.console import LINE_EVERY, duration
 from dualpath_cli.output.table import Column, Table, drawn
 from dualpath_cli.sweep.runs import Run
+from dualpath_cli.system import cores, of_children, visible_gpus, write_text
 
 POLL = 0.5  # seconds between two looks at the processes
 REDRAW = 2.0  # seconds between two looks at the runs' tables

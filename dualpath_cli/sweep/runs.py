@@ -21,7 +21,6 @@ from typing import Any
 import yaml
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import FIT, is_held, read_csv, write_text
 from dualpath_cli.own_classes.checks import import_classes, option_of
 from dualpath_cli.ranges import parse_size
 from dualpath_cli.recipe import recipes
@@ -32,6 +31,7 @@ from dualpath_cli.run import run_folder
 from dualpath_cli.run.run_folder import check_tables
 from dualpath_cli.sweep.cells import Cell
 from dualpath_cli.sweep.request import Varied
+from dualpath_cli.system import FIT, is_held, read_csv, write_text
 
 LENGTH, RATE = "run.max_tokens", "optim.lr"
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import fmean
 
 from dualpath_cli.errors import RunFailed, UserError
-from dualpath_cli.files import format_csv, read_csv, write_text
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings
@@ -21,6 +20,7 @@ from dualpath_cli.run import run_folder
 from dualpath_cli.run.run_folder import RECIPE, WENT_WRONG
 from dualpath_cli.sweep.request import MOST_SEEDS, RATES_EACH, Request
 from dualpath_cli.sweep.runs import LENGTH, RATE, Configuration, Run, runs_of
+from dualpath_cli.system import format_csv, read_csv, write_text
 
 SEED = MOST_SEEDS  # the seed of all trials
 MOST_RATES = 7  # trials of a family at most, with those that the grid grows by

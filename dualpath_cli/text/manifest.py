@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import write_text
+from dualpath_cli.system import write_text
 from dualpath_cli.text.storage import exists, is_remote, local_copy, sha256_of, sizes
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import replacing
+from dualpath_cli.system import replacing
 
 SCHEME = "s3://"
 _SHA256 = "sha256"

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dualpath_cli.errors import UserError, did_you_mean, of_content
-from dualpath_cli.files import read_json, read_text, write_text
+from dualpath_cli.system import read_json, read_text, write_text
 from dualpath_cli.text.hub import FIRST_ANSWER_SECONDS, within
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ import numpy as np
 from filelock import FileLock
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import write_text
-from dualpath_cli.machine import cores
+from dualpath_cli.system import cores, write_text
 from dualpath_cli.text.manifest import AGAIN, HEADER, Manifest, StoredFile, readable
 from dualpath_cli.text.storage import cache
 

@@ -25,10 +25,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import naming, read_json, remove, write_text
 from dualpath_cli.run.checkpoint_files import STATE
 from dualpath_cli.run.exported_folder import PREFIX
 from dualpath_cli.run.weights import read_into, tensors_in
+from dualpath_cli.system import naming, read_json, remove, write_text
 
 RETRY = 2.0  # seconds after which a checkpoint that could not be written is tried again, once
 

@@ -16,12 +16,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.errors import NumbersFailed, RunFailed
-from dualpath_cli.files import PARTIAL, remove, sync
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import Files, manifest_of, write_manifest
 from dualpath_cli.run.run_folder import CHECKPOINTS, LAST, TABLES
 from dualpath_cli.run.weights import hashed
+from dualpath_cli.system import PARTIAL, remove, sync
 from dualpath_cli.training import internals
 from dualpath_cli.training.module import DualPathModule, EachStep
 from dualpath_cli.training.ranks import lost_contact

@@ -23,7 +23,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ParallelStrategy
 
 from dualpath_cli.errors import RunFailed, UserError
-from dualpath_cli.machine import of_children
+from dualpath_cli.system import of_children
 from dualpath_cli.training import internals
 
 PATIENCE = 10.0

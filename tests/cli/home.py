@@ -6,11 +6,11 @@ from pathlib import Path
 
 import yaml
 
-from dualpath_cli.files import format_csv
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import describe, files_of, write_manifest
+from dualpath_cli.system import format_csv
 from dualpath_cli.text.manifest import Manifest
 from tests.tiny_run import prepare, tiny_recipe, write_text
 

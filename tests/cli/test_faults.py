@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dualpath_cli import machine
+from dualpath_cli import system as machine
 from dualpath_cli.cli import checks
 from dualpath_cli.errors import LONGEST, UserError, one_line
 from dualpath_cli.recipe.settings import TrainerSettings, settings_from

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.intervention import RANDOM, SHUFFLED, Intervention
-from dualpath_cli.options import parse_overrides as parse
-from dualpath_cli.options import read_overrides as read
+from dualpath_cli.recipe.options import parse_overrides as parse
+from dualpath_cli.recipe.options import read_overrides as read
 
 PERMILLE = st.integers(0, 1000).map(lambda n: n / 1000)
 FIELDS = {

@@ -9,8 +9,8 @@ import pytest
 
 from dualpath_cli.cli import quickstart
 from dualpath_cli.cli.main import main
-from dualpath_cli.files import write_text
 from dualpath_cli.recipe import recipes
+from dualpath_cli.system import write_text
 
 
 def test_the_recipe_names_the_command_that_solves_its_widths(capsys):

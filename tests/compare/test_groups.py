@@ -12,11 +12,11 @@ from dualpath_cli.compare.runs import TrainedRun, read_run
 from dualpath_cli.compare.tables import group_tables
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import format_csv, read_csv
 from dualpath_cli.flops.count import flops_by_layer
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import read_recipe
 from dualpath_cli.sweep.cells import Wanted, solve
+from dualpath_cli.system import format_csv, read_csv
 from tests.compare.run_folders import BATCH, BUDGET, CELLS, STEPS, model_of, write_run, write_sweep
 
 BACKBONE = ModelConfig(**model_of("dual"))

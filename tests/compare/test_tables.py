@@ -22,9 +22,9 @@ from dualpath_cli.compare.tables import (
     records_of_groups,
     tables_of_tests,
 )
-from dualpath_cli.files import format_csv
 from dualpath_cli.output.table import Cell, Column, Table
 from dualpath_cli.statistics.significance import holm
+from dualpath_cli.system import format_csv
 from tests.compare.run_folders import configuration, group, wide
 from tests.lazy import Lazy
 

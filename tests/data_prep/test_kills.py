@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.files import remove
+from dualpath_cli.system import remove
 from dualpath_cli.text.manifest import Manifest
 from tests.data_prep.preparing import contents, write_jsonl
 from tests.manifests import intact

@@ -183,7 +183,7 @@ def test_what_a_folder_for_transformers_cannot_hold_is_refused(write):
         ("import numpy", "numpy"),
         ("from . import other", "."),
         ("import dualpath_cli.config", "dualpath_cli.config"),
-        ("from dualpath_cli.seeds import seed_from", "dualpath_cli.seeds"),
+        ("from dualpath_cli.statistics.seeds import seed_from", "dualpath_cli.statistics.seeds"),
     ):
         module = write(SOURCE)
         path = f"{module}.TwoGates"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dualpath_cli import files
+from dualpath_cli import system as files
 from dualpath_cli.cli.main import main
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.module import DualPathModule

@@ -13,7 +13,7 @@ from typing import TextIO
 
 import yaml
 
-from dualpath_cli.machine import end_with_parent
+from dualpath_cli.system import end_with_parent
 
 BEST = 4e-3
 """The learning rate with the fewest bits per byte."""

@@ -17,14 +17,13 @@ import pytest
 import yaml
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.files import FIT, alone, read_csv
-from dualpath_cli.machine import cores
 from dualpath_cli.run.run_folder import AVERAGES
 from dualpath_cli.sweep import runner
 from dualpath_cli.sweep.request import LOCK
 from dualpath_cli.sweep.runner import Board
 from dualpath_cli.sweep.runs import Run
 from dualpath_cli.sweep.tuning import SEED, Trial, grown
+from dualpath_cli.system import FIT, alone, cores, read_csv
 from tests.sweep.conftest import SWEEP, starts, write_recipe
 
 

@@ -15,7 +15,6 @@ from scipy.stats import chisquare
 from torch._dynamo.utils import counters
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.files import read_csv
 from dualpath_cli.flops.count import over_loops, training_flops_per_token
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
@@ -24,6 +23,7 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.schedule import StepLoops, step_loops
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.run_folder import read_recipe
+from dualpath_cli.system import read_csv
 from dualpath_cli.training.parallel import allow_graphs, build_model
 from tests.model.small_models import SMALL
 from tests.tiny_run import SEQ_LEN, back_to_step, rows, saved, tables, weights

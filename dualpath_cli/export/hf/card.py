@@ -12,12 +12,12 @@ import yaml
 from dualpath_cli.config import ModelConfig, by_layer
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
-from dualpath_cli.files import read_csv, read_json
 from dualpath_cli.flops.count import active_parameters, has_experts
 from dualpath_cli.output.table import Column, Table, markdown
 from dualpath_cli.recipe.schedule import weight_decay
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run.run_folder import AVERAGES, VALIDATION, Run, check_tables, package_versions
+from dualpath_cli.system import read_csv, read_json
 from dualpath_cli.text.manifest import HUB
 
 PAPER = "A Dual-Path Architecture for Scaling Compute and Capacity in LLMs"

@@ -27,7 +27,6 @@ from dualpath_cli.config import RENAMED, ModelConfig
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.export.hf.card import Results, model_card
 from dualpath_cli.export.hf.code import flatten, own_files, registration
-from dualpath_cli.files import format_csv, read_csv, read_text, replacing_folder
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.output.console import Progress
 from dualpath_cli.recipe.settings import Settings
@@ -53,6 +52,7 @@ from dualpath_cli.run.weights import (
     read_into,
     tensors_in,
 )
+from dualpath_cli.system import format_csv, read_csv, read_text, replacing_folder
 from dualpath_cli.text.tokenizer import Tokenizer
 
 CONFIGURATION = "dualpath_cli.export.hf.configuration"

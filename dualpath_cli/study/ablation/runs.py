@@ -10,11 +10,11 @@ from typing import Any
 from rich.console import Console
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import format_csv, without_nan, write_texts
 from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.statistics.significance import holm, signed_rank_p
 from dualpath_cli.study.ablation.tables import REPORT
 from dualpath_cli.study.parts_of_speech import PAPER
+from dualpath_cli.system import format_csv, without_nan, write_texts
 
 Record = dict[str, Any]
 

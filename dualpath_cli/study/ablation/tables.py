@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.files import format_csv, without_nan, write_texts
 from dualpath_cli.flops.paper import inference_ablation, token_class_excess
 from dualpath_cli.intervention import LEARNED, Intervention
 from dualpath_cli.output.table import Column, Columns, Table, interval, markdown
@@ -23,6 +22,7 @@ from dualpath_cli.statistics.bootstrap import Floats, clusters_of, resampled_sum
 from dualpath_cli.study.ablation.options import BASELINE, GATES, SHORTER, Row
 from dualpath_cli.study.controls import Match
 from dualpath_cli.study.parts_of_speech import ARITHMETIC, FUNCTION, ForcedClass
+from dualpath_cli.system import format_csv, without_nan, write_texts
 from dualpath_cli.training.data.windows import Windows
 
 Numbers = npt.NDArray[np.integer]

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.options import folder_of
 from dualpath_cli.ranges import check_ranges
+from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run import run_folder

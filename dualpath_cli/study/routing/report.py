@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 
 from dualpath_cli.cli.launch import Launch
-from dualpath_cli.files import write_text
 from dualpath_cli.output.figures import save
 from dualpath_cli.output.table import Column, Table, show, with_interval
 from dualpath_cli.statistics import bootstrap
@@ -20,6 +19,7 @@ from dualpath_cli.study.routing.page.passes import read_page
 from dualpath_cli.study.routing.readouts import Sums, gated_layers, most_steps
 from dualpath_cli.study.routing.summary import Summary, expert_loads, plain
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
+from dualpath_cli.system import write_text
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
 PAGE = "index.html"

@@ -20,7 +20,7 @@ from filelock import FileLock
 from torch.utils.data import Dataset
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import PARTIAL, replacing
+from dualpath_cli.system import PARTIAL, replacing
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import AGAIN, HEADER, INDEX, MANIFEST, Manifest, readable
 from dualpath_cli.text.verification import Chunks

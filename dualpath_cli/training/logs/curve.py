@@ -8,8 +8,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dualpath_cli.files import read_csv, replacing
 from dualpath_cli.output.figures import DEEP, MUTED, SOURCES, WIDE
+from dualpath_cli.system import read_csv, replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,7 +28,6 @@ from torch.distributed.tensor import DTensor
 
 from dualpath_cli.config import Kind
 from dualpath_cli.errors import NumbersFailed
-from dualpath_cli.files import format_csv, has_step, read_csv, write_text
 from dualpath_cli.flops.count import over_loops, training_flops_per_token
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.block import DualPathBlock
@@ -36,6 +35,7 @@ from dualpath_cli.recipe.optimizer import rate_factor
 from dualpath_cli.recipe.schedule import learning_rate
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.run_folder import VALIDATION, newest_step
+from dualpath_cli.system import format_csv, has_step, read_csv, write_text
 from dualpath_cli.training import internals
 from dualpath_cli.training.balance import COLUMNS
 from dualpath_cli.training.guard import Kind as Cause

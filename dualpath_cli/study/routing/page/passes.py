@@ -22,7 +22,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.files import replacing
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
@@ -37,6 +36,7 @@ from dualpath_cli.study.routing.readouts import (
     most_steps,
 )
 from dualpath_cli.study.routing.tokens import TOKENS, Example, Model, read_examples
+from dualpath_cli.system import replacing
 from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.module import DualPathModule
 

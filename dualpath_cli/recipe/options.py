@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.intervention import LEARNED, RANDOM, SHUFFLED, Intervention
-from dualpath_cli.machine import visible_gpus
 from dualpath_cli.ranges import Range, check_path, check_range, check_ranges
+from dualpath_cli.system import visible_gpus
 
 
 @dataclass(frozen=True)

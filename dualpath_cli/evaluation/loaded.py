@@ -25,8 +25,8 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.options import parse_overrides
 from dualpath_cli.ranges import check_range
+from dualpath_cli.recipe.options import parse_overrides
 from dualpath_cli.run.trained import find
 from dualpath_cli.run.weights import device_of, load_model
 from dualpath_cli.text.tokenizer import Tokenizer

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dualpath_cli import files
+from dualpath_cli import system as files
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import FIT, alone, is_held, naming, replacing, replacing_folder, write_text
+from dualpath_cli.system import FIT, alone, is_held, naming, replacing, replacing_folder, write_text
 from tests.processes import SERVER, start
 from tests.tiny_run import SEQ_LEN, rows
 
