@@ -110,7 +110,9 @@ def optimizer_states(model: nn.Module, checkpoint: Mapping[str, Any]) -> list[di
         prefix = f"optimizer.{number}."
         tensors = {}
         for name, found in tensors_in(folder, prefix).items():
-            like = parameters[name.partition(".")[2]]
+            like = parameters.get(name.partition(".")[2])
+            if like is None:
+                raise UserError(f"checkpoint '{folder}' is of another model: it has {name}")
             whole = like.shape != found.shape  # single numbers such as Adam's step
             empty = torch.empty_like(found, device="cpu") if whole else torch.empty_like(like)
             tensors[name] = empty.to(found.dtype)
