@@ -22,7 +22,7 @@ from tests.conftest import Share
 from tests.export.conftest import contents, export, words
 from tests.processes import run_on_ranks, start
 from tests.study.conftest import USERS_OF_FIGURES
-from tests.tiny_run import rows, saved, tiny_recipe, weights
+from tests.tiny_run import rows, saved, tiny_recipe
 from tests.training.test_checkpoint_faults import flip
 
 rare = pytest.mark.slow
@@ -170,16 +170,6 @@ def test_weights_of_a_folder_are_started_from(trained, tmp_path, said):
     assert "model.loops" in said(*given, *other)
 
 
-def test_a_folder_that_was_changed_is_refused_by_every_reader(trained, tmp_path, said):
-    out = export(trained(), tmp_path / "out")
-    for name in ("model.safetensors", RECIPE, "config.json"):
-        flip(out / name, 0.9)
-        assert str(out) in said("validate", "--ckpt_path", out)
-        flip(out / name, 0.9)
-    shutil.copyfile(out / "model.safetensors", out / "more.safetensors")
-    assert "is damaged: more.safetensors is not as" in said("validate", "--ckpt_path", out)
-
-
 RUNS = [(2, True), *(pytest.param(*run, marks=rare) for run in ((2, False), (4, True), (4, False)))]
 VOCABULARY = 275  # neither two nor four ranks divide it
 
@@ -225,29 +215,3 @@ def test_shards_of_all_ranks_are_exported_bit_for_bit(ranks, tied, share, texts,
     for name, weight in found.items():
         assert weight.dtype == torch.float32
         assert torch.equal(weight, wanted[name]), name
-
-
-@rare
-@pytest.mark.parametrize("tied", [True, False])
-def test_every_strategy_starts_from_the_folder(tied, share, texts, tmp_path):
-    run = trained_by(share, texts, 4, tied)
-    out = export(run, tmp_path / "out")
-    recipe = read_recipe(run)
-    recipe["run"] |= {"dir": str(tmp_path), "micro_batch": 2}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    untrained, *_, last = rows(run / "validation.csv")
-    assert float(untrained["loss"]) > float(last["loss"]) + 1e-3
-    for strategy, ranks in (("single", 1), ("ddp", 2), ("fsdp", 2)):
-        given = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--ckpt_path", str(out)]
-        more = ["--run.name", strategy, "--trainer.strategy", strategy]
-        run_on_ranks(ranks, [*given, *more], tmp_path)
-        first = rows(tmp_path / "tiny" / strategy / "validation.csv")[0]
-        assert first["step"] == "0"
-        # The trained model's, which is another than the untrained one's.
-        assert float(first["loss"]) == pytest.approx(float(last["loss"]), rel=1e-5), strategy
-
-
-def test_weights_are_those_of_the_checkpoint(trained, tmp_path):
-    run = trained()
-    for name, weight in saved(export(run, tmp_path / "out")).items():
-        assert torch.equal(weight, weights(run)[name])
