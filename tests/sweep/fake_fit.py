@@ -13,6 +13,7 @@ from typing import TextIO
 
 import yaml
 
+from dualpath_cli.run.checkpoint_files import STATE, describe, fault_of, write_manifest
 from dualpath_cli.system import end_with_parent
 
 BEST = 4e-3
@@ -30,7 +31,10 @@ def fit(path: Path, environment: Mapping[str, str], log: TextIO) -> int:
     step = start = max((int(p.name[5:]) for p in checkpoints.glob("step-*")), default=0)
 
     def save() -> None:
-        (checkpoints / f"step-{step:08d}").write_text("weights")
+        checkpoint = checkpoints / f"step-{step:08d}"
+        checkpoint.mkdir(exist_ok=True)
+        (checkpoint / STATE).write_text("{}")
+        write_manifest(checkpoint, describe(checkpoint, [checkpoint / STATE]), {})
 
     def stop(*_: object) -> None:
         save()
@@ -45,7 +49,7 @@ def fit(path: Path, environment: Mapping[str, str], log: TextIO) -> int:
     if run["recipe"] in environment.get("FAKE_DIVERGING", "").split():
         (folder / "went_wrong.txt").write_text("steps 1 to 10 were skipped")
         return 1
-    if any(not p.stat().st_size for p in checkpoints.glob("step-*")):
+    if any(map(fault_of, checkpoints.glob("step-*"))):
         print("dualpath fit: no whole checkpoint", file=log)
         return 2
     gpus = environment.get("CUDA_VISIBLE_DEVICES")

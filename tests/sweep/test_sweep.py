@@ -65,8 +65,8 @@ def test_a_run_that_fails_stops_no_other_one(words, tmp_path, monkeypatch, capsy
     said = capsys.readouterr().err
     assert "2 of 6 runs failed, the first one loop_k2-seed_0: dualpath fit: failed: broken" in said
     monkeypatch.delenv("FAKE_FAILING")
-    (checkpoint,) = (tmp_path / "sweep/runs/wide/seed_0/checkpoints").iterdir()
-    checkpoint.write_text("")  # damaged
+    (checkpoint,) = (tmp_path / "sweep/runs/wide/seed_0/checkpoints").glob("step-*")
+    (checkpoint / "state.json").write_text("")  # damaged
     assert main([*words, "--yes", "--tune", "off"]) == 1
     said = capsys.readouterr().err
     assert "1 of 6 runs failed, the first one wide-seed_0: dualpath fit: no whole check" in said
