@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 import yaml
@@ -45,9 +46,16 @@ def run(options: Sweep, recipe: Recipe) -> str:
     Raises RunFailed at the end, if runs failed, and Stopped where it was not wanted after all, or
     after a signal.
     """
-    wanted, console = request.read(options, recipe), plain_console()
-    with alone(wanted.out / request.LOCK, wanted.out):
-        return _run(wanted, console)
+    wanted = request.read(options, recipe)
+    new = [path for path in (wanted.out, *wanted.out.parents) if not path.exists()]
+    try:
+        with alone(wanted.out / request.LOCK, wanted.out):
+            return _run(wanted, plain_console())
+    except UserError:
+        with suppress(OSError):  # the first one with a file in it ends this
+            for folder in new:
+                folder.rmdir()
+        raise
 
 
 def _run(wanted: Request, console: Console) -> str:
