@@ -177,7 +177,7 @@ _INSTEAD = {
     "StochasticWeightAveraging": "dualpath validate (or export) --average N",
     "ModelCheckpoint": "run.save_every, run.keep and run.keep_every",
     "BatchSizeFinder": "run.micro_batch",
-    "LearningRateFinder": "dualpath sweep --tune",
+    "LearningRateFinder": "dualpath sweep --set optim.lr=A,B",
 }
 """Lightning's callbacks that cannot work here, and what there is for their purpose."""
 

@@ -1,1 +1,1 @@
-"""`dualpath sweep`: configurations of equal FLOPs, trained with seeds and a learning rate each."""
+"""`dualpath sweep`: configurations of equal FLOPs, trained with seeds."""

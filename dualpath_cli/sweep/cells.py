@@ -1,6 +1,6 @@
 """The configurations of a sweep, each solved for the budget. Torch-free.
 
-A family is what shares a learning rate. Of each budget there are, by their names:
+Of each budget there are, by their names:
 
     wide             PureWide
     loop_k4          PureLoop

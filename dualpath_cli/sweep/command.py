@@ -1,9 +1,9 @@
-"""`dualpath sweep`: the plan, checked before anything is written, the learning rates, the runs."""
+"""`dualpath sweep`: the plan, checked before anything is written, and the runs."""
 
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 
@@ -21,22 +21,24 @@ from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.run_folder import RECIPE, check_same_recipe, decisive_part, facts_now
-from dualpath_cli.sweep import plan, request, tuning
+from dualpath_cli.sweep import plan, request
 from dualpath_cli.sweep.cells import FAMILIES, Cell, solve
 from dualpath_cli.sweep.request import Request, Sweep
-from dualpath_cli.sweep.runner import check_none, check_sharing, run_all, side_by_side, write_array
+from dualpath_cli.sweep.runner import (
+    check_none,
+    check_sharing,
+    run_all,
+    say,
+    side_by_side,
+    write_array,
+)
 from dualpath_cli.sweep.runs import (
     LENGTH,
-    RATE,
-    Configuration,
     Run,
-    averages_of,
     configurations,
     runs_of,
-    with_kept,
     write_recipes,
 )
-from dualpath_cli.sweep.tuning import Rates, Trial, family_of
 from dualpath_cli.system import alone, format_csv, write_text
 
 
@@ -59,47 +61,24 @@ def run(options: Sweep, recipe: Recipe) -> str:
 
 
 def _run(wanted: Request, console: Console) -> str:
-    wanted = replace(wanted, recipe=with_kept(wanted.recipe, wanted.options.average))
-    shared = _shared(wanted)
+    shared, jobs = _shared(wanted), wanted.options.jobs
     cells, notes = solve(wanted.wanted, shared.model)
     found = configurations(cells, wanted.varied, branches=_branches(wanted, shared))
-    rates = tuning.first_rates(wanted, shared, len(tuning.representatives(found)))
-    # A single rate is that of all; else what is begun keeps the one that was chosen for it.
-    kept, left = tuning.kept(wanted.out, found) if len(rates) > 1 else ([], found)
-    trials, chosen = _settled(wanted, shared, left, rates, kept, console)
-    runs = _runs(wanted, shared, found, chosen or {})
+    runs = runs_of(found, wanted.recipe, shared, wanted.seeds, wanted.out)
     check_different(runs)
     if not wanted.options.slurm:
-        check_sharing(runs[0], wanted.options.jobs)
-    if chosen is not None:
-        check_begun(runs)
-    check_settings([*runs, *trials])
-    averages_of(runs, wanted.options.average)
-    _write_down(wanted, cells, notes)
-    tuned = chosen is not None
-    write_recipes(runs if tuned else trials)  # what is tuned has its own once its rates are known
-    for note in [*notes, *tuning.notes(kept, found)]:
-        _say(console, f"note: {note}")
-    _show_plan(wanted, runs, trials, console)
-    if not tuned:
-        _show_trials(wanted, trials, console)
-    if wanted.options.slurm:
-        return _array(wanted, runs if tuned else trials, tuned)
-    _ask(wanted, console)
-    while chosen is None:
-        failed = run_all(trials, wanted.options.jobs, "learning rates", console)
-        # The machine's failures say nothing of a rate: they are tried again, not judged.
-        check_none([each for each in failed if not tuning.went_wrong(each)], len(trials))
-        trials, chosen = _settled(wanted, shared, left, rates, kept, console)
-        write_recipes(trials)
-    runs = _runs(wanted, shared, found, chosen)
+        check_sharing(runs[0], jobs)
     check_begun(runs)
+    check_settings(runs)
+    _write_down(wanted, cells, notes)
     write_recipes(runs)
-    if not tuned and wanted.options.tflops is None:  # their trials tell how long they take
-        _show_plan(wanted, runs, trials, console)
-    check_none(run_all(runs, wanted.options.jobs, "sweep", console), len(runs))
-    if averages := averages_of(runs, wanted.options.average):
-        check_none(run_all(averages, wanted.options.jobs, "averages", console), len(averages))
+    for note in notes:
+        say(console, f"note: {note}")
+    _show_plan(wanted, runs, console)
+    if wanted.options.slurm:
+        return _array(wanted, runs)
+    _ask(wanted, console)
+    check_none(run_all(runs, jobs, console), len(runs))
     return f"next: {_comparison(wanted, runs)}"
 
 
@@ -131,46 +110,6 @@ def _shared(wanted: Request) -> Settings:
     return shared
 
 
-def _settled(
-    wanted: Request,
-    shared: Settings,
-    left: Sequence[Configuration],
-    rates: Sequence[float],
-    kept: Sequence[Trial],
-    console: Console,
-) -> tuple[list[Run], Rates | None]:
-    """The trials of learning rates, and what they chose: None as long as some are missing."""
-    if len(rates) == 1:
-        return [], tuning.known(wanted, shared, left)
-    # As many trials for each family: the others are tried at all rates that these were.
-    rates = sorted({*rates, *(row.lr for row in kept)})
-    while True:
-        trials = tuning.trials(wanted, shared, left, rates)
-        check_begun(trials)
-        if not all(tuning.went_wrong(trial) or trial.is_finished for trial in trials):
-            return [trial for trial in trials if not tuning.went_wrong(trial)], None
-        rows = tuning.judge(trials)
-        tuning.record(wanted.out, rows)
-        longer = tuning.grown(rates, rows)
-        if longer == rates:
-            for row in tuning.at_the_end([*kept, *rows]):
-                _say(console, f"note: the best learning rate of {row.family}, {row.lr:g}, is at "
-                     "the end of those that were tried; --tune gives others")  # fmt: skip
-            return trials, tuning.chosen_rates([*kept, *rows])
-        rates = longer
-
-
-def _runs(
-    wanted: Request, shared: Settings, found: Sequence[Configuration], rates: Rates
-) -> list[Run]:
-    recipes: dict[str, Recipe] = {}
-    for one in found:
-        chosen = rates.get(family_of(one), shared.optim.lr)
-        rate = float(one.settings.get(RATE, chosen))
-        recipes[one.name] = tuning.with_rate(wanted.recipe, shared, rate)
-    return runs_of(found, recipes, wanted.seeds, wanted.out)
-
-
 def _write_down(wanted: Request, cells: Sequence[Cell], notes: Sequence[str]) -> None:
     """Writes sweep.yaml: what was asked for, and what it came to."""
     content = {
@@ -186,50 +125,17 @@ def _write_down(wanted: Request, cells: Sequence[Cell], notes: Sequence[str]) ->
     write_text(wanted.out / request.SWEEP, yaml.safe_dump(content, sort_keys=False))
 
 
-def _speeds(wanted: Request, runs: Sequence[Run]) -> Mapping[str, float]:
-    """FLOP/s of training by family: as given, or as far as runs have begun."""
-    if wanted.options.tflops is not None:
-        return dict.fromkeys(FAMILIES, wanted.options.tflops * 1e12)
-    return plan.measured(runs)
-
-
-def _show_plan(
-    wanted: Request, runs: Sequence[Run], trials: Sequence[Run], console: Console
-) -> None:
-    rows = plan.costs(runs, _speeds(wanted, [*trials, *runs]))
+def _show_plan(wanted: Request, runs: Sequence[Run], console: Console) -> None:
+    given = wanted.options.tflops
+    speeds = plan.measured(runs) if given is None else dict.fromkeys(FAMILIES, given * 1e12)
+    rows = plan.costs(runs, speeds)
     write_text(wanted.out / "plan.csv", format_csv([asdict(row) for row in rows]))
     show(console, plan.plan_table(rows, side_by_side(runs[0], wanted.options.jobs)))
     for row in rows:
         if row.gate_excess > TOLERANCE:
-            _say(console, f"note: the gate of {row.configuration} takes {row.gate_excess:.4f} of "
-                 "the budget more than the recipe's, which widths are solved for; a sweep of its "
-                 "own would leave it room")  # fmt: skip
-
-
-def _show_trials(wanted: Request, trials: Sequence[Run], console: Console) -> None:
-    left = [trial for trial in trials if not trial.is_finished]
-    if not left:
-        return
-    tried = sorted({trial.settings.optim.lr for trial in left})
-    rates = f"{tried[0]:g} to {tried[-1]:g}" if len(tried) > 1 else f"{tried[0]:g}"
-    text = (
-        f"before them at least {_counted(len(left), 'trial')} of "
-        f"{_counted(len(tried), 'learning rate')}, {rates}, of "
-        f"{left[0].settings.run.max_tokens:,} tokens each"
-    )
-    hours = [row.hours for row in plan.costs(left, _speeds(wanted, trials)) if row.hours]
-    if len(hours) == len(left):
-        text += f": {plan.duration(3600 * sum(hours) / side_by_side(left[0], wanted.options.jobs))}"
-    text += "; the first value of each --set is tuned for all" if wanted.varied else ""
-    _say(console, text)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
+            say(console, f"note: the gate of {row.configuration} takes {row.gate_excess:.4f} of "
+                "the budget more than the recipe's, which widths are solved for; a sweep of its "
+                "own would leave it room")  # fmt: skip
 
 
 def _ask(wanted: Request, console: Console) -> None:
@@ -243,23 +149,19 @@ def _ask(wanted: Request, console: Console) -> None:
         raise Stopped(f"nothing was started; the plan is in {wanted.out}", 0, quiet=False)
 
 
-def _array(wanted: Request, runs: Sequence[Run], tuned: bool) -> str:
+def _array(wanted: Request, runs: Sequence[Run]) -> str:
     """Writes the array of what is not finished; returns what to do with it."""
     left = [run for run in runs if not run.is_finished and run.is_ready]
     if not left:
-        if not all(each.is_finished for each in averages_of(runs, wanted.options.average)):
-            return "all runs are finished; this command without --slurm scores their averages"
         return f"all runs are finished; next: {_comparison(wanted, runs)}"
-    script = write_array(left, wanted.options.jobs, wanted.out, trials=not tuned)
-    last = tuned and all(run.is_ready for run in runs) and wanted.options.average == 1
+    script = write_array(left, wanted.options.jobs, wanted.out)
+    last = all(run.is_ready for run in runs)
     after = _comparison(wanted, runs) if last else "this command again"
     return f"{len(left)} runs: sbatch {script}; when they are finished, {after}"
 
 
 def _comparison(wanted: Request, runs: Sequence[Run]) -> str:
-    classes = max(option_of(run.settings.model) for run in runs)
-    average = f" --average {wanted.options.average}" if wanted.options.average > 1 else ""
-    return f"dualpath compare {wanted.out}{average}" + classes
+    return f"dualpath compare {wanted.out}" + max(option_of(run.settings.model) for run in runs)
 
 
 def check_begun(runs: Iterable[Run]) -> None:

@@ -1,30 +1,28 @@
 """The options of `dualpath sweep`, read and checked. Torch-free."""
 
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from dualpath_cli.config import RANGES
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.flops.widths import Match
-from dualpath_cli.ranges import Size, check_range, check_ranges, parse_size
+from dualpath_cli.ranges import check_range, check_ranges, parse_size
 from dualpath_cli.recipe import recipes
-from dualpath_cli.recipe.options import Average, folder_of
+from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.parser import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import SECTIONS
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers
-from dualpath_cli.sweep.cells import CONTROLS, FAMILIES, Wanted
+from dualpath_cli.sweep.cells import CONTROLS, Wanted
 from dualpath_cli.system import PARTIAL
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 
-MOST_SEEDS = 100  # trials of learning rates have the seed after these: no run of a sweep has it
-RATES_EACH = (0.5, 1.0, 2.0)  # trials by default, in the recipe's learning rate
+MOST_SEEDS = 100  # so that a slip of the hand plans no million runs
 DECIDED = {
     "model": ("block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers", "n_experts",
               "top_k", "d_model", "n_heads", "n_kv_heads", "max_seq_len", "vocab_size"),
@@ -37,7 +35,7 @@ Varied = dict[str, list[Any]]  # the values of each key that --set varies
 
 
 @dataclass(frozen=True)
-class Sweep(Average):
+class Sweep:
     """Solves the widths of dual-path configurations and their controls for a FLOP budget, writes a
     recipe for each run, says what they cost, asks, and trains them. The same command continues what
     was interrupted. Lists are separated by commas.
@@ -64,16 +62,10 @@ class Sweep(Average):
     """What meets the budget: linear FLOPs, or linear FLOPs and attention scores together (total:
     the budget plus the passes of a dual block with the most loops), or both: linear,total."""
     set: tuple[str, ...] = ()
-    """Also vary a key of the recipe: KEY=A,B,...; repeated, all combinations. Blocks that a key
-    says nothing about are trained once. A list is written in brackets."""
+    """Also vary a key of the recipe, such as optim.lr=1e-3,2e-3; repeated, all combinations. Blocks
+    that a key says nothing about are trained once. A list is written in brackets."""
     seeds: str = "3"
     """Seeds of each: 3 is 0, 1 and 2, 3-5 is 3, 4 and 5. A seed is the same data order in all."""
-    tune: str | None = None
-    """Peak learning rates to try, as many for each family: wide, loop, dual, expanded. By default
-    half, once and twice the recipe's where there are several families; off takes the recipe's;
-    wide=4e-3,dual=2e-3 takes rates that are known from elsewhere, and tries none."""
-    tune_tokens: Size | None = None
-    """Tokens of a trial; by default half of the recipe's run.max_tokens."""
     out: str | None = None
     """Folder of the sweep; the same words continue it, more seeds or values extend it."""
     jobs: int = 1
@@ -88,7 +80,6 @@ class Sweep(Average):
     """Start without asking."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for name in ("config", "budget", "out"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is missing; see dualpath sweep --help")
@@ -102,8 +93,6 @@ class Request:
     wanted: Wanted
     varied: Varied
     seeds: range
-    tune: list[float] | None  # rates to try; empty: the recipe's is taken; None: the default
-    known_rates: Mapping[str, float]  # by family, if known from elsewhere: nothing is tried
     out: Path
 
 
@@ -132,15 +121,11 @@ def read(options: Sweep, recipe: Recipe) -> Request:
         )
     if not recipe.get("data", {}).get("val"):
         raise UserError(
-            "the recipe has no validation sets, by which rates are chosen and models compared; "
-            "give one: --data.val.NAME FILE_OR_FOLDER"
+            "the recipe has no validation sets, by which models are compared; give "
+            "one: --data.val.NAME FILE_OR_FOLDER"
         )
-    known = _known_rates(options.tune) if options.tune and "=" in options.tune else {}
-    varied, rates = _varied(options.set, recipe), [] if known else _rates(options.tune)
-    if (rates or known) and "optim.lr" in varied:
-        both = "--tune chooses optim.lr, which --set varies as well"
-        raise UserError(f"{both}; leave one of them out")
-    return Request(recipe, options, wanted, varied, _seeds(options.seeds), rates, known, out)
+    varied = _varied(options.set, recipe)
+    return Request(recipe, options, wanted, varied, _seeds(options.seeds), out)
 
 
 def _check_own(out: Path) -> None:
@@ -220,30 +205,6 @@ def _seeds(text: str) -> range:
         "--seeds must be a number of them such as 3, or the first and the last such as 3-5, "
         f"below {MOST_SEEDS}, not '{text:.60}'"
     )
-
-
-def _rates(text: str | None) -> list[float] | None:
-    if text is None or text == "off":
-        return None if text is None else []
-    wanted = "rates above 0, off, or a rate for each family such as wide=4e-3,dual=2e-3"
-    rates = sorted(_list("tune", text, _RATE, wanted))
-    for low, high in pairwise(rates):
-        if f"{low:g}" == f"{high:g}":  # trials are named so
-            pair = f"{low!r} and {high!r}"
-            raise UserError(f"--tune gives {pair}, which agree in six digits; leave one out")
-    return rates
-
-
-def _known_rates(text: str) -> dict[str, float]:
-    """The rates of `wide=4e-3,dual=2e-3`, by family."""
-    known: dict[str, float] = {}
-    for word in text.split(","):
-        family, _, rate = (part.strip() for part in word.partition("="))
-        if family not in FAMILIES or family in known:
-            hint = did_you_mean(family, FAMILIES) or f"; give {', '.join(FAMILIES)} a rate each"
-            raise UserError(f"--tune: '{family:.60}' is no family, or given twice{hint}")
-        (known[family],) = _list("tune", rate, _RATE, "a rate above 0 for each family")
-    return known
 
 
 def _varied(words: Sequence[str], recipe: Recipe) -> Varied:

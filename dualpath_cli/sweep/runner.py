@@ -11,88 +11,34 @@ from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 
 from dualpath_cli.errors import RunFailed, Stopped, UserError
-from dualpath_cli.output.console import LINE_EVERY, duration
-from dualpath_cli.output.table import Column, Table, drawn
+from dualpath_cli.output.console import duration
 from dualpath_cli.sweep.runs import Run
 from dualpath_cli.system import cores, of_children, visible_gpus, write_text
 
 POLL = 0.5  # seconds between two looks at the processes
-REDRAW = 2.0  # seconds between two looks at the runs' tables
 
 
-class Board:
-    """Shows which runs are at work, how far they are, and how much is left of all."""
-
-    def __init__(self, console: Console, title: str, total: int) -> None:
-        self._console, self._title, self._total = console, title, total
-        # Without a thread: runs are started by fork.
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._shown = time.monotonic()
-
-    def __enter__(self) -> "Board":
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._live.stop()
-
-    def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
-
-    def show(self, running: Sequence[Run], finished: int, failed: int) -> None:
-        if self._console.is_terminal:
-            table = self._table(running, finished, failed)
-            self._live.update(drawn(table, self._console.width), refresh=True)
-        elif time.monotonic() - self._shown >= LINE_EVERY:
-            self._shown = time.monotonic()
-            at_work = ((run, run.metrics) for run in running)
-            states = ", ".join(f"{r.name} {m[-1]['step']} of {r.steps}" for r, m in at_work if m)
-            if not states and finished + failed < self._total:
-                states = "starting" if running else "waiting"
-            done = f"{self._title}: {finished} of {self._total} done"
-            self.say(f"{done}; {states}" if states else done)
-
-    def _table(self, running: Sequence[Run], finished: int, failed: int) -> Table:
-        waiting = self._total - finished - failed - len(running)
-        columns = [
-            Column("run"), Column("step", ","), Column("of", ","),
-            Column("loss", ".3f"), Column("bits/byte", ".3f"),
-            Column("tokens/s", ",.0f"), Column("left", ""),
-        ]  # fmt: skip
-        rows: list[tuple[Any, ...]] = []
-        for run in running:
-            logged = run.metrics
-            if not logged:
-                rows.append((run.name, "starting", run.steps))
-                continue
-            state = logged[-1]
-            step, speed = int(state["step"]), float(state["tokens_per_second"])
-            left = (run.steps - step) * run.settings.run.batch_tokens / speed
-            loss, bits = float(state["loss"]), float(state["bits_per_byte"])
-            rows.append((run.name, step, run.steps, loss, bits, speed, duration(left)))
-        title = f"{self._title}: {finished} of {self._total} done, {waiting} waiting"
-        return Table(columns, rows, title + (f", {failed} failed" if failed else ""))
+def say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
 
 
-def run_all(runs: Sequence[Run], jobs: int, title: str, console: Console) -> list[Run]:
-    """Trains what is not finished, in the order of `runs`; returns those that failed.
+def run_all(runs: Sequence[Run], jobs: int, console: Console) -> list[Run]:
+    """Trains what is not finished, in the order of `runs`, with a line for each as it ends.
 
-    A run that fails stops no other one. Raises Stopped after a signal, once the runs at work have
-    stopped with a checkpoint.
+    Returns those that failed. A run that fails stops no other one. Raises Stopped after a signal,
+    once the runs at work have stopped with a checkpoint.
     """
     waiting = [run for run in runs if not run.is_finished]
     if len(waiting) < len(runs):
-        done = len(runs) - len(waiting)
-        console.print(f"{title}: {done} of {len(runs)} are finished already", highlight=False)
-    with Board(console, title, len(runs)) as board, asked_to_stop() as signals:
-        return _work(runs, waiting, jobs, board, signals)
+        say(console, f"{len(runs) - len(waiting)} of {len(runs)} are finished already")
+    if waiting:
+        say(console, f"what each run prints is in {waiting[0].log.parent}")
+    with asked_to_stop() as signals:
+        return _work(waiting, jobs, console, signals)
 
 
 def check_none(failed: Sequence[Run], of: int) -> None:
@@ -105,45 +51,44 @@ def check_none(failed: Sequence[Run], of: int) -> None:
         )
 
 
-Slots = dict[int, tuple[Run, "subprocess.Popen[bytes]"]]
+Slots = dict[int, tuple[Run, "subprocess.Popen[bytes]", float]]  # a run, and when it was started
 
 
-def _work(
-    runs: Sequence[Run], waiting: list[Run], jobs: int, board: Board, signals: list[int]
-) -> list[Run]:
+def _work(waiting: list[Run], jobs: int, console: Console, signals: list[int]) -> list[Run]:
     slots: Slots = {}
     failed: list[Run] = []
     held: set[Run] = set()
-    drawn = 0.0
+    total, ended = len(waiting), 0
     while waiting or slots:
         if signals:
-            _stop(slots, board, signals)
+            _stop(slots, console, signals)
         for slot in set(range(jobs)) - set(slots):
-            run = _next(waiting, board, held)
+            run = _next(waiting, console, held)
             if run is not None:
                 waiting.remove(run)
-                slots[slot] = run, start(run, slot, jobs)
+                slots[slot] = run, start(run, slot, jobs), time.monotonic()
         if not slots and not any(run.is_ready or run.is_being_written for run in waiting):
-            return failed + waiting  # what they would branch from has failed
-        for slot, (run, process) in list(slots.items()):
+            # What they would branch from has failed, or went wrong.
+            return failed + [run for run in waiting if not run.went_wrong]
+        for slot, (run, process, begun) in list(slots.items()):
             if process.poll() is None:
                 continue
             del slots[slot]
-            if process.returncode == 0 and run.is_finished:
-                board.say(f"finished {run.name}")
+            ended += 1
+            took = f"{ended} of {total}, after {duration(time.monotonic() - begun)}"
+            if run.went_wrong:
+                say(console, f"went wrong {run.name}, {took}: {last_words(run)}")
+            elif process.returncode == 0 and run.is_finished:
+                say(console, f"finished {run.name}, {took}")
             else:
                 failed.append(run)
-                board.say(f"failed {run.name} ({process.returncode}): {last_words(run)}")
-        if time.monotonic() - drawn >= REDRAW:
-            drawn = time.monotonic()
-            at_work = [run for run, _ in slots.values()]
-            finished = len(runs) - len(waiting) - len(at_work) - len(failed)
-            board.show(at_work, finished, len(failed))
+                code = process.returncode
+                say(console, f"failed {run.name} ({code}), {took}: {last_words(run)}")
         time.sleep(POLL)
     return failed
 
 
-def _next(waiting: Sequence[Run], board: Board, held: set[Run]) -> Run | None:
+def _next(waiting: Sequence[Run], console: Console, held: set[Run]) -> Run | None:
     """The next run that can start; one that another process writes is left for later."""
     for run in waiting:
         if not run.is_ready:
@@ -152,7 +97,7 @@ def _next(waiting: Sequence[Run], board: Board, held: set[Run]) -> Run | None:
             return run
         if run not in held:
             held.add(run)
-            board.say(f"{run.name} waits: {run.folder} is being written by another process")
+            say(console, f"{run.name} waits: {run.folder} is being written by another process")
     return None
 
 
@@ -172,14 +117,15 @@ def asked_to_stop() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _stop(slots: Slots, board: Board, signals: list[int]) -> None:
+def _stop(slots: Slots, console: Console, signals: list[int]) -> None:
     """Asks all processes to stop and waits for them; a second signal kills them."""
-    board.say(f"stopping {len(slots)} runs with a checkpoint each; once more kills them")
-    for _, process in slots.values():
+    say(console, f"stopping {len(slots)} runs with a checkpoint each; once more kills them")
+    processes = [process for _, process, _ in slots.values()]
+    for process in processes:
         process.send_signal(signal.SIGTERM)
-    while any(process.poll() is None for _, process in slots.values()):
+    while any(process.poll() is None for process in processes):
         if len(signals) > 1:
-            for _, process in slots.values():
+            for process in processes:
                 process.kill()
         time.sleep(POLL)
     code = 130 if signals[0] == signal.SIGINT else 143
@@ -187,7 +133,7 @@ def _stop(slots: Slots, board: Board, signals: list[int]) -> None:
 
 
 def command_of(run: Run) -> list[str]:
-    return [sys.executable, "-m", "dualpath_cli", *run.words]
+    return [sys.executable, "-m", "dualpath_cli", "fit", "--config", str(run.path)]
 
 
 def environment(run: Run, slot: int, jobs: int) -> Mapping[str, str]:
@@ -297,9 +243,9 @@ exit "$code"
 """
 
 
-def write_array(runs: Sequence[Run], jobs: int, out: Path, trials: bool) -> Path:
-    """Writes the script for runs, or `trials` of learning rates, `jobs` of them at a time."""
-    script = out / ("tune.sbatch" if trials else "jobs.sbatch")
+def write_array(runs: Sequence[Run], jobs: int, out: Path) -> Path:
+    """Writes the script for runs, `jobs` of them at a time."""
+    script = out / "jobs.sbatch"
     logs = out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     text = SCRIPT.format(

@@ -6,7 +6,6 @@ OUT/
     recipes/         a recipe for each run: a50_k4-seed_0.yaml
     runs/            their run folders: a50_k4/seed_0
     logs/            what each of them printed
-    tune/            recipes/, runs/ and logs/ of the trials of learning rates, and chosen.csv
 """
 
 import json
@@ -21,12 +20,12 @@ from typing import Any
 import yaml
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.own_classes.checks import import_classes, option_of
+from dualpath_cli.own_classes.checks import import_classes
 from dualpath_cli.ranges import parse_size
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.schedule import stable_steps
-from dualpath_cli.recipe.settings import RunSettings, Settings, settings_from
+from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.run_folder import check_tables
 from dualpath_cli.sweep.cells import Cell
@@ -52,7 +51,7 @@ class Configuration:
         recipe = recipes.merge(shared, {"model": self.cell.model})
         for key, value in self.settings.items():
             if key == RATE:
-                continue  # the shared recipe has it, with the rates at both ends
+                continue  # `runs_of` has set it, with the rates at both ends
             for name in reversed(key.split(".")):
                 value = {name: value}
             recipe = recipes.merge(recipe, value)
@@ -141,10 +140,6 @@ class Run:
         return Path(run.dir) / run.recipe / run.name
 
     @property
-    def words(self) -> list[str]:
-        return ["fit", "--config", str(self.path)]
-
-    @property
     def steps(self) -> int:
         return self.settings.run.max_tokens // self.settings.run.batch_tokens
 
@@ -169,9 +164,12 @@ class Run:
     def is_finished(self) -> bool:
         """Whether its last step is saved, and validated where there is something to validate on.
 
-        One whose checkpoints were all removed, as fit never does, is finished if it was validated.
-        One whose checkpoints are all damaged is not: `fit` is left to say so.
+        One whose numbers went wrong is. One whose checkpoints were all removed, as fit never does,
+        is finished if it was validated. One whose checkpoints are all damaged is not: `fit` is left
+        to say so.
         """
+        if self.went_wrong:
+            return True
         if not (self.folder / run_folder.RECIPE).is_file():
             return False
         sets = self.settings.data.val
@@ -185,6 +183,12 @@ class Run:
         if checkpoint is None:
             return validated
         return run_folder.step_of(checkpoint) >= self.steps and (validated or not sets)
+
+    @property
+    def went_wrong(self) -> bool:
+        """Whether its numbers ended it, or its trunk before the step that it would begin from."""
+        own = self.folder if self.is_ready else Path(str(self.settings.run.branch_from))
+        return (own / run_folder.WENT_WRONG).is_file()
 
     @property
     def is_ready(self) -> bool:
@@ -201,21 +205,34 @@ class Run:
 
 
 def runs_of(
-    found: Sequence[Configuration], shared: Mapping[str, Recipe], seeds: Iterable[int], out: Path
+    found: Sequence[Configuration],
+    recipe: Recipe,
+    settings: Settings,
+    seeds: Iterable[int],
+    out: Path,
 ) -> list[Run]:
     """The runs of configurations in a folder, seed by seed; writes nothing.
 
-    `shared` is what the runs of each configuration share, by its name. The first seed of all
-    configurations comes first: a sweep that is stopped early has compared all of them once.
+    All share `recipe`, with `settings`. The first seed of all configurations comes first: a sweep
+    that is stopped early has compared all of them once.
     """
-    runs = []
+    runs, base = [], recipe
     for seed, one in product(seeds, found):
-        recipe, name = one.recipe(shared[one.name], seed, out / "runs"), f"{one.name}-seed_{seed}"
+        shared = _with_rate(base, settings, float(one.settings.get(RATE, settings.optim.lr)))
+        recipe, name = one.recipe(shared, seed, out / "runs"), f"{one.name}-seed_{seed}"
         path, log = out / "recipes" / f"{name}.yaml", out / "logs" / f"{name}.log"
         runs.append(Run(name, one, seed, recipe, settings_from(recipe), path, log))
     for run in runs[: len(found)]:  # the first seed's
         import_classes(run.settings.model, allowed=True)
     return runs
+
+
+def _with_rate(recipe: Recipe, settings: Settings, lr: float) -> Recipe:
+    """A recipe at another peak rate; the rates at both ends and Muon's keep their ratio to it."""
+    optim = settings.optim
+    names = ("lr_start", "lr_end", *(["muon_lr"] if optim.muon_lr is not None else []))
+    rates = {name: float(f"{getattr(optim, name) * lr / optim.lr:.6g}") for name in names}
+    return recipes.merge(recipe, {"optim": {"lr": lr, **rates}})
 
 
 def write_recipes(runs: Iterable[Run]) -> None:
@@ -234,48 +251,3 @@ def _heading(configuration: Configuration, seed: int) -> str:
         f"{configuration.name}, seed {seed}: {cell.family}{alpha}{loops}; {cell.spent:.4f} of the "
         f"budget of {cell.budget:,} FLOPs per token and layer, matched in {how} FLOPs"
     )
-
-
-@dataclass(frozen=True, eq=False)
-class Average(Run):
-    """The score of a finished run's average: `validate --average`, as a process."""
-
-    count: int = 1
-
-    @property
-    def words(self) -> list[str]:
-        classes = option_of(self.settings.model).split()
-        return ["validate", "--ckpt-path", str(self.folder), "--average", str(self.count), *classes]
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all validation sets are scored at the last step."""
-        at = {"step": str(self.steps), "average": str(self.count)}
-        rows = read_csv(self.folder / run_folder.AVERAGES)
-        scored = {row["set"] for row in rows if at.items() <= row.items()}
-        return scored >= set(self.settings.data.val)
-
-
-def averages_of(runs: Sequence[Run], count: int) -> list[Average]:
-    if count == 1:
-        return []
-    for run in runs:
-        every, steps = run.settings.run.save_every, run.steps - run.begins
-        if (saved := -(-steps // every)) < count:
-            own = " of its own" if run.begins else ""
-            raise UserError(
-                f"--average {count}: {run.name} has {steps:,} steps{own}, a checkpoint every "
-                f"{every:,}: {saved}; lower run.save_every"
-            )
-    return [
-        Average(**vars(run) | {"log": run.log.with_stem(f"{run.log.stem}-average")}, count=count)
-        for run in runs
-    ]
-
-
-def with_kept(recipe: Recipe, count: int) -> Recipe:
-    """A recipe that keeps as many checkpoints as are averaged, at least."""
-    keep = recipe.get("run", {}).get("keep", RunSettings.keep)
-    if not (isinstance(keep, int) and 0 < keep < count):
-        return recipe
-    return recipes.merge(recipe, {"run": {"keep": count}})

@@ -28,16 +28,6 @@ def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path):
     assert asked(tmp_path, "--match", "linear,total").wanted.matches == ["linear", "total"]
 
 
-def test_words_set_keys_of_the_recipe_that_all_runs_share(tmp_path):
-    """One that is given as a mapping merges; validation sets are replaced, or one is added."""
-    recipe = asked(tmp_path, "--optim", "{lr: 1e-2}", "--data.val.mine", "mine.txt").recipe
-    assert (recipe["optim"]["lr"], recipe["optim"]["warmup_steps"]) == (1e-2, 2)
-    assert recipe["data"]["val"] == {"held_out": "val.jsonl", "mine": "mine.txt"}
-    replaced = asked(tmp_path, "--data.val", "{mine: mine.txt}", "--run.max_tokens=1K").recipe
-    assert replaced["data"]["val"] == {"mine": "mine.txt"}
-    assert replaced["run"]["max_tokens"] == 1000
-
-
 def test_settings_are_recipe_values(tmp_path):
     words = ["--set", "optim.decay=[matrices],[matrices, gains]", "--set", "model.gain_init=-7,-2"]
     words += ["--set", "model.gate=convex", "--set", "model.gate=fixed,convex"]
@@ -51,22 +41,13 @@ def test_settings_are_recipe_values(tmp_path):
     }
 
 
-def test_rates_are_sorted_default_or_off(tmp_path):
-    assert asked(tmp_path).tune is None
-    assert asked(tmp_path, "--tune", "off").tune == []
-    assert asked(tmp_path, "--tune", "4e-3,1e-3").tune == [1e-3, 4e-3]
-    known = asked(tmp_path, "--tune", "wide=4e-3, dual=1e-3")
-    assert (known.tune, known.known_rates) == ([], {"wide": 4e-3, "dual": 1e-3})
-
-
 def files(out: Path) -> dict[Path, bytes]:
     """All that a sweep has written."""
     return {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize("rates", ["off", "2e-3,4e-3"])
-def test_a_sweep_that_is_refused_leaves_the_one_before_as_it_was(rates, words, tmp_path, capsys):
-    words = [*words, "--yes", "--tune", rates, "--seeds", "1", "--controls", "wide"]
+def test_a_sweep_that_is_refused_leaves_the_one_before_as_it_was(words, tmp_path, capsys):
+    words = [*words, "--yes", "--seeds", "1", "--controls", "wide"]
     assert main(words) == 0
     before = files(tmp_path / "sweep")
     assert main([*words, "--budget", "110K"]) == 2
@@ -76,7 +57,7 @@ def test_a_sweep_that_is_refused_leaves_the_one_before_as_it_was(rates, words, t
 
 def test_no_seeds_are_added_to_runs_of_another_source(words, tmp_path, capsys):
     own = "tests.custom_classes.MlpGate"
-    words = [*words, "--yes", "--tune", "off", "--set", f"model.gate=two_gates,{own}"]
+    words = [*words, "--yes", "--set", f"model.gate=two_gates,{own}"]
     words += ["--controls", "none"]
     assert main([*words, "--seeds", "1"]) == 0
     out = tmp_path / "sweep"
@@ -96,7 +77,7 @@ def test_no_seeds_are_added_to_runs_of_another_source(words, tmp_path, capsys):
 
 
 def test_facts_that_nothing_follows_from_refuse_no_sweep(words, tmp_path):
-    words = [*words, "--yes", "--tune", "off", "--seeds", "1", "--controls", "none"]
+    words = [*words, "--yes", "--seeds", "1", "--controls", "none"]
     assert main(words) == 0
     for versions in (tmp_path / "sweep").glob("runs/*/*/versions.json"):
         versions.write_text('{"a":')
@@ -111,7 +92,7 @@ def refused(
     data = {"path": str(texts / "train"), "val": val, "max_epochs": None}
     recipe, out = write_recipe(tmp_path, data=data, **sections), tmp_path / "sweep"
     plain = ["--config", str(recipe), "--out", str(out), "--budget", "100K", "--alphas", "50",
-             "--loops", "2", "--controls", "none", "--tune", "off", "--seeds", "1"]  # fmt: skip
+             "--loops", "2", "--controls", "none", "--seeds", "1"]  # fmt: skip
     assert main(["sweep", *plain, "--slurm", *words]) == 2
     assert not out.exists()
     return capsys.readouterr().err

@@ -10,11 +10,11 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run import run_folder
-from dualpath_cli.sweep import plan, runner, tuning
+from dualpath_cli.sweep import plan, runner
 from dualpath_cli.sweep.cells import solve
-from dualpath_cli.sweep.command import _runs, _shared, check_begun, check_different
+from dualpath_cli.sweep.command import _shared, check_begun, check_different
 from dualpath_cli.sweep.request import Request
-from dualpath_cli.sweep.runs import Configuration, Run, averages_of, configurations, write_recipes
+from dualpath_cli.sweep.runs import Configuration, Run, configurations, runs_of, write_recipes
 from tests.sweep.conftest import asked
 
 
@@ -23,10 +23,10 @@ def found_for(request: Request) -> list[Configuration]:
     return configurations(cells, request.varied)
 
 
-def runs_for(request: Request, **rates: float) -> list[Run]:
-    found = found_for(request)
-    chosen = {(100_000, family): rate for family, rate in rates.items()}
-    return _runs(request, _shared(request), found, chosen)
+def runs_for(request: Request, branches: bool = False) -> list[Run]:
+    shared = _shared(request)
+    found = configurations(solve(request.wanted, shared.model)[0], request.varied, branches)
+    return runs_of(found, request.recipe, shared, request.seeds, request.out)
 
 
 NAMES = {
@@ -123,25 +123,13 @@ def test_each_recipe_stands_alone(tmp_path):
     assert [run.seed for run in runs] == [0] * 6 + [1] * 6, "the first seed of all comes first"
 
 
-def test_a_chosen_or_varied_rate_keeps_its_ratio_to_the_rates_at_both_ends(tmp_path):
-    by_family = {
-        run.configuration.cell.family: run.settings.optim
-        for run in runs_for(asked(tmp_path), wide=8e-3, dual=1e-3)
-    }
-    rates = {family: (o.lr, o.lr_start, o.lr_end) for family, o in by_family.items()}
-    assert rates == {
-        "wide": (8e-3, 8e-5, 8e-4), "loop": (4e-3, 4e-5, 4e-4), "dual": (1e-3, 1e-5, 1e-4),
-    }  # fmt: skip
-    varied = runs_for(asked(tmp_path, "--set", "optim.lr=1e-3,8e-3"))
-    ends = {run.settings.optim.lr: run.settings.optim.lr_end for run in varied}
-    assert ends == {1e-3: 1e-4, 8e-3: 8e-4}
-
-
-def test_optimizers_are_varied_and_muons_rate_keeps_its_ratio(tmp_path):
+def test_optimizers_and_rates_are_varied_and_the_other_rates_keep_their_ratio(tmp_path):
     words = ("--set", "optim.name=adamw,muon", "--set", "optim.lr=4e-3,8e-3")
     runs = runs_for(asked(tmp_path, *words, optim={"muon_lr": 2e-2}))
-    found = {(o.name, o.lr, o.muon_lr) for o in (run.settings.optim for run in runs)}
-    assert found == {(name, lr, 5 * lr) for name in ("adamw", "muon") for lr in (4e-3, 8e-3)}
+    optims = [run.settings.optim for run in runs]
+    found = {(o.name, o.lr, o.lr_start, o.lr_end, o.muon_lr) for o in optims}
+    rates = {(4e-3, 4e-5, 4e-4, 2e-2), (8e-3, 8e-5, 8e-4, 4e-2)}
+    assert found == {(name, *its) for name in ("adamw", "muon") for its in rates}
 
 
 def test_a_run_begun_with_other_numbers_is_not_taken_for_this_one(tmp_path):
@@ -206,29 +194,14 @@ def test_a_schedule_of_loops_costs_its_steps_and_a_branch_those_after_its_checkp
         for k in (1, 2)
     }
     asked_for = asked(tmp_path, *words, "--set", "run.max_tokens=640,320", optim=WSD, run=schedule)
-    cells, _ = solve(asked_for.wanted, _shared(asked_for).model)
-    found = configurations(cells, asked_for.varied, branches=True)
-    long, short = _runs(asked_for, _shared(asked_for), found, {})
+    long, short = runs_for(asked_for, branches=True)
     costs = {row.tokens: row.training_flops for row in plan.costs([long, short], {})}
     assert costs[640] == pytest.approx(4 * steps[1] + 6 * steps[2])
     assert costs[320] == pytest.approx(3 * steps[2])
-    assert averages_of([long], 10)
-    assert averages_of([short], 3)
-    with pytest.raises(UserError, match="has 3 steps of its own, a checkpoint every 1: 3"):
-        averages_of([short], 4)
     (long.folder / "checkpoints").mkdir(parents=True)
     for step, ready in ((1, False), (2, True)):
         (long.folder / "checkpoints" / f"step-{step:08d}").write_text("")
         assert short.is_ready == ready
-
-
-def test_representatives_have_the_most_loops_and_the_middle_alpha(tmp_path):
-    words = ["--loops", "2,4", "--alphas", "25,50,75", "--budget", "200K",
-             "--controls", "wide,loop,min-deep", "--set", "model.gain_init=-7,-2"]  # fmt: skip
-    chosen = tuning.representatives(found_for(asked(tmp_path, *words)))
-    names = {family: found.name.partition("-")[0] for (_, family), found in chosen.items()}
-    assert names == {"wide": "wide", "loop": "loop_k4", "dual": "a50_k4"}
-    assert all(found.name.endswith("-gain_init_-7") for found in chosen.values())
 
 
 WSD = {"schedule": "wsd", "cooldown": 0.2}
@@ -237,9 +210,7 @@ WSD = {"schedule": "wsd", "cooldown": 0.2}
 def test_under_wsd_shorter_runs_branch_from_the_longest(tmp_path):
     words = ["--set", "run.max_tokens=320,640,128", "--controls", "none", "--seeds", "1"]
     request = asked(tmp_path, *words, optim=WSD, run={"save_every": 1})
-    cells, _ = solve(request.wanted, _shared(request).model)
-    found = configurations(cells, request.varied, branches=True)
-    long, *short = _runs(request, _shared(request), found, {})
+    long, *short = runs_for(request, branches=True)
     assert long.configuration.name == "a50_k2-max_tokens_640"
     assert (long.settings.run.keep, long.settings.run.branch_from) == (0, None)
     trunks = {run.steps: run.settings.run.branch_from for run in short}
