@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
@@ -122,6 +123,8 @@ def _prepare(settings: Settings, options: Prepare) -> None:
     from data_prep.sources.fetching import Fetcher, announce, estimate
     from data_prep.writing.mix import wanted_tokens
 
+    if settings.duplicates == "near" and not find_spec("datasketch"):
+        raise UserError("--duplicates near needs datasketch: pip install 'dualpath[near]'")
     evaluations = None
     if settings.decontaminate:
         texts = map(read_documents, [parse_source(spec) for spec in settings.decontaminate])
@@ -135,7 +138,7 @@ def _prepare(settings: Settings, options: Prepare) -> None:
         return
     else:
         with_val = any(source.path == SAMPLE for source in settings.sources)
-        with _executor(options, out.resolve().parent) as executor:
+        with _executor(options) as executor:
             plan = estimate(corpora, wanted_tokens(settings), downloads)
             announce(plan, out, downloads, yes=options.yes)
             with Fetcher(plan.corpora, downloads, plan.files) as fetcher:
@@ -152,12 +155,11 @@ def _prepare(settings: Settings, options: Prepare) -> None:
         _upload(out, remote, options.overwrite)
 
 
-def _executor(options: Prepare, folder: Path) -> "PieceExecutor":
-    """Returns the executor of pieces; a cluster's workers must see `folder`."""
+def _executor(options: Prepare) -> "PieceExecutor":
     from data_prep.executors import Cluster, on_this_machine
 
     if options.executor == "dask":
-        return Cluster(str(options.scheduler), folder)
+        return Cluster(str(options.scheduler))
     return on_this_machine(options.workers or cores())
 
 

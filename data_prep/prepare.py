@@ -138,7 +138,7 @@ def prepare(
         pieces.mkdir(parents=True, exist_ok=True)
         executor = executor or Here()
         with executor, Encoder(settings, executor, pieces, fetch) as encoder:
-            mix = _encode(request, encoder, work.path, pieces)
+            mix = _encode(request, encoder, pieces)
         try:
             manifest = _write(request, mix, work.path, folder, extra)
         except UserError:
@@ -161,7 +161,7 @@ class _Mix:
     portions: list[Portion]
 
 
-def _encode(request: Request, encoder: Encoder, work: Path, folder: Path) -> _Mix:
+def _encode(request: Request, encoder: Encoder, folder: Path) -> _Mix:
     """Encodes as much of each corpus as the tokens asked for take, duplicates not counted."""
     settings = request.settings
     wanted = wanted_tokens(settings)
@@ -178,7 +178,7 @@ def _encode(request: Request, encoder: Encoder, work: Path, folder: Path) -> _Mi
         pieces = [piece for corpus in encoded for piece in corpus.pieces]
         documents = sum(piece.documents for piece in pieces) * comparisons(settings.duplicates)
         with _progress("comparing documents", documents, "comparisons") as progress:
-            verdicts = Verdicts(pieces, work, settings.duplicates, progress.advance)
+            verdicts = Verdicts(pieces, settings.duplicates, progress.advance)
         pools = _pools(settings, encoded, verdicts)
         more = list(map(_more, wanted, pools, encoded))
         if not any(more):

@@ -110,7 +110,7 @@ class Encoder:
 
         All go through one queue: no worker waits for a corpus's last piece. Pieces that are there
         are not made again. Raises UserError where `strict` is set and something cannot be read,
-        OSError where workers die, the disk is full or a server does not answer for long.
+        OSError where the disk is full or a server does not answer for long.
         """
         enough: set[int] = set()
         tokens = [0] * len(jobs)
@@ -120,7 +120,7 @@ class Encoder:
                 if number in enough:
                     continue  # begun before it was known that it is not needed
                 job, corpus = jobs[number], encoded[number]
-                for item in self._result(made) if isinstance(made, Future) else made:
+                for item in made.result() if isinstance(made, Future) else made:
                     if isinstance(item, FileEnd):
                         self._end(item, job, corpus)
                         continue
@@ -133,14 +133,6 @@ class Encoder:
                         enough.add(number)
                         break
         return encoded
-
-    def _result(self, future: Future[Made]) -> Made:
-        try:
-            return future.result()
-        except Exception as error:
-            if problem := self._executor.failure(error):
-                raise OSError(problem) from None
-            raise
 
     def _ahead(self, work: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any], None, None]:
         """Yields items some time after they were begun, so that the workers are kept busy."""

@@ -210,8 +210,7 @@ ROWS = 8  # values in a band
 
 _HALVES = 2  # halves of a shingle's 64-bit hash; each gives half the values of every band
 
-_SLICE = 1 << 10
-"""Shingles permuted at a time, so that intermediate values stay in the processor's cache."""
+_SLICE = 1 << 10  # shingles permuted at a time: 250 kB
 
 
 def shingles(text: str) -> Hashes:
@@ -226,22 +225,20 @@ def shingles(text: str) -> Hashes:
 def signature(text: str) -> npt.NDArray[np.uint32]:
     """Returns the least hash among a text's shingles under each permutation, (BANDS, ROWS).
 
-    The values are those of two `datasketch.MinHash` of scheme affine32, one of the lower halves of
-    the shingles' hashes and one of the upper: 32 bits alone would take some short texts, whose one
-    shingle is all there is of them, for equal.
+    The values are those of two sketches, one of the lower halves of the shingles' hashes and one of
+    the upper: 32 bits alone would take some short texts, whose one shingle is all there is of them,
+    for equal.
     """
-    hashes = shingles(text)
-    factors, offsets = _permutations()
-    least = np.full(factors.shape[:2], np.iinfo(np.uint32).max, np.uint32)
-    buffer = np.empty((factors.shape[1], min(_SLICE, len(hashes))), np.uint32)
+    from datasketch import MinHash  # of the extra `near`; it brings scipy
+
+    hashes, halves = shingles(text), []
     for half in range(_HALVES):
-        mixed = _mix32((hashes >> np.uint64(32 * half)).astype(np.uint32))
+        sketch = MinHash(BANDS * ROWS // _HALVES, half, hashfunc=int, scheme="affine32")
+        mixed = (hashes >> np.uint64(32 * half)).astype(np.uint32)
         for start in range(0, len(mixed), _SLICE):
-            batch = mixed[start : start + _SLICE]
-            permuted = np.multiply(factors[half], batch, out=buffer[:, : len(batch)])
-            permuted += offsets[half]
-            np.minimum(least[half], permuted.min(axis=1), out=least[half])
-    return least.reshape(_HALVES, BANDS, -1).swapaxes(0, 1).reshape(BANDS, ROWS)
+            sketch.update_batch(mixed[start : start + _SLICE].tolist())
+        halves.append(sketch.hashvalues.reshape(BANDS, -1))
+    return np.concatenate(halves, axis=1)
 
 
 def band_keys(text: str) -> Hashes:
@@ -252,28 +249,6 @@ def band_keys(text: str) -> Hashes:
     """
     keys: Hashes = (signature(text) * _band_factors()).sum(axis=1, dtype=np.uint64)
     return mix64(keys)
-
-
-def _mix32(hashes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Spreads each bit over all 32, in place, as datasketch does before it permutes."""
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        hashes ^= hashes >> np.uint32(shift)
-        hashes *= np.uint32(factor)
-    hashes ^= hashes >> np.uint32(16)
-    return hashes
-
-
-@functools.cache
-def _permutations() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """Returns factors and offsets of the permutations, each (_HALVES, permutations, 1)."""
-    # Imported late: it brings scipy, and most preparations sign nothing.
-    from datasketch import MinHash
-
-    count = BANDS * ROWS // _HALVES
-    # Drawn by RandomState, whose stream numpy guarantees not to change.
-    halves = [MinHash(count, seed, scheme="affine32").permutations for seed in range(_HALVES)]
-    factors, offsets = np.stack(halves, axis=1)[..., None].astype(np.uint32)
-    return factors, offsets
 
 
 @functools.cache

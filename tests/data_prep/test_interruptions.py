@@ -1,6 +1,5 @@
 """What ends a preparation early: Ctrl-C, a killed worker, another one at the same folder."""
 
-import _thread
 import os
 import re
 import signal
@@ -8,13 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from data_prep.executors import Pool
 from dualpath_cli.text.manifest import Manifest
 from tests.data_prep.preparing import write_jsonl
 from tests.manifests import intact
@@ -99,26 +95,3 @@ def test_whatever_ends_it_is_one_line_and_the_same_command_continues(start, tmp_
     assert re.fullmatch(said, err)
     assert end(first)[::2] == (0, "")
     assert intact(Manifest.read(tmp_path / "out"), tmp_path / "out")
-
-
-def test_ctrl_c_waits_for_a_process_that_is_being_started(monkeypatch):
-    started: list[bool] = []
-
-    def submit(*_: object) -> Future[Any]:
-        _thread.interrupt_main()  # a signal that another thread took, whatever this one blocks
-        started.append(True)
-        return Future()
-
-    monkeypatch.setattr(ProcessPoolExecutor, "submit", submit)
-    with Pool(2) as pool, pytest.raises(KeyboardInterrupt):
-        pool.submit(print)
-    assert started
-
-
-def test_work_for_a_pool_that_lost_a_worker_fails_as_the_work_of_that_worker():
-    with Pool(1) as pool:
-        lost = pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).exception()
-        late = pool.submit(os.getpid).exception()
-    assert isinstance(lost, Exception)
-    assert isinstance(late, Exception)
-    assert pool.failure(late) == pool.failure(lost) is not None

@@ -2,17 +2,14 @@
 
 import hashlib
 import tempfile
-import tracemalloc
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.documents import duplicates
-from data_prep.documents.duplicates import EXACT, KEPT, NEAR, Verdicts, repeats
+from data_prep.documents.duplicates import EXACT, KEPT, NEAR, Verdicts
 from data_prep.documents.pieces import Document, Piece, PieceCounts
 from data_prep.documents.text import BANDS
 from data_prep.settings import Settings, SourceSettings
@@ -65,12 +62,11 @@ judged = st.lists(st.lists(document, max_size=6), max_size=5)
 
 
 @settings(max_examples=150)
-@given(corpus=judged, kind=st.sampled_from(["keep", "exact", "near"]), part=st.integers(1, 9))
-def test_a_document_is_judged_by_all_before_it(corpus, kind, part):
-    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duplicates, "BUCKET_DOCUMENTS", part)
+@given(corpus=judged, kind=st.sampled_from(["keep", "exact", "near"]))
+def test_a_document_is_judged_by_all_before_it(corpus, kind):
+    with tempfile.TemporaryDirectory() as name:
         pieces = write_pieces(Path(name), corpus)
-        verdicts = Verdicts(pieces, Path(name) / "verdicts", kind)
+        verdicts = Verdicts(pieces, kind)
         found = [int(v) for n in range(len(pieces)) for v in verdicts.kinds(n)]
         firsts = [int(v) for n in range(len(pieces)) for v in verdicts.firsts(n)]
         judged, leaders = expected(corpus, kind)
@@ -83,7 +79,7 @@ def test_a_document_is_judged_by_all_before_it(corpus, kind, part):
 
 def test_a_document_is_found_in_its_piece(tmp_path):
     corpus: Corpus = [[(0, (0,))] * 3, [], [(1, (1,))] * 2]
-    verdicts = Verdicts(write_pieces(tmp_path, corpus), tmp_path / "verdicts", "keep")
+    verdicts = Verdicts(write_pieces(tmp_path, corpus), "keep")
     places = [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
     assert [verdicts.locate(n) for n in range(5)] == places
 
@@ -109,7 +105,7 @@ def pools_of(folder: Path, corpora: list[Lengths], val_fraction: float = 0.0) ->
             tokens = np.concatenate([np.empty(0, np.uint16), *ids]).astype(np.uint16)
             Piece.write(path, rows, tokens, ends, PieceCounts(read=len(rows)))
             pieces[-1].append(Piece(path))
-    verdicts = Verdicts([piece for each in pieces for piece in each], folder / "v", "keep")
+    verdicts = Verdicts([piece for each in pieces for piece in each], "keep")
     starts = np.cumsum([0, *map(len, pieces)])
     return [
         Pool(f"s{n}", each, verdicts, int(starts[n]), val_fraction) for n, each in enumerate(pieces)
@@ -231,19 +227,3 @@ def splitmix(value: int, salt: str) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     return z ^ (z >> 31)
-
-
-def test_comparing_needs_no_more_memory_for_more_documents(tmp_path, monkeypatch):
-    documents = 1_600_000
-    monkeypatch.setattr(duplicates, "BUCKET_DOCUMENTS", 100_000)
-    pieces = [np.random.RandomState(n).bytes(4000 * 16) for n in range(documents // 4000)]
-
-    def keys_of(piece: bytes) -> np.ndarray:
-        return np.frombuffer(piece, np.uint64).reshape(-1, 2)
-
-    tracemalloc.start()
-    compared = sum(count for count, _, _ in repeats(pieces, keys_of, documents, tmp_path))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert compared == documents
-    assert peak < 120 * 100_000
