@@ -14,8 +14,8 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.ranges import check_ranges
-from dualpath_cli.text.manifest import AGAIN, HEADER, MANIFEST, Manifest, sha256_of
-from dualpath_cli.text.storage import is_remote, sizes
+from dualpath_cli.text.manifest import AGAIN, HEADER, MANIFEST, Manifest, readable, sha256_of
+from dualpath_cli.text.storage import is_remote
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.text.verification import verify_chunks
 
@@ -50,15 +50,11 @@ def run(options: Inspect) -> str:
         raise UserError(f"'{options.folder}' is not on a disk; copy it to one to inspect it")
     manifest = Manifest.read(folder)
     verify(folder, manifest)
-    dtype = np.dtype(manifest.dtype)
     paths = [folder / chunk.name for chunk in manifest.chunks]
-    chunks = [np.memmap(path, dtype, "r", offset=HEADER) for path in paths]
+    chunks = [np.memmap(path, np.dtype(manifest.dtype), "r", offset=HEADER) for path in paths]
     starts = np.cumsum([0, *map(len, chunks)]).tolist()
-    found = [
-        np.flatnonzero(chunk == manifest.eot_id) + start
-        for chunk, start in zip(chunks, starts, strict=False)
-    ]
-    borders = np.append(0, np.concatenate(found) + 1)  # where documents begin, and the end
+    ends = [np.flatnonzero(c == manifest.eot_id) + s for c, s in zip(chunks, starts, strict=False)]
+    borders = np.append(0, np.concatenate(ends) + 1)  # where documents begin, and the end
     if contradiction := contradicts(manifest, borders):
         raise UserError(f"{folder}/{MANIFEST}: {contradiction}; {AGAIN}")
     console = plain_console(highlight=False)
@@ -73,8 +69,9 @@ def run(options: Inspect) -> str:
         length = f"{end - begin:,} tokens from token {begin:,} on"
         console.print(f"\ndocument {document + 1:,} of {documents:,}, {length}:")
         cut = " [...]" * (len(text) > SHOWN or shown.stop < end - 1)
-        line = Padding(Text(visible(text[:SHOWN] + cut)), (0, 0, 0, 2))
-        console.print(line, width=None if console.is_terminal else 120)
+        # On one line, in which what would not be seen, or would act, is escaped.
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:SHOWN] + cut)
+        console.print(Padding(Text(line), (0, 0, 0, 2)), width=None if console.is_terminal else 120)
     console.print()
     return f"{folder}: intact: every byte is as it was prepared, and the counts add up"
 
@@ -84,11 +81,10 @@ def verify(folder: Path, manifest: Manifest) -> None:
     manifest.check_sizes(folder)
     manifest.check_index(folder)
     manifest.check_tokenizer(folder)
-    there = sizes(folder) or {}
     for file in manifest.beside:
-        if file.name not in there or sha256_of(folder / file.name) != file.sha256:
-            change = "changed since it was prepared" if file.name in there else "missing"
-            raise UserError(f"{folder / file.name}: {change}; {AGAIN}")
+        with readable(folder / file.name):
+            if sha256_of(folder / file.name) != file.sha256:
+                raise UserError(f"{folder / file.name}: changed since it was prepared; {AGAIN}")
     verify_chunks(folder, manifest, "always")
 
 
@@ -128,7 +124,8 @@ def report(manifest: Manifest, lengths: npt.NDArray[np.int64], console: Console)
     reasons = sorted({reason for source in sources for reason in source.rejected})
     # A column for each source: there are few of them, and these are long numbers.
     columns = [Column(""), *(Column(source.name, ",") for source in sources)]
-    _show(console, Table(columns, [
+    console.print()
+    show(console, Table(columns, [
         ("share of tokens", *(f"{s.tokens / manifest.tokens:.1%}" for s in sources)),
         ("passes", *(f"{s.passes:.2f}" for s in sources)),
         ("read", *(s.read for s in sources)),
@@ -138,9 +135,10 @@ def report(manifest: Manifest, lengths: npt.NDArray[np.int64], console: Console)
         ("near duplicates", *(s.near_duplicates for s in sources)),
         ("unused", *(s.unused for s in sources)),
         *((reason, *(s.rejected.get(reason, 0) for s in sources)) for reason in reasons),
-    ], "documents of each source"))  # fmt: skip
-    faults = [(s.name, fault) for s in sources for fault in s.faults]
-    _show(console, Table([Column("source"), Column("file")], faults, "faults"))
+    ], "documents of each source"), box=False)  # fmt: skip
+    for source in sources:
+        for fault in source.faults:
+            console.print(f"fault of {source.name}: {fault}", markup=False, soft_wrap=True)
 
 
 def _tokens(chunks: Sequence[npt.NDArray[np.integer]], starts: list[int], s: slice) -> list[int]:
@@ -150,14 +148,3 @@ def _tokens(chunks: Sequence[npt.NDArray[np.integer]], starts: list[int], s: sli
         for chunk, start in zip(chunks, starts, strict=False)
         for token in chunk[max(s.start - start, 0) : max(s.stop - start, 0)].tolist()
     ]
-
-
-def visible(text: str) -> str:
-    """Returns a text on one line, in which what would not be seen, or would act, is escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def _show(console: Console, table: Table) -> None:
-    if table.rows:
-        console.print()
-        show(console, table, box=False)

@@ -129,7 +129,7 @@ def test_the_report_says_what_became_of_the_documents_and_shows_them(original, s
     for expected in (
         "novels [a]", "share of tokens 100.0%", "passes 1.00", "read 25", "written 14",
         "validation 1", "exact duplicates 2", "near duplicates 4", "unused 1", "too short 3",
-        "novels [a] b.jsonl.gz: cut off [at 12]",
+        "fault of novels [a]: b.jsonl.gz: cut off [at 12]",
     ):  # fmt: skip
         assert expected in rows
     lengths = [len(small.encode(text)) + 1 for text in TEXTS]
