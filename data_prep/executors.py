@@ -1,5 +1,6 @@
 """Executors of `concurrent.futures` make pieces: in this process, in others, on a Dask cluster."""
 
+import asyncio
 import hashlib
 import logging
 import multiprocessing
@@ -122,17 +123,25 @@ class Cluster(PieceExecutor):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # in favour of the command's line
         dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TB"})  # a long row
         self._address, self._software = address, _software()
+
+        async def ask() -> None:
+            security = distributed.Security().get_connection_args("client")  # for tls://
+            async with distributed.core.rpc(address, connection_args=security) as scheduler:
+                await asyncio.wait_for(scheduler.identity(), CONNECT_SECONDS)
+
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of versions, which every task compares
-                self._client = distributed.Client(
-                    address, timeout=CONNECT_SECONDS, set_as_default=False
-                )
+            asyncio.run(ask())  # before there is a client, which else stays half alive
         except (OSError, ValueError) as error:
+            reason = one_line(str(error)) or f"nothing came within {CONNECT_SECONDS} s"
             raise UserError(
-                f"--scheduler '{address}' does not answer ({one_line(str(error))}); start it by "
-                "`dask scheduler` and give the address that it prints"
+                f"--scheduler '{address}' does not answer ({reason}); start it by `dask scheduler` "
+                "and give the address that it prints"
             ) from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of versions, which every task compares
+            self._client = distributed.Client(
+                address, timeout=CONNECT_SECONDS, set_as_default=False
+            )
         if not self.workers:
             self._client.close()
             raise UserError(

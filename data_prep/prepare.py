@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from data_prep.documents.duplicates import Verdicts, comparisons
+from data_prep.documents.duplicates import Verdicts
 from data_prep.documents.encoding import Encoded, Encoder, Job, ReadingProgress
 from data_prep.documents.pieces import PieceSettings, Tokens, token_type
 from data_prep.documents.text import Contamination
@@ -176,9 +176,7 @@ def _encode(request: Request, encoder: Encoder, folder: Path) -> _Mix:
         with ReadingProgress(size, sum(tokens) if tokens else None) as progress:
             encoded = encoder.encode(jobs, progress)
         pieces = [piece for corpus in encoded for piece in corpus.pieces]
-        documents = sum(piece.documents for piece in pieces) * comparisons(settings.duplicates)
-        with _progress("comparing documents", documents, "comparisons") as progress:
-            verdicts = Verdicts(pieces, settings.duplicates, progress.advance)
+        verdicts = Verdicts(pieces, settings.duplicates)
         pools = _pools(settings, encoded, verdicts)
         more = list(map(_more, wanted, pools, encoded))
         if not any(more):

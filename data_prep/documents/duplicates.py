@@ -1,6 +1,6 @@
 """Duplicates: which documents repeat an earlier one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,19 +24,12 @@ class Verdicts:
     memory, some 60 bytes a document.
     """
 
-    def __init__(
-        self,
-        pieces: Sequence[Piece],
-        duplicates: Duplicates,
-        on_compared: Callable[[int], None] = lambda count: None,
-    ) -> None:
-        """`on_compared` gets the number of documents, `comparisons` times."""
+    def __init__(self, pieces: Sequence[Piece], duplicates: Duplicates) -> None:
         self.pieces = pieces
         self.starts = np.cumsum([0, *(piece.documents for piece in pieces)], dtype=np.int64)
         """Index of each piece's first document, and the number of all."""
         self._kinds = np.full(self.starts[-1], KEPT, np.uint8)
         self._firsts = np.zeros(self.starts[-1], np.int64)
-        self._on_compared = on_compared
         if duplicates != "keep":
             self._judge(EXACT, [piece.digests() for piece in pieces])
         if duplicates == "near":
@@ -72,9 +65,3 @@ class Verdicts:
         new = repeats & (self._kinds[order] == KEPT)
         self._kinds[order[new]] = kind
         self._firsts[order[new]] = leaders[new]
-        self._on_compared(len(order))
-
-
-def comparisons(duplicates: Duplicates) -> int:
-    """Returns how often each document is compared with the others."""
-    return {"keep": 0, "exact": 1, "near": 1 + BANDS}[duplicates]
