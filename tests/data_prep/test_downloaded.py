@@ -214,9 +214,3 @@ def test_a_disk_that_is_too_small_is_noticed_before(run, web, capsys, monkeypatc
     assert run("out") == 2
     assert "are needed and" in capsys.readouterr().err
     assert not any(web.asked(f"/{path}") for path in FILES)
-
-
-def test_a_selection_chooses_the_folder(run, tmp_path):
-    assert run("low", "--num-files", "9", source="nemotron-cc:quality=low") == 0
-    expected = [text for path in FILES if "quality=low" in path for text in texts_in(path)]
-    assert sorted(texts_of(tmp_path / "low")) == sorted(expected)

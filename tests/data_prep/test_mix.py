@@ -77,11 +77,6 @@ def test_a_document_is_judged_by_all_before_it(corpus, kind):
         assert verdicts.any() == any(v != KEPT for v in judged)
 
 
-def test_a_document_is_found_in_its_piece(tmp_path):
-    corpus: Corpus = [[(0, (0,))] * 3, [], [(1, (1,))] * 2]
-    verdicts = Verdicts(write_pieces(tmp_path, corpus), "keep")
-    places = [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
-    assert [verdicts.locate(n) for n in range(5)] == places
 
 
 Lengths = list[list[int]]  # pieces of documents: the tokens of each
@@ -200,13 +195,6 @@ def test_documents_are_held_out_by_their_ids_alone(tmp_path_factory, corpus, fra
     kept = [int(starts[n] + d) for n in range(len(corpus)) for d in pool.to_write(n)]
     assert held == flat.to_hold_out(0).tolist()
     assert sorted([*held, *kept]) == list(range(starts[-1]))
-
-
-def test_the_held_out_share_is_the_one_asked_for(tmp_path_factory):
-    (pool,) = pools_of(tmp_path_factory.mktemp("pools"), [[[1] * 10_000]], 0.1)
-    held = len(pool.to_hold_out(0))
-    # Five standard deviations of a binomial of 10,000.
-    assert abs(held - 1000) < 5 * (10_000 * 0.1 * 0.9) ** 0.5
 
 
 def test_scrambling_is_one_to_one_spread_evenly_and_the_same_everywhere():

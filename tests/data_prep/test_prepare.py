@@ -103,40 +103,6 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(ask, tmp_path):
     assert contents(tmp_path / "1") == contents(tmp_path / "3")
 
 
-def test_a_limit_stops_after_the_document_that_reaches_it(ask, small, tmp_path):
-    texts = many(50)
-    path = write_jsonl(tmp_path / "a.jsonl", texts)
-    lengths = np.cumsum([len(small.encode(text)) + 1 for text in texts])
-    for limit in (1, int(lengths[4]), int(lengths[4]) + 1, int(lengths[20]) - 1):
-        out = tmp_path / str(limit)
-        manifest = prepare(ask(path, out=out, tokens=limit))
-        documents = int(np.searchsorted(lengths, limit)) + 1
-        assert manifest.tokens == lengths[documents - 1]
-        assert sorted(texts_of(out)) == sorted(texts[:documents])
-        (count,) = manifest.sources
-        assert count.read == count.documents + count.unused
-        assert count.read < len(texts)
-
-
-def test_a_source_is_repeated_as_often_as_is_allowed(ask, out, tmp_path):
-    x, y = (
-        write_jsonl(tmp_path / f"{name}.jsonl", [f"{name} {text}" for text in many(count)])
-        for name, count in (("x", 400), ("y", 100))
-    )
-    sources = (source("x", x, weight=1), source("y", y, weight=1, max_epochs=3))
-    manifest = prepare(ask(sources))
-    counts = {count.name: count for count in manifest.sources}
-    assert counts["y"].passes == 3
-    assert abs(counts["x"].tokens - counts["y"].tokens) <= 30  # the longest document
-    written = Counter(text for text in texts_of(out) if text.startswith("y"))
-    assert set(written.values()) == {3}
-    assert len(written) == counts["y"].documents == 100
-    assert manifest.documents == counts["x"].documents + 300
-    # Each pass is in an order of its own.
-    order = [text for text in texts_of(out) if text.startswith("y")]
-    assert order[:100] != order[100:200]
-
-
 def test_a_source_that_changes_while_it_is_read_stops_the_preparation(ask, out, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", many(20))
 

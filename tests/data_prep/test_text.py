@@ -23,7 +23,6 @@ from data_prep.documents.text import (
     Words,
     band_keys,
     clean,
-    problem,
     shingles,
     signature,
 )
@@ -61,17 +60,6 @@ def by_hand(text: str) -> str:
 @example("\ufb01 \u00b2")  # compatible characters stay apart
 def test_cleaning_does_what_it_says_and_changes_no_cleaned_text(text):
     assert clean(text) == clean(clean(text)) == by_hand(text)
-
-
-@pytest.mark.parametrize("text", ["", " ", "\n\t\n", "\u3000\u2028"])
-@pytest.mark.parametrize("min_chars", [0, 1, 100])
-def test_a_text_of_whitespace_is_empty(text, min_chars):
-    assert problem(text, min_chars) == "empty"
-
-
-@given(st.text(st.characters(categories=["L"]), min_size=1), st.integers(0, 20))
-def test_a_text_is_too_short_with_fewer_characters(text, min_chars):
-    assert problem(text, min_chars) == ("too short" if len(text) < min_chars else None)
 
 
 ANY_TEXTS = st.text(

@@ -3,9 +3,7 @@
 import gzip
 import json
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
-from random import Random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -103,23 +101,6 @@ def test_files_of_several_compressed_parts_are_read_to_the_end(tmp_path, compres
     assert list(read_documents(parse_source(str(path)))) == ["one", "two"]
 
 
-@pytest.mark.parametrize("name", [*JSONL, "a.parquet", *ONE_TEXT])
-def test_the_bytes_reported_are_the_size_of_the_file(tmp_path, name):
-    path = write(tmp_path / name, [f"document {n} " * 50 for n in range(3000)])
-    counts: list[int] = []
-    assert list(read_documents(Source("a", path), counts.append))
-    assert sum(counts) == path.stat().st_size
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_reading_is_lazy(tmp_path, name):
-    random = Random(0)
-    path = write(tmp_path / name, [random.randbytes(2000).hex() for _ in range(3000)])
-    counts: list[int] = []
-    assert len(list(islice(read_documents(Source("a", path), counts.append), 3))) == 3
-    assert sum(counts) < path.stat().st_size / 2
-
-
 RENDERED = [
     ("gsm8k", {"question": "1+1?", "answer": "It is 2.\n#### 2"}, "1+1?", "It is 2.\n#### 2"),
     *(("triviaqa", {"question": "Who?", "answer": answer}, "Who?", "Ada")
@@ -148,13 +129,3 @@ def write_row(request, tmp_path) -> Callable[[dict], Path]:
 def test_known_names_are_rendered_as_question_and_answer(write_row, name, row, question, answer):
     texts = list(read_documents(parse_source(f"{name}={write_row(row)}")))
     assert texts == [f"Question: {question}\nAnswer: {answer}"]
-
-
-def test_a_path_with_an_equals_sign_is_a_path(tmp_path, monkeypatch):
-    folder = tmp_path / "quality=high" / "kind=actual"
-    folder.mkdir(parents=True)
-    write(folder / "a.txt", TEXTS)
-    monkeypatch.chdir(tmp_path)
-    assert parse_source("quality=high/kind=actual") == Source(
-        "kind=actual", Path("quality=high/kind=actual")
-    )

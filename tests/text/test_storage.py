@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +13,6 @@ from dualpath_cli.text import storage
 
 def put(bucket: Any, key: str, content: bytes) -> None:
     bucket.put_object(Bucket="bucket", Key=key, Body=content)
-
-
-def test_a_location_is_remote_by_its_scheme_and_else_its_own_copy():
-    assert storage.is_remote("s3://bucket/prefix")
-    assert not any(map(storage.is_remote, ("data/sample", Path("data"), "s3", "/s3://x")))
-    assert storage.local_copy("a/b.jsonl") == Path("a/b.jsonl")
 
 
 def test_nothing_of_boto3_is_imported_for_local_files(tmp_path):
@@ -85,16 +78,6 @@ def test_one_file_is_copied_by_many_at_once(bucket):
         thread.join()
     assert found == [True] * 6
     assert len([path for path in storage.cache().rglob("*") if path.is_file()]) == 1
-
-
-def test_the_cache_is_where_the_environment_says(monkeypatch):
-    monkeypatch.setenv("DUALPATH_CACHE", "/fast")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert storage.cache() == Path("/fast")
-    monkeypatch.delenv("DUALPATH_CACHE")
-    assert storage.cache() == Path("/x/dualpath")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert storage.cache() == Path.home() / ".cache" / "dualpath"
 
 
 def test_uploads_carry_their_hash_and_downloads_are_checked(bucket, tmp_path):

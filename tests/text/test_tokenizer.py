@@ -55,15 +55,6 @@ def test_a_run_of_spaces_too_long_for_tiktoken_is_encoded_all_the_same(gpt2):
     assert gpt2.decode(gpt2.encode(text)) == text
 
 
-def test_gpt2_goes_through_tiktoken(gpt2, monkeypatch):
-    monkeypatch.setattr(Tokenizer, "_encode_by_tokenizers", None)
-    assert gpt2.encode("Hello world<|endoftext|>") == [15496, 995, 27, 91, 437, 1659, 5239, 91, 29]
-
-
-def test_merges_are_used(small):
-    assert [small.token_values()[id] for id in small.encode("hello")] == [b"hell", b"o"]
-
-
 def test_batches_are_encoded_as_single_texts_are_also_by_a_saved_tokenizer(small, tmp_path):
     texts = ["hello\n world", "", "hell é <|endoftext|>"]
     wanted = [small.encode(text) for text in texts]
