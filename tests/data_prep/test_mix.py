@@ -77,8 +77,6 @@ def test_a_document_is_judged_by_all_before_it(corpus, kind):
         assert verdicts.any() == any(v != KEPT for v in judged)
 
 
-
-
 Lengths = list[list[int]]  # pieces of documents: the tokens of each
 
 
