@@ -20,6 +20,9 @@ class Compare(OwnClasses, Average):
 
     runs: tuple[str, ...] = field(default=(), metadata={"positional": True})
     """Run folders, or a folder of runs: of `dualpath sweep`, or DIR/RECIPE/NAME as fit has it."""
+    by: tuple[str, ...] = ()
+    """Keys of recipes, separated by commas, such as model.loops or run.recipe: runs that have the
+    same there are one configuration; by default runs that differ in nothing but their seed."""
     average: int = 1
     """Compare the mean of the weights of each run's last N checkpoints, as sweep --average N and
     validate --average N have scored it."""
@@ -47,6 +50,7 @@ class Compare(OwnClasses, Average):
             raise UserError("compare needs a RUN, a folder of runs, or --paper")
         for given, problem in (
             (self.baseline, "--baseline is one of RUN's configurations"),
+            (self.by, "--by is about keys of RUNs"),
             (self.any_length, "--any-length joins tables of RUNs"),
             (self.aggregate_only, "--aggregate-only is about tests of RUNs"),
             (self.average > 1, "--average is about checkpoints of RUNs"),
@@ -57,10 +61,11 @@ class Compare(OwnClasses, Average):
 
 def run(options: Compare) -> str:
     """Compares, and returns where that is written, as text."""
-    baselines = _names(options.baseline)
+    baselines = _names("--baseline", options.baseline)
+    by = _names("--by", options.by)
     runs, left_out = _read(options)
     out = _out(options)
-    groups = groups_of(runs, baselines, options.any_length)
+    groups = groups_of(runs, baselines, options.any_length, by)
     if options.average > 1:
         named = f"average of {options.average} checkpoints"
         groups = [replace(group, name=f"{group.name}, {named}") for group in groups]
@@ -69,10 +74,10 @@ def run(options: Compare) -> str:
     return "\n".join(map(str, _answer(groups, left_out, out, options.aggregate_only)))
 
 
-def _names(given: Sequence[str]) -> list[str]:
+def _names(option: str, given: Sequence[str]) -> list[str]:
     names = [name.strip() for text in given for name in text.split(",")]
     if not all(names):
-        raise UserError(f"--baseline needs names separated by commas, not '{', '.join(given)}'")
+        raise UserError(f"{option} needs names separated by commas, not '{', '.join(given)}'")
     return names
 
 

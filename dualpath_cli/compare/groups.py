@@ -1,18 +1,13 @@
-"""Runs as configurations, which differ in more than their seed, and these in groups of one budget.
+"""Runs as configurations, which differ in more than their seed, and these in tables of one budget.
 
-All is derived from the runs' own recipes, so that runs of a sweep and others are treated alike.
-Groups are of one number of tokens, kind of matching, and PureWide: a sweep may match some
-configurations in linear and others in total FLOPs, and may vary a setting of PureWide as of all
-others; each part of a budget then has its own PureWide. The paper's 26 configurations are groups of
-single runs.
+All is derived from the runs' own recipes, so that runs of a sweep and others are treated alike. The
+paper's 26 configurations are tables of single runs.
 """
 
+import hashlib
 import json
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, Literal
 
@@ -22,7 +17,6 @@ from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.flops import count, paper
 from dualpath_cli.ranges import format_size
 from dualpath_cli.recipe.schedule import loop_counts
-from dualpath_cli.sweep.cells import TOTAL
 
 Family = Literal["wide", "expanded", "loop", "dual"]
 FAMILIES: tuple[Family, ...] = ("wide", "expanded", "loop", "dual")
@@ -44,11 +38,10 @@ class Configuration:
     flops_total: float  # the same with router and attention scores
     flops_trained: float  # `flops_total`, mean over steps, if these run fewer loops or others
     kv_bytes: int  # keys and values of a token in all layers, in bf16
-    line: str  # dual ones of a line differ in loops and widths, not in alpha (whole percents)
     scores: Mapping[str, Mapping[int, float]]  # bits per byte by measure and seed
     seconds_per_token: float  # of training, the median of the runs' medians
+    active: int  # parameters that a token uses: all of them without experts
     place: int | None = None  # the only layer with a deep path, where all others are wide
-    active: int | None = None  # parameters that a token uses; None where it is all, without experts
     expected_loops: float | None = None  # mean of runs; near 1, the loops paid for go unused
     runs: tuple[TrainedRun, ...] = ()  # in the order of their seeds; empty for the paper's models
 
@@ -94,7 +87,6 @@ def _configuration(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Conf
     of_deep, of_wide = sum(layer.deep for layer in layers), sum(layer.wide for layer in layers)
     alpha = 100 * of_deep / (of_deep + of_wide)
     logged = [run.expected_loops for run in runs if run.expected_loops is not None]
-    sparse = any(own.n_experts for own in model.layers)
     return Configuration(
         name, family,
         alpha=alpha if family == "dual" else None,
@@ -104,11 +96,10 @@ def _configuration(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Conf
         flops_total=_total(model) / fewest,
         flops_trained=count.over_loops(_total, model, steps) / fewest,
         kv_bytes=count.kv_bytes(model),
-        line=_line(runs[0], alpha) if family == "dual" else name,
         scores={name: {run.seed: run.scores[name] for run in runs} for name in runs[0].scores},
         seconds_per_token=median(1 / run.tokens_per_second for run in runs),
         place=deep[0] if len(deep) == 1 < model.n_layers else None,
-        active=count.active_parameters(model) if sparse else None,
+        active=count.active_parameters(model),
         expected_loops=fmean(logged) if logged else None, runs=runs,
     )  # fmt: skip
 
@@ -117,30 +108,39 @@ def _total(model: ModelConfig) -> int:
     return sum(layer.total for layer in count.flops_by_layer(model))
 
 
-def _line(run: TrainedRun, alpha: float) -> str:
-    part, precision = json.loads(run.identity)
-    for name in ("loops", "d_ffn", "d_ffn_wide"):
-        del part["model"][name]
-    return json.dumps([part, precision, round(alpha)], sort_keys=True)
-
-
-def _names(parts: Sequence[Sequence[TrainedRun]]) -> list[str]:
-    """The recipe's name; where several have it, with the run's or the folder in which they part."""
+def _names(parts: Sequence[Sequence[TrainedRun]], by: Sequence[str]) -> list[str]:
+    """The keys of `by`, or the recipe's name; where several have it with the run's, or the keys in
+    which they differ."""
     runs = [part[0] for part in parts]
-    of_runs = [run.settings.run for run in runs]
-    candidates: tuple[list[str], ...] = (
-        [run.recipe for run in of_runs], [f"{run.recipe}/{run.name}" for run in of_runs],
-        [_with_folder(run, runs) for run in runs], [str(run.folder) for run in runs],
-    )  # fmt: skip
-    places = range(len(parts))
-    return [next(names[n] for names in candidates if names.count(names[n]) == 1) for n in places]
+    if by:
+        return [_words(run.keys, by) for run in runs]
+    recipes = [run.settings.run.recipe for run in runs]
+    own = [f"{run.settings.run.recipe}/{run.settings.run.name}" for run in runs]
+    names = []
+    for n, run in enumerate(runs):
+        alike = [other for other in runs if other.settings.run.recipe == recipes[n]]
+        keys = sorted({key for other in alike for key in _different(run, other)})
+        found = (recipes[n] if len(alike) == 1 else "", own[n] if own.count(own[n]) == 1 else "")
+        names.append(next(filter(None, found), f"{recipes[n]} {_words(run.decisive, keys)}"))
+    return names
 
 
-def _with_folder(run: TrainedRun, runs: Sequence[TrainedRun]) -> str:
-    recipe = run.settings.run.recipe
-    folders = [other.folder.absolute() for other in runs if other.settings.run.recipe == recipe]
-    shared = len(Path(os.path.commonpath(folders)).parts)
-    return "/".join([*run.folder.absolute().parts[shared : shared + 1], recipe])
+def _words(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Such as `dual loops=4`, without commas, which separate names."""
+    found = []
+    for key in keys:
+        value = settings.get(key)
+        text = "+".join(map(str, value)) if isinstance(value, list) else str(value)
+        if len(text) > 32:  # as the source of a class
+            text = hashlib.sha256(text.encode()).hexdigest()[:8]
+        found.append(text if isinstance(value, str) else f"{key.rpartition('.')[2]}={text}")
+    return " ".join(found)
+
+
+def _different(one: TrainedRun, other: TrainedRun) -> set[str]:
+    """Keys of recipes by which two runs are two configurations."""
+    ours, theirs = one.decisive, other.decisive
+    return {key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)}
 
 
 def _place_of(c: Configuration) -> tuple[int, float, int, int, str]:
@@ -149,31 +149,34 @@ def _place_of(c: Configuration) -> tuple[int, float, int, int, str]:
     return FAMILIES.index(c.family), round(c.alpha or 0), c.loops or 0, place, c.name
 
 
-Part = tuple[str, list[Configuration]]  # words that a title adds to the budget's, configurations
-
-
 def groups_of(
-    runs: Sequence[TrainedRun], baselines: Sequence[str] = (), any_length: bool = False
+    runs: Sequence[TrainedRun],
+    baselines: Sequence[str] = (),
+    any_length: bool = False,
+    by: Sequence[str] = (),
 ) -> list[Group]:
     """Sorts runs into configurations and groups, those of the smallest budget first.
 
-    `any_length`: a group of each budget, whatever the number of tokens.
+    `any_length`: a group of each budget, whatever the number of tokens. `by`: keys of recipes; runs
+    that have the same there are one configuration.
     """
-    by_budget: dict[tuple[int, int], list[TrainedRun]] = {}
-    for run in runs:
+    known = {key for run in runs for key in run.keys}
+    for key in by:
+        if key not in known:
+            hint = did_you_mean(key, known) or "; dualpath fit --help-recipe lists the keys"
+            raise UserError(f"--by: no recipe has the key '{key}'{hint}")
+    tables: dict[tuple[int, int], dict[str, list[TrainedRun]]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
         # A third of a budget, thrice, is the same budget.
         budget = int(float(f"{run.settings.run.budget or 0:.3g}"))
-        by_budget.setdefault((budget, 0 if any_length else run.tokens), []).append(run)
-    ordered = sorted(by_budget.items(), key=lambda item: item[0])
+        table = tables.setdefault((budget, 0 if any_length else run.tokens), {})
+        identity = json.dumps([run.keys.get(key) for key in by] if by else run.decisive)
+        table.setdefault(identity, []).append(run)
     groups = [
-        group
-        for (budget, tokens), of_one in ordered
-        for group in _groups(budget, tokens, of_one, split=not (baselines or any_length))
+        _group(budget, tokens, list(parts.values()), by)
+        for (budget, tokens), parts in sorted(tables.items())
     ]
-    if not baselines:
-        return [_with_wide_baseline(group) for group in groups]
     names = {c.name for group in groups for c in group.configurations}
-    names |= set(map(_without_budget, names))
     for baseline in baselines:
         if baseline not in names:
             hint = did_you_mean(baseline, names) or f"; there are {', '.join(sorted(names))}"
@@ -181,140 +184,60 @@ def groups_of(
     return [_with_baselines(group, baselines) for group in groups]
 
 
-def _groups(budget: int, tokens: int, runs: Sequence[TrainedRun], split: bool) -> list[Group]:
-    by_identity: dict[str, dict[int, TrainedRun]] = {}
-    for run in runs:
-        of_one = by_identity.setdefault(run.identity, {})
-        if run.seed in of_one:
-            raise UserError(
-                f"{of_one[run.seed].folder} and {run.folder} are the same configuration with seed "
-                f"{run.seed}; leave one of them out"
-            )
-        of_one[run.seed] = run
-    parts = [tuple(of_one[seed] for seed in sorted(of_one)) for of_one in by_identity.values()]
-    fewest = min(run.settings.model.n_layers for run in runs)
+def _group(
+    budget: int, tokens: int, parts: Sequence[Sequence[TrainedRun]], by: Sequence[str]
+) -> Group:
+    for part in parts:
+        _check_alike(part)
+    fewest = min(part[0].settings.model.n_layers for part in parts)
     configurations = [
-        _configuration(name, part, fewest) for name, part in zip(_names(parts), parts, strict=True)
+        _configuration(name, tuple(part), fewest)
+        for name, part in zip(_names(parts, by), parts, strict=True)
     ]
     name = f"budget {format_size(budget)}" if budget else "no budget"
-    length = f"{tokens:,} tokens" if tokens else ""
-    return [
-        _group(", ".join(filter(None, (name, length, match, settings))), tuple(runs[0].scores), own)
-        for match, of_match in _by_match(configurations)
-        for settings, own in (_by_wide(of_match) if split else [("", of_match)])
-    ]
-
-
-def _group(name: str, measures: tuple[str, ...], configurations: Sequence[Configuration]) -> Group:
-    wides = _pure_wides(configurations)  # of several, the one that is called so, as `f4m_wide`
+    wides = [c for c in configurations if c.family == "wide"]
+    # Of several, the one that is called so, as `f4m_wide`.
     named = [c for c in wides if c.name.rpartition("_")[2] == "wide"] or wides
-    wide = named[0] if len(named) == 1 else None
-    return Group(name, measures, AGGREGATE, tuple(sorted(configurations, key=_place_of)), wide)
+    return Group(
+        f"{name}, {tokens:,} tokens" if tokens else name, tuple(parts[0][0].scores), AGGREGATE,
+        tuple(sorted(configurations, key=_place_of)), named[0] if len(named) == 1 else None,
+    )  # fmt: skip
 
 
-def _with_wide_baseline(group: Group) -> Group:
-    if group.wide is not None:
-        return replace(group, baselines=(group.wide,))
-    wides = [c.name for c in group.configurations if c.family == "wide"]
-    found = f"{len(wides)} PureWide, {', '.join(wides)}" if wides else "no PureWide"
-    return replace(group, note=f"no tests: {found}; --baseline NAMES chooses what to test against")
+def _check_alike(part: Sequence[TrainedRun]) -> None:
+    """Refuses a configuration with two runs of a seed, or with several models or lengths."""
+    by_seed: dict[int, TrainedRun] = {}
+    for run in part:
+        other = by_seed.setdefault(run.seed, run)
+        if other is run:
+            other = part[0]
+            if other.settings.model == run.settings.model and other.tokens == run.tokens:
+                continue
+        if keys := ", ".join(sorted(_different(other, run))):
+            raise UserError(
+                f"--by makes one configuration of {other.folder} and {run.folder}; add a key in "
+                f"which they differ: {keys}"
+            )
+        raise UserError(
+            f"{other.folder} and {run.folder} are the same configuration with seed {run.seed}; "
+            "leave one of them out"
+        )
 
 
 def _with_baselines(group: Group, names: Sequence[str]) -> Group:
-    named = {_without_budget(c.name): c for c in group.configurations}
-    named |= {c.name: c for c in group.configurations}
-    found = {name: named.get(name) for name in names}
-    chosen = tuple({c.name: c for c in found.values() if c is not None}.values())
-    missing = ", ".join(f"'{name}'" for name, c in found.items() if c is None)
-    if missing:
-        group = replace(group, note=f"no tests against {missing}: there is none here")
+    if not names and group.wide is not None:
+        return replace(group, baselines=(group.wide,))
+    if not names:
+        wides = [c.name for c in group.configurations if c.family == "wide"]
+        found = f"{len(wides)} PureWide, {', '.join(wides)}" if wides else "no PureWide"
+        note = f"no tests: {found}; --baseline NAMES chooses what to test against"
+        return replace(group, note=note)
+    by_name = {c.name: c for c in group.configurations}
+    chosen = tuple(by_name[name] for name in dict.fromkeys(names) if name in by_name)
+    missing = ", ".join(f"'{name}'" for name in names if name not in by_name)
+    note = f"no tests against {missing}: there is none here" if missing else ""
     wide = next((c for c in chosen if c.family == "wide"), group.wide)
-    return replace(group, baselines=chosen, wide=wide)
-
-
-def _by_match(configurations: Sequence[Configuration]) -> list[Part]:
-    """Those of equal linear FLOPs, then those of equal total FLOPs in training, if there are both.
-
-    A sweep's names say which were matched in total FLOPs (`wide_total`); others belong there, too,
-    where their total FLOPs are the same, unless one of them was matched so itself.
-    """
-    totals = [c for c in configurations if _cell(c).endswith(TOTAL)]
-    if not totals or len(totals) == len(configurations):
-        return [("", list(configurations))]
-    due = median(c.flops_trained for c in totals)
-    linear = [c for c in configurations if c not in totals]
-    matched = {_cell(c).removesuffix(TOTAL) for c in totals}
-    # FLOPs that differ by less than 2 % are equal: twice what a sweep allows from the budget.
-    near = [c for c in linear if abs(c.flops_trained / due - 1) <= 0.02]
-    equal = [c for c in near if _cell(c) not in matched]
-    return [("equal linear FLOPs", linear), ("equal total FLOPs", [*totals, *equal])]
-
-
-def _cell(configuration: Configuration) -> str:
-    """Its recipe's name without the settings that a sweep varies."""
-    return configuration.runs[0].settings.run.recipe.partition("-")[0]
-
-
-def _pure_wides(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """Those that may be what others are relative to: without experts, where there are such."""
-    wides = [c for c in configurations if c.family == "wide"]
-    return [c for c in wides if c.active is None] or wides
-
-
-def _by_wide(configurations: Sequence[Configuration]) -> list[Part]:
-    """A part for each PureWide, with the configurations whose settings are nearest to its own.
-
-    All in one where there is one PureWide, or none, or a configuration is as near to several.
-    """
-    wides = _pure_wides(configurations)
-    if len(wides) < 2:
-        return [("", list(configurations))]
-    settings = {c.name: _settings(c) for c in configurations}
-    parts: dict[str, list[Configuration]] = {wide.name: [] for wide in wides}
-    for c in configurations:
-        apart = {name: len(_different(settings[c.name], settings[name])) for name in parts}
-        nearest = [name for name, n in apart.items() if n == min(apart.values())]
-        if len(nearest) > 1:
-            return [("", list(configurations))]
-        parts[nearest[0]].append(c)
-    of_wides = [settings[wide.name] for wide in wides]
-    varied = sorted({key for one in of_wides for key in _different(one, of_wides[0])})
-
-    def words(key: str, value: Any) -> str:
-        shown = "+".join(map(str, value)) if isinstance(value, list) else str(value)
-        return f"{key.partition('.')[2]} {shown}"
-
-    return [
-        (", ".join(words(key, settings[name].get(key)) for key in varied), members)
-        for name, members in parts.items()
-    ]
-
-
-def _settings(configuration: Configuration) -> dict[str, Any]:
-    """The settings of a configuration that a sweep may have varied, by key."""
-    made = {  # make a configuration of a sweep, or are tuned for it
-        "model": {"block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers",
-                  "n_experts"},
-        "optim": {"lr", "lr_start", "lr_end", "muon_lr"},
-    }  # fmt: skip
-    recipe, precision = json.loads(configuration.runs[0].identity)
-    flat = {"trainer.precision": precision}
-    for name, section in recipe.items():
-        values = section if isinstance(section, dict) else {"": section}
-        for key in values.keys() - made.get(name, set()):
-            value = values[key]
-            entries = {f".{k}": v for k, v in value.items()} if isinstance(value, dict) else {}
-            flat |= {f"{name}.{key}{k}": v for k, v in (entries or {"": value}).items()}
-    return flat
-
-
-def _different(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
-    return {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
-
-
-def _without_budget(name: str) -> str:
-    """A configuration's name without the budget before it: `loop_k2` of `f600k_loop_k2`."""
-    return re.sub(r"^f[0-9.]+[kmbt]?_", "", name)
+    return replace(group, baselines=chosen, wide=wide, note=note)
 
 
 def paper_groups() -> list[Group]:
@@ -354,7 +277,8 @@ def _of_row(row: paper.Configuration, scores: dict[str, float]) -> Configuration
         row.recipe, row.block, row.alpha, None if row.block == "wide" else row.loops,
         model.n_layers, paper.TRAINING_TOKENS, count.parameters(model),
         flops_linear=flops["linear_total"], flops_total=flops["total"],
-        flops_trained=flops["total"], kv_bytes=count.kv_bytes(model), line=f"{row.alpha}",
+        flops_trained=flops["total"], kv_bytes=count.kv_bytes(model),
         scores={name: {0: value} for name, value in scores.items()},  # the paper gives no seed
         seconds_per_token=row.hours_on_64_gpus * 3600 / paper.TRAINING_TOKENS,
+        active=count.active_parameters(model),
     )  # fmt: skip

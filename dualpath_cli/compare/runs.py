@@ -1,9 +1,8 @@
 """Run folders, read: which model, which seed, what it scored at its end, how fast it was."""
 
 import hashlib
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, harmonic_mean, median
@@ -36,7 +35,8 @@ class TrainedRun:
 
     folder: Path
     settings: Settings
-    identity: str  # JSON of what decides its numbers, custom classes' source too, but the seed
+    keys: dict[str, Any]  # the resolved recipe, by dotted key
+    decisive: dict[str, Any]  # what of it decides its numbers but the seed; custom classes' source
     scores: dict[str, float]  # bits per byte at the end by set, with `aggregate`, their mean
     tokens_per_second: float
     """Median over the rows of metrics.csv; of a schedule of loops by phase, then their mean."""
@@ -122,7 +122,7 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
         if name in scores and name not in _fingerprints(facts)
     }
     return TrainedRun(
-        folder, settings, _identity(settings, facts),
+        folder, settings, flat(settings.as_recipe()), _decisive(settings, facts),
         {AGGREGATE: fmean(scores.values()), **scores},
         _speed(metrics, rows, settings), _curve(metrics, rows),
         _expected_loops(folder / "routing.csv"), _data(folder, settings, facts), bytes_per_token,
@@ -184,13 +184,22 @@ def _fingerprints(facts: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _identity(settings: Settings, facts: dict[str, Any]) -> str:
+def flat(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """The values of nested mappings by dotted key, in the keys' order."""
+    found: dict[str, Any] = {}
+    for name, value in sorted(recipe.items()):
+        nested = isinstance(value, dict) and value
+        found |= flat(value, f"{before}{name}.") if nested else {f"{before}{name}": value}
+    return found
+
+
+def _decisive(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
     part = decisive_part(settings.as_recipe())
     del part["seed_everything"]
     del part["run"]["recipe"]  # a name
     if sources := facts.get("classes"):  # of a custom gate or combination
         part["model"]["classes"] = sources
-    return json.dumps([part, settings.trainer.precision], sort_keys=True)
+    return flat(part | {"trainer": {"precision": settings.trainer.precision}})
 
 
 def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, str]:

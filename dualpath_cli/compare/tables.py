@@ -108,46 +108,37 @@ def _difference(
     }  # fmt: skip
 
 
+def _costs(wide: Configuration | None) -> list[tuple[str, Column, Callable[[Configuration], Any]]]:
+    """What a configuration is and costs: columns of table.csv, and how tables show them."""
+    return [
+        ("alpha", Column("α", ".0f"), lambda c: c.alpha),
+        ("loops", Column("K", "d"), lambda c: c.loops),
+        ("expected_loops", Column("loops", ".2f"), lambda c: c.expected_loops),
+        ("layers", Column("layers", "d"), lambda c: c.layers),
+        ("parameters", Column("params", count), lambda c: c.parameters),
+        ("active_parameters", Column("active\nparams", count), lambda c: c.active),
+        ("parameters_to_wide", Column("params\n/wide", ".2f"),
+         lambda c: wide and c.parameters / wide.parameters),
+        ("linear_flops", Column("linear\nFLOPs", count), lambda c: c.flops_linear),
+        ("total_flops", Column("total\nFLOPs", count), lambda c: c.flops_total),
+        ("kv_bytes_per_token", Column("KV bytes\n/token", count), lambda c: c.kv_bytes),
+        ("trained_flops", Column("trained\nFLOPs", count), lambda c: c.flops_trained),
+        ("training_tokens", Column("tokens", count), lambda c: c.tokens),
+        ("hours", Column("hours", ".3g"), lambda c: c.hours),
+        ("time_to_wide", Column("time\n/wide", ".2f"),
+         lambda c: wide and c.seconds_per_token / wide.seconds_per_token),
+        ("microseconds_per_token", Column("µs\n/token", _micro),
+         lambda c: 1e6 * c.seconds_per_token),
+        ("seeds", Column("seeds", "d"), lambda c: len(c.seeds)),
+    ]  # fmt: skip
+
+
 def group_tables(group: Group, errors: bool = True) -> list[Table]:
     """A row a configuration: its costs and aggregate, then each set, if there are several.
 
     Without `errors` the standard error of the aggregate alone.
     """
-    wide, rows = group.wide, group.configurations
-    lengths = len({c.tokens for c in rows}) > 1
-    routed = any(c.expected_loops is not None for c in rows)
-    name: Columns[Configuration] = [(Column("configuration"), lambda c: c.name)]
-    columns: Columns[Configuration] = [
-        *name,
-        (Column("α", ".0f"), lambda c: c.alpha),
-        (Column("K", "d"), lambda c: c.loops),
-    ]
-    if routed:
-        columns.append((Column("loops", ".2f"), lambda c: c.expected_loops))
-    columns.append((Column("params", count), lambda c: c.parameters))
-    if any(c.active is not None for c in rows):
-        columns.append((Column("active\nparams", count), lambda c: c.active or c.parameters))
-    if wide:
-        columns.append((Column("params\n/wide", ".2f"), lambda c: c.parameters / wide.parameters))
-    columns += [
-        (Column("linear\nFLOPs", count), lambda c: c.flops_linear),
-        (Column("total\nFLOPs", count), lambda c: c.flops_total),
-        (Column("KV bytes\n/token", count), lambda c: c.kv_bytes),
-    ]
-    partly = any(c.flops_trained != c.flops_total for c in rows)
-    if partly:
-        columns.append((Column("trained\nFLOPs", count), lambda c: c.flops_trained))
-    if lengths:
-        columns += [
-            (Column("tokens", count), lambda c: c.tokens),
-            (Column("hours", ".3g"), lambda c: c.hours),
-        ]
-    if wide:
-        columns.append((Column("time\n/wide", ".2f"),
-                        lambda c: c.seconds_per_token / wide.seconds_per_token))  # fmt: skip
-    else:
-        columns.append((Column("µs\n/token", _micro), lambda c: 1e6 * c.seconds_per_token))
-    columns += [(Column("seeds", "d"), lambda c: len(c.seeds)), _score(group.measures[0], True)]
+    rows = group.configurations
     marks = "the lowest of each column marked"
     if any(len(c.seeds) > 1 for c in rows):
         marks += "; ± one standard error over seeds, not that of a difference"
@@ -155,14 +146,28 @@ def group_tables(group: Group, errors: bool = True) -> list[Table]:
         f"bits per byte, {marks}; α in %; FLOPs: per token and layer; KV bytes: of a cache in "
         "bf16, all layers; time as measured"
     )
-    if partly:
+    hidden = {"layers", "microseconds_per_token" if group.wide else "time_to_wide"}
+    if group.wide is None:
+        hidden.add("parameters_to_wide")
+    if all(c.active == c.parameters for c in rows):
+        hidden.add("active_parameters")
+    if all(c.flops_trained == c.flops_total for c in rows):
+        hidden.add("trained_flops")
+    else:
         caption += "; trained: the total's mean over steps, by which compute is not equal here"
-    if routed:
+    if all(c.expected_loops is None for c in rows):
+        hidden.add("expected_loops")
+    else:
         caption += "; loops: that the router expects to make, as last logged in training"
-    if lengths:
+    if len({c.tokens for c in rows}) == 1:
+        hidden |= {"training_tokens", "hours"}
+    else:
         caption += "; hours: of one run, its tokens at its measured speed"
     if group.note:
         caption += f"; {group.note}"
+    name: Columns[Configuration] = [(Column("configuration"), lambda c: c.name)]
+    costs = [(column, value) for key, column, value in _costs(group.wide) if key not in hidden]
+    columns = [*name, *costs, _score(group.measures[0], True)]
     found = [_shared(Table.of(rows, columns, group.name, caption), "seeds")]
     if len(group.measures) > 2:
         scores = [*name, *(_score(measure, errors) for measure in group.measures[1:])]
@@ -242,27 +247,13 @@ def count(value: float) -> str:
 
 def records_of_groups(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of table.csv and their columns: groups differ in their measures."""
-    records = []
-    sparse = any(c.active is not None for group in groups for c in group.configurations)
-    for group in groups:
-        for c in group.configurations:
-            wide = group.wide
-            record: dict[str, Any] = {
-                "group": group.name, "configuration": c.name, "family": c.family,
-                "alpha": c.alpha, "loops": c.loops, "expected_loops": c.expected_loops,
-                "layers": c.layers, "parameters": c.parameters,
-                **({"active_parameters": c.active or c.parameters} if sparse else {}),
-                "parameters_to_wide": wide and c.parameters / wide.parameters,
-                "linear_flops": c.flops_linear, "total_flops": c.flops_total,
-                "trained_flops": c.flops_trained, "kv_bytes_per_token": c.kv_bytes,
-                "training_tokens": c.tokens, "seeds": len(c.seeds),
-                "microseconds_per_token": 1e6 * c.seconds_per_token,
-                "time_to_wide": wide and c.seconds_per_token / wide.seconds_per_token,
-            }  # fmt: skip
-            for measure in group.measures:
-                record[measure] = c.mean(measure)
-                record[f"{measure}_standard_error"] = c.standard_error(measure)
-            records.append(record)
+    records = [
+        {"group": group.name, "configuration": c.name, "family": c.family}
+        | {key: value(c) for key, _, value in _costs(group.wide)}
+        | {name: c.mean(name) for name in group.measures}
+        | {f"{name}_standard_error": c.standard_error(name) for name in group.measures}
+        for group in groups for c in group.configurations
+    ]  # fmt: skip
     return records, list(dict.fromkeys(column for record in records for column in record))
 
 
@@ -271,11 +262,13 @@ def records_of_tests(rows: Sequence[Difference]) -> list[dict[str, Any]]:
 
 
 def records_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Rows of runs.csv: every run with its scores, from which all else can be computed again."""
+    """The frame: a row a run and set, from which all else can be computed again."""
     return [
-        {"group": group.name, "configuration": c.name, "seed": run.seed, "run": str(run.folder),
-         "tokens_per_second": run.tokens_per_second, **run.scores}
+        {"group": group.name, "configuration": c.name, "seed": run.seed, "set": name,
+         "bits_per_byte": run.scores[name], "tokens_per_second": run.tokens_per_second,
+         "run": str(run.folder)}
         for group in groups for c in group.configurations for run in c.runs
+        for name in group.measures
     ]  # fmt: skip
 
 

@@ -122,7 +122,7 @@ def configuration(name: str, scores: Mapping[int, float], **changes: Any) -> Con
     fields: dict[str, Any] = {
         "family": "dual", "alpha": 50.0, "loops": 2, "layers": 4, "tokens": 1000,
         "parameters": 1_000_000, "flops_linear": 600e3, "flops_total": 700e3,
-        "flops_trained": 700e3, "kv_bytes": 4096, "line": name,
+        "flops_trained": 700e3, "kv_bytes": 4096, "active": 1_000_000,
         "seconds_per_token": 1e-4, "scores": {AGGREGATE: dict(scores), "text": dict(scores)},
     }  # fmt: skip
     return Configuration(name=name, **(fields | changes))
@@ -131,7 +131,7 @@ def configuration(name: str, scores: Mapping[int, float], **changes: Any) -> Con
 def wide(scores: Mapping[int, float], **changes: Any) -> Configuration:
     """The PureWide."""
     return configuration("wide", scores, family="wide", alpha=None, loops=None,
-                         **{"parameters": 2_000_000, **changes})  # fmt: skip
+                         **{"parameters": 2_000_000, "active": 2_000_000, **changes})  # fmt: skip
 
 
 def group(*configurations: Configuration, **changes: Any) -> Group:

@@ -58,47 +58,34 @@ def test_quality_has_a_point_a_configuration_a_line_an_alpha_and_a_curve(swept):
 
 def test_variants_of_one_alpha_are_told_apart_by_their_names():
     made = group(
-        wide({0: 2.0}), configuration("a50_k2", {0: 2.0}, line="x"),
-        configuration("a50_k4", {0: 1.9}, line="x", loops=4, parameters=900_000),
-        configuration("a50_k4-gate_convex", {0: 1.95}, loops=4, parameters=900_000),
+        wide({0: 2.0}), configuration("a50_k4", {0: 1.9}, loops=4),
+        configuration("a50_k4-gate_convex", {0: 1.95}, loops=4),
     )  # fmt: skip
     (ax,) = figures.quality([made]).axes
-    assert [text.get_text() for text in ax.texts] == ["α 50", "a50_k4-gate_convex"]
+    assert [text.get_text() for text in ax.texts] == ["a50_k4", "a50_k4-gate_convex"]
     assert ax.get_title().endswith(", single runs")
 
 
-def test_the_gain_of_a_place_stands_over_its_layer_with_its_interval():
+def test_the_gain_of_a_place_stands_over_its_layer_with_its_interval_a_line_a_setting():
     swept = [
-        configuration(f"a50_k4_layer{n}", {0: 1.9 + n / 10, 1: 1.9 + n / 9}, place=n)
-        for n in (2, 0, 1)
-    ]
+        configuration(f"a50_k4_layer{n}{setting}", {0: 1.9 + n / 10, 1: 1.9 + n / 9}, place=n)
+        for n in (0, 1, 12) for setting in ("", "-decay_0.1")
+    ]  # fmt: skip
     made = group(wide({0: 2.0, 1: 2.03}), configuration("a50_k4", {0: 1.8, 1: 1.81}), *swept)
     rows = differences_of([made])
     (ax,) = figures.places([made], rows).axes
-    (bars,) = ax.containers
     by_name = {row.configuration: row for row in rows if row.measure == "aggregate"}
-    expected = [by_name[f"a50_k4_layer{n}"] for n in range(3)]
-    points = bars[0].get_xydata().tolist()
-    assert points == [[n, row.difference] for n, row in enumerate(expected)]
-    ends = [segment[:, 1].tolist() for segment in bars[2][0].get_segments()]
-    assert ends == [pytest.approx([row.low, row.high]) for row in expected]
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a50_k4"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "a50_k4", "a50_k4-decay_0.1",
+    ]  # fmt: skip
+    for bars, setting in zip(ax.containers, ("", "-decay_0.1"), strict=True):
+        expected = [by_name[f"a50_k4_layer{n}{setting}"] for n in (0, 1, 12)]
+        points = np.array(bars[0].get_xydata())
+        assert points[:, 0].round().tolist() == [0, 1, 12]
+        assert points[:, 1].tolist() == [row.difference for row in expected]
+        ends = [segment[:, 1].tolist() for segment in bars[2][0].get_segments()]
+        assert ends == [pytest.approx([row.low, row.high]) for row in expected]
     assert figures.places([group(wide({0: 2.0, 1: 2.0}), swept[0])], rows) is None
-
-
-def test_places_of_settings_that_cost_the_same_are_lines_of_their_own():
-    swept = [
-        configuration(f"a50_k4_layer{n}-{setting}", {0: 1.9, 1: 1.91}, place=n)
-        for setting in ("weight_decay_0.1", "weight_decay_0.3")
-        for n in (1, 12)
-    ]
-    made = group(wide({0: 2.0, 1: 2.03}), *swept)
-    (ax,) = figures.places([made], differences_of([made])).axes
-    left, right = (np.array(bars[0].get_xdata(), float) for bars in ax.containers)
-    assert [left.round().tolist(), right.round().tolist()] == [[1, 12], [1, 12]]
-    assert (left < right).all(), "one beside the other"
-    labels = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert labels == ["a50_k4-weight_decay_0.1", "a50_k4-weight_decay_0.3"]
 
 
 def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
@@ -127,7 +114,7 @@ def test_runs_that_logged_at_other_steps_share_some_or_have_no_line(tmp_path, ke
 def test_figures_are_drawn_and_none_stays_of_an_earlier_comparison(swept, tmp_path):
     written = save(tmp_path, figures.draw([swept], []))
     assert [path.name for path in written] == [
-        f"{name}.{suffix}" for name in ("quality", "tokens", "hours") for suffix in ("png", "pdf")
+        f"{name}.{suffix}" for name in ("quality", "curves") for suffix in ("png", "pdf")
     ]
     assert all(imread(path).std() > 0.01 for path in written if path.suffix == ".png")
     save(tmp_path, figures.draw(paper_groups(), []))

@@ -1,9 +1,7 @@
 """Runs sorted into configurations and groups, parts of a budget, and what these say of models."""
 
 import dataclasses
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,13 +11,9 @@ from dualpath_cli.compare.tables import group_tables
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.count import flops_by_layer
-from dualpath_cli.recipe.settings import settings_from
-from dualpath_cli.run.run_folder import read_recipe
-from dualpath_cli.sweep.cells import Wanted, solve
 from dualpath_cli.system import format_csv, read_csv
-from tests.compare.run_folders import BATCH, BUDGET, CELLS, STEPS, model_of, write_run, write_sweep
+from tests.compare.run_folders import BATCH, CELLS, STEPS, model_of, write_run, write_sweep
 
-BACKBONE = ModelConfig(**model_of("dual"))
 SCORES = {"novels": 2.0, "peps": 2.5}
 
 
@@ -54,23 +48,18 @@ def test_a_configuration_is_all_runs_that_differ_in_their_seed_alone(sweep):
     assert wide.standard_error("novels") == pytest.approx((spread / 3) ** 0.5)
 
 
-def test_families_alpha_k_and_lines_of_one_alpha_come_from_the_model(sweep):
-    lines: dict[str, set[str]] = {}
+def test_families_alpha_and_k_come_from_the_model(sweep):
     for name, c in by_name(sweep).items():
         cell = CELLS[name]
         assert c.family == cell["block"]
         assert c.loops == (None if name == "wide" else cell["loops"])
         if c.family == "dual":
-            lines.setdefault(c.line, set()).add(name)
             # Widths in steps of 4 leave the share within two points.
             assert c.alpha == pytest.approx(cell["alpha"], abs=2)
             assert c.flops_linear == pytest.approx(600_000, rel=0.02)
         else:
             assert c.alpha is None
         assert c.flops_total > c.flops_linear
-    assert sorted(map(sorted, lines.values())) == [
-        [f"a{alpha}_k{k}" for k in (2, 3, 4)] for alpha in (25, 50, 75)
-    ]
 
 
 def test_a_deeper_wide_model_is_expanded_and_counts_all_its_layers(tmp_path):
@@ -153,9 +142,7 @@ def test_loops_that_the_router_makes_are_those_last_logged_of_looped_layers(tmp_
     assert "loops" not in headings_of(alone)
 
 
-def test_configurations_of_one_recipe_go_by_their_run_and_those_of_two_sweeps_by_the_sweep(
-    tmp_path,
-):
+def test_configurations_of_one_recipe_go_by_their_run_or_the_keys_in_which_they_differ(tmp_path):
     write_run(tmp_path / "a", model_of("wide"), SCORES, cell="tiny", run={"name": "wide"})
     write_run(tmp_path / "b", model_of("loop", 2), SCORES, cell="tiny", run={"name": "loop"})
     for sweep, lr in (("low", 1e-3), ("high", 4e-3)):
@@ -164,14 +151,39 @@ def test_configurations_of_one_recipe_go_by_their_run_and_those_of_two_sweeps_by
             write_run(path, model_of("wide"), SCORES, cell="wide", seed=seed, optim={"lr": lr})
     write_run(tmp_path / "sweeps/high/c", model_of("loop", 3), SCORES, cell="loop_k3")
     (group,) = groups_of(all_of(tmp_path), ["loop_k3"])
-    names = ["high/wide", "loop_k3", "low/wide", "tiny/loop", "tiny/wide"]
+    names = ["loop_k3", "tiny/loop", "tiny/wide", "wide lr=0.001", "wide lr=0.004"]
     assert sorted(by_name(group)) == names
+
+
+def test_keys_say_what_a_configuration_is_and_name_it(tmp_path):
+    """Seeds that were trained with another setting of no interest stand together."""
+    for seed, lr in enumerate((0.1, 0.1, 0.2)):
+        for kind, loops in (("wide", 1), ("dual", 2), ("dual", 4)):
+            write_run(tmp_path / f"{kind}{loops}{seed}", model_of(kind, loops), SCORES, seed=seed,
+                      cell=f"{kind}{loops}-{lr}", optim={"lr": lr})  # fmt: skip
+    runs = all_of(tmp_path)
+    assert len(groups_of(runs)[0].configurations) == 6
+    (group,) = groups_of(runs, by=["model.block", "model.loops"])
+    assert [c.name for c in group.configurations] == ["wide loops=1", "dual loops=2",
+                                                      "dual loops=4"]  # fmt: skip
+    assert {c.seeds for c in group.configurations} == {(0, 1, 2)}
+    assert group.baselines == group.configurations[:1]
+
+
+@pytest.mark.parametrize(("seed", "optim"), [(0, {"lr": 0.1}), (1, {})])
+def test_keys_that_join_two_models_or_two_runs_of_a_seed_are_refused(tmp_path, seed, optim):
+    write_run(tmp_path / "a", model_of("dual", 2), SCORES)
+    loops = 2 if optim else 4
+    write_run(tmp_path / "b", model_of("dual", loops), SCORES, seed=seed, optim=optim)
+    differ = "optim.lr" if optim else "model.d_ffn, model.loops"
+    with pytest.raises(UserError, match=f"add a key in which they differ: {differ}"):
+        groups_of(all_of(tmp_path), by=["model.block"])
 
 
 def test_the_same_run_twice_is_refused(tmp_path):
     for name in ("a", "b"):
         write_run(tmp_path / name, model_of("wide"), SCORES, seed=7)
-    with pytest.raises(UserError, match=r"a and .*b are the same configuration with seed 7"):
+    with pytest.raises(UserError, match=r"a and .*b are the same .* 7; leave one of them out"):
         groups_of(all_of(tmp_path))
 
 
@@ -186,116 +198,12 @@ def test_of_several_wide_models_the_one_that_is_called_so(tmp_path):
     assert "no tests: 2 PureWide, wide-lr_1, wide_b; --baseline NAMES" in group.note
 
 
-def write_seeds(
-    folder: Path, model: dict[str, Any], cell: str, optim: dict[str, float] | None = None
-) -> None:
-    """Two runs of a configuration."""
-    for seed in (0, 1):
-        write_run(folder / cell / f"{seed}", model, {"novels": 2.0 + seed}, cell=cell, seed=seed,
-                  optim=optim or {})  # fmt: skip
-
-
-def write_matched(folder: Path, budget: str = "") -> list[TrainedRun]:
-    """Runs of a sweep that was matched in linear and in total FLOPs."""
-    wanted = Wanted([BUDGET], [50], [2, 4], ["wide", "loop"], ["linear", "total"])
-    for cell in solve(wanted, BACKBONE)[0]:
-        write_seeds(folder / "runs", {**asdict(BACKBONE), **cell.model}, budget + cell.name)
-    return all_of(folder)
-
-
-def test_each_kind_of_matching_has_its_own_pure_wide_and_line_of_an_alpha(tmp_path):
-    linear, total = groups_of(write_matched(tmp_path))
-    assert linear.name.endswith("equal linear FLOPs")
-    for group, end in ((linear, ""), (total, "_total")):
-        names = [f"{name}{end}" for name in ("wide", "loop_k2", "loop_k4", "a50_k2")]
-        assert [c.name for c in group.configurations] == [*names, "a50_k4"]
-        assert [c.name for c in group.baselines] == names[:1]
-        assert len({c.line for c in group.configurations if c.family == "dual"}) == 1
-
-
-def test_training_with_fewer_loops_is_not_of_equal_total_flops(tmp_path):
-    write_matched(tmp_path)
-    (folder,) = (tmp_path / "runs").glob("a50_k4/0")
-    for part, equal in ((0.01, True), (0.5, False)):
-        model = settings_from(read_recipe(folder)).as_recipe()["model"]
-        cell, run = f"a50_k4-{part}", {"loop_schedule": [[0, 1], [part, 4]]}
-        write_run(tmp_path / "runs" / cell / "0", model, {"novels": 3.0}, cell=cell, run=run)
-        linear, total = groups_of(all_of(tmp_path))
-        assert cell in {c.name for c in linear.configurations}
-        assert (cell in {c.name for c in total.configurations}) == equal
-
-
-def test_what_was_matched_in_total_flops_stands_for_its_like_there(tmp_path):
-    """Where few loops are all there are, also PureWide of equal linear FLOPs is within 2 %."""
-    for cell in ("wide", "wide_total", "loop_k2", "loop_k2_total", "a50_k2"):
-        kind = {"w": "wide", "l": "loop", "a": "dual"}[cell[0]]
-        model = model_of(kind, 1 if kind == "wide" else 2)
-        if cell.endswith("_total"):
-            width = "d_ffn_wide" if kind == "wide" else "d_ffn"
-            model[width] += 4
-        write_seeds(tmp_path, model, cell)
-    linear, total = groups_of(all_of(tmp_path))
-    assert [c.name for c in linear.configurations] == ["wide", "loop_k2", "a50_k2"]
-    names = [c.name for c in total.configurations]
-    assert not {"wide", "loop_k2"} & set(names)
-    assert {"wide_total", "loop_k2_total"} <= set(names)
-    assert [c.name for c in total.baselines] == ["wide_total"]
-
-
-def test_two_sweeps_in_folders_with_hyphens_keep_their_total_tables(tmp_path):
-    for sweep, init in (("sweep-1", -7.0), ("sweep-2", -2.0)):
-        for cell in ("wide", "wide_total", "a50_k4"):
-            kind = "dual" if cell == "a50_k4" else "wide"
-            model = model_of(kind, 4 if kind == "dual" else 1) | {"gain_init": init}
-            model["d_ffn_wide"] += 400 * (cell == "wide_total")
-            write_seeds(tmp_path / sweep / "runs", model, cell)
-    runs = [run for n in (1, 2) for run in all_of(tmp_path / f"sweep-{n}")]
-    names = [[c.name for c in group.baselines] for group in groups_of(runs)]
-    assert names == [["sweep-1/wide"], ["sweep-2/wide"], ["sweep-1/wide_total"],
-                     ["sweep-2/wide_total"]]  # fmt: skip
-
-
-def test_a_setting_that_is_varied_everywhere_makes_a_part_of_each_value(tmp_path):
-    for init in (-7.0, -2.0):
-        for kind in ("wide", "dual"):
-            name = f"{kind}-gain_init_{init:g}"
-            model = model_of(kind, 2 if kind == "dual" else 1) | {"gain_init": init}
-            write_seeds(tmp_path, model, name, {"lr": 1e-3 if kind == "wide" else 2e-3})
-    groups = groups_of(all_of(tmp_path))
-    members = {g.name.rpartition(", ")[2]: [c.name for c in g.configurations] for g in groups}
-    assert members == {
-        "gain_init -7.0": ["wide-gain_init_-7", "dual-gain_init_-7"],
-        "gain_init -2.0": ["wide-gain_init_-2", "dual-gain_init_-2"],
-    }
-    (group,) = groups_of(all_of(tmp_path), ["wide-gain_init_-7"])
-    assert len(group.configurations) == 4, "a baseline that is chosen is that of all"
-
-
-def test_models_with_experts_stand_beside_the_dense_pure_wide_of_their_settings(tmp_path):
-    for gain in (-7, -2):
-        for experts in (0, 8):
-            name = f"wide{f'_e{experts}' if experts else ''}-gain_init_{gain}"
-            model = model_of("wide") | {"gain_init": gain, "n_experts": experts}
-            write_seeds(tmp_path, model, name)
-    groups = groups_of(all_of(tmp_path))
-    for group, gain in zip(groups, (-2, -7), strict=True):
-        names = [f"{cell}-gain_init_{gain}" for cell in ("wide", "wide_e8")]
-        assert [c.name for c in group.configurations] == names
-        assert [c.name for c in group.baselines] == names[:1]
-
-
-def test_a_setting_of_dual_blocks_alone_leaves_them_beside_the_one_pure_wide(tmp_path):
-    write_seeds(tmp_path, model_of("wide"), "wide")
-    for gate in ("two_gates", "convex"):
-        write_seeds(tmp_path, model_of("dual", 2) | {"gate": gate}, f"dual-gate_{gate}")
-    (group,) = groups_of(all_of(tmp_path))
-    assert len(group.configurations) == 3
-
-
-def test_a_baseline_may_be_named_without_its_budget(tmp_path):
-    runs = write_matched(tmp_path, budget="f600k_")
-    linear, total = groups_of(runs, ["loop_k2", "f600k_wide", "wide"])
-    assert [c.name for c in linear.baselines] == ["f600k_loop_k2", "f600k_wide"]
-    assert linear.wide is linear.baselines[1]
-    assert total.baselines == ()
-    assert total.note.startswith("no tests against 'loop_k2', 'f600k_wide', 'wide': there is none")
+def test_a_baseline_that_a_table_lacks_is_named_there(tmp_path):
+    for budget in (300_000, 600_000):
+        cell = f"f{budget // 1000}k_wide"
+        model = model_of("wide", budget=budget)
+        write_run(tmp_path / cell, model, SCORES, cell=cell, run={"budget": budget})
+    small, large = groups_of(all_of(tmp_path), ["f600k_wide"])
+    assert large.baselines == (large.wide,)
+    assert small.baselines == ()
+    assert small.note == "no tests against 'f600k_wide': there is none here"

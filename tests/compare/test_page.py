@@ -34,7 +34,7 @@ def tab(chromium, tmp_path: Path):
     """The page, which asks for nothing and meets no error."""
     met: list[str] = []
     path = tmp_path / "index.html"
-    drawn = pictures({"quality": figure(), "hours": None}, CAPTIONS)
+    drawn = pictures({"quality": figure(), "curves": None}, CAPTIONS)
     path.write_text(page("runs", [terms([("runs", "<4>")]), tables([table()]), drawn]))
     context = chromium.new_context(offline=True)
     opened = context.new_page()
