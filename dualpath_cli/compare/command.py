@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from dualpath_cli.compare.groups import Group, groups_of, paper_groups
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, is_run, read_run
@@ -23,6 +24,9 @@ class Compare(OwnClasses, Average):
     by: tuple[str, ...] = ()
     """Keys of recipes, separated by commas, such as model.loops or run.recipe: runs that have the
     same there are one configuration; by default runs that differ in nothing but their seed."""
+    best: Literal["lr"] | None = None
+    """Join runs that differ in their learning rate, at the lowest point of a parabola over its log;
+    intervals count that choice. The aggregate alone is tested."""
     average: int = 1
     """Compare the mean of the weights of each run's last N checkpoints, as sweep --average N and
     validate --average N have scored it."""
@@ -51,6 +55,7 @@ class Compare(OwnClasses, Average):
         for given, problem in (
             (self.baseline, "--baseline is one of RUN's configurations"),
             (self.by, "--by is about keys of RUNs"),
+            (self.best, "--best chooses among RUNs"),
             (self.any_length, "--any-length joins tables of RUNs"),
             (self.aggregate_only, "--aggregate-only is about tests of RUNs"),
             (self.average > 1, "--average is about checkpoints of RUNs"),
@@ -65,7 +70,7 @@ def run(options: Compare) -> str:
     by = _names("--by", options.by)
     runs, left_out = _read(options)
     out = _out(options)
-    groups = groups_of(runs, baselines, options.any_length, by)
+    groups = groups_of(runs, baselines, options.any_length, by, options.best is not None)
     if options.average > 1:
         named = f"average of {options.average} checkpoints"
         groups = [replace(group, name=f"{group.name}, {named}") for group in groups]

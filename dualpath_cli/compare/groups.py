@@ -6,11 +6,15 @@ paper's 26 configurations are tables of single runs.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median, stdev
 from typing import Any, Literal
 
+import numpy as np
+
+from dualpath_cli.compare.rates import lowest
 from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, did_you_mean
@@ -21,6 +25,9 @@ from dualpath_cli.recipe.schedule import loop_counts
 Family = Literal["wide", "expanded", "loop", "dual"]
 FAMILIES: tuple[Family, ...] = ("wide", "expanded", "loop", "dual")
 """In the order of tables. expanded is a wide model with more layers than others of its budget."""
+
+RATES = {f"optim.{name}" for name in ("lr", "lr_start", "lr_end", "muon_lr")}
+"""Those that a sweep scales with optim.lr."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class Configuration:
     place: int | None = None  # the only layer with a deep path, where all others are wide
     expected_loops: float | None = None  # mean of runs; near 1, the loops paid for go unused
     runs: tuple[TrainedRun, ...] = ()  # in the order of their seeds; empty for the paper's models
+    best_rate: float | None = None  # where several were trained; `runs` are of the next one
+    runs_by_rate: Mapping[float, Mapping[int, TrainedRun]] = field(default_factory=dict)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -115,10 +124,10 @@ def _names(parts: Sequence[Sequence[TrainedRun]], by: Sequence[str]) -> list[str
     if by:
         return [_words(run.keys, by) for run in runs]
     recipes = [run.settings.run.recipe for run in runs]
-    own = [f"{run.settings.run.recipe}/{run.settings.run.name}" for run in runs]
+    own = [f"{name}/{run.settings.run.name}" for name, run in zip(recipes, runs, strict=True)]
     names = []
     for n, run in enumerate(runs):
-        alike = [other for other in runs if other.settings.run.recipe == recipes[n]]
+        alike = [other for other, name in zip(runs, recipes, strict=True) if name == recipes[n]]
         keys = sorted({key for other in alike for key in _different(run, other)})
         found = (recipes[n] if len(alike) == 1 else "", own[n] if own.count(own[n]) == 1 else "")
         names.append(next(filter(None, found), f"{recipes[n]} {_words(run.decisive, keys)}"))
@@ -154,12 +163,16 @@ def groups_of(
     baselines: Sequence[str] = (),
     any_length: bool = False,
     by: Sequence[str] = (),
+    best: bool = False,
 ) -> list[Group]:
     """Sorts runs into configurations and groups, those of the smallest budget first.
 
     `any_length`: a group of each budget, whatever the number of tokens. `by`: keys of recipes; runs
-    that have the same there are one configuration.
+    that have the same there are one configuration. `best`: so are those of several learning rates,
+    with their scores at the best.
     """
+    if best:
+        runs = [_without_rate(run) for run in runs]
     known = {key for run in runs for key in run.keys}
     for key in by:
         if key not in known:
@@ -194,6 +207,8 @@ def _group(
         _configuration(name, tuple(part), fewest)
         for name, part in zip(_names(parts, by), parts, strict=True)
     ]
+    if parts[0][0].rate:
+        configurations = [_at_best_rate(c) for c in configurations]
     name = f"budget {format_size(budget)}" if budget else "no budget"
     wides = [c for c in configurations if c.family == "wide"]
     # Of several, the one that is called so, as `f4m_wide`.
@@ -204,11 +219,56 @@ def _group(
     )  # fmt: skip
 
 
+def _without_rate(run: TrainedRun) -> TrainedRun:
+    """One that differs from those of other learning rates in `rate` alone."""
+    recipe = re.sub(r"-lr_[\d.]+(e-?\d+)?", "", run.settings.run.recipe)  # as a sweep names it
+    return replace(
+        run, rate=run.settings.optim.lr,
+        settings=replace(run.settings, run=replace(run.settings.run, recipe=recipe)),
+        decisive={key: value for key, value in run.decisive.items() if key not in RATES},
+    )  # fmt: skip
+
+
+def _at_best_rate(c: Configuration) -> Configuration:
+    """With its scores at the lowest point of a parabola over the log of the learning rate."""
+    found: dict[float, dict[int, TrainedRun]] = {}
+    for run in sorted(c.runs, key=lambda run: run.rate):
+        found.setdefault(run.rate, {})[run.seed] = run
+    seeds, rates = sorted(set.intersection(*map(set, found.values()))), list(found)
+    if len(rates) < 3 or not seeds:
+        raise UserError(
+            f"--best lr needs three learning rates of a seed in common; '{c.name}' has "
+            f"{', '.join(f'{rate:g}' for rate in rates)}; train it at others, or leave it out"
+        )
+    scores = {
+        name: np.array([[of_one[seed].scores[name] for of_one in found.values()] for seed in seeds])
+        for name in c.scores
+    }
+    means = scores[AGGREGATE].mean(0)
+    at = int(means.argmin())
+    if at in (0, len(rates) - 1):
+        raise UserError(
+            f"--best lr: '{c.name}' is best at {rates[at]:g}, the edge of its learning rates; "
+            f"train it at a {'higher' if at else 'lower'} one, or leave it out"
+        )
+    logs, near = np.log(rates), slice(at - 1, at + 2)
+    place = float(lowest(logs, means)[0])
+    at_best = {
+        name: np.polyval(np.polyfit(logs[near], values[:, near].T, 2), place).tolist()
+        for name, values in scores.items()
+    }
+    return replace(
+        c, best_rate=float(np.exp(place)), runs_by_rate=found,
+        runs=tuple(found[rates[int(np.abs(logs - place).argmin())]].values()),
+        scores={name: dict(zip(seeds, values, strict=True)) for name, values in at_best.items()},
+    )  # fmt: skip
+
+
 def _check_alike(part: Sequence[TrainedRun]) -> None:
     """Refuses a configuration with two runs of a seed, or with several models or lengths."""
-    by_seed: dict[int, TrainedRun] = {}
+    by_seed: dict[tuple[int, float], TrainedRun] = {}
     for run in part:
-        other = by_seed.setdefault(run.seed, run)
+        other = by_seed.setdefault((run.seed, run.rate), run)
         if other is run:
             other = part[0]
             if other.settings.model == run.settings.model and other.tokens == run.tokens:

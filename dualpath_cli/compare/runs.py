@@ -44,6 +44,7 @@ class TrainedRun:
     expected_loops: float | None  # by the router, mean over looped layers, as last logged
     data: dict[str, str]  # the data that it read, by name; comparable runs have the same
     bytes_per_token: dict[str, float]  # by set: tells its text from another of the same name
+    rate: float = 0  # the learning rate, where the best is to be chosen
 
     @property
     def tokens(self) -> int:

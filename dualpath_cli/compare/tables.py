@@ -10,13 +10,17 @@ from math import nan
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from dualpath_cli.compare.groups import Configuration, Group
+from dualpath_cli.compare.rates import resampled
+from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.output.table import Cell, Column, Columns, Table, with_error, with_interval
 from dualpath_cli.statistics.blocks import Blocks, block_spread, find_blocks
 from dualpath_cli.statistics.significance import LEVEL, holm
 from dualpath_cli.system import without_nan
 
-BLOCKS, PAIR = "randomised blocks", "paired t"
+BLOCKS, PAIR, BEST = "randomised blocks", "paired t", "best rates, resampled"
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,10 @@ def differences_of(groups: Sequence[Group], *, aggregate_only: bool = False) -> 
 
 def _of_group(group: Group, aggregate_only: bool) -> list[dict[str, Any]]:
     rows = []
-    once = aggregate_only or len(group.measures) == 2
+    chosen = any(
+        c.best_rate for c in group.configurations
+    )  # by the aggregate, which alone is tested
+    once = aggregate_only or chosen or len(group.measures) == 2
     measures = group.measures[:1] if once else group.measures
     scores = {c.name: c.scores[group.measures[0]] for c in group.configurations}
     for n, baseline in enumerate(group.baselines):
@@ -79,6 +86,27 @@ def _of_group(group: Group, aggregate_only: bool) -> list[dict[str, Any]]:
             for other in others
         ]
     return rows
+
+
+_NONE = dict.fromkeys(("low", "high", "detectable", "p", "p_pair"), nan)
+
+
+def _of_best(
+    group: Group, other: Configuration, baseline: Configuration, blocks: Blocks
+) -> dict[str, Any]:
+    """The test where rates were chosen: a row of the blocks is a configuration at one rate."""
+
+    rows = {
+        c.name: [[of_rate[seed].scores[AGGREGATE] for seed in blocks.seeds]
+                 for of_rate in c.runs_by_rate.values()]
+        for c in group.configurations if c.name in blocks.names
+    }  # fmt: skip
+    spread = block_spread([row for its in rows.values() for row in its])
+    ours, theirs = (
+        (np.log(list(c.runs_by_rate)), np.mean(rows[c.name], 1)) for c in (other, baseline)
+    )
+    found = resampled(ours, theirs, spread.error / 2**0.5, spread.df)
+    return _NONE | found | {"test": BEST, "configurations": len(rows), "df": spread.df}
 
 
 def _difference(
@@ -97,8 +125,9 @@ def _difference(
     }  # fmt: skip
     if seeds < 2:
         why = "one seed, no test" if seeds else "no seed in common, no test"
-        none = dict.fromkeys(("low", "high", "detectable", "p", "p_pair"), nan)
-        return row | none | {"test": why, "configurations": 0, "df": 0}
+        return row | _NONE | {"test": why, "configurations": 0, "df": 0}
+    if other.best_rate:
+        return row | _of_best(group, other, baseline, blocks)
     spread = block_spread(list(values.values()))
     return row | {
         "low": mean - spread.reach, "high": mean + spread.reach,
@@ -129,6 +158,7 @@ def _costs(wide: Configuration | None) -> list[tuple[str, Column, Callable[[Conf
          lambda c: wide and c.seconds_per_token / wide.seconds_per_token),
         ("microseconds_per_token", Column("µs\n/token", _micro),
          lambda c: 1e6 * c.seconds_per_token),
+        ("best_rate", Column("lr", ".2g"), lambda c: c.best_rate),
         ("seeds", Column("seeds", "d"), lambda c: len(c.seeds)),
     ]  # fmt: skip
 
@@ -159,6 +189,10 @@ def group_tables(group: Group, errors: bool = True) -> list[Table]:
         hidden.add("expected_loops")
     else:
         caption += "; loops: that the router expects to make, as last logged in training"
+    if all(c.best_rate is None for c in rows):
+        hidden.add("best_rate")
+    else:
+        caption += "; lr: lowest point of a parabola through rates, at which bits per byte are"
     if len({c.tokens for c in rows}) == 1:
         hidden |= {"training_tokens", "hours"}
     else:
@@ -264,11 +298,12 @@ def records_of_tests(rows: Sequence[Difference]) -> list[dict[str, Any]]:
 def records_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The frame: a row a run and set, from which all else can be computed again."""
     return [
-        {"group": group.name, "configuration": c.name, "seed": run.seed, "set": name,
-         "bits_per_byte": run.scores[name], "tokens_per_second": run.tokens_per_second,
-         "run": str(run.folder)}
-        for group in groups for c in group.configurations for run in c.runs
-        for name in group.measures
+        {"group": group.name, "configuration": c.name, "seed": run.seed,
+         "lr": run.settings.optim.lr, "set": name, "bits_per_byte": run.scores[name],
+         "tokens_per_second": run.tokens_per_second, "run": str(run.folder)}
+        for group in groups for c in group.configurations
+        for runs in (list(c.runs_by_rate.values()) or [{run.seed: run for run in c.runs}])
+        for run in runs.values() for name in group.measures
     ]  # fmt: skip
 
 
