@@ -45,9 +45,9 @@ def test_a_model_is_trained_with_it_and_both_classes_learn(fit, output_of, said)
     assert error["params"] == sum(value.numel() for value in learned.values())
     assert error["flops_per_token_per_layer"]["gate"] == 4 * 16
     assert error["flops_per_token_per_layer"]["router"] == 2 * 16 * 2
-    for words in (["--loops", 3], ["--skip-below", 0.4]):
+    for words in (["--loops", 3], ["--intervention", "skip=0.4"]):
         assert output_of("generate", "--own_classes", "--ckpt_path", run, "--prompt", "a", *words)
-    by_mass = ["--prompt", "hello", "--exit-below", "0.5"]
+    by_mass = ["--prompt", "hello", "--intervention", "halting=0.5"]
     error = said("generate", "--own_classes", "--ckpt_path", run, *by_mass)
     assert "SoftmaxOverSteps has no step_probability" in error
 

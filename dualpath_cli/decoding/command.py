@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from dualpath_cli.decoding.request import WRITTEN, Generate
+from dualpath_cli.decoding.request import Generate
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.system import write_text
 
@@ -97,13 +97,10 @@ def _to_file(pieces: Pieces, texts: "list[Text]", took: "Took", out: Path) -> No
 
 
 def _lines(texts: "list[Text]") -> str:
-    """A line of JSON for each text, the other fields of its prompt's row among it."""
-    lines = []
-    for text in texts:
-        values = (text.prompt.text, *(getattr(text, name) for name in WRITTEN[1:]))
-        row = {**text.prompt.extra, **dict(zip(WRITTEN, values, strict=True))}
-        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    return "".join(lines)
+    """A line of JSON for each text."""
+    names = ("number", "sample", "text", "new_tokens", "end")
+    rows = ({"prompt": t.prompt.text} | {name: getattr(t, name) for name in names} for t in texts)
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def _show(console: "Console", text: str, dim: bool = False) -> None:

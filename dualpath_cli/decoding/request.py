@@ -3,10 +3,9 @@
 Prompts are words, rows of a file, a whole text, or none.
 """
 
-import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,6 @@ from dualpath_cli.text.tokenizer import Tokenizer
 
 KEYS = ("prompt", "question", "text")
 """Fields that may hold a row's prompt; the first one present does."""
-WRITTEN = ("prompt", "number", "sample", "text", "new_tokens", "end")
-"""Keys of a line of `--out`, beside those of the prompt's row."""
 
 
 @dataclass(frozen=True)
@@ -40,21 +37,17 @@ class Prompt:
 
     text: str
     place: str  # its origin, for messages: an option's number, a line of a file, stdin
-    extra: Mapping[str, Any] = field(default_factory=dict)  # the other fields of its row
 
 
-def read_prompts(words: Sequence[str], file: str | None, taken: Sequence[str]) -> list[Prompt]:
-    """Reads `--prompt` and `--file`; without either there is one prompt, which is empty.
-
-    `taken` are keys of the output, which a row may not have beside its prompt.
-    """
+def read_prompts(words: Sequence[str], file: str | None) -> list[Prompt]:
+    """Reads `--prompt` and `--file`; without either there is one prompt, which is empty."""
     if file == "-":
         try:
             return [_valid(sys.stdin.read(), "stdin")]
         except UnicodeDecodeError as error:
             raise UserError(f"stdin is no UTF-8 at byte {error.start}") from None
     if file is not None:
-        return list(_of_file(Path(file), taken))
+        return list(_of_file(Path(file)))
     if not words:
         return [Prompt("", "the empty prompt")]
     return [_valid(text, f"--prompt, number {n},") for n, text in enumerate(words, 1)]
@@ -68,7 +61,7 @@ def _valid(text: str, place: str) -> Prompt:
     return Prompt(text, place)
 
 
-def _of_file(path: Path, taken: Sequence[str]) -> Iterator[Prompt]:
+def _of_file(path: Path) -> Iterator[Prompt]:
     if path.is_dir():
         raise UserError(f"--file '{path}' is a folder; give a file, or - for stdin")
     if not path.exists():
@@ -82,7 +75,7 @@ def _of_file(path: Path, taken: Sequence[str]) -> Iterator[Prompt]:
     for rows in read_rows(path, (), (), lambda count: None, 1 << 20):
         for number, row in rows.parsed():
             try:
-                yield _of_row(row, kind, rows.place(number), taken)
+                yield _of_row(row, kind, rows.place(number))
             except BadRow as problem:
                 raise UserError(f"{rows.place(number)}: {problem}") from None
             empty = False
@@ -90,20 +83,13 @@ def _of_file(path: Path, taken: Sequence[str]) -> Iterator[Prompt]:
         raise UserError(f"--file '{path}' holds no prompt")
 
 
-def _of_row(row: dict[str, Any] | BadRow, kind: str, place: str, taken: Sequence[str]) -> Prompt:
+def _of_row(row: dict[str, Any] | BadRow, kind: str, place: str) -> Prompt:
     if isinstance(row, BadRow):
         raise row
     key = next((key for key in KEYS if key in row), None)
     if key is None:
         raise BadRow(f"no field {', '.join(KEYS[:-1])} or {KEYS[-1]} (fields: {', '.join(row)})")
-    extra = {name: value for name, value in row.items() if name != key}
-    if clash := [name for name in taken if name in extra]:
-        raise BadRow(f"its field '{clash[0]}' has the name of what is written; rename it")
-    try:
-        json.dumps(extra, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise BadRow("half of a surrogate pair, which is not valid Unicode") from None
-    return Prompt(format_of("", kind, key).render(row), place, extra)
+    return Prompt(format_of("", kind, key).render(row), place)
 
 
 def ids_of(
@@ -137,8 +123,8 @@ def ids_of(
 class Generate(Where, OwnClasses, Overrides, Sampling):
     """Continues prompts, or begins texts by itself, with sampling as in transformers.
 
-    Keys and values of every loop are kept; --kv-slots, --exit-below and --skip-below leave some of
-    them, or some compute, out.
+    Keys and values of every loop are kept; --intervention kv_slots=1, halting=0.1 or skip=0.1
+    leave some of them, or some compute, out.
     """
 
     ckpt_path: str | None = None
@@ -162,12 +148,6 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
     """Cut a prompt on the left so that --max-new-tokens fit into the window behind it."""
     seed: int = 0
     """Each text draws by this, its prompt's number and its own."""
-    kv_slots: int | None = None
-    """Keep N keys and values of a deep path's steps: step k writes slot k mod N."""
-    exit_below: float | None = None
-    """End a token's loop once at most this is left of its step weights."""
-    skip_below: float | None = None
-    """Leave a path of a dual block out for tokens whose gate is below this."""
     speculate: int | None = None
     """Draft up to N tokens with one loop, then verify them with all loops at once: the texts are
     distributed as without. One text at a time."""
@@ -224,7 +204,7 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
             raise UserError(f"{option} goes with a cache, and {change.name} goes without one")
         if self.speculate:
             _check_drafts(change, model)
-        prompts = read_prompts(self.prompt, self.file, () if self.out is None else WRITTEN)
+        prompts = read_prompts(self.prompt, self.file)
         tokenizer, window = trained.tokenizer(), model.max_seq_len
         ids = ids_of(prompts, tokenizer, window, self.max_new_tokens, self.truncate)
         return trained, tokenizer, change, list(zip(prompts, ids, strict=True))
@@ -234,7 +214,7 @@ def _check_drafts(change: Intervention | None, model: ModelConfig) -> None:
     """Refuses drafts that cannot be verified, or have no use."""
     if change is not None and change.kv_slots is not None:
         raise UserError(
-            "--speculate goes without --kv-slots: what a draft took the slots of would be lost"
+            "--speculate goes without kv_slots: what a draft took the slots of would be lost"
         )
     deep = [(n, layer.loops) for n, layer in enumerate(model.layers) if layer.block != "wide"]
     forced = [(change and change.within(n), loops) for n, loops in deep]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.intervention import LEARNED, RANDOM, SHUFFLED, Intervention
-from dualpath_cli.ranges import Range, check_path, check_range, check_ranges
+from dualpath_cli.ranges import check_path, check_range, check_ranges
 from dualpath_cli.system import visible_gpus
 
 
@@ -54,9 +54,7 @@ class Overrides:
     experts=random:7, halting=0.1, skip=0.1, kv_slots=1, layers=0,2; K=3 is --loops 3."""
 
     def __post_init__(self) -> None:
-        ranges: dict[str, Range] = {"loops": (1, 1000), "kv_slots": (1, 1000)}
-        ranges |= {"skip_below": (0, 1), "exit_below": (0, 1)}
-        check_ranges(self, {name: ranges[name] for name in ranges if hasattr(self, name)})
+        check_ranges(self, {"loops": (1, 1000)})
 
 
 @dataclass(frozen=True)
@@ -100,16 +98,9 @@ def folder_of(option: str, text: str | Path) -> Path:
     return folder
 
 
-SHORT_FORMS = {
-    "loops": "loops", "kv_slots": "kv_slots", "skip_below": "skip", "exit_below": "halting"
-}  # fmt: skip
-"""Options that stand for a word, and the field that they are: `--loops 3` is `K=3`."""
-
-
 def read_overrides(options: Overrides) -> Intervention | None:
-    """Reads `--intervention` and its short forms; None where nothing is changed."""
-    given = {name: getattr(options, name, None) for name in SHORT_FORMS}
-    fields = {SHORT_FORMS[name]: value for name, value in given.items() if value is not None}
+    """Reads `--intervention` and `--loops`; None where nothing is changed."""
+    fields = {} if options.loops is None else {"loops": options.loops}
     change = parse_overrides(options.intervention, fields)
     if change is not None and change.tokens is not None:
         raise UserError(

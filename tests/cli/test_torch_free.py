@@ -9,7 +9,7 @@ def test_help_and_mistakes_need_nothing_slow(trained, tmp_path):
     lines = {
         "generate --help": 0,
         "generate --ckpt_path nowhere": 2,
-        f"generate --ckpt_path {run} --kv-slots 0": 2,
+        f"generate --ckpt_path {run} --intervention kv_slots=0": 2,
         f"generate --ckpt_path {run} --intervention layers=9 gates=1,0": 2,
         f"generate --ckpt_path {run} --prompt '{'tell ' * 70}'": 2,
         "evaluate --help": 0,

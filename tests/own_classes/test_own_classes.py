@@ -43,7 +43,7 @@ def test_training_is_the_same(pair):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("line", ["validate", "generate --prompt shell --seed 1 --exit-below 0.3"])
+@pytest.mark.parametrize("line", ["validate", "generate --seed 1 --intervention halting=0.3"])
 def test_commands_answer_the_same(line, pair, output_of):
     command, *words = line.split()
     one, other = (output_of(command, "--own_classes", "--ckpt_path", r, *words) for r in pair)
