@@ -103,7 +103,7 @@ def _control_curve(ax: Axes, group: Group) -> bool:
 def _lines(group: Group) -> dict[str, list[Configuration]]:
     """Dual configurations of an alpha in whole percents, by K; alone where several have one K."""
     found: dict[str, list[Configuration]] = {}
-    for c in group.configurations:
+    for c in sorted(group.configurations, key=lambda c: c.loops or 0):
         if c.family == "dual":
             found.setdefault(f"α {round(c.alpha or 0)}", []).append(c)
     for alpha, line in list(found.items()):
