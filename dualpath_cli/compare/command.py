@@ -28,8 +28,8 @@ class Compare(OwnClasses, Average):
     """Join runs that differ in their learning rate, at the lowest point of a parabola over its log;
     intervals count that choice. The aggregate alone is tested."""
     average: int = 1
-    """Compare the mean of the weights of each run's last N checkpoints, as sweep --average N and
-    validate --average N have scored it."""
+    """Compare the mean of the weights of each run's last N checkpoints, as validate --average N
+    has scored it."""
     out: str | None = None
     """Folder for tables, figures and the page; by default `comparison` in the folder of runs, or
     here for several RUNs and --paper."""
