@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dualpath_cli import system as files
+from dualpath_cli import system
 from dualpath_cli.errors import UserError
 from dualpath_cli.system import FIT, alone, is_held, naming, replacing, replacing_folder, write_text
 from tests.processes import SERVER, start
@@ -67,7 +67,7 @@ def test_torch_names_no_disk_so_that_one_without_room_is_looked_for(tmp_path, mo
     monkeypatch.setattr(torch, "save", fail)
     with pytest.raises(RuntimeError), naming(tmp_path / "x"):
         torch.save({}, tmp_path / "x")
-    monkeypatch.setattr(files, "NO_ROOM", float("inf"))
+    monkeypatch.setattr(system, "NO_ROOM", float("inf"))
     with pytest.raises(OSError, match="No space left") as caught, naming(tmp_path / "x"):
         torch.save({}, tmp_path / "x")
     assert caught.value.filename == str(tmp_path / "x")
@@ -110,7 +110,7 @@ def killed(folder: Path, moment: str) -> None:
             return rename(path, target)
 
         patch.setattr(Path, "rename", dying)
-        patch.setattr(files, "remove", lambda path: None)  # nor does it tidy up
+        patch.setattr(system, "remove", lambda path: None)  # nor does it tidy up
         with pytest.raises(KeyboardInterrupt), replacing_folder(folder, lambda before: None) as new:
             (new / "text").write_text("after")
 

@@ -68,14 +68,15 @@ class Setting:
         change = read_overrides(self.options)
         facts: dict[str, Any] = {"name": subject.name, "path": subject.path}
         if trained is None:
-            facts |= {"sha256": _digest(Path(subject.path)), "model": _config(subject)}
+            folder = Path(subject.path)
+            facts |= {"sha256": _digest(folder, files_of(folder)), "model": _config(subject)}
         else:
             recipe, checkpoint = trained.settings, trained.run.checkpoint
             facts |= {
                 "run": f"{recipe.run.recipe}/{recipe.run.name}",
                 "step": trained.run.step,
                 "checkpoint": str(checkpoint),
-                "sha256": _digest(checkpoint),
+                "sha256": _digest(checkpoint, sorted(checkpoint.glob("*.safetensors"))),
                 "model": asdict(recipe.model),
                 "loops": (change and change.loops) or recipe.model.loops,
                 "intervention": change.name if change else "learned",
@@ -111,9 +112,9 @@ def _config(subject: Subject) -> dict[str, Any]:
     return read_json(Path(subject.path) / "config.json")
 
 
-def _digest(path: Path) -> str:
-    """Hash of the names, sizes and hashes of a file, or of all files of a folder."""
-    return hashlib.sha256(json.dumps(describe(path, files_of(path))).encode()).hexdigest()
+def _digest(folder: Path, files: Sequence[Path]) -> str:
+    """Hash of the names, sizes and hashes of some files of a folder."""
+    return hashlib.sha256(json.dumps(describe(folder, files)).encode()).hexdigest()
 
 
 def run(

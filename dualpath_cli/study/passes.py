@@ -51,11 +51,10 @@ def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
 
 
 def checkpoint_facts(launch: Launch) -> dict[str, Any]:
-    """Its path, step, and the hash of its file, or of all files of a folder of shards."""
+    """Its path, step, and the hash of its safetensors."""
     path = launch.checkpoint
     assert path is not None
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    digest = _file_digest(file for file in files if file.is_file())
+    digest = _file_digest(sorted(path.glob("*.safetensors")))
     return {"path": str(path), "step": launch.step, "sha256": digest}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dualpath_cli import system as machine
+from dualpath_cli import system
 from dualpath_cli.cli import checks
 from dualpath_cli.errors import LONGEST, UserError, one_line
 from dualpath_cli.recipe.settings import TrainerSettings, settings_from
@@ -52,13 +52,13 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch):
     """As SLURM sets them; the machine may have many more."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 7, 9}, raising=False)
-    assert machine.cores() == 4
+    assert system.cores() == 4
     with pytest.raises(UserError, match="100 processes on 4 cores; use at most 32"):
         checks.check_devices(TrainerSettings(accelerator="cpu", devices=100))
     given = re.compile(r"os\.(process_)?cpu_count|multiprocessing\.cpu_count")
-    package = Path(machine.__file__).parent
+    package = Path(system.__file__).parent
     users = {path.name for path in package.rglob("*.py") if given.search(path.read_text())}
-    assert users == {"machine.py"}
+    assert users == {"system.py"}
 
 
 def test_a_model_that_just_fits_is_let_through(monkeypatch):

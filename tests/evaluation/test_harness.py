@@ -194,16 +194,16 @@ def test_what_a_batch_begins_with_is_read_once_and_changes_nothing(
     start = [*TOKENIZER.encode("tell the tale"), TOKENIZER.eot_id, *TOKENIZER.encode(" of a shell")]
     requests = [("", start + TOKENIZER.encode(end), TOKENIZER.encode(" hell, no"))
                 for end in (" or two", "s", " and all the cells")]  # fmt: skip
-    answers, read = {}, {}
+    answers, read, forward = {}, {}, DualPathLM.forward
     for cached in (True, False):
         model = reference.load(DualPathLM(config), weights)
         counts: list[int] = []
 
-        def counted(ids, *inputs, model=model, counts=counts, **options):
+        def counted(model, ids, *inputs, counts=counts, **options):
             counts.append(ids.numel())
-            return DualPathLM.forward(model, ids, *inputs, **options)
+            return forward(model, ids, *inputs, **options)
 
-        monkeypatch.setattr(model, "forward", counted)
+        monkeypatch.setattr(DualPathLM, "forward", counted)
         found = HarnessModel(model, TOKENIZER, 64, 3, change, cached=cached)
         answers[cached] = [log for log, _ in found._loglikelihood_tokens(requests)]
         read[cached] = sum(counts)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dualpath_cli import system as files
+from dualpath_cli import system
 from dualpath_cli.cli.main import main
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.module import DualPathModule
@@ -155,7 +155,7 @@ class Disk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     """Where a file's bytes go when it is synced, which is when a full disk says so."""
     disk = Disk(float("inf"), errno.ENOSPC)
-    monkeypatch.setattr(files, "sync", disk.sync)
+    monkeypatch.setattr(system, "sync", disk.sync)
     return disk
 
 
@@ -189,7 +189,7 @@ def test_a_study_on_a_full_disk_ends_in_one_line_and_goes_on_with_what_it_kept(
     assert os.strerror(number) in said
     assert way_out in said
     assert said.count("\n") == 1
-    assert not list(run.rglob(f"*{files.PARTIAL}"))
+    assert not list(run.rglob(f"*{system.PARTIAL}"))
     kept = {path: path.stat().st_mtime_ns for path in passes if path.exists()}
     assert 0 < len(kept) < len(passes)
     disk.room = float("inf")

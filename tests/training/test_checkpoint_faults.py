@@ -78,7 +78,7 @@ def pipe(checkpoint: Path) -> None:
 FOUND_WHEN_LOADED: dict[str, tuple[Damage, str]] = {
     "a flipped byte": (
         lambda path: flip(max(path.glob("*.safetensors")), 0.5),
-        "00003.safetensors was changed since it was written",
+        ".safetensors was changed since it was written",
     ),
     "a weight missing": (with_weight(None), f"{LAST}' is incomplete: it lacks {NAME}"),
     "a weight of another shape": (with_weight(torch.zeros(3)), f"{LAST}': {NAME} is (3,), not ("),
