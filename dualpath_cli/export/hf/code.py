@@ -166,6 +166,6 @@ def _moved(path: str, text: str) -> str:
                 raise UserError(
                     f"{path} cannot go into a folder for transformers, as its file imports "
                     f"{module}; let it import torch, Python's own modules and `from {CONFIG} "
-                    "import ...` alone, or give --format consolidated"
+                    "import ...` alone"
                 )
     return "".join(lines)
