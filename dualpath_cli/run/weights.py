@@ -37,8 +37,8 @@ def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
         found = {}
         for name, entry in entries.items():
             assert isinstance(entry, TensorStorageMetadata)
-            if len(set(map(str, entry.chunks))) < len(entry.chunks):
-                raise ValueError(f"{name} is there twice")
+            if sum(chunk.sizes.numel() for chunk in entry.chunks) != entry.size.numel():
+                raise ValueError(f"{name} is not there once and whole")
             if name.startswith(prefix):
                 kind = entry.properties.dtype
                 found[name.removeprefix(prefix)] = torch.empty(

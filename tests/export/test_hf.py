@@ -353,7 +353,7 @@ def test_a_folder_that_transformers_saved_anew_is_the_same_run(pair, tmp_path):
     tokens = some_tokens(model_of(run))
     assert torch.equal(model_of(again)(tokens), model_of(run)(tokens))
     shutil.copyfile(folder / "model.safetensors", again / "model.safetensors")
-    with pytest.raises(UserError, match="is there twice"):
+    with pytest.raises(UserError, match="is not there once and whole"):
         model_of(again)
 
 

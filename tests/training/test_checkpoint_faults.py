@@ -1,6 +1,7 @@
 """Damaged, incomplete and hostile checkpoints: one line, nothing run, the newest whole one."""
 
 import copy
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from dualpath_cli.run.checkpoint_files import (
     write_manifest,
 )
 from dualpath_cli.run.run_folder import newest_checkpoint
+from dualpath_cli.run.weights import tensors_in
 from dualpath_cli.training.checkpoint_folder import read, write
 from tests.tiny_run import back_to_step, rows, saved
 
@@ -190,6 +192,14 @@ def test_a_checkpoint_of_the_format_before_safetensors_is_named_as_that(kind, tr
         ["fit", "--config", run.parents[2] / "recipe.yaml"],
     ):
         assert "which commit 6b42de1 is the last to read" in said(*words)
+
+
+@pytest.mark.parametrize("first", [1, 10**12])
+def test_a_tensor_that_lacks_a_part_is_refused_before_memory_is_taken(first, tmp_path):
+    places = {"DCP_SHARDING_INFO": json.dumps({"x": {"saved_offsets": [first]}})}
+    save_file({"x": torch.ones(1)}, tmp_path / "a.safetensors", places)
+    with pytest.raises(UserError, match="x is not there once and whole"):
+        tensors_in(tmp_path)
 
 
 def test_what_callbacks_keep_comes_back_as_it_was(tmp_path):

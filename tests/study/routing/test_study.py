@@ -215,9 +215,10 @@ def test_what_is_done_is_not_read_again(run, texts, by_letter, forwards, capsys)
     parts = routing(run, *words, *out)
     assert 0 < len(forwards.names) < batches
     # A source without its rows, or with half of its sums, is read again; what is whole is not.
-    damaged = {path.suffix: path for path in left}
-    damaged[".parquet"].unlink()
-    damaged[".npz"].write_bytes(damaged[".npz"].read_bytes()[:40])
+    (tokens,) = [path for path in left if path.suffix == ".parquet"]
+    (sums,) = [path for path in left if path.name == f"{tokens.stem}.npz"]
+    tokens.unlink()
+    sums.write_bytes(sums.read_bytes()[:40])
     continued = len(forwards.names)
     forwards.names.clear()
     routing(run, *words, *out)
