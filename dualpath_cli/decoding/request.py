@@ -128,7 +128,7 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
     """
 
     ckpt_path: str | None = None
-    """Run folder, a checkpoint inside one, or an exported file."""
+    """Run folder, a checkpoint inside one, or an exported folder."""
     prompt: tuple[str, ...] = ()
     """Texts to continue; without any, and without --file, the model begins by itself."""
     file: str | None = None

@@ -40,7 +40,7 @@ class Evaluate(Where, OwnClasses, Overrides):
     """
 
     ckpt_path: tuple[str, ...] = ()
-    """One or more: a run folder, a checkpoint inside one, or an exported file."""
+    """One or more: a run folder, a checkpoint inside one, or an exported folder."""
     hf: str | None = None
     """A Hugging Face directory instead."""
     trust_remote_code: bool = False

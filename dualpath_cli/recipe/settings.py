@@ -241,7 +241,7 @@ class TrainerSettings:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether weights are divided among devices, and checkpoints folders of their shards."""
+        """Whether weights are divided among devices."""
         return self.strategy in ("fsdp", "hsdp")
 
 

@@ -1,1 +1,1 @@
-"""The run folder: its files, its lock, its checkpoints, and the run as one file."""
+"""A run: its folder, facts and tables, its checkpoints and their weights, the exported folder."""
