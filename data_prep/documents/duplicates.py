@@ -21,7 +21,7 @@ class Verdicts:
     A document is an exact duplicate if an earlier one has the same text, and a near-duplicate if
     an earlier one shares a band of its MinHash signature, whether that one is kept or not: so what
     is said of a document depends on those before it alone. All keys of one kind are sorted in
-    memory, some 60 bytes a document.
+    memory.
     """
 
     def __init__(self, pieces: Sequence[Piece], duplicates: Duplicates) -> None:
