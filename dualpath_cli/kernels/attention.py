@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from dualpath_cli.kernels.blockwise_attention import blockwise_attention
+from dualpath_cli.kernels.blockwise_attention import AMX, blockwise_attention
 
 Mask = torch.Tensor | BlockMask
 """Where a query may look: blocks for FlexAttention, or (B, 1, T, S) of bool."""
 
-LEAST = 64
-"""Positions from which on attention by blocks is faster than PyTorch's kernel for the CPU."""
+BY_BLOCKS = range(64, 1536 if AMX else 2**31)
+"""Positions with which attention by blocks is faster than PyTorch's kernel for the CPU."""
 
 _flex_attention = torch.compile(flex_attention)  # uncompiled it would hold all scores
 
@@ -27,7 +27,7 @@ def attend(
     `mask` every token looks at itself and all before it.
     """
     T, S = q_BTHN.shape[1], k_BSHN.shape[1]
-    by_blocks = T == S >= LEAST and v_BSHN.dtype == torch.bfloat16
+    by_blocks = T == S and T in BY_BLOCKS and v_BSHN.dtype == torch.bfloat16
     if by_blocks and v_BSHN.device.type == "cpu":
         assert not isinstance(mask, BlockMask)
         return _attend_by_blocks(q_BTHN, k_BSHN, v_BSHN, mask)

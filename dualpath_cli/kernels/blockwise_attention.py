@@ -1,9 +1,8 @@
 """Causal attention for the CPU as matrix products over blocks of queries, forward and backward.
 
-In bf16, forward and backward, it is 1.7 to 4.2 times as fast as PyTorch's own kernel for a CPU
-without AMX (benchmarks.cpu_attention at commit 1eeb645). Products, softmax and its derivative are
-each one call on a block of queries and the keys up to its end. Nothing of a block is kept for the
-backward pass, which computes its weights again from queries and keys.
+Products, softmax and its derivative are each one call on a block of queries and the keys up to its
+end. Nothing of a block is kept for the backward pass, which computes its weights again from queries
+and keys. Times beside PyTorch's own kernel are in docs/benchmarks/speed.md.
 
 Shapes: B batch, T positions, H heads, N head size; of a block G heads of some sequences, R queries,
 S keys.
@@ -12,12 +11,12 @@ S keys.
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 
 from dualpath_cli.kernels.operations import unused
 
-QUERIES = 128
-"""Queries of a block. More compute more that the causal mask throws away, fewer make small
-products."""
+AMX: bool = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
+"""Whether this CPU has AMX. Then PyTorch's kernel is the faster one in the forward pass."""
 
 WEIGHTS = 2**19
 """Attention weights held at once, for as many sequences and heads as that allows: 1 MiB of them
@@ -34,8 +33,13 @@ def blockwise_attention(
     """``softmax(q k^T) v`` where no query sees a later key, (B, T, H, N).
 
     Queries come scaled by 1 / sqrt(N). Where `seen_BTT`, of bool, is False, a query does not see an
-    earlier key either; it must see itself. In bf16 scores are rounded to bf16 before the softmax.
+    earlier key either; it must see itself. In bf16 scores are rounded to bf16 before the softmax,
+    but by PyTorch's kernel.
     """
+    if AMX and seen_BTT is None:
+        q_BHTN, k_BHTN, v_BHTN = (x.transpose(1, 2) for x in (q_BTHN, k_BTHN, v_BTHN))
+        out_BHTN = F.scaled_dot_product_attention(q_BHTN, k_BHTN, v_BHTN, is_causal=True, scale=1.0)
+        return out_BHTN.transpose(1, 2).contiguous()
     (out_BTHN,) = _contiguous_like(q_BTHN)
     later_RR = _later(q_BTHN)
     for b, heads in _groups(q_BTHN):
@@ -82,10 +86,16 @@ def _backward(
     return grad_q, grad_k, grad_v
 
 
+def _queries(T: int) -> int:
+    """Queries of a block. More compute more that the causal mask throws away, fewer make small
+    products, of which AMX makes less."""
+    return min(T, 256 if AMX and T >= 512 else 128)
+
+
 def _groups(q_BTHN: torch.Tensor) -> Iterator[tuple[slice, slice]]:
     """Yields sequences and heads: as many heads as WEIGHTS allows, of several sequences if all."""
     B, T, H, _ = q_BTHN.shape
-    most = max(1, WEIGHTS // (min(QUERIES, T) * T))
+    most = max(1, WEIGHTS // (_queries(T) * T))
     n_heads, n_sequences = min(most, H), max(1, most // H)
     for b in range(0, B, n_sequences):
         for head in range(0, H, n_heads):
@@ -94,8 +104,8 @@ def _groups(q_BTHN: torch.Tensor) -> Iterator[tuple[slice, slice]]:
 
 def _blocks(T: int) -> Iterator[tuple[slice, slice]]:
     """Yields queries and the keys that the last of them sees, the last queries first."""
-    for start in reversed(range(0, T, QUERIES)):
-        end = min(start + QUERIES, T)
+    for start in reversed(range(0, T, _queries(T))):
+        end = min(start + _queries(T), T)
         yield slice(start, end), slice(0, end)
 
 
@@ -111,7 +121,7 @@ def _put(place_bRHN: torch.Tensor, x_GRN: torch.Tensor) -> None:
 
 def _later(q_BTHN: torch.Tensor) -> torch.Tensor:
     """The addend of a block's scores for the keys of its own queries: -inf for later ones."""
-    R = min(QUERIES, q_BTHN.shape[1])
+    R = _queries(q_BTHN.shape[1])
     return torch.full((R, R), -torch.inf, dtype=q_BTHN.dtype, device=q_BTHN.device).triu_(1)
 
 
