@@ -9,6 +9,7 @@ from torch import nn
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.kernels.attention import attend
+from dualpath_cli.kernels.linear import together
 from dualpath_cli.kernels.rms_norm import RMSNorm
 from dualpath_cli.model.layer_pass import SublayerPass
 from dualpath_cli.model.positions import Positions, Rope, rotate
@@ -30,25 +31,26 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor, here: SublayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D)."""
-        q_BTHN = self._by_head(self.q_proj(x_BTD))
-        q_BTHN = self._rotated_and_normed(q_BTHN, self.q_norm, here.positions.rope)
-        k_BSHN, v_BSHN = here.seen(*self.keys_and_values(x_BTD, here.positions))
+        q_BTC, k_BTC, v_BTC = together(x_BTD, (self.q_proj, self.k_proj, self.v_proj))
+        q_BTHN = self._rotated_and_normed(q_BTC, self.q_norm, here.positions.rope)
+        k_BTHN = self._rotated_and_normed(k_BTC, self.k_norm, here.positions.rope)
+        k_BSHN, v_BSHN = here.seen(k_BTHN, self._by_head(v_BTC))
         return self.o_proj(attend(q_BTHN, k_BSHN, v_BSHN, here.positions.mask).flatten(2))
 
     def keys_and_values(
         self, x_BTD: torch.Tensor, positions: Positions
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of these tokens, (B, T, H, N) each; H is `n_kv_heads`."""
-        k_BTHN, v_BTHN = self._by_head(self.k_proj(x_BTD)), self._by_head(self.v_proj(x_BTD))
-        return self._rotated_and_normed(k_BTHN, self.k_norm, positions.rope), v_BTHN
+        k_BTHN = self._rotated_and_normed(self.k_proj(x_BTD), self.k_norm, positions.rope)
+        return k_BTHN, self._by_head(self.v_proj(x_BTD))
 
     def _by_head(self, x_BTC: torch.Tensor) -> torch.Tensor:
         return x_BTC.view(*x_BTC.shape[:2], -1, self.config.head_dim)
 
-    def _rotated_and_normed(
-        self, x_BTHN: torch.Tensor, norm: nn.Module, rope: Rope
-    ) -> torch.Tensor:
-        """Queries or keys, rotated and normalised; float32, the type of tables and weights."""
+    def _rotated_and_normed(self, x_BTC: torch.Tensor, norm: nn.Module, rope: Rope) -> torch.Tensor:
+        """Queries or keys, rotated and normalised, (B, T, H, N); float32, the type of tables and
+        weights."""
+        x_BTHN = self._by_head(x_BTC)
         if self.config.qk_norm == "before_rope":
             return rotate(norm(x_BTHN), rope)
         normed_BTHN: torch.Tensor = norm(rotate(x_BTHN, rope))

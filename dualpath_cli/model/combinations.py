@@ -12,10 +12,10 @@ Shapes: B batch, T positions, D model width, K loops.
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.kernels.linear import to_few
 from dualpath_cli.own_classes.classes import own_class
 
 
@@ -46,7 +46,7 @@ class StepRouter(nn.Module):
         """q_k of states (B, T, D), (B, T, 1)."""
         w_h, w_index = self.weight[:, :-1], self.weight[:, -1]
         # The index is the same for all tokens: it joins the bias instead of widening h by one.
-        return F.linear(h_BTD, w_h, self.bias + step_index * w_index).sigmoid()
+        return to_few(h_BTD, w_h, self.bias + step_index * w_index).sigmoid()
 
 
 def learned_combination(config: ModelConfig) -> nn.Module:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dualpath_cli.config import GATE_OUTPUTS, ModelConfig
+from dualpath_cli.kernels.linear import ToFew
 from dualpath_cli.own_classes.classes import own_class
 
 Gates = tuple[torch.Tensor, torch.Tensor]
@@ -23,7 +24,7 @@ class PathGate(nn.Module):
         super().__init__()
         self.kind = config.gate
         if n_outputs := GATE_OUTPUTS[self.kind]:
-            self.proj = nn.Linear(config.d_model, n_outputs)
+            self.proj = ToFew(config.d_model, n_outputs)
 
     def forward(self, x_BTD: torch.Tensor) -> Gates:
         """Returns (g_d, g_w) for the block's input x."""
