@@ -141,9 +141,9 @@ def _prepare(settings: Settings, options: Prepare) -> None:
         with _executor(options) as executor:
             plan = estimate(corpora, wanted_tokens(settings), downloads)
             announce(plan, out, downloads, yes=options.yes)
-            with Fetcher(plan.corpora, downloads, plan.files) as fetcher:
+            with Fetcher(corpora, downloads, plan.files) as fetcher:
                 manifest = prepare(
-                    replace(request, corpora=plan.corpora),
+                    request,
                     executor,
                     fetcher.get,
                     overwrite=options.overwrite,

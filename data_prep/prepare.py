@@ -171,7 +171,7 @@ def _encode(request: Request, encoder: Encoder, folder: Path) -> _Mix:
             Job(corpus, folder / str(number), until[number])
             for number, corpus in enumerate(request.corpora)
         ]
-        size = sum(file.size or 0 for job in jobs for file in job.corpus.files)
+        size = sum(file.size for job in jobs for file in job.corpus.files)
         tokens = [job.until for job in jobs if job.until is not None]
         with ReadingProgress(size, sum(tokens) if tokens else None) as progress:
             encoded = encoder.encode(jobs, progress)

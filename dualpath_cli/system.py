@@ -166,8 +166,12 @@ def _failure_of_disk(error: BaseException, path: Path) -> int | None:
 
 
 @contextmanager
-def alone(lock: Path, what: Path, way_out: str = "wait for its end") -> Iterator[None]:
+def alone(
+    lock: Path, what: Path, way_out: str = "wait for its end", *, wait: bool = False
+) -> Iterator[None]:
     """Holds a lock file while the block runs; UserError if another process writes `what`.
+
+    It is waited for without end, if `wait`.
 
     The lock is the operating system's (flock): it ends with the process, and a file that a killed
     one left locks nothing. Over NFS it holds between machines (Linux; not with local_lock). Where
@@ -175,7 +179,9 @@ def alone(lock: Path, what: Path, way_out: str = "wait for its end") -> Iterator
     """
     from filelock import FileLock, Timeout
 
-    held = FileLock(lock, timeout=0, fallback_to_soft=False)  # a soft one would outlive a kill
+    held = FileLock(
+        lock, timeout=-1 if wait else 0, fallback_to_soft=False
+    )  # a soft one would outlive a kill
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         held.acquire()

@@ -165,7 +165,7 @@ class Encoder:
             if note.stem in notes:
                 end = FileEnd(number, **json.loads(note.read_text()))
                 yield [*(piece_path(job.folder, number, n) for n in range(end.pieces)), end]
-                progress.read(file.size or 0)
+                progress.read(file.size)
                 continue
             try:
                 path = self._fetch(file, progress.received)
@@ -178,7 +178,7 @@ class Encoder:
             if by_file:
                 size = path.stat().st_size
                 yield self._executor.submit(pieces.make_file, self._orders, work, size)
-                progress.read(file.size or 0)
+                progress.read(file.size)
                 continue
             for part in work.parts(progress.read):
                 if isinstance(part, FileEnd):

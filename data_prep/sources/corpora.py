@@ -12,15 +12,16 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from data_prep.download import RemoteFile, Unavailable, first_contact
 from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.system import write_text
 from dualpath_cli.text.documents import Source, source_files
-from dualpath_cli.text.hub import connect, explained, within
+from dualpath_cli.text.hub import FIRST_ANSWER_SECONDS, connect, explained, within
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import DatasetInfo, RepoFile
+
+    from data_prep.download import RemoteFile
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class InputFile:
     """A file of documents, here or elsewhere."""
 
     name: str  # the name in messages
-    size: int | None  # in bytes; None where it is not known before it is fetched
+    size: int  # in bytes; that of an average file where it is not known before it is fetched
     identity: str  # changes when the content may have changed
-    origin: Path | RemoteFile
+    origin: "Path | RemoteFile"
     modified: int | None = None  # when a file on this disk was last changed, in nanoseconds
 
     def has_changed(self) -> bool:
@@ -73,9 +74,10 @@ def _local(path: Path) -> InputFile:
     return InputFile(name, stat.st_size, identity, path, stat.st_mtime_ns)
 
 
-def _remote(file: RemoteFile) -> InputFile:
+def _remote(file: "RemoteFile") -> InputFile:
     # Not the server: another mirror has the same files. The hub's names hold the commit.
-    return InputFile(file.name, file.size, json.dumps([file.name, file.sha256]), file)
+    identity = json.dumps([file.name, file.sha256])
+    return InputFile(file.name, FILE_BYTES if file.size is None else file.size, identity, file)
 
 
 def _sample(folder: Path) -> InputFile:
@@ -97,7 +99,7 @@ FILE_TOKENS = 200_000_000  # tokens in an average file
 _DATA = "contrib/Nemotron/Nemotron-CC/data-jsonl/"
 
 
-def nemotron_files(selection: str, mirror: str, folder: Path) -> list[RemoteFile]:
+def nemotron_files(selection: str, mirror: str, folder: Path) -> "list[RemoteFile]":
     """Returns the files in the folders that a selection names, of all where it is empty.
 
     `selection` is one or more of a path's components: `quality=high/kind=actual`. `mirror` is the
@@ -105,6 +107,8 @@ def nemotron_files(selection: str, mirror: str, folder: Path) -> list[RemoteFile
     mixes qualities, kinds and snapshots, and does not depend on the selection: the first n + 1
     files are the first n and one more.
     """
+    from data_prep.download import RemoteFile  # imports requests
+
     if not mirror.startswith(("https://", "http://")):
         raise UserError(f"mirror '{mirror}' is not a URL; give one such as {MIRROR}")
     root = mirror.rstrip("/")
@@ -115,12 +119,10 @@ def nemotron_files(selection: str, mirror: str, folder: Path) -> list[RemoteFile
 
 
 def _paths(mirror: str, url: str, folder: Path) -> list[str]:
-    from data_prep.download.transfer import Downloads  # imports requests
+    from data_prep.download import Downloads, RemoteFile, Unavailable
 
     try:
-        listing = RemoteFile(url, f"{NEMOTRON}/{Path(url).name}")
-        with Downloads([listing], folder) as downloads:
-            file = downloads.get(listing)
+        file = Downloads(folder).get(RemoteFile(url, f"{NEMOTRON}/{Path(url).name}"))
     except Unavailable as reason:
         raise UserError(f"mirror '{mirror}': {url}: {reason}; {MIRROR} has it") from None
     try:
@@ -179,7 +181,7 @@ _HELD_OUT = re.compile(
 
 def hub_files(
     dataset: str, config: str | None = None, *, endpoint: str | None = None
-) -> list[RemoteFile]:
+) -> "list[RemoteFile]":
     """Returns the training files of a dataset's config at its newest commit, in order of path.
 
     The card's `configs` say which files these are. Without them it is the files below a folder
@@ -190,13 +192,14 @@ def hub_files(
     api = connect(what, endpoint)
     from huggingface_hub.hf_api import RepoFile  # there, or `connect` would have said so
 
+    from data_prep.download import RemoteFile
+
     with explained(what, f"{api.endpoint}/datasets/{dataset}", api):
         # huggingface_hub itself waits without end for a server that accepts and never answers.
         info = within(
-            first_contact.seconds,
+            FIRST_ANSWER_SECONDS,
             lambda: api.dataset_info(dataset, expand=["cardData", "gated", "sha"]),
         )
-        first_contact.made = True
         assert info.sha is not None  # optional only because not every request asks for it
         if info.gated:  # anybody may list the files, so listing them proves nothing
             api.auth_check(info.id, repo_type="dataset")

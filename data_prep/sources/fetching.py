@@ -3,15 +3,15 @@
 import math
 import shutil
 import sys
+import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
 
 from rich.filesize import decimal
 
-from data_prep.download import RemoteFile
-from data_prep.download.transfer import CONNECTIONS, Downloads, with_sizes
+from data_prep.download import Downloads, RemoteFile
 from data_prep.sources.corpora import FILE_BYTES, FILE_TOKENS, Corpus, InputFile
 from dualpath_cli.errors import UserError
 from dualpath_cli.text.rows import OnRead
@@ -24,54 +24,28 @@ TOKENS_PER_BYTE = FILE_TOKENS / FILE_BYTES
 DISK_BYTES_PER_TOKEN = 5.0
 """Twice two bytes, in pieces and in shards, and the records of each document."""
 
+CONNECTIONS = 4  # files that are fetched at a time, and ahead of their reader
+
 
 @dataclass(frozen=True)
 class Estimate:
-    corpora: list[Corpus]  # with the sizes of the files that will probably be read
-    files: list[int]  # the number of these files of each corpus
+    files: list[int]  # of each corpus, how many will probably be read
     download: int  # bytes that are not here yet
     disk: int  # bytes that will be written, downloads included
 
 
 def estimate(corpora: Sequence[Corpus], wanted: Sequence[int | None], downloads: Path) -> Estimate:
-    """Estimates from sizes, asking servers; `wanted` are tokens of each corpus, None for all."""
-    sized, files, download, tokens = [], [], 0, 0.0
+    """Estimates from the sizes of files; `wanted` are tokens of each corpus, None for all."""
+    counts, download, tokens = [], 0, 0.0
     for corpus, target in zip(corpora, wanted, strict=True):
-        expected = _expected(corpus, target, downloads)
-        size = sum(_size(file) for file in expected)
-        sized.append(replace(corpus, files=[*expected, *corpus.files[len(expected) :]]))
-        files.append(len(expected))
-        download += sum(_size(file) for file in expected if not _is_here(file, downloads))
-        held = size * TOKENS_PER_BYTE
+        files = corpus.files
+        if target is not None:
+            files = files[: math.ceil(target / (max(files[0].size, 1) * TOKENS_PER_BYTE))]
+        counts.append(len(files))
+        download += sum(file.size for file in files if not _is_here(file, downloads))
+        held = sum(file.size for file in files) * TOKENS_PER_BYTE
         tokens += held if target is None else min(held, target)
-    return Estimate(sized, files, download, round(download + tokens * DISK_BYTES_PER_TOKEN))
-
-
-def _expected(corpus: Corpus, wanted: int | None, downloads: Path) -> list[InputFile]:
-    """Returns the files that will probably be read, with their sizes where these are known."""
-    files = corpus.files
-    if wanted is not None:
-        files = files[: max(1, math.ceil(wanted / (_size(files[0]) * TOKENS_PER_BYTE)))]
-    missing = [
-        file.origin
-        for file in files
-        if isinstance(file.origin, RemoteFile) and not _is_here(file, downloads)
-    ][:400]
-    sized = dict(zip(missing, with_sizes(missing), strict=True)) if missing else {}
-    return [_with_size(file, sized, downloads) for file in files]
-
-
-def _with_size(file: InputFile, sized: dict[RemoteFile, RemoteFile], downloads: Path) -> InputFile:
-    if isinstance(file.origin, Path):
-        return file
-    if _is_here(file, downloads):
-        return replace(file, size=(downloads / file.origin.name).stat().st_size)
-    origin = sized.get(file.origin, file.origin)
-    return replace(file, size=origin.size, origin=origin)
-
-
-def _size(file: InputFile) -> int:
-    return max(FILE_BYTES if file.size is None else file.size, 1)
+    return Estimate(counts, download, round(download + tokens * DISK_BYTES_PER_TOKEN))
 
 
 def _is_here(file: InputFile, downloads: Path) -> bool:
@@ -106,37 +80,43 @@ def announce(plan: Estimate, out: Path, downloads: Path, *, yes: bool) -> None:
 
 
 class Fetcher:
-    """Gives out files of corpora. A context manager: downloads run from entering to leaving."""
+    """Gives out files of corpora, and fetches those after them until its context ends."""
 
     def __init__(self, corpora: Sequence[Corpus], folder: Path, expected: Sequence[int]) -> None:
-        """`expected` files of each corpus are fetched ahead, others when the one before is read."""
-        self._stack = ExitStack()
+        """`expected` are files of each corpus that will be read; of one file none is ahead."""
         self._listener: OnRead = lambda count: None
-        self._downloads: dict[RemoteFile, Downloads] = {}
+        self._counting = threading.Lock()
+        self._downloads = Downloads(folder, self._received)
+        # Its threads are daemons: one that waits for a silent server does not hold up Ctrl-C, as
+        # those of concurrent.futures would.
+        self._pool = ThreadPool(CONNECTIONS)
+        self._begun: dict[RemoteFile, AsyncResult[Path]] = {}
+        self._ahead: dict[RemoteFile, list[RemoteFile]] = {}
         for corpus, count in zip(corpora, expected, strict=True):
-            remote = [file.origin for file in corpus.files if isinstance(file.origin, RemoteFile)]
-            if remote:
-                ahead = min(CONNECTIONS, count - 1)
-                downloads = Downloads(remote, folder, self._received, ahead=ahead)
-                self._downloads |= dict.fromkeys(remote, downloads)
+            files = [file.origin for file in corpus.files if not isinstance(file.origin, Path)]
+            for number, file in enumerate(files):
+                self._ahead[file] = files[number : number + 1 + min(CONNECTIONS, count - 1)]
 
     def __enter__(self) -> "Fetcher":
-        for downloads in dict.fromkeys(self._downloads.values()):
-            self._stack.enter_context(downloads)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        self._downloads.leaving.set()
+        self._pool.terminate()
 
     def get(self, file: InputFile, on_received: OnRead) -> Path:
         """Returns a file's path, once it is there; `on_received` is told of bytes downloaded."""
         if isinstance(file.origin, Path):
             return file.origin
         self._listener = on_received
-        return self._downloads[file.origin].get(file.origin)
+        for soon in self._ahead[file.origin]:
+            if soon not in self._begun:
+                self._begun[soon] = self._pool.apply_async(self._downloads.get, [soon])
+        return self._begun[file.origin].get()
 
     def _received(self, count: int) -> None:
-        self._listener(count)
+        with self._counting:  # several files arrive at a time
+            self._listener(count)
 
 
 def on_this_disk(file: InputFile, on_received: OnRead) -> Path:

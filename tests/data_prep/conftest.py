@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from data_prep.download import first_contact
 from data_prep.prepare import Request
 from data_prep.settings import Settings, SourceSettings
 from data_prep.sources.corpora import find
@@ -62,8 +61,6 @@ def ask(small: Tokenizer, out: Path) -> Callable[..., Request]:
 
 
 @pytest.fixture(autouse=True)
-def _network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one test learns of the network is not known to the next; servers here need no proxy."""
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers here need none."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
-    monkeypatch.setattr(first_contact, "made", False)
-    monkeypatch.setattr(first_contact, "trouble", "no answer")

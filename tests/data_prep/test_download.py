@@ -1,11 +1,10 @@
 """Downloads: the right bytes or no file, whatever the server, the line and the process do."""
 
 import errno
-import fcntl
 import hashlib
-import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,373 +14,268 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.download import RemoteFile, Unavailable, Unreachable, transfer
-from data_prep.download.transfer import Downloads, download, with_sizes
-from dualpath_cli.errors import UserError
-from tests.data_prep import web as webs
-from tests.data_prep.web import CONTENT, CUT, NO_VALIDATOR, SIZE, Fault, Web, fetch, names, remote
+from data_prep import download
+from data_prep.__main__ import main
+from data_prep.download import Downloads, RemoteFile, Unavailable
+from data_prep.settings import SourceSettings
+from data_prep.sources.corpora import Corpus, InputFile, hub_files
+from data_prep.sources.fetching import CONNECTIONS, Fetcher
+from dualpath_cli.errors import RunFailed, UserError
+from dualpath_cli.text import tokenizer
+from dualpath_cli.text.tokenizer import Tokenizer
+from tests.data_prep.web import Fault, Web, wait_for
 
-TEN_BYTES = {"Content-Length": "10", "Content-Range": f"bytes {CUT}-{CUT + 9}/{SIZE}"}
+CONTENT = bytes(range(256)) * 1000
+SIZE = len(CONTENT)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+CUT = 100_000
 
 
 @pytest.fixture
 def web() -> Iterator[Web]:
-    with Web({"/a.zst": CONTENT}) as web:
+    with Web({"/a": CONTENT}) as web:
         yield web
+
+
+def fetch(web: Web, folder: Path, waits: list[float] | None = None, **known) -> Path:
+    """Fetches /a; `waits` takes the seconds between two attempts, which are not waited for."""
+    downloads = Downloads(folder)
+    if waits is not None:
+        downloads.leaving.wait = waits.append  # type: ignore[method-assign, assignment]
+    return downloads.get(RemoteFile(f"{web.url}/a", "a", **known))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*"))
+
+
+# Faults of one answer after the other, and from which byte on each request asks for the file.
+CONTINUED = {
+    "nothing": ([], [None]),
+    **{f"{n} three times": ([Fault(n)] * 3, [None] * 4) for n in (408, 429, 500, 503)},
+    "no answer": ([Fault(reset=True)], [None, None]),
+    "a cut": ([Fault(cut=CUT)], [None, CUT]),
+    "a cut, then overload": ([Fault(cut=CUT), Fault(503)], [None, CUT, CUT]),
+    "a cut, and no ranges": ([Fault(cut=CUT), Fault(ranges=False)], [None, CUT]),
+    "a cut, then 416": ([Fault(cut=CUT), Fault(416)], [None, CUT, None]),
+    "continues at the wrong byte":
+        ([Fault(cut=CUT), Fault(headers={"Content-Range": f"bytes 0-9/{SIZE}"})],
+         [None, CUT, None]),
+    "continues a little at a time":
+        ([Fault(cut=CUT), Fault(cut=10, headers={
+            "Content-Length": "10", "Content-Range": f"bytes {CUT}-{CUT + 9}/{SIZE}"})],
+         [None, CUT, CUT + 10]),
+    "an encoding that is no news": ([Fault(headers={"Content-Encoding": "gzip"})], [None]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("faults", "starts"), CONTINUED.values(), ids=CONTINUED)
+def test_the_file_is_whole_in_the_end(web, tmp_path, faults, starts):
+    web.faults["/a"] = list(faults)
+    assert fetch(web, tmp_path, []).read_bytes() == CONTENT
+    assert web.starts("/a") == starts
+    assert names(tmp_path) == ["a"]
+    for known in ({}, {"size": SIZE}):
+        assert fetch(web, tmp_path, **known).exists()
+    assert web.starts("/a") == starts, "what is there is not fetched again"
+
+
+@pytest.mark.parametrize(
+    ("fault", "known", "reason"),
+    [
+        *((Fault(status), {}, str(status)) for status in (204, 400, 401, 403, 404, 416)),
+        (Fault(302, {"Location": "/a"}), {}, "30 redirects"),
+        (Fault(), {"sha256": "0" * 64}, "sha256 is not 0000"),
+        (Fault(), {"size": SIZE + 1}, "256,000 bytes instead of 256,001"),
+    ],
+)
+def test_what_no_patience_mends_is_said_at_once_and_leaves_nothing(
+    web, tmp_path, fault, known, reason
+):
+    web.fallback, waits = fault, []
+    with pytest.raises(Unavailable, match=reason):
+        fetch(web, tmp_path, waits, **known)
+    assert (names(tmp_path), waits) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Fault(503, {"Retry-After": "7"}), "503 Service Unavailable"),
+        (Fault(cut=CUT, ranges=False), "IncompleteRead"),  # one cut after the other
+    ],
+)
+def test_lasting_trouble_ends_after_minutes_and_what_has_arrived_is_kept(
+    web, tmp_path, fault, reason
+):
+    web.fallback, waits = fault, []
+    with pytest.raises(ConnectionError, match=f"{web.url}/a: .*{reason}.*, 10 times"):
+        fetch(web, tmp_path, waits)
+    least = float(fault.headers.get("Retry-After", 0))
+    for wait, most in zip(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60], strict=True):
+        assert max(most / 2, least) <= wait <= max(most, least)
+    assert names(tmp_path) == (["a.part"] if fault.cut else [])
+
+
+def test_names_are_paths_below_the_folder_and_never_above_it():
+    for name in ("../a", "/a", "a/../../b", ""):
+        with pytest.raises(UserError, match="outside the download folder"):
+            RemoteFile("http://nowhere", name)
+
+
+def test_a_full_disk_is_named_and_not_waited_for(web, tmp_path):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    downloads = Downloads(tmp_path, full)
+    with pytest.raises(OSError, match=r"No space left on device.*a\.part"):
+        downloads.get(RemoteFile(f"{web.url}/a", "a"))
+    assert len(web.requests) == 1
+
+
+def test_a_token_is_sent_to_its_host_alone_and_never_shown(web, tmp_path, monkeypatch):
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password mine\n")
+    monkeypatch.setenv("NETRC", str(netrc))  # gives way
+    with Web({"/b": CONTENT}) as elsewhere:
+        there = elsewhere.url.replace("127.0.0.1", "localhost")
+        web.faults["/a"] = [Fault(302, {"Location": f"{there}/b"})]
+        assert fetch(web, tmp_path, token="secret").read_bytes() == CONTENT
+    assert [request.headers["authorization"] for request in web.requests] == ["Bearer secret"]
+    assert "authorization" not in elsewhere.requests[0].headers
+    assert "secret" not in repr(RemoteFile(web.url, "a", token="secret"))
+
+
+@pytest.mark.parametrize(
+    ("known", "part", "starts"),
+    [
+        ({}, CONTENT, [SIZE]),  # whole, but killed before it got its name
+        ({"size": SIZE, "sha256": SHA256}, CONTENT, []),
+        ({"sha256": SHA256}, CONTENT[::-1][:CUT], [CUT, None]),
+        ({"size": SIZE}, CONTENT + b"more", [SIZE + 4, None]),
+    ],
+)
+def test_a_part_is_used_as_far_as_it_is_right(web, tmp_path, known, part, starts):
+    (tmp_path / "a.part").write_bytes(part)
+    assert fetch(web, tmp_path, [], **known).read_bytes() == CONTENT
+    assert web.starts("/a") == starts
+    assert names(tmp_path) == ["a"]
 
 
 FETCH = """
 import sys
 from pathlib import Path
-from data_prep.download.transfer import Downloads
 from data_prep.download import RemoteFile
-file = RemoteFile(sys.argv[1], "a.zst")
-with Downloads([file], Path(sys.argv[2])) as downloads:
-    downloads.get(file)
+from data_prep.settings import SourceSettings
+from data_prep.sources.corpora import Corpus, InputFile
+from data_prep.sources.fetching import Fetcher
+file = InputFile("a", 1, "", RemoteFile(sys.argv[1], "a"))
+with Fetcher([Corpus(SourceSettings("a", "a"), [file])], Path(sys.argv[2]), [1]) as fetcher:
+    fetcher.get(file, lambda count: None)
 """
 
 
 @pytest.fixture
-def other_process(
-    web: Web, tmp_path: Path
-) -> Iterator[tuple[subprocess.Popen[str], threading.Event]]:
+def other(web: Web, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], threading.Event]]:
     """A process that has a part of the file; the second half comes when the event is set."""
     until = threading.Event()
-    web.faults["/a.zst"] = [Fault(until=until)]
-    command = [sys.executable, "-c", FETCH, f"{web.url}/a.zst", str(tmp_path)]
+    web.faults["/a"] = [Fault(until=until)]
+    command = [sys.executable, "-c", FETCH, f"{web.url}/a", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    webs.wait_for_bytes(tmp_path / "a.zst.part")
+    wait_for(lambda: (tmp_path / "a.part").exists() and (tmp_path / "a.part").stat().st_size)
     yield process, until
     process.kill()
     process.wait()
     until.set()
 
 
-# Faults of one answer after the other, and from which byte on each request asks for the file.
-CONTINUED = {
-    "nothing": ([], [None]),
-    **{f"{n} three times": ([Fault(n)] * 3, [None] * 4) for n in (408, 429, 500, 502, 503, 504)},
-    "no answer": ([Fault(reset=True)], [None, None]),
-    "a cut": ([Fault(cut=CUT)], [None, CUT]),
-    "a cut before the first byte": ([Fault(cut=0)], [None, None]),
-    "a cut, then overload": ([Fault(cut=CUT), Fault(503)], [None, CUT, CUT]),
-    "a cut, and no ranges": ([Fault(cut=CUT), Fault(ranges=False)], [None, CUT]),
-    "a cut, then 416": ([Fault(cut=CUT), Fault(416)], [None, CUT, None]),
-    "continues at the wrong byte": ([Fault(cut=CUT), Fault(shift=5)], [None, CUT, None]),
-    "continues without saying where":
-        ([Fault(cut=CUT), Fault(headers={"Content-Range": None})], [None, CUT, None]),
-    "continues a longer file":
-        ([Fault(cut=CUT), Fault(headers={"Content-Range": f"bytes {CUT}-{SIZE}/{SIZE + 1}"})],
-         [None, CUT, None]),
-    "continues a little at a time":
-        ([Fault(cut=CUT), Fault(cut=10, headers=TEN_BYTES)], [None, CUT, CUT + 10]),
-    "a cut, Last-Modified alone":
-        ([Fault(cut=CUT, headers={"ETag": None}), Fault(headers={"ETag": None})], [None, CUT]),
-    "a cut, and only a weak ETag":
-        ([Fault(cut=CUT, headers={"ETag": 'W/"1"', "Last-Modified": None})], [None, None]),
-    "a cut, and no validator": ([Fault(cut=CUT, headers=NO_VALIDATOR)], [None, None]),
-    "no length": ([Fault(chunked=True)], [None]),
-    "no length, and a cut": ([Fault(chunked=True, cut=CUT)], [None, CUT]),
-    "a length that is too long":
-        ([Fault(headers={"Content-Length": str(SIZE + 5)}, cut=SIZE)], [None, SIZE, None]),
-    "an encoding that is no news": ([Fault(headers={"Content-Encoding": "gzip"})], [None]),
-    "silence": ([Fault(silent=4.0)], [None, None]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("faults", "starts"), CONTINUED.values(), ids=CONTINUED)
-def test_the_file_is_whole_in_the_end(web, tmp_path, monkeypatch, faults, starts):
-    if any(fault.silent for fault in faults):  # else a busy machine's own pauses would count
-        monkeypatch.setattr(transfer, "TIMEOUT_SECONDS", (5, 2.0))
-    web.faults["/a.zst"] = list(faults)
-    assert fetch(web, tmp_path).read_bytes() == CONTENT
-    assert [request.start for request in web.asked("/a.zst")] == starts
-    assert {request.headers["accept-encoding"] for request in web.requests} == {"identity"}
-    assert names(tmp_path) == ["a.zst"]
-
-
-@pytest.mark.parametrize(
-    ("fault", "known", "reason"),
-    [
-        (Fault(400), {}, "400 Bad Request"),
-        (Fault(403), {}, "403 Forbidden"),
-        (Fault(404), {}, "404 Not Found"),
-        (Fault(416), {}, "416"),  # to a request without a range
-        (Fault(204), {}, "204 No Content"),
-        (Fault(302, {"Location": "/a.zst"}), {}, "30 redirects"),
-        (Fault(), {"sha256": "0" * 64}, "sha256 is not 0000"),
-        (Fault(), {"size": SIZE + 1}, "256,000 bytes instead of 256,001"),
-        (Fault(chunked=True), {"size": SIZE - 1}, "256,000 bytes instead of"),
-    ],
-)
-def test_what_no_patience_mends_is_said_at_once_and_leaves_nothing(
-    web, tmp_path, fault, known, reason
-):
-    def sleep(seconds):
-        raise AssertionError("waited")
-
-    web.fallback = fault
-    with pytest.raises(Unavailable, match=reason):
-        fetch(web, tmp_path, sleep=sleep, **known)
-    assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        (Fault(503), "503 Service Unavailable"),
-        (Fault(429), "429 Too Many Requests"),
-        (Fault(reset=True), "closed connection without response"),
-        (Fault(cut=CUT, ranges=False), "IncompleteRead"),  # one cut after the other
-    ],
-)
-def test_lasting_trouble_ends_after_so_many_attempts(web, tmp_path, fault, reason):
-    web.fallback = fault
-    waits = []
-    with pytest.raises(Unreachable, match=reason) as caught:
-        fetch(web, tmp_path, sleep=waits.append)
-    assert len(waits) >= transfer.ATTEMPTS - 1
-    assert "\n" not in str(caught.value)
-    assert web.url in str(caught.value)
-    assert not (tmp_path / "a.zst").exists()
-
-
-def test_waits_grow_to_a_limit_and_start_again_when_bytes_arrive(web, tmp_path):
-    almost = [Fault(status=503)] * (transfer.ATTEMPTS - 1)
-    web.faults["/a.zst"] = [*almost, Fault(cut=CUT), *almost[1:], Fault(cut=1), *almost[1:]]
-    waits = []
-    assert fetch(web, tmp_path, sleep=waits.append).read_bytes() == CONTENT
-    round_of_waits = [min(2.0**n, 60) for n in range(transfer.ATTEMPTS - 1)]
-    for wait, most in zip(waits, round_of_waits * 3, strict=True):
-        assert most / 2 <= wait <= most
-
-
-@pytest.mark.parametrize(
-    ("answer", "least", "most"), [("7", 7, 7), ("100000", 300, 300), ("soon", 0, 1)]
-)
-def test_the_server_says_how_long_to_wait(web, tmp_path, answer, least, most):
-    web.faults["/a.zst"] = [Fault(status=429, headers={"Retry-After": answer})]
-    waits = []
-    fetch(web, tmp_path, sleep=waits.append)
-    assert len(waits) == 1
-    assert least <= waits[0] <= most
-
-
-def test_names_are_paths_below_the_folder_and_never_above_it(web, tmp_path):
-    web.files["/quality=high/kind=actual/1.zst"] = CONTENT
-    path = fetch(web, tmp_path / "new", "/quality=high/kind=actual/1.zst")
-    assert path == tmp_path / "new/quality=high/kind=actual/1.zst"
-    for name in ("../a", "/a", "a/../../b", ""):
-        with pytest.raises(UserError, match="outside the download folder"):
-            RemoteFile(web.url, name)
-
-
-def test_a_full_disk_is_named_and_not_waited_for(web, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match=r"No space left on device.*a\.zst\.part"):
-        fetch(web, tmp_path)
-    assert len(web.requests) == 1
-
-
-def test_a_token_is_sent_to_its_host_alone_and_never_shown(web, tmp_path):
-    with Web({"/b": CONTENT}) as elsewhere:
-        web.files["/b"] = CONTENT
-        web.faults["/a.zst"] = [
-            Fault(status=302, headers={"Location": f"{elsewhere.url}/b"}),
-            Fault(status=302, headers={"Location": "/b"}),
-        ]
-        for name in ("away", "here"):
-            file = RemoteFile(f"{web.url}/a.zst", name, token="secret")
-            assert download(file, tmp_path).read_bytes() == CONTENT
-    sent = [request.headers.get("authorization") for request in web.requests]
-    assert sent == ["Bearer secret"] * 3
-    assert len(elsewhere.requests) == 1
-    assert "authorization" not in elsewhere.requests[0].headers
-    assert "secret" not in repr(file)
-
-
-def test_a_token_goes_before_the_password_of_netrc(web, tmp_path, monkeypatch):
-    netrc = tmp_path / "netrc"
-    netrc.write_text("machine 127.0.0.1 login me password mine\n")
-    monkeypatch.setenv("NETRC", str(netrc))
-    fetch(web, tmp_path, token="secret")
-    assert web.requests[0].headers["authorization"] == "Bearer secret"
-
-
-OTHER = CONTENT[::-1]
-SHA256 = hashlib.sha256(CONTENT).hexdigest()
-
-
-def test_a_file_that_is_there_is_not_fetched_again(web, tmp_path):
-    path = fetch(web, tmp_path)
-    for known in ({}, {"size": SIZE}, {"sha256": SHA256}):
-        assert fetch(web, tmp_path, **known) == path
-    assert len(web.requests) == 1
-
-
-def test_a_file_of_another_length_than_is_known_is_replaced(web, tmp_path):
-    (tmp_path / "a.zst").write_bytes(b"half")
-    assert fetch(web, tmp_path, size=SIZE).read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("known", [{}, {"size": SIZE}, {"sha256": SHA256}])
-def test_a_part_that_is_whole_is_not_asked_for(web, tmp_path, known):
-    (tmp_path / "a.zst.part").write_bytes(CONTENT)
-    notes = {"validator": '"1"', "total": SIZE}
-    (tmp_path / "a.zst.part.json").write_text(json.dumps(notes))
-    assert fetch(web, tmp_path, **known).read_bytes() == CONTENT
-    assert web.requests == []
-    assert names(tmp_path) == ["a.zst"]
-
-
-@pytest.mark.parametrize("notes", [None, "", "[]", "{}", '{"validator": "x"'])
-def test_a_part_of_unknown_origin_is_not_continued(web, tmp_path, notes):
-    (tmp_path / "a.zst.part").write_bytes(OTHER[:CUT])
-    if notes is not None:
-        (tmp_path / "a.zst.part.json").write_text(notes)
-    assert fetch(web, tmp_path).read_bytes() == CONTENT
-    assert [request.start for request in web.requests] == [None]
-
-
-def test_a_part_with_wrong_bytes_is_found_by_the_hash_and_fetched_anew(web, tmp_path):
-    web.faults["/a.zst"] = [Fault(cut=CUT, content=OTHER, headers=NO_VALIDATOR)]
-    assert fetch(web, tmp_path, sha256=SHA256).read_bytes() == CONTENT
-    assert [request.start for request in web.requests] == [None, CUT, None]
-
-
-@pytest.mark.parametrize(
-    ("heeded", "starts"), [(True, [None, CUT]), (False, [None, CUT, None])], ids=["yes", "no"]
-)
-def test_a_file_that_changed_meanwhile_is_fetched_anew_whether_if_range_is_heeded_or_not(
-    web, tmp_path, heeded, starts
-):
-    web.fallback = Fault(conditions=heeded)
-    web.faults["/a.zst"] = [Fault(cut=CUT)]
-    path = fetch(web, tmp_path, sleep=lambda seconds: web.files.update({"/a.zst": OTHER}))
-    assert path.read_bytes() == OTHER
-    assert [request.start for request in web.requests] == starts
-
-
-def test_a_killed_download_is_continued_where_it_was(web, tmp_path, other_process):
-    process, _ = other_process
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    arrived = (tmp_path / "a.zst.part").stat().st_size
-    assert not (tmp_path / "a.zst").exists()
-    assert fetch(web, tmp_path).read_bytes() == CONTENT
-    assert [request.start for request in web.requests] == [None, arrived]
-
-
-def test_a_file_that_another_process_fetches_is_waited_for(web, tmp_path, other_process):
-    _, until = other_process
-
-    def sleep(seconds):
-        until.set()
-        time.sleep(0.01)
-
-    assert fetch(web, tmp_path, sleep=sleep).read_bytes() == CONTENT
-    assert [request.start for request in web.requests] == [None]
-    assert names(tmp_path) == ["a.zst"]
-
-
-def test_a_part_that_its_last_holder_removed_is_not_written_to(web, tmp_path, monkeypatch):
-    flock, part = fcntl.flock, tmp_path / "a.zst.part"
-
-    def remove_first(descriptor, how):
-        monkeypatch.setattr(fcntl, "flock", flock)
-        part.unlink()
-        flock(descriptor, how)
-
-    monkeypatch.setattr(fcntl, "flock", remove_first)
-    assert fetch(web, tmp_path).read_bytes() == CONTENT
-    assert names(tmp_path) == ["a.zst"]
-
-
-def test_sizes_are_asked_for_where_they_are_not_known(web):
-    web.files |= {"/b": b"12345", "/c": b"123"}
-    web.faults["/c"] = [Fault(status=500)]
-    files = [
-        remote(web),
-        remote(web, "/b", size=4),
-        remote(web, "/c"),
-        remote(web, "/none"),
-        RemoteFile("http://", "nowhere"),
-    ]
-    assert [file.size for file in with_sizes(files)] == [SIZE, 4, None, None, None]
-    assert {request.method for request in web.requests} == {"HEAD"}
-    assert web.asked("/b", "HEAD") == []
-
-
-@pytest.fixture
-def numbered(web):
-    """Twelve files, of different content."""
-    web.files = {f"/{n}": CONTENT + bytes([n]) for n in range(12)}
-    return [remote(web, path) for path in web.files]
-
-
-def requested(web):
-    return {int(request.path[1:]) for request in web.requests}
-
-
-def test_files_arrive_in_order_and_no_further_ahead_than_allowed(web, tmp_path, numbered):
-    counts = []
-    with Downloads(numbered, tmp_path, counts.append, connections=3, ahead=2) as downloads:
-        webs.wait_for(lambda: names(tmp_path) == ["0", "1"])
-        assert requested(web) == {0, 1}
-        for n, file in enumerate(numbered):
-            assert downloads.get(file).read_bytes() == web.files[f"/{n}"]
-            assert requested(web) <= set(range(n + 3))
-            assert downloads.get(file) == tmp_path / str(n)
-    assert len(web.requests) == len(numbered)
-    assert sum(counts) == len(numbered) * (SIZE + 1)
-
-
-def test_a_file_is_given_out_while_the_next_ones_are_on_their_way(web, tmp_path, numbered):
-    until = threading.Event()
-    for n in range(1, 5):
-        web.faults[f"/{n}"] = [Fault(until=until)]
-    with Downloads(numbered, tmp_path) as downloads:
-        assert downloads.get(numbered[0]).exists()
-        webs.wait_for(lambda: requested(web) == set(range(5)))
-        assert not (tmp_path / "1").exists()
-        until.set()
-        assert downloads.get(numbered[4]).exists()
-
-
-def test_leaving_keeps_what_has_arrived_for_another_time(web, tmp_path, numbered):
-    until = threading.Event()
-    web.faults["/0"] = [Fault(until=until)]
-    part = tmp_path / "0.part"
-    with Downloads(numbered, tmp_path) as downloads:
-        webs.wait_for_bytes(part)
-    until.set()  # what arrives after leaving ends the thread
-    join(downloads)
-    arrived = part.stat().st_size
-    assert not (tmp_path / "0").exists()
-    with Downloads(numbered, tmp_path) as downloads:
-        assert downloads.get(numbered[0]).read_bytes() == web.files["/0"]
-    assert web.asked("/0")[-1].start == arrived
-
-
-def join(downloads):
-    for thread in downloads._threads:
-        thread.join(30)
-        assert not thread.is_alive()
-
-
-def test_ctrl_c_does_not_wait_for_a_silent_server(tmp_path, other_process):
-    process, _ = other_process
-    process.send_signal(signal.SIGINT)
+@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGKILL])
+def test_a_process_ends_at_once_and_the_next_one_continues(web, tmp_path, other, signal_):
+    process, _ = other
+    process.send_signal(signal_)
     _, printed = process.communicate(timeout=30)  # the server is silent for longer
-    assert "KeyboardInterrupt" in printed
-    assert (tmp_path / "a.zst.part").stat().st_size > 0
+    assert ("KeyboardInterrupt" in printed) == (signal_ == signal.SIGINT)
+    arrived = (tmp_path / "a.part").stat().st_size
+    assert arrived > 0
+    assert fetch(web, tmp_path).read_bytes() == CONTENT
+    assert web.starts("/a") == [None, arrived]
+    assert names(tmp_path) == ["a"]
 
 
-def test_the_wait_for_a_busy_server_ends_on_leaving(web, tmp_path, numbered):
-    web.fallback = Fault(status=503, headers={"Retry-After": "200"})
-    with Downloads(numbered, tmp_path) as downloads:
-        webs.wait_for(lambda: web.requests)
-    join(downloads)
+def test_a_file_that_another_process_fetches_is_waited_for(web, tmp_path, other):
+    process, until = other
+    threading.Timer(0.5, until.set).start()
+    assert fetch(web, tmp_path).read_bytes() == CONTENT
+    assert process.wait(30) == 0
+    assert web.starts("/a") == [None]
+    assert names(tmp_path) == ["a"]
+
+
+def test_files_are_fetched_ahead_and_leaving_ends_it(web, tmp_path):
+    web.files = {f"/{n}": CONTENT + bytes([n]) for n in range(12)}
+    files = [InputFile(n, 1, "", RemoteFile(web.url + n, n[1:])) for n in web.files]
+    corpus = Corpus(SourceSettings("a", "a"), files)
+    until, counts = threading.Event(), []
+    web.faults["/3"] = [Fault(until=until)]
+    with Fetcher([corpus], tmp_path, [12]) as fetcher:
+        for n in range(3):
+            assert fetcher.get(files[n], counts.append).read_bytes() == web.files[f"/{n}"]
+            assert {request.path for request in web.requests} <= set(
+                list(web.files)[: n + 1 + CONNECTIONS]
+            )
+        wait_for(lambda: sum(counts) > 6 * SIZE)  # all but the one that lasts
+    until.set()
+    wait_for(lambda: not (tmp_path / "3.lock").exists())
+    assert (tmp_path / "3.part").stat().st_size < SIZE
+    with Fetcher([corpus], tmp_path, [1]) as fetcher:
+        assert fetcher.get(files[3], counts.append).read_bytes() == web.files["/3"]
+        assert fetcher.get(files[3], counts.append) == tmp_path / "3"
+    assert max(int(request.path[1:]) for request in web.requests) == 6
+
+
+ENOUGH = 10.0
+"""Seconds within which even a busy machine gives up; without the rule it takes a minute or more."""
+
+
+@pytest.fixture(params=["a dead address", "a black hole", "an unknown name", "no name server"])
+def nowhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a server that does not answer, which is given up soon."""
+    for module in (download, tokenizer, sys.modules[hub_files.__module__]):
+        monkeypatch.setattr(module, "FIRST_ANSWER_SECONDS", 0.5)
+
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    start = time.monotonic()
+    if request.param in ("a dead address", "a black hole"):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+            if request.param == "a dead address":
+                listener.close()  # an open one accepts, and never answers
+            yield url
+    else:
+        over = threading.Event()
+        silent = request.param == "no name server"
+        monkeypatch.setattr(socket, "getaddrinfo", (lambda *_: over.wait()) if silent else unknown)
+        yield "http://nowhere.localhost/"
+        over.set()
+    assert time.monotonic() - start < ENOUGH
+
+
+def test_without_a_network_a_command_ends_within_seconds_with_one_line(
+    nowhere, tmp_path, small_folder, capsys, monkeypatch
+):
+    words = ["--source", "nemotron-cc", "--mirror", nowhere, "--tokenizer", str(small_folder)]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"dualpath prepare: failed: {nowhere}")
+    assert "cannot be reached" in said
+    assert said.endswith("needed; the same command continues\n")
+    assert said.count("\n") == 1
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tokenizer, "_GPT2_MERGES_URL", f"{nowhere}vocab.bpe")
+    with pytest.raises(UserError, match="train one by `dualpath tokenizer --source"):
+        Tokenizer.load("gpt2")
+    pytest.importorskip("huggingface_hub")
+    with pytest.raises(RunFailed, match=r"cannot be reached .*check the network"):
+        hub_files("owner/corpus", endpoint=nowhere.rstrip("/"))

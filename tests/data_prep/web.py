@@ -1,7 +1,5 @@
 """A web server on the loopback that lays files out like the real ones and misbehaves on order."""
 
-import email.utils
-import hashlib
 import json
 import re
 import threading
@@ -9,15 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
-from data_prep.download import RemoteFile
-from data_prep.download.transfer import download
-
 T = TypeVar("T")
-MODIFIED = "Wed, 21 Oct 2015 07:28:00 GMT"
 
 
 @dataclass
@@ -25,16 +18,11 @@ class Fault:
     """Faults of one answer; none by default."""
 
     status: int | None = None  # answers this instead of the file, with an empty body
-    headers: dict[str, str | None] = field(default_factory=dict)
-    """Set in place of the usual ones; None leaves one out."""
-    content: bytes | None = None  # served instead of the file
+    headers: dict[str, str] = field(default_factory=dict)  # set in place of the usual ones
     cut: int | None = None  # ends the connection after so many bytes of the body
     reset: bool = False  # ends the connection with no answer at all
     silent: float = 0.0  # says nothing for so many seconds
     ranges: bool = True  # whether a Range header is heeded
-    conditions: bool = True  # whether an If-Range header is heeded
-    shift: int = 0  # a Content-Range begins so many bytes too early
-    chunked: bool = False  # sends chunks and no Content-Length; a cut is one before the last chunk
     until: threading.Event | None = None  # sends the second half of the body only when this is set
 
 
@@ -56,10 +44,8 @@ class Request:
 class Web:
     """Serves `files` ({path: content}) at `url` while its context lasts; all may change meanwhile.
 
-    Like S3, CloudFront and the hub's storage it sends ETag, Last-Modified and Content-Length and
-    heeds Range and If-Range. `faults[path]` are used up one a request; `fallback` is for the
-    requests without. Paths in `tokens` ({path: token}) need that bearer token. `requests` lists
-    what has arrived.
+    `faults[path]` are used up one a request; `fallback` is for the requests without. Paths in
+    `tokens` ({path: token}) need that bearer token. `requests` lists what has arrived.
     """
 
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
@@ -80,9 +66,9 @@ class Web:
         self._server.shutdown()
         self._server.server_close()
 
-    def asked(self, path: str, method: str = "GET") -> list[Request]:
-        """Returns the requests for one path."""
-        return [r for r in list(self.requests) if (r.path, r.method) == (path, method)]
+    def starts(self, path: str) -> list[int | None]:
+        """Returns from where on each request asked for one path."""
+        return [request.start for request in list(self.requests) if request.path == path]
 
     def post(self, request: Request, body: bytes) -> tuple[int, dict]:
         """Returns status and JSON of the answer to a POST or PUT; for servers that take any."""
@@ -130,20 +116,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         request, fault = self._arrived()
-        path, headers = request.path, request.headers
+        token, given = self.web.tokens.get(request.path), request.headers.get("authorization")
         if self._failed(fault):
             return
-        if (token := self.web.tokens.get(path)) and headers.get("authorization") != (
-            f"Bearer {token}"
-        ):
-            status = 403 if "authorization" in headers else 401
-            self._head(status, {"Content-Length": "0", "X-Error-Code": "GatedRepo"}, fault)
-            return
-        content = self.web.files.get(path) if fault.content is None else fault.content
-        if content is None:
+        if token and given != f"Bearer {token}":
+            headers = {"Content-Length": "0", "X-Error-Code": "GatedRepo"}
+            self._head(403 if given else 401, headers, fault)
+        elif (content := self.web.files.get(request.path)) is None:
             self._head(404, {"Content-Length": "0"}, fault)
-            return
-        self._file(content, request, fault)
+        else:
+            self._file(content, request, fault)
 
     def _arrived(self) -> tuple[Request, Fault]:
         path = unquote(urlsplit(self.path).path)
@@ -161,55 +143,27 @@ class _Handler(BaseHTTPRequestHandler):
         return fault.reset or fault.status is not None
 
     def _file(self, content: bytes, request: Request, fault: Fault) -> None:
-        etag = f'"{hashlib.md5(content).hexdigest()}"'
-        headers = {"Accept-Ranges": "bytes", "ETag": etag, "Last-Modified": MODIFIED}
-        start, total = request.start, len(content)
-        condition = request.headers.get("if-range")
-        changed = fault.conditions and condition not in (None, etag, MODIFIED)
-        if start is None or not fault.ranges or changed:
-            body, status = content, 200
-        elif start >= total:
-            body, status = b"", 416
-            headers["Content-Range"] = f"bytes */{total}"
-        else:
-            start -= fault.shift
-            body, status = content[start:], 206
-            headers["Content-Range"] = f"bytes {start}-{total - 1}/{total}"
-        headers |= (
-            {"Transfer-Encoding": "chunked"}
-            if fault.chunked
-            else {"Content-Length": str(len(body))}
-        )
-        self._head(status, headers, fault)
+        status, headers, start, total = 200, {}, request.start, len(content)
+        if start is not None and fault.ranges:
+            status = 206 if start < total else 416
+            span = f"{start}-{total - 1}" if start < total else "*"
+            headers["Content-Range"] = f"bytes {span}/{total}"
+            content = content[start:]
+        self._head(status, {"Content-Length": str(len(content)), **headers}, fault)
         if request.method == "HEAD":
             return
-        half = len(body) // 2
+        half = len(content) // 2 if fault.until else 0
+        self.wfile.write(content[:half])
         if fault.until:
-            self._send(body[:half], fault)
             fault.until.wait(60)
-            body = body[half:]
-        self._send(body[: fault.cut], fault)
-        if fault.cut is not None:
-            self.close_connection = True
-        elif fault.chunked:
-            self.wfile.write(b"0\r\n\r\n")
-
-    def _send(self, data: bytes, fault: Fault) -> None:
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data) if fault.chunked else data)
+        self.wfile.write(content[half : fault.cut])
+        self.close_connection = fault.cut is not None
 
     def _head(self, status: int, headers: dict[str, str], fault: Fault) -> None:
         self.send_response(status)
-        for name, value in {**headers, "Date": _now(), **fault.headers}.items():
-            if value is not None:
-                self.send_header(name, value)
+        for name, value in {**headers, **fault.headers}.items():
+            self.send_header(name, value)
         self.end_headers()
-
-    def send_response(self, code: int, message: str | None = None) -> None:
-        self.send_response_only(code, message)  # without a second Date
-
-
-def _now() -> str:
-    return email.utils.formatdate(usegmt=True)
 
 
 def wait_for(condition: Callable[[], T]) -> T:
@@ -219,26 +173,3 @@ def wait_for(condition: Callable[[], T]) -> T:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return found
-
-
-def wait_for_bytes(path) -> None:
-    """Waits until a file is there and not empty."""
-    wait_for(lambda: path.exists() and path.stat().st_size > 0)
-
-
-CONTENT = bytes(range(256)) * 1000
-SIZE = len(CONTENT)
-CUT = 100_000
-NO_VALIDATOR: dict[str, str | None] = {"ETag": None, "Last-Modified": None}
-
-
-def remote(web: Web, path: str = "/a.zst", **known) -> RemoteFile:
-    return RemoteFile(web.url + path, path.removeprefix("/"), **known)
-
-
-def fetch(web: Web, folder: Path, path="/a.zst", sleep=lambda seconds: None, **known) -> Path:
-    return download(remote(web, path, **known), folder, sleep=sleep)
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.rglob("*"))
