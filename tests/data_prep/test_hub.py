@@ -77,9 +77,8 @@ def test_files_are_pinned_to_a_commit_with_their_sizes_and_hashes(hub, tmp_path)
         content = f"content of {path}".encode()
         assert file.url == f"{hub.url}/datasets/{DATASET}/resolve/{SHA}/{quote(path)}"
         assert file.name == f"huggingface/{DATASET}/{SHA[:12]}/{path}"
-        assert file.size == len(content)
-        lfs = not path.endswith(".jsonl")
-        assert file.sha256 == (hashlib.sha256(content).hexdigest() if lfs else None)
+        sha256 = None if path.endswith(".jsonl") else hashlib.sha256(content).hexdigest()
+        assert (file.size, file.sha256, file.token) == (len(content), sha256, None)
         assert Downloads(tmp_path).get(file).read_bytes() == content
 
 
@@ -126,20 +125,15 @@ def test_without_configs_it_is_the_folder_or_everything_but_held_out_files(hub):
     assert found(hub) == ["contest.jsonl", "training/test.jsonl"]
 
 
-def test_the_token_of_the_user_goes_with_every_file(hub, monkeypatch):
-    assert {file.token for file in hub_files(DATASET, endpoint=hub.url)} == {None}
-    hub.lay_out(gated="manual")
-    hub.tokens[CHECK] = "hf_mine"
-    monkeypatch.setenv("HF_TOKEN", "hf_mine")
-    assert {file.token for file in hub_files(DATASET, endpoint=hub.url)} == {"hf_mine"}
-
-
-@pytest.mark.parametrize("token", [None, "hf_other"], ids=["no token", "a token without access"])
-def test_a_gated_dataset_says_what_to_do(hub, monkeypatch, token):
+@pytest.mark.parametrize("token", ["hf_mine", None, "hf_other"])
+def test_a_gated_dataset_needs_a_token_with_access_or_says_what_to_do(hub, monkeypatch, token):
     hub.lay_out(gated="auto")
     hub.tokens[CHECK] = "hf_mine"
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
+    if token == "hf_mine":
+        assert {file.token for file in hub_files(DATASET, endpoint=hub.url)} == {token}
+        return
     with pytest.raises(UserError) as caught:
         found(hub)
     message = str(caught.value)

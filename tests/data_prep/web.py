@@ -44,14 +44,13 @@ class Request:
 class Web:
     """Serves `files` ({path: content}) at `url` while its context lasts; all may change meanwhile.
 
-    `faults[path]` are used up one a request; `fallback` is for the requests without. Paths in
-    `tokens` ({path: token}) need that bearer token. `requests` lists what has arrived.
+    `faults[path]` are used up one a request. Paths in `tokens` need that bearer token.
     """
 
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
         self.files = dict(files or {})
         self.faults: dict[str, list[Fault]] = {}
-        self.fallback = Fault()
+        self.fallback = Fault()  # of requests without one of their own
         self.tokens: dict[str, str] = {}
         self.requests: list[Request] = []
         self._lock = threading.Lock()
@@ -99,71 +98,50 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_PUT(self) -> None:
-        self.do_POST()
-
-    def do_POST(self) -> None:
-        request, fault = self._arrived()
-        body = self.rfile.read(int(request.headers.get("content-length", 0)))
-        if not self._failed(fault):
-            status, answer = self.web.post(request, body)
-            content = json.dumps(answer).encode()
-            self._head(status, {"Content-Length": str(len(content))}, fault)
-            self.wfile.write(content)
-
-    def do_GET(self) -> None:
-        request, fault = self._arrived()
-        token, given = self.web.tokens.get(request.path), request.headers.get("authorization")
-        if self._failed(fault):
-            return
-        if token and given != f"Bearer {token}":
-            headers = {"Content-Length": "0", "X-Error-Code": "GatedRepo"}
-            self._head(403 if given else 401, headers, fault)
-        elif (content := self.web.files.get(request.path)) is None:
-            self._head(404, {"Content-Length": "0"}, fault)
-        else:
-            self._file(content, request, fault)
-
-    def _arrived(self) -> tuple[Request, Fault]:
-        path = unquote(urlsplit(self.path).path)
+    def _serve(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request = Request(self.command, path, headers)
-        return request, self.web.fault(request)
-
-    def _failed(self, fault: Fault) -> bool:
-        """Whether the fault leaves nothing to answer."""
+        request = Request(self.command, unquote(urlsplit(self.path).path), headers)
+        body = self.rfile.read(int(headers.get("content-length", 0)))
+        fault = self.web.fault(request)
         time.sleep(fault.silent)
+        self.close_connection = fault.reset or fault.cut is not None
         if fault.reset:
-            self.close_connection = True
-        elif fault.status is not None:
-            self._head(fault.status, {"Content-Length": "0"}, fault)
-        return fault.reset or fault.status is not None
-
-    def _file(self, content: bytes, request: Request, fault: Fault) -> None:
-        status, headers, start, total = 200, {}, request.start, len(content)
-        if start is not None and fault.ranges:
-            status = 206 if start < total else 416
-            span = f"{start}-{total - 1}" if start < total else "*"
-            headers["Content-Range"] = f"bytes {span}/{total}"
-            content = content[start:]
-        self._head(status, {"Content-Length": str(len(content)), **headers}, fault)
-        if request.method == "HEAD":
             return
+        if fault.status is not None:
+            status, headers, content = fault.status, {}, b""
+        elif self.command == "GET":
+            status, headers, content = self._file(request, fault.ranges)
+        else:
+            status, answer = self.web.post(request, body)
+            headers, content = {}, json.dumps(answer).encode()
+        self.send_response(status)
+        for name, value in {
+            "Content-Length": f"{len(content)}",
+            **headers,
+            **fault.headers,
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
         half = len(content) // 2 if fault.until else 0
         self.wfile.write(content[:half])
         if fault.until:
             fault.until.wait(60)
         self.wfile.write(content[half : fault.cut])
-        self.close_connection = fault.cut is not None
 
-    def _head(self, status: int, headers: dict[str, str], fault: Fault) -> None:
-        self.send_response(status)
-        for name, value in {**headers, **fault.headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
+    do_GET = do_POST = do_PUT = _serve  # noqa: N815
+
+    def _file(self, request: Request, ranges: bool) -> tuple[int, dict[str, str], bytes]:
+        """Returns status, headers and body of the answer to a GET."""
+        token, given = self.web.tokens.get(request.path), request.headers.get("authorization")
+        if token and given != f"Bearer {token}":
+            return (403 if given else 401), {"X-Error-Code": "GatedRepo"}, b""
+        content, start = self.web.files.get(request.path), request.start
+        if content is None or start is None or not ranges:
+            return (404, {}, b"") if content is None else (200, {}, content)
+        total = len(content)
+        if start >= total:
+            return 416, {"Content-Range": f"bytes */{total}"}, b""
+        return 206, {"Content-Range": f"bytes {start}-{total - 1}/{total}"}, content[start:]
 
 
 def wait_for(condition: Callable[[], T]) -> T:
