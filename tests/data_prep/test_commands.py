@@ -12,7 +12,7 @@ from data_prep.settings import SourceSettings, settings_from
 from data_prep.sources import sample
 from data_prep.tokenizer import MEASURED_BYTES, _Kept
 from dualpath_cli.cli.main import main
-from dualpath_cli.recipe.recipes import find, read, recipe_folder
+from dualpath_cli.recipe.recipes import find, read
 from dualpath_cli.text.manifest import Manifest, sha256_of
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.preparing import rows_of, write_jsonl
@@ -40,13 +40,6 @@ def test_a_recipe_becomes_settings_and_back():
     )
     assert (settings.min_chars, settings.val_fraction, settings.num_files) == (1000, 1e-4, None)
     assert settings_from(yaml.safe_load(yaml.safe_dump(settings.as_recipe()))) == settings
-
-
-@pytest.mark.parametrize("path", sorted((recipe_folder() / "data").glob("*.yaml")), ids=str)
-def test_every_shipped_recipe_is_read_by_its_name_and_its_path(path):
-    by_name, by_path = (read(find(spec, kind="data")) for spec in (path.stem, str(path)))
-    assert by_name == by_path
-    assert settings_from(by_name).sources
 
 
 def test_the_papers_recipe_has_tokens_for_its_training():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from data_prep.prepare import finished, prepare
-from data_prep.writing.out_folder import WorkFolder, finished_remote, upload
+from data_prep.writing.out_folder import finished_remote, upload
 from dualpath_cli.errors import UserError
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import Manifest
@@ -56,16 +56,6 @@ def test_a_damaged_folder_is_not_taken_for_finished(ask, out):
     assert intact(prepare(asked, overwrite=True), out)
 
 
-def test_a_folder_of_another_purpose_is_never_replaced(ask, out, small):
-    out.mkdir()
-    (out / "manifest.json").write_text(json.dumps({"name": "a web page"}))
-    small.save(out)
-    asked = ask(TEXTS)
-    for overwrite in (False, True):
-        with pytest.raises(UserError, match="not a data folder"):
-            finished(asked, overwrite)
-
-
 def test_a_strangers_file_in_a_data_folder_is_not_deleted(ask, out, tmp_path):
     prepare(ask(TEXTS))
     (out / "notes").mkdir()
@@ -80,13 +70,16 @@ def test_what_appears_meanwhile_under_the_final_name_is_not_deleted(ask, out, tm
 
     def somebody_else(folder: Path) -> None:
         out.mkdir()
-        (out / "thesis.tex").write_text("mine")
+        (out / "manifest.json").write_text('{"name": "a web page"}')
 
     asked = ask(TEXTS)
     with pytest.raises(UserError, match="not a data folder"):
         prepare(asked, extra=somebody_else)
-    assert [path.name for path in out.iterdir()] == ["thesis.tex"]
-    (out / "thesis.tex").rename(tmp_path / "thesis.tex")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match="not a data folder"):
+            finished(asked, overwrite)
+    assert [path.name for path in out.iterdir()] == ["manifest.json"]
+    out.rename(tmp_path / "page")
     assert intact(prepare(asked), out)
 
 
@@ -97,23 +90,6 @@ def test_unfinished_work_of_another_purpose_is_never_discarded(ask, tmp_path):
     with pytest.raises(UserError, match="holds something else; move it"):
         prepare(asked, overwrite=True)
     assert (tmp_path / "out.partial" / "thesis.tex").exists()
-
-
-def test_what_is_left_of_a_finished_preparation_is_removed_by_the_next_call(
-    ask, tmp_path, monkeypatch
-):
-    asked = ask(TEXTS)
-
-    def killed(folder: WorkFolder) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(WorkFolder, "remove", killed)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(asked)
-    assert (tmp_path / "out.partial").exists()
-    assert finished(asked, overwrite=False)
-    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out"}
 
 
 def test_unfinished_work_on_something_else_is_kept_unless_it_may_be_discarded(ask, tmp_path):

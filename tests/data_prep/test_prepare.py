@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from data_prep.documents import encoding
-from data_prep.executors import on_this_machine
+from data_prep.executors import Here, on_this_machine
 from data_prep.prepare import prepare
 from data_prep.sources import sample
 from data_prep.sources.corpora import InputFile
@@ -51,8 +51,9 @@ def test_the_tokens_are_those_of_the_documents_each_with_its_end(
     assert manifest.sources[0].rejected == {"empty": 1}
 
 
-def test_the_folder_holds_what_its_manifest_says(ask, out, small, tmp_path):
-    manifest = prepare(ask([*TEXTS, "hello", *many(20)], val_fraction=0.3))
+def test_every_document_is_written_held_out_rejected_or_a_duplicate(ask, out, small):
+    texts = [*many(60), "", "   ", *many(10), "hi", *many(5, start=100)]
+    manifest = prepare(ask(texts, val_fraction=0.2, min_chars=3))
     assert Manifest.read(out) == manifest
     assert intact(manifest, out)
     assert set(contents(out)) == {
@@ -60,12 +61,6 @@ def test_the_folder_holds_what_its_manifest_says(ask, out, small, tmp_path):
         "manifest.json", "rejected.jsonl.zst", "tokenizer.json", "val/a.jsonl",
     }  # fmt: skip
     assert Tokenizer.load(out).fingerprint == small.fingerprint
-    assert not (tmp_path / "out.partial").exists()
-
-
-def test_every_document_is_written_held_out_rejected_or_a_duplicate(ask, out):
-    texts = [*many(60), "", "   ", *many(10), "hi", *many(5, start=100)]
-    manifest = prepare(ask(texts, val_fraction=0.2, min_chars=3))
     (count,) = manifest.sources
     written = texts_of(out)
     held_out = [row["text"] for row in rows_of(out / "val" / "a.jsonl")]
@@ -117,7 +112,7 @@ def test_a_source_that_changes_while_it_is_read_stops_the_preparation(ask, out, 
     assert not out.exists()
 
 
-def test_faults_are_remembered_by_a_continued_preparation(ask, tmp_path):
+def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(ask, tmp_path):
     (tmp_path / "texts").mkdir()
     write_jsonl(tmp_path / "texts" / "a.jsonl", TEXTS)
     (tmp_path / "texts" / "b.jsonl.gz").write_bytes(b"not gzip")
@@ -128,7 +123,12 @@ def test_faults_are_remembered_by_a_continued_preparation(ask, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         prepare(asked, extra=killed)
-    (fault,) = prepare(asked).sources[0].faults
+
+    class Idle(Here):
+        def submit(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            raise AssertionError("a piece is made again")
+
+    (fault,) = prepare(asked, Idle()).sources[0].faults
     assert "b.jsonl.gz: cannot be read" in fault
 
 

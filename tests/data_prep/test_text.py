@@ -75,30 +75,20 @@ def test_words_are_those_of_re(text):
     assert len(words) == len(words.hashes) == len(words_of(text))
 
 
-@given(st.lists(ANY_TEXTS, max_size=8))
-def test_words_have_equal_hashes_where_they_are_equal_wherever_they_stand(texts):
-    pairs = {
-        pair for t in texts for pair in zip(words_of(t), Words(t).hashes.tolist(), strict=True)
-    }
+@pytest.mark.parametrize("span", [4, documents_text._SPAN])
+@given(texts=st.lists(ANY_TEXTS, max_size=8))
+def test_words_hash_by_their_beginnings_wherever_they_stand(span, texts):
+    """As many characters count as are hashed at a time: here few, otherwise 65,536."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents_text, "_SPAN", span)
+        documents_text._powers.cache_clear()
+        pairs = {
+            (word[:span], hash)
+            for text in texts
+            for word, hash in zip(words_of(text), Words(text).hashes.tolist(), strict=True)
+        }
+    documents_text._powers.cache_clear()
     assert len({word for word, _ in pairs}) == len(pairs) == len({hash for _, hash in pairs})
-
-
-def test_words_of_a_long_text_hash_as_they_do_alone():
-    rng = random.Random(0)
-    words = ["é", *(f"w{rng.getrandbits(40):x}" for _ in range(30_000))]
-    hashes = Words(" ".join(words)).hashes
-    places = [0, *rng.sample(range(len(words)), 500), len(words) - 1]
-    assert all(hashes[place] == Words(words[place]).hashes[0] for place in places)
-
-
-def test_a_word_longer_than_what_is_hashed_at_a_time_hashes_by_its_beginning():
-    start = "ab" * (documents_text._SPAN // 2)
-    hashes = Words(f"one {start}x two {start}y {start} {start[:-1]} one").hashes
-    assert hashes[1] == hashes[3] == hashes[4] != hashes[5]
-    assert hashes[0] == hashes[6] == Words("one").hashes[0]
-    assert hashes[2] == Words("two").hashes[0]
-    to_the_last, other = Words(f"{start[:-1]}y {start[:-1]}z").hashes
-    assert to_the_last != other
 
 
 ALPHABET = [f"word{n}" for n in range(26)]
