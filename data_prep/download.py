@@ -98,7 +98,9 @@ class Downloads:
             # Repeated bytes are no progress: else a server without ranges could cut for ever.
             failures = 1 if _length(part) > furthest else failures + 1
             furthest = max(furthest, _length(part))
-            if not self._answered and time.monotonic() - begun >= FIRST_ANSWER_SECONDS:
+            wait = min(FIRST_WAIT_SECONDS * 2 ** (failures - 1), 60.0) * random.uniform(0.5, 1.0)
+            wait = max(wait, min(trouble.retry_after, 300.0))
+            if not self._answered and time.monotonic() - begun + wait > FIRST_ANSWER_SECONDS:
                 raise ConnectionError(
                     f"{file.url} cannot be reached ({trouble}); check the network, and HTTPS_PROXY "
                     "where one is needed"
@@ -107,8 +109,6 @@ class Downloads:
                 raise ConnectionError(
                     f"{file.url}: {trouble}, {ATTEMPTS} times in a row; what has arrived is kept"
                 )
-            wait = min(FIRST_WAIT_SECONDS * 2 ** (failures - 1), 60.0) * random.uniform(0.5, 1.0)
-            wait = max(wait, min(trouble.retry_after, 300.0))
             if wait > 5.0:
                 log.warning("%s: %s; next try in %.0f s", file.url, trouble, wait)
             if self.leaving.wait(wait):
