@@ -138,12 +138,14 @@ def _paths(mirror: str, url: str, folder: Path) -> list[str]:
 
 
 def _select(paths: list[str], selection: str) -> list[str]:
-    taken: list[str] = []
     for component in filter(None, selection.split("/")):
         matching = [path for path in paths if component in _components(path)]
         if not matching:
-            raise UserError(_nothing_has(component, selection, taken, paths))
-        taken.append(component)
+            folders = sorted({folder for path in paths for folder in _components(path)})
+            raise UserError(
+                f"selection '{selection}': no file has '{component}'; there are "
+                f"{', '.join(folders)}{did_you_mean(component, folders)}"
+            )
         paths = matching
     return paths
 
@@ -151,20 +153,6 @@ def _select(paths: list[str], selection: str) -> list[str]:
 def _components(path: str) -> list[str]:
     """Returns a path's folders: quality=..., kind=..., kind2=..."""
     return path.removeprefix(_DATA).split("/")[:-1]
-
-
-def _nothing_has(component: str, selection: str, taken: list[str], paths: list[str]) -> str:
-    folders = sorted({folder for path in paths for folder in _components(path)} - set(taken))
-    key, equals, value = component.partition("=")
-    same_key = [folder for folder in folders if folder.startswith(f"{key}=")]
-    same_value = [folder for folder in folders if folder.endswith(f"={value if equals else key}")]
-    # kind2=synthetic is meant for kind=synthetic: an equal value is nearer than similar letters.
-    near = f"; did you mean '{same_value[0]}'?" if same_value else did_you_mean(component, folders)
-    return (
-        f"selection '{selection}': no file has '{component}'"
-        + (f" with {'/'.join(taken)}" if taken else "")
-        + f"; there are {', '.join(same_key or folders) or 'no further components'}{near}"
-    )
 
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.zstd")
