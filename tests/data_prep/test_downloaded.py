@@ -69,7 +69,11 @@ def test_the_order_depends_on_the_paths_alone_and_spreads_over_the_snapshots(web
     assert [file.name for file in nemotron_files("", web.url, tmp_path / "b")] == everything
 
 
-@pytest.mark.parametrize("content", [b"<html>log in</html>", gzip.compress(b"a/b\n"), b"\x1f\x8b"])
+@pytest.mark.parametrize(
+    "content",
+    [b"<html>log in</html>", gzip.compress(b"a/b\n"), b"\x1f\x8b"],
+    ids=["page", "no corpus", "cut"],
+)
 def test_a_list_that_is_none_is_refused_and_fetched_again(web, tmp_path, content):
     good, web.files[LIST] = web.files[LIST], content
     with pytest.raises(UserError, match=f"mirror '{web.url}'.* is not a gzipped list of paths"):
