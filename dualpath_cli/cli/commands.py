@@ -146,7 +146,7 @@ _RECORDS = (
     Command(
         "evaluate",
         "Score a trained model on the paper's benchmarks, through lm-evaluation-harness.",
-        "--ckpt-path RUN [RUN ...] | --hf DIR [--suite SUITE | --tasks TASK ...] "
+        "--ckpt-path RUN [RUN ...] [--suite SUITE | --tasks TASK ...] "
         "[--data DIR] [--fewshot DIR] [--sources NAME=PATH ...] --out DIR [options]",
         options="dualpath_cli.evaluation.command:Evaluate",
         run="dualpath_cli.evaluation.command:run",

@@ -15,7 +15,7 @@ from dualpath_cli.flops.paper import configurations
 from dualpath_cli.ranges import check_name, check_ranges
 from dualpath_cli.recipe.options import Overrides, OwnClasses, Where, folder_of, read_overrides
 from dualpath_cli.run.trained import Trained, find
-from dualpath_cli.system import format_csv, read_text, without_nan, write_text
+from dualpath_cli.system import format_csv, without_nan, write_text
 from dualpath_cli.text.documents import split_name, stem
 
 OF_THE_RECIPE = "recipe"  # the paper's row that a run's recipe names
@@ -23,11 +23,16 @@ OF_THE_RECIPE = "recipe"  # the paper's row that a run's recipe names
 
 @dataclass(frozen=True)
 class Subject:
-    """A model that is evaluated: of a RUN, or a Hugging Face directory."""
+    """A model that is evaluated."""
 
-    name: str  # of its folder in `--out`
     path: str  # as it was given
-    trained: Trained | None = None  # the model of a RUN
+    trained: Trained
+
+    @property
+    def name(self) -> str:
+        """Of its folder in `--out`."""
+        run = self.trained.settings.run
+        return f"{run.recipe}-{run.name}-step-{self.trained.run.step:08d}"
 
 
 @dataclass(frozen=True)
@@ -41,10 +46,6 @@ class Evaluate(Where, OwnClasses, Overrides):
 
     ckpt_path: tuple[str, ...] = ()
     """One or more: a run folder, a checkpoint inside one, or an exported folder."""
-    hf: str | None = None
-    """A Hugging Face directory instead."""
-    trust_remote_code: bool = False
-    """Run the code that is in DIR, as transformers does by the option of this name."""
     out: str | None = None
     """Folder for the scores; what it holds already is not computed again."""
     suite: Literal["lm", "commonsense", "math", "qa", "paper", "all"] | None = None
@@ -80,9 +81,8 @@ class Evaluate(Where, OwnClasses, Overrides):
         check_ranges(self, {"window": (2, 1 << 24), "batch_size": (1, 1 << 16)})
         if self.limit != "all":
             check_ranges(self, {"limit": (1, 1 << 40)})
-        if bool(self.ckpt_path) + (self.hf is not None) + self.requests != 1:
-            ways = "either --ckpt-path RUN or --hf DIR, or --requests alone"
-            raise UserError(f"evaluate needs {ways}")
+        if bool(self.ckpt_path) == self.requests:
+            raise UserError("evaluate needs either --ckpt-path RUN, or --requests alone")
         if self.out is None:
             raise UserError("evaluate needs --out DIR, a folder for the scores")
         if self.tasks and self.suite is not None:
@@ -124,8 +124,7 @@ class Evaluate(Where, OwnClasses, Overrides):
         return None if self.limit == "all" else self.limit
 
     def subjects(self) -> list[Subject]:
-        found = [_of_run(path, self.own_classes) for path in self.ckpt_path]
-        found += [] if self.hf is None else [_of_directory(self.hf, self.trust_remote_code)]
+        found = [Subject(path, find(path, own_classes=self.own_classes)) for path in self.ckpt_path]
         names = [subject.name for subject in found]
         for subject in found:
             try:
@@ -136,17 +135,14 @@ class Evaluate(Where, OwnClasses, Overrides):
                 raise UserError(f"two RUNs are called {subject.name}; evaluate them one by one")
             self._check_paper(subject)
         self._check_change(found)
-        needed = ("lm_eval", "transformers", "accelerate")[: 3 if self.hf else 1] if found else ()
-        for name in needed:
-            if importlib.util.find_spec(name) is None:
-                raise UserError(f"evaluate needs {name}: pip install 'dualpath[eval]'")
+        if found and importlib.util.find_spec("lm_eval") is None:
+            raise UserError("evaluate needs lm_eval: pip install 'dualpath[eval]'")
         return found
 
     def paper_row(self, subject: Subject) -> str | None:
         """The paper's configuration beside the model's scores, named as its recipe."""
-        if self.compare_paper != OF_THE_RECIPE or subject.trained is None:
-            return self.compare_paper
-        return subject.trained.settings.run.recipe
+        named = self.compare_paper != OF_THE_RECIPE
+        return self.compare_paper if named else subject.trained.settings.run.recipe
 
     def _check_paper(self, subject: Subject) -> None:
         row, rows = self.paper_row(subject), [one.recipe for one in configurations()]
@@ -159,8 +155,6 @@ class Evaluate(Where, OwnClasses, Overrides):
         if change is None:
             return
         for subject in subjects:
-            if subject.trained is None:
-                raise UserError("--hf goes without --loops and --intervention: its code decides")
             subject.trained.check(change)
         if change.kv_slots is not None:
             raise UserError(
@@ -170,25 +164,6 @@ class Evaluate(Where, OwnClasses, Overrides):
         writing = [name for name in self.benchmarks if BENCHMARKS[name].kind == "writing"]
         if writing and change.needs_whole_text and self.cache != "none":
             raise UserError(f"{change.name} needs whole texts: {writing[0]} goes with --cache none")
-
-
-def _of_run(path: str, own_classes: bool) -> Subject:
-    trained = find(path, own_classes=own_classes)
-    run = trained.settings.run
-    return Subject(f"{run.recipe}-{run.name}-step-{trained.run.step:08d}", path, trained)
-
-
-def _of_directory(path: str, trusted: bool) -> Subject:
-    folder = _there("--hf", path)
-    if not (folder / "config.json").is_file():
-        raise UserError(f"--hf '{path}' holds no config.json: it is no directory of transformers")
-    for file in sorted(folder.glob("*config.json")):
-        if not trusted and "auto_map" in read_text(file):
-            raise UserError(
-                f"--hf '{path}': its {file.name} names code of its own (auto_map); give "
-                "--trust-remote-code to run it, if you trust it"
-            )
-    return Subject(folder.resolve().name, path)
 
 
 def _there(option: str, path: str) -> Path:

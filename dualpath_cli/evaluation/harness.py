@@ -4,7 +4,6 @@ Shapes: B requests of a batch, T positions, D model width, V ids of the tokenize
 are scored.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,15 +26,70 @@ Part = tuple[list[int], int]  # ids, the last being no input, and how many at th
 Answer = tuple[float, bool]  # nats, and whether the model would write this itself
 
 
-class InParts(TemplateLM):
-    """Scores what is longer than the window in `parts_of` it, and tells how far it is."""
+def parts_of(context: Sequence[int], ids: Sequence[int], window: int) -> Iterator[Part]:
+    """Yields what is read for each part of a continuation, and how many ids at its end are scored.
+
+    Parts have `window` ids, the last one what is left. Each is read after as much of what stands
+    before it as there is room for: `window` ids are read, and one more is scored.
+    """
+    whole = [*context, *ids]
+    for start in range(len(context), len(whole), window):
+        end = min(start + window, len(whole))
+        yield whole[max(0, end - window - 1) : end], end - start
+
+
+LOGITS_AT_ONCE = 1 << 26  # logits held at once; 256 MiB of them in float32
+LEAST_SHARED = 16  # ids that a batch must have in common for them to be read once
+
+
+class HarnessModel(TemplateLM):
+    """A DualPathLM under an intervention, in batches of a pinned size.
+
+    The head is cut to the ids that the tokenizer has: padded rows of the vocabulary get no
+    probability. What is longer than the window is scored in `parts_of` it.
+    """
 
     progress = Progress(plain_console(quiet=True), "", counted("requests"))
-    window: int  # the most ids that the model sees at once
 
-    @abstractmethod
-    def score(self, parts: Sequence[Part]) -> list[Answer]:
-        """Scores each part, which fits into the window."""
+    def __init__(
+        self,
+        model: DualPathLM,
+        tokenizer: Tokenizer,
+        window: int,
+        batch_size: int,
+        intervention: Intervention | None = None,
+        autocast: torch.dtype | None = None,
+        cached: bool = True,
+    ) -> None:
+        """Takes the model over, for scoring alone.
+
+        `autocast` is the type of matrix products, None that of the weights. If `cached`, keys and
+        values are kept: of what a batch begins with, and in writing of all that went before.
+        """
+        super().__init__()
+        self._head_VD = model.head.weight.detach()[: tokenizer.vocab_size].float()
+        model.head = nn.Identity()  # type: ignore[assignment] # logits are made where they count
+        self._model = model.eval().requires_grad_(False)
+        self._tokenizer = tokenizer
+        self.window = window  # the most ids that the model sees at once
+        self._batch_size = batch_size
+        self._intervention = intervention
+        self._autocast = autocast
+        whole = intervention is not None and intervention.needs_whole_text
+        self._cached = cached and not whole
+
+    @property
+    def eot_token_id(self) -> int:
+        return self._tokenizer.eot_id
+
+    @property
+    def device(self) -> torch.device:
+        return self._head_VD.device
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **options: Any
+    ) -> list[int]:
+        return self._tokenizer.encode(string)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Answer]:
         return super().loglikelihood(requests, disable_tqdm=True)
@@ -61,70 +115,6 @@ class InParts(TemplateLM):
             sums[number] += loglikelihood
             greedy[number] &= hit
         return list(zip(sums, greedy, strict=True))
-
-
-def parts_of(context: Sequence[int], ids: Sequence[int], window: int) -> Iterator[Part]:
-    """Yields what is read for each part of a continuation, and how many ids at its end are scored.
-
-    Parts have `window` ids, the last one what is left. Each is read after as much of what stands
-    before it as there is room for: `window` ids are read, and one more is scored.
-    """
-    whole = [*context, *ids]
-    for start in range(len(context), len(whole), window):
-        end = min(start + window, len(whole))
-        yield whole[max(0, end - window - 1) : end], end - start
-
-
-LOGITS_AT_ONCE = 1 << 26  # logits held at once; 256 MiB of them in float32
-LEAST_SHARED = 16  # ids that a batch must have in common for them to be read once
-
-
-class HarnessModel(InParts):
-    """A DualPathLM under an intervention, in batches of a pinned size.
-
-    The head is cut to the ids that the tokenizer has: padded rows of the vocabulary get no
-    probability.
-    """
-
-    def __init__(
-        self,
-        model: DualPathLM,
-        tokenizer: Tokenizer,
-        window: int,
-        batch_size: int,
-        intervention: Intervention | None = None,
-        autocast: torch.dtype | None = None,
-        cached: bool = True,
-    ) -> None:
-        """Takes the model over, for scoring alone.
-
-        `autocast` is the type of matrix products, None that of the weights. If `cached`, keys and
-        values are kept: of what a batch begins with, and in writing of all that went before.
-        """
-        super().__init__()
-        self._head_VD = model.head.weight.detach()[: tokenizer.vocab_size].float()
-        model.head = nn.Identity()  # type: ignore[assignment] # logits are made where they count
-        self._model = model.eval().requires_grad_(False)
-        self._tokenizer = tokenizer
-        self.window = window
-        self._batch_size = batch_size
-        self._intervention = intervention
-        self._autocast = autocast
-        whole = intervention is not None and intervention.needs_whole_text
-        self._cached = cached and not whole
-
-    @property
-    def eot_token_id(self) -> int:
-        return self._tokenizer.eot_id
-
-    @property
-    def device(self) -> torch.device:
-        return self._head_VD.device
-
-    def tok_encode(
-        self, string: str, add_special_tokens: bool | None = None, **options: Any
-    ) -> list[int]:
-        return self._tokenizer.encode(string)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         self.progress.begin(len(requests))

@@ -36,11 +36,9 @@ from dualpath_cli.evaluation.results import (
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.output.console import Progress, counted
 from dualpath_cli.recipe.options import read_overrides
-from dualpath_cli.run.checkpoint_files import describe, files_of
-from dualpath_cli.run.exported_folder import check_unchanged, is_exported
+from dualpath_cli.run.checkpoint_files import describe
 from dualpath_cli.run.run_folder import package_versions
 from dualpath_cli.run.weights import autocast_of, device_of, load_model
-from dualpath_cli.system import read_json
 
 
 @dataclass(frozen=True)
@@ -54,62 +52,36 @@ class Setting:
 
     @property
     def window(self) -> int:
-        if self.subject.trained is not None:
-            lengths = [self.subject.trained.settings.model.max_seq_len]
-        else:
-            config = _config(self.subject)
-            names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-            lengths = [n for name in names if isinstance(n := config.get(name), int)]
-        return min(self.options.window, *lengths) if lengths else self.options.window
+        return min(self.options.window, self.subject.trained.settings.model.max_seq_len)
 
     def facts(self) -> dict[str, Any]:
         """The report's facts on the model and on how it was run; reads all of its weights."""
-        subject, trained = self.subject, self.subject.trained
-        change = read_overrides(self.options)
-        facts: dict[str, Any] = {"name": subject.name, "path": subject.path}
-        if trained is None:
-            folder = Path(subject.path)
-            facts |= {"sha256": _digest(folder, files_of(folder)), "model": _config(subject)}
-        else:
-            recipe, checkpoint = trained.settings, trained.run.checkpoint
-            facts |= {
-                "run": f"{recipe.run.recipe}/{recipe.run.name}",
-                "step": trained.run.step,
-                "checkpoint": str(checkpoint),
-                "sha256": _digest(checkpoint, sorted(checkpoint.glob("*.safetensors"))),
-                "model": asdict(recipe.model),
-                "loops": (change and change.loops) or recipe.model.loops,
-                "intervention": change.name if change else "learned",
-                "cache": self.options.cache,
-            }
-        packages = ("dualpath", "torch", "lm_eval", *(("transformers",) if trained is None else ()))
-        return facts | {
+        trained, change = self.subject.trained, read_overrides(self.options)
+        recipe, checkpoint = trained.settings, trained.run.checkpoint
+        return {
+            "name": self.subject.name,
+            "path": self.subject.path,
+            "run": f"{recipe.run.recipe}/{recipe.run.name}",
+            "step": trained.run.step,
+            "checkpoint": str(checkpoint),
+            "sha256": _digest(checkpoint, sorted(checkpoint.glob("*.safetensors"))),
+            "model": asdict(recipe.model),
+            "loops": (change and change.loops) or recipe.model.loops,
+            "intervention": change.name if change else "learned",
+            "cache": self.options.cache,
             "device": device_name(self.device),
             "precision": self.options.precision,
             "batch_size": self.options.batch_size,
             "window": self.window,
-            "versions": package_versions(packages),
+            "versions": package_versions(("dualpath", "torch", "lm_eval")),
         }
 
-    def load(self) -> Any:
+    def load(self) -> HarnessModel:
         options, trained = self.options, self.subject.trained
-        if trained is None:
-            from dualpath_cli.evaluation.hugging_face import HuggingFaceModel
-
-            if is_exported(folder := Path(self.subject.path)):
-                check_unchanged(folder)
-            return HuggingFaceModel.load(
-                folder, self.window, options.batch_size, str(self.device),
-                options.precision, options.trust_remote_code,
-            )  # fmt: skip
         return HarnessModel(
             load_model(trained, self.device), trained.tokenizer(), self.window, options.batch_size,
             read_overrides(options), autocast_of(options.precision), options.cache == "exact",
         )  # fmt: skip
-
-
-def _config(subject: Subject) -> dict[str, Any]:
-    return read_json(Path(subject.path) / "config.json")
 
 
 def _digest(folder: Path, files: Sequence[Path]) -> str:

@@ -190,8 +190,6 @@ class OneLine:
                 way_out = f"did you mean '--config {word}'?"
             elif "ckpt-path" in options and os.path.isdir(word):
                 way_out = f"did you mean '--ckpt-path {word}'?"
-            elif "hf" in options and os.path.isdir(word):
-                way_out = f"did you mean '--hf {word}'?"
             return f"unexpected argument '{word}'; {way_out}"
         section, _, name = option.lstrip("-").rpartition(".")
         if section == "trainer" and name in DECIDED_ELSEWHERE:
