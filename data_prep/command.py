@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from data_prep.executors import PieceExecutor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prepare(Settings):
     """Turns corpora into a data folder: cleaned, deduplicated, mixed, tokenised, and cut into
     chunks. The same command continues an interrupted preparation.
@@ -42,7 +42,7 @@ class Prepare(Settings):
     config: str | None = None
     """Recipe: a YAML file, or the name of a packaged one: paper is the paper's mix. Only in a
     recipe can sources have weights."""
-    out: str | None = None
+    out: str
     """The data folder to write, or s3://BUCKET/PREFIX to upload it to."""
     downloads: str | None = None
     """Where downloaded files are kept; by default `downloads` beside OUT. They may be deleted when
@@ -66,8 +66,6 @@ class Prepare(Settings):
     given: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.out:
-            raise UserError("prepare needs --out DIR: the data folder to write")
         check_ranges(self, {"workers": (1, 1 << 16)})
         if self.executor == "dask" and not self.scheduler:
             raise UserError(
@@ -109,9 +107,8 @@ def run(options: Prepare) -> None:
 
 def _prepare(settings: Settings, options: Prepare) -> None:
     # A folder for S3 is made here first, and stays: `fit` may read either.
-    to = str(options.out)
-    remote = to if to.startswith("s3://") else None
-    out = Path("data", PurePosixPath(to).name) if remote else Path(to)
+    remote = options.out if options.out.startswith("s3://") else None
+    out = Path("data", PurePosixPath(remote).name) if remote else Path(options.out)
     downloads = Path(options.downloads or out.parent / "downloads")
     _check_places(settings, out, downloads)
     corpora = [find(s, downloads, options.mirror, settings.num_files) for s in settings.sources]

@@ -30,7 +30,7 @@ class Inspect:
     and prints what is in it: its sources, the lengths of its documents, and some of these.
     """
 
-    folder: str | None = field(default=None, metadata={"positional": True})
+    folder: str = field(metadata={"positional": True})
     """The data folder, on a disk."""
     samples: int = 3
     """Documents to show, drawn uniformly over documents."""
@@ -38,15 +38,13 @@ class Inspect:
     """Seed of that choice."""
 
     def __post_init__(self) -> None:
-        if self.folder is None:
-            raise UserError("prepare inspect needs DIR: a data folder")
         check_ranges(self, {"samples": (0, 1 << 32), "seed": (0, 1 << 62)})
 
 
 def run(options: Inspect) -> str:
     """Prints what is in a data folder; returns the last line. Raises UserError if it is damaged."""
-    folder = Path(str(options.folder))
-    if is_remote(str(options.folder)):
+    folder = Path(options.folder)
+    if is_remote(options.folder):
         raise UserError(f"'{options.folder}' is not on a disk; copy it to one to inspect it")
     manifest = Manifest.read(folder)
     verify(folder, manifest)

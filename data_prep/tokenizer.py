@@ -22,7 +22,7 @@ MEASURED_BYTES = 4_000_000
 """Text of each source that is kept while it is read, to be encoded afterwards."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainTokenizer:
     """Trains a byte-level BPE on any texts, for `dualpath prepare --tokenizer DIR`.
 
@@ -30,20 +30,17 @@ class TrainTokenizer:
           --vocab-size 8192 --out data/bpe8192
     """
 
-    source: tuple[str, ...] = ()
+    source: tuple[str, ...]
     """Texts to train on: NAME=PATH or PATH of files, folders and globs, as `dualpath prepare` reads
     and cleans them. A source that is given again counts again."""
-    vocab_size: Size | None = None
+    vocab_size: Size
     """Entries, such as 8192: the 256 bytes, end-of-text and the merges."""
-    out: str | None = None
+    out: str
     """Folder to write tokenizer.json to."""
     overwrite: bool = False
     """Replace another tokenizer that is in DIR."""
 
     def __post_init__(self) -> None:
-        for name in ("source", "vocab_size", "out"):
-            if not getattr(self, name):
-                raise UserError(f"tokenizer needs --{name.replace('_', '-')}: see --help")
         # From the 256 bytes and end-of-text on.
         check_ranges(self, {"vocab_size": (257, 1 << 20)})
 
@@ -51,8 +48,7 @@ class TrainTokenizer:
 def run(options: TrainTokenizer) -> str:
     """Trains a tokenizer, prints what it was trained on, and returns the last line."""
     sources = list(map(parse_source, options.source))
-    size = options.vocab_size or 0
-    path = folder_of("--out", options.out or "") / TOKENIZER
+    size, path = options.vocab_size, folder_of("--out", options.out) / TOKENIZER
     other = UserError(f"'{path}' is another tokenizer; give another --out or add --overwrite")
     protected = path.exists() and not options.overwrite
     if protected and _size(path) != size:

@@ -4,14 +4,13 @@ import glob
 import os
 from importlib.util import find_spec
 from math import ceil
+from operator import attrgetter
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.count import parameters
-from dualpath_cli.intervention import Intervention
-from dualpath_cli.recipe.optimizer import OptimSettings
-from dualpath_cli.recipe.schedule import check_loops, step_loops
-from dualpath_cli.recipe.settings import Settings, TrainerSettings
+from dualpath_cli.recipe.schedule import check_loops
+from dualpath_cli.recipe.settings import SECTIONS, Settings, TrainerSettings
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.system import cores, visible_gpus
 from dualpath_cli.text.documents import FORMATS, Source, read_documents
@@ -65,8 +64,12 @@ def check_epochs(settings: Settings, manifest: Manifest, since: int) -> None:
         )
 
 
-def check_schedule(settings: Settings) -> None:
-    """Raises UserError unless the token budget is enough for a step, and for the warm-up."""
+def check_steps(settings: Settings) -> None:
+    """Raises UserError unless the budget is enough for a step and the warm-up, a step is whole
+    micro-batches on its devices, and the model can have each step's loops.
+
+    Where the number of devices is not known yet, `fit` finds out about the micro-batches.
+    """
     run, warmup = settings.run, settings.optim.warmup_steps
     steps = run.max_tokens // run.batch_tokens
     if steps == 0:
@@ -79,45 +82,15 @@ def check_schedule(settings: Settings) -> None:
             f"optim.warmup_steps={warmup} must be less than the run's {steps} optimizer steps "
             "(run.max_tokens / run.batch_tokens)"
         )
-
-
-_HEEDED = {
-    **dict.fromkeys(("muon_lr", "muon_momentum", "muon_adjust"), ("name", "muon")),
-    "cooldown": ("schedule", "wsd"),
-}
-"""Settings of the optimizer that one value of another alone heeds."""
-
-
-def check_effect(settings: Settings) -> None:
-    """Raises UserError for a setting that was given and has no effect."""
-    optim, default = settings.optim, OptimSettings()
-    for key, (other, heeding) in _HEEDED.items():
-        value, found = getattr(optim, key), getattr(optim, other)
-        if value != getattr(default, key) and found != heeding:
-            raise UserError(
-                f"optim.{key}={value} has no effect under optim.{other}={found}; leave it out, or "
-                f"choose optim.{other}={heeding}"
-            )
-    size, strategy = settings.run.shard_size, settings.trainer.strategy
-    if size is not None and strategy != "hsdp" and isinstance(strategy, str):
-        raise UserError(
-            f"run.shard_size={size} has no effect under trainer.strategy={strategy}; leave it out, "
-            "or choose hsdp"
-        )
-
-
-def check_batch(settings: Settings) -> None:
-    """Raises UserError unless a step is whole micro-batches on its devices, as far as known here.
-
-    Else `fit` finds out once it has its devices.
-    """
-    run, trainer = settings.run, settings.trainer
-    devices = trainer.devices_of_a_node
-    if devices is None and _is_on_cpu(trainer):
-        devices = 1
-    ranks = None if devices is None else devices * trainer.num_nodes
-    sequences = 1 if ranks is None else run.micro_batch
+    ranks = _ranks(settings.trainer)
+    sequences = run.micro_batch if ranks else 1
     micro_batches(run.batch_tokens, settings.model.max_seq_len, ranks or 1, sequences)
+    check_loops(run, settings.model)
+
+
+def _ranks(trainer: TrainerSettings) -> int:
+    """Processes of a run, 0 where that cannot be told without torch."""
+    return (trainer.devices_of_a_node or int(_is_on_cpu(trainer))) * trainer.num_nodes
 
 
 def _is_on_cpu(trainer: TrainerSettings) -> bool:
@@ -125,51 +98,26 @@ def _is_on_cpu(trainer: TrainerSettings) -> bool:
     return trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and visible_gpus() == 0)
 
 
-def check_step_loops(settings: Settings) -> None:
-    """Raises UserError for loops of steps that the model cannot have, and phases of no step."""
-    run, loops = settings.run, step_loops(settings.run)
-    if loops is None:
-        return
-    check_loops(run, settings.model)
-    key = "train_loops" if run.loop_schedule is None else "loop_schedule"
-    for number in loops.counts():
-        if problem := Intervention(loops=number).problem(settings.model):
-            raise UserError(f"run.{key} has {number}: {problem}")
-        if not loops.counts()[number]:
+_HEEDED = {
+    **dict.fromkeys(("optim.muon_lr", "optim.muon_momentum", "optim.muon_adjust"),
+                    ("optim.name", "muon")),
+    "optim.cooldown": ("optim.schedule", "wsd"),
+    "run.shard_size": ("trainer.strategy", "hsdp"),
+}  # fmt: skip
+"""Settings that one value of another alone heeds."""
+
+
+def check_effect(settings: Settings) -> None:
+    """Raises UserError for a setting that was given and has no effect."""
+    for key, (other, heeding) in _HEEDED.items():
+        section, _, name = key.partition(".")
+        value, found = attrgetter(key, other)(settings)
+        given = value != getattr(SECTIONS[section], name)
+        if given and isinstance(found, str) and found != heeding:  # no class of one's own
             raise UserError(
-                f"run.{key} trains with {number} in none of the run's {loops.steps} steps; leave "
-                "it out, or raise run.max_tokens"
+                f"{key}={value} has no effect under {other}={found}; leave it out, or choose "
+                f"{other}={heeding}"
             )
-
-
-def check_devices(trainer: TrainerSettings) -> None:
-    """Raises UserError for other devices than there are, or than srun has started tasks for."""
-    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
-    ranks = (trainer.devices_of_a_node or int(_is_on_cpu(trainer))) * trainer.num_nodes
-    if tasks > 1 and ranks == 1:
-        raise UserError(
-            f"srun has started {tasks} tasks (SLURM_STEP_NUM_TASKS), but trainer.devices="
-            f"{trainer.devices} is one for one task: each would do the same work; give srun "
-            "--ntasks=1, or set trainer.num_nodes, and devices to the tasks of a node"
-        )
-    given, most = trainer.devices_of_a_node or 1, PROCESSES_PER_CORE * cores()
-    if given > most and _is_on_cpu(trainer):
-        raise UserError(
-            f"trainer.devices={trainer.devices} on the CPU would be {given} processes on {cores()} "
-            f"cores; use at most {most}"
-        )
-    if trainer.accelerator not in ("cuda", "gpu"):
-        return
-    count = visible_gpus()
-    if count == 0:
-        raise UserError(
-            f"trainer.accelerator is {trainer.accelerator}, but no GPU is to be seen here; "
-            "use auto or cpu"
-        )
-    if isinstance(trainer.devices, int) and count is not None and trainer.devices > count:
-        raise UserError(
-            f"trainer.devices={trainer.devices}, but {count} GPUs are to be seen here; use as many"
-        )
 
 
 _INSTEAD = {
@@ -182,12 +130,33 @@ _INSTEAD = {
 """Lightning's callbacks that cannot work here, and what there is for their purpose."""
 
 
-def check_trainer_classes(trainer: TrainerSettings) -> None:
-    """Raises UserError for a class that is not there or cannot work; all else Lightning finds."""
+def check_trainer(trainer: TrainerSettings) -> None:
+    """Raises UserError for other devices than there are, or than srun has started tasks for, and
+    for a class that is not there or cannot work. All else Lightning finds.
+    """
+    tasks, ranks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)), _ranks(trainer)
+    if tasks > 1 and ranks == 1:
+        raise UserError(
+            f"srun has started {tasks} tasks (SLURM_STEP_NUM_TASKS), but trainer.devices="
+            f"{trainer.devices} is one for one task: each would do the same work; give srun "
+            "--ntasks=1, or set trainer.num_nodes, and devices to the tasks of a node"
+        )
+    given, most = trainer.devices_of_a_node or 1, PROCESSES_PER_CORE * cores()
+    if given > most and _is_on_cpu(trainer):
+        raise UserError(
+            f"trainer.devices={trainer.devices} on the CPU would be {given} processes on {cores()} "
+            f"cores; use at most {most}"
+        )
+    there = visible_gpus() if trainer.accelerator in ("cuda", "gpu") else None
+    if there is not None and given > there:
+        raise UserError(
+            f"trainer.accelerator={trainer.accelerator} with devices={trainer.devices}, but "
+            f"{there} GPUs are to be seen here; use as many, or trainer.accelerator=cpu"
+        )
     for key in (*CLASSES, "strategy"):
         section = getattr(trainer, key)
-        for given in section if isinstance(section, list) else [section]:
-            path = given.get("class_path") if isinstance(given, dict) else None
+        for one in section if isinstance(section, list) else [section]:
+            path = one.get("class_path") if isinstance(one, dict) else None
             package, dot, rest = str(path).partition(".")
             name = rest.rpartition(".")[2] if package.endswith("lightning") else package
             if name in _INSTEAD:
@@ -248,10 +217,9 @@ def check_size(settings: Settings) -> None:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > memory * machines:
         raise UserError(
-            f"the model has {size / 4e6:,.0f}M parameters, {size / 1e9:,.0f} GB, and "
-            f"this machine {memory / 1e9:,.0f} GB of memory; lower model.n_layers "
-            f"({settings.model.n_layers}), d_model ({settings.model.d_model}), vocab_size or the "
-            "FFN widths"
+            f"the model's parameters are {size / 1e9:,.0f} GB, and this machine has "
+            f"{memory / 1e9:,.0f} GB of memory; lower model.n_layers ({settings.model.n_layers}), "
+            f"d_model ({settings.model.d_model}), vocab_size or the FFN widths"
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.recipe.options import WithRecipe
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
@@ -22,10 +23,13 @@ _LENGTH = {"run": {"max_tokens", "recipe"}}
 """The keys in which a branch differs from its trunk."""
 
 
-@dataclass(frozen=True)
-class Fit:
+@dataclass(frozen=True, kw_only=True)
+class Fit(WithRecipe):
     """Train a model from a recipe; the same command continues an interrupted run."""
 
+    ckpt_path: tuple[str, ...] = ()
+    """One RUN: another run, or a checkpoint of one, whose weights to start from; or an older
+    checkpoint of this run to go back to."""
     new_data: bool = False
     """Continue the run on other data than it has been trained on up to now, from their beginning;
     else they are refused."""

@@ -14,21 +14,8 @@ from typing import Any
 
 import yaml
 
-from dualpath_cli.cli.checks import (
-    CLASSES,
-    check_batch,
-    check_devices,
-    check_effect,
-    check_epochs,
-    check_schedule,
-    check_size,
-    check_step_loops,
-    check_trainer_classes,
-    check_training_data,
-    check_validation_sets,
-    verify_data,
-)
-from dualpath_cli.cli.commands import Command, resolve
+from dualpath_cli.cli import checks
+from dualpath_cli.cli.commands import Command
 from dualpath_cli.cli.continuing import data_since, find_trunk
 from dualpath_cli.cli.words import Line
 from dualpath_cli.errors import UserError
@@ -36,7 +23,7 @@ from dualpath_cli.output import is_first_rank
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, import_classes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.options import folder_of
-from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.recipe.settings import Settings, check_sections, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.run_folder import ENDED_EARLY, VALIDATION, Run, check_tables, step_of
 from dualpath_cli.run.trained import averaged, find_run
@@ -55,7 +42,7 @@ class Launch:
     settings: Settings
     run_folder: Path
     checkpoint: Path | None  # where to continue from (fit), or what to score or read (all others)
-    options: Any = None  # the command's own options, as its `read` returns them
+    options: Any = None  # the command's own options, as their `read` returns them
     manifest: Manifest | None = None  # of the training data; None but for fit
     weights: Path | None = None
     """A checkpoint of another run whose weights fit starts from, at step 0."""
@@ -77,38 +64,35 @@ def prepare(line: Line) -> Launch:
 
     Raises SystemExit after --print-config, and where `fit` has nothing to do.
     """
-    command = line.command
-    if len(line.runs) > 1:
-        raise UserError(f"--ckpt-path takes one RUN, not {len(line.runs)}")
+    command, options = line.command, line.options
+    if len(options.ckpt_path) > 1:
+        raise UserError(f"{command.name} takes one RUN; give the command for each of them")
+    given = recipes.load_recipes(options.config)
     if command.needs == "recipe":
-        named = {"run": {"recipe": Path(line.configs[0]).stem}} if line.configs else {}
-        base = recipes.merge(named, recipes.load_recipes(line.configs))
+        named = {"run": {"recipe": Path(options.config[0]).stem}} if options.config else {}
+        base = recipes.merge(named, given)
         settings = settings_from(line.changed(base))
         _print_if_asked(settings, line)
-        launch = replace(
-            to_train(command, settings, line.runs, line.options.new_data), line=line, base=base
-        )
+        launch = to_train(command, settings, options.ckpt_path, options.new_data)
+        launch = replace(launch, line=line, base=base)
         _end_if_finished(launch)
         return launch
-    run = averaged(find_run(line.runs[0]), getattr(line.options, "average", 1))
-    given = recipes.load_recipes(line.configs)
+    run = averaged(find_run(options.ckpt_path[0]), getattr(options, "average", 1))
     base = _recipe_of(run, given)
     recipe = line.changed(base)
-    settings_from(recipe)  # before options are read into it
-    options = None
-    if command.read is not None:
-        options = resolve(command.read)(line.options, recipe, run)
+    options = options.read(recipe, run)
     settings = settings_from(recipe)
     _print_if_asked(settings, line)
-    check_devices(settings.trainer)
-    check_trainer_classes(settings.trainer)
+    checks.check_trainer(settings.trainer)
     named = line.changed(given).get("model", {})
-    check_as_trained(run, settings.model, line.options.own_classes, named)
-    check_size(settings)
-    if command.check is not None:
-        resolve(command.check)(options, settings)
-    check_validation_sets(settings, f"{run.folder}/{run_folder.TOKENIZER}", _other_sets(line))
-    verify_data(settings, training=False)
+    check_as_trained(run, settings.model, options.own_classes, named)
+    checks.check_size(settings)
+    options.check(settings)
+    other_sets = _OTHER_SETS
+    if hasattr(options, "sources"):
+        other_sets = "" if options.sources else "; --sources NAME=PATH takes their place"
+    checks.check_validation_sets(settings, f"{run.folder}/{run_folder.TOKENIZER}", other_sets)
+    checks.verify_data(settings, training=False)
     return Launch(command, settings, run.folder, run.checkpoint, options, step=run.step,
                   averaged=run if run.average else None, line=line, base=base)  # fmt: skip
 
@@ -118,19 +102,17 @@ def prepare_several(line: Line) -> tuple[list[Launch], Path]:
 
     Raises UserError for the first mistake, and for several devices or no `--out`.
     """
-    if line.command.combine is None:
-        raise UserError(f"{line.command.name} takes one RUN; give the command for each of them")
     if line.options.out is None:
         raise UserError("several RUNs need --out DIR: a folder for the files of all of them")
     out = Path(line.options.out)
     lines: dict[Path, Line] = {}
-    for given in line.runs:
+    for given in line.options.ckpt_path:
         run = find_run(given)
         folder = out / f"{run.folder.parent.name}-{run.folder.name}-step-{run.step:08d}"
         if folder in lines:
             raise UserError(f"--ckpt-path names two runs whose files would go to '{folder}'")
-        options = replace(line.options, out=str(folder))
-        lines[folder] = replace(line, runs=(given,), options=options)
+        options = replace(line.options, out=str(folder), ckpt_path=(given,))
+        lines[folder] = replace(line, options=options)
     launches = [prepare(own_line) for own_line in lines.values()]
     if any(launch.settings.trainer.devices not in (1, "1") for launch in launches):
         raise UserError("several RUNs go on one device; give them one at a time for more")
@@ -139,25 +121,19 @@ def prepare_several(line: Line) -> tuple[list[Launch], Path]:
 
 def _recipe_of(run: run_folder.Run, given: recipes.Recipe) -> recipes.Recipe:
     """A run's recipe under the given one, without what was true only where it was trained."""
+    check_sections(given)
     recipe = run_folder.read_recipe(run.folder)
-    left_out = [f"trainer.{key}" for key in CLASSES if recipe.get("trainer", {}).get(key)]
-    if left_out and is_first_rank():
-        print(f"left out, as the run names it: {', '.join(left_out)}", file=sys.stderr)
-    recipe = recipes.merge(recipe, {"trainer": _HERE | dict.fromkeys(CLASSES)})
+    named = [f"trainer.{key}" for key in checks.CLASSES if recipe.get("trainer", {}).get(key)]
+    if named and is_first_rank():
+        print(f"left out, as the run names it: {', '.join(named)}", file=sys.stderr)
+    recipe = recipes.merge(recipe, {"trainer": _HERE | dict.fromkeys(checks.CLASSES)})
     recipe = recipes.merge(recipe, given)
     recipe.setdefault("data", {}).setdefault("val", {})
     return recipe
 
 
-def _other_sets(line: Line) -> str:
-    """The way out where the run's validation sets are missing, as on another machine."""
-    if not hasattr(line.options, "sources"):
-        return _OTHER_SETS
-    return "" if line.options.sources else "; --sources NAME=PATH takes their place"
-
-
 def _print_if_asked(settings: Settings, line: Line) -> None:
-    if line.print_config:
+    if line.options.print_config:
         print(yaml.safe_dump(settings.as_recipe(), sort_keys=False), end="")
         raise SystemExit(0)
 
@@ -192,15 +168,13 @@ def to_train(
 
     Raises UserError for the first mistake.
     """
-    check_devices(settings.trainer)
+    checks.check_trainer(settings.trainer)
     import_classes(settings.model, allowed=True)
-    check_trainer_classes(settings.trainer)
-    check_size(settings)
-    manifest = check_training_data(settings)
-    check_schedule(settings)
-    check_batch(settings)
-    check_step_loops(settings)
-    check_validation_sets(settings, f"{settings.data.path}/{run_folder.TOKENIZER}", _OTHER_SETS)
+    checks.check_size(settings)
+    manifest = checks.check_training_data(settings)
+    checks.check_steps(settings)
+    tokenizer = f"{settings.data.path}/{run_folder.TOKENIZER}"
+    checks.check_validation_sets(settings, tokenizer, _OTHER_SETS)
     folder = folder_of("run.dir", Path(settings.run.dir, settings.run.recipe, settings.run.name))
     recipe = settings.as_recipe()
     checkpoint, weights = run_folder.newest_checkpoint(folder), None
@@ -225,7 +199,9 @@ def to_train(
         run = find_trunk(settings)
         checkpoint, trunk = run.checkpoint, run.folder
     since = 0
-    if checkpoint is not None:
+    if checkpoint is None:  # a run that was begun with it keeps it
+        checks.check_effect(settings)
+    else:
         begun = trunk or folder
         facts = run_folder.facts_at(begun, checkpoint)
         way_out = "give this run a name (--run.name NAME)"
@@ -234,12 +210,10 @@ def to_train(
             now = {"precision": settings.trainer.precision_name}
             run_folder.check_same_facts(begun, checkpoint, now)
         since = data_since(begun, checkpoint, manifest, new_data)
-    else:  # a run that was begun with it keeps it
-        check_effect(settings)
     if checkpoint is None or trunk is not None:
         run_folder.check_free(folder)
-    check_epochs(settings, manifest, since)
-    verify_data(settings, training=True)
+    checks.check_epochs(settings, manifest, since)
+    checks.verify_data(settings, training=True)
     return Launch(
         command, settings, folder, checkpoint, None, manifest, weights,
         data_since=since, taken_back=taken_back, trunk=trunk,

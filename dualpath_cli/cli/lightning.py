@@ -7,6 +7,7 @@ import warnings
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -18,8 +19,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from rich.console import Console
 
-from dualpath_cli.cli.checks import CLASSES, check_trainer_classes
-from dualpath_cli.cli.commands import resolve
+from dualpath_cli.cli.checks import CLASSES, check_trainer
 from dualpath_cli.cli.launch import Launch
 from dualpath_cli.cli.session import OutOfMemory, Session
 from dualpath_cli.cli.words import add_words, upon
@@ -29,7 +29,7 @@ from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.recipe.parser import PARSER, OneLine
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.schedule import step_loops
-from dualpath_cli.recipe.settings import TrainerSettings, add_sections
+from dualpath_cli.recipe.settings import Settings, TrainerSettings
 from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.run_folder import TOKENIZER, newest_step, step_of
 from dualpath_cli.run.weights import verify
@@ -83,7 +83,7 @@ class DualPathCLI(LightningCLI):
     def setup_parser(self, *args: Any, **kwargs: Any) -> None:
         self.parser = Parser(prog=f"dualpath {self.line.command.name}")
         add_words(self.parser, self.line.command)
-        add_sections(self.parser, of_trainer=False)
+        self.parser.add_class_arguments(Settings, fail_untyped=False, skip={"trainer"})
         self.parser.add_lightning_class_args(Trainer, "trainer")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -101,7 +101,7 @@ class DualPathCLI(LightningCLI):
         given = {key: _plain(trainer[key]) for key in (*CLASSES, "strategy")}
         settings = self.launch.settings
         settings = replace(settings, trainer=replace(settings.trainer, **given))
-        check_trainer_classes(settings.trainer)
+        check_trainer(settings.trainer)
         try:
             built = self.parser.instantiate(self.config).trainer
         except Exception as error:  # a class that the recipe names may raise anything
@@ -111,7 +111,7 @@ class DualPathCLI(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         assert self.line.command.task is not None
-        resolve(self.line.command.task)(self.session)
+        resolve_name(self.line.command.task)(self.session)
 
 
 def _plain(value: Any) -> Any:
@@ -142,7 +142,7 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
     start = launch.weights if fitting else launch.checkpoint
     weights = launch.averaged.average if launch.averaged else [start] if start else []
     drawn = start is None and launch.checkpoint is None  # else they are loaded
-    module: DualPathModule = resolve(launch.command.module)(
+    module: DualPathModule = resolve_name(launch.command.module)(
         settings.model,
         settings.optim,
         [*token_bytes, *[0] * (settings.model.vocab_size - len(token_bytes))],

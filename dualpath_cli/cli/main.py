@@ -5,10 +5,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from textwrap import fill
 from typing import TextIO
 
-from dualpath_cli.cli.commands import COMMANDS, Command, resolve
+from dualpath_cli.cli.commands import COMMANDS, Command
 from dualpath_cli.errors import (
     RunFailed,
     Stopped,
@@ -20,18 +21,16 @@ from dualpath_cli.errors import (
 from dualpath_cli.output import escape_unprintable, to_nobody
 from dualpath_cli.system import Terminated, claim, end_with_parent, ended_by_sigterm
 
-
-def _line(name: str, purpose: str) -> str:
-    text = f"  {name:17}{purpose}"
-    return fill(text, 80, subsequent_indent=" " * 19, break_on_hyphens=False)
-
-
+_LINES = [
+    fill(f"  {name:17}{command.purpose}", 80, subsequent_indent=" " * 19, break_on_hyphens=False)
+    for name, command in COMMANDS.items()
+]
 HELP = f"""usage: dualpath COMMAND ...
 
 Pretrain and study dual-path language models.
 
 commands:
-{chr(10).join(_line(name, command.purpose) for name, command in COMMANDS.items())}
+{chr(10).join(_LINES)}
 
 dualpath COMMAND --help explains a command. A recipe is a path or a packaged
 name:
@@ -79,87 +78,76 @@ def _main(words: Sequence[str]) -> int:
             raise UserError(f"no command '{name}'{hint}")
         return _run(COMMANDS[name], rest)
     except UserError as error:
-        return _failed(name, 2, str(error))
+        return _end(name, 2, f"error: {error}")
     except RunFailed as failure:
-        if str(failure):
-            _say(f"dualpath {name}: failed: {one_line(str(failure))}", sys.stderr)
-        return 1
+        return _end(name, 1, f"failed: {failure}" if str(failure) else "")
     except OSError as error:
         return _refused(name, error)
     except MemoryError:
-        return _failed(name, 1, "out of memory; a smaller model or fewer texts would need less")
-    except SystemExit as end:
-        if isinstance(end.__context__, KeyboardInterrupt):  # as Lightning ends
-            return _interrupted(name, end.__context__)
-        if end.code:
-            raise
-        return 0  # after --help and --print-config
+        text = "error: out of memory; a smaller model or fewer texts would need less"
+        return _end(name, 1, text)
     except Stopped as stop:
-        if not stop.quiet:
-            _say(f"dualpath {name}: {stop.text}", sys.stdout)
-        return stop.code
-    except KeyboardInterrupt as interrupt:
-        return _interrupted(name, interrupt)
+        return _end(name, stop.code, "" if stop.quiet else stop.text, sys.stdout)
+    except (SystemExit, KeyboardInterrupt) as end:
+        interrupt = end if isinstance(end, KeyboardInterrupt) else end.__context__
+        if not isinstance(interrupt, KeyboardInterrupt):  # by which Lightning ends, too
+            if end.code:  # type: ignore[union-attr]
+                raise
+            return 0  # after --help and --print-config
+        by_signal = isinstance(interrupt, Terminated)
+        how = "stopped by SIGTERM" if by_signal else "interrupted"
+        said = "; ".join([how, *map(str, interrupt.args)])
+        speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # the first of a machine, for the others
+        return _end(name, 143 if by_signal else 130, said if speaks else "", sys.stdout)
 
 
 def _refused(name: str, error: OSError) -> int:
     """Prints what the system refused, if anybody reads the output; returns the exit code."""
     if isinstance(error, BrokenPipeError):  # `dualpath ... | head`
         return 128 + signal.SIGPIPE
-    return _failed(name, *of_system(error))
+    code, text = of_system(error)
+    return _end(name, code, f"error: {text}")
 
 
-def _interrupted(name: str, interrupt: KeyboardInterrupt) -> int:
-    """Prints what ended the command, and what it kept; returns the exit code."""
-    by_signal = isinstance(interrupt, Terminated)
-    how = "stopped by SIGTERM" if by_signal else "interrupted"
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # the first one of a machine speaks for the others
-        _say("; ".join([f"dualpath {name}: {how}", *map(str, interrupt.args)]), sys.stdout)
-    return 143 if by_signal else 130
-
-
-def _failed(name: str, code: int, message: str) -> int:
-    """Prints in one line what went wrong; returns the exit code."""
-    shown = f" {name}" if name in COMMANDS else ""
-    _say(f"dualpath{shown}: error: {one_line(message)}", sys.stderr)
-    return code
-
-
-def _say(text: str, stream: TextIO) -> None:
-    """Prints a last line; a closed stream does not change the exit code."""
+def _end(name: str, code: int, text: str, stream: TextIO | None = None) -> int:
+    """Prints a last line, on stderr by default; a closed stream does not change the exit code."""
+    stream = stream or sys.stderr
     try:
-        print(text, file=stream, flush=True)
+        if text:
+            called = f"dualpath {name}" if name in COMMANDS else "dualpath"
+            print(f"{called}: {one_line(text)}", file=stream, flush=True)
     except OSError:
         to_nobody(stream)
+    return code
 
 
 def _run(command: Command, words: Sequence[str]) -> int:
     """Runs a command; of several RUNs on each in turn, and then on their results together."""
-    from dualpath_cli.cli.words import read, recipe_of
+    from dualpath_cli.cli.words import read
 
     line = read(command, words)
     if command.needs in ("nothing", "recipes"):
-        given = [line.options] if command.needs == "nothing" else [line.options, recipe_of(line)]
-        if answer := resolve(command.run)(*given):
+        given = [line.options] if command.needs == "nothing" else [line.options, line.recipe()]
+        if answer := resolve_name(command.run)(*given):
             print(answer)
         return 0
     from dualpath_cli.cli import launch
 
-    several = len(line.runs) > 1  # prepared before what runs them is imported
-    launches, out = launch.prepare_several(line) if several else ([launch.prepare(line)], None)
-    for folder in (out, *(getattr(one.options, "out", None) for one in launches)):
-        if folder is not None:
-            claim(Path(folder))
-    if out is None:
-        code: int = resolve(command.run)(launches[0])
+    if command.combine is None or len(line.options.ckpt_path) < 2:
+        checked = launch.prepare(line)
+        if out := getattr(checked.options, "out", None):
+            claim(Path(out))
+        code: int = resolve_name(command.run)(checked)
         return code
+    launches, out = launch.prepare_several(line)
+    for folder in (out, *(one.options.folder for one in launches)):
+        claim(folder)
     from dualpath_cli.output.console import plain_console
 
     console = plain_console()
     for number, one in enumerate(launches, 1):
         console.print(f"run {number} of {len(launches)}: {one.checkpoint}", highlight=False)
-        resolve(command.run)(one)
-    assert command.combine is not None
-    written = resolve(command.combine)([one.options.folder for one in launches], out, console)
+        resolve_name(command.run)(one)
+    written = resolve_name(command.combine)([one.options.folder for one in launches], out, console)
     console.print("\n".join(map(str, written)), highlight=False, soft_wrap=True)
     return 0

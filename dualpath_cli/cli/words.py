@@ -6,25 +6,23 @@ it has a recipe, `--SECTION.KEY VALUE` sets a key of that. LightningCLI's parser
 
 import json
 import re
-import shutil
 import typing
 from argparse import SUPPRESS, Action
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import cache
-from inspect import get_annotations
-from textwrap import fill, wrap
+from inspect import get_annotations, getdoc
+from pkgutil import resolve_name
 from typing import Any
 
 from jsonargparse import DefaultHelpFormatter, Namespace, set_parsing_settings
 
-from dualpath_cli.cli.commands import SECTIONS, Command, resolve
+from dualpath_cli.cli.commands import Command
 from dualpath_cli.errors import UserError
 from dualpath_cli.ranges import Size
 from dualpath_cli.recipe.parser import OneLine, Parser
 from dualpath_cli.recipe.recipes import Recipe, load_recipes
-from dualpath_cli.recipe.settings import SECTIONS as KEYS
-from dualpath_cli.recipe.settings import add_sections
+from dualpath_cli.recipe.settings import Settings
 
 _OF_A_CLASS = re.compile(
     r"--trainer\.((callbacks|plugins|profiler|logger|strategy)(\+|\.[\w.]+\+?)"
@@ -33,6 +31,7 @@ _OF_A_CLASS = re.compile(
 )
 """Words about Lightning's own classes, which its parser alone can read."""
 
+_METAVARS = {"ckpt_path": "RUN", "config": "RECIPE"}
 GIVEN = "given"  # A field with this name is no option: it holds the names of those that were given
 
 
@@ -42,16 +41,17 @@ class Line:
 
     command: Command
     words: tuple[str, ...]
-    options: Any  # the command's dataclass
-    configs: tuple[str, ...] = ()
-    runs: tuple[str, ...] = ()  # after --ckpt-path
-    print_config: bool = False
+    options: Any = None  # the command's dataclass
+
+    def recipe(self) -> Recipe:
+        """The recipes of --config, and what the words make of them."""
+        return self.changed(load_recipes(self.options.config))
 
     def changed(self, recipe: Recipe) -> Recipe:
         """Returns a recipe, in plain values, with the keys that the words set. Sections merge."""
         found = upon(parser_of(self.command), recipe, self.light, defaults=False).as_dict()
-        recipe = {key: found[key] for key in found if key in (*KEYS, "seed_everything")}
-        changed: Recipe = json.loads(json.dumps(recipe))
+        keys = [field.name for field in fields(Settings) if field.name in found]
+        changed: Recipe = json.loads(json.dumps({key: found[key] for key in keys}))
         return changed
 
     @property
@@ -75,38 +75,38 @@ def read(command: Command, words: Sequence[str]) -> Line:
     if {"-h", "--help", "--help-recipe", "--help_recipe"} & set(words):
         print(help_of(command, recipe="--help" not in words and "-h" not in words), end="")
         raise SystemExit(0)
-    parser = parser_of(command)
-    words = _joined(words, parser)
-    parser.words = words
-    line = Line(command, tuple(words), None)
-    found = parser.parse_args(line.light)
-    if any(field.name == GIVEN for field in fields(resolve(command.options))):
-        found[GIVEN] = list(parser.parse_args(line.light, defaults=False).keys())
-    options = options_of(command, found)
-    if command.needs in ("nothing", "recipes"):
-        return Line(command, tuple(words), options)
-    configs, runs = tuple(found.config), tuple(found.ckpt_path)
-    if command.needs == "recipe" and not configs and not any("--model." in w for w in words):
+    if command.needs == "recipe" and not words:
         raise UserError(
             f"{command.name} needs --config RECIPE: a path or a packaged name such as quickstart"
         )
-    if command.needs == "run" and not runs:
-        raise UserError(
-            f"{command.name} needs --ckpt-path RUN: a run folder or a checkpoint inside one"
-        )
-    return Line(command, tuple(words), options, configs, runs, found.print_config)
+    parser = parser_of(command)
+    parser.words = joined = _joined(words, parser)
+    line = Line(command, tuple(joined))
+    return replace(line, options=_options(parser, command, parser.parse_args(line.light)))
 
 
-def options_of(command: Command, found: Namespace) -> Any:
+def _options(parser: Parser, command: Command, found: Namespace) -> Any:
     """The command's dataclass, of what was parsed; a ValueError of it becomes a UserError."""
-    options = resolve(command.options)
+    options = resolve_name(command.options)
+    given = {word.partition("=")[0] for word in parser.words or ()}
+    found[GIVEN] = [a.dest for a in parser._actions if given.intersection(a.option_strings)]
     values = {field.name: found[field.name] for field in fields(options)}
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    for field in fields(options):
+        if _is_needed(field) and not values[field.name]:
+            raise UserError(f"{command.name} needs {parser.name_of(field.name)}; see --help")
     try:
-        return options(**values)
+        return options(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     except ValueError as error:  # whose first word is the field
         name, _, rest = str(error).partition(" ")
-        raise UserError(f"{parser_of(command).name_of(name)} {rest}") from None
+        raise UserError(f"{parser.name_of(name)} {rest}") from None
+
+
+def _is_needed(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _option(field: Field[Any]) -> str:
+    return str(field.metadata.get("option", f"--{field.name.replace('_', '-')}"))
 
 
 def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> None:
@@ -116,19 +116,19 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
     metadata may say more: `option` and `also` are names of the option, `alone` is the value of one
     that is given without, `positional` words have no option. `texts` are for help.
     """
-    options = resolve(command.options)
+    options = resolve_name(command.options)
     kinds, own = typing.get_type_hints(options), get_annotations(options)
     # Beside words without an option, a list takes one value each time, or it would take those too.
     beside = any(field.metadata.get("positional") for field in fields(options))
     each = {"action": "append"} if beside else {"nargs": "+", "action": "extend"}
     for field in sorted(fields(options), key=lambda field: field.name not in own):
         kind, metadata = kinds[field.name], field.metadata
-        names = [metadata.get("option", f"--{field.name.replace('_', '-')}"),
-                 *metadata.get("also", ())]  # fmt: skip
+        names = [_option(field), *metadata.get("also", ())]
         if type(None) in (parts := typing.get_args(kind)):  # said by no word, `null` is a text
             kind = typing.Union[tuple(part for part in parts if part is not type(None))]  # noqa: UP007
-        default = None if field.default is MISSING else field.default
+        default = None if _is_needed(field) else field.default
         how: dict[str, Any] = {"help": texts.get(field.name), "default": default}
+        metavar = _METAVARS.get(field.name)
         is_list = typing.get_origin(kind) is tuple
         if field.name == GIVEN:
             continue
@@ -139,25 +139,12 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
         elif "alone" in metadata:
             how |= {"nargs": "?", "const": metadata["alone"]}
         elif is_list:
-            how |= {"dest": field.name, "default": [], **each}
+            how |= {"dest": field.name, "default": [], "metavar": metavar, **each}
         else:
             numbers = {int: "N", Size: "N", float: "X"}
             shown = [numbers[k] for k in (kind, *typing.get_args(kind)) if k in numbers]
-            how |= {"type": kind, "metavar": shown[0] if shown else None}
+            how |= {"type": kind, "metavar": shown[0] if shown else metavar}
         parser.add_argument(*names, **how)
-    if command.needs in ("recipe", "run"):
-        text = "Recipe: a path or the bare name of a packaged one. Repeated, later ones win."
-        parser.add_argument("--config", "-c", action="append", default=[], help=text)
-        text = (
-            "One RUN: another run, or a checkpoint of one, whose weights to start from; or an "
-            "older checkpoint of this run to go back to."
-            if command.needs == "recipe"
-            else "Run folder or checkpoint to score; its recipe, tokenizer and model are read from "
-            "there." + ("" if command.combine else " One RUN.")
-        )
-        parser.add_argument("--ckpt-path", nargs="+", action="extend", default=[], help=text)
-        text = "Print the resolved recipe and do nothing else."
-        parser.add_argument("--print-config", action="store_true", help=text)
 
 
 @cache
@@ -165,66 +152,57 @@ def parser_of(command: Command) -> Parser:
     parser = Parser(prog=f"dualpath {command.name}")
     add_words(parser, command)
     if command.needs != "nothing":
-        add_sections(parser)
+        parser.add_class_arguments(Settings, fail_untyped=False)
     return parser
 
 
 def help_of(command: Command, recipe: bool = False) -> str:
     """The text of --help, or that of --help-recipe with all keys."""
+    from docstring_parser import parse_from_object
+
     set_parsing_settings(docstring_parse_attribute_docstrings=True)  # slow, and for help alone
-    width = max(shutil.get_terminal_size().columns - 2, 11)  # argparse's
-    if recipe:
-        parser = Parser(prog=f"dualpath {command.name}", usage=SECTIONS, formatter_class=_Help)
-        add_sections(parser)
-        return parser.format_help()
-    begin = f"dualpath {command.name} "
-    lines = wrap(command.usage, max(width - 7 - len(begin), 20), break_on_hyphens=False)
-    options = resolve(command.options)
+    options = resolve_name(command.options)
+    usage = ["%(prog)s", *(["--config RECIPE"] if command.needs == "recipe" else [])]
+    usage += [
+        field.name.upper()
+        if field.metadata.get("positional")
+        else f"{_option(field)} {_METAVARS.get(field.name, field.name.upper())}"
+        for field in fields(options)
+        if _is_needed(field) or field.metadata.get("positional")
+    ]
     parser = Parser(
         prog=f"dualpath {command.name}",
-        usage=begin + ("\n" + " " * (7 + len(begin))).join(lines),
-        description=_description(options, width),
+        usage=" ".join([*usage, "[options]"]),
+        description=None if recipe else getdoc(options),
         formatter_class=_Help,
     )
-    add_words(parser, command, _texts(options))
-    if command.needs in ("recipe", "run", "recipes"):
+    if recipe:
+        parser.add_class_arguments(Settings, fail_untyped=False)
+        return parser.format_help()
+    texts = {
+        text.arg_name: " ".join((text.description or "").split())
+        for cls in reversed(options.__mro__[:-1])
+        for text in parse_from_object(cls).params
+    }
+    add_words(parser, command, texts)
+    if command.needs != "nothing":
         text = "List the keys of the recipe, which --SECTION.KEY VALUE sets."
         parser.add_argument("--help-recipe", action="store_true", help=text)
     return parser.format_help()
 
 
 class _Help(DefaultHelpFormatter):
-    """Says no type, which the metavar shows, and no default that is none. Descriptions are raw."""
+    """Says no type, which the metavar shows, and no default that is none; examples stay as is."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text
+        fill = super()._fill_text
+        paragraphs = text.split("\n\n")
+        return "\n\n".join(p if p[:1] == " " else fill(p, width, indent) for p in paragraphs)
 
     def _get_help_string(self, action: Action) -> str:
         none = action.default in (None, False, [], (), {}, SUPPRESS)
         default = "" if none else " (default: %(default)s)"
         return f"{action.help or ''}{default}"
-
-
-def _description(options: type, width: int) -> str:
-    """A class's docstring: paragraphs are filled, indented examples are not."""
-    paragraphs = (options.__doc__ or "").replace("\n    ", "\n").strip().split("\n\n")
-    return "\n\n".join(
-        text
-        if text.startswith("  ")
-        else fill(text.replace("\n", " "), width, break_on_hyphens=False)
-        for text in paragraphs
-    )
-
-
-def _texts(options: type) -> dict[str, str]:
-    """The text under each field of a dataclass and of those that it inherits from."""
-    from docstring_parser import parse_from_object  # slow, and only help needs it
-
-    texts = {}
-    for cls in reversed(options.__mro__[:-1]):
-        for text in parse_from_object(cls).params:
-            texts[text.arg_name] = " ".join((text.description or "").split())
-    return texts
 
 
 def _joined(words: Sequence[str], parser: OneLine) -> list[str]:
@@ -233,29 +211,19 @@ def _joined(words: Sequence[str], parser: OneLine) -> list[str]:
     Dashes and underscores are one. A value may begin with a dash, such as -80M, but not with two.
     """
     options = {o.lstrip("-").replace("-", "_"): o for o in parser.options().values()}
-    actions = {o: action for action in parser._actions for o in action.option_strings}
+    single = {
+        o for action in parser._actions if action.nargs is None for o in action.option_strings
+    }
     joined: list[str] = []
     queue = list(reversed(words))
     while queue:
-        word = queue.pop()
-        name, equals, value = word.partition("=")
-        option = options.get(name.lstrip("-").replace("-", "_")) if name.startswith("-") else None
-        if option is None and not word.startswith("--"):
-            joined.append(word)
-            continue
-        option = option or name
-        nargs = getattr(actions.get(option), "nargs", None)
-        takes_one = (option in actions and nargs is None) or "." in option
-        if takes_one and not equals:
-            if not queue or queue[-1].startswith("--"):
-                raise UserError(f"{option} needs a value")
-            equals, value = "=", queue.pop()
-        if equals and value == "--":
-            raise UserError(f"{option} needs a value")
-        joined.append(f"{option}{equals}{value}")
+        name, equals, value = queue.pop().partition("=")
+        if name.startswith("-"):
+            name = options.get(name.lstrip("-").replace("-", "_"), name)
+            takes_one = name in single or (name.startswith("--") and "." in name)
+            if takes_one and not equals and queue and not queue[-1].startswith("--"):
+                equals, value = "=", queue.pop()
+            if (takes_one and not equals) or (name.startswith("--") and value == "--"):
+                raise UserError(f"{name} needs a value")
+        joined.append(f"{name}{equals}{value}")
     return joined
-
-
-def recipe_of(line: Line) -> Recipe:
-    """The recipes of --config, and what the words make of them."""
-    return line.changed(load_recipes(line.configs or line.options.config))

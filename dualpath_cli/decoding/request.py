@@ -119,7 +119,7 @@ def ids_of(
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Generate(Where, OwnClasses, Overrides, Sampling):
     """Continues prompts, or begins texts by itself, with sampling as in transformers.
 
@@ -127,7 +127,7 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
     leave some of them, or some compute, out.
     """
 
-    ckpt_path: str | None = None
+    ckpt_path: str
     """Run folder, a checkpoint inside one, or an exported folder."""
     prompt: tuple[str, ...] = ()
     """Texts to continue; without any, and without --file, the model begins by itself."""
@@ -163,10 +163,6 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
             "num_samples": (1, 1 << 24), "max_new_tokens": (1, 1 << 24), "seed": (0, (1 << 62) - 1),
             "speculate": (1, 1000), "batch_size": (1, 1 << 16),
         })  # fmt: skip
-        if self.ckpt_path is None:
-            raise UserError(
-                "generate needs --ckpt-path RUN: a run folder or a checkpoint inside one"
-            )
         if self.prompt and self.file is not None:
             raise UserError("--prompt and --file exclude each other")
         if "" in self.stop:
@@ -195,7 +191,6 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
         if self.out is not None:
             _check_writable(self.out)
         change = read_overrides(self)
-        assert self.ckpt_path is not None
         trained = find(self.ckpt_path, own_classes=self.own_classes)
         trained.check(change)
         model = trained.settings.model

@@ -35,7 +35,7 @@ class Subject:
         return f"{run.recipe}-{run.name}-step-{self.trained.run.step:08d}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evaluate(Where, OwnClasses, Overrides):
     """Scores models on multiple choice, worked answers and texts as OLMES renders them: accuracies
     and bits per byte, straight from checkpoints. Needs dualpath[eval].
@@ -46,7 +46,7 @@ class Evaluate(Where, OwnClasses, Overrides):
 
     ckpt_path: tuple[str, ...] = ()
     """One or more: a run folder, a checkpoint inside one, or an exported folder."""
-    out: str | None = None
+    out: str
     """Folder for the scores; what it holds already is not computed again."""
     suite: Literal["lm", "commonsense", "math", "qa", "paper", "all"] | None = None
     """Benchmarks that belong together: lm, commonsense, math, qa, all, or paper, the default: all,
@@ -83,8 +83,6 @@ class Evaluate(Where, OwnClasses, Overrides):
             check_ranges(self, {"limit": (1, 1 << 40)})
         if bool(self.ckpt_path) == self.requests:
             raise UserError("evaluate needs either --ckpt-path RUN, or --requests alone")
-        if self.out is None:
-            raise UserError("evaluate needs --out DIR, a folder for the scores")
         if self.tasks and self.suite is not None:
             raise UserError("--tasks and --suite exclude each other")
         for name in self._named:
@@ -175,7 +173,6 @@ def _there(option: str, path: str) -> Path:
 
 def run(options: Evaluate) -> str:
     """Evaluates, and returns the paths of the scores as text."""
-    assert options.out is not None
     out, subjects = folder_of("--out", options.out), options.subjects()
     asked, skipped = _asked(options)
     if options.requests:

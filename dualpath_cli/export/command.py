@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Export(Average, OwnClasses):
     """Writes a run's model as a folder that transformers loads and that every command takes as its
     RUN: configuration, safetensors, tokenizer, the model's code, a model card. It takes one process
     and no GPU.
     """
 
-    ckpt_path: str | None = None
+    ckpt_path: str
     """Run folder, a checkpoint inside one, or an exported folder."""
     out: str | None = None
     """Folder to write; by default RUN/export/RECIPE-NAME-step-N."""
@@ -51,8 +51,6 @@ class Export(Average, OwnClasses):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ckpt_path is None:
-            raise UserError("export needs --ckpt-path RUN: a run folder or a checkpoint inside one")
         if self.public and self.push is None:
             raise ValueError("public says who sees what --push USER/REPO uploads; give that, too")
         if self.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", self.license):
@@ -66,7 +64,6 @@ class Export(Average, OwnClasses):
 
 def run(options: Export) -> str:
     """Exports, and returns what was written as text. Raises RunFailed where an upload fails."""
-    assert options.ckpt_path is not None
     found = find(options.ckpt_path, options.average, own_classes=options.own_classes)
     run, settings = found.run, found.settings
     name = f"{settings.run.recipe}-{settings.run.name}"

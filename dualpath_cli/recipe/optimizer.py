@@ -5,10 +5,7 @@ from typing import Literal, NamedTuple
 
 from dualpath_cli.config import GROUP_OF, RANGES, Kind, ParameterGroup
 from dualpath_cli.errors import did_you_mean
-from dualpath_cli.ranges import Range, check_range, check_ranges, shown
-
-_RATE: Range = (0, 1e9)
-_STEPS: Range = (0, 10**12)
+from dualpath_cli.ranges import Range, check_range, check_ranges
 
 
 @dataclass(frozen=True)
@@ -77,11 +74,10 @@ class OptimSettings:
             raise ValueError(f"betas must be from 0 to below 1, not {list(self.betas)}")
         if not 0 <= self.muon_momentum < 1:
             raise ValueError(f"muon_momentum must be from 0 to below 1, not {self.muon_momentum}")
-        rates = ("lr", "lr_start", "lr_end", "muon_lr", "eps")
-        ranges: dict[str, Range] = dict.fromkeys(rates, _RATE)
-        ranges |= {"warmup_steps": _STEPS, "weight_decay": _RATE, "clip": (0, 1e12)}
-        ranges |= {"skip_sigma": (0.1, 1000), "cooldown": (0, 1), "decay_sum": (0, 1e6)}
-        ranges["base_width"] = RANGES["d_model"]
+        rates = ("lr", "lr_start", "lr_end", "muon_lr", "eps", "weight_decay")
+        ranges: dict[str, Range] = dict.fromkeys(rates, (0, 1e9))
+        ranges |= {"warmup_steps": (0, 10**12), "clip": (0, 1e12), "skip_sigma": (0.1, 1000)}
+        ranges |= {"cooldown": (0, 1), "decay_sum": (0, 1e6), "base_width": RANGES["d_model"]}
         check_ranges(self, ranges)
         for name in ("lr", "muon_lr"):
             if getattr(self, name) == 0:
@@ -89,7 +85,7 @@ class OptimSettings:
         for kind, factor in self.lr_scale.items():
             if kind not in GROUP_OF:
                 hint = did_you_mean(kind, GROUP_OF) or f"; there are {', '.join(GROUP_OF)}"
-                raise ValueError(f"lr_scale has no kind {shown(kind)}{hint}")
+                raise ValueError(f"lr_scale has no kind '{kind:.60}'{hint}")
             check_range(f"lr_scale.{kind}", factor, (0, 1000))
 
 

@@ -2,17 +2,28 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.intervention import LEARNED, RANDOM, SHUFFLED, Intervention
 from dualpath_cli.ranges import check_path, check_range, check_ranges
+from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.system import visible_gpus
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class WithRecipe:
+    """Options of a command with a recipe, of which each key is an option as well."""
+
+    config: tuple[str, ...] = field(default=(), metadata={"also": ("-c",)})
+    """Recipe: a path or the bare name of a packaged one. Of several, later ones win."""
+    print_config: bool = False
+    """Print the resolved recipe and do nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OwnClasses:
     """Option of a command whose model, and so its classes, is named by what it reads."""
 
@@ -21,7 +32,22 @@ class OwnClasses:
     runs the class's code: for runs that you trust."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class OfRun(OwnClasses, WithRecipe):
+    """Options of a command that builds a trained model from its run's recipe."""
+
+    ckpt_path: tuple[str, ...]
+    """Run folder or checkpoint to score; its recipe, tokenizer and model are read from there."""
+
+    def read(self, recipe: Any, run: Any) -> Self:
+        """Checks options against recipe and RUN, and may change the recipe's data section."""
+        return self
+
+    def check(self, settings: Settings) -> None:
+        """Checks the options that `read` has returned against the settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Average:
     """Option of a command that takes the mean of checkpoints."""
 
@@ -33,8 +59,8 @@ class Average:
         check_ranges(self, {"average": (1, 10_000)})
 
 
-@dataclass(frozen=True)
-class Validate(Average, OwnClasses):
+@dataclass(frozen=True, kw_only=True)
+class Validate(Average, OfRun):
     """Scores a run's model on its validation sets, and on those that --data.val.NAME adds to them;
     --data.val '{NAME: PATH}' takes the place of all.
 
@@ -43,7 +69,7 @@ class Validate(Average, OwnClasses):
     """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Overrides:
     """Options of a command that forces a model's loops or gates: see `parse_overrides`."""
 
@@ -57,7 +83,7 @@ class Overrides:
         check_ranges(self, {"loops": (1, 1000)})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Where:
     """Options of a command that runs a model by itself."""
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.settings import RunSettings, Settings
 from dualpath_cli.statistics.seeds import seed_from
@@ -88,17 +89,24 @@ def step_loops(run: RunSettings, seed: int = 0) -> StepLoops | None:
 
 
 def check_loops(run: RunSettings, model: ModelConfig) -> None:
-    """Raises UserError for loops of steps that do not go with those of the model."""
+    """Raises UserError for loops of steps that the model cannot have, and phases of no step."""
+    loops, schedule = step_loops(run), run.loop_schedule
     if run.train_loops is not None and not isinstance(model.loops, int):
         raise UserError("run.train_loops goes with one number in model.loops, not with a list")
-    schedule = run.loop_schedule
     if schedule is not None and schedule[-1][1] != model.loops:
-        by_layer = "; leave it out, where layers have numbers of their own"
         raise UserError(
             f"run.loop_schedule ends with {schedule[-1][1]} loops, but model.loops={model.loops} "
-            "is what is validated"
-            + (f"; end it with {model.loops}" if isinstance(model.loops, int) else by_layer)
+            "is what is validated; end it with that one number, or leave it out"
         )
+    key = "train_loops" if schedule is None else "loop_schedule"
+    for number, steps in (loops.counts() if loops else {}).items():
+        if problem := Intervention(loops=number).problem(model):
+            raise UserError(f"run.{key} has {number}: {problem}")
+        if not steps:
+            raise UserError(
+                f"run.{key} trains with {number} in none of the run's steps; leave it out, or "
+                "raise run.max_tokens"
+            )
 
 
 def loop_counts(run: RunSettings, since: int = 0) -> dict[int, float]:

@@ -3,14 +3,13 @@
 import json
 import re
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
-from dualpath_cli.ranges import LARGEST, Range, Size, check_name, check_path, check_ranges, shown
+from dualpath_cli.ranges import LARGEST, Range, Size, check_name, check_path, check_ranges
 from dualpath_cli.recipe.optimizer import OptimSettings
-from dualpath_cli.recipe.parser import Parser
+from dualpath_cli.recipe.parser import reader_of
 from dualpath_cli.recipe.recipes import Recipe
 
 _COUNT: Range = (1, 10**12)
@@ -102,13 +101,7 @@ class RunSettings:
         ranges["shard_size"] = (2, 10**5)
         ranges["micro_batch"] = (1, 10**6)
         check_ranges(self, ranges)
-        if self.train_loops is not None and not _are_loops(self.train_loops):
-            raise ValueError(
-                f"train_loops must be one to {MOST_TRAIN_LOOPS} different numbers from 1 on, not "
-                f"{shown(str(self.train_loops))}"
-            )
-        if self.loop_schedule is not None:
-            _check_loop_schedule(self.loop_schedule, self.train_loops)
+        _check_loops(self.train_loops, self.loop_schedule)
         if self.save_every % self.log_every:
             # Or the first row after a continuation would lack the tokens before it.
             raise ValueError(
@@ -120,24 +113,28 @@ MOST_TRAIN_LOOPS = 8
 """Numbers of loops to draw from at most: each is a graph that is compiled, as long as a run's."""
 
 
-def _are_loops(values: list[int]) -> bool:
-    return 0 < len(values) == len(set(values)) <= MOST_TRAIN_LOOPS and min(values) >= 1
-
-
-def _check_loop_schedule(pairs: list[tuple[float, int]], drawn: list[int] | None) -> None:
-    """Raises ValueError for a schedule that is none, and for one beside numbers to draw from."""
+def _check_loops(drawn: list[int] | None, pairs: list[tuple[float, int]] | None) -> None:
+    """Raises ValueError for numbers to draw from, or a schedule, that are none, and for both."""
     if drawn is not None:
-        raise ValueError(f"loop_schedule and train_loops={drawn} exclude each other; leave one out")
-    parts, loops = [part for part, _ in pairs], [number for _, number in pairs]
-    if not 0 < len(pairs) <= MOST_TRAIN_LOOPS:
-        must, given = f"must be one to {MOST_TRAIN_LOOPS} pairs such as [0, 1]", f"{len(pairs)}"
-    elif parts[0] != 0 or parts[-1] >= 1 or parts != sorted(set(parts)):
-        must, given = "must have parts that begin at 0 and rise, all below 1", f"{parts}"
-    elif loops[0] < 1 or loops != sorted(loops):
-        must, given = "must have loops from 1 on that do not fall", f"{loops}"
-    else:
-        return
-    raise ValueError(f"loop_schedule {must}, not {given}")
+        if not 0 < len(drawn) == len(set(drawn)) <= MOST_TRAIN_LOOPS or min(drawn) < 1:
+            wanted = f"one to {MOST_TRAIN_LOOPS} different numbers from 1 on"
+            raise ValueError(f"train_loops must be {wanted}, not {drawn!s:.60}")
+        if pairs is not None:
+            both = f"loop_schedule and train_loops={drawn}"
+            raise ValueError(f"{both} exclude each other; leave one out")
+    if pairs is not None:
+        parts, loops = [part for part, _ in pairs], [number for _, number in pairs]
+        if (
+            not 0 < len(pairs) <= MOST_TRAIN_LOOPS
+            or (parts[0], parts) != (0, sorted(set(parts)))
+            or parts[-1] >= 1
+            or (loops[0] < 1 or loops != sorted(loops))
+        ):
+            raise ValueError(
+                f"loop_schedule must be one to {MOST_TRAIN_LOOPS} pairs of a part, which begins at "
+                "0 and rises, below 1, and loops, which do not fall, such as [[0, 1], [0.35, 4]], "
+                f"not {pairs!s:.60}"
+            )
 
 
 MOST_WORKERS = 64
@@ -199,7 +196,7 @@ class TrainerSettings:
     """More Lightning loggers beside the run folder's tables, each by class_path and init_args."""
     profiler: dict[str, Any] | Literal["simple", "advanced", "pytorch", "xla"] | None = None
     """Lightning's profiler: simple, advanced, pytorch, xla, or a class_path with init_args."""
-    max_time: dict[str, int | float] | str | None = None
+    max_time: dict[str, int] | str | None = None
     """When to stop at the latest, as days:hours:minutes:seconds or as whole numbers by unit such as
     {hours: 11, minutes: 30}; the run can be continued."""
     deterministic: bool | Literal["warn"] | None = None
@@ -211,8 +208,25 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"num_nodes": (1, 10**5)})
-        _check_devices(self.devices)
-        _check_max_time(self.max_time)
+        listed, time = self.devices, self.max_time or {}
+        if not (
+            0 < len(listed) == len({number for number in listed if 0 <= number < 1000})
+            if isinstance(listed, list)
+            else re.fullmatch(r"auto|-1|[1-9]\d{0,2}|\d{1,3} *,[\d, ]{,99}", str(listed))
+        ):
+            raise ValueError(
+                "devices must be auto, -1, a number from 1 to 999 or a list of different devices, "
+                f"not '{listed!s:.60}'"
+            )
+        if not (
+            re.fullmatch(r"\d{1,8}(:\d\d){3}", time.strip())
+            if isinstance(time, str)
+            else time.keys() <= _TIMES and all(0 <= n <= 10**8 for n in time.values())
+        ):
+            raise ValueError(
+                "max_time must be days:hours:minutes:seconds as 00:11:30:00 is, or whole numbers "
+                f"such as {{hours: 11, minutes: 30}}, not '{time!s:.60}'"
+            )
         if self.strategy == "single" and self.num_nodes > 1:
             raise ValueError(f"strategy 'single' cannot use num_nodes={self.num_nodes}; choose "
                              "ddp, fsdp or hsdp")  # fmt: skip
@@ -245,39 +259,8 @@ class TrainerSettings:
         return self.strategy in ("fsdp", "hsdp")
 
 
-def _check_devices(devices: int | list[int] | str) -> None:
-    """Raises ValueError for what names no devices; -1 is all of them, as `auto`."""
-    if isinstance(devices, str):
-        fine = bool(re.fullmatch(r"auto|-1|\d{1,3}( *, *\d{1,3})* *,?", devices))
-    elif isinstance(devices, int):
-        fine = devices == -1 or 1 <= devices < 1000
-    else:
-        fine = 0 < len(devices) == len({number for number in devices if 0 <= number < 1000})
-    if not fine:
-        raise ValueError(
-            "devices must be auto, -1, a number from 1 to 999 or a list of different devices, "
-            f"not {shown(str(devices))}"
-        )
-
-
 _TIMES = {"weeks", "days", "hours", "minutes", "seconds", "milliseconds", "microseconds"}
 """Those of `timedelta`, which Lightning hands them to."""
-_MOST_TIME = 10**8  # a week so often is still a timedelta
-
-
-def _check_max_time(given: dict[str, int | float] | str | None) -> None:
-    """Raises ValueError for what Lightning's Timer takes for no length of time."""
-    if isinstance(given, str):
-        fine = re.fullmatch(r"\d+:\d\d:\d\d:\d\d", given.strip()) is not None
-    else:
-        fine = _TIMES.issuperset(given or {}) and all(
-            isinstance(count, int) and 0 <= count <= _MOST_TIME for count in (given or {}).values()
-        )
-    if not fine:
-        raise ValueError(
-            "max_time must be days:hours:minutes:seconds as 00:11:30:00 is, or whole numbers such "
-            f"as {{hours: 11, minutes: 30}}, not {shown(str(given))}"
-        )
 
 
 @dataclass(frozen=True)
@@ -312,35 +295,14 @@ class Settings:
         return recipe
 
 
-SECTIONS: dict[str, type] = {
-    "model": ModelConfig,
-    "optim": OptimSettings,
-    "run": RunSettings,
-    "data": DataSettings,
-    "trainer": TrainerSettings,
-}
-
-
-def add_sections(parser: Any, of_trainer: bool = True) -> None:
-    """Adds the keys of a recipe to a jsonargparse parser; LightningCLI's has its own trainer."""
-    for name, section in SECTIONS.items():
-        if of_trainer or section is not TrainerSettings:
-            parser.add_class_arguments(section, name, fail_untyped=False)
-    text = "Seed of the weights and of the data order."
-    parser.add_argument("--seed_everything", type=int, default=0, help=text)
-
-
-@cache
-def _parser() -> Parser:
-    parser = Parser()
-    add_sections(parser)
-    return parser
+SECTIONS: dict[str, type] = get_type_hints(Settings)
+del SECTIONS["seed_everything"]
 
 
 def settings_from(recipe: Recipe) -> Settings:
     """Returns the checked settings of a resolved recipe."""
     check_sections(recipe)
-    found = _parser().parse_object(recipe, defaults=True)
+    found = reader_of(Settings).parse_object(recipe, defaults=True)
     sections: dict[str, Any] = {}
     for name, section in SECTIONS.items():
         try:
@@ -357,7 +319,7 @@ def check_sections(recipe: Recipe) -> None:
     """Raises UserError unless a recipe's sections are mappings; ignores their content."""
     for name, section in recipe.items():
         if name not in (*SECTIONS, "seed_everything"):
-            raise UserError(_parser().unknown_key(name))
+            raise UserError(reader_of(Settings).unknown(name))
         if name in SECTIONS and not isinstance(section, dict):
             raise UserError(
                 f"'{name}' in the recipe must be a mapping, not {json.dumps(section):.40}"

@@ -2,20 +2,20 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, Self
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.ranges import Size
-from dualpath_cli.recipe.options import OwnClasses, folder_of
+from dualpath_cli.recipe.options import OfRun, folder_of
 from dualpath_cli.recipe.recipes import Recipe
-from dualpath_cli.run import run_folder
+from dualpath_cli.run.run_folder import Run
 from dualpath_cli.text.documents import parse_source, split_name
 from dualpath_cli.text.manifest import is_data_folder
 from dualpath_cli.text.storage import is_remote
 
 
-@dataclass(frozen=True)
-class Texts(OwnClasses):
+@dataclass(frozen=True, kw_only=True)
+class Texts(OfRun):
     """Options of a command that reads texts with a trained model."""
 
     sources: tuple[str, ...] = ()
@@ -25,35 +25,33 @@ class Texts(OwnClasses):
     """At most so many tokens of each source, such as 20K, drawn at random from all of its documents
     with the seed data.val_seed; else data.val_tokens."""
     out: str | None = None
+    kind: ClassVar[str]
+    """Of the results: names their folder in that of the run."""
 
     @property
     def folder(self) -> Path:
-        """The folder to write to, once `take_sources` knows the run."""
+        """The folder to write to, once `read` knows the run."""
         assert self.out is not None
         return Path(self.out)
 
+    def read(self, recipe: Recipe, run: Run) -> Self:
+        """Puts texts given as NAME=PATH in the place of the run's validation sets.
 
-T = TypeVar("T", bound=Texts)
-
-
-def take_sources(options: T, recipe: Recipe, run: run_folder.Run, kind: str) -> T:
-    """Puts texts given as NAME=PATH in the place of the run's validation sets.
-
-    Returns the options with the folder to write to, by default RUN/<kind>/step-N.
-    """
-    texts = [_name_and_location(source) for source in options.sources]
-    names = [name for name, _ in texts]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"--sources has two texts named '{name}'; give NAME=PATH")
-    if texts:
-        recipe["data"]["val"] = dict(texts)
-    if not recipe["data"]["val"]:
-        raise UserError("the run names no validation set; give a text: --sources NAME=PATH")
-    if options.max_tokens is not None:
-        recipe["data"]["val_tokens"] = options.max_tokens
-    out = run.folder / kind / f"step-{run.step:08d}" if options.out is None else options.out
-    return replace(options, out=str(folder_of("--out", out)))
+        Returns the options with the folder to write to, by default RUN/<kind>/step-N.
+        """
+        texts = [_name_and_location(source) for source in self.sources]
+        names = [name for name, _ in texts]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"--sources has two texts named '{name}'; give NAME=PATH")
+        if texts:
+            recipe["data"]["val"] = dict(texts)
+        if not recipe["data"]["val"]:
+            raise UserError("the run names no validation set; give a text: --sources NAME=PATH")
+        if self.max_tokens is not None:
+            recipe["data"]["val_tokens"] = self.max_tokens
+        out = run.folder / self.kind / f"step-{run.step:08d}" if self.out is None else self.out
+        return replace(self, out=str(folder_of("--out", out)))
 
 
 def _name_and_location(spec: str) -> tuple[str, str]:

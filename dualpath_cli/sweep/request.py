@@ -34,16 +34,16 @@ SWEEP, LOCK = "sweep.yaml", "sweep.lock"  # in OUT: what was asked for, and who 
 Varied = dict[str, list[Any]]  # the values of each key that --set varies
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sweep:
     """Solves the widths of dual-path configurations and their controls for a FLOP budget, writes a
     recipe for each run, says what they cost, asks, and trains them. The same command continues what
     was interrupted. Lists are separated by commas.
     """
 
-    config: tuple[str, ...] = ()
+    config: tuple[str, ...]
     """Recipe with backbone, data, tokens and all else that they share; later ones win."""
-    budget: str | None = None
+    budget: str
     """FLOPs per token and layer that each spends, such as 4M; several make several sweeps."""
     alphas: str = "25,50,75"
     """Percents of a dual block's FLOPs that its deep path gets; none trains controls alone."""
@@ -66,7 +66,7 @@ class Sweep:
     that a key says nothing about are trained once. A list is written in brackets."""
     seeds: str = "3"
     """Seeds of each: 3 is 0, 1 and 2, 3-5 is 3, 4 and 5. A seed is the same data order in all."""
-    out: str | None = None
+    out: str
     """Folder of the sweep; the same words continue it, more seeds or values extend it."""
     jobs: int = 1
     """Runs at the same time. On CPUs they share the cores; on GPUs each takes the next one, and
@@ -80,9 +80,6 @@ class Sweep:
     """Start without asking."""
 
     def __post_init__(self) -> None:
-        for name in ("config", "budget", "out"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} is missing; see dualpath sweep --help")
         check_ranges(self, {"jobs": (1, 256), "tflops": (1e-9, 1e9)})
 
 
@@ -98,8 +95,6 @@ class Request:
 
 def read(options: Sweep, recipe: Recipe) -> Request:
     """Reads the lists of the options, and checks them against the recipe."""
-    assert options.out is not None
-    assert options.budget is not None
     out = folder_of("--out", options.out)
     _check_own(out)
     most = {name: int(RANGES[name][1]) for name in ("loops", "n_experts")}

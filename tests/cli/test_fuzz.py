@@ -115,7 +115,8 @@ def home(share: Share, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("dualpath_cli.sweep.command.run_all", train)
     ends = {"combine": lambda *_: []}
     monkeypatch.setattr(
-        "dualpath_cli.cli.main.resolve", lambda name: ends.get(name.split(":")[1], lambda *_: 0)
+        "dualpath_cli.cli.main.resolve_name",
+        lambda name: ends.get(name.split(":")[1], lambda *_: 0),
     )
     return folder
 

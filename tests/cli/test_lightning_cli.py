@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from pkgutil import resolve_name
 
 import pytest
 from lightning.pytorch import Trainer
@@ -9,10 +10,10 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 
 from dualpath_cli.cli import launch, lightning
-from dualpath_cli.cli.commands import COMMANDS, resolve
+from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import read
 from dualpath_cli.errors import UserError
-from dualpath_cli.recipe.parser import DECIDED_ELSEWHERE
+from dualpath_cli.recipe.parser import OTHER_NAMES
 from dualpath_cli.recipe.settings import SECTIONS, TrainerSettings
 
 WORDS = [
@@ -33,7 +34,7 @@ def test_lightning_reads_the_words_as_the_light_parser_has_checked_them(
     monkeypatch.setattr(lightning, "build_session", lambda launch, trainer: built.update(trainer))
     line = read(COMMANDS["fit"], ["--config", str(tmp_path / "recipe.yaml"), *words])
     checked = launch.prepare(dataclasses.replace(line, words=(*line.words, "--run.name=new")))
-    monkeypatch.setattr(lightning, "resolve", lambda name: lambda session: None)
+    monkeypatch.setattr(lightning, "resolve_name", lambda name: lambda session: None)
     found = lightning.DualPathCLI(checked).config
     for name in SECTIONS:
         settings = dataclasses.asdict(getattr(checked.settings, name))
@@ -56,10 +57,9 @@ def test_a_class_that_lightning_does_not_have_is_one_short_line(trained, tmp_pat
 
 def test_everything_that_a_record_names_is_there():
     for command in COMMANDS.values():
-        assert dataclasses.is_dataclass(resolve(command.options)), command.name
-        named = (command.run, command.task, command.module, command.read, command.check,
-                 command.combine)  # fmt: skip
-        assert all(callable(resolve(name)) for name in named if name is not None), command.name
+        assert dataclasses.is_dataclass(resolve_name(command.options)), command.name
+        named = (command.run, command.task, command.module, command.combine)
+        assert all(callable(resolve_name(name)) for name in named if name is not None), command.name
 
 
 def test_every_argument_of_lightnings_trainer_is_a_setting_or_decided():
@@ -67,11 +67,10 @@ def test_every_argument_of_lightnings_trainer_is_a_setting_or_decided():
     offered = {field.name for field in dataclasses.fields(TrainerSettings)}
     theirs = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
     assert offered <= theirs
-    assert DECIDED_ELSEWHERE.keys() <= theirs - offered
     never = {
         "barebones", "enable_autolog_hparams", "enable_model_summary", "enable_progress_bar",
         "inference_mode", "limit_predict_batches", "limit_test_batches", "min_epochs",
         "min_steps", "model_registry", "reload_dataloaders_every_n_epochs", "sync_batchnorm",
         "use_distributed_sampler",
     }  # fmt: skip
-    assert theirs - offered - DECIDED_ELSEWHERE.keys() == never
+    assert theirs - offered - OTHER_NAMES.keys() == never

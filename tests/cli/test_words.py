@@ -57,7 +57,7 @@ def test_a_section_given_as_one_mapping_merges_with_the_recipes():
 
 def test_runs_may_be_given_one_after_the_other():
     line = read(COMMANDS["ablate"], ["--ckpt-path", "a", "b", "--ckpt_path=c", "--out", "x"])
-    assert line.runs == ("a", "b", "c")
+    assert line.options.ckpt_path == ("a", "b", "c")
     assert line.options.out == "x"
 
 
@@ -73,7 +73,7 @@ def test_runs_may_be_given_one_after_the_other():
 )
 def test_words_about_lightnings_classes_are_left_to_its_own_parser(words):
     line = read(COMMANDS["fit"], ["--config", "x", *words])
-    assert line.light == ["--config=x"]
+    assert line.light == ["--config", "x"]
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)

@@ -11,7 +11,7 @@ import yaml
 
 from dualpath_cli.cli import launch
 from dualpath_cli.cli.commands import COMMANDS
-from dualpath_cli.cli.words import read, recipe_of
+from dualpath_cli.cli.words import read
 from dualpath_cli.sweep import request, runner
 from dualpath_cli.sweep.request import Request
 from dualpath_cli.sweep.runs import Run
@@ -69,7 +69,7 @@ def asked(folder: Path, *words: str, **sections: Any) -> Request:
     plain = ["--config", str(recipe), "--budget", "100K", "--alphas", "50", "--loops", "2",
              "--out", str(folder / "sweep"), "--seeds", "2"]  # fmt: skip
     line = read(COMMANDS["sweep"], [*plain, *words])
-    return request.read(line.options, recipe_of(line))
+    return request.read(line.options, line.recipe())
 
 
 WORDS = ["--budget", "100K", "--alphas", "50", "--loops", "2", "--seeds", "2", "--tflops", "0.01"]

@@ -11,10 +11,8 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.intervention import SHUFFLED, Intervention
 from dualpath_cli.ranges import check_ranges
-from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings
-from dualpath_cli.run import run_folder
-from dualpath_cli.study.options import Texts, take_sources
+from dualpath_cli.study.options import Texts
 from dualpath_cli.study.parts_of_speech import (
     PATHS,
     RANDOM,
@@ -145,7 +143,7 @@ def applicable(rows: Iterable[Row], config: ModelConfig) -> tuple[list[Row], dic
     return chosen, skipped
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Ablate(Texts):
     """Scores a run's model with forced loops and overridden gates, by layer, by class of token,
     with halting: each paired with the learned router on identical tokens.
@@ -174,6 +172,7 @@ class Ablate(Texts):
     again, but tables and figures of a call before are replaced."""
     compare_paper: bool = False
     """Set the paper's numbers beside the loss, where source and row are in its table."""
+    kind = "ablations"
 
     def __post_init__(self) -> None:
         check_ranges(self, {"seeds": (1, 1000)})
@@ -186,20 +185,15 @@ class Ablate(Texts):
             controls=self.seeds or 5, classes=_classes(self.classes),
         )  # fmt: skip
 
-
-def read_options(options: Ablate, recipe: Recipe, run: run_folder.Run) -> Ablate:
-    return take_sources(options, recipe, run, "ablations")
-
-
-def check_options(options: Ablate, settings: Settings) -> None:
-    rows, skipped = applicable(options.selection.rows(settings.model), settings.model)
-    if len(rows) == 1:  # the learned router
-        reason = next(iter(skipped.values()), "its loops have one step")
-        raise UserError(
-            f"--suite {','.join(options.selection.suites)} has nothing to try here: {reason}"
-        )
-    if any(row.token_class for row in rows):
-        check_pipeline(options.tagger)
+    def check(self, settings: Settings) -> None:
+        rows, skipped = applicable(self.selection.rows(settings.model), settings.model)
+        if len(rows) == 1:  # the learned router
+            reason = next(iter(skipped.values()), "its loops have one step")
+            raise UserError(
+                f"--suite {','.join(self.selection.suites)} has nothing to try here: {reason}"
+            )
+        if any(row.token_class for row in rows):
+            check_pipeline(self.tagger)
 
 
 def _suites(words: tuple[str, ...]) -> tuple[str, ...]:

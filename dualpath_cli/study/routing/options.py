@@ -2,21 +2,22 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.ranges import check_ranges
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings
-from dualpath_cli.run import run_folder
-from dualpath_cli.study.options import Texts, take_sources
+from dualpath_cli.run.run_folder import Run
+from dualpath_cli.study.options import Texts
 from dualpath_cli.study.parts_of_speech import TAGGER, check_pipeline
 
 SUMMARY = "summary.json"
 """The file of a folder that holds the routing of whole sources."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Routing(Texts):
     """Reads what a run's gates do token by token: a page to look at any text, five figures and the
     numbers behind them; --text prints one text in the terminal.
@@ -38,6 +39,7 @@ class Routing(Texts):
     """Leave out what forcing loops or gates would cost: most of the page's passes."""
     out: str | None = None
     """Folder for tokens, figures and the page; else RUN/routing/step-N."""
+    kind = "routing"
 
     def __post_init__(self) -> None:
         check_ranges(self, {"sequences": (1, 1 << 24)})
@@ -71,36 +73,34 @@ class Routing(Texts):
         """Numbers of the sequences that figures show: those chosen, or the first one."""
         return [number for name, number in self.chosen if name == source] or [0]
 
+    def read(self, recipe: Recipe, run: Run) -> Self:
+        if self.text is None:
+            return super().read(recipe, run)
+        recipe["data"]["val"] = {}
+        return self
 
-def read_options(options: Routing, recipe: Recipe, run: run_folder.Run) -> Routing:
-    if options.text is None:
-        return take_sources(options, recipe, run, "routing")
-    recipe["data"]["val"] = {}
-    return options
-
-
-def check_options(options: Routing, settings: Settings) -> None:
-    gated = [n for n, kind in enumerate(settings.model.block_kinds) if kind == "dual"]
-    if not gated:
-        raise UserError("the model has no dual block, so there is no routing to read")
-    for name, number in options.chosen:
-        if name not in settings.data.val:
-            sources = settings.data.val
-            hint = did_you_mean(name, sources) or f"; there are {', '.join(sources)}"
-            raise UserError(f"--examples '{name}:{number}': no source '{name}'{hint}")
-    if options.layer is not None and options.layer not in gated:
-        layers = ", ".join(map(str, gated))
-        raise UserError(f"--layer {options.layer} has no gates; layers {layers} have")
-    if options.text is not None:
-        if options.out is not None and (folder_of("--out", options.out) / SUMMARY).exists():
-            raise UserError(
-                f"--out '{options.out}' has the routing of whole sources; give another folder"
-            )
-    elif options.pipeline is not None:
-        try:
-            check_pipeline(options.pipeline)
-        except UserError as error:
-            raise UserError(f"{error}; or without parts of speech: --tagger none") from None
+    def check(self, settings: Settings) -> None:
+        gated = [n for n, kind in enumerate(settings.model.block_kinds) if kind == "dual"]
+        if not gated:
+            raise UserError("the model has no dual block, so there is no routing to read")
+        for name, number in self.chosen:
+            if name not in settings.data.val:
+                sources = settings.data.val
+                hint = did_you_mean(name, sources) or f"; there are {', '.join(sources)}"
+                raise UserError(f"--examples '{name}:{number}': no source '{name}'{hint}")
+        if self.layer is not None and self.layer not in gated:
+            layers = ", ".join(map(str, gated))
+            raise UserError(f"--layer {self.layer} has no gates; layers {layers} have")
+        if self.text is not None:
+            if self.out is not None and (folder_of("--out", self.out) / SUMMARY).exists():
+                raise UserError(
+                    f"--out '{self.out}' has the routing of whole sources; give another folder"
+                )
+        elif self.pipeline is not None:
+            try:
+                check_pipeline(self.pipeline)
+            except UserError as error:
+                raise UserError(f"{error}; or without parts of speech: --tagger none") from None
 
 
 def _example(spec: str) -> tuple[str, int]:
