@@ -31,7 +31,7 @@ _OF_A_CLASS = re.compile(
 )
 """Words about Lightning's own classes, which its parser alone can read."""
 
-_METAVARS = {"ckpt_path": "RUN", "config": "RECIPE"}
+_METAVARS = {"ckpt_path": "RUN", "config": "RECIPE", "folder": "DIR", "vocab_size": "N"}
 GIVEN = "given"  # A field with this name is no option: it holds the names of those that were given
 
 
@@ -93,7 +93,8 @@ def _options(parser: Parser, command: Command, found: Namespace) -> Any:
     values = {field.name: found[field.name] for field in fields(options)}
     for field in fields(options):
         if _is_needed(field) and not values[field.name]:
-            raise UserError(f"{command.name} needs {parser.name_of(field.name)}; see --help")
+            help_ = f"dualpath {command.name} --help"
+            raise UserError(f"{command.name} needs {_usage(field)}; see {help_}")
     try:
         return options(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     except ValueError as error:  # whose first word is the field
@@ -107,6 +108,11 @@ def _is_needed(field: Field[Any]) -> bool:
 
 def _option(field: Field[Any]) -> str:
     return str(field.metadata.get("option", f"--{field.name.replace('_', '-')}"))
+
+
+def _usage(field: Field[Any]) -> str:
+    shown = _METAVARS.get(field.name, field.name.upper())
+    return shown if field.metadata.get("positional") else f"{_option(field)} {shown}"
 
 
 def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> None:
@@ -163,16 +169,10 @@ def help_of(command: Command, recipe: bool = False) -> str:
     set_parsing_settings(docstring_parse_attribute_docstrings=True)  # slow, and for help alone
     options = resolve_name(command.options)
     usage = ["%(prog)s", *(["--config RECIPE"] if command.needs == "recipe" else [])]
-    usage += [
-        field.name.upper()
-        if field.metadata.get("positional")
-        else f"{_option(field)} {_METAVARS.get(field.name, field.name.upper())}"
-        for field in fields(options)
-        if _is_needed(field) or field.metadata.get("positional")
-    ]
+    shown = [f for f in fields(options) if _is_needed(f) or f.metadata.get("positional")]
     parser = Parser(
         prog=f"dualpath {command.name}",
-        usage=" ".join([*usage, "[options]"]),
+        usage=" ".join([*usage, *map(_usage, shown), "[options]"]),
         description=None if recipe else getdoc(options),
         formatter_class=_Help,
     )

@@ -76,7 +76,7 @@ class OneLine:
 
     def _explain(self, text: str) -> str:
         if found := re.match(r"unrecognized arguments: (\S*)", text):
-            return self.unknown(found[1])
+            return self.unknown(found[1]) if found[1][:1] == "-" else self._unexpected(found[1])
         not_accepted = (
             r"(?:Group|Option) '([\w.]+)' (?:is not accepted|does not accept option '(.*)')"
         )
@@ -127,6 +127,15 @@ class OneLine:
         found = [option for action in shown for option in action.option_strings]
         return {option.lstrip("-"): option for option in found if not option.endswith("+")}
 
+    def _unexpected(self, word: str) -> str:
+        """Says that a value follows no option, and which one it is likely for."""
+        kind, way_out = "ckpt-path", "every value follows its option: see --help"
+        if not os.path.isdir(word):
+            kind = "config" if word.endswith(".yaml") or word in names() + names("data") else ""
+        if kind in self.options():
+            way_out = f"did you mean '--{kind} {word}'?"
+        return f"unexpected argument '{word}'; {way_out}"
+
     def unknown(self, word: str) -> str:
         """Says that there is no such key or option, and for which one it is likely meant.
 
@@ -135,12 +144,6 @@ class OneLine:
         """
         options, option = self.options(), word.partition("=")[0]
         is_option = option.startswith("-")
-        if self.words is not None and not is_option:
-            kind = "ckpt-path" if os.path.isdir(word) else "config"
-            is_recipe = word.endswith(".yaml") or word in names() + names("data")
-            if kind in options and (is_recipe or kind != "config"):
-                return f"unexpected argument '{word}'; did you mean '--{kind} {word}'?"
-            return f"unexpected argument '{word}'; every value follows its option: see --help"
         section, _, name = option.lstrip("-").rpartition(".")
         own = [key for key in options if key.startswith(section and f"{section}.")]
         near = {other: key for other, key in OTHER_NAMES.items() if key in options}
