@@ -76,7 +76,7 @@ class Size(int):
     """A whole number that may be written `38.5B` or `1e6`, in recipes and on the command line."""
 
 
-def parse_size(text: str, name: str) -> Size:
+def parse_size(text: str, name: str) -> int:
     """Reads ``80M``, ``38.5B``, ``1.28G``, ``80e6`` or ``80_000_000``.
 
     Raises UserError, which names the value as ``name``, for anything else.
@@ -88,7 +88,7 @@ def parse_size(text: str, name: str) -> Size:
         power = int(exponent or 0) + SUFFIXES.get(suffix.upper(), 0) - len(fraction)
         size = int(whole.replace("_", "") + fraction) * 10 ** max(power, 0)
         if power >= 0 and 0 < size <= LARGEST:
-            return Size(size)
+            return size
     raise UserError(f"{name} must be {SIZES}, not '{text:.60}'")
 
 

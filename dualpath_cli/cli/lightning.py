@@ -11,7 +11,6 @@ from pkgutil import resolve_name
 from typing import Any
 
 import torch
-from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Timer
@@ -35,20 +34,13 @@ from dualpath_cli.run.run_folder import TOKENIZER, newest_step, step_of
 from dualpath_cli.run.weights import verify
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training import parallel
 from dualpath_cli.training.checkpoint_folder import SafetensorsIO
 from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.data.data_module import DualPathDataModule
 from dualpath_cli.training.logs.loggers import Bar, Lines, loggers
 from dualpath_cli.training.logs.tables import BadSteps, MetricsLog, RoutingLog
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.parallel import (
-    STRATEGIES,
-    FullyShardedStrategy,
-    build_strategy,
-    can_compile,
-    chosen,
-    reduce_dtype,
-)
 from dualpath_cli.training.ranks import launch_by
 from dualpath_cli.training.stopping import Stopping
 
@@ -97,9 +89,8 @@ class DualPathCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Builds trainer, module and data module from the launch's settings."""
-        trainer = self.config.trainer
-        given = {key: _plain(trainer[key]) for key in (*CLASSES, "strategy")}
-        settings = self.launch.settings
+        settings, trainer = self.launch.settings, self.config.trainer.as_dict()
+        given = {key: trainer[key] for key in (*CLASSES, "strategy")}
         settings = replace(settings, trainer=replace(settings.trainer, **given))
         check_trainer(settings.trainer)
         try:
@@ -114,13 +105,6 @@ class DualPathCLI(LightningCLI):
         resolve_name(self.line.command.task)(self.session)
 
 
-def _plain(value: Any) -> Any:
-    """A class and its arguments as a recipe has them."""
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return _plain(value.as_dict()) if isinstance(value, Namespace) else value
-
-
 def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
     """Builds what a launch needs; `trainer_section` holds the trainer's classes as objects."""
     settings, seed = launch.settings, launch.settings.seed_everything
@@ -130,12 +114,13 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
         _verify(launch)
     try:
         trainer = build_trainer(launch, trainer_section, console)
-    except (TypeError, ValueError, ImportError, RuntimeError) as error:
+    except (TypeError, ValueError, ImportError, RuntimeError, MisconfigurationException) as error:
         # The section's settings do not fit each other, or this machine.
         raise UserError(f"trainer: {error}; change the recipe's trainer section") from error
     console.quiet = not trainer.is_global_zero
-    compiled = settings.run.compile and fitting and can_compile(trainer.strategy.root_device)
-    checkpointing = chosen(settings.run.activation_checkpointing, compiled)
+    device = trainer.strategy.root_device
+    compiled = settings.run.compile and fitting and parallel.can_compile(device)
+    checkpointing = parallel.chosen(settings.run.activation_checkpointing, compiled)
     source = settings.data.path if fitting else launch.run_folder
     tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
     token_bytes = tokenizer.token_bytes()
@@ -150,7 +135,7 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
         seed=seed if drawn else None,
         compile_blocks=compiled,
         checkpointing=checkpointing,
-        reduce_dtype=reduce_dtype(settings.run),
+        reduce_dtype=parallel.reduce_dtype(settings.run),
         weights=weights,
         step_loops=step_loops(settings.run, seed) if fitting else None,
     )
@@ -202,7 +187,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
     continued = launch.checkpoint if fitting else None  # others read files of other names, too
     begins_at = 0 if continued is None else step_of(continued) + 1
     ours = {
-        "strategy": build_strategy(name, run) if isinstance(name, str) else name,
+        "strategy": parallel.build_strategy(name, run) if isinstance(name, str) else name,
         "devices": devices,
         "plugins": plugins,
         "callbacks": callbacks,
@@ -221,11 +206,8 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         "enable_progress_bar": fitting and console.is_terminal,
         "enable_model_summary": False,
     }
-    try:
-        trainer = Trainer(**{**section, **ours})
-    except MisconfigurationException as error:  # what the recipe asks for is not on this machine
-        raise UserError(f"trainer: {' '.join(str(error).split())}") from error
-    if isinstance(trainer.strategy, FullyShardedStrategy):
+    trainer = Trainer(**{**section, **ours})
+    if isinstance(trainer.strategy, parallel.FullyShardedStrategy):
         trainer.strategy.check_shards()
     elif not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
         kind = type(trainer.strategy).__name__  # checkpoints need parameters by their names
@@ -234,10 +216,10 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         trainer, launch.command.name, timeout,
         lambda: f"; the same command continues from {newest_step(folder)}" if fitting else "",
     )  # fmt: skip
-    if fitting and run.reduce_dtype and trainer.world_size > 1 and name not in STRATEGIES:
+    if fitting and run.reduce_dtype and trainer.world_size > 1 and name not in parallel.STRATEGIES:
         raise UserError(
             f"run.reduce_dtype={run.reduce_dtype} would be left out by a strategy given as a "
-            f"class; choose trainer.strategy {', '.join(STRATEGIES[:-1])} or {STRATEGIES[-1]}"
+            f"class; choose trainer.strategy from {', '.join(parallel.STRATEGIES)}"
         )
     return trainer
 
@@ -270,46 +252,39 @@ def run(launch: Launch) -> int:
     Training that is too large for the GPU begins again with half the micro-batch, once.
     """
     _quiet()
+    settings, half = launch.settings, None
     try:
         DualPathCLI(launch)
-        return 0
     except OutOfMemory as failure:
         half = failure.half
         if half is None:
             raise
-    # From here on nothing refers to what was allocated.
-    torch.compiler.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
-    settings = launch.settings
-    print(
-        f"memory  run.micro_batch={settings.run.micro_batch} does not fit into the GPU; beginning "
-        f"again with {half}, accumulated over more micro-batches to the same batch"
-    )
-    halved = replace(settings, run=replace(settings.run, micro_batch=half))
-    DualPathCLI(replace(launch, settings=halved))
+    if half is not None:  # and nothing refers any longer to what was allocated
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+        print(
+            f"memory  run.micro_batch={settings.run.micro_batch} does not fit into the GPU; "
+            f"beginning again with {half}, accumulated over more micro-batches to the same batch"
+        )
+        halved = replace(settings, run=replace(settings.run, micro_batch=half))
+        DualPathCLI(replace(launch, settings=halved))
     return 0
-
-
-def _of_thread(arguments: threading.ExceptHookArgs) -> None:
-    """Shows what ends a thread, but for the disk's failures.
-
-    TensorBoard's thread hands them to the next write of the main one, which says them in one line.
-    """
-    if not isinstance(arguments.exc_value, OSError):
-        threading.__excepthook__(arguments)
 
 
 def _quiet() -> None:
     """Silences what Lightning tells every user in every run."""
-    threading.excepthook = _of_thread
+    # TensorBoard's thread hands the disk's failures to the next write of the main one, which says
+    # them in one line.
+    threading.excepthook = lambda failure: (
+        None if isinstance(failure.exc_value, OSError) else threading.__excepthook__(failure)
+    )
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # their reports
     # A compiler of CUDA without a GPU, which torch looks for as it compiles for the CPU.
-    found = "No CUDA runtime is found"
     logging.getLogger("torch.utils.cpp_extension").addFilter(
-        lambda record: not record.getMessage().startswith(found)
+        lambda record: not record.getMessage().startswith("No CUDA runtime is found")
     )
     for message in (
         ".*does not have many workers.*",

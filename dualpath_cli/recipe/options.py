@@ -1,7 +1,7 @@
 """Options that commands share, and checks of values; imports nothing slow."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -139,22 +139,10 @@ def read_overrides(options: Overrides) -> Intervention | None:
 def parse_overrides(
     words: Sequence[str], given: Mapping[str, Any] | None = None
 ) -> Intervention | None:
-    """Reads words, one or more in a text; `given` are fields that are known already.
+    """Reads words as `Intervention.name` writes them, one or more in a text: see `_EXAMPLES`.
 
-    `Intervention.name` writes them and this reads them:
-
-            K=3             three loops of every deep path
-            gates=1,0       g_d and g_w of every dual block
-            shuffled:7      learned gates, permuted by seed 7; `shuffled` by seed 0
-            experts=1       each token takes its one best expert; `experts=random:7` as many as
-                            trained, drawn by seed 7
-            halting=0.1     a token stops looping once at most this mass remains
-            skip=0.1        a token leaves out the path of a dual block whose gate is below this
-            kv_slots=1      so many keys and values of a deep path's steps
-            layers=0,2      in these layers alone
-            tokens=verbs    of this class of tokens alone
-
-        `learned` changes nothing. `gates=shuffled seed=7` is read as `shuffled:7`.
+    `given` are fields that are known already. `learned` changes nothing, and `gates=shuffled
+    seed=7` is read as `shuffled:7`.
     """
     fields = dict(given or {})
     for word in " ".join(words).split():
@@ -163,13 +151,13 @@ def parse_overrides(
             continue
         if word.partition(":")[0] == SHUFFLED:
             key, equals, text = "gates", "=", word
-        if not equals or key not in _READERS:
-            hint = did_you_mean(key, _READERS) or f"; keys are {', '.join(_READERS)}"
+        if not equals or key not in _EXAMPLES:
+            hint = did_you_mean(key, _EXAMPLES) or f"; keys are {', '.join(_EXAMPLES)}"
             raise UserError(f"--intervention '{word}': give KEY=VALUE or {SHUFFLED}{hint}")
-        reader, example = _READERS[key]
         try:
-            found = reader(text)
+            found = _read(key, text)
         except ValueError:
+            example = _EXAMPLES[key]
             raise UserError(f"--intervention '{word:.60}': give it as in {example}") from None
         if not fields.keys().isdisjoint(found):
             raise UserError(
@@ -185,39 +173,29 @@ def parse_overrides(
     return change
 
 
-def _gates(text: str) -> dict[str, Any]:
-    kind, colon, seed = text.partition(":")
-    if kind == SHUFFLED:
-        return {"gates": SHUFFLED} | (_seed(seed) if colon else {})
-    return {"gates": tuple(map(float, text.split(",")))}
-
-
-def _experts(text: str) -> dict[str, Any]:
-    kind, colon, seed = text.partition(":")
-    if kind == RANDOM:
-        return {"experts": RANDOM} | (_seed(seed) if colon else {})
-    return {"experts": int(text)}
-
-
-def _seed(text: str) -> dict[str, Any]:
-    check_range("seed", seed := int(text), (0, (1 << 62) - 1))
-    return {"seed": seed}
-
-
-def _count(text: str) -> int:
-    check_range("steps", count := int(text), (1, 1000))
-    return count
-
-
-_READERS: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
-    "K": (lambda text: {"loops": _count(text)}, "K=3, from 1 to 1,000"),
-    "gates": (_gates, "gates=1,0, shuffled or shuffled:7"),
-    "experts": (_experts, "experts=1, experts=random or experts=random:7"),
-    "halting": (lambda text: {"halting": float(text)}, "halting=0.1"),
-    "skip": (lambda text: {"skip": float(text)}, "skip=0.1"),
-    "kv_slots": (lambda text: {"kv_slots": _count(text)}, "kv_slots=1, from 1 to 1,000"),
-    "layers": (lambda text: {"layers": tuple(map(int, text.split(",")))}, "layers=0,2"),
-    "seed": (_seed, "seed=7"),
-    "tokens": (lambda text: {"tokens": text}, ""),
+_EXAMPLES = {
+    "K": "K=3, from 1 to 1,000",  # loops of every deep path
+    "gates": "gates=1,0, shuffled or shuffled:7",  # g_d and g_w; learned ones, permuted by a seed
+    "experts": "experts=1, experts=random or experts=random:7",  # as many as trained, drawn
+    "halting": "halting=0.1",  # a token stops looping once at most this mass remains
+    "skip": "skip=0.1",  # a token leaves out the path of a dual block whose gate is below this
+    "kv_slots": "kv_slots=1, from 1 to 1,000",  # keys and values of a deep path's steps
+    "layers": "layers=0,2",
+    "seed": "seed=7",
+    "tokens": "tokens=verbs",
 }
-"""Each makes fields of an Intervention, which checks them; and an example of its word."""
+
+
+def _read(key: str, text: str) -> dict[str, Any]:
+    """Fields of an Intervention, which checks them; ValueError for what is no such value."""
+    drawn, colon, seed = text.partition(":")
+    if (key, drawn) in (("gates", SHUFFLED), ("experts", RANDOM)):
+        return {key: drawn} | (_read("seed", seed) if colon else {})
+    if key in ("gates", "layers"):
+        return {key: tuple(map(float if key == "gates" else int, text.split(",")))}
+    if key == "tokens":
+        return {key: text}
+    value = float(text) if key in ("halting", "skip") else int(text)
+    if key in ("K", "kv_slots", "seed"):
+        check_range(key, value, (0, (1 << 62) - 1) if key == "seed" else (1, 1000))
+    return {"loops" if key == "K" else key: value}

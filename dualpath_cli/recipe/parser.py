@@ -53,7 +53,7 @@ OTHER_NAMES = {name: key for key, words in _NAMES_ELSEWHERE.items() for name in 
 
 def _size(value: Any) -> Size:
     try:
-        return parse_size(str(value), "")
+        return Size(parse_size(str(value), ""))
     except UserError:
         raise ValueError(f"Got value: {value}") from None
 

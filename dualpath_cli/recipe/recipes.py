@@ -5,6 +5,7 @@ A recipe is a YAML file with the sections `model`, `optim`, `run`, `data`, `trai
 by key.
 """
 
+import json
 import re
 import sys
 from collections.abc import Hashable, Iterable
@@ -20,9 +21,8 @@ from dualpath_cli.system import read_text
 
 Recipe = dict[str, Any]
 
-MOST_CHARACTERS, MOST_VALUES = 50_000, 10_000
-"""Characters of a recipe, and its values, those of an alias counted again."""
-_MOST = 10**300
+MOST_CHARACTERS, MOST_PARTS = 50_000, 40_000
+"""Characters of a recipe, and parts of its JSON, those of an alias counted again."""
 
 
 def recipe_folder() -> Path:
@@ -48,15 +48,12 @@ def find(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
         raise UserError(f"recipe '{recipe}': every rank reads the recipe anew; give a file")
     folder = recipe_folder() / kind
     is_path = "/" in recipe or recipe.endswith((".yaml", ".yml"))
-    if is_path:
-        for path in ([] if beside is None else [beside / recipe]) + [Path(recipe)]:
-            if path.is_file():
-                return path
     packaged = folder / (Path(recipe).name if is_path else f"{recipe}.yaml")
-    in_repository = Path(recipe) == Path("recipes", kind, packaged.name)
-    if packaged.is_file() and (in_repository or not is_path):
-        if in_repository:
-            _say_packaged(recipe)
+    for path in [*([beside / recipe] if beside else []), Path(recipe)] if is_path else [packaged]:
+        if path.is_file():
+            return path
+    if Path(recipe) == Path("recipes", kind, packaged.name) and packaged.is_file():
+        _say_packaged(recipe)
         return packaged
     hint = did_you_mean(Path(recipe).stem, names(kind)) or f"; the packaged ones are in {folder}"
     if not is_path and Path(recipe).is_file():
@@ -76,9 +73,21 @@ def load_recipes(names: Iterable[str]) -> Recipe:
     return reduce(merge, map(load, names), {})
 
 
-def load(recipe: str) -> Recipe:
-    """Reads a recipe by path or bare name, with its bases resolved; the result has no `base`."""
-    return _load(find(recipe), ())
+def load(recipe: str, beside: Path | None = None, seen: tuple[Path, ...] = ()) -> Recipe:
+    """Reads a recipe by path or bare name, with its bases resolved; the result has no `base`.
+
+    Bases are looked for beside the recipe; `seen` are those that stand on this one.
+    """
+    path = find(recipe, beside)
+    if path.resolve() in seen:
+        raise UserError(f"recipe {path} has itself as a base; remove it from `base:`")
+    own = read(path)
+    bases = own.pop("base", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise UserError(f"recipe {path}: base must be a name or a list of names, not {bases!r:.40}")
+    below = [load(base, path.parent, (*seen, path.resolve())) for base in bases]
+    return reduce(merge, [*below, own], {})
 
 
 def merge(below: Recipe, above: Recipe) -> Recipe:
@@ -107,32 +116,10 @@ def parse(text: str, name: str) -> Recipe:
         where = f" line {mark.line + 1}" if mark else ""
         what = getattr(error, "problem", None) or getattr(error, "reason", "it is no YAML")
         raise UserError(f"recipe {name}{where} cannot be read: {what}") from error
-    if content is None:
-        raise UserError(f"recipe {name} is empty; give sections, such as model: {{n_layers: 4}}")
     if not isinstance(content, dict):  # whose value may be anything: it is not quoted
-        kind = {"str": "a text", "list": "a list"}.get(type(content).__name__, "one value")
-        raise UserError(f"recipe {name} must be a mapping of sections, not {kind}")
+        what = "is empty" if content is None else "is no mapping"
+        raise UserError(f"recipe {name} {what}; give sections, such as model: {{n_layers: 4}}")
     return content
-
-
-def parse_value(text: str) -> Any:
-    """Reads YAML text as a value: a number, true, null, a list, a mapping, or else the text."""
-    try:
-        return _read(text)
-    except yaml.YAMLError:
-        return text
-
-
-def _load(path: Path, seen: tuple[Path, ...]) -> Recipe:
-    if path.resolve() in seen:
-        raise UserError(f"recipe {path} has itself as a base; remove it from `base:`")
-    own = read(path)
-    bases = own.pop("base", [])
-    bases = [bases] if isinstance(bases, str) else bases
-    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise UserError(f"recipe {path}: base must be a name or a list of names, not {bases!r:.40}")
-    below = [_load(find(base, beside=path.parent), (*seen, path.resolve())) for base in bases]
-    return reduce(merge, [*below, own], {})
 
 
 def _read(text: str) -> Any:
@@ -141,23 +128,16 @@ def _read(text: str) -> Any:
         raise yaml.MarkedYAMLError(problem=f"it has more than {MOST_CHARACTERS:,} characters")
     try:
         content = yaml.load(text, Loader=_Loader)
+        for count, part in enumerate(json.JSONEncoder().iterencode(content)):
+            if count > MOST_PARTS:
+                raise ValueError("it stands for too many values")
+            if len(part) > 300 and part.strip("[, -").isdecimal():  # beyond a float
+                raise ValueError("it has a number of hundreds of digits")
+        return content
     except RecursionError:
         raise yaml.MarkedYAMLError(problem="it is nested too deeply") from None
     except (ValueError, TypeError) as error:  # such as 0x_, which has the form of a number
         raise yaml.MarkedYAMLError(problem=str(error)) from None
-    queue, count = [content], 0
-    while queue:
-        value = queue.pop()
-        if not isinstance(value, dict | list | str | int | float | None):
-            raise yaml.MarkedYAMLError(problem=f"{type(value).__name__} is no value of a recipe")
-        if isinstance(value, dict | list):
-            count += len(value)
-            queue.extend(value.values() if isinstance(value, dict) else value)
-        if isinstance(value, int) and abs(value) > _MOST:  # beyond a float
-            raise yaml.MarkedYAMLError(problem="it has a number of hundreds of digits")
-        if count > MOST_VALUES:
-            raise yaml.MarkedYAMLError(problem=f"it stands for more than {MOST_VALUES:,} values")
-    return content
 
 
 class _Loader(yaml.SafeLoader):

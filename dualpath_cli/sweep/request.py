@@ -216,7 +216,7 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
     for word in words:
         key, equals, text = word.partition("=")
         section, _, name = key.partition(".")
-        values = recipes.parse_value(f"[{text}]")
+        values = recipes.parse(f"values: [{text}]", f"of --set '{word:.60}'")["values"]
         if not (equals and isinstance(values, list) and values):
             raise UserError(f"--set needs KEY=A,B,... such as optim.lr=1e-3,2e-3, not '{word:.60}'")
         if name in DECIDED.get(section, ()) or key == "seed_everything":
