@@ -13,7 +13,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from dualpath_cli.cli.checks import epochs, micro_batches
 from dualpath_cli.cli.continuing import take_over
-from dualpath_cli.cli.launch import Launch
 from dualpath_cli.cli.session import OutOfMemory, Session
 from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
 from dualpath_cli.flops import count
@@ -49,8 +48,13 @@ def fit(session: Session) -> None:
     accumulate = micro_batches(run.batch_tokens, model.max_seq_len, ranks, micro_batch)
     session.say(_summary(session, steps, accumulate))
     step = None if checkpoint is None else run_folder.step_of(checkpoint)
-    if step is not None and step >= steps:
-        _finish(session, step)
+    if step is not None and step >= steps:  # it lacks the last validation alone
+        for callback in session.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, MetricsLog):
+                callback.step = step
+        data, path = session.datamodule, str(checkpoint)
+        session.trainer.validate(session.module, datamodule=data, ckpt_path=path, verbose=False)
+        session.show_validation()
         return
     way_out = "wait for its end, or give this run a name (--run.name NAME)"
     lock = alone(folder / FIT, folder, way_out)
@@ -64,6 +68,7 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
     assert launch.manifest is not None
     folder, checkpoint = launch.run_folder, launch.checkpoint
     gone = checkpoint is not None and not checkpoint.exists()
+    begun = checkpoint is not None and launch.trunk is None
     if gone or (checkpoint is None and run_folder.newest_checkpoint(folder) is not None):
         raise UserError(f"{folder} was written by another fit just now; give the command again")
     trainer.accumulate_grad_batches = accumulate
@@ -74,7 +79,9 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
     if checkpoint is not None:
         run_folder.check_same_facts(launch.trunk or folder, checkpoint, same)
     facts: dict[str, Any] = {
-        "id": _id(launch),
+        "id": run_folder.facts_at(folder, checkpoint)["id"]
+        if checkpoint and begun
+        else uuid.uuid4().hex,
         "model": launch.settings.as_recipe()["model"],
         "tokenizer": launch.manifest.tokenizer,
         "data_fingerprint": launch.manifest.fingerprint,
@@ -86,24 +93,26 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
         "micro_batch": session.datamodule.micro_batch,
         **same,
     }
-    sets = {name: path for name, path in launch.settings.data.val.items() if is_data_folder(path)}
-    if sets:
-        facts["val_fingerprints"] = {n: Manifest.read(path).fingerprint for n, path in sets.items()}
+    sets = launch.settings.data.val.items()
+    folders = {name: Manifest.read(path) for name, path in sets if is_data_folder(path)}
+    if folders:
+        facts["val_fingerprints"] = {name: one.fingerprint for name, one in folders.items()}
     if own := hashes(launch.settings.model):
         facts["classes"] = own
     if trainer.is_global_zero:
         for name in (WENT_WRONG, ENDED_EARLY):
             (folder / name).unlink(missing_ok=True)
-        _write_down(session, facts, None if launch.trunk else step)
+        tokenizer = local_copy(f"{launch.settings.data.path}/{TOKENIZER}")
+        facts["device"] = device_name(trainer.strategy.root_device)
+        run_folder.start(folder, launch.settings.as_recipe(), facts, step if begun else None)
+        keep_sources(folder, launch.settings.model)
+        write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
         if launch.trunk is not None:
             take_over(launch.trunk, folder)
         begin_wandb(trainer, folder)
+    path = None if checkpoint is None else str(checkpoint)
     try:
-        trainer.fit(
-            session.module,
-            datamodule=session.datamodule,
-            ckpt_path=None if checkpoint is None else str(checkpoint),
-        )
+        trainer.fit(session.module, datamodule=session.datamodule, ckpt_path=path)
     except torch.OutOfMemoryError:
         raise _out_of_memory(session, step or 0) from None
     except StopTraining as stop:
@@ -125,18 +134,11 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
         raise
     session.show_validation()
     if trainer.global_step < steps:
-        _tell_early_end(session, steps)
+        session.say(f"ended by {_early_end(session, steps)}")
     if trainer.is_global_zero:
         session.say(f"curve: {curve.draw(folder)}")
     classes = option_of(session.launch.settings.model)
     session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt-path {folder}{classes}")
-
-
-def _id(launch: Launch) -> str:
-    """What tells this run from all others."""
-    if launch.checkpoint is None or launch.trunk is not None:
-        return uuid.uuid4().hex
-    return str(run_folder.facts_at(launch.run_folder, launch.checkpoint)["id"])
 
 
 def _out_of_memory(session: Session, since: int) -> OutOfMemory:
@@ -148,18 +150,14 @@ def _out_of_memory(session: Session, since: int) -> OutOfMemory:
     trainer, size, launch = session.trainer, session.datamodule.micro_batch, session.launch
     smaller = max((n for n in range(1, size // 2 + 1) if size % n == 0), default=None)
     newest = run_folder.newest_checkpoint(launch.run_folder)
-    first = (
-        trainer.world_size == 1
-        and trainer.global_step < since + FIRST_STEPS
-        and newest in (None, launch.checkpoint)
-    )
+    first = trainer.world_size == 1 and trainer.global_step < since + FIRST_STEPS
     way_out = "--run.activation_checkpointing full computes more and keeps less"
     if smaller is not None:
         way_out = f"--run.micro_batch {smaller} needs less, and changes neither batch nor data"
     return OutOfMemory(
         f"the GPU has no room for run.micro_batch={size} in step {trainer.global_step + 1}; "
         f"{way_out}; training continues from {run_folder.newest_step(launch.run_folder)}",
-        smaller if first else None,
+        smaller if first and newest in (None, launch.checkpoint) else None,
     )
 
 
@@ -178,40 +176,26 @@ def _lost_contact(session: Session, error: Exception) -> RunFailed | None:
 
 def _refusal(error: Exception) -> UserError | None:
     """What Lightning or one of its callbacks refuses once training begins; None for all else."""
+    theirs = re.compile(r"lightning\.(pytorch\.callbacks\.(?!prog)|fabric\.plugins\.env)")
     modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
-    theirs = isinstance(error, ValueError | TypeError | AttributeError | RuntimeError) and any(
-        re.match(r"lightning\.(pytorch\.callbacks\.(?!prog)|fabric\.plugins\.env)", name)
-        for name in modules
-    )
-    if theirs or isinstance(error, MisconfigurationException):
+    kinds = ValueError | TypeError | AttributeError | RuntimeError
+    refused = isinstance(error, kinds) and any(map(theirs.match, modules))
+    if refused or isinstance(error, MisconfigurationException):
         return UserError(f"trainer: {error}; change the recipe's trainer section")
     return None
 
 
-def _tell_early_end(session: Session, steps: int) -> None:
-    """Says which callback ended training, and keeps EarlyStopping's words for the next start."""
-    trainer, folder = session.trainer, session.launch.run_folder
-    why = f"a callback at step {trainer.global_step} of {steps}"
+def _early_end(session: Session, steps: int) -> str:
+    """Which callback ended training; keeps EarlyStopping's words for the next start."""
+    trainer = session.trainer
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if reason := getattr(callback, "stopping_reason_message", None):
             reason = reason.removesuffix(" Signaling Trainer to stop.")
             why = f"{type(callback).__name__} at step {trainer.global_step}: {reason}"
             if trainer.is_global_zero:
-                write_text(folder / ENDED_EARLY, why)
-    session.say(f"ended by {why}")
-
-
-def _finish(session: Session, step: int) -> None:
-    """Makes up for the last validation of a run that has made all of its steps and lacks it."""
-    launch, trainer = session.launch, session.trainer
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, MetricsLog):
-            callback.step = step
-    trainer.validate(
-        session.module, datamodule=session.datamodule, ckpt_path=str(launch.checkpoint),
-        verbose=False,
-    )  # fmt: skip
-    session.show_validation()
+                write_text(session.launch.run_folder / ENDED_EARLY, why)
+            return why
+    return f"a callback at step {trainer.global_step} of {steps}"
 
 
 def _stopped(session: Session, signum: int) -> Stopped:
@@ -232,58 +216,36 @@ def _stopped(session: Session, signum: int) -> Stopped:
 
 def _summary(session: Session, steps: int, accumulate: int) -> str:
     launch, settings = session.launch, session.launch.settings
-    model, run = settings.model, settings.run
+    model, run, device = settings.model, settings.run, session.trainer.strategy.root_device
     assert launch.manifest is not None
-    flops = count.mean_layer_flops(model)
+    flops, since, checkpoint = count.mean_layer_flops(model), launch.data_since, launch.checkpoint
     linear, total = flops["linear_total"], flops["total"]
     sparse = count.has_experts(model)
     active = f", {count.active_parameters(model) / 1e6:,.1f}M of them active" if sparse else ""
-    lines = [
-        f"model   {count.parameters(model) / 1e6:,.1f}M parameters{active}, "
-        f"{linear / 1e6:.2f}M linear and {total / 1e6:.2f}M total FLOPs per token and layer"
-    ]
-    if sparse and model.top_k == 1 and model.balance != "loss":
-        lines.append(
-            "        experts are chosen by a router that is not trained: with model.top_k=1 its "
-            "weight is always 1; take 2, or model.balance=loss"
-        )
-    if run.budget:
-        lines.append(
-            f"        linear FLOPs are {linear / run.budget:.4f} of the budget of "
-            f"{run.budget / 1e6:g}M"
-        )
-    lines += [
-        f"data    {settings.data.path}: {launch.manifest.tokens / 1e6:,.1f}M tokens, "
-        f"{epochs(settings, launch.manifest, launch.data_since):.2f} epochs"
-        + (f" from step {launch.data_since:,} on" if launch.data_since else ""),
-        f"run     {steps:,} steps of {run.batch_tokens:,} tokens: "
-        f"{session.trainer.world_size} x {session.datamodule.micro_batch} sequences of "
-        f"{model.max_seq_len}, accumulated {accumulate} times",
-        f"folder  {launch.run_folder}",
-    ]
-    device = session.trainer.strategy.root_device
-    if device.type == "cuda" and run.peak_tflops is None and peak_tflops(device) is None:
-        lines.append(
-            "mfu     not written: this GPU's peak is not known; --run.peak_tflops N gives it"
-        )
+    unknown = device.type == "cuda" and run.peak_tflops is None and peak_tflops(device) is None
     # With AVX2 PyTorch has a slow kernel alone. A run that is continued keeps its precision.
     slow = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
-    if slow and str(session.trainer.precision).startswith("bf16") and launch.checkpoint is None:
-        lines.append(
-            "speed   this CPU lacks AVX-512, so that products in bfloat16 are slow: "
-            "--trainer.precision 32-true is many times faster"
-        )
-    if launch.checkpoint is not None:
-        whose = "" if launch.trunk is None else f" of {launch.trunk}"
-        lines.append(f"        continued from step {run_folder.step_of(launch.checkpoint)}{whose}")
-    return "\n".join(lines)
-
-
-def _write_down(session: Session, facts: dict[str, Any], step: int | None) -> None:
-    """Puts recipe, versions and tokenizer into the run folder."""
-    folder, settings = session.launch.run_folder, session.launch.settings
-    tokenizer = local_copy(f"{settings.data.path}/{TOKENIZER}")
-    device = device_name(session.trainer.strategy.root_device)
-    run_folder.start(folder, settings.as_recipe(), facts | {"device": device}, step)
-    keep_sources(folder, settings.model)
-    write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
+    slow &= str(session.trainer.precision).startswith("bf16") and checkpoint is None
+    whose = "" if launch.trunk is None else f" of {launch.trunk}"
+    lines = [
+        ("model", f"{count.parameters(model) / 1e6:,.1f}M parameters{active}, {linear / 1e6:.2f}M "
+         f"linear and {total / 1e6:.2f}M total FLOPs per token and layer"),
+        ("", sparse and model.top_k == 1 and model.balance != "loss" and
+         "experts are chosen by a router that is not trained: with model.top_k=1 its weight is "
+         "always 1; take 2, or model.balance=loss"),
+        ("", run.budget and f"linear FLOPs are {linear / run.budget:.4f} of the budget of "
+         f"{run.budget / 1e6:g}M"),
+        ("data", f"{settings.data.path}: {launch.manifest.tokens / 1e6:,.1f}M tokens, "
+         f"{epochs(settings, launch.manifest, since):.2f} epochs"
+         + (f" from step {since:,} on" if since else "")),
+        ("run", f"{steps:,} steps of {run.batch_tokens:,} tokens: {session.trainer.world_size} x "
+         f"{session.datamodule.micro_batch} sequences of {model.max_seq_len}, accumulated "
+         f"{accumulate} times"),
+        ("folder", str(launch.run_folder)),
+        ("mfu", unknown and "not written: this GPU's peak is not known; --run.peak_tflops N "
+         "gives it"),
+        ("speed", slow and "this CPU lacks AVX-512, so that products in bfloat16 are slow: "
+         "--trainer.precision 32-true is many times faster"),
+        ("", checkpoint and f"continued from step {run_folder.step_of(checkpoint)}{whose}"),
+    ]  # fmt: skip
+    return "\n".join(f"{label:8}{text}" for label, text in lines if text)
