@@ -8,7 +8,6 @@ from operator import attrgetter
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.schedule import check_loops
 from dualpath_cli.recipe.settings import SECTIONS, Settings, TrainerSettings
 from dualpath_cli.run.run_folder import TOKENIZER
@@ -59,8 +58,7 @@ def check_epochs(settings: Settings, manifest: Manifest, since: int) -> None:
         raise UserError(
             f"run.max_tokens={settings.run.max_tokens} is{rest} {wanted:.2f} epochs of the "
             f"{sum(manifest.chunk_blocks(length + 1))} sequences of {length} tokens in "
-            f"'{settings.data.path}'; raise data.max_epochs={most:g} to {ceil(100 * wanted) / 100} "
-            "to allow it"
+            f"'{settings.data.path}'; raise data.max_epochs={most:g} to {ceil(100 * wanted) / 100}"
         )
 
 
@@ -204,23 +202,6 @@ def micro_batches(batch_tokens: int, length: int, ranks: int, micro_batch: int) 
             f"of each step; --run.micro_batch {fitting} does"
         )
     return own // micro_batch
-
-
-def check_size(settings: Settings) -> None:
-    """Raises UserError unless the weights alone, in float32, fit into this machine's memory.
-
-    A run takes a lot more. Where all machines share one set of weights, each holds its part.
-    """
-    trainer, size = settings.trainer, 4 * parameters(settings.model)
-    within_a_node = trainer.strategy == "hsdp" and settings.run.shard_size is None
-    machines = trainer.num_nodes if trainer.is_sharded and not within_a_node else 1
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > memory * machines:
-        raise UserError(
-            f"the model's parameters are {size / 1e9:,.0f} GB, and this machine has "
-            f"{memory / 1e9:,.0f} GB of memory; lower model.n_layers ({settings.model.n_layers}), "
-            f"d_model ({settings.model.d_model}), vocab_size or the FFN widths"
-        )
 
 
 def check_validation_sets(settings: Settings, tokenizer: str, way_out: str = "") -> None:

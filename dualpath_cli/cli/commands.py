@@ -13,8 +13,7 @@ class Command:
     """A command: its words, and the classes and functions behind it, as `module:name`."""
 
     name: str
-    purpose: str
-    """A sentence for `dualpath --help`."""
+    purpose: str  # a sentence for `dualpath --help`
     options: str
     """A frozen dataclass: its docstring describes the command, its fields are the options."""
     needs: Literal["recipe", "recipes", "run", "nothing"] = "nothing"
@@ -23,41 +22,38 @@ class Command:
     run: str = "dualpath_cli.cli.lightning:run"
     """Takes the checked Launch and returns the exit code. Where the command needs nothing, it takes
     the options, for `recipes` the recipe too, and returns the text to print, or None."""
-    task: str | None = None
-    """Called by `lightning.run` with the Session, once trainer, module and data are built."""
+    task: str | None = None  # called with the Session, once trainer, module and data are built
     module: str = "dualpath_cli.training.module:DualPathModule"
-    """The LightningModule that is built for the task."""
     combine: str | None = None
     """Sets several RUNs side by side: takes the folders that the command wrote for each, the folder
     for all and the console, and returns the paths that it wrote. Without it a command takes one."""
 
 
+def _alone(name: str, purpose: str, options: str) -> Command:
+    """A command that needs nothing, whose `run` stands beside its options."""
+    return Command(name, purpose, options, run=f"{options.partition(':')[0]}:run")
+
+
 _ABLATION, _ROUTING = "dualpath_cli.study.ablation", "dualpath_cli.study.routing"
 
 _RECORDS = (
-    Command(
+    _alone(
         "quickstart",
         "Make a sample corpus, train a small model on it, ablate it, write a page of its routing.",
-        options="dualpath_cli.cli.quickstart:Quickstart",
-        run="dualpath_cli.cli.quickstart:run",
+        "dualpath_cli.cli.quickstart:Quickstart",
     ),
-    Command(
-        "tokenizer",
-        "Train a byte-level BPE on any texts.",
-        options="data_prep.tokenizer:TrainTokenizer",
-        run="data_prep.tokenizer:run",
+    _alone(
+        "tokenizer", "Train a byte-level BPE on any texts.", "data_prep.tokenizer:TrainTokenizer"
     ),
-    Command(
+    _alone(
         "prepare",
         "Turn corpora into a data folder: cleaned, deduplicated, mixed, tokenised.",
-        options="data_prep.command:Prepare",
-        run="data_prep.command:run",
+        "data_prep.command:Prepare",
     ),
-    Command(
+    _alone(
         "prepare inspect",
         "Verify every byte of a data folder, and show what is in it.",
-        options="data_prep.inspection:Inspect",
-        run="data_prep.inspection:run",
+        "data_prep.inspection:Inspect",
     ),
     Command(
         "fit",
@@ -73,11 +69,10 @@ _RECORDS = (
         options="dualpath_cli.recipe.options:Validate",
         task="dualpath_cli.cli.session:validate",
     ),
-    Command(
+    _alone(
         "flops",
         "Solve FLOP-matched widths; count parameters and FLOPs.",
-        options="dualpath_cli.flops.command:Flops",
-        run="dualpath_cli.flops.command:run",
+        "dualpath_cli.flops.command:Flops",
     ),
     Command(
         "sweep",
@@ -86,11 +81,10 @@ _RECORDS = (
         options="dualpath_cli.sweep.request:Sweep",
         run="dualpath_cli.sweep.command:run",
     ),
-    Command(
+    _alone(
         "compare",
         "Set runs side by side: tables with tests over seeds, figures, a page.",
-        options="dualpath_cli.compare.command:Compare",
-        run="dualpath_cli.compare.command:run",
+        "dualpath_cli.compare.command:Compare",
     ),
     Command(
         "ablate",
@@ -110,11 +104,10 @@ _RECORDS = (
         task=f"{_ROUTING}.study:run",
         module="dualpath_cli.study.bench:StudyModule",
     ),
-    Command(
+    _alone(
         "evaluate",
         "Score a trained model on the paper's benchmarks, through lm-evaluation-harness.",
-        options="dualpath_cli.evaluation.command:Evaluate",
-        run="dualpath_cli.evaluation.command:run",
+        "dualpath_cli.evaluation.command:Evaluate",
     ),
     Command(
         "generate",
@@ -122,11 +115,10 @@ _RECORDS = (
         options="dualpath_cli.decoding.request:Generate",
         run="dualpath_cli.decoding.command:run",
     ),
-    Command(
+    _alone(
         "export",
         "Write a trained model as a folder for transformers, the hub, and all commands.",
-        options="dualpath_cli.export.command:Export",
-        run="dualpath_cli.export.command:run",
+        "dualpath_cli.export.command:Export",
     ),
 )
 

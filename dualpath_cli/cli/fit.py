@@ -170,8 +170,7 @@ def _lost_contact(session: Session, error: Exception) -> RunFailed | None:
     death = launcher.death() if isinstance(launcher, Ranks) else None
     reason = " ".join(str(error).split())[:160]
     said = death or f"rank {trainer.global_rank} lost contact with the others: {reason}"
-    at = run_folder.newest_step(session.launch.run_folder)
-    return RunFailed(f"{said}; the same command continues from {at}")
+    return RunFailed(f"{said}; {session.way_on}")
 
 
 def _refusal(error: Exception) -> UserError | None:
@@ -200,7 +199,6 @@ def _early_end(session: Session, steps: int) -> str:
 
 def _stopped(session: Session, signum: int) -> Stopped:
     """The end of the command after a signal, with the step that the run continues from."""
-    at = run_folder.newest_step(session.launch.run_folder)
     endings: dict[int, tuple[str, int]] = {
         signal.SIGINT: ("interrupted", 130),
         TIME_OVER: ("trainer.max_time is over", 0),
@@ -211,7 +209,7 @@ def _stopped(session: Session, signum: int) -> Stopped:
         isinstance(environment, SLURMEnvironment) and session.trainer.global_rank
     ):
         code = 0  # who started the ranks would kill the first one, at its last words, for another
-    return Stopped(f"{name}; the same command continues from {at}", code, session.console.quiet)
+    return Stopped(f"{name}; {session.way_on}", code, session.console.quiet)
 
 
 def _summary(session: Session, steps: int, accumulate: int) -> str:

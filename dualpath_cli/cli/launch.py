@@ -44,18 +44,13 @@ class Launch:
     checkpoint: Path | None  # where to continue from (fit), or what to score or read (all others)
     options: Any = None  # the command's own options, as their `read` returns them
     manifest: Manifest | None = None  # of the training data; None but for fit
-    weights: Path | None = None
-    """A checkpoint of another run whose weights fit starts from, at step 0."""
+    weights: Path | None = None  # another run's checkpoint, whose weights fit starts from at step 0
     step: int | None = None  # of the checkpoint that is scored or read; None for fit
-    averaged: Run | None = None
-    """The RUN, where the mean of several checkpoints is scored in its place."""
+    averaged: Run | None = None  # the RUN, where the mean of several checkpoints is scored instead
     data_since: int = 0  # the step at which the run that fit continues began to train on its data
-    trunk: Path | None = None
-    """Folder of another run whose checkpoint fit continues from, in a run folder that is new."""
-    taken_back: int | None = None
-    """The step of the older checkpoint that this run was last taken back to by --ckpt-path."""
-    line: Line | None = None
-    """The words, which LightningCLI parses once more upon `base`; None where nothing is run."""
+    trunk: Path | None = None  # another run's folder, whose checkpoint a new run continues from
+    taken_back: int | None = None  # the older step that --ckpt-path has last taken this run back to
+    line: Line | None = None  # the words, which LightningCLI parses once more upon `base`
     base: recipes.Recipe = field(default_factory=dict)  # the recipe before the words changed it
 
 
@@ -86,7 +81,6 @@ def prepare(line: Line) -> Launch:
     checks.check_trainer(settings.trainer)
     named = line.changed(given).get("model", {})
     check_as_trained(run, settings.model, options.own_classes, named)
-    checks.check_size(settings)
     options.check(settings)
     other_sets = _OTHER_SETS
     if hasattr(options, "sources"):
@@ -105,18 +99,17 @@ def prepare_several(line: Line) -> tuple[list[Launch], Path]:
     if line.options.out is None:
         raise UserError("several RUNs need --out DIR: a folder for the files of all of them")
     out = Path(line.options.out)
-    lines: dict[Path, Line] = {}
+    launches: dict[Path, Launch] = {}
     for given in line.options.ckpt_path:
         run = find_run(given)
         folder = out / f"{run.folder.parent.name}-{run.folder.name}-step-{run.step:08d}"
-        if folder in lines:
+        if folder in launches:
             raise UserError(f"--ckpt-path names two runs whose files would go to '{folder}'")
         options = replace(line.options, out=str(folder), ckpt_path=(given,))
-        lines[folder] = replace(line, options=options)
-    launches = [prepare(own_line) for own_line in lines.values()]
-    if any(launch.settings.trainer.devices not in (1, "1") for launch in launches):
+        launches[folder] = prepare(replace(line, options=options))
+    if any(launch.settings.trainer.devices not in (1, "1") for launch in launches.values()):
         raise UserError("several RUNs go on one device; give them one at a time for more")
-    return launches, out
+    return list(launches.values()), out
 
 
 def _recipe_of(run: run_folder.Run, given: recipes.Recipe) -> recipes.Recipe:
@@ -170,7 +163,6 @@ def to_train(
     """
     checks.check_trainer(settings.trainer)
     import_classes(settings.model, allowed=True)
-    checks.check_size(settings)
     manifest = checks.check_training_data(settings)
     checks.check_steps(settings)
     tokenizer = f"{settings.data.path}/{run_folder.TOKENIZER}"

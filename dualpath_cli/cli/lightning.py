@@ -24,12 +24,11 @@ from dualpath_cli.cli.session import OutOfMemory, Session
 from dualpath_cli.cli.words import add_words, upon
 from dualpath_cli.errors import UserError
 from dualpath_cli.output import is_first_rank
-from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
-from dualpath_cli.recipe.parser import PARSER, OneLine
+from dualpath_cli.output.console import plain_console
+from dualpath_cli.recipe.parser import OneLine
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, TrainerSettings
-from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.run_folder import TOKENIZER, newest_step, step_of
 from dualpath_cli.run.weights import verify
 from dualpath_cli.text.storage import local_copy
@@ -47,9 +46,6 @@ from dualpath_cli.training.stopping import Stopping
 
 class Parser(OneLine, LightningArgumentParser):
     """LightningCLI's parser with errors of one line."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**{**PARSER, **settings})
 
 
 class DualPathCLI(LightningCLI):
@@ -110,8 +106,10 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
     settings, seed = launch.settings, launch.settings.seed_everything
     fitting = launch.command.needs == "recipe"
     console = plain_console(goes_on=fitting)
-    if fitting and launch.checkpoint is not None:
-        _verify(launch)
+    if fitting and launch.checkpoint is not None and is_first_rank():  # the others wait
+        # `load_weights` verifies what it loads itself.
+        way_out = "; copy it again, or remove it: the branch then begins at an earlier checkpoint"
+        verify(launch.checkpoint, way_out=way_out if launch.trunk else None)
     try:
         trainer = build_trainer(launch, trainer_section, console)
     except (TypeError, ValueError, ImportError, RuntimeError, MisconfigurationException) as error:
@@ -228,22 +226,6 @@ def _as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list) else [value]
-
-
-def _verify(launch: Launch) -> None:
-    """Hashes the checkpoint that training continues from, a trunk's too; other ranks wait.
-
-    Raises UserError for a changed byte. `load_weights` verifies what it loads itself.
-    """
-    assert launch.checkpoint is not None
-    if not is_first_rank():
-        return
-    size = sum(path.stat().st_size for path in files_of(launch.checkpoint))
-    way_out = "; copy it again, or remove it: the branch then begins at an earlier checkpoint"
-    with Progress(
-        plain_console(stderr=True), "verifying the checkpoint", bytes_of_bytes, size, transient=True
-    ) as progress:
-        verify(launch.checkpoint, progress.advance, way_out if launch.trunk else None)
 
 
 def run(launch: Launch) -> int:

@@ -10,7 +10,7 @@ from dualpath_cli.cli.launch import Launch
 from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.recipe.recipes import Recipe
-from dualpath_cli.run.run_folder import AVERAGES, Run, read_recipe
+from dualpath_cli.run.run_folder import AVERAGES, Run, newest_step, read_recipe
 from dualpath_cli.run.trained import label_of_average
 from dualpath_cli.system import format_csv, read_csv, write_text
 from dualpath_cli.training.data.data_module import DualPathDataModule
@@ -37,6 +37,11 @@ class Session:
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)
+
+    @property
+    def way_on(self) -> str:
+        """What to say of a run that ended early."""
+        return f"the same command continues from {newest_step(self.launch.run_folder)}"
 
     def show_validation(self) -> None:
         """Prints the losses of the last validation, if there was one."""

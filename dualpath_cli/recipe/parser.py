@@ -70,6 +70,11 @@ class OneLine:
     prefix = ""
     """Goes before keys in messages."""
 
+    def __init__(self, **settings: Any) -> None:
+        # A mistyped option must not pass for another one.
+        ours = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
+        super().__init__(**{**ours, **settings})
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raises a UserError that names the key or option, its value, and the way out."""
         raise UserError(self._explain(" ".join(message.split()))) from ex
@@ -162,15 +167,8 @@ class OneLine:
         return f"unknown option '{option}'{hint or f'; {help_} lists what there is'}"
 
 
-PARSER: dict[str, Any] = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
-"""A mistyped option must not pass for another one."""
-
-
 class Parser(OneLine, ArgumentParser):
     """The parser of every command, and of every dataclass that is read from a file."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**{**PARSER, **settings})
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:

@@ -12,8 +12,6 @@ from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.parser import reader_of
 from dualpath_cli.recipe.recipes import Recipe
 
-_COUNT: Range = (1, 10**12)
-_SIZE: Range = (1, LARGEST)
 _EVERY: Range = (0, 10**12)
 _SEED: Range = (0, 2**32 - 1)
 
@@ -85,21 +83,19 @@ class RunSettings:
     finite, or by optim.skip_sigma."""
 
     def __post_init__(self) -> None:
-        way_out = "; --run.{0} NAME gives another"
-        for name in ("recipe", "name"):
-            check_name(name, getattr(self, name), way_out.format(name))
+        for name in ("recipe", "name", "wandb"):
+            if (value := getattr(self, name)) is not None:
+                check_name(name, value, f"; --run.{name} NAME gives another")
         check_path("dir", self.dir)
         if self.branch_from is not None:
             check_path("branch_from", self.branch_from)
-        if self.wandb is not None:
-            check_name("wandb", self.wandb)
-        counts = ("log_every", "save_every", "max_bad_steps")
-        ranges: dict[str, Range] = dict.fromkeys(counts, _COUNT)
-        ranges |= dict.fromkeys(("gates_every", "validate_every", "keep", "keep_every"), _EVERY)
-        ranges |= dict.fromkeys(("budget", "max_tokens", "batch_tokens"), _SIZE)
-        ranges |= {"peak_tflops": (1e-6, 1e9), "rank_timeout": (0.01, 1e6)}
-        ranges["shard_size"] = (2, 10**5)
-        ranges["micro_batch"] = (1, 10**6)
+        every = dict.fromkeys(("gates_every", "validate_every", "keep", "keep_every"), _EVERY)
+        ranges: dict[str, Range] = {
+            **dict.fromkeys(("log_every", "save_every", "max_bad_steps"), (1, 10**12)),
+            **dict.fromkeys(("budget", "max_tokens", "batch_tokens"), (1, LARGEST)),
+            "peak_tflops": (1e-6, 1e9), "rank_timeout": (0.01, 1e6), "shard_size": (2, 10**5),
+            "micro_batch": (1, 10**6), **every,
+        }  # fmt: skip
         check_ranges(self, ranges)
         _check_loops(self.train_loops, self.loop_schedule)
         if self.save_every % self.log_every:
@@ -166,7 +162,7 @@ class DataSettings:
         for name, path in self.val.items():
             check_name("the name of a validation set in val", name)
             check_path(f"val.{name}", path, remote=True)
-        ranges: dict[str, Range] = {"val_seed": _SEED, "val_tokens": _SIZE}
+        ranges: dict[str, Range] = {"val_seed": _SEED, "val_tokens": (1, LARGEST)}
         check_ranges(self, ranges | {"workers": (0, MOST_WORKERS), "max_epochs": (1e-9, 1e9)})
 
 
