@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.recipe.schedule import check_loops
+from dualpath_cli.recipe.schedule import check_loops, epochs, micro_batches
 from dualpath_cli.recipe.settings import SECTIONS, Settings, TrainerSettings
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.system import cores, visible_gpus
@@ -29,13 +29,10 @@ CLASSES = ("callbacks", "plugins", "profiler", "logger")
 def check_training_data(settings: Settings) -> Manifest:
     """Raises UserError unless the data folder is whole and fits the model; returns its manifest."""
     folder = settings.data.path
-    manifest = Manifest.read(folder)
-    manifest.check_sizes(folder)
-    manifest.check_index(folder)
+    manifest = _whole(folder, settings, f"data.path '{folder}'")
     if not exists(f"{folder}/{TOKENIZER}"):
         raise UserError(f"{folder}/{TOKENIZER} is missing; prepare the folder again")
     manifest.check_tokenizer(folder)
-    _check_length(manifest, settings, f"data.path '{folder}'")
     if manifest.vocab_size > settings.model.vocab_size:
         raise UserError(
             f"data.path '{folder}' uses a tokenizer of {manifest.vocab_size} entries, more than "
@@ -69,15 +66,14 @@ def check_steps(settings: Settings) -> None:
     Where the number of devices is not known yet, `fit` finds out about the micro-batches.
     """
     run, warmup = settings.run, settings.optim.warmup_steps
-    steps = run.max_tokens // run.batch_tokens
-    if steps == 0:
+    if run.steps == 0:
         raise UserError(
             f"run.max_tokens={run.max_tokens} is less than one batch of "
             f"run.batch_tokens={run.batch_tokens}; raise the one or lower the other"
         )
-    if warmup >= steps:
+    if warmup >= run.steps:
         raise UserError(
-            f"optim.warmup_steps={warmup} must be less than the run's {steps} optimizer steps "
+            f"optim.warmup_steps={warmup} must be less than the run's {run.steps} optimizer steps "
             "(run.max_tokens / run.batch_tokens)"
         )
     ranks = _ranks(settings.trainer)
@@ -166,44 +162,6 @@ def check_trainer(trainer: TrainerSettings) -> None:
                 )
 
 
-def epochs(settings: Settings, manifest: Manifest, since: int = 0) -> float:
-    """Passes over the blocks of the training data in the run's steps from step `since` on.
-
-    A block has one token more than are trained on, and the last tokens of a chunk make none.
-    """
-    run, length = settings.run, settings.model.max_seq_len
-    trained = (run.max_tokens // run.batch_tokens - since) * run.batch_tokens
-    return trained / (length * sum(manifest.chunk_blocks(length + 1)))
-
-
-def micro_batches(batch_tokens: int, length: int, ranks: int, micro_batch: int) -> int:
-    """Returns how many micro-batches of sequences of `length` tokens a rank has of each step.
-
-    Raises UserError unless the step's tokens are equally many whole micro-batches on all ranks.
-    """
-    sequences, rest = divmod(batch_tokens, length)
-    if rest:
-        raise UserError(
-            f"run.batch_tokens={batch_tokens} is no whole number of sequences of {length} tokens; "
-            f"{(sequences + 1) * length} is one"
-        )
-    own, rest = divmod(sequences, ranks)
-    if rest:
-        fewer = max(n for n in range(1, ranks) if sequences % n == 0)
-        raise UserError(
-            f"the {sequences} sequences of a step (run.batch_tokens={batch_tokens}) cannot be "
-            f"dealt out evenly to {ranks} devices, but to {fewer}; a new run could take "
-            f"--run.batch_tokens {(own + 1) * ranks * length}"
-        )
-    if own % micro_batch:
-        fitting = max(n for n in range(1, min(own, micro_batch) + 1) if own % n == 0)
-        raise UserError(
-            f"run.micro_batch={micro_batch} does not divide the {own} sequences that a device has "
-            f"of each step; --run.micro_batch {fitting} does"
-        )
-    return own // micro_batch
-
-
 def check_validation_sets(settings: Settings, tokenizer: str, way_out: str = "") -> None:
     """Raises UserError unless every validation set exists, is readable and has the run's tokens.
 
@@ -216,10 +174,7 @@ def check_validation_sets(settings: Settings, tokenizer: str, way_out: str = "")
             if not is_data_folder(path):
                 _check_texts(name, path, way_out)
                 continue
-        manifest = Manifest.read(path)
-        manifest.check_sizes(path)
-        manifest.check_index(path)
-        _check_length(manifest, settings, place)
+        manifest = _whole(path, settings, place)
         if manifest.tokenizer != Tokenizer.load(local_copy(tokenizer)).fingerprint:
             raise UserError(
                 f"{place} was prepared with another tokenizer than the run's; "
@@ -227,14 +182,18 @@ def check_validation_sets(settings: Settings, tokenizer: str, way_out: str = "")
             )
 
 
-def _check_length(manifest: Manifest, settings: Settings, place: str) -> None:
-    """Raises UserError where no chunk has the tokens of one block, the unit that is read."""
+def _whole(folder: str, settings: Settings, place: str) -> Manifest:
+    """The manifest of a data folder; UserError unless a chunk has the tokens of one block."""
+    manifest = Manifest.read(folder)
+    manifest.check_sizes(folder)
+    manifest.check_index(folder)
     block, longest = settings.model.max_seq_len + 1, max(manifest.chunk_tokens)
     if longest < block:
         raise UserError(
             f"{place} has no {block} tokens in a chunk (the longest has {longest}), which "
             f"model.max_seq_len={settings.model.max_seq_len} needs; lower it or prepare more data"
         )
+    return manifest
 
 
 def verify_data(settings: Settings, *, training: bool) -> None:

@@ -11,13 +11,13 @@ import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from dualpath_cli.cli.checks import epochs, micro_batches
 from dualpath_cli.cli.continuing import take_over
 from dualpath_cli.cli.session import OutOfMemory, Session
 from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
 from dualpath_cli.flops import count
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.own_classes.checks import hashes, keep_sources, option_of
+from dualpath_cli.recipe.schedule import epochs, micro_batches
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.run_folder import ENDED_EARLY, TOKENIZER, WENT_WRONG
 from dualpath_cli.system import FIT, Terminated, alone, write_text
@@ -44,11 +44,10 @@ def fit(session: Session) -> None:
     folder, checkpoint = session.launch.run_folder, session.launch.checkpoint
     model, run = session.launch.settings.model, session.launch.settings.run
     ranks, micro_batch = session.trainer.world_size, session.datamodule.micro_batch
-    steps = run.max_tokens // run.batch_tokens
     accumulate = micro_batches(run.batch_tokens, model.max_seq_len, ranks, micro_batch)
-    session.say(_summary(session, steps, accumulate))
+    session.say(_summary(session, accumulate))
     step = None if checkpoint is None else run_folder.step_of(checkpoint)
-    if step is not None and step >= steps:  # it lacks the last validation alone
+    if step is not None and step >= run.steps:  # it lacks the last validation alone
         for callback in session.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, MetricsLog):
                 callback.step = step
@@ -59,12 +58,12 @@ def fit(session: Session) -> None:
     way_out = "wait for its end, or give this run a name (--run.name NAME)"
     lock = alone(folder / FIT, folder, way_out)
     with lock if session.trainer.is_global_zero else nullcontext():
-        _train(session, steps, accumulate, step)
+        _train(session, accumulate, step)
 
 
-def _train(session: Session, steps: int, accumulate: int, step: int | None) -> None:
+def _train(session: Session, accumulate: int, step: int | None) -> None:
     """Trains from step `step`, if there is one to continue, in a folder that is ours."""
-    launch, trainer = session.launch, session.trainer
+    launch, trainer, run = session.launch, session.trainer, session.launch.settings.run
     assert launch.manifest is not None
     folder, checkpoint = launch.run_folder, launch.checkpoint
     gone = checkpoint is not None and not checkpoint.exists()
@@ -73,7 +72,7 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
         raise UserError(f"{folder} was written by another fit just now; give the command again")
     trainer.accumulate_grad_batches = accumulate
     # Lightning counts micro-batches here. Without an interval only the last step validates.
-    trainer.val_check_interval = (launch.settings.run.validate_every or steps) * accumulate
+    trainer.val_check_interval = (run.validate_every or run.steps) * accumulate
     trainer.check_val_every_n_epoch = None
     same = {"precision": str(trainer.precision), "data_order": order.NAME}
     if checkpoint is not None:
@@ -133,8 +132,8 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
             raise fault from error
         raise
     session.show_validation()
-    if trainer.global_step < steps:
-        session.say(f"ended by {_early_end(session, steps)}")
+    if trainer.global_step < run.steps:
+        session.say(f"ended by {_early_end(session)}")
     if trainer.is_global_zero:
         session.say(f"curve: {curve.draw(folder)}")
     classes = option_of(session.launch.settings.model)
@@ -184,7 +183,7 @@ def _refusal(error: Exception) -> UserError | None:
     return None
 
 
-def _early_end(session: Session, steps: int) -> str:
+def _early_end(session: Session) -> str:
     """Which callback ended training; keeps EarlyStopping's words for the next start."""
     trainer = session.trainer
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -194,6 +193,7 @@ def _early_end(session: Session, steps: int) -> str:
             if trainer.is_global_zero:
                 write_text(session.launch.run_folder / ENDED_EARLY, why)
             return why
+    steps = session.launch.settings.run.steps
     return f"a callback at step {trainer.global_step} of {steps}"
 
 
@@ -212,7 +212,7 @@ def _stopped(session: Session, signum: int) -> Stopped:
     return Stopped(f"{name}; {session.way_on}", code, session.console.quiet)
 
 
-def _summary(session: Session, steps: int, accumulate: int) -> str:
+def _summary(session: Session, accumulate: int) -> str:
     launch, settings = session.launch, session.launch.settings
     model, run, device = settings.model, settings.run, session.trainer.strategy.root_device
     assert launch.manifest is not None
@@ -236,9 +236,9 @@ def _summary(session: Session, steps: int, accumulate: int) -> str:
         ("data", f"{settings.data.path}: {launch.manifest.tokens / 1e6:,.1f}M tokens, "
          f"{epochs(settings, launch.manifest, since):.2f} epochs"
          + (f" from step {since:,} on" if since else "")),
-        ("run", f"{steps:,} steps of {run.batch_tokens:,} tokens: {session.trainer.world_size} x "
-         f"{session.datamodule.micro_batch} sequences of {model.max_seq_len}, accumulated "
-         f"{accumulate} times"),
+        ("run", f"{run.steps:,} steps of {run.batch_tokens:,} tokens: "
+         f"{session.trainer.world_size} x {session.datamodule.micro_batch} sequences of "
+         f"{model.max_seq_len}, accumulated {accumulate} times"),
         ("folder", str(launch.run_folder)),
         ("mfu", unknown and "not written: this GPU's peak is not known; --run.peak_tflops N "
          "gives it"),

@@ -1,9 +1,5 @@
-"""From a command's words to a checked launch; imports nothing slow.
-
-1. `words.read` parses the words;
-2. the recipes are merged in their order; for all but `fit`, the RUN's own recipe comes first;
-3. keys and types are checked (`settings.settings_from`), then data, tokenizer, validation sets,
-   devices and checkpoint (`checks`).
+"""From a command's words to a checked launch: recipes are merged, the RUN's own before the given
+ones, then keys and types are checked (`settings`), then the rest (`checks`). Imports nothing slow.
 """
 
 import sys
@@ -140,7 +136,7 @@ def _end_if_finished(launch: Launch) -> None:
     settings, checkpoint = launch.settings, launch.checkpoint
     if checkpoint is None or launch.trunk is not None:
         return
-    steps, step = settings.run.max_tokens // settings.run.batch_tokens, step_of(checkpoint)
+    steps, step = settings.run.steps, step_of(checkpoint)
     lacks = settings.data.val and not has_step(launch.run_folder / VALIDATION, step)
     early = launch.run_folder / ENDED_EARLY
     why = read_text(early) if early.exists() else ""

@@ -196,7 +196,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         # FSDP2 must not gather its weights for the first time under inference mode.
         "inference_mode": False,
         "max_epochs": -1,  # the token budget ends the run
-        "max_steps": run.max_tokens // run.batch_tokens if fitting else -1,
+        "max_steps": run.steps if fitting else -1,
         "num_sanity_val_steps": -1,  # a fresh run begins with a validation, as its step 0
         "log_every_n_steps": run.log_every,  # of callbacks such as LearningRateMonitor
         "use_distributed_sampler": False,

@@ -179,12 +179,9 @@ def help_of(command: Command, recipe: bool = False) -> str:
     if recipe:
         parser.add_class_arguments(Settings, fail_untyped=False)
         return parser.format_help()
-    texts = {
-        text.arg_name: " ".join((text.description or "").split())
-        for cls in reversed(options.__mro__[:-1])
-        for text in parse_from_object(cls).params
-    }
-    add_words(parser, command, texts)
+    bases = reversed(options.__mro__[:-1])
+    found = [text for cls in bases for text in parse_from_object(cls).params]
+    add_words(parser, command, {text.arg_name: text.description or "" for text in found})
     if command.needs != "nothing":
         text = "List the keys of the recipe, which --SECTION.KEY VALUE sets."
         parser.add_argument("--help-recipe", action="store_true", help=text)

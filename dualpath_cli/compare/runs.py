@@ -49,7 +49,7 @@ class TrainedRun:
     @property
     def tokens(self) -> int:
         run = self.settings.run
-        return run.max_tokens // run.batch_tokens * run.batch_tokens
+        return run.steps * run.batch_tokens
 
     @property
     def seed(self) -> int:
@@ -98,7 +98,7 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
     if AGGREGATE in sets:
         named = f"a validation set '{AGGREGATE}'"
         raise UserError(f"run '{folder}' has {named}, as their mean is called")
-    last = settings.run.max_tokens // settings.run.batch_tokens
+    last = settings.run.steps
     metrics = folder / "metrics.csv"
     rows = read_csv(metrics)
     table, at = folder / VALIDATION, {"step": str(last)}

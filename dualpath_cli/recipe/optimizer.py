@@ -13,8 +13,7 @@ class OptimSettings:
     """The optimizer and its learning rate. The defaults are the paper's (appendix A)."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    """The optimizer: adamw; or muon, which is Muon for the matrices of attention and FFNs, and
-    AdamW for all others."""
+    """adamw; or muon, for the matrices of attention and FFNs, and AdamW for all others."""
     lr: float = 5e-4
     """Peak learning rate."""
     lr_start: float = 5e-6
@@ -24,8 +23,7 @@ class OptimSettings:
     warmup_steps: int = 184
     """Optimizer steps from lr_start to lr."""
     schedule: Literal["cosine", "wsd"] = "cosine"
-    """The learning rate after the warm-up: half a cosine down to lr_end; or wsd, constant, then
-    linear down to lr_end over the last steps (`cooldown`)."""
+    """After the warm-up: half a cosine to lr_end; or wsd, constant, then linear over `cooldown`."""
     cooldown: float = 0.2
     """The last part of all steps, in which schedule wsd goes down."""
     muon_lr: float | None = None
@@ -98,13 +96,8 @@ class Powers(NamedTuple):
     """Of the standard deviation of what is drawn at the start."""
 
 
-_OUTPUT = Powers(rate=1, std=1)
-ADAMW: dict[Kind, Powers] = {
-    "hidden": Powers(rate=1, std=0.5),
-    "head": _OUTPUT,
-    "router": _OUTPUT,
-    "gate": _OUTPUT,
-}
+ADAMW: dict[Kind, Powers] = {"hidden": Powers(rate=1, std=0.5)}
+ADAMW |= dict.fromkeys(("head", "router", "gate"), Powers(rate=1, std=1))
 """muP for Adam without multipliers: table 3 of Yang et al. 2022, "Tensor Programs V" (arXiv
 2203.03466). Hidden weights map a width to a width; the head, routers and gates map a width to a
 number that stays, as output weights do. All other kinds are as input weights: nothing changes."""

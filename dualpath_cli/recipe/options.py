@@ -1,7 +1,7 @@
 """Options that commands share, and checks of values; imports nothing slow."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -126,8 +126,8 @@ def folder_of(option: str, text: str | Path) -> Path:
 
 def read_overrides(options: Overrides) -> Intervention | None:
     """Reads `--intervention` and `--loops`; None where nothing is changed."""
-    fields = {} if options.loops is None else {"loops": options.loops}
-    change = parse_overrides(options.intervention, fields)
+    loops = [] if options.loops is None else [f"K={options.loops}"]
+    change = parse_overrides([*loops, *options.intervention])
     if change is not None and change.tokens is not None:
         raise UserError(
             f"--intervention tokens={change.tokens}: classes of tokens are tagged by `dualpath "
@@ -136,15 +136,12 @@ def read_overrides(options: Overrides) -> Intervention | None:
     return change
 
 
-def parse_overrides(
-    words: Sequence[str], given: Mapping[str, Any] | None = None
-) -> Intervention | None:
+def parse_overrides(words: Sequence[str]) -> Intervention | None:
     """Reads words as `Intervention.name` writes them, one or more in a text: see `_EXAMPLES`.
 
-    `given` are fields that are known already. `learned` changes nothing, and `gates=shuffled
-    seed=7` is read as `shuffled:7`.
+    `learned` changes nothing, and `gates=shuffled seed=7` is read as `shuffled:7`.
     """
-    fields = dict(given or {})
+    fields: dict[str, Any] = {}
     for word in " ".join(words).split():
         key, equals, text = word.partition("=")
         if word == LEARNED:

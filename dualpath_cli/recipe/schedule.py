@@ -1,7 +1,8 @@
-"""Learning rate, weight decay and number of loops over a run's optimizer steps. Torch-free."""
+"""Over a run's optimizer steps: rate, decay, loops, micro-batches, epochs. Torch-free."""
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
@@ -9,6 +10,9 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.settings import RunSettings, Settings
 from dualpath_cli.statistics.seeds import seed_from
+
+if TYPE_CHECKING:
+    from dualpath_cli.text.manifest import Manifest
 
 
 def learning_rate(step: int, total_steps: int, settings: OptimSettings) -> float:
@@ -79,12 +83,11 @@ class StepLoops:
 
 def step_loops(run: RunSettings, seed: int = 0) -> StepLoops | None:
     """The loops of a run's steps; None where all have `model.loops`."""
-    steps = run.max_tokens // run.batch_tokens
     if run.train_loops is not None:
-        return StepLoops(((0, tuple(run.train_loops)),), steps, seed)
+        return StepLoops(((0, tuple(run.train_loops)),), run.steps, seed)
     if run.loop_schedule is not None:
-        phases = ((round(part * steps), (loops,)) for part, loops in run.loop_schedule)
-        return StepLoops(tuple(phases), steps)
+        phases = ((round(part * run.steps), (loops,)) for part, loops in run.loop_schedule)
+        return StepLoops(tuple(phases), run.steps)
     return None
 
 
@@ -109,6 +112,43 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
             )
 
 
+def epochs(settings: Settings, manifest: "Manifest", since: int = 0) -> float:
+    """Passes over the blocks of the training data in the run's steps from step `since` on.
+
+    A block has one token more than are trained on, and the last tokens of a chunk make none.
+    """
+    run, length = settings.run, settings.model.max_seq_len
+    trained = (run.steps - since) * run.batch_tokens
+    return trained / (length * sum(manifest.chunk_blocks(length + 1)))
+
+
+def micro_batches(batch_tokens: int, length: int, ranks: int, micro_batch: int) -> int:
+    """Returns how many micro-batches of sequences of `length` tokens a rank has of each step.
+
+    Raises UserError unless the step's tokens are equally many whole micro-batches on all ranks.
+    """
+    sequences, rest = divmod(batch_tokens, length)
+    if rest:
+        raise UserError(
+            f"run.batch_tokens={batch_tokens} is no whole number of sequences of {length} tokens; "
+            f"{(sequences + 1) * length} is one"
+        )
+    own, rest = divmod(sequences, ranks)
+    if rest:
+        raise UserError(
+            f"the {sequences} sequences of a step (run.batch_tokens={batch_tokens}) cannot be "
+            f"dealt out evenly to {ranks} devices; a new run could take --run.batch_tokens "
+            f"{(own + 1) * ranks * length}"
+        )
+    if own % micro_batch:
+        fitting = max(n for n in range(1, min(own, micro_batch) + 1) if own % n == 0)
+        raise UserError(
+            f"run.micro_batch={micro_batch} does not divide the {own} sequences that a device has "
+            f"of each step; --run.micro_batch {fitting} does"
+        )
+    return own // micro_batch
+
+
 def loop_counts(run: RunSettings, since: int = 0) -> dict[int, float]:
     """`StepLoops.counts` of a run; empty where all steps have `model.loops`."""
     loops = step_loops(run)
@@ -122,4 +162,4 @@ def stable_steps(settings: Settings) -> int:
     """
     run, loops = settings.run, step_loops(settings.run)
     phases = [first for first, _ in loops.phases[1:]] if loops is not None else []
-    return min([cooldown_start(run.max_tokens // run.batch_tokens, settings.optim), *phases])
+    return min([cooldown_start(run.steps, settings.optim), *phases])

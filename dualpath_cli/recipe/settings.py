@@ -31,9 +31,8 @@ class RunSettings:
     max_tokens: Size = Size(38_503_710_720)
     """Training budget in tokens, rounded down to whole optimizer steps."""
     branch_from: str | None = None
-    """Run folder of a run of another length that this one takes over, at its last checkpoint before
-    either's cool-down, or second phase of loop_schedule; both have optim.schedule wsd and differ in
-    run.max_tokens alone."""
+    """Run folder of a run that this one takes over, at its last checkpoint before the cool-down
+    (optim.schedule wsd) or second phase of loop_schedule of either; all but max_tokens is the same."""
     batch_tokens: Size = Size(2_097_152)
     """Tokens of one optimizer step, over all devices and accumulation."""
     micro_batch: int = 2
@@ -43,15 +42,13 @@ class RunSettings:
     """Numbers of loops, one of which is drawn for each optimizer step; each has a separate
     compiled graph. null trains with model.loops, which also validates."""
     loop_schedule: list[tuple[float, int]] | None = None
-    """Pairs of the part of all steps after which a number of loops holds and that number:
-    [[0, 1], [0.35, 4]] trains with one loop, after 35 % of the steps with four. Numbers do not
-    fall, and the last is model.loops, which validates throughout. null trains with model.loops."""
+    """[[0, 1], [0.35, 4]] trains with one loop, and after 35 % of the steps with four. Numbers do
+    not fall, and the last is model.loops, which validates. null trains with model.loops."""
     compile: bool = True
     """Whether each block is compiled; without a C++ compiler the run continues, with a line."""
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
-    """The part of each block that is computed again in the backward pass: none is nothing,
-    selective all but matrix products and attention, full everything. auto is selective where blocks
-    are compiled (no slower on a CPU; not timed on a GPU), else none."""
+    """The part of each block that the backward pass computes again: nothing, all but products of
+    matrices and attention, or all. auto is selective where blocks are compiled, else none."""
     log_every: int = 10
     """Optimizer steps between two rows of metrics."""
     gates_every: int = 100
@@ -71,16 +68,14 @@ class RunSettings:
     shard_size: int | None = None
     """Under hsdp, devices that share one set of weights; null is those of a node."""
     reduce_dtype: Literal["bfloat16"] | None = None
-    """Type in which gradients travel between devices: null is the weights' own, float32 unless
-    trainer.precision says otherwise; bfloat16 halves the bytes. Under fsdp and hsdp gradients are
-    added up over micro-batches in it as well."""
+    """Type in which gradients travel between devices: null is the weights' own; bfloat16 halves the
+    bytes. Under fsdp and hsdp gradients are added up in it as well."""
     rank_timeout: float = 30.0
     """Minutes that ranks wait for one another at most; then the run ends."""
     peak_tflops: float | None = None
     """The device's dense peak in TFLOP/s that MFU is measured against; known GPUs need none."""
     max_bad_steps: int = 10
-    """The number of steps left out in a row that ends the run: because loss or gradient was not
-    finite, or by optim.skip_sigma."""
+    """So many steps in a row, without a finite loss or gradient or by optim.skip_sigma, end it."""
 
     def __post_init__(self) -> None:
         for name in ("recipe", "name", "wandb"):
@@ -103,6 +98,11 @@ class RunSettings:
             raise ValueError(
                 f"save_every={self.save_every} must be a multiple of log_every={self.log_every}"
             )
+
+    @property
+    def steps(self) -> int:
+        """Whole optimizer steps in the budget."""
+        return self.max_tokens // self.batch_tokens
 
 
 MOST_TRAIN_LOOPS = 8
@@ -223,12 +223,10 @@ class TrainerSettings:
                 "max_time must be days:hours:minutes:seconds as 00:11:30:00 is, or whole numbers "
                 f"such as {{hours: 11, minutes: 30}}, not '{time!s:.60}'"
             )
-        if self.strategy == "single" and self.num_nodes > 1:
-            raise ValueError(f"strategy 'single' cannot use num_nodes={self.num_nodes}; choose "
-                             "ddp, fsdp or hsdp")  # fmt: skip
-        if self.strategy == "single" and str(self.devices) not in ("auto", "1", "-1"):
-            raise ValueError(f"strategy 'single' cannot use devices={self.devices}; choose ddp, "
-                             "fsdp or hsdp")  # fmt: skip
+        one = self.num_nodes == 1 and str(self.devices) in ("auto", "1", "-1")
+        if self.strategy == "single" and not one:
+            given = f"devices={self.devices} and num_nodes={self.num_nodes}"
+            raise ValueError(f"strategy 'single' cannot use {given}; choose ddp, fsdp or hsdp")
 
     @property
     def devices_of_a_node(self) -> int | None:
@@ -299,16 +297,16 @@ def settings_from(recipe: Recipe) -> Settings:
     """Returns the checked settings of a resolved recipe."""
     check_sections(recipe)
     found = reader_of(Settings).parse_object(recipe, defaults=True)
-    sections: dict[str, Any] = {}
-    for name, section in SECTIONS.items():
-        try:
-            sections[name] = section(**found[name].as_dict())
-        except ValueError as error:
-            raise UserError(f"{name}: {error}") from None
+    sections: dict[str, Any] = {"seed_everything": found.seed_everything}
+    at = ""
     try:
-        return Settings(**sections, seed_everything=found.seed_everything)
+        for name, section in SECTIONS.items():
+            at = f"{name}: "
+            sections[name] = section(**found[name].as_dict())
+        at = ""
+        return Settings(**sections)
     except ValueError as error:
-        raise UserError(str(error)) from None
+        raise UserError(f"{at}{error}") from None
 
 
 def check_sections(recipe: Recipe) -> None:

@@ -141,7 +141,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        return self.settings.run.max_tokens // self.settings.run.batch_tokens
+        return self.settings.run.steps
 
     @property
     def begins(self) -> int:

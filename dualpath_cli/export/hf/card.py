@@ -220,7 +220,7 @@ def _training_rows(
     packages = facts.get("packages")
     packages = packages if isinstance(packages, dict) else {}
     averaged = ", ".join(f"{step:,}" for step in facts.get("averaged_steps", []))
-    optim, steps = settings.optim, settings.run.max_tokens // settings.run.batch_tokens
+    optim, steps = settings.optim, settings.run.steps
     rows = [
         ("tokens", f"{run.step * settings.run.batch_tokens:,}"),
         ("weights", "" if not averaged else f"mean of the checkpoints of steps {averaged}"),
