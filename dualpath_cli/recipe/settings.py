@@ -32,7 +32,7 @@ class RunSettings:
     """Training budget in tokens, rounded down to whole optimizer steps."""
     branch_from: str | None = None
     """Run folder of a run that this one takes over, at its last checkpoint before the cool-down
-    (optim.schedule wsd) or second phase of loop_schedule of either; all but max_tokens is the same."""
+    (optim.schedule wsd) or second phase of either; all but run.max_tokens is the same."""
     batch_tokens: Size = Size(2_097_152)
     """Tokens of one optimizer step, over all devices and accumulation."""
     micro_batch: int = 2
