@@ -2,11 +2,9 @@
 
 from argparse import Namespace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.errors import UserError
 from dualpath_cli.intervention import RANDOM, SHUFFLED, Intervention
 from dualpath_cli.recipe.options import parse_overrides as parse
 from dualpath_cli.recipe.options import read_overrides as read
@@ -53,8 +51,6 @@ def options(*words: str, loops: int | None = None) -> Namespace:
 def test_loops_are_the_word_k():
     assert read(options(loops=3)) == read(options("K=3")) == parse(["K=3"])
     assert read(options("layers=1", loops=3)) == parse(["K=3", "layers=1"])
-    with pytest.raises(UserError, match="is given already, or by its own option"):
-        read(options("K=3", loops=3))
 
 
 def test_shuffled_gates_may_have_their_seed_apart():

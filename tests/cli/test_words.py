@@ -6,7 +6,6 @@ import pytest
 
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import _joined, parser_of, read
-from dualpath_cli.errors import UserError
 
 
 def changed(recipe: dict[str, Any], *words: str) -> dict[str, Any]:
@@ -89,12 +88,6 @@ def test_null_takes_the_classes_of_a_recipe_out():
     assert changed({"trainer": {"logger": {"class_path": "x.Y"}}}, "--trainer.logger=null") == {
         "trainer": {"logger": None}
     }
-
-
-def test_a_value_may_begin_with_a_dash_and_an_option_may_not_be_one():
-    assert changed({}, "--model.gain_init", "-7")["model"]["gain_init"] == -7
-    with pytest.raises(UserError, match=r"--model\.gain_init needs a value"):
-        changed({}, "--model.gain_init", "--run.name", "x")
 
 
 def test_the_seed_is_an_option_of_either_spelling():
