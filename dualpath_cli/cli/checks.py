@@ -8,6 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.schedule import check_loops, epochs, micro_batches
 from dualpath_cli.recipe.settings import SECTIONS, Settings, TrainerSettings
 from dualpath_cli.run.run_folder import TOKENIZER
@@ -160,6 +161,18 @@ def check_trainer(trainer: TrainerSettings) -> None:
                     f"trainer.{key}: '{path}' cannot be imported: there is no module '{package}'; "
                     "Python looks on PYTHONPATH"
                 )
+
+
+def check_size(settings: Settings) -> None:
+    """Raises UserError unless the weights alone, in float32, fit into the memory of all nodes."""
+    size = 4 * parameters(settings.model)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory * settings.trainer.num_nodes:
+        raise UserError(
+            f"the model's weights are {size / 1e9:,.0f} GB, and this machine has "
+            f"{memory / 1e9:,.0f} GB of memory; lower model.n_layers, d_model, vocab_size or the "
+            "FFN widths"
+        )
 
 
 def check_validation_sets(settings: Settings, tokenizer: str, way_out: str = "") -> None:

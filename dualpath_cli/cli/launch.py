@@ -77,6 +77,7 @@ def prepare(line: Line) -> Launch:
     checks.check_trainer(settings.trainer)
     named = line.changed(given).get("model", {})
     check_as_trained(run, settings.model, options.own_classes, named)
+    checks.check_size(settings)
     options.check(settings)
     other_sets = _OTHER_SETS
     if hasattr(options, "sources"):
@@ -159,6 +160,7 @@ def to_train(
     """
     checks.check_trainer(settings.trainer)
     import_classes(settings.model, allowed=True)
+    checks.check_size(settings)
     manifest = checks.check_training_data(settings)
     checks.check_steps(settings)
     tokenizer = f"{settings.data.path}/{run_folder.TOKENIZER}"

@@ -74,8 +74,8 @@ FLOPS = "flops --budget 80M"
 @pytest.mark.parametrize(
     ("slow", "lines"),
     [
-        (SLOW, ["--help", "--version", "fit --help", "validate --help", "generate --help", "evaluate --help",
-                "fit --config quickstart --print_config"]),
+        (SLOW, ["--help", "--version", "fit --help", "validate --help", "generate --help",
+                "evaluate --help", "fit --config quickstart --print_config"]),
         (NOT_IN_FLOPS, [FLOPS, f"{FLOPS} --table", f"{FLOPS} --format json", "flops --help"]),
     ],
     ids=["all", "flops"],

@@ -13,7 +13,8 @@ import pytest
 from dualpath_cli import system
 from dualpath_cli.cli import checks
 from dualpath_cli.errors import LONGEST, UserError, one_line
-from dualpath_cli.recipe.settings import TrainerSettings
+from dualpath_cli.recipe.settings import TrainerSettings, settings_from
+from tests.cli.home import recipe_of_home
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,16 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch):
     package = Path(system.__file__).parent
     users = {path.name for path in package.rglob("*.py") if given.search(path.read_text())}
     assert users == {"system.py"}
+
+
+def test_a_model_that_just_fits_is_let_through(monkeypatch):
+    settings = settings_from(recipe_of_home())
+    needed = 4 * checks.parameters(settings.model)
+    monkeypatch.setattr(os, "sysconf", lambda name: needed if name == "SC_PHYS_PAGES" else 1)
+    checks.check_size(settings)
+    monkeypatch.setattr(os, "sysconf", lambda name: needed - 1 if name == "SC_PHYS_PAGES" else 1)
+    with pytest.raises(UserError, match="lower model"):
+        checks.check_size(settings)
 
 
 def test_a_message_is_one_printable_line_that_keeps_both_ends():
