@@ -105,7 +105,7 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
     for number, steps in (loops.counts() if loops else {}).items():
         if problem := Intervention(loops=number).problem(model):
             raise UserError(f"run.{key} has {number}: {problem}")
-        if not steps:
+        if run.steps and not steps:
             raise UserError(
                 f"run.{key} trains with {number} in none of the run's steps; leave it out, or "
                 "raise run.max_tokens"
