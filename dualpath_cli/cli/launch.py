@@ -58,22 +58,25 @@ def prepare(line: Line) -> Launch:
     command, options = line.command, line.options
     if len(options.ckpt_path) > 1:
         raise UserError(f"{command.name} takes one RUN; give the command for each of them")
-    given = recipes.load_recipes(options.config)
-    if command.needs == "recipe":
+    given, run = recipes.load_recipes(options.config), None
+    if command.needs == "run":
+        run = averaged(find_run(options.ckpt_path[0]), getattr(options, "average", 1))
+        base = _recipe_of(run, given)
+    else:
         named = {"run": {"recipe": Path(options.config[0]).stem}} if options.config else {}
         base = recipes.merge(named, given)
-        settings = settings_from(line.changed(base))
-        _print_if_asked(settings, line)
+    recipe = line.changed(base)
+    if run is not None:
+        options = options.read(recipe, run)
+    settings = settings_from(recipe)
+    if options.print_config:
+        print(yaml.safe_dump(settings.as_recipe(), sort_keys=False), end="")
+        raise SystemExit(0)
+    if run is None:
         launch = to_train(command, settings, options.ckpt_path, options.new_data)
         launch = replace(launch, line=line, base=base)
         _end_if_finished(launch)
         return launch
-    run = averaged(find_run(options.ckpt_path[0]), getattr(options, "average", 1))
-    base = _recipe_of(run, given)
-    recipe = line.changed(base)
-    options = options.read(recipe, run)
-    settings = settings_from(recipe)
-    _print_if_asked(settings, line)
     checks.check_trainer(settings.trainer)
     named = line.changed(given).get("model", {})
     check_as_trained(run, settings.model, options.own_classes, named)
@@ -120,12 +123,6 @@ def _recipe_of(run: run_folder.Run, given: recipes.Recipe) -> recipes.Recipe:
     recipe = recipes.merge(recipe, given)
     recipe.setdefault("data", {}).setdefault("val", {})
     return recipe
-
-
-def _print_if_asked(settings: Settings, line: Line) -> None:
-    if line.options.print_config:
-        print(yaml.safe_dump(settings.as_recipe(), sort_keys=False), end="")
-        raise SystemExit(0)
 
 
 def _end_if_finished(launch: Launch) -> None:
