@@ -76,8 +76,8 @@ class Stopping(EachStep):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Restores them where training may begin again in this process."""
-        if isinstance(exception, torch.OutOfMemoryError):
+        """Restores them: what has failed stops at no step, and this process may train again."""
+        if not isinstance(exception, StopTraining):
             self.teardown(trainer, pl_module, "fit")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -408,6 +408,7 @@ def test_a_callback_that_refuses_as_training_begins_is_one_line(refused):
     callback = {"class_path": EARLY_STOPPING, "init_args": {"monitor": "nope"}}
     said = refused(trainer={"callbacks": callback})
     assert "error: trainer: Early stopping conditioned on metric `nope`" in said
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Ctrl-C ends it again"
 
 
 def test_a_run_that_early_stopping_ends_says_so_and_ends_there_again(fit, capsys):
