@@ -65,11 +65,15 @@ def validate(session: Session) -> None:
         raise UserError("the run names no validation set; give one: --data.val.NAME FILE_OR_FOLDER")
     session.trainer.validate(session.module, datamodule=session.datamodule, verbose=False)
     session.show_validation()
-    run, data = session.launch.averaged, session.launch.settings.as_recipe()["data"]
-    if run is not None:
-        session.say(label_of_average(run))
-        if session.trainer.is_global_zero and _keep_scores(run, data, session.module.val_results):
-            session.say(f"kept: {run.folder / AVERAGES}")
+    launch, data = session.launch, session.launch.settings.as_recipe()["data"]
+    assert launch.checkpoint is not None
+    assert launch.step is not None
+    run = launch.averaged or Run(launch.run_folder, launch.checkpoint, launch.step)
+    if label := label_of_average(run):
+        session.say(label)
+    results, first = session.module.val_results, session.trainer.is_global_zero
+    if run.average and first and _keep_scores(run, data, results):
+        session.say(f"kept: {run.folder / AVERAGES}")
 
 
 def _keep_scores(run: Run, data: Recipe, results: dict[str, dict[str, float]]) -> bool:

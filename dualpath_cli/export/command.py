@@ -110,7 +110,8 @@ def run(options: Export) -> str:
 def _answer(run: Run, settings: Settings, weights: Any, out: Path) -> str:
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     name = f"{settings.run.recipe}/{settings.run.name}, step {run.step:,}"
-    name += f", {label_of_average(run)}" if run.average else ""
+    label = label_of_average(run)
+    name += f", {label}" if label else ""
     return (
         f"{name}: {weights.parameters / 1e6:,.1f}M parameters, {decimal(size)}\n{out}\n"
         f"next: dualpath validate --ckpt-path {out}{option_of(settings.model)}\n"

@@ -105,7 +105,9 @@ def _taken_back(checkpoint: Path) -> int | None:
     return step if type(step) is int else None
 
 
-def label_of_average(run: Run) -> str:
-    """What is averaged, in words, such as `mean of 5 checkpoints, steps 360 to 400`."""
-    first, last = step_of(run.average[0]), step_of(run.average[-1])
-    return f"mean of the weights of {len(run.average)} checkpoints, steps {first:,} to {last:,}"
+def label_of_average(run: Run) -> str | None:
+    """Which checkpoints' weights the run's are the mean of, exported or not; None: of no others."""
+    steps = [step_of(path) for path in run.average] or run.facts.get("averaged_steps")
+    if not steps:
+        return None
+    return f"mean of the weights of {len(steps)} checkpoints, steps {steps[0]:,} to {steps[-1]:,}"

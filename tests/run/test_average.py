@@ -150,7 +150,7 @@ def test_validation_is_of_the_average_and_says_so(fit, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("remote_code")
-def test_an_exported_average_gives_its_logits_and_says_what_it_is(trained, tmp_path):
+def test_an_exported_average_gives_its_logits_and_says_what_it_is(trained, tmp_path, output_of):
     transformers = pytest.importorskip("transformers")
     run = trained()
     words = ["export", "--ckpt-path", str(run), "--average", "3"]
@@ -167,6 +167,8 @@ def test_an_exported_average_gives_its_logits_and_says_what_it_is(trained, tmp_p
     card = (tmp_path / "hf" / "README.md").read_text()
     assert "mean of the checkpoints of steps 2, 4, 6" in card
     assert "## Validation" not in card, "that of the last step is not the average's"
+    said = output_of("validate", "--ckpt-path", tmp_path / "hf")
+    assert "mean of the weights of 3 checkpoints, steps 2 to 6\n" in said
 
 
 @pytest.mark.parametrize("command", ["validate", "export", "fit"])
