@@ -8,6 +8,7 @@ size, K loops.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -220,10 +221,14 @@ def forward(
         )  # fmt: skip
     if token_mask is None and attention_mask is not None and intervention is not None:
         token_mask = attention_mask.bool()
-    return DualPathLM.forward(  # of a subclass, too, whose own comes here
-        model, tokens, targets, trace=trace, intervention=intervention, token_mask=token_mask,
+    # What overrides `forward` comes here from it; else it is called, so that FSDP2 gathers weights.
+    own = type(model).forward is not DualPathLM.forward
+    call = partial(DualPathLM.forward, model) if own else model
+    logits: torch.Tensor = call(
+        tokens, targets, trace=trace, intervention=intervention, token_mask=token_mask,
         embeds=embeds, head=head, model_pass=DecodingPass(intervention, cache, attention_mask),
     )  # fmt: skip
+    return logits
 
 
 @torch.no_grad()

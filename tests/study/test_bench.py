@@ -79,8 +79,7 @@ def by_one_and_two(
     return folders
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_two_processes_score_what_one_scores(strategy, run, tmp_path):
     # An odd number of windows: one process scores a batch of padding.
     suites = ["--suite", "paper", "halting", "skip", "kv-slots"]
