@@ -164,10 +164,11 @@ def check_trainer(trainer: TrainerSettings) -> None:
 
 
 def check_size(settings: Settings) -> None:
-    """Raises UserError unless the weights alone, in float32, fit into the memory of all nodes."""
+    """Raises UserError unless the weights alone, in float32, fit into the memory of this machine,
+    or of all that share them."""
     size = 4 * parameters(settings.model)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > memory * settings.trainer.num_nodes:
+    if size > memory * (settings.trainer.num_nodes if settings.trainer.is_sharded else 1):
         raise UserError(
             f"the model's weights are {size / 1e9:,.0f} GB, and this machine has "
             f"{memory / 1e9:,.0f} GB of memory; lower model.n_layers, d_model, vocab_size or the "
