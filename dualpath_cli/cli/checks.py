@@ -144,9 +144,10 @@ def check_trainer(trainer: TrainerSettings) -> None:
         )
     there = visible_gpus() if trainer.accelerator in ("cuda", "gpu") else None
     if there is not None and given > there:
+        seen, use = (f"{there} GPUs are", "as many") if there else ("no GPU is", "auto")
         raise UserError(
-            f"trainer.accelerator={trainer.accelerator} with devices={trainer.devices}, but "
-            f"{there} GPUs are to be seen here; use as many, or trainer.accelerator=cpu"
+            f"trainer.accelerator={trainer.accelerator} with devices={trainer.devices}, but {seen} "
+            f"to be seen here; use {use}, or trainer.accelerator=cpu"
         )
     for key in (*CLASSES, "strategy"):
         section = getattr(trainer, key)

@@ -20,7 +20,7 @@ from tests.cli.home import recipe_of_home
 @pytest.mark.parametrize(
     ("trainer", "gpus", "message"),
     [
-        ({"accelerator": "gpu"}, 0, "trainer.accelerator=gpu .*, but 0 GPUs are to be seen here"),
+        ({"accelerator": "gpu"}, 0, "trainer.accelerator=gpu .*, but no GPU is to be seen here"),
         ({"accelerator": "cuda", "devices": 8}, 4, "with devices=8, but 4 GPUs are to be seen"),
         ({"accelerator": "cuda", "devices": 4}, 4, None),
         ({"accelerator": "cuda", "devices": "auto"}, 4, None),
