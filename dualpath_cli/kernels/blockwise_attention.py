@@ -33,8 +33,8 @@ def blockwise_attention(
     """``softmax(q k^T) v`` where no query sees a later key, (B, T, H, N).
 
     Queries come scaled by 1 / sqrt(N). Where `seen_BTT`, of bool, is False, a query does not see an
-    earlier key either; it must see itself. In bf16 scores are rounded to bf16 before the softmax,
-    but by PyTorch's kernel.
+    earlier key either; it must see itself. In bf16 the scores of blocks are rounded to bf16 before
+    the softmax; those of PyTorch's kernel are not.
     """
     if AMX and seen_BTT is None:
         q_BHTN, k_BHTN, v_BHTN = (x.transpose(1, 2) for x in (q_BTHN, k_BTHN, v_BTHN))
@@ -87,8 +87,8 @@ def _backward(
 
 
 def _queries(T: int) -> int:
-    """Queries of a block. More compute more that the causal mask throws away, fewer make small
-    products, of which AMX makes less."""
+    """Queries of a block. More compute more that the causal mask throws away, fewer make products
+    that are small for AMX."""
     return min(T, 256 if AMX and T >= 512 else 128)
 
 

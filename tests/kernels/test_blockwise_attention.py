@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dualpath_cli.kernels import attention
 from dualpath_cli.kernels import blockwise_attention as by_blocks
 from dualpath_cli.kernels.attention import attend
 from dualpath_cli.kernels.blockwise_attention import blockwise_attention
@@ -105,15 +106,17 @@ def test_a_copy_of_the_code_in_the_same_process_takes_nothing_from_it():
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_bf16_on_the_cpu_is_attended_by_blocks_with_shared_keys_too(kv_heads):
+def test_bf16_on_the_cpu_is_attended_by_blocks_with_shared_keys_too(kv_heads, monkeypatch):
+    monkeypatch.setattr(attention, "BY_BLOCKS", range(64, 150))
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, 140, 4, 16, generator=generator)
     k, v = (torch.randn(2, 140, kv_heads, 16, generator=generator) for _ in range(2))
     with torch.profiler.profile() as profile:
         narrow = attend(q, k, v.bfloat16())
     assert any("blockwise_attention" in event.key for event in profile.key_averages())
-    with torch.profiler.profile() as profile:  # a short sequence, which blocks would only slow down
+    with torch.profiler.profile() as profile:  # lengths that blocks would only slow down
         attend(q[:, :40], k[:, :40], v[:, :40].bfloat16())
+        attend(*(x.repeat(1, 2, 1, 1)[:, :150] for x in (q, k, v.bfloat16())))
     assert not any("blockwise_attention" in event.key for event in profile.key_averages())
     assert narrow.dtype == torch.bfloat16
     exact = attend(q.double(), k.double(), v.double())
