@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.intervention import LEARNED, Intervention
 from dualpath_cli.kernels.attention import Mask
+from dualpath_cli.kernels.rotary import Rope
 from dualpath_cli.model.layer_pass import SublayerPass
-from dualpath_cli.model.positions import Positions, Rope, rope_at
+from dualpath_cli.model.positions import Positions, rope_at
 
 UNWRITTEN = -2  # document number of positions that are not written yet
 
@@ -298,7 +299,7 @@ def positions_in_cache(
 def rows_of(positions: Positions, rows_R: torch.Tensor) -> Positions:
     """The positions of some sequences of the batch."""
     rope, mask = positions
-    if rope.cos.dim() == 4:
+    if rope.cos.dim() == 5:
         rope = Rope(*(table[rows_R] for table in rope))
     if mask is not None and mask.shape[0] > 1:
         mask = mask[rows_R]

@@ -31,7 +31,7 @@ Strategy = Literal["ddp", "fsdp", "hsdp"]
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp", "hsdp")
 Optimizer = Literal["adamw", "muon"]
 FLOAT32, BFLOAT16, INT64 = 4, 2, 8
-MAX_LOGITS = 2**28  # logits that the loss holds at once; `model.loss.MAX_LOGITS`
+MAX_LOGITS = 2**30  # logits that the loss holds at once; `model.loss.MAX_LOGITS_COMPILED`
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from torch import nn
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.kernels.attention import attend
-from dualpath_cli.kernels.linear import together
 from dualpath_cli.kernels.rms_norm import RMSNorm
+from dualpath_cli.kernels.rotary import Rope, rotate, rotated_norm
 from dualpath_cli.model.layer_pass import SublayerPass
-from dualpath_cli.model.positions import Positions, Rope, rotate
+from dualpath_cli.model.positions import Positions
 
 
 class Attention(nn.Module):
@@ -31,10 +31,8 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor, here: SublayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D)."""
-        q_BTC, k_BTC, v_BTC = together(x_BTD, (self.q_proj, self.k_proj, self.v_proj))
-        q_BTHN = self._rotated_and_normed(q_BTC, self.q_norm, here.positions.rope)
-        k_BTHN = self._rotated_and_normed(k_BTC, self.k_norm, here.positions.rope)
-        k_BSHN, v_BSHN = here.seen(k_BTHN, self._by_head(v_BTC))
+        q_BTHN = self._rotated_and_normed(self.q_proj(x_BTD), self.q_norm, here.positions.rope)
+        k_BSHN, v_BSHN = here.seen(*self.keys_and_values(x_BTD, here.positions))
         return self.o_proj(attend(q_BTHN, k_BSHN, v_BSHN, here.positions.mask).flatten(2))
 
     def keys_and_values(
@@ -53,8 +51,9 @@ class Attention(nn.Module):
         x_BTHN = self._by_head(x_BTC)
         if self.config.qk_norm == "before_rope":
             return rotate(norm(x_BTHN), rope)
-        normed_BTHN: torch.Tensor = norm(rotate(x_BTHN, rope))
-        return normed_BTHN
+        if isinstance(norm, RMSNorm):
+            return rotated_norm(x_BTHN, norm.weight, rope, self.config.norm_eps)
+        return rotate(x_BTHN, rope)
 
 
 def _head_norm(config: ModelConfig) -> nn.Module:

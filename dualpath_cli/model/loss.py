@@ -11,6 +11,9 @@ IGNORE = -100
 MAX_LOGITS = 2**28
 """Logits held at once; 1 GiB of them in float32."""
 
+MAX_LOGITS_COMPILED = 2**30
+"""The same compiled for a GPU, whose kernels keep them in bf16: 2 GiB."""
+
 
 class NextTokenLoss(nn.Module):
     """Head and cross-entropy together; a module, and so compiled in place as blocks are.
@@ -29,7 +32,7 @@ class NextTokenLoss(nn.Module):
         pass.
         """
         positions, targets = x_BTD.flatten(0, 1), targets_BT.flatten()
-        n_parts = min(len(targets), -(-len(targets) * head_VD.shape[0] // MAX_LOGITS))
+        n_parts = min(len(targets), -(-len(targets) * head_VD.shape[0] // _most_logits(x_BTD)))
         if n_parts <= 1:
             nll = _nll(positions, head_VD, targets)
         else:
@@ -42,6 +45,11 @@ class NextTokenLoss(nn.Module):
                 ]
             )
         return nll.view(targets_BT.shape).clone()  # not a view: hooks on an output want none
+
+
+def _most_logits(x: torch.Tensor) -> int:
+    on_gpu = torch.compiler.is_compiling() and x.device.type == "cuda"
+    return MAX_LOGITS_COMPILED if on_gpu else MAX_LOGITS
 
 
 def _nll(x_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,6 @@
-"""Positions: rotary embedding, and the mask of what each token may look at.
+"""Positions: tables of the rotary embedding, and the mask of what each token may look at.
 
-Rotary position embedding is half-split: channel i turns together with channel i + N/2.
-
-Shapes: B batch, T positions, S positions with those seen before, H heads, N head size.
+Shapes: B batch, T positions, S positions with those seen before.
 """
 
 from collections.abc import Callable
@@ -13,13 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.kernels.attention import Mask
-
-
-class Rope(NamedTuple):
-    """Cosine and sine of every position's angles, each (T, 1, N/2) or (B, T, 1, N/2)."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
+from dualpath_cli.kernels.rotary import Rope, rope_of
 
 
 class Positions(NamedTuple):
@@ -85,14 +77,5 @@ def rope_at(config: ModelConfig, places: torch.Tensor, like: torch.Tensor) -> Ro
     frequencies = config.rope_base ** (-exponents / config.head_dim)
     if config.rope_dtype == "bfloat16":
         frequencies = frequencies.to(torch.bfloat16).double()
-    angles = (places[..., None] * frequencies)[..., None, :]
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    return Rope(angles.cos().to(dtype), angles.sin().to(dtype))
-
-
-def rotate(x_BTHN: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Turns each head's channel pairs by their position's angles; float32 or float64 comes out."""
-    first, second = x_BTHN.chunk(2, dim=-1)
-    return torch.cat(
-        (first * rope.cos - second * rope.sin, second * rope.cos + first * rope.sin), dim=-1
-    )
+    return rope_of(places[..., None] * frequencies, dtype)

@@ -1,0 +1,87 @@
+"""Rotary positions of queries and keys, alone or followed by the RMSNorm of each head.
+
+Half-split: channel i of a head turns together with channel i + N/2. The halves are a dimension of
+their own, which torch.compile reads in place; parted and joined again they would take several times
+the loads (docs/benchmarks/speed.md).
+
+Shapes: B batch, T positions, H heads, N head size, M = N/2.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Rope(NamedTuple):
+    """Cosine and sine of every position's angles, with a dimension B where sequences differ."""
+
+    cos: torch.Tensor
+    """(T, 1, 1, M) or (B, T, 1, 1, M)."""
+    sin: torch.Tensor
+    """Negative for the first half: (T, 1, 2, M) or (B, T, 1, 2, M)."""
+
+
+def rope_of(angles: torch.Tensor, dtype: torch.dtype) -> Rope:
+    """The tables of angles (..., T, M)."""
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    return Rope(cos[..., None, None, :], torch.stack((-sin, sin), dim=-2)[..., None, :, :])
+
+
+def rotate(x_BTHN: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """Turns each head's channel pairs by their position's angles; the tables' type comes out."""
+    return _turn(_halves(x_BTHN), *rope).flatten(-2)
+
+
+def rotated_norm(
+    x_BTHN: torch.Tensor, weight_N: torch.Tensor, rope: Rope, eps: float
+) -> torch.Tensor:
+    """``RMSNorm(rotate(x)) * weight`` in the type of the weight."""
+    normed_BTHN: torch.Tensor = _RotatedNorm.apply(x_BTHN, weight_N, *rope, eps)
+    return normed_BTHN
+
+
+class _RotatedNorm(torch.autograd.Function):
+    """A rotation leaves the mean square as it is, so the norm is a scale of each head.
+
+    The gradient computes the rotation again from x. PyTorch's would share it with the forward pass,
+    and then compiled kernels write it, in float32, to read it again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_BTHN: torch.Tensor,
+        weight_N: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        eps: float,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x_BTHN, weight_N, cos, sin)
+        ctx.eps = eps
+        x_BTH2M, weight_2M = _halves(x_BTHN.to(weight_N.dtype)), _halves(weight_N)
+        return (_turn(x_BTH2M, cos, sin) * _scale(x_BTH2M, eps) * weight_2M).flatten(-2)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BTHN: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x_BTHN, weight_N, cos, sin = ctx.saved_tensors
+        x_BTH2M, grad_BTH2M = _halves(x_BTHN.to(weight_N.dtype)), _halves(grad_BTHN)
+        scale_BTH11, turned_BTH2M = _scale(x_BTH2M, ctx.eps), _turn(x_BTH2M, cos, sin)
+        normed_BTH2M = grad_BTH2M * _halves(weight_N)  # the gradient of the normed values
+        along_BTH11 = (normed_BTH2M * turned_BTH2M).mean((-2, -1), keepdim=True)
+        back_BTH2M = normed_BTH2M * cos + (normed_BTH2M * sin).flip(-2)
+        grad_x = back_BTH2M * scale_BTH11 - x_BTH2M * (scale_BTH11**3 * along_BTH11)
+        grad_weight = (grad_BTH2M * scale_BTH11 * turned_BTH2M).flatten(-2).flatten(0, -2).sum(0)
+        return grad_x.flatten(-2).to(x_BTHN.dtype), grad_weight, None, None, None
+
+
+def _halves(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(-1, (2, -1))
+
+
+def _turn(x_BTH2M: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    return x_BTH2M * cos + x_BTH2M.flip(-2) * sin
+
+
+def _scale(x_BTH2M: torch.Tensor, eps: float) -> torch.Tensor:
+    """``1 / rms(x)`` of each head, (B, T, H, 1, 1)."""
+    return torch.rsqrt(x_BTH2M.square().mean((-2, -1), keepdim=True) + eps)
