@@ -279,6 +279,7 @@ def _quiet() -> None:
         ".*isinstance.treespec, LeafSpec.*",
         ".*your dataloader is not resumable.*",  # it begins at the step that the trainer is at
         ".*smaller than the logging interval.*",  # rows are written by run.log_every
+        ".*TensorFloat32 tensor cores.*",  # float32 is meant to be float32
         ".*across ranks is zero.*",  # an ablation all of whose passes are there already
     ):
         warnings.filterwarnings("ignore", message=message)

@@ -3,6 +3,7 @@
 Shapes: B sequences, T new positions, V rows of the vocabulary.
 """
 
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -137,6 +138,7 @@ def compile_for_decoding(model: DualPathLM, intervention: Intervention | None) -
     decides token by token which of them run. On a GPU they become CUDA graphs, so that each pass
     must begin with `torch.compiler.cudagraph_mark_step_begin`.
     """
+    warnings.filterwarnings("ignore", message=".*TensorFloat32 tensor cores.*")  # not wanted
     config = torch.compiler.config
     config.recompile_limit = max(config.recompile_limit, GRAPHS)
     mode = "reduce-overhead" if model.embed.weight.device.type == "cuda" else None
