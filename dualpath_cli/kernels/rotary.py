@@ -10,6 +10,7 @@ Shapes: B batch, T positions, H heads, N head size, M = N/2.
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 
 class Rope(NamedTuple):
@@ -32,12 +33,17 @@ def rotate(x_BTHN: torch.Tensor, rope: Rope) -> torch.Tensor:
     return _turn(_halves(x_BTHN), *rope).flatten(-2)
 
 
-def rotated_norm(
-    x_BTHN: torch.Tensor, weight_N: torch.Tensor, rope: Rope, eps: float
-) -> torch.Tensor:
-    """``RMSNorm(rotate(x)) * weight`` in the type of the weight."""
-    normed_BTHN: torch.Tensor = _RotatedNorm.apply(x_BTHN, weight_N, *rope, eps)
-    return normed_BTHN
+class RotatedNorm(nn.Module):
+    """``RMSNorm(rotate(x)) * weight`` of each head, in the type of the weight."""
+
+    def __init__(self, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(head_dim)), eps
+
+    def forward(self, x_BTHN: torch.Tensor, rope: Rope) -> torch.Tensor:
+        """Maps (B, T, H, N) to (B, T, H, N)."""
+        normed_BTHN: torch.Tensor = _RotatedNorm.apply(x_BTHN, self.weight, *rope, self.eps)
+        return normed_BTHN
 
 
 class _RotatedNorm(torch.autograd.Function):

@@ -10,7 +10,7 @@ from torch import nn
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.kernels.attention import attend
 from dualpath_cli.kernels.rms_norm import RMSNorm
-from dualpath_cli.kernels.rotary import Rope, rotate, rotated_norm
+from dualpath_cli.kernels.rotary import Rope, RotatedNorm, rotate
 from dualpath_cli.model.layer_pass import SublayerPass
 from dualpath_cli.model.positions import Positions
 
@@ -49,15 +49,14 @@ class Attention(nn.Module):
         """Queries or keys, rotated and normalised, (B, T, H, N); float32, the type of tables and
         weights."""
         x_BTHN = self._by_head(x_BTC)
-        if self.config.qk_norm == "before_rope":
-            return rotate(norm(x_BTHN), rope)
-        if isinstance(norm, RMSNorm):
-            return rotated_norm(x_BTHN, norm.weight, rope, self.config.norm_eps)
-        return rotate(x_BTHN, rope)
+        if isinstance(norm, RotatedNorm):
+            return norm(x_BTHN, rope)
+        return rotate(norm(x_BTHN), rope)
 
 
 def _head_norm(config: ModelConfig) -> nn.Module:
     """The norm of each head's queries or keys."""
     if config.qk_norm == "none":
         return nn.Identity()
-    return RMSNorm(config.head_dim, eps=config.norm_eps)
+    kind = RMSNorm if config.qk_norm == "before_rope" else RotatedNorm
+    return kind(config.head_dim, eps=config.norm_eps)

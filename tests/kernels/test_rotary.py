@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.kernels.rotary import rope_of, rotate, rotated_norm
+from dualpath_cli.kernels.rotary import RotatedNorm, rope_of, rotate
 
 EPS = 1e-5
 
@@ -21,6 +21,12 @@ def turned(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
         out[b, t, h, i] = first * math.cos(angle) - second * math.sin(angle)
         out[b, t, h, i + half] = first * math.sin(angle) + second * math.cos(angle)
     return out
+
+
+def module(weight: torch.Tensor) -> RotatedNorm:
+    norm = RotatedNorm(len(weight), eps=EPS)
+    norm.weight = torch.nn.Parameter(weight.detach())
+    return norm
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -37,11 +43,12 @@ def test_heads_are_turned_then_normed_and_so_are_their_gradients(seed, half, hea
     x, weight, angles = drawn(2, 3, heads, 2 * half), drawn(2 * half), drawn(3, half).detach()
     rope = rope_of(angles, torch.float64)
     torch.testing.assert_close(rotate(x, rope), turned(x, angles))
-    got, wanted = rotated_norm(x, weight, rope, EPS), normed(turned(x, angles), weight)
+    norm = module(weight)
+    got, wanted = norm(x, rope), normed(turned(x, angles), weight)
     torch.testing.assert_close(got, wanted)
     gradient = drawn(*x.shape).detach()
     torch.testing.assert_close(
-        torch.autograd.grad(got, (x, weight), gradient),
+        torch.autograd.grad(got, (x, norm.weight), gradient),
         torch.autograd.grad(wanted, (x, weight), gradient),
     )
 
@@ -49,11 +56,11 @@ def test_heads_are_turned_then_normed_and_so_are_their_gradients(seed, half, hea
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_weight_decides_the_type_and_the_gradient_has_that_of_the_input(dtype):
     x = torch.randn(2, 5, 3, 8, dtype=dtype, requires_grad=True)
-    weight, angles = torch.randn(8, requires_grad=True), torch.randn(5, 4)
-    y = rotated_norm(x, weight, rope_of(angles, torch.float32), EPS)
-    exact = normed(turned(x.double(), angles), weight.double())
+    norm, angles = module(torch.randn(8)), torch.randn(5, 4)
+    y = norm(x, rope_of(angles, torch.float32))
+    exact = normed(turned(x.double(), angles), norm.weight.double())
     y.sum().backward()
-    assert (y.dtype, x.grad.dtype, weight.grad.dtype) == (torch.float32, dtype, torch.float32)
+    assert (y.dtype, x.grad.dtype, norm.weight.grad.dtype) == (torch.float32, dtype, torch.float32)
     torch.testing.assert_close(y, exact.float(), rtol=1e-5, atol=1e-5)
 
 
