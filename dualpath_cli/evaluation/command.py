@@ -1,22 +1,27 @@
 """`dualpath evaluate`: its options, checked without anything slow; all questions, then models."""
 
+import hashlib
 import importlib.util
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.evaluation import benchmarks
-from dualpath_cli.evaluation.benchmarks import BENCHMARKS, PAPER_LIMIT, SUITES
-from dualpath_cli.evaluation.data import Asked, NoData, ask, ask_text, write_requests
+from dualpath_cli.evaluation.benchmarks import NAMES, PAPER_LIMIT, SUITES, Benchmark
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.ranges import check_name, check_ranges
 from dualpath_cli.recipe.options import Overrides, OwnClasses, Where, folder_of, read_overrides
+from dualpath_cli.run.checkpoint_files import describe
+from dualpath_cli.run.run_folder import package_versions
 from dualpath_cli.run.trained import Trained, find
 from dualpath_cli.system import format_csv, without_nan, write_text
 from dualpath_cli.text.documents import split_name, stem
+
+if TYPE_CHECKING:
+    from dualpath_cli.evaluation.data import Asked
 
 OF_THE_RECIPE = "recipe"  # the paper's row that a run's recipe names
 
@@ -34,6 +39,32 @@ class Subject:
         run = self.trained.settings.run
         return f"{run.recipe}-{run.name}-step-{self.trained.run.step:08d}"
 
+    def facts(self, options: "Evaluate") -> dict[str, Any]:
+        """The model and how it was run; reads all of its weights."""
+        from dualpath_cli.kernels.device import device_name
+        from dualpath_cli.run.weights import device_of
+
+        trained, change = self.trained, read_overrides(options)
+        recipe, checkpoint = trained.settings, trained.run.checkpoint
+        files = describe(checkpoint, sorted(checkpoint.glob("*.safetensors")))
+        return {
+            "name": self.name,
+            "path": self.path,
+            "run": f"{recipe.run.recipe}/{recipe.run.name}",
+            "step": trained.run.step,
+            "checkpoint": str(checkpoint),
+            "sha256": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
+            "model": asdict(recipe.model),
+            "loops": (change and change.loops) or recipe.model.loops,
+            "intervention": change.name if change else "learned",
+            "cache": options.cache,
+            "device": device_name(device_of(options.device)),
+            "precision": options.precision,
+            "batch_size": options.batch_size,
+            "window": min(options.window, recipe.model.max_seq_len),
+            "versions": package_versions(("dualpath", "torch", "lm_eval")),
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Where, OwnClasses, Overrides):
@@ -47,7 +78,7 @@ class Evaluate(Where, OwnClasses, Overrides):
     ckpt_path: tuple[str, ...] = ()
     """One or more: a run folder, a checkpoint inside one, or an exported folder."""
     out: str
-    """Folder for the scores; what it holds already is not computed again."""
+    """Folder for the scores."""
     suite: Literal["lm", "commonsense", "math", "qa", "paper", "all"] | None = None
     """Benchmarks that belong together: lm, commonsense, math, qa, all, or paper, the default: all,
     but at most 1,024 documents of each, as in the paper."""
@@ -57,10 +88,8 @@ class Evaluate(Where, OwnClasses, Overrides):
     """NAME=PATH of texts whose rolling bits per byte are measured: .txt, .jsonl, .parquet, or a
     folder."""
     data: tuple[str, ...] = ()
-    """Folders with TASK.jsonl files; without any the Hugging Face hub is asked."""
-    fewshot: str | None = None
-    """Folder with TASK.fewshot.txt, or TASK_train.jsonl to make one of; by default that of --data,
-    or the benchmark's training split on the hub."""
+    """Folders with TASK.jsonl, and few-shot examples as TASK.fewshot.txt or TASK_train.jsonl;
+    without any the Hugging Face hub is asked."""
     limit: int | Literal["all"] | None = None
     """At most this many documents of each, drawn as OLMES draws them, or all."""
     requests: bool = False
@@ -86,8 +115,8 @@ class Evaluate(Where, OwnClasses, Overrides):
         if self.tasks and self.suite is not None:
             raise UserError("--tasks and --suite exclude each other")
         for name in self._named:
-            if name not in BENCHMARKS:
-                hint = did_you_mean(name, BENCHMARKS) or f"; choose from {', '.join(BENCHMARKS)}"
+            if name not in NAMES:
+                hint = did_you_mean(name, NAMES) or f"; choose from {', '.join(NAMES)}"
                 raise UserError(f"unknown benchmark '{name}'{hint}")
 
     @property
@@ -101,7 +130,7 @@ class Evaluate(Where, OwnClasses, Overrides):
             name = name or stem(Path(path))
             if name in sources:
                 raise UserError(f"--sources has two texts named '{name}'; give NAME=PATH")
-            if name in BENCHMARKS and BENCHMARKS[name].kind != "text":
+            if not Benchmark(name).is_text:
                 problem = "is a benchmark of another kind; give another NAME"
                 raise UserError(f"--sources '{name}' {problem}")
             sources[name] = spec
@@ -110,7 +139,7 @@ class Evaluate(Where, OwnClasses, Overrides):
     @property
     def benchmarks(self) -> tuple[str, ...]:
         if self.tasks:
-            return tuple(name for name in BENCHMARKS if name in self._named)
+            return tuple(name for name in NAMES if name in self._named)
         alone = self.suite is None and self.sources
         return () if alone else SUITES[self.suite or "paper"]
 
@@ -133,7 +162,7 @@ class Evaluate(Where, OwnClasses, Overrides):
                 raise UserError(f"two RUNs are called {subject.name}; evaluate them one by one")
             self._check_paper(subject)
         self._check_change(found)
-        if found and importlib.util.find_spec("lm_eval") is None:
+        if importlib.util.find_spec("lm_eval") is None:
             raise UserError("evaluate needs lm_eval: pip install 'dualpath[eval]'")
         return found
 
@@ -159,7 +188,7 @@ class Evaluate(Where, OwnClasses, Overrides):
                 f"{change.name}: a text is read in one pass here, whose tokens see each other in "
                 "every step; score texts with ablate --suite kv-slots"
             )
-        writing = [name for name in self.benchmarks if BENCHMARKS[name].kind == "writing"]
+        writing = [name for name in self.benchmarks if Benchmark(name).is_written]
         if writing and change.needs_whole_text and self.cache != "none":
             raise UserError(f"{change.name} needs whole texts: {writing[0]} goes with --cache none")
 
@@ -174,29 +203,38 @@ def _there(option: str, path: str) -> Path:
 def run(options: Evaluate) -> str:
     """Evaluates, and returns the paths of the scores as text."""
     out, subjects = folder_of("--out", options.out), options.subjects()
-    asked, skipped = _asked(options)
-    if options.requests:
-        return "\n".join(str(write_requests(one, out)) for one in asked)
+    data = [_there("--data", path) for path in options.data]
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of our own are shown
-    from dualpath_cli.evaluation import results, runner, tables
+    from dualpath_cli.evaluation import runner, tables
+    from dualpath_cli.evaluation.data import write_requests
+    from dualpath_cli.evaluation.harness import HarnessModel
     from dualpath_cli.output.console import plain_console
     from dualpath_cli.output.table import show
+    from dualpath_cli.run.weights import autocast_of, device_of, load_model
 
+    asked, skipped = _asked(options, data)
+    if options.requests:
+        return "\n".join(str(write_requests(one, out)) for one in asked)
     console = plain_console()
     for name, reason in skipped.items():
         console.print(f"{name}: left out, {reason}", highlight=False, soft_wrap=True)
-    everything = []
+    own = {one.benchmark.name for one in asked if one.whole}
+    reports, written = [], []
     for subject in subjects:
-        setting = runner.Setting(subject, options)
-        folder, facts = out / subject.name, setting.facts()
-        found = runner.run(setting, facts, asked, folder, console)
-        means = tables.means_of(tables.scores_of(found))
-        results.write(folder, facts, found, means, skipped)
-        show(console, tables.score_table(facts, found, means, options.paper_row(subject)))
-        everything.append(found)
-    written = [str(out / subject.name / "results.json") for subject in subjects]
-    if len(everything) > 1:
-        rows = tables.compare([subject.name for subject in subjects], everything)
+        trained = subject.trained
+        model = HarnessModel(
+            load_model(trained, device_of(options.device)), trained.tokenizer(),
+            min(options.window, trained.settings.model.max_seq_len), options.batch_size,
+            read_overrides(options), autocast_of(options.precision), options.cache == "exact",
+        )  # fmt: skip
+        report = runner.run(model, asked, console)
+        facts, means = subject.facts(options), tables.means_of(tables.scores_of(report))
+        more = {"model": facts, "means": means, "skipped": skipped}
+        written.append(str(runner.write(out / subject.name, report, more)))
+        show(console, tables.score_table(facts, report, means, options.paper_row(subject), own))
+        reports.append(report)
+    if len(reports) > 1:
+        rows = tables.compare([subject.name for subject in subjects], reports)
         show(console, tables.comparison_table(rows))
         records = [without_nan(asdict(row)) for row in rows]
         write_text(out / "comparison.json", json.dumps(records, indent=2) + "\n")
@@ -205,17 +243,17 @@ def run(options: Evaluate) -> str:
     return "\n".join(written)
 
 
-def _asked(options: Evaluate) -> tuple[list[Asked], dict[str, str]]:
+def _asked(options: Evaluate, data: Sequence[Path]) -> tuple[list["Asked"], dict[str, str]]:
     """All benchmarks with their documents, and why those of a suite that have none are left out."""
+    from dualpath_cli.evaluation.data import NoData, ask, ask_text
+
     sources, limit = options.texts(), options.documents
-    data = [_there("--data", path) for path in options.data]
-    fewshot = None if options.fewshot is None else _there("--fewshot", options.fewshot)
-    asked = [ask_text(benchmarks.text(name), spec, limit) for name, spec in sources.items()]
+    asked = [ask_text(Benchmark(name), spec, limit) for name, spec in sources.items()]
     skipped = {}
     for name in options.benchmarks:
         try:
             if name not in sources:
-                asked.append(ask(BENCHMARKS[name], data, fewshot, limit))
+                asked.append(ask(Benchmark(name), data, limit))
         except NoData as missing:
             if options.tasks:
                 raise

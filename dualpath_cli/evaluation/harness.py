@@ -17,6 +17,7 @@ from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import Limits, Sampler, batches, write_on
+from dualpath_cli.errors import RunFailed
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.output.console import Progress, counted, plain_console
@@ -122,7 +123,7 @@ class HarnessModel(TemplateLM):
         prompts = [self.tok_encode(request.args[0]) for request in requests]
         for rows in batches([len(prompt) for prompt in prompts], self._batch_size):
             options = requests[rows[0]].args[1]
-            most = options["max_gen_toks"]
+            most = min(options["max_gen_toks"], self.window // 2)
             decoder = Decoder(self._model, self._intervention, self._autocast, self._cached)
             decoder.begin(self.window)
             pieces = write_on(
@@ -141,7 +142,11 @@ class HarnessModel(TemplateLM):
         return texts
 
     def score(self, parts: Sequence[Part]) -> list[Answer]:
-        """Scores parts in batches of like lengths, the longest first."""
+        """Scores parts in batches of like lengths, the longest first.
+
+        Raises:
+            RunFailed: where the model gives no numbers.
+        """
         answers: list[Answer] = [(0.0, True)] * len(parts)
         for rows in batches([len(ids) for ids, _ in parts], self._batch_size):
             read, spans = zip(*(parts[row] for row in rows), strict=True)
@@ -152,6 +157,8 @@ class HarnessModel(TemplateLM):
             )  # fmt: skip
             targets = [id for ids, span in zip(read, spans, strict=True) for id in ids[-span:]]
             logs_N, hits_N = self._logs_and_hits(x_ND, torch.tensor(targets, device=self.device))
+            if not logs_N.isfinite().all():
+                raise RunFailed("the model gives no numbers: their likelihoods are not finite")
             scored = zip(rows, logs_N.split(spans), hits_N.split(spans), strict=True)
             for row, logs, hits in scored:
                 answers[row] = float(logs.sum()), bool(hits.all())

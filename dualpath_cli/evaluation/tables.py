@@ -1,20 +1,22 @@
 """A model's scores beside the paper's, and several models on the same documents."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
 import numpy as np
 
-from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.benchmarks import ROLLING, Benchmark
-from dualpath_cli.evaluation.results import ACCURACIES, Metric, Result
 from dualpath_cli.flops import paper
 from dualpath_cli.output.table import Column, Columns, Table, with_error
 from dualpath_cli.output.table import interval as interval_text
 from dualpath_cli.statistics.bootstrap import Floats, interval, resampled_sums
 from dualpath_cli.statistics.significance import detectable, holm, mcnemar_p, p_value
+
+Report = Mapping[str, Any]  # what the harness returns: `results`, `samples`, `n-samples`
+Samples = Sequence[Mapping[str, Any]]  # a benchmark's documents, in their order
+Score = tuple[float, float | None]  # with its standard error over documents
 
 
 @dataclass(frozen=True)
@@ -38,74 +40,67 @@ class Difference:
     p_holm: float  # corrected for the tests of all rows
 
 
-def compare(names: Sequence[str], results: Sequence[Sequence[Result]]) -> list[Difference]:
+def compare(names: Sequence[str], reports: Sequence[Report]) -> list[Difference]:
     """Compares every other model with the first one, on the primary metric and bits per byte."""
     rows: list[dict[str, Any]] = []
-    for place, first in enumerate(results[0]):
-        for name, others in zip(names[1:], results[1:], strict=True):
-            other = others[place]
-            if first.facts["sha256"] != other.facts["sha256"]:
-                task = other.benchmark.name
-                raise UserError(f"{names[0]} and {name} were asked different {task}")
-            metrics = dict.fromkeys((other.benchmark.primary, "bpb"))
+    for task, first in reports[0]["samples"].items():
+        metrics = dict.fromkeys((Benchmark(task).primary, "bpb"))
+        for name, other in zip(names[1:], reports[1:], strict=True):
             rows += [
-                _difference(metric, names[0], first, name, other)
-                for metric in metrics
-                if metric in other.metrics
-            ]
+                {"task": task, "metric": metric, "model": name, "first": names[0],
+                 "value": score_of(other, task, metric)[0],
+                 **_difference(task, metric, first, other["samples"][task])}
+                for metric in metrics if metric in first[0]
+            ]  # fmt: skip
     corrected = holm([row["p"] for row in rows])
     return [Difference(**row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
 
 
-def _difference(metric: str, first: str, one: Result, model: str, other: Result) -> dict[str, Any]:
-    task, n = one.benchmark.name, len(one.samples)
-    pairs = list(zip(one.samples, other.samples, strict=True))
-    differences_R = _resampled(task, metric, one, other)
+def score_of(report: Report, task: str, metric: str) -> Score:
+    """A score with its standard error over documents, None for a single one."""
+    scores = report["results"][task]
+    error = scores[f"{metric}_stderr,none"]
+    return scores[f"{metric},none"], error if isinstance(error, float) else None
+
+
+def _difference(task: str, metric: str, one: Samples, other: Samples) -> dict[str, Any]:
+    n, exact = len(one), metric.startswith("acc")
+    old_N2, new_N2 = _values(metric, one), _values(metric, other)
+    gains_N = (new_N2 - old_N2)[:, 0] * (1 if exact else -1)  # fewer bits are better
+    better, worse = int((gains_N > 0).sum()), int((gains_N < 0).sum())
+    values_N2 = np.column_stack([(new_N2 - old_N2)[:, 0], old_N2[:, 1]])
+    sums_R2 = resampled_sums(task, [sample["doc_id"] for sample in one], values_N2)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a resample of no document
+        differences_R = sums_R2[:, 0] / sums_R2[:, 1]
     low, high = (float(end[()]) for end in interval(differences_R, n))
-    gains = [new[metric] - old[metric] for old, new in pairs if old[metric] is not None]
-    exact = metric in ACCURACIES
-    sign = 1 if exact else -1  # fewer bits are better; an empty text has none
-    better, worse = (sum(way * sign * gain > 0 for gain in gains) for way in (1, -1))
     return {
-        "task": task, "metric": metric, "model": model, "first": first,
-        "value": other.metrics[metric].value, "difference": float(differences_R[0]),
-        "low": low, "high": high, "better": better, "worse": worse, "ties": n - better - worse,
+        "difference": float(differences_R[0]), "low": low, "high": high,
+        "better": better, "worse": worse, "ties": n - better - worse,
         "detectable": detectable(differences_R, n), "test": "McNemar" if exact else "t",
         "p": mcnemar_p(better, worse) if exact else p_value(differences_R, 0.0, n),
     }  # fmt: skip
 
 
-def _resampled(task: str, metric: str, one: Result, other: Result) -> Floats:
-    """The difference of two scores: first as it is, then of resampled documents, (1 + resamples,).
-
-    For texts, of their bits per byte over all bytes; otherwise, of means over documents.
-    """
-    if one.benchmark.kind == "text":
-        scores = [
-            [-s["loglikelihood"] / np.log(2) for s in result.samples] for result in (one, other)
-        ]
-        weights = [sample["bytes"] for sample in one.samples]
-    else:
-        scores = [[sample[metric] for sample in result.samples] for result in (one, other)]
-        weights = [1] * len(one.samples)
-    values = np.array([np.subtract(scores[1], scores[0]), weights], dtype=float).T
-    sums_R2 = resampled_sums(task, [sample["doc"] for sample in one.samples], values)
-    with np.errstate(invalid="ignore", divide="ignore"):  # a resample of no document
-        return sums_R2[:, 0] / sums_R2[:, 1]
+def _values(metric: str, samples: Samples) -> Floats:
+    """Values of documents and their weights, (N, 2): bits and bytes of texts, otherwise scores."""
+    if metric == ROLLING:
+        return np.array([sample[metric] for sample in samples]) * [-1 / np.log(2), 1]
+    return np.array([(sample[metric], 1) for sample in samples], dtype=float)
 
 
 AGGREGATE, ALL = "aggregate BPB", "mean BPB of 17"
 
 
-def scores_of(results: Sequence[Result]) -> dict[str, float]:
+def scores_of(report: Report) -> dict[str, float]:
     """The scores of the paper's benchmarks by the columns of its tables: `PIQA Acc.`, `C4`."""
-    scores = {}
-    for result in results:
-        columns = _columns(result.benchmark)
-        for column, metric in zip(columns, _accuracy_and_bits(result), strict=True):
-            if column is not None and metric is not None:
-                scores[column] = metric.value
-    return scores
+    return {
+        column: score[0]
+        for task in report["results"]
+        for column, score in zip(
+            Benchmark(task).paper, _accuracy_and_bits(report, task), strict=True
+        )
+        if column is not None and score is not None
+    }
 
 
 def means_of(scores: Mapping[str, float]) -> dict[str, float]:
@@ -134,11 +129,15 @@ def paper_scores(recipe: str) -> dict[str, float]:
 
 def score_table(
     model: Mapping[str, Any],
-    results: Sequence[Result],
+    report: Report,
     means: Mapping[str, float],
     paper_row: str | None,
+    own: Set[str],
 ) -> Table:
-    """A row a benchmark, then the means, beside those of the paper's configuration, if any."""
+    """A row a benchmark, then the means, beside those of the paper's configuration, if any.
+
+    `own` are the benchmarks of their own documents, not of a selection that others made.
+    """
     theirs = None if paper_row is None else paper_scores(paper_row)
     how = [f"window {model['window']:,}", f"batches of {model['batch_size']}", model["precision"]]
     if model.get("intervention", "learned") != "learned":
@@ -151,38 +150,34 @@ def score_table(
     if theirs:
         columns += [Column("paper's accuracy", ".4f"), Column("bits/byte", ".4f")]
     rows: list[list[Any]] = []
-    for result in results:
-        values = [metric and (metric.value, metric.stderr) for metric in _accuracy_and_bits(result)]
-        row = [result.benchmark.name, result.benchmark.primary, result.facts["documents"], *values]
+    for task in report["results"]:
+        benchmark, n = Benchmark(task), report["n-samples"][task]["effective"]
+        row = [task, benchmark.primary, n, *_accuracy_and_bits(report, task)]
         if theirs:
-            names = _columns(result.benchmark)
-            row += [theirs.get(name) if name and result.whole else None for name in names]
+            row += [theirs.get(name) if name and task in own else None for name in benchmark.paper]
         rows.append(row)
     for name, value in means.items():
-        beside = theirs[name] if theirs and all(result.whole for result in results) else None
+        beside = theirs[name] if theirs and own >= report["results"].keys() else None
         empty = [] if name.endswith("Acc.") else [None]
         rows.append([name, "mean", None, *empty, (value, None), None, beside])
     caption = "± is one standard error over documents"
-    if any(ROLLING in result.metrics for result in results):
+    if any(Benchmark(task).is_text for task in report["results"]):
         caption += f"; {ROLLING}: each window of a text is read after the token before it"
     if paper_row is not None:
         caption += f"; the paper's row is {paper_row}, of at most 1,024 documents a benchmark"
     return Table(columns, rows, f"{model['name']}: {', '.join(how)}", caption)
 
 
-def _columns(benchmark: Benchmark) -> tuple[str | None, str | None]:
-    """The paper's columns of a benchmark: of its accuracy, of its bits per byte."""
-    name = benchmark.paper
-    if name is None:
-        return None, None
-    return (None, name) if benchmark.kind == "text" else (f"{name} Acc.", f"{name} BPB")
-
-
-def _accuracy_and_bits(result: Result) -> tuple[Metric | None, Metric | None]:
+def _accuracy_and_bits(report: Report, task: str) -> tuple[Score | None, Score | None]:
     """The primary accuracy, and the bits per byte of continuations or of texts."""
-    metrics, primary = result.metrics, result.benchmark.primary
-    accuracy = metrics[primary] if primary in ACCURACIES else None
-    return accuracy, metrics.get(ROLLING, metrics.get("bpb"))
+    primary = Benchmark(task).primary
+    bits = primary if primary == ROLLING else "bpb"
+    names = (primary if primary.startswith("acc") else "", bits)
+    accuracy, per_byte = (
+        score_of(report, task, name) if f"{name},none" in report["results"][task] else None
+        for name in names
+    )
+    return accuracy, per_byte
 
 
 def comparison_table(rows: Sequence[Difference]) -> Table:

@@ -11,7 +11,7 @@ import yaml
 
 from dualpath_cli.config import ModelConfig, by_layer
 from dualpath_cli.errors import UserError, of_content
-from dualpath_cli.evaluation.benchmarks import BENCHMARKS
+from dualpath_cli.evaluation.benchmarks import NAMES, Benchmark
 from dualpath_cli.flops.count import active_parameters, has_experts
 from dualpath_cli.output.table import Column, Table, markdown
 from dualpath_cli.recipe.schedule import weight_decay
@@ -59,10 +59,11 @@ class Results:
         files = {}
         for score in self.scores:
             whole = score.documents == score.in_all and self.learned
-            hub = BENCHMARKS[score.task].hub if score.task in BENCHMARKS else None
-            if hub is not None and score.metric.startswith("acc") and whole:
+            if score.task in NAMES and score.metric.startswith("acc") and whole:
+                config = Benchmark(score.task).config
+                part = config.get("dataset_name", "default")
                 entry = {
-                    "dataset": {"id": hub.path, "task_id": hub.config or "default"},
+                    "dataset": {"id": config["dataset_path"], "task_id": part},
                     "value": round(100 * score.value, 2),
                     "notes": f"{score.metric}, {score.shots}-shot; {self.how}",
                 }
@@ -77,7 +78,7 @@ def read_results(path: Path, run: str, step: int) -> Results:
     try:
         model = content["model"]
         of = (model["run"], model["step"])
-        scores = tuple(_score(task, facts) for task, facts in content["tasks"].items())
+        scores = tuple(_score(task, content) for task in content["results"])
         how = (
             f"K = {model['loops']}, {model['intervention']}, {model['precision']} on "
             f"{model['device']}, batches of {model['batch_size']}, windows of {model['window']} "
@@ -94,13 +95,15 @@ def read_results(path: Path, run: str, step: int) -> Results:
     return Results(scores, how, learned=model["intervention"] == "learned")
 
 
-def _score(task: str, facts: Mapping[str, Any]) -> Score:
-    metric = facts["metrics"][facts["primary"]]
-    numbers = [facts[name] for name in ("documents", "documents_in_all", "shots")]
-    stderr = None if metric["stderr"] is None else _finite(metric["stderr"])
+def _score(task: str, content: Mapping[str, Any]) -> Score:
+    metric, facts = Benchmark(task).primary, content["results"][task]
+    error = facts[f"{metric}_stderr,none"]
+    counts = content["n-samples"][task]
+    numbers = [counts["effective"], counts["original"], Benchmark(task).config["num_fewshot"]]
     if not all(type(number) is int for number in numbers):
         raise ValueError(f"{task}: its numbers of documents are {numbers}")
-    return Score(task, str(facts["primary"]), _finite(metric["value"]), stderr, *numbers)
+    stderr = None if error == "N/A" else _finite(error)
+    return Score(task, metric, _finite(facts[f"{metric},none"]), stderr, *numbers)
 
 
 def _finite(value: Any) -> float:
