@@ -21,7 +21,7 @@ from dualpath_cli.system import format_csv, without_nan, write_text
 from dualpath_cli.text.documents import split_name, stem
 
 if TYPE_CHECKING:
-    from dualpath_cli.evaluation.data import Asked
+    from dualpath_cli.evaluation.runner import Asked
 
 OF_THE_RECIPE = "recipe"  # the paper's row that a run's recipe names
 
@@ -206,7 +206,6 @@ def run(options: Evaluate) -> str:
     data = [_there("--data", path) for path in options.data]
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of our own are shown
     from dualpath_cli.evaluation import runner, tables
-    from dualpath_cli.evaluation.data import write_requests
     from dualpath_cli.evaluation.harness import HarnessModel
     from dualpath_cli.output.console import plain_console
     from dualpath_cli.output.table import show
@@ -214,7 +213,7 @@ def run(options: Evaluate) -> str:
 
     asked, skipped = _asked(options, data)
     if options.requests:
-        return "\n".join(str(write_requests(one, out)) for one in asked)
+        return "\n".join(str(runner.write_requests(one, out)) for one in asked)
     console = plain_console()
     for name, reason in skipped.items():
         console.print(f"{name}: left out, {reason}", highlight=False, soft_wrap=True)
@@ -227,11 +226,10 @@ def run(options: Evaluate) -> str:
             min(options.window, trained.settings.model.max_seq_len), options.batch_size,
             read_overrides(options), autocast_of(options.precision), options.cache == "exact",
         )  # fmt: skip
-        report = runner.run(model, asked, console)
-        facts, means = subject.facts(options), tables.means_of(tables.scores_of(report))
-        more = {"model": facts, "means": means, "skipped": skipped}
-        written.append(str(runner.write(out / subject.name, report, more)))
-        show(console, tables.score_table(facts, report, means, options.paper_row(subject), own))
+        facts, folder = subject.facts(options), out / subject.name
+        report = runner.run(model, asked, folder, {"model": facts, "skipped": skipped}, console)
+        show(console, tables.score_table(facts, report, options.paper_row(subject), own))
+        written.append(str(folder / "results.json"))
         reports.append(report)
     if len(reports) > 1:
         rows = tables.compare([subject.name for subject in subjects], reports)
@@ -245,7 +243,7 @@ def run(options: Evaluate) -> str:
 
 def _asked(options: Evaluate, data: Sequence[Path]) -> tuple[list["Asked"], dict[str, str]]:
     """All benchmarks with their documents, and why those of a suite that have none are left out."""
-    from dualpath_cli.evaluation.data import NoData, ask, ask_text
+    from dualpath_cli.evaluation.runner import NoData, ask, ask_text
 
     sources, limit = options.texts(), options.documents
     asked = [ask_text(Benchmark(name), spec, limit) for name, spec in sources.items()]

@@ -48,7 +48,7 @@ def compare(names: Sequence[str], reports: Sequence[Report]) -> list[Difference]
         for name, other in zip(names[1:], reports[1:], strict=True):
             rows += [
                 {"task": task, "metric": metric, "model": name, "first": names[0],
-                 "value": score_of(other, task, metric)[0],
+                 "value": other["results"][task][f"{metric},none"],
                  **_difference(task, metric, first, other["samples"][task])}
                 for metric in metrics if metric in first[0]
             ]  # fmt: skip
@@ -56,11 +56,12 @@ def compare(names: Sequence[str], reports: Sequence[Report]) -> list[Difference]
     return [Difference(**row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
 
 
-def score_of(report: Report, task: str, metric: str) -> Score:
-    """A score with its standard error over documents, None for a single one."""
+def _score(report: Report, task: str, metric: str) -> Score | None:
     scores = report["results"][task]
+    if f"{metric},none" not in scores:
+        return None
     error = scores[f"{metric}_stderr,none"]
-    return scores[f"{metric},none"], error if isinstance(error, float) else None
+    return scores[f"{metric},none"], None if error == "N/A" else error
 
 
 def _difference(task: str, metric: str, one: Samples, other: Samples) -> dict[str, Any]:
@@ -130,7 +131,6 @@ def paper_scores(recipe: str) -> dict[str, float]:
 def score_table(
     model: Mapping[str, Any],
     report: Report,
-    means: Mapping[str, float],
     paper_row: str | None,
     own: Set[str],
 ) -> Table:
@@ -156,7 +156,7 @@ def score_table(
         if theirs:
             row += [theirs.get(name) if name and task in own else None for name in benchmark.paper]
         rows.append(row)
-    for name, value in means.items():
+    for name, value in means_of(scores_of(report)).items():
         beside = theirs[name] if theirs and own >= report["results"].keys() else None
         empty = [] if name.endswith("Acc.") else [None]
         rows.append([name, "mean", None, *empty, (value, None), None, beside])
@@ -171,13 +171,8 @@ def score_table(
 def _accuracy_and_bits(report: Report, task: str) -> tuple[Score | None, Score | None]:
     """The primary accuracy, and the bits per byte of continuations or of texts."""
     primary = Benchmark(task).primary
-    bits = primary if primary == ROLLING else "bpb"
-    names = (primary if primary.startswith("acc") else "", bits)
-    accuracy, per_byte = (
-        score_of(report, task, name) if f"{name},none" in report["results"][task] else None
-        for name in names
-    )
-    return accuracy, per_byte
+    accuracy = _score(report, task, primary) if primary.startswith("acc") else None
+    return accuracy, _score(report, task, ROLLING) or _score(report, task, "bpb")
 
 
 def comparison_table(rows: Sequence[Difference]) -> Table:

@@ -48,7 +48,7 @@ def rows(render: Callable[[Row], Row]) -> Callable[[Dataset], Dataset]:
 
     @wraps(render)
     def process(docs: Dataset) -> Dataset:
-        return docs.map(checked)
+        return docs.map(checked, keep_in_memory=True)  # files of it would outlive a change here
 
     return process
 
