@@ -5,6 +5,8 @@ name in the paper's tables (`paper`), other names of its local file (`files`), a
 its rows where such a file holds several benchmarks.
 """
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +14,14 @@ from typing import Any
 
 import yaml
 
+from dualpath_cli.errors import UserError
+
 TASKS = Path(__file__).parent / "tasks"
 TEXT = "text"  # the task file of the user's texts
 ROLLING = "rolling_bpb"
 """Bits per byte of texts whose windows are read after the token before them, as in OLMES; those of
 `validate` are read after end-of-text (docs/validate.md)."""
+SPLITS = ("", "_test", "_val", "_validation")  # ends of a local file's name
 PAPER_LIMIT = 1024  # documents of a benchmark that the paper's evaluations were capped at
 
 _MATH = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra",
@@ -30,6 +35,10 @@ SUITES: dict[str, tuple[str, ...]] = {
 NAMES = sum(SUITES.values(), ())
 """All benchmarks, in the order of the paper's table."""
 SUITES["paper"] = SUITES["all"] = NAMES
+
+
+class NoData(UserError):
+    """A benchmark whose documents or few-shot examples are not where they were looked for."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,52 @@ class Benchmark:
         if name is None or self.is_text:
             return None, name
         return f"{name} Acc.", f"{name} BPB"
+
+    def local(self, folders: Sequence[Path]) -> dict[str, Any]:
+        """Changes to its task file that take its documents from folders.
+
+        Raises:
+            NoData: where none has a file of it, or of few-shot examples.
+        """
+        names = (self.name, *self.config["metadata"].get("files", ()))
+        every = [f"{name}{split}" for name in names for split in SPLITS]
+        path = _find(folders, [f"{name}.jsonl" for name in every])
+        shots = self.config["num_fewshot"]
+        if path is None:
+            raise NoData(f"no {self.name}.jsonl in {', '.join(map(str, folders))}")
+        files = {self.config["test_split"]: str(path)}
+        changes: dict[str, Any] = {"dataset_path": "json", "dataset_name": None}
+        changes["dataset_kwargs"] = {"data_files": files}
+        if not shots:
+            return changes
+        if prefix := _find(folders, [f"{name}.fewshot.txt" for name in every]):
+            return changes | {
+                "num_fewshot": 0, "fewshot_split": None, "description": _template(prefix)
+            }  # fmt: skip
+        if rows := _find(folders, [f"{name}_train.jsonl" for name in names]):
+            files[self.config["fewshot_split"]] = str(rows)
+            return changes
+        raise NoData(
+            f"{self.name} is asked after {shots} worked examples: give --data DIR with "
+            f"{self.name}.fewshot.txt or {self.name}_train.jsonl"
+        )
+
+
+def _find(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
+    files = [name + suffix for name in names for suffix in ("", ".gz", ".zst")]
+    paths = (folder / file for folder in folders for file in files)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _template(path: Path) -> str:
+    """A file's text as a template of the harness that gives it byte for byte."""
+    try:
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is no UTF-8") from None
+    if not text.endswith("\n\n"):
+        raise UserError(f"{path} must end in a blank line, which parts it from the question")
+    return "{{" + json.dumps(text, ensure_ascii=False) + "}}"
 
 
 class _Loader(yaml.SafeLoader):

@@ -4,13 +4,12 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.evaluation.benchmarks import NAMES, PAPER_LIMIT, SUITES, Benchmark
+from dualpath_cli.evaluation.benchmarks import NAMES, PAPER_LIMIT, SUITES, Benchmark, NoData
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.ranges import check_name, check_ranges
 from dualpath_cli.recipe.options import Overrides, OwnClasses, Where, folder_of, read_overrides
@@ -203,15 +202,14 @@ def _there(option: str, path: str) -> Path:
 def run(options: Evaluate) -> str:
     """Evaluates, and returns the paths of the scores as text."""
     out, subjects = folder_of("--out", options.out), options.subjects()
-    data = [_there("--data", path) for path in options.data]
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of our own are shown
+    asked, skipped = _asked(options)
     from dualpath_cli.evaluation import runner, tables
     from dualpath_cli.evaluation.harness import HarnessModel
     from dualpath_cli.output.console import plain_console
     from dualpath_cli.output.table import show
     from dualpath_cli.run.weights import autocast_of, device_of, load_model
 
-    asked, skipped = _asked(options, data)
     if options.requests:
         return "\n".join(str(runner.write_requests(one, out)) for one in asked)
     console = plain_console()
@@ -241,21 +239,33 @@ def run(options: Evaluate) -> str:
     return "\n".join(written)
 
 
-def _asked(options: Evaluate, data: Sequence[Path]) -> tuple[list["Asked"], dict[str, str]]:
+def _asked(options: Evaluate) -> tuple[list["Asked"], dict[str, str]]:
     """All benchmarks with their documents, and why those of a suite that have none are left out."""
-    from dualpath_cli.evaluation.runner import NoData, ask, ask_text
+    sources, data = options.texts(), [_there("--data", path) for path in options.data]
+    skipped: dict[str, str] = {}
+    changes: dict[str, dict[str, Any]] = {}
 
-    sources, limit = options.texts(), options.documents
-    asked = [ask_text(Benchmark(name), spec, limit) for name, spec in sources.items()]
-    skipped = {}
+    def leave_out(name: str, missing: NoData) -> None:
+        if options.tasks:
+            raise missing
+        skipped[name] = str(missing)
+
     for name in options.benchmarks:
         try:
             if name not in sources:
-                asked.append(ask(Benchmark(name), data, limit))
+                changes[name] = Benchmark(name).local(data) if data else {}
         except NoData as missing:
-            if options.tasks:
-                raise
-            skipped[name] = str(missing)
+            leave_out(name, missing)
+    asked = []
+    if sources or changes:
+        from dualpath_cli.evaluation.runner import ask, ask_text
+
+        asked = [ask_text(name, spec, options.documents) for name, spec in sources.items()]
+        for name, changed in changes.items():
+            try:
+                asked.append(ask(Benchmark(name), changed, options.documents))
+            except NoData as missing:
+                leave_out(name, missing)
     if not asked:
         name, reason = next(iter(skipped.items()))
         raise UserError(f"there is nothing to evaluate on: {name}: {reason}")

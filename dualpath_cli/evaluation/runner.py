@@ -22,7 +22,7 @@ from lm_eval.utils import handle_non_serializable
 from rich.console import Console
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.evaluation.benchmarks import TASKS, TEXT, Benchmark
+from dualpath_cli.evaluation.benchmarks import TASKS, Benchmark, NoData
 from dualpath_cli.evaluation.harness import HarnessModel
 from dualpath_cli.evaluation.tables import Report, means_of, scores_of
 from dualpath_cli.output.console import Progress, counted
@@ -30,14 +30,9 @@ from dualpath_cli.system import write_text
 from dualpath_cli.text.documents import parse_source, read_documents
 
 SEED = 1234  # of the documents that a limit leaves, drawn as OLMES draws them
-SPLITS = ("", "_test", "_val", "_validation")  # ends of a local file's name
 
 for _name in ("lm_eval", "datasets", "huggingface_hub"):
     logging.getLogger(_name).setLevel(logging.ERROR)  # they tell of each file and attempt
-
-
-class NoData(UserError):
-    """A benchmark whose documents or few-shot examples are not where they were looked for."""
 
 
 @dataclass(frozen=True)
@@ -78,93 +73,40 @@ def write_requests(asked: Asked, out: Path) -> Path:
     return path
 
 
-def ask_text(benchmark: Benchmark, spec: str, limit: int | None) -> Asked:
-    """A text of the user's, `NAME=PATH`."""
-    source = parse_source(spec)
-    texts = Dataset.from_list([{"text": text} for text in read_documents(source)])
-    split = benchmark.config["test_split"]
-    given = {"custom_dataset": lambda **options: {split: texts}}
-    return _asked(benchmark, str(source.path), given, limit)
-
-
-def ask(benchmark: Benchmark, data: Sequence[Path], limit: int | None) -> Asked:
-    """A benchmark from folders `data`, or without any from the hub.
-
-    Raises NoData where no folder has a file of it, or of few-shot examples, nor the hub.
-    """
-    if not data:
-        return _asked(benchmark, f"hf:{benchmark.config['dataset_path']}", {}, limit)
-    names = (benchmark.name, *benchmark.config["metadata"].get("files", ()))
-    path = _find(data, [f"{name}{split}.jsonl" for name in names for split in SPLITS])
-    if path is None:
-        raise NoData(f"no {benchmark.name}.jsonl in {', '.join(map(str, data))}")
-    if benchmark.is_text:
-        return ask_text(benchmark, f"{benchmark.name}={path}", limit)
-    files = {benchmark.config["test_split"]: str(path)}
-    given: dict[str, Any] = {"dataset_path": "json", "dataset_name": None}
-    given["dataset_kwargs"] = {"data_files": files}
-    if benchmark.config["num_fewshot"]:
-        prefix = _find(data, [f"{name}{split}.fewshot.txt" for name in names for split in SPLITS])
-        rows = _find(data, [f"{name}_train.jsonl" for name in names])
-        if prefix is not None:
-            given |= {"num_fewshot": 0, "fewshot_split": None, "description": _template(prefix)}
-        elif rows is not None:
-            files[benchmark.config["fewshot_split"]] = str(rows)
-        else:
-            raise NoData(
-                f"{benchmark.name} is asked after {benchmark.config['num_fewshot']} worked "
-                f"examples: give --data DIR with {benchmark.name}.fewshot.txt or "
-                f"{benchmark.name}_train.jsonl"
-            )
-    return _asked(benchmark, str(path), given, limit)
-
-
-def _find(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
-    files = [name + suffix for name in names for suffix in ("", ".gz", ".zst")]
-    paths = (folder / file for folder in folders for file in files)
-    return next((path for path in paths if path.is_file()), None)
-
-
-def _template(path: Path) -> str:
-    """A file's text as a template of the harness that gives it byte for byte."""
-    try:
-        text = path.read_bytes().decode()
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is no UTF-8") from None
-    if not text.endswith("\n\n"):
-        raise UserError(f"{path} must end in a blank line, which parts it from the question")
-    return "{{" + json.dumps(text, ensure_ascii=False) + "}}"
-
-
 @cache
 def _manager() -> TaskManager:
     return TaskManager(include_path=str(TASKS), include_defaults=False)
 
 
-def _asked(benchmark: Benchmark, origin: str, given: dict[str, Any], limit: int | None) -> Asked:
-    """The task of a task file changed by `given`, and its documents."""
-    file = str(benchmark.config["task"])
+def ask_text(name: str, spec: str, limit: int | None) -> Asked:
+    """A text of the user's, `NAME=PATH`."""
+    texts = Dataset.from_list([{"text": text} for text in read_documents(parse_source(spec))])
+    return ask(Benchmark(name), {"custom_dataset": lambda **options: {"test": texts}}, limit)
+
+
+def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> Asked:
+    """A benchmark's task file with `changes`, none where the hub is asked, and its documents."""
+    name, config = str(benchmark.config["task"]), benchmark.config
     try:
-        group = {"group": "asked", "task": [{"task": file, **given}]}
-        task = _manager().load(group)["tasks"][file]
+        group = {"group": "asked", "task": [{"task": name, **changes}]}
+        task = _manager().load(group)["tasks"][name]
         docs = task.eval_docs
     except Exception as error:  # whatever the network, the hub, or a row in another format raises
         cause = error.__cause__ or error
-        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
-        text = f"{origin} cannot be read as {benchmark.name} ({reason:.160})"
-        if given:
-            raise UserError(text) from None
+        reason = f"{benchmark.name} ({type(cause).__name__}: {' '.join(str(cause).split()):.160})"
+        if changes:
+            files = ", ".join(changes.get("dataset_kwargs", {}).get("data_files", {}).values())
+            raise UserError(f"{files} cannot be read as {reason}") from None
         # Without a network there is no use in trying the others.
         kind = UserError if isinstance(error, ConnectionError) else NoData
-        raise kind(f"{text}; give --data DIR") from None
-    if file == TEXT:
-        task.set_config("task", benchmark.name)
-    numbers = list(range(len(docs)))
-    subject = benchmark.config["metadata"].get("subject")
+        hub = f"hf:{config['dataset_path']}"
+        raise kind(f"{hub} cannot be read as {reason}; give --data DIR") from None
+    task.set_config("task", benchmark.name)
+    numbers, subject = list(range(len(docs))), config["metadata"].get("subject")
     if subject is not None and "subject" in docs.column_names:
         numbers = [number for number, other in enumerate(docs["subject"]) if other == subject]
-        if not numbers:
-            raise NoData(f"'{origin}' holds nothing of {benchmark.name}")
+    if not numbers:
+        raise NoData(f"there is nothing of {benchmark.name} in its file")
     whole = len(numbers) == len(docs)
     if limit is not None and limit < len(numbers):
         numbers = sorted(random.Random(SEED).sample(numbers, limit))

@@ -1,12 +1,10 @@
-"""`dualpath evaluate` from words to files: what is written, kept and compared."""
+"""`dualpath evaluate` from words to files: what is written and compared."""
 
-import csv
 import json
 import math
 import re
-import shutil
-from collections.abc import Callable
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
@@ -22,7 +20,6 @@ from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.run.weights import load_weights
 from dualpath_cli.text.tokenizer import Tokenizer
-from tests.conftest import OutputOf
 from tests.evaluation.conftest import CHANGES, NAME
 
 
@@ -32,6 +29,10 @@ def report(folder: Path) -> dict[str, Any]:
 
 def samples(folder: Path, task: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples" / f"{task}.jsonl").open()]
+
+
+def likelihoods(sample: dict[str, Any]) -> list[float]:
+    return [log for log, _ in sample["filtered_resps"]]
 
 
 def test_scores_are_those_made_by_hand_from_logits_in_float64(run, tasks, scored):
@@ -59,39 +60,37 @@ def test_scores_are_those_made_by_hand_from_logits_in_float64(run, tasks, scored
         texts = [f" {choice}" for choice in row["choices"]]
         given = [loglikelihood(prefix + row["query"], text) for text in texts]
         alone = [loglikelihood("Answer:", text) for text in texts]
-        assert sample["loglikelihoods"] == pytest.approx(given, abs=1e-4)
-        assert sample["unconditional"] == pytest.approx(alone, abs=1e-4)
+        assert likelihoods(sample) == pytest.approx([*given, *alone], abs=1e-4)
         differences = [a - b for a, b in zip(given, alone, strict=True)]
         right.append(differences.index(max(differences)) == row["gold"])
         bits.append(-given[row["gold"]] / math.log(2) / len(texts[row["gold"]].encode()))
-    metrics = report(folder)["tasks"]["arc_challenge"]["metrics"]
-    assert metrics["acc_uncond"]["value"] == pytest.approx(sum(right) / 12)
-    assert metrics["bpb"]["value"] == pytest.approx(sum(bits) / 12, abs=1e-5)
+    scores = report(folder)["results"]["arc_challenge"]
+    assert scores["acc_uncond,none"] == pytest.approx(sum(right) / 12)
+    assert scores["bpb,none"] == pytest.approx(mean(bits), abs=1e-5)
+    assert scores["bpb_stderr,none"] == pytest.approx(stdev(bits) / math.sqrt(12), abs=1e-5)
     assert 0 < sum(right) < 12
 
 
 def test_every_kind_of_benchmark_is_written_with_what_was_asked(scored):
     folder = scored / NAME
     found = report(folder)
-    assert list(found["tasks"]) == ["c4", "arc_challenge", "piqa", "gsm8k", "minerva_math_algebra",
-                                    "minerva_math_geometry", "lambada"]  # fmt: skip
-    assert "no hellaswag.jsonl" in found["skipped"]["hellaswag"]
-    primaries = {name: task["primary"] for name, task in found["tasks"].items()}
-    assert primaries["arc_challenge"] == "acc_uncond"
-    assert (primaries["gsm8k"], primaries["c4"]) == ("acc", "rolling_bpb")
-    documents = {name: task["documents"] for name, task in found["tasks"].items()}
+    documents = {name: counts["effective"] for name, counts in found["n-samples"].items()}
     assert documents == {"c4": 32, "arc_challenge": 12, "piqa": 11, "gsm8k": 4, "lambada": 32,
                          "minerva_math_algebra": 2, "minerva_math_geometry": 1}  # fmt: skip
-    for name, task in found["tasks"].items():
+    assert "no hellaswag.jsonl" in found["skipped"]["hellaswag"]
+    for name, scores in found["results"].items():
         rows = samples(folder, name)
-        assert len(rows) == task["documents"]
-        if "bpb" in task["metrics"]:
-            expected = sum(row["bpb"] for row in rows) / len(rows)
-            assert task["metrics"]["bpb"]["value"] == pytest.approx(expected)
-    with (folder / "results.csv").open(newline="") as file:
-        table = list(csv.DictReader(file))
-    assert {row["task"] for row in table} == set(found["tasks"])
-    assert [row["metric"] for row in table if row["task"] == "lambada"] == ["acc", "bpb"]
+        assert len(rows) == documents[name]
+        assert "arguments" not in rows[0]
+        for metric in ("acc", "bpb"):
+            if f"{metric},none" in scores:
+                expected = mean(row[metric] for row in rows)
+                assert scores[f"{metric},none"] == pytest.approx(expected)
+    nats, sizes = zip(*(row["rolling_bpb"] for row in samples(folder, "c4")), strict=True)
+    bits = -sum(nats) / math.log(2) / sum(sizes)
+    assert found["results"]["c4"]["rolling_bpb,none"] == pytest.approx(bits)
+    prefix = found["configs"]["piqa"]["description"]
+    assert json.loads(prefix[2:-2]) == "Question: tell?\nAnswer: tell\n\n"
 
 
 def test_an_override_changes_the_scores_and_stands_in_the_results(
@@ -110,96 +109,30 @@ def test_an_override_changes_the_scores_and_stands_in_the_results(
     assert model["device"] == device_name(torch.device("cpu"))
     assert (model["run"], model["step"]) == ("tiny/default", 6)
     assert set(model["versions"]) == {"dualpath", "torch", "lm_eval"}
-    documents = found["tasks"]["piqa"]
-    assert (documents["documents"], documents["documents_in_all"]) == (9, 11)
-    plain = {sample["doc"]: sample for sample in samples(scored / NAME, "piqa")}
+    assert found["n-samples"]["piqa"] == {"original": 11, "effective": 9}
+    plain = {sample["doc_id"]: sample for sample in samples(scored / NAME, "piqa")}
     for sample in samples(folder, "piqa"):
-        assert sample["loglikelihoods"] != plain[sample["doc"]]["loglikelihoods"]
+        assert sample["doc"] == plain[sample["doc_id"]]["doc"]
+        assert likelihoods(sample) != likelihoods(plain[sample["doc_id"]])
 
 
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the benchmarks that were computed, in their order."""
-    names: list[str] = []
-    compute = runner._samples
+def test_ctrl_c_keeps_what_is_finished(run, tasks, tmp_path, monkeypatch):
+    evaluate = runner.evaluate
 
-    def count(model: Any, asked: Any, window: int) -> Any:
-        names.append(asked.benchmark.name)
-        return compute(model, asked, window)
-
-    monkeypatch.setattr(runner, "_samples", count)
-    return names
-
-
-@pytest.fixture
-def again(
-    scored: Path, run: Path, tasks: Path, tmp_path: Path, output_of: OutputOf
-) -> Callable[..., str]:
-    """`again(*words)`: what `evaluate` says where the scores of `piqa` are there already."""
-    out = tmp_path / "scores"
-    for kind in ("tasks/piqa.json", "samples/piqa.jsonl"):
-        (out / NAME / kind).parent.mkdir(parents=True)
-        shutil.copy(scored / NAME / kind, out / NAME / kind)
-    line = ("evaluate", "--ckpt_path", run, "--data", tasks, "--out", out, "--tasks", "piqa",
-            "--limit", "all")  # fmt: skip
-    return lambda *words: output_of(*line, *words)
-
-
-def test_what_is_finished_is_not_computed_again_unless_something_decisive_changes(
-    again, tasks, counted
-):
-    assert "piqa: kept from before" in again()
-    assert counted == []
-    again("--batch_size", "2")
-    assert counted == ["piqa"]
-    again("--batch_size", "2")
-    rows = (tasks / "piqa.jsonl").read_text().splitlines()
-    (tasks / "piqa.jsonl").write_text("\n".join(rows[:-1]) + "\n")
-    assert counted == ["piqa"]
-    again("--batch_size", "2")
-    assert counted == ["piqa"] * 2
-
-
-def test_samples_that_were_changed_are_scored_again_and_that_is_said(again, tmp_path, counted):
-    path = tmp_path / "scores" / NAME / "samples" / "piqa.jsonl"
-    before = path.read_bytes()
-    digit = before.index(b'"loglikelihoods": [-') + len(b'"loglikelihoods": [-')
-    other = b"%d" % (9 - int(before[digit : digit + 1]))
-    for changed in (before[:digit] + other + before[digit + 1 :], None):
-        path.unlink()
-        if changed is not None:
-            path.write_bytes(changed)
-        why = "is not as it was written" if changed else ": No such file or directory"
-        assert f"piqa: {path}{' ' if changed else ''}{why}; scored again" in again()
-        assert path.read_bytes() == before
-    assert counted == ["piqa"] * 2
-
-
-def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
-    run, tasks, tmp_path, counted, monkeypatch, capsys
-):
-    line = ["evaluate", "--ckpt_path", str(run), "--data", str(tasks), "--out",
-            str(tmp_path / "scores"), "--tasks", "arc_challenge", "piqa"]  # fmt: skip
-    compute = runner._samples
-
-    def interrupted(model: Any, asked: Any, window: int) -> Any:
-        if asked.benchmark.name == "piqa":
+    def interrupted(model: Any, tasks: Any, **options: Any) -> Any:
+        if "piqa" in tasks["tasks"]:
             raise KeyboardInterrupt
-        return compute(model, asked, window)
+        return evaluate(model, tasks, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(runner, "_samples", interrupted)
-        assert main(line) == 130
-    said = capsys.readouterr().out
-    assert f"1 of 2 benchmarks of {NAME} are done; the same command goes on from there" in said
-    assert main(line) == 0
-    assert counted == ["arc_challenge", "piqa"]
+    monkeypatch.setattr(runner, "evaluate", interrupted)
+    words = ["--data", str(tasks), "--out", str(tmp_path), "--tasks", "arc_challenge", "piqa"]
+    assert main(["evaluate", "--ckpt_path", str(run), *words]) == 130
+    assert list(report(tmp_path / NAME)["results"]) == ["arc_challenge"]
 
 
-def test_several_runs_are_paired_with_the_first(run, trained, tasks, scored, tmp_path, output_of):
+def test_several_runs_are_paired_with_the_first(run, trained, tasks, tmp_path, output_of):
     other = trained(**merge(CHANGES, {"run": {"name": "other"}, "seed_everything": 2}))
     out = tmp_path / "both"
-    shutil.copytree(scored, out)
     words = ("--tasks", "piqa", "c4", "--data", tasks, "--out", out)
     said = output_of("evaluate", "--ckpt_path", run, other, *words)
     assert f"differences to {NAME}, 3 tests" in said
@@ -207,7 +140,7 @@ def test_several_runs_are_paired_with_the_first(run, trained, tasks, scored, tmp
     assert [(row["task"], row["metric"], row["test"]) for row in rows] == [
         ("c4", "rolling_bpb", "t"), ("piqa", "acc_per_char", "McNemar"), ("piqa", "bpb", "t")
     ]  # fmt: skip
-    values = [report(out / name)["tasks"]["c4"]["metrics"]["rolling_bpb"]["value"]
+    values = [report(out / name)["results"]["c4"]["rolling_bpb,none"]
               for name in (NAME, "tiny-other-step-00000006")]  # fmt: skip
     assert rows[0]["difference"] == pytest.approx(values[1] - values[0])
     assert all(row["better"] + row["worse"] + row["ties"] in (11, 32) for row in rows)
@@ -258,8 +191,8 @@ def test_a_text_has_two_numbers_by_two_names_which_are_one_within_a_window(
     sources = [f"{name}={tmp_path / name}.txt" for name in texts]
     said = output_of("evaluate", "--ckpt_path", run, "--out", tmp_path, "--sources", *sources)
     assert "rolling_bpb: each window of a text is read after the token" in " ".join(said.split())
-    rolling = {name: task["metrics"]["rolling_bpb"]["value"]
-               for name, task in report(tmp_path / NAME)["tasks"].items()}  # fmt: skip
+    rolling = {name: scores["rolling_bpb,none"]
+               for name, scores in report(tmp_path / NAME)["results"].items()}  # fmt: skip
     separate = {name: float(re.search(rf"{name} .*│ *([\d.]+) *│", validated)[1]) for name in texts}
     assert rolling["short"] == pytest.approx(separate["short"], abs=1e-4)
     assert rolling["long"] != pytest.approx(separate["long"], abs=1e-3)
@@ -274,5 +207,5 @@ def test_a_model_that_gives_no_numbers_fails_and_is_not_kept(
     monkeypatch.setattr("dualpath_cli.run.weights.load_weights", spoilt)
     words = ["--data", str(tasks), "--out", str(tmp_path / "o"), "--tasks", "piqa"]
     assert main(["evaluate", "--ckpt_path", str(run), *words]) == 1
-    assert "piqa, document 0: the model gives no number" in capsys.readouterr().err
-    assert not (tmp_path / "o" / NAME / "tasks").exists()
+    assert "the model gives no numbers" in capsys.readouterr().err
+    assert not (tmp_path / "o" / NAME).exists()

@@ -184,20 +184,16 @@ RESULTS: dict[str, Any] = {
         "precision": "float32", "device": "cpu", "batch_size": 16, "window": 16,
         "versions": {"dualpath": "0.1.0"},
     },
-    "tasks": {
-        "piqa": {
-            "primary": "acc_per_char", "documents": 1838, "documents_in_all": 1838, "shots": 5,
-            "metrics": {"acc_per_char": {"value": 0.51234, "stderr": 0.01},
-                        "bpb": {"value": 1.5, "stderr": 0.1}},
-        },
-        "arc_easy": {
-            "primary": "acc_per_char", "documents": 100, "documents_in_all": 2376, "shots": 5,
-            "metrics": {"acc_per_char": {"value": 0.25, "stderr": None}},
-        },
-        "novels": {
-            "primary": "rolling_bpb", "documents": 3, "documents_in_all": 3, "shots": 0,
-            "metrics": {"rolling_bpb": {"value": 1.25, "stderr": 0.2}},
-        },
+    "results": {
+        "piqa": {"acc_per_char,none": 0.51234, "acc_per_char_stderr,none": 0.01,
+                 "bpb,none": 1.5, "bpb_stderr,none": 0.1},
+        "arc_easy": {"acc_per_char,none": 0.25, "acc_per_char_stderr,none": "N/A"},
+        "novels": {"rolling_bpb,none": 1.25, "rolling_bpb_stderr,none": 0.2},
+    },
+    "n-samples": {
+        "piqa": {"effective": 1838, "original": 1838},
+        "arc_easy": {"effective": 100, "original": 2376},
+        "novels": {"effective": 3, "original": 3},
     },
 }  # fmt: skip
 
@@ -231,7 +227,7 @@ def test_scores_under_an_override_stay_in_the_card(trained, tmp_path):
     assert not (tmp_path / "hf" / ".eval_results").exists()
 
 
-PIQA = ("tasks", "piqa")
+PIQA = ("results", "piqa")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +235,7 @@ PIQA = ("tasks", "piqa")
     [
         (("model", "step"), 4, "is of tiny/default, step 4, not of tiny/default, step 6"),
         (("model",), {}, "it lacks 'run'"),
-        ((*PIQA, "metrics", "acc_per_char", "value"), float("nan"), "nan is no number"),
+        ((*PIQA, "acc_per_char,none"), float("nan"), "nan is no number"),
     ],
 )
 def test_other_results_are_refused(path, value, message, trained, tmp_path, said):

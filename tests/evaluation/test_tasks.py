@@ -1,0 +1,278 @@
+"""The task files: OLMES's own requests byte for byte, where documents come from, the scores."""
+
+import gzip
+import hashlib
+import json
+import math
+import random
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualpath_cli.errors import UserError
+from dualpath_cli.evaluation.benchmarks import SUITES, Benchmark, NoData
+from dualpath_cli.evaluation.runner import Asked, ask
+from dualpath_cli.evaluation.tasks import olmes
+from dualpath_cli.flops.paper import COMMONSENSE, MATH
+from tests.evaluation.conftest import questions, write_rows
+
+Pair = tuple[str, str]  # a context and its continuation
+
+
+def asked(name: str, *folders: Path, limit: int | None = None) -> Asked:
+    return ask(Benchmark(name), Benchmark(name).local(folders) if folders else {}, limit)
+
+
+def requests_of(name: str, *folders: Path) -> dict[int, list[Pair]]:
+    """What the harness sends for each document."""
+    requests: dict[int, list[Pair]] = {}
+    for instance in asked(name, *folders).requests():
+        requests.setdefault(instance.doc_id, []).append(instance.args)
+    return requests
+
+
+UNCONDITIONAL = 1_000_000  # OLMES adds it to the number of a document without its question
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "raw"),
+    [("arc_challenge", "arc_challenge__test", ()), ("piqa", "piqa__val", ()),
+     ("piqa", "piqa__val", ("goal", "sol1", "sol2", "label"))],
+    ids=["arc_challenge", "piqa", "rows of the dataset"],
+)  # fmt: skip
+def test_the_requests_are_those_of_olmes_byte_for_byte(name, file, raw, shared_data, tmp_path):
+    path = shared_data / "tasks" / f"{file}_rc_5shot.jsonl.gz"
+    if not path.is_file():
+        pytest.skip(f"no requests of OLMES at {path}")
+    theirs: dict[int, list[Pair]] = {}
+    rows: dict[int, dict[str, Any]] = {}
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in map(json.loads, lines):
+            number, request = line["doc_id"], line["request"]
+            if number < UNCONDITIONAL or name == "arc_challenge":
+                pairs = theirs.setdefault(number % UNCONDITIONAL, [])
+                pairs.append((request["context"], request["continuation"]))
+                rows[number] = {field: line["doc"][field] for field in raw}
+    if raw:
+        write_rows(tmp_path / f"{name}.jsonl", list(rows.values()))
+    assert requests_of(name, tmp_path, shared_data / "tasks") == theirs
+
+
+LETTERS = {"text": ["a", "b", "c", "d", "e"], "label": ["1", "2", "3", "4", "5"]}
+TEA = {"activity_label": "Making tea", "ctx_a": "A cup [title] stands. [step] Water boils.",
+       "ctx_b": "a MAN", "endings": ["pours.", "leaves."], "label": "1"}  # fmt: skip
+FEELS = {"context": "Ann won.", "question": "How?", "answerA": "glad", "answerB": "sad",
+         "answerC": "calm", "label": "3"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "context", "continuations", "gold"),
+    [
+        *(("arc_easy", {"question": "Why?", "choices": LETTERS, "answerKey": key},
+           "Question: Why?\nAnswer:", [" a", " b", " c", " d", " e"], gold)
+          for key, gold in (("B", 1), ("2", 1), ("E", 4), ("1", 0))),
+        ("hellaswag", TEA, "Making tea: A cup. stands. Water boils. A man",
+         [" pours.", " leaves."], 1),
+        ("hellaswag", {**TEA, "ctx_b": ""}, "Making tea: A cup. stands. Water boils.",
+         [" pours.", " leaves."], 1),
+        ("socialiqa", FEELS, "Question: Ann won. How?\nAnswer:", [" glad", " sad", " calm"], 2),
+        ("winogrande", {"sentence": "Ann met _ at é_1 . ", "option1": "Bo", "option2": "Cy",
+                        "answer": "2"}, ["Ann met Bo", "Ann met Cy"], [" at é_1 ."] * 2, 1),
+        ("minerva_math_algebra", {"problem": "$1+{{1}}$?", "solution": "$\\boxed{2}$. {% x"},
+         "Problem:\n$1+{{1}}$?\n\nSolution:", [" $\\boxed{2}$. {% x"], 0),
+        ("qasper_yesno", {"evidence": ["One.", "Two."], "question": "Is it?", "answer": "No"},
+         "One. Two.\nQuestion: Is it?\nAnswer:", [" Yes", " No"], 1),
+        ("lambada", {"text": "he said  good night"}, "he said  good", [" night"], 0),
+    ],
+)  # fmt: skip
+def test_a_row_becomes_its_contexts_choices_and_worked_example(
+    name, row, context, continuations, gold, tmp_path
+):
+    shots = Benchmark(name).config["num_fewshot"]
+    write_rows(tmp_path / f"{name}.jsonl", [row])
+    write_rows(tmp_path / f"{name}_train.jsonl", [row] * (shots + 1))
+    contexts = context if isinstance(context, list) else [context] * len(continuations)
+    prefix = (contexts[gold] + continuations[gold] + "\n\n") * shots
+    pairs = [(prefix + c, text) for c, text in zip(contexts, continuations, strict=True)]
+    assert requests_of(name, tmp_path) == {0: pairs}
+    assert asked(name, tmp_path).task.eval_docs[0]["gold"] == gold
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("[header] How to fold [title] Lay it out. [step]", " How to fold. Lay it out. "),
+        ("Lay it out. [title] Press it", "Lay it out. Press it"),  # no second full stop
+        ("one [substeps] two [substeps] three", "one two three"),
+        ("  outer spaces go  ", "outer spaces go"),
+        ("four    spaces", "four  spaces"),  # pairs once, from the left
+        ("ends in a mark [step]", "ends in a mark "),  # after the outer spaces went
+    ],
+)
+def test_marks_of_wikihow_leave_hellaswag_as_in_olmes(text, cleaned):
+    assert olmes.without_brackets(text) == cleaned
+
+
+gsm8k = olmes.gsm8k.__wrapped__  # of one row
+
+
+@pytest.mark.parametrize(
+    ("answer", "worked", "number"),
+    [
+        ("2+3 = <<2+3=5>>5\nSo 5.\n#### 5,000", "2 + 3 = 5 So 5. So the answer is 5,000.", "5000"),
+        ("so 4/2=2\n#### 2", "So 4 / 2 = 2. So the answer is 2.", "2"),
+        ("Ten 12-ounce cups\n#### 10", "Ten 12 - ounce cups. So the answer is 10.", "10"),
+        ("-1 is left!\n#### -1", "- 1 is left!. So the answer is - 1.", "1"),
+        ("#### 7", ". So the answer is 7.", "7"),
+    ],
+)
+def test_a_worked_example_of_gsm8k_is_what_olmes_makes_of_a_row(answer, worked, number):
+    """What `normalize_answer_str` of its oe_eval/tasks/oe_eval_tasks/gsm8k.py gives, run alone."""
+    expected = {"query": "Question: How many?\nAnswer:", "worked": worked, "number": number}
+    assert gsm8k({"question": "How many?", "answer": answer}) == expected
+
+
+def test_all_rows_of_gsm8k_are_rendered_as_olmes_renders_them_and_answered_by_their_mark(
+    shared_data,
+):
+    """The hash is of what that function of OLMES made of all 1,319."""
+    rows = [json.loads(line) for line in (shared_data / "gsm8k" / "test.jsonl").open()]
+    worked = "\n".join(gsm8k(row)["worked"] for row in rows)
+    expected = "2d171c484bd30833730feeab5f190d4493b42c0410259de65cc803c3f345b18e"
+    assert hashlib.sha256(worked.encode()).hexdigest() == expected
+    for row in rows:
+        number = row["answer"].rpartition("#### ")[2].replace(",", "").strip()
+        assert gsm8k(row)["number"] == number.lstrip("-")
+
+
+@given(st.integers(0, 10**9), st.sampled_from(["so {}.", "1 and {:,} apples", "{}\n", "at -{}"]))
+def test_an_answer_is_the_last_number_whatever_is_around_it(number, text):
+    """As in OLMES, whose pattern has the sign in its first half alone: of fractions."""
+    assert olmes.written({"number": str(number)}, [text.format(number)]) == {"acc": 1}
+    assert olmes.written({"number": str(number + 1)}, [text.format(number)]) == {"acc": 0}
+    assert olmes.last_number(f"it is -{number}.25") == f"-{number}.25"
+    assert olmes.last_number(" none at all \n") == "none at all"
+
+
+# Documents
+
+
+def test_the_paper_has_17_bits_per_byte_and_gsm8k():
+    columns = {Benchmark(name).paper for name in SUITES["paper"]}
+    accuracies = (*COMMONSENSE, *MATH, "LAMBADA", "QASPER", "GSM8k")
+    texts = {(None, "C4"), (None, "WikiText-103")}
+    assert columns == {(f"{name} Acc.", f"{name} BPB") for name in accuracies} | texts
+
+
+def test_a_limit_draws_the_documents_that_olmes_draws(tasks):
+    drawn = asked("arc_challenge", tasks, limit=5)
+    assert drawn.documents == sorted(random.Random(1234).sample(range(12), 5))
+    assert [request.doc["id"] for request in drawn.requests()[::6]] == [
+        f"q{number}" for number in drawn.documents
+    ]
+    for limit in (None, 12, 99):
+        assert asked("arc_challenge", tasks, limit=limit).samples is None
+
+
+def test_files_may_be_compressed_and_the_prefix_is_its_file_byte_for_byte(tmp_path):
+    prefix = 'Goal: ü 😀 "{{a}}" {% b\r\nAnswer: \\b \n\n'
+    (tmp_path / "piqa_val.fewshot.txt").write_bytes(prefix.encode())
+    lines = "".join(json.dumps(row) + "\n" for row in questions(3))
+    (tmp_path / "piqa_val.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    contexts = [pairs[0][0] for pairs in requests_of("piqa", tmp_path).values()]
+    assert contexts == [prefix + row["query"] for row in questions(3)]
+
+
+def test_one_file_of_math_serves_its_subsets(tasks):
+    algebra = asked("minerva_math_algebra", tasks)
+    assert algebra.documents == [0, 2]
+    assert not algebra.whole
+    write_rows(tasks / "minerva_math_algebra.jsonl", [{"problem": "p", "solution": "s"}])
+    assert asked("minerva_math_algebra", tasks).whole
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [("piqa", {"goal": "g", "sol1": "a", "sol3": "b"}, r"piqa \(KeyError: 'sol2'\)"),
+     ("piqa", {"goal": "g", "sol1": "a", "sol2": "b", "label": -1}, "answer -1 is none of 2"),
+     ("lambada", {"text": "word"}, "ValueError: not enough values")],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_one_line(name, row, message, tasks):
+    write_rows(tasks / f"{name}.jsonl", [row])
+    with pytest.raises(UserError, match=rf"{name}.jsonl cannot be read as .*{message}"):
+        asked(name, tasks)
+
+
+@pytest.mark.parametrize(("error", "leaves_out"), [(ConnectionError, False), (KeyError, True)])
+def test_what_the_hub_does_not_give_is_named_in_one_line(error, leaves_out, monkeypatch):
+    """Without a network there is no use in trying the rest of a suite."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise error("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    message = rf"hf:ybisk/piqa .* \({error.__name__}: '?no route'?\); give --data DIR"
+    with pytest.raises(UserError, match=message) as caught:
+        asked("piqa")
+    assert isinstance(caught.value, NoData) == leaves_out
+
+
+def test_rows_of_the_hub_are_asked_as_those_of_files(tasks, monkeypatch):
+    splits = {"train": questions(20, seed=2), "validation": questions(11, seed=1)}
+
+    def load(path: str, name: str | None, revision: str) -> datasets.DatasetDict:
+        assert (path, name, revision) == ("ybisk/piqa", None, "refs/convert/parquet")
+        return datasets.DatasetDict({k: datasets.Dataset.from_list(v) for k, v in splits.items()})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets, "load_dataset", load)
+        found = requests_of("piqa")
+    examples = "".join(
+        f"{row['query']} {row['choices'][row['gold']]}\n\n" for row in splits["train"][:5]
+    )
+    (tasks / "piqa.fewshot.txt").write_text(examples)
+    assert found == requests_of("piqa", tasks)
+
+
+# Scores
+
+NATS = st.floats(-50, -0.1)
+TEXTS = st.text("ab 7é日", min_size=1, max_size=8)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(TEXTS, NATS, NATS), min_size=2, max_size=5), st.data())
+def test_the_choice_is_the_largest_by_each_normalisation(drawn, data):
+    choices, logs, alone = zip(*drawn, strict=True)
+    gold = data.draw(st.integers(0, len(choices) - 1))
+    scores = {
+        "acc_raw": logs,
+        "acc_per_char": [log / len(f" {text}") for text, log in zip(choices, logs, strict=True)],
+        "acc_uncond": [log - without for log, without in zip(logs, alone, strict=True)],
+    }
+    found = olmes.choice(
+        {"choices": choices, "gold": gold}, [(log, False) for log in (*logs, *alone)]
+    )
+    for name, values in scores.items():  # of equal ones the first
+        assert found.pop(name) == int(values.index(max(values)) == gold)
+    size = len(f" {choices[gold]}".encode())
+    assert found == {"bpb": pytest.approx(-logs[gold] / math.log(2) / size)}
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4, 4), (1, 9, 30, 2)])
+def test_the_error_of_texts_is_that_of_a_ratio_which_for_equal_lengths_is_that_of_a_mean(sizes):
+    bits = np.array([3.0, 5, 9, 4])
+    pairs = [(-b * math.log(2), n) for b, n in zip(bits, sizes, strict=True)]
+    ratio = bits.sum() / sum(sizes)
+    residuals = bits - ratio * np.array(sizes)
+    assert olmes.error_of_ratio(pairs) == pytest.approx(stdev(residuals) * 2 / sum(sizes))
+    if len({*sizes}) == 1:
+        assert olmes.error_of_ratio(pairs) == pytest.approx(stdev(bits / 4) / 2)
+        assert ratio == pytest.approx(mean(bits / 4))
+    assert math.isnan(olmes.error_of_ratio(pairs[:1]))
