@@ -9,18 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.evaluation import runner
 from dualpath_cli.kernels.device import device_name
-from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.recipes import merge
-from dualpath_cli.recipe.settings import settings_from
-from dualpath_cli.run.run_folder import TOKENIZER
-from dualpath_cli.run.weights import load_weights
-from dualpath_cli.text.tokenizer import Tokenizer
 from tests.evaluation.conftest import CHANGES, NAME
+from tests.study.conftest import model_of
 
 
 def report(folder: Path) -> dict[str, Any]:
@@ -38,10 +33,7 @@ def likelihoods(sample: dict[str, Any]) -> list[float]:
 def test_scores_are_those_made_by_hand_from_logits_in_float64(run, tasks, scored):
     """ARC-challenge, a request at a time: no batch, no padding, no library."""
     folder = scored / NAME
-    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
-    model = DualPathLM(settings_from(recipe).model)
-    load_weights(model, (run / "checkpoints" / "last").resolve())
-    tokenizer = Tokenizer.load(run / TOKENIZER)
+    model, tokenizer = model_of(run)
     model = model.double()
 
     def loglikelihood(context: str, continuation: str) -> float:
@@ -157,23 +149,13 @@ def test_the_papers_row_stands_beside_the_same_benchmarks_alone(run, tasks, tmp_
 
 
 def test_requests_are_written_without_a_model(tasks, tmp_path, output_of):
-    words = ("--tasks", "arc_challenge", "gsm8k", "c4", "--data", tmp_path, tasks, "--limit", "2")
+    words = ("--tasks", "gsm8k", "c4", "--data", tmp_path, tasks, "--limit", "2")
     said = output_of("evaluate", "--requests", *words, "--out", tmp_path / "o").split()
-    assert said == [str(tmp_path / "o" / "requests" / f"{name}.jsonl")
-                    for name in ("c4", "arc_challenge", "gsm8k")]  # fmt: skip
-    texts, choices, problems = (
-        [json.loads(line) for line in Path(file).read_text().splitlines()] for file in said
-    )
-    rows = [json.loads(line) for line in (tasks / "arc_challenge.jsonl").open()]
-    prefix = (tasks / "arc_challenge.fewshot.txt").read_text()
-    assert [request["idx"] for request in choices] == [*range(6), *range(6)]
-    for request in choices:
-        row, place = rows[request["doc"]], request["idx"]
-        assert request["context"] == (prefix + row["query"] if place < 3 else "Answer:")
-        assert request["continuation"] == f" {row['choices'][place % 3]}"
+    assert said == [str(tmp_path / "o" / "requests" / f"{name}.jsonl") for name in ("c4", "gsm8k")]
+    texts, problems = (map(json.loads, Path(file).read_text().splitlines()) for file in said)
+    assert [request.keys() for request in texts] == [{"doc", "idx", "text"}] * 2
     assert problems[0].keys() == {"doc", "idx", "context"}
     assert problems[0]["context"].startswith("Question: 1?\nAnswer: 1\n\nQuestion: ")
-    assert texts[0].keys() == {"doc", "idx", "text"}
 
 
 def test_a_text_has_two_numbers_by_two_names_which_are_one_within_a_window(
@@ -196,16 +178,3 @@ def test_a_text_has_two_numbers_by_two_names_which_are_one_within_a_window(
     separate = {name: float(re.search(rf"{name} .*│ *([\d.]+) *│", validated)[1]) for name in texts}
     assert rolling["short"] == pytest.approx(separate["short"], abs=1e-4)
     assert rolling["long"] != pytest.approx(separate["long"], abs=1e-3)
-
-
-def test_a_model_that_gives_no_numbers_fails_and_is_not_kept(
-    run, tasks, tmp_path, capsys, monkeypatch
-):
-    def spoilt(model: Any, checkpoint: Path) -> None:
-        torch.nn.init.constant_(model.norm.weight, math.nan)
-
-    monkeypatch.setattr("dualpath_cli.run.weights.load_weights", spoilt)
-    words = ["--data", str(tasks), "--out", str(tmp_path / "o"), "--tasks", "piqa"]
-    assert main(["evaluate", "--ckpt_path", str(run), *words]) == 1
-    assert "the model gives no numbers" in capsys.readouterr().err
-    assert not (tmp_path / "o" / NAME).exists()

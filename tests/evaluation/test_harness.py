@@ -11,7 +11,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.evaluation.harness import HarnessModel, parts_of, shared_beginning
+from dualpath_cli.errors import RunFailed
+from dualpath_cli.evaluation.harness import HarnessModel, parts_of
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
 from tests.model import reference
@@ -169,17 +170,6 @@ def test_an_intervention_is_that_of_the_model_whatever_the_batch(change):
         assert abs(actual - learned) > 1e-3
 
 
-@given(
-    st.lists(st.integers(0, 2), max_size=4),
-    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=5),
-)
-def test_the_shared_beginning_is_the_longest_that_leaves_each_something(start, ends):
-    sequences = [start + end for end in ends]
-    most = min(map(len, sequences)) - 1
-    same = [n for n in range(most + 1) if len({tuple(ids[:n]) for ids in sequences}) == 1]
-    assert shared_beginning(sequences) == max(same)
-
-
 @pytest.mark.parametrize(
     ("block", "change", "document_start"),
     [({}, None, None), ({}, Intervention(gates="shuffled"), TOKENIZER.eot_id),
@@ -221,6 +211,13 @@ def test_bfloat16_rounds_matrix_products_and_not_sums():
     assert 1e-5 < max(differences) < 0.05
     logs, _ = model._logs_and_hits(torch.ones(1, CONFIG.d_model), torch.tensor([3]))
     assert logs.dtype == torch.float64
+
+
+def test_a_model_that_gives_no_numbers_fails():
+    model = harness()
+    torch.nn.init.constant_(model._model.norm.weight, math.nan)
+    with pytest.raises(RunFailed, match="the model gives no numbers"):
+        model.loglikelihood(asked("loglikelihood", *PAIRS))
 
 
 # What a model writes

@@ -6,7 +6,7 @@ import json
 import math
 import random
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import stdev
 from typing import Any
 
 import datasets
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.benchmarks import SUITES, Benchmark, NoData
-from dualpath_cli.evaluation.runner import Asked, ask
+from dualpath_cli.evaluation.runner import Asked, ask, write_requests
 from dualpath_cli.evaluation.tasks import olmes
 from dualpath_cli.flops.paper import COMMONSENSE, MATH
 from tests.evaluation.conftest import questions, write_rows
@@ -29,11 +29,14 @@ def asked(name: str, *folders: Path, limit: int | None = None) -> Asked:
     return ask(Benchmark(name), Benchmark(name).local(folders) if folders else {}, limit)
 
 
-def requests_of(name: str, *folders: Path) -> dict[int, list[Pair]]:
-    """What the harness sends for each document."""
+def requests_of(name: str, *folders: Path, out: Path | None = None) -> dict[int, list[Pair]]:
+    """What `evaluate --requests` writes for each document."""
     requests: dict[int, list[Pair]] = {}
-    for instance in asked(name, *folders).requests():
-        requests.setdefault(instance.doc_id, []).append(instance.args)
+    path = write_requests(asked(name, *folders), out or folders[0])
+    for request in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        pairs = requests.setdefault(request["doc"], [])
+        assert request["idx"] == len(pairs)
+        pairs.append((request["context"], request["continuation"]))
     return requests
 
 
@@ -66,7 +69,11 @@ def test_the_requests_are_those_of_olmes_byte_for_byte(name, file, raw, shared_d
 
 LETTERS = {"text": ["a", "b", "c", "d", "e"], "label": ["1", "2", "3", "4", "5"]}
 TEA = {"activity_label": "Making tea", "ctx_a": "A cup [title] stands. [step] Water boils.",
-       "ctx_b": "a MAN", "endings": ["pours.", "leaves."], "label": "1"}  # fmt: skip
+       "ctx_b": "a MAN", "endings": ["[header] How to fold [title] Lay it out. [step]",
+       "pours. [title] Press it", "  outer spaces go, four    stay two  ", "a mark [step]"],
+       "label": "1"}  # fmt: skip
+ENDINGS = ["  How to fold. Lay it out. ", " pours. Press it", " outer spaces go, four  stay two",
+           " a mark "]  # fmt: skip
 FEELS = {"context": "Ann won.", "question": "How?", "answerA": "glad", "answerB": "sad",
          "answerC": "calm", "label": "3"}  # fmt: skip
 
@@ -77,10 +84,8 @@ FEELS = {"context": "Ann won.", "question": "How?", "answerA": "glad", "answerB"
         *(("arc_easy", {"question": "Why?", "choices": LETTERS, "answerKey": key},
            "Question: Why?\nAnswer:", [" a", " b", " c", " d", " e"], gold)
           for key, gold in (("B", 1), ("2", 1), ("E", 4), ("1", 0))),
-        ("hellaswag", TEA, "Making tea: A cup. stands. Water boils. A man",
-         [" pours.", " leaves."], 1),
-        ("hellaswag", {**TEA, "ctx_b": ""}, "Making tea: A cup. stands. Water boils.",
-         [" pours.", " leaves."], 1),
+        ("hellaswag", TEA, "Making tea: A cup. stands. Water boils. A man", ENDINGS, 1),
+        ("hellaswag", {**TEA, "ctx_b": ""}, "Making tea: A cup. stands. Water boils.", ENDINGS, 1),
         ("socialiqa", FEELS, "Question: Ann won. How?\nAnswer:", [" glad", " sad", " calm"], 2),
         ("winogrande", {"sentence": "Ann met _ at é_1 . ", "option1": "Bo", "option2": "Cy",
                         "answer": "2"}, ["Ann met Bo", "Ann met Cy"], [" at é_1 ."] * 2, 1),
@@ -104,21 +109,6 @@ def test_a_row_becomes_its_contexts_choices_and_worked_example(
     assert asked(name, tmp_path).task.eval_docs[0]["gold"] == gold
 
 
-@pytest.mark.parametrize(
-    ("text", "cleaned"),
-    [
-        ("[header] How to fold [title] Lay it out. [step]", " How to fold. Lay it out. "),
-        ("Lay it out. [title] Press it", "Lay it out. Press it"),  # no second full stop
-        ("one [substeps] two [substeps] three", "one two three"),
-        ("  outer spaces go  ", "outer spaces go"),
-        ("four    spaces", "four  spaces"),  # pairs once, from the left
-        ("ends in a mark [step]", "ends in a mark "),  # after the outer spaces went
-    ],
-)
-def test_marks_of_wikihow_leave_hellaswag_as_in_olmes(text, cleaned):
-    assert olmes.without_brackets(text) == cleaned
-
-
 gsm8k = olmes.gsm8k.__wrapped__  # of one row
 
 
@@ -126,8 +116,6 @@ gsm8k = olmes.gsm8k.__wrapped__  # of one row
     ("answer", "worked", "number"),
     [
         ("2+3 = <<2+3=5>>5\nSo 5.\n#### 5,000", "2 + 3 = 5 So 5. So the answer is 5,000.", "5000"),
-        ("so 4/2=2\n#### 2", "So 4 / 2 = 2. So the answer is 2.", "2"),
-        ("Ten 12-ounce cups\n#### 10", "Ten 12 - ounce cups. So the answer is 10.", "10"),
         ("-1 is left!\n#### -1", "- 1 is left!. So the answer is - 1.", "1"),
         ("#### 7", ". So the answer is 7.", "7"),
     ],
@@ -200,8 +188,7 @@ def test_one_file_of_math_serves_its_subsets(tasks):
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [("piqa", {"goal": "g", "sol1": "a", "sol3": "b"}, r"piqa \(KeyError: 'sol2'\)"),
-     ("piqa", {"goal": "g", "sol1": "a", "sol2": "b", "label": -1}, "answer -1 is none of 2"),
-     ("lambada", {"text": "word"}, "ValueError: not enough values")],
+     ("piqa", {"goal": "g", "sol1": "a", "sol2": "b", "label": -1}, "answer -1 is none of 2")],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_one_line(name, row, message, tasks):
     write_rows(tasks / f"{name}.jsonl", [row])
@@ -232,7 +219,7 @@ def test_rows_of_the_hub_are_asked_as_those_of_files(tasks, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(datasets, "load_dataset", load)
-        found = requests_of("piqa")
+        found = requests_of("piqa", out=tasks)
     examples = "".join(
         f"{row['query']} {row['choices'][row['gold']]}\n\n" for row in splits["train"][:5]
     )
@@ -265,14 +252,10 @@ def test_the_choice_is_the_largest_by_each_normalisation(drawn, data):
     assert found == {"bpb": pytest.approx(-logs[gold] / math.log(2) / size)}
 
 
-@pytest.mark.parametrize("sizes", [(4, 4, 4, 4), (1, 9, 30, 2)])
-def test_the_error_of_texts_is_that_of_a_ratio_which_for_equal_lengths_is_that_of_a_mean(sizes):
+@pytest.mark.parametrize("sizes", [[4, 4, 4, 4], [1, 9, 30, 2]])
+def test_the_error_of_texts_is_that_of_a_ratio(sizes):
     bits = np.array([3.0, 5, 9, 4])
     pairs = [(-b * math.log(2), n) for b, n in zip(bits, sizes, strict=True)]
-    ratio = bits.sum() / sum(sizes)
-    residuals = bits - ratio * np.array(sizes)
+    residuals = bits - bits.sum() / sum(sizes) * np.array(sizes)  # of one length: of a mean
     assert olmes.error_of_ratio(pairs) == pytest.approx(stdev(residuals) * 2 / sum(sizes))
-    if len({*sizes}) == 1:
-        assert olmes.error_of_ratio(pairs) == pytest.approx(stdev(bits / 4) / 2)
-        assert ratio == pytest.approx(mean(bits / 4))
     assert math.isnan(olmes.error_of_ratio(pairs[:1]))
