@@ -67,6 +67,8 @@ def test_what_runs_here_is_the_wheel_with_all_recipes(installed):
     for name in recipes.names():
         packaged = installed / "dualpath_cli" / "_recipes" / f"{name}.yaml"
         assert packaged.read_bytes() == (CHECKOUT / "recipes" / f"{name}.yaml").read_bytes()
+    for file in (CHECKOUT / "dualpath_cli" / "evaluation" / "tasks").glob("*y*ml"):
+        assert (installed / file.relative_to(CHECKOUT)).read_bytes() == file.read_bytes()
 
 
 @pytest.mark.parametrize(

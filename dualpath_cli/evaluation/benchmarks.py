@@ -75,11 +75,13 @@ class Benchmark:
         return f"{name} Acc.", f"{name} BPB"
 
     def local(self, folders: Sequence[Path]) -> dict[str, Any]:
-        """Changes to its task file that take its documents from folders.
+        """Changes to its task file that take its documents from folders; none without any.
 
         Raises:
             NoData: where none has a file of it, or of few-shot examples.
         """
+        if not folders:
+            return {}
         names = (self.name, *self.config["metadata"].get("files", ()))
         every = [f"{name}{split}" for name in names for split in SPLITS]
         path = _find(folders, [f"{name}.jsonl" for name in every])

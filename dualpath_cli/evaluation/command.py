@@ -242,31 +242,23 @@ def run(options: Evaluate) -> str:
 def _asked(options: Evaluate) -> tuple[list["Asked"], dict[str, str]]:
     """All benchmarks with their documents, and why those of a suite that have none are left out."""
     sources, data = options.texts(), [_there("--data", path) for path in options.data]
-    skipped: dict[str, str] = {}
-    changes: dict[str, dict[str, Any]] = {}
-
-    def leave_out(name: str, missing: NoData) -> None:
-        if options.tasks:
-            raise missing
-        skipped[name] = str(missing)
-
+    changes, skipped = {}, {}
     for name in options.benchmarks:
         try:
             if name not in sources:
-                changes[name] = Benchmark(name).local(data) if data else {}
+                changes[name] = Benchmark(name).local(data)
         except NoData as missing:
-            leave_out(name, missing)
-    asked = []
-    if sources or changes:
-        from dualpath_cli.evaluation.runner import ask, ask_text
+            skipped[name] = missing
+    if skipped and (options.tasks or not (sources or changes)):
+        raise next(iter(skipped.values()))
+    from dualpath_cli.evaluation.runner import ask, ask_text
 
-        asked = [ask_text(name, spec, options.documents) for name, spec in sources.items()]
-        for name, changed in changes.items():
-            try:
-                asked.append(ask(Benchmark(name), changed, options.documents))
-            except NoData as missing:
-                leave_out(name, missing)
-    if not asked:
-        name, reason = next(iter(skipped.items()))
-        raise UserError(f"there is nothing to evaluate on: {name}: {reason}")
-    return asked, skipped
+    asked = [ask_text(name, spec, options.documents) for name, spec in sources.items()]
+    for name, changed in changes.items():
+        try:
+            asked.append(ask(Benchmark(name), changed, options.documents))
+        except NoData as missing:
+            skipped[name] = missing
+    if skipped and (options.tasks or not asked):
+        raise next(iter(skipped.values()))
+    return asked, {name: str(missing) for name, missing in skipped.items()}

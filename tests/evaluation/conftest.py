@@ -39,22 +39,20 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 def write_tasks(folder: Path) -> Path:
     """Fills a folder with a benchmark of each kind."""
     folder.mkdir()
-    prefix = "Question: tell?\nAnswer: tell\n\n"
-    write_rows(folder / "arc_challenge.jsonl", questions(12))
-    (folder / "arc_challenge.fewshot.txt").write_text(prefix)
-    write_rows(folder / "piqa.jsonl", questions(11, seed=1))
-    (folder / "piqa.fewshot.txt").write_text(prefix)
     pairs = [(q, w) for q in QUESTIONS for w in WORDS]
-    write_rows(folder / "lambada_test.jsonl", [{"text": f"{q} {w}"} for q, w in pairs])
-    sums = [{"question": f"{n} + 1?", "answer": f"Add.\n#### {n + 1}"} for n in range(4)]
-    write_rows(folder / "gsm8k.jsonl", sums)
-    (folder / "gsm8k.fewshot.txt").write_text("Question: 1?\nAnswer: 1\n\n")
-    write_rows(folder / "c4.jsonl", [{"text": f"{q} or {w} " * 3} for q, w in pairs])
     subjects = ("Algebra", "Geometry", "Algebra")
-    problems = [{"problem": q, "solution": w, "subject": s}
-                for q, w, s in zip(QUESTIONS, WORDS, subjects, strict=False)]  # fmt: skip
-    write_rows(folder / "math500_test.jsonl", problems)
-    (folder / "math.fewshot.txt").write_text("Problem:\n1\n\nSolution: 1\n\n")
+    rows = {
+        "arc_challenge": questions(12), "piqa": questions(11, seed=1),
+        "lambada_test": [{"text": f"{q} {w}"} for q, w in pairs],
+        "gsm8k": [{"question": f"{n} + 1?", "answer": f"Add.\n#### {n + 1}"} for n in range(4)],
+        "c4": [{"text": f"{q} or {w} " * 3} for q, w in pairs],
+        "math500_test": [{"problem": q, "solution": w, "subject": s}
+                         for q, w, s in zip(QUESTIONS, WORDS, subjects, strict=False)],
+    }  # fmt: skip
+    for name, content in rows.items():
+        write_rows(folder / f"{name}.jsonl", content)
+    for name in ("arc_challenge", "piqa", "gsm8k", "math"):
+        (folder / f"{name}.fewshot.txt").write_text("Question: tell?\nAnswer: tell\n\n")
     return folder
 
 

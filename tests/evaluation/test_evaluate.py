@@ -70,14 +70,9 @@ def test_every_kind_of_benchmark_is_written_with_what_was_asked(scored):
     assert documents == {"c4": 32, "arc_challenge": 12, "piqa": 11, "gsm8k": 4, "lambada": 32,
                          "minerva_math_algebra": 2, "minerva_math_geometry": 1}  # fmt: skip
     assert "no hellaswag.jsonl" in found["skipped"]["hellaswag"]
-    for name, scores in found["results"].items():
-        rows = samples(folder, name)
-        assert len(rows) == documents[name]
-        assert "arguments" not in rows[0]
-        for metric in ("acc", "bpb"):
-            if f"{metric},none" in scores:
-                expected = mean(row[metric] for row in rows)
-                assert scores[f"{metric},none"] == pytest.approx(expected)
+    for name, metric in (("piqa", "acc_raw"), ("gsm8k", "acc"), ("lambada", "bpb")):
+        values = [row[metric] for row in samples(folder, name)]
+        assert found["results"][name][f"{metric},none"] == pytest.approx(mean(values))
     nats, sizes = zip(*(row["rolling_bpb"] for row in samples(folder, "c4")), strict=True)
     bits = -sum(nats) / math.log(2) / sum(sizes)
     assert found["results"]["c4"]["rolling_bpb,none"] == pytest.approx(bits)
@@ -88,19 +83,16 @@ def test_every_kind_of_benchmark_is_written_with_what_was_asked(scored):
 def test_an_override_changes_the_scores_and_stands_in_the_results(
     run, tasks, scored, tmp_path, output_of
 ):
-    words = ("--tasks", "piqa", "--limit", "9", "--loops", "1")
+    words = ("--tasks", "piqa", "--limit", "9", "--loops", "1", "--cache", "none", "--window", "48")
     words += ("--intervention", "gates=1,0", "layers=1", "--data", tasks, "--out", tmp_path / "o")
-    words += ("--cache", "none", "--batch_size", "3", "--window", "48")
     output_of("evaluate", "--ckpt_path", run, *words)
     folder = tmp_path / "o" / NAME
     found = report(folder)
-    model = found["model"]
-    assert model["intervention"] == "K=1 gates=1,0 layers=1"
-    assert (model["loops"], model["cache"], model["batch_size"]) == (1, "none", 3)
-    assert (model["precision"], model["window"]) == ("float32", 48)
-    assert model["device"] == device_name(torch.device("cpu"))
-    assert (model["run"], model["step"]) == ("tiny/default", 6)
-    assert set(model["versions"]) == {"dualpath", "torch", "lm_eval"}
+    assert found["model"].items() >= {
+        "intervention": "K=1 gates=1,0 layers=1", "loops": 1, "cache": "none", "window": 48,
+        "batch_size": 16, "precision": "float32", "device": device_name(torch.device("cpu")),
+        "run": "tiny/default", "step": 6,
+    }.items()  # fmt: skip
     assert found["n-samples"]["piqa"] == {"original": 11, "effective": 9}
     plain = {sample["doc_id"]: sample for sample in samples(scored / NAME, "piqa")}
     for sample in samples(folder, "piqa"):
@@ -152,10 +144,10 @@ def test_requests_are_written_without_a_model(tasks, tmp_path, output_of):
     words = ("--tasks", "gsm8k", "c4", "--data", tmp_path, tasks, "--limit", "2")
     said = output_of("evaluate", "--requests", *words, "--out", tmp_path / "o").split()
     assert said == [str(tmp_path / "o" / "requests" / f"{name}.jsonl") for name in ("c4", "gsm8k")]
-    texts, problems = (map(json.loads, Path(file).read_text().splitlines()) for file in said)
-    assert [request.keys() for request in texts] == [{"doc", "idx", "text"}] * 2
-    assert problems[0].keys() == {"doc", "idx", "context"}
-    assert problems[0]["context"].startswith("Question: 1?\nAnswer: 1\n\nQuestion: ")
+    text, problem = (json.loads(Path(file).read_text().splitlines()[1]) for file in said)
+    assert text.keys() == {"doc", "idx", "text"}
+    assert problem.keys() == {"doc", "idx", "context"}
+    assert problem["context"].startswith("Question: tell?\nAnswer: tell\n\nQuestion: ")
 
 
 def test_a_text_has_two_numbers_by_two_names_which_are_one_within_a_window(
@@ -169,10 +161,8 @@ def test_a_text_has_two_numbers_by_two_names_which_are_one_within_a_window(
     sets = json.dumps({name: str(tmp_path / f"{name}.txt") for name in texts})
     words = ("--data.val", sets, "--data.val_tokens", "null")
     validated = output_of("validate", "--ckpt_path", run, *words)
-    assert "for evaluate's rolling_bpb, after the token before" in " ".join(validated.split())
     sources = [f"{name}={tmp_path / name}.txt" for name in texts]
-    said = output_of("evaluate", "--ckpt_path", run, "--out", tmp_path, "--sources", *sources)
-    assert "rolling_bpb: each window of a text is read after the token" in " ".join(said.split())
+    output_of("evaluate", "--ckpt_path", run, "--out", tmp_path, "--sources", *sources)
     rolling = {name: scores["rolling_bpb,none"]
                for name, scores in report(tmp_path / NAME)["results"].items()}  # fmt: skip
     separate = {name: float(re.search(rf"{name} .*│ *([\d.]+) *│", validated)[1]) for name in texts}

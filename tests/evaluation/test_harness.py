@@ -74,15 +74,6 @@ def test_likelihoods_are_those_of_the_equations_in_float64():
         assert greedy == written
 
 
-def test_what_the_model_would_write_is_told():
-    context = TOKENIZER.encode("the cell")
-    best = int(log_probabilities(context)[-1].argmax())
-    answers = harness()._loglikelihood_tokens(
-        [("", context, [best]), ("", context, [(best + 1) % IDS])]
-    )
-    assert [greedy for _, greedy in answers] == [True, False]
-
-
 def test_padded_rows_of_the_vocabulary_get_no_probability_and_are_never_written():
     """They would take it all: their logits are made the largest."""
     model = reference.load(DualPathLM(CONFIG), WEIGHTS)
@@ -131,15 +122,14 @@ def test_what_is_longer_than_the_window_loses_its_beginning_and_is_scored_in_par
 
 def test_the_likelihoods_of_texts_are_those_of_their_windows_and_of_an_empty_one_0():
     texts = ["hello", "", "the cell tells hell a tale of shells", "a"]
-    requests = asked("loglikelihood_rolling", *((text,) for text in texts))
     expected = [
         sum(by_hand(read[:-scored], read[-scored:])[0]
             for read, scored in parts_of([TOKENIZER.eot_id], TOKENIZER.encode(text), 8))
         for text in texts
     ]  # fmt: skip
-    found = harness(window=8).loglikelihood_rolling(requests)
-    assert found == pytest.approx(expected, abs=1e-4)
-    assert found[1] == 0
+    requests = asked("loglikelihood_rolling", *((text,) for text in texts))
+    assert harness(window=8).loglikelihood_rolling(requests) == pytest.approx(expected, abs=1e-4)
+    assert expected[1] == 0
 
 
 @given(st.lists(st.integers(0, 99), max_size=40), st.integers(1, 12))
@@ -176,27 +166,22 @@ def test_an_intervention_is_that_of_the_model_whatever_the_batch(change):
      (ALL_KINDS, Intervention(loops=3), None),
      (ALL_KINDS, Intervention(halting=0.5), TOKENIZER.eot_id)],
 )  # fmt: skip
-def test_what_a_batch_begins_with_is_read_once_and_changes_nothing(
-    block, change, document_start, monkeypatch
-):
+def test_what_a_batch_begins_with_is_read_once_and_changes_nothing(block, change, document_start):
     config = dataclasses.replace(CONFIG, **block, document_start=document_start)
     weights = reference.random_weights(config, seed=1)
     start = [*TOKENIZER.encode("tell the tale"), TOKENIZER.eot_id, *TOKENIZER.encode(" of a shell")]
     requests = [("", start + TOKENIZER.encode(end), TOKENIZER.encode(" hell, no"))
                 for end in (" or two", "s", " and all the cells")]  # fmt: skip
-    answers, read, forward = {}, {}, DualPathLM.forward
+    answers, read = {}, {True: 0, False: 0}
     for cached in (True, False):
         model = reference.load(DualPathLM(config), weights)
-        counts: list[int] = []
 
-        def counted(model, ids, *inputs, counts=counts, **options):
-            counts.append(ids.numel())
-            return forward(model, ids, *inputs, **options)
+        def count(model, inputs, cached=cached):
+            read[cached] += inputs[0].numel()
 
-        monkeypatch.setattr(DualPathLM, "forward", counted)
+        model.register_forward_pre_hook(count)
         found = HarnessModel(model, TOKENIZER, 64, 3, change, cached=cached)
         answers[cached] = [log for log, _ in found._loglikelihood_tokens(requests)]
-        read[cached] = sum(counts)
     assert answers[True] == pytest.approx(answers[False], abs=FLOAT32)
     shuffled = change is not None and change.gates == "shuffled"
     assert read[False] - read[True] == (0 if shuffled else 2 * len(start))
@@ -237,6 +222,13 @@ def written_by_hand(prompt: str, count: int) -> str:
 
 def test_a_model_writes_what_the_equations_say():
     assert written(harness(), PROMPTS[:2], most=4) == [written_by_hand(p, 4) for p in PROMPTS[:2]]
+
+
+def test_what_the_model_would_write_is_told():
+    context = TOKENIZER.encode("the cell")
+    best = int(log_probabilities(context)[-1].argmax())
+    pairs = [("", context, [best]), ("", context, [(best + 1) % IDS])]
+    assert [greedy for _, greedy in harness()._loglikelihood_tokens(pairs)] == [True, False]
 
 
 @pytest.mark.parametrize("change", [None, Intervention(loops=3, halting=0.5)], ids=str)

@@ -26,7 +26,7 @@ Pair = tuple[str, str]  # a context and its continuation
 
 
 def asked(name: str, *folders: Path, limit: int | None = None) -> Asked:
-    return ask(Benchmark(name), Benchmark(name).local(folders) if folders else {}, limit)
+    return ask(Benchmark(name), Benchmark(name).local(folders), limit)
 
 
 def requests_of(name: str, *folders: Path, out: Path | None = None) -> dict[int, list[Pair]]:
