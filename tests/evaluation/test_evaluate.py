@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import dualpath_cli as dualpath
 from dualpath_cli.cli.main import main
 from dualpath_cli.evaluation import runner
 from dualpath_cli.kernels.device import device_name
@@ -118,8 +118,7 @@ def test_several_runs_are_paired_with_the_first(run, trained, tasks, tmp_path, o
     other = trained(**merge(CHANGES, {"run": {"name": "other"}, "seed_everything": 2}))
     out = tmp_path / "both"
     words = ("--tasks", "piqa", "c4", "--data", tasks, "--out", out)
-    said = output_of("evaluate", "--ckpt_path", run, other, *words)
-    assert f"differences to {NAME}, 3 tests" in said
+    assert f"to {NAME}, 3 tests" in output_of("evaluate", "--ckpt_path", run, other, *words)
     rows = json.loads((out / "comparison.json").read_text())
     assert [(row["task"], row["metric"], row["test"]) for row in rows] == [
         ("c4", "rolling_bpb", "t"), ("piqa", "acc_per_char", "McNemar"), ("piqa", "bpb", "t")
@@ -150,21 +149,15 @@ def test_requests_are_written_without_a_model(tasks, tmp_path, output_of):
     assert problem["context"].startswith("Question: tell?\nAnswer: tell\n\nQuestion: ")
 
 
-def test_a_text_has_two_numbers_by_two_names_which_are_one_within_a_window(
-    trained, tmp_path, output_of
-):
-    """`validate` reads each window after end-of-text, `evaluate` after the token before it."""
+def test_a_text_has_two_numbers_which_are_one_within_a_window(trained, tmp_path, output_of):
+    """`validate` and `load` read windows after end-of-text, `evaluate` after the token before."""
     run = trained(**merge(CHANGES, {"model": {"vocab_size": 260}}))  # no row without a token
     texts = {"short": "tell the tale of shells", "long": "tell the tale of shells and all " * 9}
     for name, text in texts.items():
         (tmp_path / f"{name}.txt").write_text(text)
-    sets = json.dumps({name: str(tmp_path / f"{name}.txt") for name in texts})
-    words = ("--data.val", sets, "--data.val_tokens", "null")
-    validated = output_of("validate", "--ckpt_path", run, *words)
     sources = [f"{name}={tmp_path / name}.txt" for name in texts]
     output_of("evaluate", "--ckpt_path", run, "--out", tmp_path, "--sources", *sources)
-    rolling = {name: scores["rolling_bpb,none"]
-               for name, scores in report(tmp_path / NAME)["results"].items()}  # fmt: skip
-    separate = {name: float(re.search(rf"{name} .*│ *([\d.]+) *│", validated)[1]) for name in texts}
-    assert rolling["short"] == pytest.approx(separate["short"], abs=1e-4)
-    assert rolling["long"] != pytest.approx(separate["long"], abs=1e-3)
+    for name, scores in report(tmp_path / NAME)["results"].items():
+        separate = dualpath.load(run).loss(texts[name]).bits_per_byte
+        near = scores["rolling_bpb,none"] == pytest.approx(separate, abs=1e-4)
+        assert near == (name == "short")

@@ -215,8 +215,6 @@ def written_by_hand(prompt: str, count: int) -> str:
     for _ in range(count):
         logits = reference.sequence_logits(WEIGHTS, CONFIG, [*ids, *new])[-1][:IDS]
         new.append(int(logits.argmax()))
-        if new[-1] == TOKENIZER.eot_id:
-            return TOKENIZER.decode(new[:-1])
     return TOKENIZER.decode(new)
 
 

@@ -41,13 +41,6 @@ def test_documents_are_paired_and_ties_counted():
     assert [accuracy.p_holm, bpb.p_holm] == holm([accuracy.p, bpb.p])
 
 
-def test_models_that_are_equal_differ_by_nothing():
-    same = choices([1, 0] * 10, [1.0, 2.0] * 10)
-    for row in compare(["a", "b"], [same, same]):
-        assert (row.difference, row.low, row.high, row.p, row.ties) == (0, 0, 0, 1, 20)
-        assert row.detectable == 0
-
-
 def test_the_interval_and_what_is_detectable_are_those_of_the_mean_of_differences():
     """1.96 and 2.80 standard errors of 400 differences, as the bootstrap finds them."""
     draw = np.random.default_rng(0)
@@ -90,8 +83,4 @@ def test_means_are_those_of_the_paper(budget):
 def test_a_mean_needs_all_of_its_benchmarks():
     scores = {f"{task} BPB": 1.0 for task in paper.MATH}
     assert means_of(scores) == {"Easy math avg BPB": 1.0}
-    scores |= {f"{task} BPB": 2.0 for task in paper.COMMONSENSE} | {"C4": 3.0, "WikiText-103": 4.0}
-    assert means_of(scores)[AGGREGATE] == pytest.approx((1 + 2 + 3 + 4) / 4)
-    assert ALL not in means_of(scores)
-    scores |= {"LAMBADA BPB": 5.0, "QASPER BPB": 6.0}
-    assert means_of(scores)[ALL] == pytest.approx((7 * 1 + 6 * 2 + 3 + 4 + 5 + 6) / 17)
+    assert means_of({**scores, f"{paper.COMMONSENSE[0]} BPB": 2.0}) == means_of(scores)
