@@ -79,12 +79,11 @@ def test_routing_as_a_frame_has_a_row_for_each_token_and_layer(run):
     pytest.importorskip("pandas")
     routing = dualpath.load(run).routing(TEXT, "gates=1,0 layers=1")
     frame = routing.frame().set_index(["position", "layer"])
-    for place, token in enumerate(routing.tokens):
-        for layer in range(2):
-            row = frame.loc[place, layer]
-            assert row["token"] == token
-            assert row["gate_deep"] == routing.gate_deep[place, layer]
-            assert row["step_weight_3"] == routing.step_weights[place, layer, 2]
+    for (place, layer), row in frame.iterrows():
+        assert row["token"] == routing.tokens[place]
+        assert row["gate_deep"] == routing.gate_deep[place, layer]
+        assert row["step_weight_3"] == routing.step_weights[place, layer, 2]
+    assert len(frame) == 2 * len(routing.tokens)
     assert (frame.xs(1, level="layer")["gate_wide"] == 0).all()
 
 

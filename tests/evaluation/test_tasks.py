@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from statistics import stdev
 from typing import Any
+from unittest.mock import Mock
 
 import datasets
 import numpy as np
@@ -29,10 +30,10 @@ def asked(name: str, *folders: Path, limit: int | None = None) -> Asked:
     return ask(Benchmark(name), Benchmark(name).local(folders), limit)
 
 
-def requests_of(name: str, *folders: Path, out: Path | None = None) -> dict[int, list[Pair]]:
+def requests_of(name: str, *folders: Path) -> dict[int, list[Pair]]:
     """What `evaluate --requests` writes for each document."""
     requests: dict[int, list[Pair]] = {}
-    path = write_requests(asked(name, *folders), out or folders[0])
+    path = write_requests(asked(name, *folders), folders[0])
     for request in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
         pairs = requests.setdefault(request["doc"], [])
         assert request["idx"] == len(pairs)
@@ -112,18 +113,15 @@ def test_a_row_becomes_its_contexts_choices_and_worked_example(
 gsm8k = olmes.gsm8k.__wrapped__  # of one row
 
 
-@pytest.mark.parametrize(
-    ("answer", "worked", "number"),
-    [
+def test_a_worked_example_of_gsm8k_is_what_olmes_makes_of_a_row():
+    """What `normalize_answer_str` of its oe_eval/tasks/oe_eval_tasks/gsm8k.py gives, run alone."""
+    for answer, worked, number in (
         ("2+3 = <<2+3=5>>5\nSo 5.\n#### 5,000", "2 + 3 = 5 So 5. So the answer is 5,000.", "5000"),
         ("-1 is left!\n#### -1", "- 1 is left!. So the answer is - 1.", "1"),
         ("#### 7", ". So the answer is 7.", "7"),
-    ],
-)
-def test_a_worked_example_of_gsm8k_is_what_olmes_makes_of_a_row(answer, worked, number):
-    """What `normalize_answer_str` of its oe_eval/tasks/oe_eval_tasks/gsm8k.py gives, run alone."""
-    expected = {"query": "Question: How many?\nAnswer:", "worked": worked, "number": number}
-    assert gsm8k({"question": "How many?", "answer": answer}) == expected
+    ):
+        expected = {"query": "Question: How?\nAnswer:", "worked": worked, "number": number}
+        assert gsm8k({"question": "How?", "answer": answer}) == expected
 
 
 def test_all_rows_of_gsm8k_are_rendered_as_olmes_renders_them_and_answered_by_their_mark(
@@ -161,9 +159,8 @@ def test_the_paper_has_17_bits_per_byte_and_gsm8k():
 def test_a_limit_draws_the_documents_that_olmes_draws(tasks):
     drawn = asked("arc_challenge", tasks, limit=5)
     assert drawn.documents == sorted(random.Random(1234).sample(range(12), 5))
-    assert [request.doc["id"] for request in drawn.requests()[::6]] == [
-        f"q{number}" for number in drawn.documents
-    ]
+    ids = [f"q{number}" for number in drawn.documents]
+    assert [request.doc["id"] for request in drawn.requests()[::6]] == ids
     for limit in (None, 12, 99):
         assert asked("arc_challenge", tasks, limit=limit).samples is None
 
@@ -186,45 +183,24 @@ def test_one_file_of_math_serves_its_subsets(tasks):
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "message"),
-    [("piqa", {"goal": "g", "sol1": "a", "sol3": "b"}, r"piqa \(KeyError: 'sol2'\)"),
-     ("piqa", {"goal": "g", "sol1": "a", "sol2": "b", "label": -1}, "answer -1 is none of 2")],
-)  # fmt: skip
-def test_what_is_wrong_with_a_file_is_one_line(name, row, message, tasks):
-    write_rows(tasks / f"{name}.jsonl", [row])
-    with pytest.raises(UserError, match=rf"{name}.jsonl cannot be read as .*{message}"):
-        asked(name, tasks)
+    ("field", "message"), [("sol3", r"\(KeyError: 'sol2'\)"), ("sol2", "answer -1 is none of 2")]
+)
+def test_what_is_wrong_with_a_file_is_one_line(field, message, tasks):
+    write_rows(tasks / "piqa.jsonl", [{"goal": "g", "sol1": "a", field: "b", "label": -1}])
+    with pytest.raises(UserError, match=rf"piqa.jsonl cannot be read as piqa .*{message}"):
+        asked("piqa", tasks)
 
 
 @pytest.mark.parametrize(("error", "leaves_out"), [(ConnectionError, False), (KeyError, True)])
 def test_what_the_hub_does_not_give_is_named_in_one_line(error, leaves_out, monkeypatch):
     """Without a network there is no use in trying the rest of a suite."""
-
-    def refuse(*arguments: object, **options: object) -> None:
-        raise error("no route")
-
-    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    load = Mock(side_effect=error("no route"))
+    monkeypatch.setattr(datasets, "load_dataset", load)
     message = rf"hf:ybisk/piqa .* \({error.__name__}: '?no route'?\); give --data DIR"
     with pytest.raises(UserError, match=message) as caught:
         asked("piqa")
     assert isinstance(caught.value, NoData) == leaves_out
-
-
-def test_rows_of_the_hub_are_asked_as_those_of_files(tasks, monkeypatch):
-    splits = {"train": questions(20, seed=2), "validation": questions(11, seed=1)}
-
-    def load(path: str, name: str | None, revision: str) -> datasets.DatasetDict:
-        assert (path, name, revision) == ("ybisk/piqa", None, "refs/convert/parquet")
-        return datasets.DatasetDict({k: datasets.Dataset.from_list(v) for k, v in splits.items()})
-
-    with monkeypatch.context() as patch:
-        patch.setattr(datasets, "load_dataset", load)
-        found = requests_of("piqa", out=tasks)
-    examples = "".join(
-        f"{row['query']} {row['choices'][row['gold']]}\n\n" for row in splits["train"][:5]
-    )
-    (tasks / "piqa.fewshot.txt").write_text(examples)
-    assert found == requests_of("piqa", tasks)
+    load.assert_called_once_with(path="ybisk/piqa", name=None, revision="refs/convert/parquet")
 
 
 # Scores
