@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,8 @@ def _manager() -> TaskManager:
 def ask_text(name: str, spec: str, limit: int | None) -> Asked:
     """A text of the user's, `NAME=PATH`."""
     texts = Dataset.from_list([{"text": text} for text in read_documents(parse_source(spec))])
+    if not any(map(len, texts["text"] if len(texts) else ())):
+        raise NoData(f"'{spec}' holds no text")
     return ask(Benchmark(name), {"custom_dataset": lambda **options: {"test": texts}}, limit)
 
 
@@ -91,6 +93,7 @@ def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> 
         group = {"group": "asked", "task": [{"task": name, **changes}]}
         task = _manager().load(group)["tasks"][name]
         docs = task.eval_docs
+        task.fewshot_context(docs[0], num_fewshot=task.config.num_fewshot)  # are there so many?
     except Exception as error:  # whatever the network, the hub, or a row in another format raises
         cause = error.__cause__ or error
         reason = f"{benchmark.name} ({type(cause).__name__}: {' '.join(str(cause).split()):.160})"
@@ -133,15 +136,15 @@ def run(
         for part, content in found.items():
             report[part] = report.get(part, {}) | content
         # Contexts are left out: each repeats the few-shot examples.
-        rows = [
-            {k: v for k, v in row.items() if k != "arguments"} for row in found["samples"][name]
-        ]
-        lines = [
-            json.dumps(row, default=handle_non_serializable, ensure_ascii=False) for row in rows
-        ]
-        write_text(folder / "samples" / f"{name}.jsonl", "\n".join(lines) + "\n")
-        scores = {part: content for part, content in report.items() if part != "samples"}
-        results = {**facts, "means": means_of(scores_of(report)), **scores}
-        text = json.dumps(results, default=handle_non_serializable, ensure_ascii=False, indent=2)
-        write_text(folder / "results.json", text + "\n")
+        lines = [_json(_without(row, "arguments")) + "\n" for row in found["samples"][name]]
+        write_text(folder / "samples" / f"{name}.jsonl", "".join(lines))
+        results = {**facts, "means": means_of(scores_of(report)), **_without(report, "samples")}
+        write_text(folder / "results.json", _json(results, indent=2) + "\n")
     return report
+
+
+_json = partial(json.dumps, default=handle_non_serializable, ensure_ascii=False)
+
+
+def _without(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != name}

@@ -191,6 +191,16 @@ def test_what_is_wrong_with_a_file_is_one_line(field, message, tasks):
         asked("piqa", tasks)
 
 
+def test_too_few_worked_examples_and_no_texts_are_one_line(tasks):
+    write_rows(tasks / "arc_easy.jsonl", questions(3))
+    write_rows(tasks / "arc_easy_train.jsonl", questions(4))
+    with pytest.raises(UserError, match="exceeds the 4 that are available"):
+        asked("arc_easy", tasks)
+    write_rows(tasks / "c4.jsonl", [{"texts": "a"}])
+    with pytest.raises(UserError, match=r"c4.jsonl cannot be read as c4 \(KeyError: 'text'\)"):
+        asked("c4", tasks)
+
+
 @pytest.mark.parametrize(("error", "leaves_out"), [(ConnectionError, False), (KeyError, True)])
 def test_what_the_hub_does_not_give_is_named_in_one_line(error, leaves_out, monkeypatch):
     """Without a network there is no use in trying the rest of a suite."""
@@ -234,4 +244,4 @@ def test_the_error_of_texts_is_that_of_a_ratio(sizes):
     pairs = [(-b * math.log(2), n) for b, n in zip(bits, sizes, strict=True)]
     residuals = bits - bits.sum() / sum(sizes) * np.array(sizes)  # of one length: of a mean
     assert olmes.error_of_ratio(pairs) == pytest.approx(stdev(residuals) * 2 / sum(sizes))
-    assert math.isnan(olmes.error_of_ratio(pairs[:1]))
+    assert olmes.error_of_ratio(pairs[:1]) == "N/A"

@@ -122,6 +122,12 @@ def lambada(row: Row) -> Row:
 
 
 @rows
+def texts(row: Row) -> Row:
+    row["text"].encode()  # is there, and valid Unicode
+    return {"text": row["text"]}
+
+
+@rows
 def gsm8k(row: Row) -> Row:
     """GSM8K: the model writes the answer. `worked` is what OLMES makes of a row as an example.
 
@@ -184,8 +190,10 @@ def text(doc: Row, results: Sequence[float]) -> Scores:
     return {"rolling_bpb": pair, "rolling_bpb_stderr": pair}
 
 
-def error_of_ratio(pairs: Sequence[tuple[float, int]]) -> float:
+def error_of_ratio(pairs: Sequence[tuple[float, int]]) -> float | str:
     """The standard error of `-sum LL / (ln 2 * sum bytes)`, the texts a sample of many more."""
+    if len(pairs) < 2:
+        return "N/A"  # as the harness has it
     bits, sizes = np.array(pairs).T * [[-1 / math.log(2)], [1]]
     residuals, n = bits - bits.sum() / sizes.sum() * sizes, len(pairs)
-    return math.sqrt(residuals @ residuals * n / (n - 1)) / sizes.sum() if n > 1 else math.nan
+    return math.sqrt(residuals @ residuals * n / (n - 1)) / sizes.sum()
