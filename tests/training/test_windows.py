@@ -110,15 +110,6 @@ def test_of_few_documents_all_are_drawn_from_as_long_as_they_are():
     np.testing.assert_allclose(tokens / 2000, np.array([5000, 2500, 500]) / 8000, atol=0.06)
 
 
-def test_another_seed_draws_other_windows_and_the_same_seed_the_same():
-    texts = [letter * 40 for letter in "helo" * 20]
-    first, again, other = (
-        [w.tolist() for w in document_windows(texts, TOKENIZER, 10, 200, seed)[0]]
-        for seed in (0, 0, 1)
-    )
-    assert first == again != other
-
-
 @given(st.lists(st.integers(2, 20), min_size=1, max_size=9), st.integers(1, 8))
 def test_all_ranks_get_full_batches_and_padding_windows_score_nothing(lengths, multiple):
     windows = Windows((np.ones(n, dtype=np.int64) for n in lengths), multiple_of=multiple)
