@@ -14,15 +14,12 @@ LONGEST_NAME = 100  # bytes of a name: files are called after it, and a file's n
 
 
 def check_ranges(settings: object, ranges: Mapping[str, Range]) -> None:
-    """Raises ValueError for the first field, or item of a list, that is out of its range.
-
-    None is let through.
-    """
+    """Raises ValueError for the first number, or number of a list, that is out of its range."""
     for name, allowed in ranges.items():
         value = getattr(settings, name)
-        items = enumerate(value) if isinstance(value, list) else [(None, value)]
+        items = enumerate(value) if isinstance(value, list | tuple) else [(None, value)]
         for n, item in items:
-            if item is not None:
+            if isinstance(item, int | float):
                 check_range(name if n is None else f"{name}[{n}]", item, allowed)
 
 

@@ -2,7 +2,6 @@
 
 import glob
 import os
-from importlib.util import find_spec
 from math import ceil
 from operator import attrgetter
 from pathlib import Path
@@ -22,6 +21,8 @@ from dualpath_cli.text.verification import verify_chunks
 
 PROCESSES_PER_CORE = 8
 """Processes: more than one are slower, but serve to try out what several devices do."""
+
+_OTHER_SETS = "--data.val '{NAME: PATH}' takes the place of all sets, '{}' leaves them out"
 
 CLASSES = ("callbacks", "plugins", "profiler", "logger")
 """The keys of a trainer's section that name classes, whose code would run."""
@@ -77,9 +78,8 @@ def check_steps(settings: Settings) -> None:
             f"optim.warmup_steps={warmup} must be less than the run's {run.steps} optimizer steps "
             "(run.max_tokens / run.batch_tokens)"
         )
-    ranks = _ranks(settings.trainer)
-    sequences = run.micro_batch if ranks else 1
-    micro_batches(run.batch_tokens, settings.model.max_seq_len, ranks or 1, sequences)
+    if ranks := _ranks(settings.trainer):
+        micro_batches(run.batch_tokens, settings.model.max_seq_len, ranks, run.micro_batch)
     check_loops(run, settings.model)
 
 
@@ -115,19 +115,9 @@ def check_effect(settings: Settings) -> None:
             )
 
 
-_INSTEAD = {
-    "GradientAccumulationScheduler": "run.batch_tokens and run.micro_batch",
-    "StochasticWeightAveraging": "dualpath validate (or export) --average N",
-    "ModelCheckpoint": "run.save_every, run.keep and run.keep_every",
-    "BatchSizeFinder": "run.micro_batch",
-    "LearningRateFinder": "dualpath sweep --set optim.lr=A,B",
-}
-"""Lightning's callbacks that cannot work here, and what there is for their purpose."""
-
-
 def check_trainer(trainer: TrainerSettings) -> None:
-    """Raises UserError for other devices than there are, or than srun has started tasks for, and
-    for a class that is not there or cannot work. All else Lightning finds.
+    """Raises UserError for more processes than srun has started tasks for, or than the CPU can
+    carry. All else Lightning finds.
     """
     tasks, ranks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)), _ranks(trainer)
     if tasks > 1 and ranks == 1:
@@ -142,26 +132,6 @@ def check_trainer(trainer: TrainerSettings) -> None:
             f"trainer.devices={trainer.devices} on the CPU would be {given} processes on {cores()} "
             f"cores; use at most {most}"
         )
-    there = visible_gpus() if trainer.accelerator in ("cuda", "gpu") else None
-    if there is not None and given > there:
-        seen, use = (f"{there} GPUs are", "as many") if there else ("no GPU is", "auto")
-        raise UserError(
-            f"trainer.accelerator={trainer.accelerator} with devices={trainer.devices}, but {seen} "
-            f"to be seen here; use {use}, or trainer.accelerator=cpu"
-        )
-    for key in (*CLASSES, "strategy"):
-        section = getattr(trainer, key)
-        for one in section if isinstance(section, list) else [section]:
-            path = one.get("class_path") if isinstance(one, dict) else None
-            package, dot, rest = str(path).partition(".")
-            name = rest.rpartition(".")[2] if package.endswith("lightning") else package
-            if name in _INSTEAD:
-                raise UserError(f"trainer.{key}: {name} does not work here; use {_INSTEAD[name]}")
-            if dot and package.isidentifier() and find_spec(package) is None:
-                raise UserError(
-                    f"trainer.{key}: '{path}' cannot be imported: there is no module '{package}'; "
-                    "Python looks on PYTHONPATH"
-                )
 
 
 def check_size(settings: Settings) -> None:
@@ -177,24 +147,30 @@ def check_size(settings: Settings) -> None:
         )
 
 
-def check_validation_sets(settings: Settings, tokenizer: str, way_out: str = "") -> None:
+def check_validation_sets(settings: Settings, folder: str | Path) -> None:
     """Raises UserError unless every validation set exists, is readable and has the run's tokens.
 
-    `tokenizer` is the path of the run's `tokenizer.json`; `way_out` ends the message on a missing
-    set.
+    The first document of a text on this disk is read: an empty or binary file shows at once.
+    `folder` holds the run's `tokenizer.json`.
     """
     for name, path in settings.data.val.items():
         place = f"data.val.{name}: '{path}'"
         with readable(place):
-            if not is_data_folder(path):
-                _check_texts(name, path, way_out)
-                continue
-        manifest = _whole(path, settings, place)
-        if manifest.tokenizer != Tokenizer.load(local_copy(tokenizer)).fingerprint:
-            raise UserError(
-                f"{place} was prepared with another tokenizer than the run's; "
-                "give its text instead, or prepare it again"
-            )
+            if is_data_folder(path):
+                manifest = _whole(path, settings, place)
+                tokenizer = Tokenizer.load(local_copy(f"{folder}/{TOKENIZER}"))
+                if manifest.tokenizer != tokenizer.fingerprint:
+                    raise UserError(
+                        f"{place} was prepared with another tokenizer than the run's; give its "
+                        "text instead, or prepare it again"
+                    )
+            elif not exists(path) and (is_remote(path) or not glob.glob(path, recursive=True)):
+                raise UserError(f"{place}: no such file or prepared data folder; {_OTHER_SETS}")
+            elif is_remote(path):
+                if not is_known(Path(path)):
+                    raise UserError(f"{place}: its format is not known by its name; give {FORMATS}")
+            elif not any(read_documents(Source(name, Path(path)))):
+                raise UserError(f"{place} holds no text to validate on")
 
 
 def _whole(folder: str, settings: Settings, place: str) -> Manifest:
@@ -221,23 +197,3 @@ def verify_data(settings: Settings, *, training: bool) -> None:
     for folder in dict.fromkeys(folders):
         if not is_remote(folder):
             verify_chunks(Path(folder), Manifest.read(folder), settings.data.verify)
-
-
-def _check_texts(name: str, path: str, way_out: str) -> None:
-    """Raises UserError for a text that is not there, whose format is not known, or that is empty.
-
-    The first document of what is on this disk is read: an empty or binary file shows at once.
-    """
-    place = f"data.val.{name}: '{path}'"
-    if not is_remote(path):
-        if not Path(path).exists() and not glob.has_magic(path):
-            raise UserError(f"{place} does not exist{way_out}")
-        if not any(read_documents(Source(name, Path(path)))):
-            raise UserError(f"data.val.{name} '{path}' holds no text to validate on")
-    elif not exists(path):
-        raise UserError(
-            f"{place} is neither a prepared data folder nor a file; give one of these, or a copy "
-            "on this machine of a folder of texts"
-        )
-    elif not is_known(Path(path)):
-        raise UserError(f"{place}: its format is not known by its name; give {FORMATS}")

@@ -59,7 +59,7 @@ _RECORDS = (
         "fit",
         "Train a model from a recipe; the same command continues an interrupted run.",
         needs="recipe",
-        options="dualpath_cli.cli.continuing:Fit",
+        options="dualpath_cli.recipe.options:Fit",
         task="dualpath_cli.cli.fit:fit",
     ),
     Command(
@@ -67,7 +67,7 @@ _RECORDS = (
         "Score a trained model on named validation sets.",
         needs="run",
         options="dualpath_cli.recipe.options:Validate",
-        task="dualpath_cli.cli.session:validate",
+        task="dualpath_cli.cli.lightning:validate",
     ),
     _alone(
         "flops",

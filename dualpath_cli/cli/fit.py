@@ -1,6 +1,7 @@
 """`dualpath fit`: trains to the token budget, from the newest checkpoint where there is one."""
 
 import re
+import shutil
 import signal
 import uuid
 from contextlib import nullcontext, suppress
@@ -11,15 +12,14 @@ import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from dualpath_cli.cli.continuing import take_over
-from dualpath_cli.cli.session import OutOfMemory, Session
+from dualpath_cli.cli.lightning import OutOfMemory, Session
 from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
 from dualpath_cli.flops import count
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.own_classes.checks import hashes, keep_sources, option_of
 from dualpath_cli.recipe.schedule import epochs, micro_batches
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.run_folder import ENDED_EARLY, TOKENIZER, WENT_WRONG
+from dualpath_cli.run.run_folder import ENDED_EARLY, TABLES, TOKENIZER, WENT_WRONG
 from dualpath_cli.system import FIT, Terminated, alone, write_text
 from dualpath_cli.text.manifest import Manifest, is_data_folder
 from dualpath_cli.text.storage import local_copy
@@ -106,8 +106,9 @@ def _train(session: Session, accumulate: int, step: int | None) -> None:
         run_folder.start(folder, launch.settings.as_recipe(), facts, step if begun else None)
         keep_sources(folder, launch.settings.model)
         write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
-        if launch.trunk is not None:
-            take_over(launch.trunk, folder)
+        for name in TABLES if launch.trunk else ():  # training drops the rows that are too late
+            with suppress(FileNotFoundError):
+                shutil.copyfile(f"{launch.trunk}/{name}", folder / name)
         begin_wandb(trainer, folder)
     path = None if checkpoint is None else str(checkpoint)
     try:

@@ -12,22 +12,23 @@ import yaml
 
 from dualpath_cli.cli import checks
 from dualpath_cli.cli.commands import Command
-from dualpath_cli.cli.continuing import data_since, find_trunk
 from dualpath_cli.cli.words import Line
 from dualpath_cli.errors import UserError
 from dualpath_cli.output import is_first_rank
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, import_classes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.options import folder_of
-from dualpath_cli.recipe.settings import Settings, check_sections, settings_from
+from dualpath_cli.recipe.schedule import stable_steps
+from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
+from dualpath_cli.run.checkpoint_files import fault_of
 from dualpath_cli.run.run_folder import ENDED_EARLY, VALIDATION, Run, check_tables, step_of
 from dualpath_cli.run.trained import averaged, find_run
 from dualpath_cli.system import has_step, read_text
 from dualpath_cli.text.manifest import Manifest
+from dualpath_cli.text.tokenizer import Tokenizer
 
 _HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
-_OTHER_SETS = "; --data.val '{NAME: PATH}' takes the place of all sets, '{}' leaves them out"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def prepare(line: Line) -> Launch:
     given, run = recipes.load_recipes(options.config), None
     if command.needs == "run":
         run = averaged(find_run(options.ckpt_path[0]), getattr(options, "average", 1))
-        base = _recipe_of(run, given)
+        base = _recipe_of(run, given := line.changed(given))
     else:
         named = {"run": {"recipe": Path(options.config[0]).stem}} if options.config else {}
         base = recipes.merge(named, given)
@@ -78,14 +79,10 @@ def prepare(line: Line) -> Launch:
         _end_if_finished(launch)
         return launch
     checks.check_trainer(settings.trainer)
-    named = line.changed(given).get("model", {})
-    check_as_trained(run, settings.model, options.own_classes, named)
+    check_as_trained(run, settings.model, options.own_classes, given.get("model", {}))
     checks.check_size(settings)
     options.check(settings)
-    other_sets = _OTHER_SETS
-    if hasattr(options, "sources"):
-        other_sets = "" if options.sources else "; --sources NAME=PATH takes their place"
-    checks.check_validation_sets(settings, f"{run.folder}/{run_folder.TOKENIZER}", other_sets)
+    checks.check_validation_sets(settings, run.folder)
     checks.verify_data(settings, training=False)
     return Launch(command, settings, run.folder, run.checkpoint, options, step=run.step,
                   averaged=run if run.average else None, line=line, base=base)  # fmt: skip
@@ -114,7 +111,6 @@ def prepare_several(line: Line) -> tuple[list[Launch], Path]:
 
 def _recipe_of(run: run_folder.Run, given: recipes.Recipe) -> recipes.Recipe:
     """A run's recipe under the given one, without what was true only where it was trained."""
-    check_sections(given)
     recipe = run_folder.read_recipe(run.folder)
     named = [f"trainer.{key}" for key in checks.CLASSES if recipe.get("trainer", {}).get(key)]
     if named and is_first_rank():
@@ -160,8 +156,7 @@ def to_train(
     checks.check_size(settings)
     manifest = checks.check_training_data(settings)
     checks.check_steps(settings)
-    tokenizer = f"{settings.data.path}/{run_folder.TOKENIZER}"
-    checks.check_validation_sets(settings, tokenizer, _OTHER_SETS)
+    checks.check_validation_sets(settings, settings.data.path)
     folder = folder_of("run.dir", Path(settings.run.dir, settings.run.recipe, settings.run.name))
     recipe = settings.as_recipe()
     checkpoint, weights = run_folder.newest_checkpoint(folder), None
@@ -183,7 +178,7 @@ def to_train(
             weights = start.checkpoint
             check_as_trained(start, settings.model, allowed=True)
     if checkpoint is None and weights is None and settings.run.branch_from is not None:
-        run = find_trunk(settings)
+        run = _find_trunk(settings)
         checkpoint, trunk = run.checkpoint, run.folder
     since = 0
     if checkpoint is None:  # a run that was begun with it keeps it
@@ -193,10 +188,7 @@ def to_train(
         facts = run_folder.facts_at(begun, checkpoint)
         way_out = "give this run a name (--run.name NAME)"
         check_as_begun(begun, facts, settings.model, way_out)
-        if "precision" in facts and not settings.trainer.plugins:  # which may bring another one
-            now = {"precision": settings.trainer.precision_name}
-            run_folder.check_same_facts(begun, checkpoint, now)
-        since = data_since(begun, checkpoint, manifest, new_data)
+        since = _data_since(begun, checkpoint, manifest, new_data)
     if checkpoint is None or trunk is not None:
         run_folder.check_free(folder)
     checks.check_epochs(settings, manifest, since)
@@ -205,3 +197,59 @@ def to_train(
         command, settings, folder, checkpoint, None, manifest, weights,
         data_since=since, taken_back=taken_back, trunk=trunk,
     )  # fmt: skip
+
+
+def _data_since(folder: Path, checkpoint: Path, manifest: Manifest, new_data: bool) -> int:
+    """Returns the step at which a run, continued from a checkpoint, began to train on its data.
+
+    Raises UserError for other data without `new_data`, and for data of other tokens.
+    """
+    before = run_folder.facts_at(folder, checkpoint)
+    trained_on, since = str(before.get("data_fingerprint")), before.get("data_since", 0)
+    if trained_on == manifest.fingerprint and isinstance(since, int):
+        return since
+    if not new_data:
+        raise UserError(
+            f"{folder} was trained on data of the fingerprint {trained_on:.12}, these are "
+            f"{manifest.summary}; go back to those, give this run a name (--run.name NAME), or go "
+            "on with these from their beginning (--new-data)"
+        )
+    if Tokenizer.load(folder / run_folder.TOKENIZER).fingerprint != manifest.tokenizer:
+        raise UserError(
+            f"{folder} was trained with another tokenizer than that of the new data, whose ids "
+            "mean other texts; prepare them with the run's: --tokenizer "
+            f"{folder / run_folder.TOKENIZER}"
+        )
+    return run_folder.step_of(checkpoint)
+
+
+def _find_trunk(settings: Settings) -> Run:
+    """Returns the run to branch from, and its last checkpoint that a run of this length shares.
+
+    Under schedule `wsd` runs of all lengths are alike up to the cool-down of the shortest, so one
+    long run, the trunk, gives the stable part of shorter ones. Raises UserError where there is
+    none, or the two would not have been alike up to there.
+    """
+    assert settings.run.branch_from is not None
+    if settings.optim.schedule != "wsd" or settings.optim.decay_sum is not None:
+        raise UserError(
+            "run.branch_from needs optim.schedule wsd and weight_decay instead of decay_sum: else "
+            "runs of different lengths differ from the first step on"
+        )
+    folder = Path(settings.run.branch_from)
+    if not (folder / run_folder.RECIPE).is_file():
+        raise UserError(f"run.branch_from: no run folder at '{folder}'; train that run first")
+    free = {"run": {"max_tokens", "recipe"}}
+    run_folder.check_same_recipe(folder, settings.as_recipe(), free=free)
+    trunk = settings_from(run_folder.read_recipe(folder))
+    shared = min(stable_steps(settings), stable_steps(trunk))
+    steps = {run_folder.step_of(path): path for path in run_folder.complete_checkpoints(folder)}
+    usable = [step for step, path in steps.items() if step <= shared and fault_of(path) is None]
+    if not usable:
+        raise UserError(
+            f"run.branch_from: '{folder}' has no checkpoint up to step {shared}, where cool-down "
+            "or second phase begins; it must save one (run.save_every) and keep it (run.keep_every)"
+        )
+    checkpoint = steps[max(usable)]
+    check_tables(folder, checkpoint=checkpoint)
+    return find_run(str(checkpoint))

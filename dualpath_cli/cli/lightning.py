@@ -4,7 +4,7 @@ import gc
 import logging
 import threading
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pkgutil import resolve_name
@@ -18,19 +18,21 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from rich.console import Console
 
-from dualpath_cli.cli.checks import CLASSES, check_trainer
+from dualpath_cli.cli.checks import CLASSES
 from dualpath_cli.cli.launch import Launch
-from dualpath_cli.cli.session import OutOfMemory, Session
 from dualpath_cli.cli.words import add_words, upon
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.output import is_first_rank
 from dualpath_cli.output.console import plain_console
+from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.recipe.parser import OneLine
-from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, TrainerSettings
-from dualpath_cli.run.run_folder import TOKENIZER, newest_step, step_of
+from dualpath_cli.run.run_folder import AVERAGES, TOKENIZER, Run, newest_step, read_recipe, step_of
+from dualpath_cli.run.trained import label_of_average
 from dualpath_cli.run.weights import verify
+from dualpath_cli.system import format_csv, read_csv, write_text
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training import parallel
@@ -42,6 +44,58 @@ from dualpath_cli.training.logs.tables import BadSteps, MetricsLog, RoutingLog
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.ranks import launch_by
 from dualpath_cli.training.stopping import Stopping
+
+
+class OutOfMemory(RunFailed):
+    """A GPU has no room; `half` is the micro-batch with which training can begin again at once."""
+
+    def __init__(self, message: str, half: int | None) -> None:
+        super().__init__(message)
+        self.half = half
+
+
+@dataclass(frozen=True)
+class Session:
+    """All that a task gets (`Command.task`)."""
+
+    launch: Launch
+    trainer: Trainer
+    module: DualPathModule
+    datamodule: DualPathDataModule
+    console: Console  # quiet on all ranks but the first
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    @property
+    def way_on(self) -> str:
+        """What to say of a run that ended early."""
+        return f"the same command continues from {newest_step(self.launch.run_folder)}"
+
+    def show_validation(self) -> None:
+        """Prints the losses of the last validation, if there was one."""
+        if not self.module.val_results:
+            return
+        numbers = (Column("loss (nats/token)", ""), Column("bits per byte", ""))
+        rows = [
+            (name, f"{result['loss']:.4f}", f"{result['bits_per_byte']:.4f}")
+            for name, result in self.module.val_results.items()
+        ]
+        caption = (
+            "windows of a text are read after end-of-text; for evaluate's rolling_bpb, after the "
+            "token before"
+        )
+        show(self.console, Table([Column("validation set"), *numbers], rows, caption=caption))
+
+
+_INSTEAD = {
+    "GradientAccumulationScheduler": "run.batch_tokens and run.micro_batch",
+    "StochasticWeightAveraging": "dualpath validate (or export) --average N",
+    "ModelCheckpoint": "run.save_every, run.keep and run.keep_every",
+    "BatchSizeFinder": "run.micro_batch",
+    "LearningRateFinder": "dualpath sweep --set optim.lr=A,B",
+}
+"""Lightning's callbacks that cannot work here, and what there is for their purpose."""
 
 
 class Parser(OneLine, LightningArgumentParser):
@@ -58,14 +112,14 @@ class DualPathCLI(LightningCLI):
     def __init__(self, launch: Launch) -> None:
         assert launch.line is not None
         self.launch, self.line = launch, launch.line
+        # The run folder holds the recipe; Lightning's subcommands are methods of a trainer.
         super().__init__(
             DualPathModule,
-            DualPathDataModule,
-            save_config_callback=None,  # the run folder holds the recipe, also on a restart
+            save_config_callback=None,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             seed_everything_default=launch.settings.seed_everything,
-            run=False,  # Lightning's subcommands are methods of a trainer, ours are records
+            run=False,
         )
 
     def setup_parser(self, *args: Any, **kwargs: Any) -> None:
@@ -88,12 +142,14 @@ class DualPathCLI(LightningCLI):
         settings, trainer = self.launch.settings, self.config.trainer.as_dict()
         given = {key: trainer[key] for key in (*CLASSES, "strategy")}
         settings = replace(settings, trainer=replace(settings.trainer, **given))
-        check_trainer(settings.trainer)
         try:
             built = self.parser.instantiate(self.config).trainer
         except Exception as error:  # a class that the recipe names may raise anything
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"trainer: a class cannot be built ({reason})") from error
+        for name in [type(callback).__name__ for callback in _as_list(built.callbacks)]:
+            if name in _INSTEAD:
+                raise UserError(f"trainer.callbacks: {name} cannot work; use {_INSTEAD[name]}")
         self.session = build_session(replace(self.launch, settings=settings), dict(built))
 
     def after_instantiate_classes(self) -> None:
@@ -112,7 +168,8 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
         verify(launch.checkpoint, way_out=way_out if launch.trunk else None)
     try:
         trainer = build_trainer(launch, trainer_section, console)
-    except (TypeError, ValueError, ImportError, RuntimeError, MisconfigurationException) as error:
+    except (TypeError, ValueError, ImportError, RuntimeError, OverflowError,
+            MisconfigurationException) as error:  # fmt: skip
         # The section's settings do not fit each other, or this machine.
         raise UserError(f"trainer: {error}; change the recipe's trainer section") from error
     console.quiet = not trainer.is_global_zero
@@ -226,6 +283,40 @@ def _as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list) else [value]
+
+
+def validate(session: Session) -> None:
+    """Scores the checkpoint on every validation set; UserError if the run names none."""
+    if not session.launch.settings.data.val:
+        raise UserError("the run names no validation set; give one: --data.val.NAME FILE_OR_FOLDER")
+    session.trainer.validate(session.module, datamodule=session.datamodule, verbose=False)
+    session.show_validation()
+    launch, data = session.launch, session.launch.settings.as_recipe()["data"]
+    assert launch.checkpoint is not None
+    assert launch.step is not None
+    run = launch.averaged or Run(launch.run_folder, launch.checkpoint, launch.step)
+    if label := label_of_average(run):
+        session.say(label)
+    results, first = session.module.val_results, session.trainer.is_global_zero
+    if run.average and first and _keep_scores(run, data, results):
+        session.say(f"kept: {run.folder / AVERAGES}")
+
+
+def _keep_scores(run: Run, data: Recipe, results: dict[str, dict[str, float]]) -> bool:
+    """Writes the scores of an average into the run's folder, in place of its earlier ones.
+
+    Only of the run's own sets, read as its recipe says; returns whether they were.
+    """
+    asked = ("val", "val_tokens", "val_seed")
+    own = read_recipe(run.folder).get("data", {})
+    if not results or any(own.get(key) != data.get(key) for key in asked):
+        return False
+    at = {"step": str(run.step), "average": str(len(run.average))}
+    path = run.folder / AVERAGES
+    rows: list[Any] = [row for row in read_csv(path) if not at.items() <= row.items()]
+    rows += [{**at, "set": name, **result} for name, result in results.items()]
+    write_text(path, format_csv(rows))
+    return True
 
 
 def run(launch: Launch) -> int:

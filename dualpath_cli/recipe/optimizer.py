@@ -1,7 +1,7 @@
 """The section `optim` of a recipe: the optimizer, its rates and its decay. Torch-free."""
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from dualpath_cli.config import GROUP_OF, RANGES, Kind, ParameterGroup
 from dualpath_cli.errors import did_you_mean
@@ -68,18 +68,12 @@ class OptimSettings:
     logarithm, over the last 100 steps); null leaves none out. 6 is a good value."""
 
     def __post_init__(self) -> None:
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas must be from 0 to below 1, not {list(self.betas)}")
-        if not 0 <= self.muon_momentum < 1:
-            raise ValueError(f"muon_momentum must be from 0 to below 1, not {self.muon_momentum}")
-        rates = ("lr", "lr_start", "lr_end", "muon_lr", "eps", "weight_decay")
-        ranges: dict[str, Range] = dict.fromkeys(rates, (0, 1e9))
+        ranges: dict[str, Range] = dict.fromkeys(("lr", "muon_lr"), (1e-30, 1e9))
+        ranges |= dict.fromkeys(("lr_start", "lr_end", "eps", "weight_decay"), (0, 1e9))
+        ranges |= dict.fromkeys(("betas", "muon_momentum"), (0, 0.999999))
         ranges |= {"warmup_steps": (0, 10**12), "clip": (0, 1e12), "skip_sigma": (0.1, 1000)}
         ranges |= {"cooldown": (0, 1), "decay_sum": (0, 1e6), "base_width": RANGES["d_model"]}
         check_ranges(self, ranges)
-        for name in ("lr", "muon_lr"):
-            if getattr(self, name) == 0:
-                raise ValueError(f"{name} must be above 0, not 0")
         for kind, factor in self.lr_scale.items():
             if kind not in GROUP_OF:
                 hint = did_you_mean(kind, GROUP_OF) or f"; there are {', '.join(GROUP_OF)}"
@@ -87,23 +81,14 @@ class OptimSettings:
             check_range(f"lr_scale.{kind}", factor, (0, 1000))
 
 
-class Powers(NamedTuple):
-    """Powers of base_width / d_model, by which a kind's numbers change with the model's width."""
-
-    rate: float
-    """Of the learning rate."""
-    std: float
-    """Of the standard deviation of what is drawn at the start."""
-
-
-ADAMW: dict[Kind, Powers] = {"hidden": Powers(rate=1, std=0.5)}
-ADAMW |= dict.fromkeys(("head", "router", "gate"), Powers(rate=1, std=1))
-"""muP for Adam without multipliers: table 3 of Yang et al. 2022, "Tensor Programs V" (arXiv
+ADAMW: dict[Kind, tuple[float, float]] = {"hidden": (1, 0.5)}
+ADAMW |= dict.fromkeys(("head", "router", "gate"), (1, 1))
+"""Powers of base_width / d_model, by which a kind's learning rate and initial standard deviation
+change: muP for Adam without multipliers, table 3 of Yang et al. 2022, "Tensor Programs V" (arXiv
 2203.03466). Hidden weights map a width to a width; the head, routers and gates map a width to a
 number that stays, as output weights do. All other kinds are as input weights: nothing changes."""
 
-
-MUON = {"match_rms_adamw": Powers(rate=0.5, std=0.5), "original": Powers(rate=0, std=0.5)}
+MUON = {"match_rms_adamw": (0.5, 0.5), "original": (0, 0.5)}
 """Of `hidden` under Muon, by `muon_adjust`. The spectral norm of an update must stay as widths grow
 in proportion (arXiv 2310.17813): an orthogonal update's does, and `original` keeps it;
 `match_rms_adamw` multiplies it by the root of the width."""
@@ -115,7 +100,7 @@ def rate_factor(kind: Kind, settings: OptimSettings, d_model: int) -> float:
     It is `lr_scale`, with `base_width` times that of the model's width, with `muon_lr` times its
     ratio to `lr` for what Muon moves.
     """
-    factor = settings.lr_scale.get(kind, 1.0) * _of_width(kind, settings, d_model).rate
+    factor = settings.lr_scale.get(kind, 1.0) * _of_width(kind, settings, d_model)[0]
     if settings.name == "muon" and kind == "hidden" and settings.muon_lr is not None:
         factor *= settings.muon_lr / settings.lr
     return factor
@@ -123,13 +108,12 @@ def rate_factor(kind: Kind, settings: OptimSettings, d_model: int) -> float:
 
 def std_factors(settings: OptimSettings, d_model: int) -> dict[Kind, float]:
     """The initial standard deviation of each kind, as a multiple of that by `init_std`."""
-    return {kind: _of_width(kind, settings, d_model).std for kind in GROUP_OF}
+    return {kind: _of_width(kind, settings, d_model)[1] for kind in GROUP_OF}
 
 
-def _of_width(kind: Kind, settings: OptimSettings, d_model: int) -> Powers:
-    """The factors of a kind, 1 each without `base_width`."""
+def _of_width(kind: Kind, settings: OptimSettings, d_model: int) -> tuple[float, float]:
+    """The factors of a kind's learning rate and standard deviation, 1 without `base_width`."""
     ratio = (settings.base_width or d_model) / d_model
-    powers = ADAMW.get(kind, Powers(0, 0))
-    if settings.name == "muon" and kind == "hidden":
-        powers = MUON[settings.muon_adjust]
-    return Powers(ratio**powers.rate, ratio**powers.std)
+    moved = settings.name == "muon" and kind == "hidden"
+    rate, std = MUON[settings.muon_adjust] if moved else ADAMW.get(kind, (0, 0))
+    return ratio**rate, ratio**std

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.intervention import LEARNED, RANDOM, SHUFFLED, Intervention
-from dualpath_cli.ranges import check_path, check_range, check_ranges
+from dualpath_cli.intervention import LEARNED, SHUFFLED, Intervention
+from dualpath_cli.ranges import check_path, check_ranges
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.system import visible_gpus
 
@@ -21,6 +21,18 @@ class WithRecipe:
     """Recipe: a path or the bare name of a packaged one. Of several, later ones win."""
     print_config: bool = False
     """Print the resolved recipe and do nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit(WithRecipe):
+    """Train a model from a recipe; the same command continues an interrupted run."""
+
+    ckpt_path: tuple[str, ...] = ()
+    """One RUN: another run, or a checkpoint of one, whose weights to start from; or an older
+    checkpoint of this run to go back to."""
+    new_data: bool = False
+    """Continue the run on other data than it has been trained on up to now, from their beginning;
+    else they are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +112,8 @@ def check_device(name: str) -> None:
     """Raises UserError unless it is a name of a device, which is there as far as known here."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name):
         raise UserError(f"unknown device '{name}'; choose from auto, cpu, cuda, cuda:N")
-    kind, _, number = name.partition(":")
-    there = visible_gpus() if kind == "cuda" else None
-    if there is not None and int(number or 0) >= there:
+    there = visible_gpus() if name.startswith("cuda") else None
+    if there is not None and int(name[5:] or 0) >= there:
         raise UserError(f"--device {name}: this machine has {there} such devices; give cpu or auto")
 
 
@@ -137,62 +148,43 @@ def read_overrides(options: Overrides) -> Intervention | None:
 
 
 def parse_overrides(words: Sequence[str]) -> Intervention | None:
-    """Reads words as `Intervention.name` writes them, one or more in a text: see `_EXAMPLES`.
+    """Reads words as `Intervention.name` writes them, one or more in a text.
 
     `learned` changes nothing, and `gates=shuffled seed=7` is read as `shuffled:7`.
     """
     fields: dict[str, Any] = {}
     for word in " ".join(words).split():
-        key, equals, text = word.partition("=")
         if word == LEARNED:
             continue
-        if word.partition(":")[0] == SHUFFLED:
-            key, equals, text = "gates", "=", word
-        if not equals or key not in _EXAMPLES:
-            hint = did_you_mean(key, _EXAMPLES) or f"; keys are {', '.join(_EXAMPLES)}"
+        text = f"gates={word}" if word.startswith(SHUFFLED) else word.replace("K=", "loops=", 1)
+        key, equals, value = text.partition("=")
+        value, drawn, seed = value.partition(":")
+        if not equals or key not in _KINDS:
+            hint = did_you_mean(key, _KINDS) or f"; keys are K, {', '.join(_KINDS)}"
             raise UserError(f"--intervention '{word}': give KEY=VALUE or {SHUFFLED}{hint}")
-        try:
-            found = _read(key, text)
-        except ValueError:
-            example = _EXAMPLES[key]
-            raise UserError(f"--intervention '{word:.60}': give it as in {example}") from None
+        found = {key: _read(key, value)} | ({"seed": _read("seed", seed)} if drawn else {})
         if not fields.keys().isdisjoint(found):
             raise UserError(
-                f"--intervention '{word}': {key} is given already, or by its own option"
+                f"--intervention '{word}': its key is given already, or by its own option"
             )
         fields |= found
     try:
         change = Intervention(**fields) if fields else None
-        if "seed" in fields and not (change and change.needs_whole_text):
-            raise ValueError("seed=0 goes with shuffled gates and random experts alone")
+        most = {"loops": (1, 1000), "kv_slots": (1, 1000), "seed": (0, (1 << 62) - 1)}
+        check_ranges(change or Intervention(), most)
     except ValueError as error:
         raise UserError(f"--intervention: {error}") from None
     return change
 
 
-_EXAMPLES = {
-    "K": "K=3, from 1 to 1,000",  # loops of every deep path
-    "gates": "gates=1,0, shuffled or shuffled:7",  # g_d and g_w; learned ones, permuted by a seed
-    "experts": "experts=1, experts=random or experts=random:7",  # as many as trained, drawn
-    "halting": "halting=0.1",  # a token stops looping once at most this mass remains
-    "skip": "skip=0.1",  # a token leaves out the path of a dual block whose gate is below this
-    "kv_slots": "kv_slots=1, from 1 to 1,000",  # keys and values of a deep path's steps
-    "layers": "layers=0,2",
-    "seed": "seed=7",
-    "tokens": "tokens=verbs",
-}
+_KINDS: dict[str, type] = dict.fromkeys(("loops", "experts", "kv_slots", "layers", "seed"), int)
+_KINDS |= {"gates": float, "halting": float, "skip": float, "tokens": str}
 
 
-def _read(key: str, text: str) -> dict[str, Any]:
-    """Fields of an Intervention, which checks them; ValueError for what is no such value."""
-    drawn, colon, seed = text.partition(":")
-    if (key, drawn) in (("gates", SHUFFLED), ("experts", RANDOM)):
-        return {key: drawn} | (_read("seed", seed) if colon else {})
-    if key in ("gates", "layers"):
-        return {key: tuple(map(float if key == "gates" else int, text.split(",")))}
-    if key == "tokens":
-        return {key: text}
-    value = float(text) if key in ("halting", "skip") else int(text)
-    if key in ("K", "kv_slots", "seed"):
-        check_range(key, value, (0, (1 << 62) - 1) if key == "seed" else (1, 1000))
-    return {"loops" if key == "K" else key: value}
+def _read(key: str, text: str) -> Any:
+    """A field of an Intervention, which checks it; what is no number stays a text."""
+    try:
+        several = key in ("gates", "layers")
+        return tuple(map(_KINDS[key], text.split(","))) if several else _KINDS[key](text)
+    except ValueError:
+        return text

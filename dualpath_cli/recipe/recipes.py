@@ -7,16 +7,14 @@ by key.
 
 import json
 import re
-import sys
 from collections.abc import Hashable, Iterable
-from functools import cache, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.output import is_first_rank
+from dualpath_cli.errors import UserError, did_you_mean, of_content
 from dualpath_cli.system import read_text
 
 Recipe = dict[str, Any]
@@ -41,31 +39,25 @@ def find(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
     """Returns the file that `recipe` means: a path has a slash or `.yaml`, a name is packaged.
 
     A path is relative to `beside`, the folder of the recipe that names it, or to the current one.
-    The repository's path of a packaged recipe means that one where no such file is here, and
-    standard error says so. `kind` is the folder of packaged recipes, `data` for preparations.
+    The repository's path of a packaged recipe means that one where no such file is here. `kind` is
+    the folder of packaged recipes, `data` for preparations.
     """
     if recipe in ("-", "/dev/stdin"):
         raise UserError(f"recipe '{recipe}': every rank reads the recipe anew; give a file")
     folder = recipe_folder() / kind
     is_path = "/" in recipe or recipe.endswith((".yaml", ".yml"))
     packaged = folder / (Path(recipe).name if is_path else f"{recipe}.yaml")
-    for path in [*([beside / recipe] if beside else []), Path(recipe)] if is_path else [packaged]:
+    places = [*([beside / recipe] if beside else []), Path(recipe)] if is_path else [packaged]
+    if Path(recipe) == Path("recipes", kind, packaged.name):
+        places.append(packaged)
+    for path in places:
         if path.is_file():
             return path
-    if Path(recipe) == Path("recipes", kind, packaged.name) and packaged.is_file():
-        _say_packaged(recipe)
-        return packaged
     hint = did_you_mean(Path(recipe).stem, names(kind)) or f"; the packaged ones are in {folder}"
     if not is_path and Path(recipe).is_file():
         hint = f"; a file is given as ./{recipe}"
     what = "no such file" if is_path else "no packaged recipe has this name"
     raise UserError(f"no recipe '{recipe}': {what}{hint}")
-
-
-@cache  # once a process: a command may read its recipe several times
-def _say_packaged(recipe: str) -> None:
-    if is_first_rank():
-        print(f"'{recipe}' is not a file here; the packaged recipe is taken", file=sys.stderr)
 
 
 def load_recipes(names: Iterable[str]) -> Recipe:
@@ -110,34 +102,23 @@ def parse(text: str, name: str) -> Recipe:
     Raises UserError for text that is not YAML, not a mapping, or too much.
     """
     try:
-        content = _read(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}" if mark else ""
-        what = getattr(error, "problem", None) or getattr(error, "reason", "it is no YAML")
-        raise UserError(f"recipe {name}{where} cannot be read: {what}") from error
-    if not isinstance(content, dict):  # whose value may be anything: it is not quoted
-        what = "is empty" if content is None else "is no mapping"
-        raise UserError(f"recipe {name} {what}; give sections, such as model: {{n_layers: 4}}")
-    return content
-
-
-def _read(text: str) -> Any:
-    """Returns the value of YAML text; raises only YAMLError."""
-    if len(text) > MOST_CHARACTERS:
-        raise yaml.MarkedYAMLError(problem=f"it has more than {MOST_CHARACTERS:,} characters")
-    try:
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
         content = yaml.load(text, Loader=_Loader)
         for count, part in enumerate(json.JSONEncoder().iterencode(content)):
             if count > MOST_PARTS:
                 raise ValueError("it stands for too many values")
             if len(part) > 300 and part.strip("[, -").isdecimal():  # beyond a float
                 raise ValueError("it has a number of hundreds of digits")
-        return content
-    except RecursionError:
-        raise yaml.MarkedYAMLError(problem="it is nested too deeply") from None
-    except (ValueError, TypeError) as error:  # such as 0x_, which has the form of a number
-        raise yaml.MarkedYAMLError(problem=str(error)) from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        what = getattr(error, "problem", None) or getattr(error, "reason", of_content(error))
+        raise UserError(f"recipe {name}{where} cannot be read: {what}") from None
+    if not isinstance(content, dict):  # whose value may be anything: it is not quoted
+        what = "is empty" if content is None else "is no mapping"
+        raise UserError(f"recipe {name} {what}; give sections, such as model: {{n_layers: 4}}")
+    return content
 
 
 class _Loader(yaml.SafeLoader):

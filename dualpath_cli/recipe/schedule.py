@@ -127,24 +127,15 @@ def micro_batches(batch_tokens: int, length: int, ranks: int, micro_batch: int) 
 
     Raises UserError unless the step's tokens are equally many whole micro-batches on all ranks.
     """
-    sequences, rest = divmod(batch_tokens, length)
-    if rest:
+    own, rest = divmod(batch_tokens, length * ranks)
+    if rest or own % micro_batch:
+        whole = length * ranks * micro_batch
+        way_out = f"--run.batch_tokens {-(-batch_tokens // whole) * whole}"
+        if not rest:
+            way_out = f"--run.micro_batch {max(n for n in range(1, micro_batch) if own % n == 0)}"
         raise UserError(
-            f"run.batch_tokens={batch_tokens} is no whole number of sequences of {length} tokens; "
-            f"{(sequences + 1) * length} is one"
-        )
-    own, rest = divmod(sequences, ranks)
-    if rest:
-        raise UserError(
-            f"the {sequences} sequences of a step (run.batch_tokens={batch_tokens}) cannot be "
-            f"dealt out evenly to {ranks} devices; a new run could take --run.batch_tokens "
-            f"{(own + 1) * ranks * length}"
-        )
-    if own % micro_batch:
-        fitting = max(n for n in range(1, min(own, micro_batch) + 1) if own % n == 0)
-        raise UserError(
-            f"run.micro_batch={micro_batch} does not divide the {own} sequences that a device has "
-            f"of each step; --run.micro_batch {fitting} does"
+            f"run.batch_tokens={batch_tokens} is no multiple of {whole}: {length} tokens times "
+            f"{ranks} devices times run.micro_batch={micro_batch}; {way_out} fits"
         )
     return own // micro_batch
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from torch.utils.data import DataLoader
 
-from dualpath_cli.cli.session import Session
+from dualpath_cli.cli.lightning import Session
 from dualpath_cli.output.console import Progress, counted
 from dualpath_cli.study.passes import FILLER, Pass, decisive_facts, source_facts, study_facts
 from dualpath_cli.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import dualpath_cli
-from dualpath_cli.cli.session import Session
+from dualpath_cli.cli.lightning import Session
 from dualpath_cli.output.console import Progress, counted, plain_console
 from dualpath_cli.output.table import Column, Table, show
 

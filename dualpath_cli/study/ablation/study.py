@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dualpath_cli.cli.session import Session
+from dualpath_cli.cli.lightning import Session
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from dualpath_cli.cli.session import Session
+from dualpath_cli.cli.lightning import Session
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.statistics.bootstrap import RESAMPLES, clusters_of, resample_weights
