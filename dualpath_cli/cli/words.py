@@ -22,7 +22,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.ranges import Size
 from dualpath_cli.recipe.parser import OneLine, Parser
 from dualpath_cli.recipe.recipes import Recipe, load_recipes
-from dualpath_cli.recipe.settings import Settings
+from dualpath_cli.recipe.settings import Settings, check_sections
 
 _OF_A_CLASS = re.compile(
     r"--trainer\.((callbacks|plugins|profiler|logger|strategy)(\+|\.[\w.]+\+?)"
@@ -49,6 +49,7 @@ class Line:
 
     def changed(self, recipe: Recipe) -> Recipe:
         """Returns a recipe, in plain values, with the keys that the words set. Sections merge."""
+        check_sections(recipe)
         found = upon(parser_of(self.command), recipe, self.light, defaults=False).as_dict()
         keys = [field.name for field in fields(Settings) if field.name in found]
         changed: Recipe = json.loads(json.dumps({key: found[key] for key in keys}))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import register_type
 
 from dualpath_cli.errors import UserError, did_you_mean
@@ -177,17 +177,24 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     Types are not bent: 2.0 and `true` are no whole numbers, and 3 is no text. `prefix` goes before
     keys in messages.
     """
-    parser = reader_of(cls)  # type: ignore[arg-type]
+    parser = _reader_of(cls)  # type: ignore[arg-type]
     parser.prefix = prefix
+    found = parser.parse_object(dict(values), defaults=True)
+    made = {name: found[name] for name in typing.get_type_hints(cls)}
+    at = prefix
     try:
-        made: Any = parser.instantiate(parser.parse_object(dict(values), defaults=True))
-        return cls(**made.as_dict())
+        for name, part in made.items():
+            if isinstance(part, Namespace):
+                at = f"{prefix}{name}."
+                made[name] = typing.get_type_hints(cls)[name](**part.as_dict())
+        at = prefix
+        return cls(**made)
     except ValueError as error:
-        raise UserError(f"{prefix.rstrip('.')}: {error}" if prefix else str(error)) from None
+        raise UserError(f"{at.rstrip('.')}: {error}" if at else str(error)) from None
 
 
 @cache
-def reader_of(cls: type) -> Parser:
+def _reader_of(cls: type) -> Parser:
     parser = Parser()
     parser.add_class_arguments(cls, fail_untyped=False)
     return parser

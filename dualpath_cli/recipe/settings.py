@@ -8,7 +8,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.ranges import LARGEST, Range, Size, check_name, check_path, check_ranges
 from dualpath_cli.recipe.optimizer import OptimSettings
-from dualpath_cli.recipe.parser import reader_of
+from dualpath_cli.recipe.parser import build
 from dualpath_cli.recipe.recipes import Recipe
 
 _EVERY: Range = (0, 10**12)
@@ -261,25 +261,12 @@ del SECTIONS["seed_everything"]
 def settings_from(recipe: Recipe) -> Settings:
     """Returns the checked settings of a resolved recipe."""
     check_sections(recipe)
-    found = reader_of(Settings).parse_object(recipe, defaults=True)
-    sections: dict[str, Any] = {"seed_everything": found.seed_everything}
-    at = ""
-    try:
-        for name, section in SECTIONS.items():
-            at = f"{name}: "
-            sections[name] = section(**found[name].as_dict())
-        at = ""
-        return Settings(**sections)
-    except ValueError as error:
-        raise UserError(f"{at}{error}") from None
+    return build(Settings, recipe)
 
 
 def check_sections(recipe: Recipe) -> None:
     """Raises UserError unless a recipe's sections are mappings; ignores their content."""
-    for name, section in recipe.items():
-        if name not in (*SECTIONS, "seed_everything"):
-            raise UserError(reader_of(Settings).unknown(name))
-        if name in SECTIONS and not isinstance(section, dict):
-            raise UserError(
-                f"'{name}' in the recipe must be a mapping, not {json.dumps(section):.40}"
-            )
+    for name in SECTIONS.keys() & recipe.keys():
+        if not isinstance(recipe[name], dict):
+            what = json.dumps(recipe[name])
+            raise UserError(f"'{name}' in the recipe must be a mapping, not {what:.40}")
