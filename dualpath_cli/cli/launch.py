@@ -1,33 +1,52 @@
 """From a command's words to a checked launch: recipes are merged, the RUN's own before the given
-ones, then keys and types are checked (`settings`), then the rest (`checks`). Imports nothing slow.
+ones, then keys and types are checked (`settings`), then data, validation sets, an earlier run.
+Imports nothing slow.
 """
 
-import sys
+import glob
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from dualpath_cli.cli import checks
 from dualpath_cli.cli.commands import Command
 from dualpath_cli.cli.words import Line
 from dualpath_cli.errors import UserError
+from dualpath_cli.flops.count import parameters
 from dualpath_cli.output import is_first_rank
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, import_classes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.options import folder_of
-from dualpath_cli.recipe.schedule import stable_steps
-from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.recipe.schedule import check_loops, epochs, micro_batches, stable_steps
+from dualpath_cli.recipe.settings import SECTIONS, Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import fault_of
-from dualpath_cli.run.run_folder import ENDED_EARLY, VALIDATION, Run, check_tables, step_of
+from dualpath_cli.run.run_folder import (
+    ENDED_EARLY,
+    TOKENIZER,
+    VALIDATION,
+    Run,
+    check_tables,
+    step_of,
+)
 from dualpath_cli.run.trained import averaged, find_run
 from dualpath_cli.system import has_step, read_text
-from dualpath_cli.text.manifest import Manifest
+from dualpath_cli.text.documents import FORMATS, Source, read_documents
+from dualpath_cli.text.manifest import Manifest, is_data_folder, readable
+from dualpath_cli.text.rows import is_known
+from dualpath_cli.text.storage import exists, is_remote, local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.text.verification import verify_chunks
 
+CLASSES = ("callbacks", "plugins", "profiler", "logger")
+"""The keys of a trainer's section that name classes, whose code would run."""
+
+_OTHER_SETS = "--data.val '{NAME: PATH}' takes the place of all sets, '{}' leaves them out"
 _HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
 
 
@@ -78,12 +97,11 @@ def prepare(line: Line) -> Launch:
         launch = replace(launch, line=line, base=base)
         _end_if_finished(launch)
         return launch
-    checks.check_trainer(settings.trainer)
     check_as_trained(run, settings.model, options.own_classes, given.get("model", {}))
-    checks.check_size(settings)
+    check_size(settings)
     options.check(settings)
-    checks.check_validation_sets(settings, run.folder)
-    checks.verify_data(settings, training=False)
+    check_validation_sets(settings, run.folder)
+    verify_data(settings, training=False)
     return Launch(command, settings, run.folder, run.checkpoint, options, step=run.step,
                   averaged=run if run.average else None, line=line, base=base)  # fmt: skip
 
@@ -109,13 +127,10 @@ def prepare_several(line: Line) -> tuple[list[Launch], Path]:
     return list(launches.values()), out
 
 
-def _recipe_of(run: run_folder.Run, given: recipes.Recipe) -> recipes.Recipe:
+def _recipe_of(run: Run, given: recipes.Recipe) -> recipes.Recipe:
     """A run's recipe under the given one, without what was true only where it was trained."""
     recipe = run_folder.read_recipe(run.folder)
-    named = [f"trainer.{key}" for key in checks.CLASSES if recipe.get("trainer", {}).get(key)]
-    if named and is_first_rank():
-        print(f"left out, as the run names it: {', '.join(named)}", file=sys.stderr)
-    recipe = recipes.merge(recipe, {"trainer": _HERE | dict.fromkeys(checks.CLASSES)})
+    recipe = recipes.merge(recipe, {"trainer": _HERE | dict.fromkeys(CLASSES)})
     recipe = recipes.merge(recipe, given)
     recipe.setdefault("data", {}).setdefault("val", {})
     return recipe
@@ -151,12 +166,11 @@ def to_train(
 
     Raises UserError for the first mistake.
     """
-    checks.check_trainer(settings.trainer)
     import_classes(settings.model, allowed=True)
-    checks.check_size(settings)
-    manifest = checks.check_training_data(settings)
-    checks.check_steps(settings)
-    checks.check_validation_sets(settings, settings.data.path)
+    check_size(settings)
+    manifest = check_training_data(settings)
+    check_steps(settings)
+    check_validation_sets(settings, settings.data.path)
     folder = folder_of("run.dir", Path(settings.run.dir, settings.run.recipe, settings.run.name))
     recipe = settings.as_recipe()
     checkpoint, weights = run_folder.newest_checkpoint(folder), None
@@ -182,7 +196,7 @@ def to_train(
         checkpoint, trunk = run.checkpoint, run.folder
     since = 0
     if checkpoint is None:  # a run that was begun with it keeps it
-        checks.check_effect(settings)
+        check_effect(settings)
     else:
         begun = trunk or folder
         facts = run_folder.facts_at(begun, checkpoint)
@@ -191,8 +205,8 @@ def to_train(
         since = _data_since(begun, checkpoint, manifest, new_data)
     if checkpoint is None or trunk is not None:
         run_folder.check_free(folder)
-    checks.check_epochs(settings, manifest, since)
-    checks.verify_data(settings, training=True)
+    check_epochs(settings, manifest, since)
+    verify_data(settings, training=True)
     return Launch(
         command, settings, folder, checkpoint, None, manifest, weights,
         data_since=since, taken_back=taken_back, trunk=trunk,
@@ -214,13 +228,13 @@ def _data_since(folder: Path, checkpoint: Path, manifest: Manifest, new_data: bo
             f"{manifest.summary}; go back to those, give this run a name (--run.name NAME), or go "
             "on with these from their beginning (--new-data)"
         )
-    if Tokenizer.load(folder / run_folder.TOKENIZER).fingerprint != manifest.tokenizer:
+    if Tokenizer.load(folder / TOKENIZER).fingerprint != manifest.tokenizer:
         raise UserError(
             f"{folder} was trained with another tokenizer than that of the new data, whose ids "
             "mean other texts; prepare them with the run's: --tokenizer "
-            f"{folder / run_folder.TOKENIZER}"
+            f"{folder / TOKENIZER}"
         )
-    return run_folder.step_of(checkpoint)
+    return step_of(checkpoint)
 
 
 def _find_trunk(settings: Settings) -> Run:
@@ -243,7 +257,7 @@ def _find_trunk(settings: Settings) -> Run:
     run_folder.check_same_recipe(folder, settings.as_recipe(), free=free)
     trunk = settings_from(run_folder.read_recipe(folder))
     shared = min(stable_steps(settings), stable_steps(trunk))
-    steps = {run_folder.step_of(path): path for path in run_folder.complete_checkpoints(folder)}
+    steps = {step_of(path): path for path in run_folder.complete_checkpoints(folder)}
     usable = [step for step, path in steps.items() if step <= shared and fault_of(path) is None]
     if not usable:
         raise UserError(
@@ -253,3 +267,139 @@ def _find_trunk(settings: Settings) -> Run:
     checkpoint = steps[max(usable)]
     check_tables(folder, checkpoint=checkpoint)
     return find_run(str(checkpoint))
+
+
+def check_training_data(settings: Settings) -> Manifest:
+    """Raises UserError unless the data folder is whole and fits the model; returns its manifest."""
+    folder = settings.data.path
+    manifest = _whole(folder, settings, f"data.path '{folder}'")
+    if not exists(f"{folder}/{TOKENIZER}"):
+        raise UserError(f"{folder}/{TOKENIZER} is missing; prepare the folder again")
+    manifest.check_tokenizer(folder)
+    if manifest.vocab_size > settings.model.vocab_size:
+        raise UserError(
+            f"data.path '{folder}' uses a tokenizer of {manifest.vocab_size} entries, more than "
+            f"model.vocab_size={settings.model.vocab_size}; raise it to {manifest.vocab_size}"
+        )
+    start = settings.model.document_start
+    if start is not None and start != manifest.eot_id:
+        raise UserError(
+            f"model.document_start={start} does not begin documents in data.path '{folder}'; "
+            f"its end-of-text token is {manifest.eot_id}"
+        )
+    return manifest
+
+
+def check_epochs(settings: Settings, manifest: Manifest, since: int) -> None:
+    """Raises UserError where the budget from step `since` on takes more than `data.max_epochs`."""
+    wanted, most = epochs(settings, manifest, since), settings.data.max_epochs
+    if most is not None and wanted > most:
+        rest, length = f" from step {since} on" if since else "", settings.model.max_seq_len
+        raise UserError(
+            f"run.max_tokens={settings.run.max_tokens} is{rest} {wanted:.2f} epochs of the "
+            f"{sum(manifest.chunk_blocks(length + 1))} sequences of {length} tokens in "
+            f"'{settings.data.path}'; raise data.max_epochs={most:g} to {ceil(100 * wanted) / 100}"
+        )
+
+
+def check_steps(settings: Settings) -> None:
+    """Raises UserError unless the budget is enough for a step and the warm-up, a step is whole
+    micro-batches on its devices, and the model can have each step's loops.
+
+    Where the number of devices is not known yet, one is taken, and `fit` finds out about all.
+    """
+    run, warmup = settings.run, settings.optim.warmup_steps
+    if run.steps == 0:
+        raise UserError(
+            f"run.max_tokens={run.max_tokens} is less than one batch of "
+            f"run.batch_tokens={run.batch_tokens}; raise the one or lower the other"
+        )
+    if warmup >= run.steps:
+        raise UserError(
+            f"optim.warmup_steps={warmup} must be less than the run's {run.steps} optimizer steps "
+            "(run.max_tokens / run.batch_tokens)"
+        )
+    ranks = (settings.trainer.devices_of_a_node or 1) * settings.trainer.num_nodes
+    micro_batches(run.batch_tokens, settings.model.max_seq_len, ranks, run.micro_batch)
+    check_loops(run, settings.model)
+
+
+def check_effect(settings: Settings) -> None:
+    """Raises UserError for a setting that was given and has no effect."""
+    for key, other, heeding in (
+        ("optim.muon_lr", "optim.name", "muon"),
+        ("optim.cooldown", "optim.schedule", "wsd"),
+        ("run.shard_size", "trainer.strategy", "hsdp"),
+    ):
+        value, found = attrgetter(key, other)(settings)
+        section, _, name = key.partition(".")
+        if value != getattr(SECTIONS[section], name) and found != heeding:
+            raise UserError(
+                f"{key}={value} has no effect under {other}={found}; leave it out, or choose "
+                f"{other}={heeding}"
+            )
+
+
+def check_size(settings: Settings) -> None:
+    """Raises UserError unless the weights alone, in float32, fit into the memory of this machine,
+    or of all that share them."""
+    size = 4 * parameters(settings.model)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory * (settings.trainer.num_nodes if settings.trainer.is_sharded else 1):
+        raise UserError(
+            f"the model's weights are {size / 1e9:,.0f} GB, and this machine has "
+            f"{memory / 1e9:,.0f} GB of memory; lower model.n_layers, d_model, vocab_size or the "
+            "FFN widths"
+        )
+
+
+def check_validation_sets(settings: Settings, folder: str | Path) -> None:
+    """Raises UserError unless every validation set exists, is readable and has the run's tokens.
+
+    The first document of a text on this disk is read: an empty or binary file shows at once.
+    `folder` holds the run's `tokenizer.json`.
+    """
+    for name, path in settings.data.val.items():
+        place = f"data.val.{name}: '{path}'"
+        with readable(place):
+            if is_data_folder(path):
+                manifest = _whole(path, settings, place)
+                tokenizer = Tokenizer.load(local_copy(f"{folder}/{TOKENIZER}"))
+                if manifest.tokenizer != tokenizer.fingerprint:
+                    raise UserError(
+                        f"{place} was prepared with another tokenizer than the run's; give its "
+                        "text instead, or prepare it again"
+                    )
+            elif not exists(path) and (is_remote(path) or not glob.glob(path, recursive=True)):
+                raise UserError(f"{place}: no such file or prepared data folder; {_OTHER_SETS}")
+            elif is_remote(path):
+                if not is_known(Path(path)):
+                    raise UserError(f"{place}: its format is not known by its name; give {FORMATS}")
+            elif not any(read_documents(Source(name, Path(path)))):
+                raise UserError(f"{place} holds no text to validate on")
+
+
+def _whole(folder: str, settings: Settings, place: str) -> Manifest:
+    """The manifest of a data folder; UserError unless a chunk has the tokens of one block."""
+    manifest = Manifest.read(folder)
+    manifest.check_sizes(folder)
+    manifest.check_index(folder)
+    block, longest = settings.model.max_seq_len + 1, max(manifest.chunk_tokens)
+    if longest < block:
+        raise UserError(
+            f"{place} has no {block} tokens in a chunk (the longest has {longest}), which "
+            f"model.max_seq_len={settings.model.max_seq_len} needs; lower it or prepare more data"
+        )
+    return manifest
+
+
+def verify_data(settings: Settings, *, training: bool) -> None:
+    """Raises UserError for a changed chunk on this disk, of validation data or, if `training`, any.
+
+    Chunks from S3 are verified as they are fetched. May take minutes, so it is the last check.
+    """
+    folders = [path for path in settings.data.val.values() if is_data_folder(path)]
+    folders += [settings.data.path] if training else []
+    for folder in dict.fromkeys(folders):
+        if not is_remote(folder):
+            verify_chunks(Path(folder), Manifest.read(folder), settings.data.verify)

@@ -18,8 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from rich.console import Console
 
-from dualpath_cli.cli.checks import CLASSES
-from dualpath_cli.cli.launch import Launch
+from dualpath_cli.cli.launch import CLASSES, Launch
 from dualpath_cli.cli.words import add_words, upon
 from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.output import is_first_rank

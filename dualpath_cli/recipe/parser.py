@@ -3,8 +3,6 @@
 One parser reads recipes, the command line and, as LightningCLI's, the classes of the trainer.
 """
 
-import dataclasses
-import os
 import re
 import typing
 from argparse import SUPPRESS
@@ -17,7 +15,6 @@ from jsonargparse.typing import register_type
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.ranges import SIZES, Size, parse_size
-from dualpath_cli.recipe.recipes import names
 
 T = TypeVar("T")
 
@@ -81,7 +78,9 @@ class OneLine:
 
     def _explain(self, text: str) -> str:
         if found := re.match(r"unrecognized arguments: (\S*)", text):
-            return self.unknown(found[1]) if found[1][:1] == "-" else self._unexpected(found[1])
+            if found[1][:1] == "-":
+                return self.unknown(found[1])
+            return f"unexpected argument '{found[1]}'; a value follows its option, as --help says"
         not_accepted = (
             r"(?:Group|Option) '([\w.]+)' (?:is not accepted|does not accept option '(.*)')"
         )
@@ -132,15 +131,6 @@ class OneLine:
         found = [option for action in shown for option in action.option_strings]
         return {option.lstrip("-"): option for option in found if not option.endswith("+")}
 
-    def _unexpected(self, word: str) -> str:
-        """Says that a value follows no option, and which one it is likely for."""
-        kind, way_out = "ckpt-path", "every value follows its option: see --help"
-        if not os.path.isdir(word):
-            kind = "config" if word.endswith(".yaml") or word in names() + names("data") else ""
-        if kind in self.options():
-            way_out = f"did you mean '--{kind} {word}'?"
-        return f"unexpected argument '{word}'; {way_out}"
-
     def unknown(self, word: str) -> str:
         """Says that there is no such key or option, and for which one it is likely meant.
 
@@ -148,23 +138,18 @@ class OneLine:
         than mistyped. Its own section goes first, and a command's own option before all keys.
         """
         options, option = self.options(), word.partition("=")[0]
-        is_option = option.startswith("-")
         section, _, name = option.lstrip("-").rpartition(".")
         own = [key for key in options if key.startswith(section and f"{section}.")]
         near = {other: key for other, key in OTHER_NAMES.items() if key in options}
-        near |= {key.rpartition(".")[2]: key for key in reversed(options)}
-        near |= {key.removeprefix(f"{section}."): key for key in own}
-        near |= {key: key for key in options if "." not in key}
-        called = {called.replace("-", "_"): options[key] if is_option else key
-                  for called, key in near.items()}  # fmt: skip
-        hint = did_you_mean(name.replace("-", "_"), called, called)
-        if not is_option:
-            there = ", ".join(
-                k for k in (key.removeprefix(f"{section}.") for key in own) if "." not in k
-            )
-            return f"unknown key '{self.prefix}{option}'{hint or f'; there are {there}'}"
-        help_ = "--help-recipe" if section and len(own) < len(options) else "--help"
-        return f"unknown option '{option}'{hint or f'; {help_} lists what there is'}"
+        for keys in (reversed(options), own, [key for key in options if "." not in key]):
+            near |= {key.rpartition(".")[2].replace("-", "_"): key for key in keys}
+        shown = {last: options[key] for last, key in near.items()} if option[:1] == "-" else near
+        hint = did_you_mean(name.replace("-", "_"), near, shown)
+        if option[:1] == "-":
+            help_ = "--help-recipe" if section and len(own) < len(options) else "--help"
+            return f"unknown option '{option}'{hint or f'; {help_} lists what there is'}"
+        there = ", ".join(key.removeprefix(f"{section}.") for key in own if key.count(".") < 2)
+        return f"unknown key '{self.prefix}{option}'{hint or f'; there are {there}'}"
 
 
 class Parser(OneLine, ArgumentParser):
@@ -211,15 +196,12 @@ def describe(annotation: Any) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        return f"a list of {' and '.join(map(describe, arguments))}"
+    parts = [describe(part) for part in arguments if part not in (..., Any)]
     if origin in (tuple, list):
-        return f"a list (each {describe(arguments[0])})"
-    if origin is dict and arguments[1] is not Any:
-        return f"a mapping of names to values (each {describe(arguments[1])})"
-    if origin is dict or dataclasses.is_dataclass(annotation):
-        return "a mapping of names to values"
-    return " or ".join(map(describe, arguments)) or str(annotation)
+        return f"a list ({'' if parts[1:] else 'each '}{' and '.join(parts)})"
+    if origin is dict:
+        return f"a mapping of names to values{f' (each {parts[1]})' if parts[1:] else ''}"
+    return " or ".join(parts) or str(annotation)
 
 
 def _choices(annotation: Any) -> list[str]:

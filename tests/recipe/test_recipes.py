@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.cli import checks, launch
+from dualpath_cli.cli import launch
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import read
 from dualpath_cli.config import ModelConfig
@@ -47,11 +47,10 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
     def prepare(*names: str, words: tuple[str, ...] = ()) -> launch.Launch:
         words += tuple(word for name in names for word in ("--config", name))
         with contextlib.chdir(nowhere), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(checks, "check_training_data", lambda *_: None)
-            patch.setattr(checks, "check_epochs", lambda *_: None)
-            patch.setattr(checks, "check_validation_sets", lambda *_: None)
-            patch.setattr(checks, "check_trainer", lambda *_: None)
-            patch.setattr(checks, "verify_data", lambda *_, **__: None)
+            patch.setattr(launch, "check_training_data", lambda *_: None)
+            patch.setattr(launch, "check_epochs", lambda *_: None)
+            patch.setattr(launch, "check_validation_sets", lambda *_: None)
+            patch.setattr(launch, "verify_data", lambda *_, **__: None)
             return launch.prepare(read(COMMANDS["fit"], words))
 
     return prepare
