@@ -4,11 +4,14 @@ Plain data and torch-free: studies choose interventions, the model carries them 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.own_classes.classes import gives_mass
+from dualpath_cli.ranges import check_ranges
 
 LEARNED = "learned"
 SHUFFLED: Literal["shuffled"] = "shuffled"
@@ -182,3 +185,46 @@ def _are_layers(layers: object) -> bool:
     if not isinstance(layers, tuple) or not layers:
         return False
     return all(type(n) is int and n >= 0 for n in layers) and list(layers) == sorted(set(layers))
+
+
+def parse_overrides(words: Sequence[str]) -> Intervention | None:
+    """Reads words as `Intervention.name` writes them, one or more in a text.
+
+    `learned` changes nothing, and `gates=shuffled seed=7` is read as `shuffled:7`.
+    """
+    fields: dict[str, Any] = {}
+    for word in " ".join(words).split():
+        if word == LEARNED:
+            continue
+        text = f"gates={word}" if word.startswith(SHUFFLED) else word.replace("K=", "loops=", 1)
+        key, equals, value = text.partition("=")
+        value, drawn, seed = value.partition(":")
+        if not equals or key not in _TYPES:
+            hint = did_you_mean(key, _TYPES) or f"; keys are K, {', '.join(_TYPES)}"
+            raise UserError(f"--intervention '{word}': give KEY=VALUE or {SHUFFLED}{hint}")
+        found = {key: _read(key, value)} | ({"seed": _read("seed", seed)} if drawn else {})
+        if not fields.keys().isdisjoint(found):
+            raise UserError(
+                f"--intervention '{word}': its key is given already, or by its own option"
+            )
+        fields |= found
+    try:
+        change = Intervention(**fields) if fields else None
+        most = {"loops": (1, 1000), "kv_slots": (1, 1000), "seed": (0, (1 << 62) - 1)}
+        check_ranges(change or Intervention(), most)
+    except ValueError as error:
+        raise UserError(f"--intervention: {error}") from None
+    return change
+
+
+_TYPES: dict[str, type] = dict.fromkeys(("loops", "experts", "kv_slots", "layers", "seed"), int)
+_TYPES |= {"gates": float, "halting": float, "skip": float, "tokens": str}
+
+
+def _read(key: str, text: str) -> Any:
+    """A field of an Intervention, which checks it; what is no number stays a text."""
+    try:
+        several = key in ("gates", "layers")
+        return tuple(map(_TYPES[key], text.split(","))) if several else _TYPES[key](text)
+    except ValueError:
+        return text

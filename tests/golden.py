@@ -12,7 +12,7 @@ import torch
 
 from dualpath_cli.config import BlockKind, ModelConfig
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.recipe.optimizer import OptimSettings
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.statistics.seeds import seed_from
 from dualpath_cli.training.module import build_optimizer, build_scheduler
 

@@ -26,14 +26,7 @@ from dualpath_cli.recipe.schedule import check_loops, epochs, micro_batches, sta
 from dualpath_cli.recipe.settings import SECTIONS, Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import fault_of
-from dualpath_cli.run.run_folder import (
-    ENDED_EARLY,
-    TOKENIZER,
-    VALIDATION,
-    Run,
-    check_tables,
-    step_of,
-)
+from dualpath_cli.run.run_folder import TOKENIZER, Run, step_of
 from dualpath_cli.run.trained import averaged, find_run
 from dualpath_cli.system import has_step, read_text
 from dualpath_cli.text.documents import FORMATS, Source, read_documents
@@ -146,8 +139,8 @@ def _end_if_finished(launch: Launch) -> None:
     if checkpoint is None or launch.trunk is not None:
         return
     steps, step = settings.run.steps, step_of(checkpoint)
-    lacks = settings.data.val and not has_step(launch.run_folder / VALIDATION, step)
-    early = launch.run_folder / ENDED_EARLY
+    lacks = settings.data.val and not has_step(launch.run_folder / run_folder.VALIDATION, step)
+    early = launch.run_folder / run_folder.ENDED_EARLY
     why = read_text(early) if early.exists() else ""
     name, _, at = why.partition(" ")
     asked = f"{settings.trainer.callbacks} {launch.line and launch.line.words}"
@@ -178,7 +171,7 @@ def to_train(
     if checkpoint is not None:
         run_folder.check_as_written(folder, checkpoint)
         run_folder.check_same_recipe(folder, recipe)
-        check_tables(folder, checkpoint=checkpoint)
+        run_folder.check_tables(folder, checkpoint=checkpoint)
         taken_back = run_folder.facts_at(folder, checkpoint).get("taken_back")
     for given in runs:
         start = find_run(given)
@@ -265,7 +258,7 @@ def _find_trunk(settings: Settings) -> Run:
             "or second phase begins; it must save one (run.save_every) and keep it (run.keep_every)"
         )
     checkpoint = steps[max(usable)]
-    check_tables(folder, checkpoint=checkpoint)
+    run_folder.check_tables(folder, checkpoint=checkpoint)
     return find_run(str(checkpoint))
 
 

@@ -22,11 +22,10 @@ from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import Limits, Sampler, write_on
 from dualpath_cli.errors import UserError
-from dualpath_cli.intervention import Intervention
+from dualpath_cli.intervention import Intervention, parse_overrides
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.ranges import check_range
-from dualpath_cli.recipe.options import parse_overrides
 from dualpath_cli.run.trained import find
 from dualpath_cli.run.weights import device_of, load_model
 from dualpath_cli.text.tokenizer import Tokenizer

@@ -17,10 +17,9 @@ from dualpath_cli.flops.plan import STRATEGIES, Cluster, plan
 from dualpath_cli.flops.widths import Match, Target, solve_widths, solve_within
 from dualpath_cli.own_classes.checks import import_classes
 from dualpath_cli.ranges import LARGEST, Range, Size, check_range, check_ranges, format_size
-from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.recipes import load_recipes
 from dualpath_cli.recipe.schedule import check_loops, loop_counts
-from dualpath_cli.recipe.settings import RunSettings, Settings, settings_from
+from dualpath_cli.recipe.settings import OptimSettings, RunSettings, Settings, settings_from
 
 _FIELDS = {  # of a model, by the option that sets it
     "vocab": "vocab_size", "layers": "n_layers", "dim": "d_model", "heads": "n_heads",

@@ -1,13 +1,12 @@
 """Options that commands share, and checks of values; imports nothing slow."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.intervention import LEARNED, SHUFFLED, Intervention
+from dualpath_cli.errors import UserError
+from dualpath_cli.intervention import Intervention, parse_overrides
 from dualpath_cli.ranges import check_path, check_ranges
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.system import visible_gpus
@@ -145,46 +144,3 @@ def read_overrides(options: Overrides) -> Intervention | None:
             "ablate --suite token-classes` alone"
         )
     return change
-
-
-def parse_overrides(words: Sequence[str]) -> Intervention | None:
-    """Reads words as `Intervention.name` writes them, one or more in a text.
-
-    `learned` changes nothing, and `gates=shuffled seed=7` is read as `shuffled:7`.
-    """
-    fields: dict[str, Any] = {}
-    for word in " ".join(words).split():
-        if word == LEARNED:
-            continue
-        text = f"gates={word}" if word.startswith(SHUFFLED) else word.replace("K=", "loops=", 1)
-        key, equals, value = text.partition("=")
-        value, drawn, seed = value.partition(":")
-        if not equals or key not in _KINDS:
-            hint = did_you_mean(key, _KINDS) or f"; keys are K, {', '.join(_KINDS)}"
-            raise UserError(f"--intervention '{word}': give KEY=VALUE or {SHUFFLED}{hint}")
-        found = {key: _read(key, value)} | ({"seed": _read("seed", seed)} if drawn else {})
-        if not fields.keys().isdisjoint(found):
-            raise UserError(
-                f"--intervention '{word}': its key is given already, or by its own option"
-            )
-        fields |= found
-    try:
-        change = Intervention(**fields) if fields else None
-        most = {"loops": (1, 1000), "kv_slots": (1, 1000), "seed": (0, (1 << 62) - 1)}
-        check_ranges(change or Intervention(), most)
-    except ValueError as error:
-        raise UserError(f"--intervention: {error}") from None
-    return change
-
-
-_KINDS: dict[str, type] = dict.fromkeys(("loops", "experts", "kv_slots", "layers", "seed"), int)
-_KINDS |= {"gates": float, "halting": float, "skip": float, "tokens": str}
-
-
-def _read(key: str, text: str) -> Any:
-    """A field of an Intervention, which checks it; what is no number stays a text."""
-    try:
-        several = key in ("gates", "layers")
-        return tuple(map(_KINDS[key], text.split(","))) if several else _KINDS[key](text)
-    except ValueError:
-        return text

@@ -1,14 +1,13 @@
-"""Over a run's optimizer steps: rate, decay, loops, micro-batches, epochs. Torch-free."""
+"""Over a run's optimizer steps: rates, decay, loops, micro-batches, epochs. Torch-free."""
 
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import GROUP_OF, Kind, ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.recipe.optimizer import OptimSettings
-from dualpath_cli.recipe.settings import RunSettings, Settings
+from dualpath_cli.recipe.settings import OptimSettings, RunSettings, Settings
 from dualpath_cli.statistics.seeds import seed_from
 
 if TYPE_CHECKING:
@@ -154,3 +153,41 @@ def stable_steps(settings: Settings) -> int:
     run, loops = settings.run, step_loops(settings.run)
     phases = [first for first, _ in loops.phases[1:]] if loops is not None else []
     return min([cooldown_start(run.steps, settings.optim), *phases])
+
+
+ADAMW: dict[Kind, tuple[float, float]] = {"hidden": (1, 0.5)}
+ADAMW |= dict.fromkeys(("head", "router", "gate"), (1, 1))
+"""Powers of base_width / d_model, by which a kind's learning rate and initial standard deviation
+change: muP for Adam without multipliers, table 3 of Yang et al. 2022, "Tensor Programs V" (arXiv
+2203.03466). Hidden weights map a width to a width; the head, routers and gates map a width to a
+number that stays, as output weights do. All other kinds are as input weights: nothing changes."""
+
+MUON = {"match_rms_adamw": (0.5, 0.5), "original": (0, 0.5)}
+"""Of `hidden` under Muon, by `muon_adjust`. The spectral norm of an update must stay as widths grow
+in proportion (arXiv 2310.17813): an orthogonal update's does, and `original` keeps it;
+`match_rms_adamw` multiplies it by the root of the width."""
+
+
+def rate_factor(kind: Kind, settings: OptimSettings, d_model: int) -> float:
+    """The learning rate of a kind, as a multiple of the schedule's.
+
+    It is `lr_scale`, with `base_width` times that of the model's width, with `muon_lr` times its
+    ratio to `lr` for what Muon moves.
+    """
+    factor = settings.lr_scale.get(kind, 1.0) * _of_width(kind, settings, d_model)[0]
+    if settings.name == "muon" and kind == "hidden" and settings.muon_lr is not None:
+        factor *= settings.muon_lr / settings.lr
+    return factor
+
+
+def std_factors(settings: OptimSettings, d_model: int) -> dict[Kind, float]:
+    """The initial standard deviation of each kind, as a multiple of that by `init_std`."""
+    return {kind: _of_width(kind, settings, d_model)[1] for kind in GROUP_OF}
+
+
+def _of_width(kind: Kind, settings: OptimSettings, d_model: int) -> tuple[float, float]:
+    """The factors of a kind's learning rate and standard deviation, 1 without `base_width`."""
+    ratio = (settings.base_width or d_model) / d_model
+    moved = settings.name == "muon" and kind == "hidden"
+    rate, std = MUON[settings.muon_adjust] if moved else ADAMW.get(kind, (0, 0))
+    return ratio**rate, ratio**std

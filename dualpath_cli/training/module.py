@@ -23,8 +23,14 @@ from dualpath_cli.kernels.freed_memory import keep_freed_memory
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.model.parameters import kind_of, matrices_in
-from dualpath_cli.recipe.optimizer import OptimSettings, rate_factor, std_factors
-from dualpath_cli.recipe.schedule import StepLoops, learning_rate, weight_decay
+from dualpath_cli.recipe.schedule import (
+    StepLoops,
+    learning_rate,
+    rate_factor,
+    std_factors,
+    weight_decay,
+)
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.run.weights import fill, load_average
 from dualpath_cli.training.balance import ExpertLoads
 from dualpath_cli.training.checkpoint_folder import optimizer_states, tensors_of

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.config import Kind
-from dualpath_cli.recipe.optimizer import OptimSettings
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.parallel import sharded_as
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -16,7 +16,7 @@ from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.shapes import units
 from dualpath_cli.model.language_model import DualPathLM
-from dualpath_cli.recipe.optimizer import OptimSettings
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.module import build_optimizer
 from tests.flops.test_count_and_widths import small
 

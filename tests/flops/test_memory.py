@@ -15,7 +15,7 @@ from dualpath_cli.model import DualPathLM, loss
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.positions import Positions, rope_tables
-from dualpath_cli.recipe.optimizer import OptimSettings
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.module import build_optimizer
 from dualpath_cli.training.parallel import build_model, checkpoint_block
 from tests.flops.test_count_and_widths import small

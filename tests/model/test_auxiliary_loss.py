@@ -7,7 +7,7 @@ from torch import nn
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import SublayerPass
-from dualpath_cli.recipe.optimizer import OptimSettings
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.module import DualPathModule
 from tests.model.small_models import SMALL, TARGETS, TOKENS, same_weights, small, with_weights
 

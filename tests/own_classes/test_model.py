@@ -16,7 +16,7 @@ from dualpath_cli.flops.shapes import numbers, units
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.own_classes.checks import import_classes
-from dualpath_cli.recipe.optimizer import OptimSettings
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.module import build_optimizer
 from tests.model.reference import difference
 from tests.model.small_models import ALL_KINDS, EXACT, TOKENS, small

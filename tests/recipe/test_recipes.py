@@ -24,8 +24,8 @@ from dualpath_cli.flops import paper
 from dualpath_cli.flops.widths import Target, solve_widths
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe import recipes
-from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.recipes import Recipe, merge
+from dualpath_cli.recipe.settings import OptimSettings
 
 ROWS = paper.configurations()
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.recipe)

@@ -22,9 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.own_classes.checks import import_classes
-from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.schedule import StepLoops
-from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.training.checkpoint_folder import SafetensorsIO
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.module import DualPathModule

@@ -13,8 +13,8 @@ from torch import nn
 
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.parameters import kind_of
-from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.schedule import learning_rate
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.balance import ExpertLoads, numbers
 from dualpath_cli.training.module import build_optimizer, build_scheduler
 from dualpath_cli.training.muon import COEFFICIENTS, STEPS, Muon, orthogonal

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.model.parameters import kind_of
-from dualpath_cli.recipe.optimizer import OptimSettings, std_factors
-from dualpath_cli.recipe.schedule import cooldown_start, learning_rate
-from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.recipe.schedule import cooldown_start, learning_rate, std_factors
+from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.module import DualPathModule, build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model

@@ -24,8 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.flops.plan import Cluster, plan
-from dualpath_cli.recipe.optimizer import OptimSettings
-from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import FullyShardedStrategy, build_strategy
 from tests.export.test_export import put_together

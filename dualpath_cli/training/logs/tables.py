@@ -31,8 +31,7 @@ from dualpath_cli.errors import NumbersFailed
 from dualpath_cli.flops.count import over_loops, training_flops_per_token
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.block import DualPathBlock
-from dualpath_cli.recipe.optimizer import rate_factor
-from dualpath_cli.recipe.schedule import learning_rate
+from dualpath_cli.recipe.schedule import learning_rate, rate_factor
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.run_folder import VALIDATION, newest_step
 from dualpath_cli.system import format_csv, has_step, read_csv, write_text
