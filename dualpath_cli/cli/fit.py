@@ -19,7 +19,7 @@ from dualpath_cli.kernels.device import device_name
 from dualpath_cli.own_classes.checks import hashes, keep_sources, option_of
 from dualpath_cli.recipe.schedule import epochs, micro_batches
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.run_folder import ENDED_EARLY, TABLES, TOKENIZER, WENT_WRONG
+from dualpath_cli.run.run_folder import TABLES, TOKENIZER, WENT_WRONG
 from dualpath_cli.system import FIT, Terminated, alone, write_text
 from dualpath_cli.text.manifest import Manifest, is_data_folder
 from dualpath_cli.text.storage import local_copy
@@ -27,7 +27,7 @@ from dualpath_cli.training.data import order
 from dualpath_cli.training.data.data_module import loading_fault
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.logs.loggers import begin_wandb
-from dualpath_cli.training.logs.tables import MetricsLog, peak_tflops
+from dualpath_cli.training.logs.tables import MetricsLog
 from dualpath_cli.training.ranks import Ranks, lost_contact
 from dualpath_cli.training.stopping import TIME_OVER, StopTraining
 
@@ -99,8 +99,7 @@ def _train(session: Session, accumulate: int, step: int | None) -> None:
     if own := hashes(launch.settings.model):
         facts["classes"] = own
     if trainer.is_global_zero:
-        for name in (WENT_WRONG, ENDED_EARLY):
-            (folder / name).unlink(missing_ok=True)
+        (folder / WENT_WRONG).unlink(missing_ok=True)
         tokenizer = local_copy(f"{launch.settings.data.path}/{TOKENIZER}")
         facts["device"] = device_name(trainer.strategy.root_device)
         run_folder.start(folder, launch.settings.as_recipe(), facts, step if begun else None)
@@ -134,7 +133,9 @@ def _train(session: Session, accumulate: int, step: int | None) -> None:
         raise
     session.show_validation()
     if trainer.global_step < run.steps:
-        session.say(f"ended by {_early_end(session)}")
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        why = " ".join(getattr(one, "stopping_reason_message", "") for one in callbacks).strip()
+        session.say(f"ended by a callback at step {trainer.global_step}: {why}")
     if trainer.is_global_zero:
         session.say(f"curve: {curve.draw(folder)}")
     classes = option_of(session.launch.settings.model)
@@ -154,11 +155,12 @@ def _out_of_memory(session: Session, since: int) -> OutOfMemory:
     way_out = "--run.activation_checkpointing full computes more and keeps less"
     if smaller is not None:
         way_out = f"--run.micro_batch {smaller} needs less, and changes neither batch nor data"
-    return OutOfMemory(
+    failure = OutOfMemory(
         f"the GPU has no room for run.micro_batch={size} in step {trainer.global_step + 1}; "
-        f"{way_out}; training continues from {run_folder.newest_step(launch.run_folder)}",
-        smaller if first and newest in (None, launch.checkpoint) else None,
+        f"{way_out}; training continues from {run_folder.newest_step(launch.run_folder)}"
     )
+    failure.half = smaller if first and newest in (None, launch.checkpoint) else None
+    return failure
 
 
 def _lost_contact(session: Session, error: Exception) -> RunFailed | None:
@@ -184,20 +186,6 @@ def _refusal(error: Exception) -> UserError | None:
     return None
 
 
-def _early_end(session: Session) -> str:
-    """Which callback ended training; keeps EarlyStopping's words for the next start."""
-    trainer = session.trainer
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if reason := getattr(callback, "stopping_reason_message", None):
-            reason = reason.removesuffix(" Signaling Trainer to stop.")
-            why = f"{type(callback).__name__} at step {trainer.global_step}: {reason}"
-            if trainer.is_global_zero:
-                write_text(session.launch.run_folder / ENDED_EARLY, why)
-            return why
-    steps = session.launch.settings.run.steps
-    return f"a callback at step {trainer.global_step} of {steps}"
-
-
 def _stopped(session: Session, signum: int) -> Stopped:
     """The end of the command after a signal, with the step that the run continues from."""
     endings: dict[int, tuple[str, int]] = {
@@ -215,16 +203,12 @@ def _stopped(session: Session, signum: int) -> Stopped:
 
 def _summary(session: Session, accumulate: int) -> str:
     launch, settings = session.launch, session.launch.settings
-    model, run, device = settings.model, settings.run, session.trainer.strategy.root_device
+    model, run = settings.model, settings.run
     assert launch.manifest is not None
     flops, since, checkpoint = count.mean_layer_flops(model), launch.data_since, launch.checkpoint
     linear, total = flops["linear_total"], flops["total"]
     sparse = count.has_experts(model)
     active = f", {count.active_parameters(model) / 1e6:,.1f}M of them active" if sparse else ""
-    unknown = device.type == "cuda" and run.peak_tflops is None and peak_tflops(device) is None
-    # With AVX2 PyTorch has a slow kernel alone. A run that is continued keeps its precision.
-    slow = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
-    slow &= str(session.trainer.precision).startswith("bf16") and checkpoint is None
     whose = "" if launch.trunk is None else f" of {launch.trunk}"
     lines = [
         ("model", f"{count.parameters(model) / 1e6:,.1f}M parameters{active}, {linear / 1e6:.2f}M "
@@ -241,10 +225,6 @@ def _summary(session: Session, accumulate: int) -> str:
          f"{session.trainer.world_size} x {session.datamodule.micro_batch} sequences of "
          f"{model.max_seq_len}, accumulated {accumulate} times"),
         ("folder", str(launch.run_folder)),
-        ("mfu", unknown and "not written: this GPU's peak is not known; --run.peak_tflops N "
-         "gives it"),
-        ("speed", slow and "this CPU lacks AVX-512, so that products in bfloat16 are slow: "
-         "--trainer.precision 32-true is many times faster"),
         ("", checkpoint and f"continued from step {run_folder.step_of(checkpoint)}{whose}"),
     ]  # fmt: skip
     return "\n".join(f"{label:8}{text}" for label, text in lines if text)

@@ -4,11 +4,10 @@ Imports nothing slow.
 """
 
 import glob
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from math import ceil
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,17 @@ import yaml
 from dualpath_cli.cli.commands import Command
 from dualpath_cli.cli.words import Line
 from dualpath_cli.errors import UserError
-from dualpath_cli.flops.count import parameters
 from dualpath_cli.output import is_first_rank
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, import_classes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.schedule import check_loops, epochs, micro_batches, stable_steps
-from dualpath_cli.recipe.settings import SECTIONS, Settings, settings_from
+from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import fault_of
 from dualpath_cli.run.run_folder import TOKENIZER, Run, step_of
 from dualpath_cli.run.trained import averaged, find_run
-from dualpath_cli.system import has_step, read_text
+from dualpath_cli.system import has_step
 from dualpath_cli.text.documents import FORMATS, Source, read_documents
 from dualpath_cli.text.manifest import Manifest, is_data_folder, readable
 from dualpath_cli.text.rows import is_known
@@ -39,8 +37,9 @@ from dualpath_cli.text.verification import verify_chunks
 CLASSES = ("callbacks", "plugins", "profiler", "logger")
 """The keys of a trainer's section that name classes, whose code would run."""
 
-_OTHER_SETS = "--data.val '{NAME: PATH}' takes the place of all sets, '{}' leaves them out"
-_HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
+_ELSEWHERE = {"trainer": {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto",
+                          **dict.fromkeys(CLASSES)}}  # fmt: skip
+"""In place of what a run's recipe says that was true only where it was trained."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,10 @@ def prepare(line: Line) -> Launch:
     given, run = recipes.load_recipes(options.config), None
     if command.needs == "run":
         run = averaged(find_run(options.ckpt_path[0]), getattr(options, "average", 1))
-        base = _recipe_of(run, given := line.changed(given))
+        given = line.changed(given)
+        below: recipes.Recipe = {"data": {"val": {}}}
+        trained = run_folder.read_recipe(run.folder)
+        base = reduce(recipes.merge, [below, trained, _ELSEWHERE, given])
     else:
         named = {"run": {"recipe": Path(options.config[0]).stem}} if options.config else {}
         base = recipes.merge(named, given)
@@ -91,7 +93,6 @@ def prepare(line: Line) -> Launch:
         _end_if_finished(launch)
         return launch
     check_as_trained(run, settings.model, options.own_classes, given.get("model", {}))
-    check_size(settings)
     options.check(settings)
     check_validation_sets(settings, run.folder)
     verify_data(settings, training=False)
@@ -115,40 +116,21 @@ def prepare_several(line: Line) -> tuple[list[Launch], Path]:
             raise UserError(f"--ckpt-path names two runs whose files would go to '{folder}'")
         options = replace(line.options, out=str(folder), ckpt_path=(given,))
         launches[folder] = prepare(replace(line, options=options))
-    if any(launch.settings.trainer.devices not in (1, "1") for launch in launches.values()):
+    if any(launch.settings.trainer.devices != 1 for launch in launches.values()):
         raise UserError("several RUNs go on one device; give them one at a time for more")
     return list(launches.values()), out
 
 
-def _recipe_of(run: Run, given: recipes.Recipe) -> recipes.Recipe:
-    """A run's recipe under the given one, without what was true only where it was trained."""
-    recipe = run_folder.read_recipe(run.folder)
-    recipe = recipes.merge(recipe, {"trainer": _HERE | dict.fromkeys(CLASSES)})
-    recipe = recipes.merge(recipe, given)
-    recipe.setdefault("data", {}).setdefault("val", {})
-    return recipe
-
-
 def _end_if_finished(launch: Launch) -> None:
-    """Ends the command for a run that has made all of its steps, and their last validation.
-
-    One that EarlyStopping has ended is also at its end, as long as the recipe has that callback:
-    Lightning itself would train on until the next validation, and end there by the same patience.
-    """
+    """Ends the command for a run that has made all of its steps, and their last validation."""
     settings, checkpoint = launch.settings, launch.checkpoint
     if checkpoint is None or launch.trunk is not None:
         return
     steps, step = settings.run.steps, step_of(checkpoint)
     lacks = settings.data.val and not has_step(launch.run_folder / run_folder.VALIDATION, step)
-    early = launch.run_folder / run_folder.ENDED_EARLY
-    why = read_text(early) if early.exists() else ""
-    name, _, at = why.partition(" ")
-    asked = f"{settings.trainer.callbacks} {launch.line and launch.line.words}"
-    ended = at.startswith(f"at step {step}:") and name in asked
-    if ended or (step >= steps and not lacks):
+    if step >= steps and not lacks:
         if is_first_rank():
-            what = f"was ended by {why}; to go on, leave it out" if ended else "is finished"
-            print(f"{launch.run_folder} {what}: nothing to do")
+            print(f"{launch.run_folder} is finished: nothing to do")
         raise SystemExit(0)
 
 
@@ -160,7 +142,6 @@ def to_train(
     Raises UserError for the first mistake.
     """
     import_classes(settings.model, allowed=True)
-    check_size(settings)
     manifest = check_training_data(settings)
     check_steps(settings)
     check_validation_sets(settings, settings.data.path)
@@ -188,13 +169,10 @@ def to_train(
         run = _find_trunk(settings)
         checkpoint, trunk = run.checkpoint, run.folder
     since = 0
-    if checkpoint is None:  # a run that was begun with it keeps it
-        check_effect(settings)
-    else:
+    if checkpoint is not None:
         begun = trunk or folder
         facts = run_folder.facts_at(begun, checkpoint)
-        way_out = "give this run a name (--run.name NAME)"
-        check_as_begun(begun, facts, settings.model, way_out)
+        check_as_begun(begun, facts, settings.model, "give this run a name (--run.name NAME)")
         since = _data_since(begun, checkpoint, manifest, new_data)
     if checkpoint is None or trunk is not None:
         run_folder.check_free(folder)
@@ -244,8 +222,6 @@ def _find_trunk(settings: Settings) -> Run:
             "runs of different lengths differ from the first step on"
         )
     folder = Path(settings.run.branch_from)
-    if not (folder / run_folder.RECIPE).is_file():
-        raise UserError(f"run.branch_from: no run folder at '{folder}'; train that run first")
     free = {"run": {"max_tokens", "recipe"}}
     run_folder.check_same_recipe(folder, settings.as_recipe(), free=free)
     trunk = settings_from(run_folder.read_recipe(folder))
@@ -266,8 +242,6 @@ def check_training_data(settings: Settings) -> Manifest:
     """Raises UserError unless the data folder is whole and fits the model; returns its manifest."""
     folder = settings.data.path
     manifest = _whole(folder, settings, f"data.path '{folder}'")
-    if not exists(f"{folder}/{TOKENIZER}"):
-        raise UserError(f"{folder}/{TOKENIZER} is missing; prepare the folder again")
     manifest.check_tokenizer(folder)
     if manifest.vocab_size > settings.model.vocab_size:
         raise UserError(
@@ -302,48 +276,14 @@ def check_steps(settings: Settings) -> None:
     Where the number of devices is not known yet, one is taken, and `fit` finds out about all.
     """
     run, warmup = settings.run, settings.optim.warmup_steps
-    if run.steps == 0:
-        raise UserError(
-            f"run.max_tokens={run.max_tokens} is less than one batch of "
-            f"run.batch_tokens={run.batch_tokens}; raise the one or lower the other"
-        )
     if warmup >= run.steps:
         raise UserError(
             f"optim.warmup_steps={warmup} must be less than the run's {run.steps} optimizer steps "
-            "(run.max_tokens / run.batch_tokens)"
+            f"(run.max_tokens={run.max_tokens} / run.batch_tokens={run.batch_tokens})"
         )
     ranks = (settings.trainer.devices_of_a_node or 1) * settings.trainer.num_nodes
     micro_batches(run.batch_tokens, settings.model.max_seq_len, ranks, run.micro_batch)
     check_loops(run, settings.model)
-
-
-def check_effect(settings: Settings) -> None:
-    """Raises UserError for a setting that was given and has no effect."""
-    for key, other, heeding in (
-        ("optim.muon_lr", "optim.name", "muon"),
-        ("optim.cooldown", "optim.schedule", "wsd"),
-        ("run.shard_size", "trainer.strategy", "hsdp"),
-    ):
-        value, found = attrgetter(key, other)(settings)
-        section, _, name = key.partition(".")
-        if value != getattr(SECTIONS[section], name) and found != heeding:
-            raise UserError(
-                f"{key}={value} has no effect under {other}={found}; leave it out, or choose "
-                f"{other}={heeding}"
-            )
-
-
-def check_size(settings: Settings) -> None:
-    """Raises UserError unless the weights alone, in float32, fit into the memory of this machine,
-    or of all that share them."""
-    size = 4 * parameters(settings.model)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > memory * (settings.trainer.num_nodes if settings.trainer.is_sharded else 1):
-        raise UserError(
-            f"the model's weights are {size / 1e9:,.0f} GB, and this machine has "
-            f"{memory / 1e9:,.0f} GB of memory; lower model.n_layers, d_model, vocab_size or the "
-            "FFN widths"
-        )
 
 
 def check_validation_sets(settings: Settings, folder: str | Path) -> None:
@@ -364,7 +304,10 @@ def check_validation_sets(settings: Settings, folder: str | Path) -> None:
                         "text instead, or prepare it again"
                     )
             elif not exists(path) and (is_remote(path) or not glob.glob(path, recursive=True)):
-                raise UserError(f"{place}: no such file or prepared data folder; {_OTHER_SETS}")
+                raise UserError(
+                    f"{place}: no such file or prepared data folder; --data.val '{{NAME: PATH}}' "
+                    "takes the place of all sets, '{}' leaves them out"
+                )
             elif is_remote(path):
                 if not is_known(Path(path)):
                     raise UserError(f"{place}: its format is not known by its name; give {FORMATS}")

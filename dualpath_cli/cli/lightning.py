@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -48,9 +49,7 @@ from dualpath_cli.training.stopping import Stopping
 class OutOfMemory(RunFailed):
     """A GPU has no room; `half` is the micro-batch with which training can begin again at once."""
 
-    def __init__(self, message: str, half: int | None) -> None:
-        super().__init__(message)
-        self.half = half
+    half: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,7 @@ class Session:
             (name, f"{result['loss']:.4f}", f"{result['bits_per_byte']:.4f}")
             for name, result in self.module.val_results.items()
         ]
-        caption = (
-            "windows of a text are read after end-of-text; for evaluate's rolling_bpb, after the "
-            "token before"
-        )
-        show(self.console, Table([Column("validation set"), *numbers], rows, caption=caption))
+        show(self.console, Table([Column("validation set"), *numbers], rows))
 
 
 _INSTEAD = {
@@ -220,7 +215,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
     plugins = _as_list(section["plugins"])
     max_time = section.pop("max_time")  # Lightning's own timer would validate once more
     seconds = None if max_time is None else Timer(max_time).time_remaining()
-    if not launch.settings.trainer.is_sharded:  # whose strategy writes by all ranks
+    if name not in ("fsdp", "hsdp"):  # whose strategy writes by all ranks
         plugins.append(SafetensorsIO())
     callbacks = _as_list(section["callbacks"])
     timeout = timedelta(minutes=run.rank_timeout)
@@ -270,11 +265,6 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         trainer, launch.command.name, timeout,
         lambda: f"; the same command continues from {newest_step(folder)}" if fitting else "",
     )  # fmt: skip
-    if fitting and run.reduce_dtype and trainer.world_size > 1 and name not in parallel.STRATEGIES:
-        raise UserError(
-            f"run.reduce_dtype={run.reduce_dtype} would be left out by a strategy given as a "
-            f"class; choose trainer.strategy from {', '.join(parallel.STRATEGIES)}"
-        )
     return trainer
 
 
@@ -324,23 +314,24 @@ def run(launch: Launch) -> int:
     Training that is too large for the GPU begins again with half the micro-batch, once.
     """
     _quiet()
-    settings, half = launch.settings, None
+    settings = launch.settings
     try:
         DualPathCLI(launch)
+        return 0
     except OutOfMemory as failure:
         half = failure.half
         if half is None:
             raise
-    if half is not None:  # and nothing refers any longer to what was allocated
-        torch.compiler.reset()
-        gc.collect()
-        torch.cuda.empty_cache()
-        print(
-            f"memory  run.micro_batch={settings.run.micro_batch} does not fit into the GPU; "
-            f"beginning again with {half}, accumulated over more micro-batches to the same batch"
-        )
-        halved = replace(settings, run=replace(settings.run, micro_batch=half))
-        DualPathCLI(replace(launch, settings=halved))
+    # Nothing refers any longer to what was allocated.
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    print(
+        f"memory  run.micro_batch={settings.run.micro_batch} does not fit into the GPU; "
+        f"beginning again with {half}, accumulated over more micro-batches to the same batch"
+    )
+    halved = replace(settings, run=replace(settings.run, micro_batch=half))
+    DualPathCLI(replace(launch, settings=halved))
     return 0
 
 
@@ -358,17 +349,14 @@ def _quiet() -> None:
     logging.getLogger("torch.utils.cpp_extension").addFilter(
         lambda record: not record.getMessage().startswith("No CUDA runtime is found")
     )
+    warnings.filterwarnings("ignore", category=PossibleUserWarning)
     for message in (
-        ".*does not have many workers.*",
         ".*srun. command is available.*",
         ".*tensorboardX.*",
         ".*`broadcast_buffers` is deprecated.*",  # ours are equal on all ranks
         ".*JsonargparseDeprecationWarning.*",
         ".*instantiate_classes.*",
-        ".*sync_dist=True.*",  # our metrics reduce over ranks themselves
         ".*isinstance.treespec, LeafSpec.*",
-        ".*your dataloader is not resumable.*",  # it begins at the step that the trainer is at
-        ".*smaller than the logging interval.*",  # rows are written by run.log_every
         ".*TensorFloat32 tensor cores.*",  # float32 is meant to be float32
         ".*across ranks is zero.*",  # an ablation all of whose passes are there already
     ):

@@ -9,15 +9,9 @@ from pkgutil import resolve_name
 from textwrap import fill
 from typing import TextIO
 
+from dualpath_cli import __version__
 from dualpath_cli.cli.commands import COMMANDS, Command
-from dualpath_cli.errors import (
-    RunFailed,
-    Stopped,
-    UserError,
-    did_you_mean,
-    of_system,
-    one_line,
-)
+from dualpath_cli.errors import RunFailed, Stopped, UserError, did_you_mean, of_system, one_line
 from dualpath_cli.output import escape_unprintable, to_nobody
 from dualpath_cli.system import Terminated, claim, end_with_parent, ended_by_sigterm
 
@@ -69,9 +63,7 @@ def _main(words: Sequence[str]) -> int:
             print(HELP, end="")
             return 0
         if name == "--version":
-            from dualpath_cli.run.run_folder import package_versions
-
-            print(f"dualpath {package_versions(['dualpath'])['dualpath']}")
+            print(f"dualpath {__version__}")
             return 0
         if name not in COMMANDS:
             hint = did_you_mean(name, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"

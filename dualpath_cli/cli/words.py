@@ -128,17 +128,16 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
     # Beside words without an option, a list takes one value each time, or it would take those too.
     beside = any(field.metadata.get("positional") for field in fields(options))
     each = {"action": "append"} if beside else {"nargs": "+", "action": "extend"}
-    for field in sorted(fields(options), key=lambda field: field.name not in own):
+    shown = [field for field in fields(options) if field.name != GIVEN]
+    for field in sorted(shown, key=lambda field: field.name not in own):
         kind, metadata = kinds[field.name], field.metadata
-        names = [_option(field), *metadata.get("also", ())]
         if type(None) in (parts := typing.get_args(kind)):  # said by no word, `null` is a text
             kind = typing.Union[tuple(part for part in parts if part is not type(None))]  # noqa: UP007
         default = None if _is_needed(field) else field.default
         how: dict[str, Any] = {"help": texts.get(field.name), "default": default}
         metavar = _METAVARS.get(field.name)
         is_list = typing.get_origin(kind) is tuple
-        if field.name == GIVEN:
-            continue
+        names = [_option(field), *metadata.get("also", ())]
         if metadata.get("positional"):
             names, how["nargs"] = [field.name], "*" if is_list else "?"
         elif kind is bool:
@@ -149,8 +148,8 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
             how |= {"dest": field.name, "default": [], "metavar": metavar, **each}
         else:
             numbers = {int: "N", Size: "N", float: "X"}
-            shown = [numbers[k] for k in (kind, *typing.get_args(kind)) if k in numbers]
-            how |= {"type": kind, "metavar": shown[0] if shown else metavar}
+            number = [numbers[k] for k in (kind, *typing.get_args(kind)) if k in numbers]
+            how |= {"type": kind, "metavar": number[0] if number else metavar}
         parser.add_argument(*names, **how)
 
 
@@ -169,17 +168,14 @@ def help_of(command: Command, recipe: bool = False) -> str:
 
     set_parsing_settings(docstring_parse_attribute_docstrings=True)  # slow, and for help alone
     options = resolve_name(command.options)
-    usage = ["%(prog)s", *(["--config RECIPE"] if command.needs == "recipe" else [])]
-    shown = [f for f in fields(options) if _is_needed(f) or f.metadata.get("positional")]
-    parser = Parser(
-        prog=f"dualpath {command.name}",
-        usage=" ".join([*usage, *map(_usage, shown), "[options]"]),
-        description=None if recipe else getdoc(options),
-        formatter_class=_Help,
-    )
+    needed = [f for f in fields(options) if _is_needed(f) or f.metadata.get("positional")]
+    words = [*(["--config RECIPE"] if command.needs == "recipe" else []), *map(_usage, needed)]
+    usage = " ".join(["%(prog)s", *words, "[options]"])
+    parser = Parser(prog=f"dualpath {command.name}", usage=usage, formatter_class=_Help)
     if recipe:
         parser.add_class_arguments(Settings, fail_untyped=False)
         return parser.format_help()
+    parser.description = getdoc(options)
     bases = reversed(options.__mro__[:-1])
     found = [text for cls in bases for text in parse_from_object(cls).params]
     add_words(parser, command, {text.arg_name: text.description or "" for text in found})

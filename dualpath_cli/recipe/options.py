@@ -104,16 +104,12 @@ class Where:
     """auto, cpu, cuda or cuda:N."""
 
     def __post_init__(self) -> None:
-        check_device(self.device)
-
-
-def check_device(name: str) -> None:
-    """Raises UserError unless it is a name of a device, which is there as far as known here."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name):
-        raise UserError(f"unknown device '{name}'; choose from auto, cpu, cuda, cuda:N")
-    there = visible_gpus() if name.startswith("cuda") else None
-    if there is not None and int(name[5:] or 0) >= there:
-        raise UserError(f"--device {name}: this machine has {there} such devices; give cpu or auto")
+        name = self.device
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name):
+            raise UserError(f"unknown device '{name}'; choose from auto, cpu, cuda, cuda:N")
+        there = visible_gpus() if name.startswith("cuda") else None
+        if there is not None and int(name[5:] or 0) >= there:
+            raise UserError(f"--device {name}: {there} such devices are here; give cpu or auto")
 
 
 def path_of(option: str, text: str) -> Path:

@@ -44,17 +44,16 @@ def find(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
     """
     if recipe in ("-", "/dev/stdin"):
         raise UserError(f"recipe '{recipe}': every rank reads the recipe anew; give a file")
-    folder = recipe_folder() / kind
+    folder, given = recipe_folder() / kind, Path(recipe)
     is_path = "/" in recipe or recipe.endswith((".yaml", ".yml"))
-    packaged = folder / (Path(recipe).name if is_path else f"{recipe}.yaml")
-    places = [*([beside / recipe] if beside else []), Path(recipe)] if is_path else [packaged]
-    if Path(recipe) == Path("recipes", kind, packaged.name):
-        places.append(packaged)
+    places = [(beside or Path()) / recipe, given] if is_path else [folder / f"{recipe}.yaml"]
+    if given.parent == Path("recipes", kind):
+        places.append(folder / given.name)
     for path in places:
         if path.is_file():
             return path
-    hint = did_you_mean(Path(recipe).stem, names(kind)) or f"; the packaged ones are in {folder}"
-    if not is_path and Path(recipe).is_file():
+    hint = did_you_mean(given.stem, names(kind)) or f"; the packaged ones are in {folder}"
+    if not is_path and given.is_file():
         hint = f"; a file is given as ./{recipe}"
     what = "no such file" if is_path else "no packaged recipe has this name"
     raise UserError(f"no recipe '{recipe}': {what}{hint}")

@@ -6,20 +6,11 @@ from typing import Any, Literal, get_type_hints
 
 from dualpath_cli.config import GROUP_OF, RANGES, ModelConfig, ParameterGroup
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.ranges import (
-    LARGEST,
-    Range,
-    Size,
-    check_name,
-    check_path,
-    check_range,
-    check_ranges,
-)
+from dualpath_cli.ranges import LARGEST, Size, check_name, check_path, check_range, check_ranges
 from dualpath_cli.recipe.parser import build
 from dualpath_cli.recipe.recipes import Recipe
 
-_EVERY: Range = (0, 10**12)
-_SEED: Range = (0, 2**32 - 1)
+_SEED = (0, 2**32 - 1)
 
 
 @dataclass(frozen=True)
@@ -82,7 +73,7 @@ class OptimSettings:
     logarithm, over the last 100 steps); null leaves none out. 6 is a good value."""
 
     def __post_init__(self) -> None:
-        ranges: dict[str, Range] = dict.fromkeys(("lr", "muon_lr"), (1e-30, 1e9))
+        ranges: dict[str, tuple[float, float]] = dict.fromkeys(("lr", "muon_lr"), (1e-30, 1e9))
         ranges |= dict.fromkeys(("lr_start", "lr_end", "eps", "weight_decay"), (0, 1e9))
         ranges |= dict.fromkeys(("betas", "muon_momentum"), (0, 0.999999))
         ranges |= {"warmup_steps": (0, 10**12), "clip": (0, 1e12), "skip_sigma": (0.1, 1000)}
@@ -163,8 +154,8 @@ class RunSettings:
         check_path("dir", self.dir)
         if self.branch_from is not None:
             check_path("branch_from", self.branch_from)
-        every = dict.fromkeys(("gates_every", "validate_every", "keep", "keep_every"), _EVERY)
-        ranges: dict[str, Range] = {
+        every = dict.fromkeys(("gates_every", "validate_every", "keep", "keep_every"), (0, 10**12))
+        ranges: dict[str, tuple[float, float]] = {
             **dict.fromkeys(("log_every", "save_every", "max_bad_steps"), (1, 10**12)),
             **dict.fromkeys(("budget", "max_tokens", "batch_tokens"), (1, LARGEST)),
             "peak_tflops": (1e-6, 1e9), "rank_timeout": (0.01, 1e6), "shard_size": (2, 10**5),
@@ -190,26 +181,27 @@ MOST_TRAIN_LOOPS = 8
 
 def _check_loops(drawn: list[int] | None, pairs: list[tuple[float, int]] | None) -> None:
     """Raises ValueError for numbers to draw from, or a schedule, that are none, and for both."""
-    if drawn is not None:
-        if not 0 < len(drawn) == len(set(drawn)) <= MOST_TRAIN_LOOPS or min(drawn) < 1:
-            wanted = f"one to {MOST_TRAIN_LOOPS} different numbers from 1 on"
-            raise ValueError(f"train_loops must be {wanted}, not {drawn!s:.60}")
-        if pairs is not None:
-            both = f"loop_schedule and train_loops={drawn}"
-            raise ValueError(f"{both} exclude each other; leave one out")
-    if pairs is not None:
-        parts, loops = [part for part, _ in pairs], [number for _, number in pairs]
-        if (
-            not 0 < len(pairs) <= MOST_TRAIN_LOOPS
-            or (parts[0], parts) != (0, sorted(set(parts)))
-            or parts[-1] >= 1
-            or (loops[0] < 1 or loops != sorted(loops))
-        ):
-            raise ValueError(
-                f"loop_schedule must be one to {MOST_TRAIN_LOOPS} pairs of a part, which begins at "
-                "0 and rises, below 1, and loops, which do not fall, such as [[0, 1], [0.35, 4]], "
-                f"not {pairs!s:.60}"
-            )
+    if drawn is not None and pairs is not None:
+        both = f"loop_schedule and train_loops={drawn}"
+        raise ValueError(f"{both} exclude each other; leave one out")
+    most = f"one to {MOST_TRAIN_LOOPS}"
+    if drawn is not None and (
+        not 0 < len(drawn) == len(set(drawn)) <= MOST_TRAIN_LOOPS or min(drawn) < 1
+    ):
+        raise ValueError(
+            f"train_loops must be {most} different numbers from 1 on, not {drawn!s:.60}"
+        )
+    parts, loops = [part for part, _ in pairs or ()], [number for _, number in pairs or ()]
+    if pairs is not None and not (
+        0 < len(parts) <= MOST_TRAIN_LOOPS
+        and (parts[0], parts, loops) == (0, sorted(set(parts)), sorted(loops))
+        and (parts[-1] < 1 <= loops[0])
+    ):
+        raise ValueError(
+            f"loop_schedule must be {most} pairs of a part, which begins at 0 and rises, below 1, "
+            "and loops, which do not fall, such as [[0, 1], [0.35, 4]], not "
+            f"{pairs!s:.60}"
+        )
 
 
 MOST_WORKERS = 64
@@ -241,7 +233,7 @@ class DataSettings:
         for name, path in self.val.items():
             check_name("the name of a validation set in val", name)
             check_path(f"val.{name}", path, remote=True)
-        ranges: dict[str, Range] = {"val_seed": _SEED, "val_tokens": (1, LARGEST)}
+        ranges: dict[str, tuple[float, float]] = {"val_seed": _SEED, "val_tokens": (1, LARGEST)}
         check_ranges(self, ranges | {"workers": (0, MOST_WORKERS), "max_epochs": (1e-9, 1e9)})
 
 
@@ -297,11 +289,6 @@ class TrainerSettings:
             return None
         return len(self.devices) if isinstance(self.devices, list) else int(self.devices)
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether weights are divided among devices."""
-        return self.strategy in ("fsdp", "hsdp")
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -317,16 +304,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"seed_everything": _SEED})
-        scale = {
-            "base_width": self.optim.base_width,
-            "lr_scale.head": self.optim.lr_scale.get("head"),
-        }
-        for name, value in scale.items():
-            if self.model.tie_embeddings and value is not None:
-                raise ValueError(
-                    f"optim.{name}={value} needs an untied head: one matrix cannot be scaled both "
-                    "as embedding and as head; set model.tie_embeddings to false, or leave it out"
-                )
+        wide, head = self.optim.base_width, self.optim.lr_scale.get("head")
+        if self.model.tie_embeddings and (wide, head) != (None, None):
+            name = f"lr_scale.head={head}" if wide is None else f"base_width={wide}"
+            raise ValueError(
+                f"optim.{name} needs an untied head: one matrix cannot be scaled both as embedding "
+                "and as head; set model.tie_embeddings to false, or leave it out"
+            )
 
     def as_recipe(self) -> Recipe:
         """All fields as plain values, defaults filled in: what a run folder keeps."""

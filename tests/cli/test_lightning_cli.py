@@ -5,6 +5,7 @@ import inspect
 from pkgutil import resolve_name
 
 import pytest
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
@@ -46,11 +47,22 @@ def test_lightning_reads_the_words_as_the_light_parser_has_checked_them(
     assert isinstance(built["logger"], CSVLogger) is ("logger" in words[0])
 
 
-def test_a_class_that_lightning_does_not_have_is_one_short_line(trained, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--trainer.callbacks+=Nope", r"trainer\.callbacks: 'Nope' cannot be built: "),
+        ("--trainer.callbacks+=StochasticWeightAveraging", "cannot work; use .* --average N"),
+        ("--trainer.accelerator=gpu", "trainer: No supported gpu backend found!; change the rec"),
+    ],
+)
+def test_what_lightning_finds_is_one_short_line(words, message, trained, tmp_path):
     trained()
-    words = ["--config", str(tmp_path / "recipe.yaml"), "--run.name=new"]
-    checked = launch.prepare(read(COMMANDS["fit"], [*words, "--trainer.callbacks+=Nope"]))
-    with pytest.raises(UserError, match=r"^trainer\.callbacks: 'Nope' cannot be built: ") as error:
+    more = ["--trainer.callbacks.swa_lrs=0.1"] if "Weight" in words else []
+    given = ["--config", str(tmp_path / "recipe.yaml"), "--run.name=new", words, *more]
+    checked = launch.prepare(read(COMMANDS["fit"], given))
+    if "gpu" in words and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError, match=message) as error:
         lightning.DualPathCLI(checked)
     assert len(str(error.value)) < 150
 

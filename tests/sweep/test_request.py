@@ -101,9 +101,9 @@ def refused(
 def test_each_configuration_is_checked_with_its_own_values(tmp_path, texts, capsys):
     batches = ["--set", "run.batch_tokens=64,100"]
     said = refused(tmp_path, texts, capsys, *batches)
-    assert "a50_k2-batch_tokens_100: run.batch_tokens=100 is no whole number of sequences" in said
+    assert "a50_k2-batch_tokens_100: run.batch_tokens=100 is no multiple of 32: 16 tokens" in said
     said = refused(tmp_path, texts, capsys, "--set", "run.batch_tokens=64,48")
-    assert "run.micro_batch=2 does not divide the 3 sequences" in said
+    assert "--run.micro_batch 1 fits" in said
     said = refused(tmp_path, texts, capsys, "--set", "optim.warmup_steps=2,10")
     assert "a50_k2-warmup_steps_10: optim.warmup_steps=10 must be less than the run's 10" in said
 
