@@ -64,7 +64,6 @@ def fit(session: Session) -> None:
 def _train(session: Session, accumulate: int, step: int | None) -> None:
     """Trains from step `step`, if there is one to continue, in a folder that is ours."""
     launch, trainer, run = session.launch, session.trainer, session.launch.settings.run
-    assert launch.manifest is not None
     folder, checkpoint = launch.run_folder, launch.checkpoint
     gone = checkpoint is not None and not checkpoint.exists()
     begun = checkpoint is not None and launch.trunk is None
@@ -77,31 +76,12 @@ def _train(session: Session, accumulate: int, step: int | None) -> None:
     same = {"precision": str(trainer.precision), "data_order": order.NAME}
     if checkpoint is not None:
         run_folder.check_same_facts(launch.trunk or folder, checkpoint, same)
-    facts: dict[str, Any] = {
-        "id": run_folder.facts_at(folder, checkpoint)["id"]
-        if checkpoint and begun
-        else uuid.uuid4().hex,
-        "model": launch.settings.as_recipe()["model"],
-        "tokenizer": launch.manifest.tokenizer,
-        "data_fingerprint": launch.manifest.fingerprint,
-        "data_sources": [source.public_name for source in launch.manifest.sources],
-        "data_since": launch.data_since,
-        "taken_back": launch.taken_back,
-        "branched_from": None if launch.trunk is None else f"{launch.trunk} at step {step}",
-        "devices": trainer.world_size,
-        "micro_batch": session.datamodule.micro_batch,
-        **same,
-    }
-    sets = launch.settings.data.val.items()
-    folders = {name: Manifest.read(path) for name, path in sets if is_data_folder(path)}
-    if folders:
-        facts["val_fingerprints"] = {name: one.fingerprint for name, one in folders.items()}
-    if own := hashes(launch.settings.model):
-        facts["classes"] = own
     if trainer.is_global_zero:
         (folder / WENT_WRONG).unlink(missing_ok=True)
         tokenizer = local_copy(f"{launch.settings.data.path}/{TOKENIZER}")
-        facts["device"] = device_name(trainer.strategy.root_device)
+        facts = same | _facts(session, step)
+        if checkpoint is not None and begun:
+            facts["id"] = run_folder.facts_at(folder, checkpoint)["id"]
         run_folder.start(folder, launch.settings.as_recipe(), facts, step if begun else None)
         keep_sources(folder, launch.settings.model)
         write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
@@ -140,6 +120,30 @@ def _train(session: Session, accumulate: int, step: int | None) -> None:
         session.say(f"curve: {curve.draw(folder)}")
     classes = option_of(session.launch.settings.model)
     session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt-path {folder}{classes}")
+
+
+def _facts(session: Session, step: int | None) -> dict[str, Any]:
+    """What is recorded of a run, or of its part from step `step` on."""
+    launch, settings, sets = session.launch, session.launch.settings, {}
+    assert launch.manifest is not None
+    for name, path in settings.data.val.items():
+        if is_data_folder(path):
+            sets[name] = Manifest.read(path).fingerprint
+    optional = {"val_fingerprints": sets, "classes": hashes(settings.model)}
+    return {
+        "id": uuid.uuid4().hex,
+        "model": settings.as_recipe()["model"],
+        "tokenizer": launch.manifest.tokenizer,
+        "data_fingerprint": launch.manifest.fingerprint,
+        "data_sources": [source.public_name for source in launch.manifest.sources],
+        "data_since": launch.data_since,
+        "taken_back": launch.taken_back,
+        "branched_from": None if launch.trunk is None else f"{launch.trunk} at step {step}",
+        "devices": session.trainer.world_size,
+        "micro_batch": session.datamodule.micro_batch,
+        "device": device_name(session.trainer.strategy.root_device),
+        **{name: value for name, value in optional.items() if value},
+    }
 
 
 def _out_of_memory(session: Session, since: int) -> OutOfMemory:

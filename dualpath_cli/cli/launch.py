@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import ceil
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, im
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.schedule import check_loops, epochs, micro_batches, stable_steps
-from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.recipe.settings import SECTIONS, Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import fault_of
 from dualpath_cli.run.run_folder import TOKENIZER, Run, step_of
@@ -74,9 +75,8 @@ def prepare(line: Line) -> Launch:
     if command.needs == "run":
         run = averaged(find_run(options.ckpt_path[0]), getattr(options, "average", 1))
         given = line.changed(given)
-        below: recipes.Recipe = {"data": {"val": {}}}
         trained = run_folder.read_recipe(run.folder)
-        base = reduce(recipes.merge, [below, trained, _ELSEWHERE, given])
+        base = reduce(recipes.merge, [{"data": {"val": {}}}, trained, _ELSEWHERE, given])
     else:
         named = {"run": {"recipe": Path(options.config[0]).stem}} if options.config else {}
         base = recipes.merge(named, given)
@@ -89,9 +89,13 @@ def prepare(line: Line) -> Launch:
         raise SystemExit(0)
     if run is None:
         launch = to_train(command, settings, options.ckpt_path, options.new_data)
-        launch = replace(launch, line=line, base=base)
-        _end_if_finished(launch)
-        return launch
+        if launch.checkpoint is not None and launch.trunk is None:
+            step, table = step_of(launch.checkpoint), launch.run_folder / run_folder.VALIDATION
+            if step >= settings.run.steps and (not settings.data.val or has_step(table, step)):
+                if is_first_rank():
+                    print(f"{launch.run_folder} is finished: nothing to do")
+                raise SystemExit(0)
+        return replace(launch, line=line, base=base)
     check_as_trained(run, settings.model, options.own_classes, given.get("model", {}))
     options.check(settings)
     check_validation_sets(settings, run.folder)
@@ -119,19 +123,6 @@ def prepare_several(line: Line) -> tuple[list[Launch], Path]:
     if any(launch.settings.trainer.devices != 1 for launch in launches.values()):
         raise UserError("several RUNs go on one device; give them one at a time for more")
     return list(launches.values()), out
-
-
-def _end_if_finished(launch: Launch) -> None:
-    """Ends the command for a run that has made all of its steps, and their last validation."""
-    settings, checkpoint = launch.settings, launch.checkpoint
-    if checkpoint is None or launch.trunk is not None:
-        return
-    steps, step = settings.run.steps, step_of(checkpoint)
-    lacks = settings.data.val and not has_step(launch.run_folder / run_folder.VALIDATION, step)
-    if step >= steps and not lacks:
-        if is_first_rank():
-            print(f"{launch.run_folder} is finished: nothing to do")
-        raise SystemExit(0)
 
 
 def to_train(
@@ -169,7 +160,9 @@ def to_train(
         run = _find_trunk(settings)
         checkpoint, trunk = run.checkpoint, run.folder
     since = 0
-    if checkpoint is not None:
+    if checkpoint is None:  # a run that was begun with it keeps it
+        check_effect(settings)
+    else:
         begun = trunk or folder
         facts = run_folder.facts_at(begun, checkpoint)
         check_as_begun(begun, facts, settings.model, "give this run a name (--run.name NAME)")
@@ -284,6 +277,19 @@ def check_steps(settings: Settings) -> None:
     ranks = (settings.trainer.devices_of_a_node or 1) * settings.trainer.num_nodes
     micro_batches(run.batch_tokens, settings.model.max_seq_len, ranks, run.micro_batch)
     check_loops(run, settings.model)
+
+
+def check_effect(settings: Settings) -> None:
+    """Raises UserError for a setting that was given and has no effect."""
+    for key, other, heeding in (
+        ("optim.muon_lr", "optim.name", "muon"),
+        ("optim.cooldown", "optim.schedule", "wsd"),
+        ("run.shard_size", "trainer.strategy", "hsdp"),
+    ):
+        (section, name), (value, found) = key.split("."), attrgetter(key, other)(settings)
+        if value != getattr(SECTIONS[section], name) and found != heeding:
+            way_out = f"leave it out, or choose {other}={heeding}"
+            raise UserError(f"{key}={value} has no effect under {other}={found}; {way_out}")
 
 
 def check_validation_sets(settings: Settings, folder: str | Path) -> None:

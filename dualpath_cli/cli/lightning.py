@@ -75,10 +75,8 @@ class Session:
         if not self.module.val_results:
             return
         numbers = (Column("loss (nats/token)", ""), Column("bits per byte", ""))
-        rows = [
-            (name, f"{result['loss']:.4f}", f"{result['bits_per_byte']:.4f}")
-            for name, result in self.module.val_results.items()
-        ]
+        results, keys = self.module.val_results.items(), ("loss", "bits_per_byte")
+        rows = [(name, *(f"{result[key]:.4f}" for key in keys)) for name, result in results]
         show(self.console, Table([Column("validation set"), *numbers], rows))
 
 
@@ -354,8 +352,6 @@ def _quiet() -> None:
         ".*srun. command is available.*",
         ".*tensorboardX.*",
         ".*`broadcast_buffers` is deprecated.*",  # ours are equal on all ranks
-        ".*JsonargparseDeprecationWarning.*",
-        ".*instantiate_classes.*",
         ".*isinstance.treespec, LeafSpec.*",
         ".*TensorFloat32 tensor cores.*",  # float32 is meant to be float32
         ".*across ranks is zero.*",  # an ablation all of whose passes are there already

@@ -30,11 +30,7 @@ class Quickstart:
 
 
 def run(_: Quickstart) -> str:
-    """Shows and runs the commands; returns what to look at and try then.
-
-    Raises:
-        Stopped: where a command ends with another exit code than 0; it has said why.
-    """
+    """Shows and runs the commands, up to one that fails; returns what to look at and try then."""
     for words in STEPS:
         print(f"dualpath {words}", flush=True)
         if code := main(words.split()):

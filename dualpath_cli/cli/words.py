@@ -76,10 +76,6 @@ def read(command: Command, words: Sequence[str]) -> Line:
     if {"-h", "--help", "--help-recipe", "--help_recipe"} & set(words):
         print(help_of(command, recipe="--help" not in words and "-h" not in words), end="")
         raise SystemExit(0)
-    if command.needs == "recipe" and not words:
-        raise UserError(
-            f"{command.name} needs --config RECIPE: a path or a packaged name such as quickstart"
-        )
     parser = parser_of(command)
     parser.words = joined = _joined(words, parser)
     line = Line(command, tuple(joined))
@@ -169,8 +165,7 @@ def help_of(command: Command, recipe: bool = False) -> str:
     set_parsing_settings(docstring_parse_attribute_docstrings=True)  # slow, and for help alone
     options = resolve_name(command.options)
     needed = [f for f in fields(options) if _is_needed(f) or f.metadata.get("positional")]
-    words = [*(["--config RECIPE"] if command.needs == "recipe" else []), *map(_usage, needed)]
-    usage = " ".join(["%(prog)s", *words, "[options]"])
+    usage = " ".join(["%(prog)s", *map(_usage, needed), "[options]"])
     parser = Parser(prog=f"dualpath {command.name}", usage=usage, formatter_class=_Help)
     if recipe:
         parser.add_class_arguments(Settings, fail_untyped=False)

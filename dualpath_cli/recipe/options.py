@@ -26,6 +26,8 @@ class WithRecipe:
 class Fit(WithRecipe):
     """Train a model from a recipe; the same command continues an interrupted run."""
 
+    config: tuple[str, ...] = field(metadata={"also": ("-c",)})
+    """Recipe: a path or a packaged name such as quickstart. Of several, later ones win."""
     ckpt_path: tuple[str, ...] = ()
     """One RUN: another run, or a checkpoint of one, whose weights to start from; or an older
     checkpoint of this run to go back to."""
