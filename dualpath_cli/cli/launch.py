@@ -282,7 +282,7 @@ def check_steps(settings: Settings) -> None:
 def check_effect(settings: Settings) -> None:
     """Raises UserError for a setting that was given and has no effect."""
     for key, other, heeding in (
-        ("optim.muon_lr", "optim.name", "muon"),
+        *((f"optim.muon_{own}", "optim.name", "muon") for own in ("lr", "momentum", "adjust")),
         ("optim.cooldown", "optim.schedule", "wsd"),
         ("run.shard_size", "trainer.strategy", "hsdp"),
     ):
