@@ -27,7 +27,7 @@ from tests.conftest import Share
 
 SECONDS = 10
 """Of the processor's time; a recipe of 50,000 characters takes two to read."""
-NOTES = ("left out, as the run names it", "dualpath flops: note: ", "passed over ")
+NOTES = ("dualpath flops: note: ", "passed over ")
 LINES = [
     "fit --config case.yaml",
     "fit --config tiny.yaml --run.name new --data.val.mine val.jsonl --trainer.devices=1",

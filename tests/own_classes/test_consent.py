@@ -184,9 +184,7 @@ def test_a_class_in_a_nested_namespace_package_is_read_as_it_is_trained(fit, tmp
     assert main(["validate", "--ckpt_path", str(run), "--own_classes"]) == 0
 
 
-def test_classes_of_a_run_s_trainer_are_left_out_with_a_word(
-    trained, tmp_path, monkeypatch, capsys
-):
+def test_classes_of_a_run_s_trainer_are_left_out(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     Path("evil_callback.py").write_text(HOSTILE)
@@ -203,11 +201,7 @@ def test_classes_of_a_run_s_trainer_are_left_out_with_a_word(
         line = next(line for line in text.splitlines() if line.startswith(f"  {key}:"))
         text = text.replace(f"{line}\n", f"  {key}: {json.dumps(value)}\n")
     (run / "recipe.yaml").write_text(text)
-    capsys.readouterr()
     assert main(["validate", "--ckpt_path", str(run)]) == 0
-    assert capsys.readouterr().err.splitlines()[0] == (
-        "left out, as the run names it: trainer.callbacks, trainer.plugins, trainer.profiler"
-    )
     assert not Path(MARK).exists()
     assert not Path("profiled").exists()
     words = ["--trainer.profiler", json.dumps(profiler)]
