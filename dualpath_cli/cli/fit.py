@@ -47,6 +47,9 @@ def fit(session: Session) -> None:
     accumulate = micro_batches(run.batch_tokens, model.max_seq_len, ranks, micro_batch)
     session.say(_summary(session, accumulate))
     step = None if checkpoint is None else run_folder.step_of(checkpoint)
+    same = {"precision": str(session.trainer.precision), "data_order": order.NAME}
+    if checkpoint is not None:
+        run_folder.check_same_facts(session.launch.trunk or folder, checkpoint, same)
     if step is not None and step >= run.steps:  # it lacks the last validation alone
         for callback in session.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, MetricsLog):
@@ -58,11 +61,11 @@ def fit(session: Session) -> None:
     way_out = "wait for its end, or give this run a name (--run.name NAME)"
     lock = alone(folder / FIT, folder, way_out)
     with lock if session.trainer.is_global_zero else nullcontext():
-        _train(session, accumulate, step)
+        _train(session, accumulate, step, same)
 
 
-def _train(session: Session, accumulate: int, step: int | None) -> None:
-    """Trains from step `step`, if there is one to continue, in a folder that is ours."""
+def _train(session: Session, accumulate: int, step: int | None, same: dict[str, str]) -> None:
+    """Trains from step `step`, if there is one, in our folder; `same` are facts that stay."""
     launch, trainer, run = session.launch, session.trainer, session.launch.settings.run
     folder, checkpoint = launch.run_folder, launch.checkpoint
     gone = checkpoint is not None and not checkpoint.exists()
@@ -73,9 +76,6 @@ def _train(session: Session, accumulate: int, step: int | None) -> None:
     # Lightning counts micro-batches here. Without an interval only the last step validates.
     trainer.val_check_interval = (run.validate_every or run.steps) * accumulate
     trainer.check_val_every_n_epoch = None
-    same = {"precision": str(trainer.precision), "data_order": order.NAME}
-    if checkpoint is not None:
-        run_folder.check_same_facts(launch.trunk or folder, checkpoint, same)
     if trainer.is_global_zero:
         (folder / WENT_WRONG).unlink(missing_ok=True)
         tokenizer = local_copy(f"{launch.settings.data.path}/{TOKENIZER}")

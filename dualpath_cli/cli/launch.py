@@ -74,7 +74,7 @@ def prepare(line: Line) -> Launch:
     given, run = recipes.load_recipes(options.config), None
     if command.needs == "run":
         run = averaged(find_run(options.ckpt_path[0]), getattr(options, "average", 1))
-        given = line.changed(given)
+        named = line.changed(given).get("model", {})
         trained = run_folder.read_recipe(run.folder)
         base = reduce(recipes.merge, [{"data": {"val": {}}}, trained, _ELSEWHERE, given])
     else:
@@ -96,7 +96,7 @@ def prepare(line: Line) -> Launch:
                     print(f"{launch.run_folder} is finished: nothing to do")
                 raise SystemExit(0)
         return replace(launch, line=line, base=base)
-    check_as_trained(run, settings.model, options.own_classes, given.get("model", {}))
+    check_as_trained(run, settings.model, options.own_classes, named)
     options.check(settings)
     check_validation_sets(settings, run.folder)
     verify_data(settings, training=False)
