@@ -198,7 +198,9 @@ def parse_overrides(words: Sequence[str]) -> Intervention | None:
             continue
         text = f"gates={word}" if word.startswith(SHUFFLED) else word.replace("K=", "loops=", 1)
         key, equals, value = text.partition("=")
-        value, drawn, seed = value.partition(":")
+        value, drawn, seed = (
+            value.partition(":") if key in ("gates", "experts") else (value, "", "")
+        )
         if not equals or key not in _TYPES:
             hint = did_you_mean(key, _TYPES) or f"; keys are K, {', '.join(_TYPES)}"
             raise UserError(f"--intervention '{word}': give KEY=VALUE or {SHUFFLED}{hint}")
