@@ -35,14 +35,13 @@ def check_range(name: str, value: float, allowed: Range) -> None:
 
 def check_name(what: str, name: str, way_out: str = "") -> None:
     """Raises ValueError unless a name can be part of a path, and stays in its folder."""
-    problem = None
-    if not name or name in (".", "..") or not name.isprintable() or set(name) & set("/\\$"):
-        # Figures would set what stands between two dollars as a formula.
-        problem = "must be a plain name, without '/', '\\', '$' and control characters"
-    elif len(name.encode()) > LONGEST_NAME:
-        problem = f"must have at most {LONGEST_NAME} bytes"
-    if problem is not None:
-        raise ValueError(f"{what} {problem}, not '{name:.60}'{way_out}")
+    # Figures would set what stands between two dollars as a formula.
+    plain = name.isprintable() and not set(name) & set("/\\$") and name not in ("", ".", "..")
+    if not plain or len(name.encode()) > LONGEST_NAME:
+        raise ValueError(
+            f"{what} must be a plain name, without '/', '\\', '$' and control characters, of at "
+            f"most {LONGEST_NAME} bytes, not '{name:.60}'{way_out}"
+        )
 
 
 def check_path(what: str, path: str, remote: bool = False) -> None:

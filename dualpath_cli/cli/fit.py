@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import EarlyStopping
 
 from dualpath_cli.cli.lightning import OutOfMemory, Session
 from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
@@ -19,8 +20,8 @@ from dualpath_cli.kernels.device import device_name
 from dualpath_cli.own_classes.checks import hashes, keep_sources, option_of
 from dualpath_cli.recipe.schedule import epochs, micro_batches
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.run_folder import TABLES, TOKENIZER, WENT_WRONG
-from dualpath_cli.system import FIT, Terminated, alone, write_text
+from dualpath_cli.run.run_folder import ENDED_EARLY, TABLES, TOKENIZER, WENT_WRONG
+from dualpath_cli.system import FIT, Terminated, alone, read_text, write_text
 from dualpath_cli.text.manifest import Manifest, is_data_folder
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training.data import order
@@ -45,8 +46,14 @@ def fit(session: Session) -> None:
     model, run = session.launch.settings.model, session.launch.settings.run
     ranks, micro_batch = session.trainer.world_size, session.datamodule.micro_batch
     accumulate = micro_batches(run.batch_tokens, model.max_seq_len, ranks, micro_batch)
-    session.say(_summary(session, accumulate))
     step = None if checkpoint is None else run_folder.step_of(checkpoint)
+    # Lightning itself would train on until the next validation, and end there by the same patience.
+    patient = any(isinstance(one, EarlyStopping) for one in session.trainer.callbacks)  # type: ignore[attr-defined]
+    early = read_text(folder / ENDED_EARLY) if (folder / ENDED_EARLY).exists() else ""
+    if patient and f" at step {step}: " in early:
+        session.say(f"{folder} was ended by {early}; to go on, leave it out: nothing to do")
+        return
+    session.say(_summary(session, accumulate))
     same = {"precision": str(session.trainer.precision), "data_order": order.NAME}
     if checkpoint is not None:
         run_folder.check_same_facts(session.launch.trunk or folder, checkpoint, same)
@@ -77,7 +84,8 @@ def _train(session: Session, accumulate: int, step: int | None, same: dict[str, 
     trainer.val_check_interval = (run.validate_every or run.steps) * accumulate
     trainer.check_val_every_n_epoch = None
     if trainer.is_global_zero:
-        (folder / WENT_WRONG).unlink(missing_ok=True)
+        for name in (WENT_WRONG, ENDED_EARLY):
+            (folder / name).unlink(missing_ok=True)
         tokenizer = local_copy(f"{launch.settings.data.path}/{TOKENIZER}")
         facts = same | _facts(session, step)
         if checkpoint is not None and begun:
@@ -113,9 +121,13 @@ def _train(session: Session, accumulate: int, step: int | None, same: dict[str, 
         raise
     session.show_validation()
     if trainer.global_step < run.steps:
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        why = " ".join(getattr(one, "stopping_reason_message", "") for one in callbacks).strip()
-        session.say(f"ended by a callback at step {trainer.global_step}: {why}")
+        why = f"a callback at step {trainer.global_step} of {run.steps}"
+        for one in trainer.callbacks:  # type: ignore[attr-defined]
+            if reason := getattr(one, "stopping_reason_message", None):
+                why = f"{type(one).__name__} at step {trainer.global_step}: {reason}"
+        if trainer.is_global_zero:
+            write_text(folder / ENDED_EARLY, why)
+        session.say(f"ended by {why}")
     if trainer.is_global_zero:
         session.say(f"curve: {curve.draw(folder)}")
     classes = option_of(session.launch.settings.model)

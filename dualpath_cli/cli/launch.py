@@ -214,7 +214,7 @@ def _find_trunk(settings: Settings) -> Run:
             "run.branch_from needs optim.schedule wsd and weight_decay instead of decay_sum: else "
             "runs of different lengths differ from the first step on"
         )
-    folder = Path(settings.run.branch_from)
+    folder = find_run(settings.run.branch_from).folder
     free = {"run": {"max_tokens", "recipe"}}
     run_folder.check_same_recipe(folder, settings.as_recipe(), free=free)
     trunk = settings_from(run_folder.read_recipe(folder))
@@ -281,10 +281,12 @@ def check_steps(settings: Settings) -> None:
 
 def check_effect(settings: Settings) -> None:
     """Raises UserError for a setting that was given and has no effect."""
+    own_strategy = [] if isinstance(settings.trainer.strategy, str) else ["ddp"]
     for key, other, heeding in (
         *((f"optim.muon_{own}", "optim.name", "muon") for own in ("lr", "momentum", "adjust")),
         ("optim.cooldown", "optim.schedule", "wsd"),
         ("run.shard_size", "trainer.strategy", "hsdp"),
+        *(("run.reduce_dtype", "trainer.strategy", one) for one in own_strategy),
     ):
         (section, name), (value, found) = key.split("."), attrgetter(key, other)(settings)
         if value != getattr(SECTIONS[section], name) and found != heeding:

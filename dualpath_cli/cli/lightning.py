@@ -26,13 +26,12 @@ from dualpath_cli.output import is_first_rank
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.recipe.parser import OneLine
-from dualpath_cli.recipe.recipes import Recipe, merge
+from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, TrainerSettings
-from dualpath_cli.run.run_folder import AVERAGES, TOKENIZER, Run, newest_step, read_recipe, step_of
-from dualpath_cli.run.trained import label_of_average
+from dualpath_cli.run.run_folder import TOKENIZER, Run, newest_step, step_of
+from dualpath_cli.run.trained import keep_scores, label_of_average
 from dualpath_cli.run.weights import verify
-from dualpath_cli.system import format_csv, read_csv, write_text
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training import parallel
@@ -285,25 +284,8 @@ def validate(session: Session) -> None:
     if label := label_of_average(run):
         session.say(label)
     results, first = session.module.val_results, session.trainer.is_global_zero
-    if run.average and first and _keep_scores(run, data, results):
-        session.say(f"kept: {run.folder / AVERAGES}")
-
-
-def _keep_scores(run: Run, data: Recipe, results: dict[str, dict[str, float]]) -> bool:
-    """Writes the scores of an average into the run's folder, in place of its earlier ones.
-
-    Only of the run's own sets, read as its recipe says; returns whether they were.
-    """
-    asked = ("val", "val_tokens", "val_seed")
-    own = read_recipe(run.folder).get("data", {})
-    if not results or any(own.get(key) != data.get(key) for key in asked):
-        return False
-    at = {"step": str(run.step), "average": str(len(run.average))}
-    path = run.folder / AVERAGES
-    rows: list[Any] = [row for row in read_csv(path) if not at.items() <= row.items()]
-    rows += [{**at, "set": name, **result} for name, result in results.items()]
-    write_text(path, format_csv(rows))
-    return True
+    if run.average and first and (kept := keep_scores(run, data, results)):
+        session.say(f"kept: {kept}")
 
 
 def run(launch: Launch) -> int:

@@ -49,6 +49,7 @@ AVERAGES = "validation_average.csv"
 TABLES = ("metrics.csv", VALIDATION, "routing.csv", "bad_steps.csv")
 LAST = "last"
 WENT_WRONG = "went_wrong.txt"
+ENDED_EARLY = "ended_early.txt"
 _STEP = re.compile(r"step-[0-9]{1,18}")
 
 PUT_BACK = "put it back, or train the run anew under another name (fit --run.name NAME)"
@@ -290,7 +291,7 @@ def _parts(folder: Path, name: str) -> dict[int, Path]:
 def check_free(folder: Path) -> None:
     """Refuses a folder for a new run that holds files of its names, and no versions.json of fit."""
     names = (VERSIONS, RECIPE, TOKENIZER, CHECKPOINTS, "classes", "curve.png", *TABLES, AVERAGES,
-             WENT_WRONG)  # fmt: skip
+             WENT_WRONG, ENDED_EARLY)  # fmt: skip
     there, facts = [name for name in names if (folder / name).exists()], folder / VERSIONS
     if there and not (facts.exists() and '"dualpath":' in read_text(facts, PUT_BACK)):
         raise UserError(

@@ -5,21 +5,25 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.own_classes.checks import check_as_trained
+from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import facts_of
 from dualpath_cli.run.exported_folder import is_exported, read_folder
 from dualpath_cli.run.run_folder import (
+    AVERAGES,
     TOKENIZER,
     Run,
     check_as_written,
     complete_checkpoints,
     step_of,
 )
+from dualpath_cli.system import format_csv, read_csv, write_text
 from dualpath_cli.text.tokenizer import Tokenizer
 
 
@@ -111,3 +115,20 @@ def label_of_average(run: Run) -> str | None:
     if not steps:
         return None
     return f"mean of the weights of {len(steps)} checkpoints, steps {steps[0]:,} to {steps[-1]:,}"
+
+
+def keep_scores(run: Run, data: Recipe, results: dict[str, dict[str, float]]) -> Path | None:
+    """Writes the scores of an average into the run's folder, in place of its earlier ones.
+
+    Only of the run's own sets, read as its recipe says; returns the file, or None.
+    """
+    asked = ("val", "val_tokens", "val_seed")
+    own = run_folder.read_recipe(run.folder).get("data", {})
+    if not results or any(own.get(key) != data.get(key) for key in asked):
+        return None
+    at = {"step": str(run.step), "average": str(len(run.average))}
+    path = run.folder / AVERAGES
+    rows: list[Any] = [row for row in read_csv(path) if not at.items() <= row.items()]
+    rows += [{**at, "set": name, **result} for name, result in results.items()]
+    write_text(path, format_csv(rows))
+    return path

@@ -395,12 +395,16 @@ def test_a_callback_that_refuses_as_training_begins_is_one_line(refused):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Ctrl-C ends it again"
 
 
-def test_a_run_that_early_stopping_ends_says_so(fit, capsys):
+def test_a_run_that_early_stopping_ends_says_so_and_ends_there_again(fit, capsys):
     patience = {"monitor": "val/held_out/loss", "patience": 1, "min_delta": 9.0}
     stopping = {"callbacks": {"class_path": EARLY_STOPPING, "init_args": patience}}
     run = fit(run={"validate_every": 2}, trainer=stopping)
-    why = "ended by a callback at step 4: Monitored metric val/held_out/loss did not improve"
+    why = "ended by EarlyStopping at step 4: Monitored metric val/held_out/loss did not improve"
     assert why in capsys.readouterr().out
+    fit(run={"validate_every": 2}, trainer=stopping)
+    said = capsys.readouterr().out
+    assert f"{run} was {why}" in said
+    assert said.endswith(": nothing to do\n")
     assert find_run(str(run)).step == 4
     fit(run={"validate_every": 2})
     assert find_run(str(run)).step == 6
