@@ -57,8 +57,6 @@ def check_path(what: str, path: str, remote: bool = False) -> None:
         raise ValueError(f"{what} must be {places}, not '{path:.60}'")
 
 
-# Counts as people write them: 80M FLOPs, 38.5B tokens
-
 SUFFIXES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}  # powers of ten; B and G are the same
 
 LARGEST = 10**18  # no count of this package is above it

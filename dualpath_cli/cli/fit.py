@@ -173,7 +173,7 @@ def _out_of_memory(session: Session, since: int) -> OutOfMemory:
         way_out = f"--run.micro_batch {smaller} needs less, and changes neither batch nor data"
     failure = OutOfMemory(
         f"the GPU has no room for run.micro_batch={size} in step {trainer.global_step + 1}; "
-        f"{way_out}; training continues from {run_folder.newest_step(launch.run_folder)}"
+        f"{way_out}; {run_folder.way_on(launch.run_folder)}"
     )
     failure.half = smaller if first and newest in (None, launch.checkpoint) else None
     return failure
@@ -188,7 +188,7 @@ def _lost_contact(session: Session, error: Exception) -> RunFailed | None:
     death = launcher.death() if isinstance(launcher, Ranks) else None
     reason = " ".join(str(error).split())[:160]
     said = death or f"rank {trainer.global_rank} lost contact with the others: {reason}"
-    return RunFailed(f"{said}; {session.way_on}")
+    return RunFailed(f"{said}; {run_folder.way_on(session.launch.run_folder)}")
 
 
 def _refusal(error: Exception) -> UserError | None:
@@ -214,7 +214,9 @@ def _stopped(session: Session, signum: int) -> Stopped:
         isinstance(environment, SLURMEnvironment) and session.trainer.global_rank
     ):
         code = 0  # who started the ranks would kill the first one, at its last words, for another
-    return Stopped(f"{name}; {session.way_on}", code, session.console.quiet)
+    return Stopped(
+        f"{name}; {run_folder.way_on(session.launch.run_folder)}", code, session.console.quiet
+    )
 
 
 def _summary(session: Session, accumulate: int) -> str:

@@ -4,6 +4,7 @@ Imports nothing slow.
 """
 
 import glob
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -27,7 +28,7 @@ from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import fault_of
 from dualpath_cli.run.run_folder import TOKENIZER, Run, step_of
 from dualpath_cli.run.trained import averaged, find_run
-from dualpath_cli.system import has_step
+from dualpath_cli.system import cores, has_step
 from dualpath_cli.text.documents import FORMATS, Source, read_documents
 from dualpath_cli.text.manifest import Manifest, is_data_folder, readable
 from dualpath_cli.text.rows import is_known
@@ -274,19 +275,26 @@ def check_steps(settings: Settings) -> None:
             f"optim.warmup_steps={warmup} must be less than the run's {run.steps} optimizer steps "
             f"(run.max_tokens={run.max_tokens} / run.batch_tokens={run.batch_tokens})"
         )
-    ranks = (settings.trainer.devices_of_a_node or 1) * settings.trainer.num_nodes
+    near, most = settings.trainer.devices_of_a_node or 1, 8 * cores()
+    if settings.trainer.accelerator == "cpu" and near > most:
+        raise UserError(f"trainer.devices={near} is too many for {cores()} cores; use {most}")
+    ranks = near * settings.trainer.num_nodes
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
+    if tasks > 1 and ranks == 1 and settings.trainer.devices_of_a_node is not None:
+        raise UserError(
+            f"srun has started {tasks} tasks (SLURM_STEP_NUM_TASKS), but trainer.devices=1 is one "
+            "for one task; give srun --ntasks=1, or set devices to the tasks of a node"
+        )
     micro_batches(run.batch_tokens, settings.model.max_seq_len, ranks, run.micro_batch)
     check_loops(run, settings.model)
 
 
 def check_effect(settings: Settings) -> None:
     """Raises UserError for a setting that was given and has no effect."""
-    own_strategy = [] if isinstance(settings.trainer.strategy, str) else ["ddp"]
     for key, other, heeding in (
         *((f"optim.muon_{own}", "optim.name", "muon") for own in ("lr", "momentum", "adjust")),
         ("optim.cooldown", "optim.schedule", "wsd"),
         ("run.shard_size", "trainer.strategy", "hsdp"),
-        *(("run.reduce_dtype", "trainer.strategy", one) for one in own_strategy),
     ):
         (section, name), (value, found) = key.split("."), attrgetter(key, other)(settings)
         if value != getattr(SECTIONS[section], name) and found != heeding:

@@ -29,7 +29,7 @@ from dualpath_cli.recipe.parser import OneLine
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, TrainerSettings
-from dualpath_cli.run.run_folder import TOKENIZER, Run, newest_step, step_of
+from dualpath_cli.run.run_folder import TOKENIZER, Run, step_of, way_on
 from dualpath_cli.run.trained import keep_scores, label_of_average
 from dualpath_cli.run.weights import verify
 from dualpath_cli.text.storage import local_copy
@@ -63,11 +63,6 @@ class Session:
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)
-
-    @property
-    def way_on(self) -> str:
-        """What to say of a run that ended early."""
-        return f"the same command continues from {newest_step(self.launch.run_folder)}"
 
     def show_validation(self) -> None:
         """Prints the losses of the last validation, if there was one."""
@@ -253,6 +248,8 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         "enable_model_summary": False,
     }
     trainer = Trainer(**{**section, **ours})
+    if fitting and run.reduce_dtype and trainer.world_size > 1 and name not in parallel.STRATEGIES:
+        raise UserError("run.reduce_dtype has no effect on a class; choose trainer.strategy=ddp")
     if isinstance(trainer.strategy, parallel.FullyShardedStrategy):
         trainer.strategy.check_shards()
     elif not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
@@ -260,7 +257,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         raise UserError(f"trainer.strategy {kind}: choose single, ddp, fsdp or hsdp in its place")
     launch_by(
         trainer, launch.command.name, timeout,
-        lambda: f"; the same command continues from {newest_step(folder)}" if fitting else "",
+        lambda: f"; {way_on(folder)}" if fitting else "",
     )  # fmt: skip
     return trainer
 

@@ -126,10 +126,11 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     return [real if _STEP.fullmatch((real := p.resolve()).name) else p for p in found]
 
 
-def newest_step(folder: Path) -> str:
-    """The checkpoint that a run would be continued from, in words."""
+def way_on(folder: Path) -> str:
+    """What to say of a run that ended early."""
     newest = newest_checkpoint(folder)
-    return "the start" if newest is None else f"step {step_of(newest)}"
+    step = "the start" if newest is None else f"step {step_of(newest)}"
+    return f"the same command continues from {step}"
 
 
 def find_run(path: str) -> Run:

@@ -87,8 +87,8 @@ class Checkpoints(EachStep):
         if not finite_weights(trainer.lightning_module):
             message = (
                 f"after step {trainer.global_step} weights are no finite numbers, and not saved; "
-                "lower optim.lr (under another --run.name); the same command continues from "
-                f"{run_folder.newest_step(self.folder.parent)}"
+                "lower optim.lr (under another --run.name); "
+                f"{run_folder.way_on(self.folder.parent)}"
             )
             raise NumbersFailed(message if trainer.is_global_zero else "")  # the first rank tells
         final = self.folder / f"step-{trainer.global_step:08d}"
@@ -101,8 +101,8 @@ class Checkpoints(EachStep):
                 raise  # it is not the disk that failed
             reason = " ".join(str(error).split())[:160]
             raise RunFailed(
-                f"checkpoint '{final}' could not be written: {reason}; the same command continues "
-                f"from {run_folder.newest_step(self.folder.parent)}"
+                f"checkpoint '{final}' could not be written: {reason}; "
+                f"{run_folder.way_on(self.folder.parent)}"
             ) from error
         trainer.strategy.barrier("checkpoint written")
         files = hashed(partial)

@@ -33,7 +33,7 @@ from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.recipe.schedule import learning_rate, rate_factor
 from dualpath_cli.recipe.settings import RunSettings
-from dualpath_cli.run.run_folder import VALIDATION, newest_step
+from dualpath_cli.run.run_folder import VALIDATION, way_on
 from dualpath_cli.system import format_csv, has_step, read_csv, write_text
 from dualpath_cli.training import internals
 from dualpath_cli.training.balance import COLUMNS
@@ -330,6 +330,6 @@ class BadSteps(EachStep):
         return (
             f"steps {self.step - in_a_row + 1} to {self.step} were skipped, the last because "
             f"{_CAUSES[kind]}; {self.table.path} lists them; check the data, {setting} (under "
-            "another --run.name) or raise run.max_bad_steps; the same command continues from "
-            f"{newest_step(self.run_folder)}"
+            "another --run.name) or raise run.max_bad_steps; "
+            f"{way_on(self.run_folder)}"
         )
