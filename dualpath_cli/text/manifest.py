@@ -237,6 +237,8 @@ class Manifest:
     def check_tokenizer(self, folder: str | Path) -> None:
         """Checks that the folder's tokenizer is the one that made the tokens."""
         path = f"{folder}/{TOKENIZER}"
+        if not exists(path):
+            raise UserError(f"{path} is missing; {AGAIN}")
         try:
             tokenizer = Tokenizer.load(local_copy(path))
         except UserError as error:
