@@ -10,6 +10,7 @@ Shapes: B batch, T positions, H heads, N head size, M = N/2.
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -41,7 +42,10 @@ class RotatedNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(head_dim)), eps
 
     def forward(self, x_BTHN: torch.Tensor, rope: Rope) -> torch.Tensor:
-        """Maps (B, T, H, N) to (B, T, H, N)."""
+        """Maps (B, T, H, N) to (B, T, H, N); without gradients in fewer operations."""
+        if not torch.is_grad_enabled():
+            turned_BTHN = rotate(x_BTHN, rope).to(self.weight.dtype)
+            return F.rms_norm(turned_BTHN, self.weight.shape, self.weight, self.eps)
         normed_BTHN: torch.Tensor = _RotatedNorm.apply(x_BTHN, self.weight, *rope, self.eps)
         return normed_BTHN
 
@@ -64,20 +68,22 @@ class _RotatedNorm(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(x_BTHN, weight_N, cos, sin)
         ctx.eps = eps
-        x_BTH2M, weight_2M = _halves(x_BTHN.to(weight_N.dtype)), _halves(weight_N)
-        return (_turn(x_BTH2M, cos, sin) * _scale(x_BTH2M, eps) * weight_2M).flatten(-2)
+        x_BTH2M = _halves(x_BTHN.to(cos.dtype))
+        normed_BTH2M = _turn(x_BTH2M, cos, sin) * _scale(x_BTH2M, eps) * _halves(weight_N)
+        return normed_BTH2M.flatten(-2).to(weight_N.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad_BTHN: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_BTHN, weight_N, cos, sin = ctx.saved_tensors
-        x_BTH2M, grad_BTH2M = _halves(x_BTHN.to(weight_N.dtype)), _halves(grad_BTHN)
+        x_BTH2M, grad_BTH2M = _halves(x_BTHN.to(cos.dtype)), _halves(grad_BTHN)
         scale_BTH11, turned_BTH2M = _scale(x_BTH2M, ctx.eps), _turn(x_BTH2M, cos, sin)
         normed_BTH2M = grad_BTH2M * _halves(weight_N)  # the gradient of the normed values
         along_BTH11 = (normed_BTH2M * turned_BTH2M).mean((-2, -1), keepdim=True)
         back_BTH2M = normed_BTH2M * cos + (normed_BTH2M * sin).flip(-2)
         grad_x = back_BTH2M * scale_BTH11 - x_BTH2M * (scale_BTH11**3 * along_BTH11)
         grad_weight = (grad_BTH2M * scale_BTH11 * turned_BTH2M).flatten(-2).flatten(0, -2).sum(0)
-        return grad_x.flatten(-2).to(x_BTHN.dtype), grad_weight, None, None, None
+        grads = grad_x.flatten(-2).to(x_BTHN.dtype), grad_weight.to(weight_N.dtype)
+        return *grads, None, None, None
 
 
 def _halves(x: torch.Tensor) -> torch.Tensor:
