@@ -175,7 +175,7 @@ def test_an_example_runs_from_the_wheel_alone(example, typed):
     if any(part in example for part in ON_THE_NETWORK):
         assert (done.returncode, done.stderr.count("check the network")) == (1, 1), done.stderr
         pytest.skip("run as far as its first download: it needs the network")
-    missing = "data folder '.*' does not exist; make it with|no GPU is to be seen here"
+    missing = "data folder '.*' does not exist; make it with|No supported gpu backend found"
     assert done.returncode == (2 if re.search(missing, done.stderr) else 0), done.stderr
 
 

@@ -18,6 +18,7 @@ import yaml
 from dualpath_cli.cli.commands import Command
 from dualpath_cli.cli.words import Line
 from dualpath_cli.errors import UserError
+from dualpath_cli.flops.count import parameters
 from dualpath_cli.output import is_first_rank
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, import_classes
 from dualpath_cli.recipe import recipes
@@ -134,6 +135,7 @@ def to_train(
     Raises UserError for the first mistake.
     """
     import_classes(settings.model, allowed=True)
+    check_size(settings)
     manifest = check_training_data(settings)
     check_steps(settings)
     check_validation_sets(settings, settings.data.path)
@@ -230,6 +232,17 @@ def _find_trunk(settings: Settings) -> Run:
     checkpoint = steps[max(usable)]
     run_folder.check_tables(folder, checkpoint=checkpoint)
     return find_run(str(checkpoint))
+
+
+def check_size(settings: Settings) -> None:
+    """Raises UserError unless the weights, in float32, fit into the machines that share them."""
+    memory, shared = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), ("fsdp", "hsdp")
+    size, trainer = 4 * parameters(settings.model), settings.trainer
+    if size > memory * (trainer.num_nodes if trainer.strategy in shared else 1):
+        raise UserError(
+            f"the model's weights are {size / 1e9:,.0f} GB, and this machine has {memory / 1e9:,.0f}"
+            " GB of memory; lower model.n_layers, d_model, vocab_size or the FFN widths"
+        )
 
 
 def check_training_data(settings: Settings) -> Manifest:
