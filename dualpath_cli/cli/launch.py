@@ -240,8 +240,8 @@ def check_size(settings: Settings) -> None:
     size, trainer = 4 * parameters(settings.model), settings.trainer
     if size > memory * (trainer.num_nodes if trainer.strategy in shared else 1):
         raise UserError(
-            f"the model's weights are {size / 1e9:,.0f} GB, and this machine has {memory / 1e9:,.0f}"
-            " GB of memory; lower model.n_layers, d_model, vocab_size or the FFN widths"
+            f"the model's weights are {size / 1e9:,.0f} GB, and this machine has "
+            f"{memory / 1e9:,.0f} GB of memory; lower model.n_layers, d_model or the FFN widths"
         )
 
 
