@@ -47,7 +47,8 @@ class RotatedNorm(nn.Module):
             turned_BTHN = rotate(x_BTHN, rope).to(self.weight.dtype)
             return F.rms_norm(turned_BTHN, self.weight.shape, self.weight, self.eps)
         normed_BTHN: torch.Tensor = _RotatedNorm.apply(x_BTHN, self.weight, *rope, self.eps)
-        return normed_BTHN
+        # Not in there: a cast that changes nothing gives compiled gradients of zero in torch 2.11.
+        return normed_BTHN.to(self.weight.dtype)
 
 
 class _RotatedNorm(torch.autograd.Function):
@@ -70,7 +71,7 @@ class _RotatedNorm(torch.autograd.Function):
         ctx.eps = eps
         x_BTH2M = _halves(x_BTHN.to(cos.dtype))
         normed_BTH2M = _turn(x_BTH2M, cos, sin) * _scale(x_BTH2M, eps) * _halves(weight_N)
-        return normed_BTH2M.flatten(-2).to(weight_N.dtype)
+        return normed_BTH2M.flatten(-2)
 
     @staticmethod
     def backward(ctx: Any, grad_BTHN: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
