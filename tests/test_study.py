@@ -76,7 +76,8 @@ def test_each_run_began_after_its_commit_which_has_todays_declaration(study):
     for commit, starts in began.items():
         then = git("show", f"{commit}:docs/study/declared.md")
         assert re.sub(r"\[([\w.]+)\]\(\1\)", r"`\1`", then) == declared
-        assert min(starts) > datetime.fromisoformat(git("show", "-s", "--format=%cI", commit).strip())
+        committed = datetime.fromisoformat(git("show", "-s", "--format=%cI", commit).strip())
+        assert min(starts) > committed
 
 
 def test_the_figure_has_a_mark_for_each_run_of_the_tables(study):
