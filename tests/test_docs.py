@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli.cli.commands import COMMANDS
+from dualpath_cli.config import RANGES
+from dualpath_cli.ranges import LONGEST_NAME
+from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.settings import RunSettings
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("*.md", "docs/**/*.md", "docs/*.ipynb", "benchmarks/*.md")
@@ -28,6 +32,21 @@ def test_every_link_inside_the_repository_leads_somewhere(page):
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+def test_every_test_that_a_page_names_exists():
+    for page in (ROOT / "docs").glob("*.md"):
+        for name in re.findall(r"`((?:\w+/)*test_\w+\.py)`", page.read_text(encoding="utf-8")):
+            assert list((ROOT / "tests").glob(f"**/{name.removeprefix('tests/')}")), (page, name)
+
+
+def test_limits_of_the_page_of_faults_are_those_of_the_code():
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    assert f"over {recipes.MOST_CHARACTERS:,} characters" in page
+    assert f"at most {recipes.MOST_PARTS:,} parts" in page
+    assert f"over {LONGEST_NAME} bytes" in page
+    assert f"`n_layers` is at most {RANGES['n_layers'][1]:,}" in page
+    assert f"`run.max_bad_steps` ({RunSettings().max_bad_steps})" in page
 
 
 def test_readme_lists_the_commands_as_help_does():

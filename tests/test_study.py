@@ -1,7 +1,10 @@
 """docs/study.md says what its script prints, by statistics that hold where they can be checked."""
 
 import importlib.util
+import re
+import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 
@@ -52,6 +55,29 @@ def test_runs_are_the_seeds_of_the_declaration_once_each(study):
         whole = "(" not in arm and (part, arm) != ("table48", "loop_k4_total")
         assert not whole or found == list(declared)
     assert sum(map(len, seeds.values())) == 246
+
+
+def git(*words: str) -> str:
+    """Git's output in this checkout; empty where git fails."""
+    command = ["git", "-C", str(PAGE.parent), *words]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=False).stdout
+
+
+@pytest.mark.skipif(
+    git("rev-parse", "--is-shallow-repository").strip() != "false",
+    reason="needs a clone with all commits",
+)
+def test_each_run_began_after_its_commit_which_has_todays_declaration(study):
+    page = (PAGE.parent / "study" / "declared.md").read_text(encoding="utf-8")
+    declared = re.sub(r"\*As declared;[^*]+\*\n\n", "", page)
+    began: dict[str, list[datetime]] = {}
+    for row in study.read("runs.csv"):
+        began.setdefault(row["commit"], []).append(datetime.fromisoformat(row["started"]))
+    for commit, starts in began.items():
+        then = git("show", f"{commit}:docs/study/declared.md")
+        assert re.sub(r"\[([\w.]+)\]\(\1\)", r"`\1`", then) == declared
+        committed = datetime.fromisoformat(git("show", "-s", "--format=%cI", commit).strip())
+        assert min(starts) > committed
 
 
 def test_the_figure_has_a_mark_for_each_run_of_the_tables(study):

@@ -4,8 +4,9 @@ python docs/study/study.py            # the tables, each under its name
 python docs/study/study.py --write    # into the page, each below <!-- its name -->, and the figure
 
 runs.csv has a row a scored run: the part of the study, the arm, peak learning rate and seed, bits
-per byte of the four validation sets after the last step, and the loops that the router of each
-layer expects there. arms.csv has the widths from which parameters and FLOPs are counted.
+per byte of the four validation sets after the last step, the loops that the router of each layer
+expects there, and the commit and time at which the run began. arms.csv has the widths from which
+parameters and FLOPs are counted.
 """
 
 import argparse

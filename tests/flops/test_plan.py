@@ -116,6 +116,14 @@ def test_hsdp_keeps_weights_within_a_node():
     assert fsdp > 4 * across
 
 
+def test_the_page_of_clusters_has_the_memory_of_a_gpu_as_it_is_planned(output_of):
+    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text(encoding="utf-8")
+    for recipe, name in (("f80m_a50_k4", "F80M a50 K4"), ("f160m_a25_k4", "F160M a25 K4")):
+        words = f"flops --plan --gpus 1 --format json --config {recipe} --config cluster_1"
+        memory = json.loads(output_of(*words.split()))["plan"]["ddp"]["memory"]["sum"]
+        assert f"{memory / 1e9:.1f} GB for {name}" in " ".join(page.split())
+
+
 def test_the_command_says_it_in_json_and_in_a_table(output_of):
     words = ["flops", "--config", "f160m_a25_k4", "--plan", "--gpus", "16", "--tflops", "100"]
     words += ["--node-bandwidth", "100", "--network-bandwidth", "10"]
