@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from dualpath_cli.compare.groups import Group, groups_of, paper_groups
+from dualpath_cli.compare.groups import Group, groups_of
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, is_run, read_run
 from dualpath_cli.errors import UserError
 from dualpath_cli.own_classes.checks import import_classes
@@ -32,7 +32,7 @@ class Compare(OwnClasses, Average):
     has scored it."""
     out: str | None = None
     """Folder for tables, figures and the page; by default `comparison` in the folder of runs, or
-    here for several RUNs and --paper."""
+    here for several RUNs."""
     baseline: tuple[str, ...] = ()
     """Configurations that the others are tested against, also separated by commas; by default the
     PureWide of each budget."""
@@ -42,26 +42,11 @@ class Compare(OwnClasses, Average):
     aggregate_only: bool = False
     """Test the mean of the validation sets alone, not each set, which leaves fewer tests to correct
     for: to be chosen before the numbers are seen."""
-    paper: bool = False
-    """Show the paper's own 26 configurations in the same tables and figures, as single runs; needs
-    no RUN."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.runs:
-            return
-        if not self.paper:
-            raise UserError("compare needs a RUN, a folder of runs, or --paper")
-        for given, problem in (
-            (self.baseline, "--baseline is one of RUN's configurations"),
-            (self.by, "--by is about keys of RUNs"),
-            (self.best, "--best chooses among RUNs"),
-            (self.any_length, "--any-length joins tables of RUNs"),
-            (self.aggregate_only, "--aggregate-only is about tests of RUNs"),
-            (self.average > 1, "--average is about checkpoints of RUNs"),
-        ):
-            if given:
-                raise UserError(f"{problem}; give a RUN as well")
+        if not self.runs:
+            raise UserError("compare needs a RUN or a folder of runs")
 
 
 def run(options: Compare) -> str:
@@ -74,7 +59,6 @@ def run(options: Compare) -> str:
     if options.average > 1:
         named = f"average of {options.average} checkpoints"
         groups = [replace(group, name=f"{group.name}, {named}") for group in groups]
-    groups += paper_groups() if options.paper else []
     claim(out)
     return "\n".join(map(str, _answer(groups, left_out, out, options.aggregate_only)))
 
@@ -95,7 +79,7 @@ def _read(options: Compare) -> tuple[list[TrainedRun], list[str]]:
             left_out.append(f"{folder}: left out, unfinished at {run}")
         else:
             runs.append(run)
-    if paths and not runs:
+    if not runs:
         raise UserError(f"no run has finished: {left_out[0]}; let fit end one first")
     check_same_data(runs)
     read = [*map(Path, paths), *(run.folder for run in runs)]
@@ -137,12 +121,7 @@ def _answer(
     tests = tables.tables_of_tests(rows, made)
     runs = tables.records_of_runs(groups)
     drawn = figures.draw(groups, rows)
-    printed = sum(not c.runs for group in groups for c in group.configurations)
-    facts = [
-        *([("runs", f"{len(runs):,}")] if runs else []),
-        *([("of the paper", f"{printed} configurations, as printed")] if printed else []),
-        *(("left out", line) for line in left_out),
-    ]
+    facts = [("runs", f"{len(runs):,}"), *(("left out", line) for line in left_out)]
     texts = {
         "table.csv": format_csv(*tables.records_of_groups(groups)),
         "table.md": "\n".join(map(markdown, main)),
@@ -150,7 +129,7 @@ def _answer(
         "tests.md": "\n".join(map(markdown, tests)),
         "tests.tex": "\n".join(map(tables.latex, tests)),
         "tests.csv": format_csv(tables.records_of_tests(rows)) if rows else "",
-        "runs.csv": format_csv(runs) if runs else "",
+        "runs.csv": format_csv(runs),
     }
     pictures = page.pictures(drawn, figures.CAPTIONS)
     sections = [page.terms(facts), page.tables(main), pictures, page.tables(tests)]
