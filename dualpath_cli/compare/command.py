@@ -1,5 +1,6 @@
 """`dualpath compare`: runs are read and grouped, then shown and written in every form."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Literal
 
 from dualpath_cli.compare.groups import Group, groups_of
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, is_run, read_run
+from dualpath_cli.compare.tables import Difference, differences_of
 from dualpath_cli.errors import UserError
 from dualpath_cli.own_classes.checks import import_classes
 from dualpath_cli.recipe.options import Average, OwnClasses, folder_of
@@ -36,6 +38,12 @@ class Compare(OwnClasses, Average):
     baseline: tuple[str, ...] = ()
     """Configurations that the others are tested against, also separated by commas; by default the
     PureWide of each budget."""
+    pairs: tuple[str, ...] = ()
+    """Test the pairs A:B,C:D,... of configurations of one table and nothing else: on the aggregate,
+    in this order, each at 5 % and only while every pair before it differed."""
+    margin: float | None = None
+    """The smallest difference that matters, in bits per byte: adds 90 % intervals, and the verdict
+    `no difference that matters` for one within it."""
     any_length: bool = False
     """One table for each budget, whatever the number of training tokens: to compare at equal time.
     Without it each number of tokens has a table."""
@@ -47,20 +55,25 @@ class Compare(OwnClasses, Average):
         super().__post_init__()
         if not self.runs:
             raise UserError("compare needs a RUN or a folder of runs")
+        if self.pairs and self.baseline:
+            raise UserError("--pairs says which configurations are tested; leave --baseline out")
+        if self.margin is not None and not 0 < self.margin < math.inf:
+            raise UserError(f"--margin must be bits per byte above 0, not {self.margin:g}")
 
 
 def run(options: Compare) -> str:
     """Compares, and returns where that is written, as text."""
-    baselines = _names("--baseline", options.baseline)
+    baselines, pairs = _names("--baseline", options.baseline), _pairs(options.pairs)
     by = _names("--by", options.by)
     runs, left_out = _read(options)
     out = _out(options)
-    groups = groups_of(runs, baselines, options.any_length, by, options.best is not None)
+    groups = groups_of(runs, baselines, options.any_length, by, options.best is not None, pairs)
     if options.average > 1:
         named = f"average of {options.average} checkpoints"
         groups = [replace(group, name=f"{group.name}, {named}") for group in groups]
     claim(out)
-    return "\n".join(map(str, _answer(groups, left_out, out, options.aggregate_only)))
+    rows = differences_of(groups, aggregate_only=options.aggregate_only, margin=options.margin)
+    return "\n".join(map(str, _answer(groups, rows, left_out, out)))
 
 
 def _names(option: str, given: Sequence[str]) -> list[str]:
@@ -68,6 +81,17 @@ def _names(option: str, given: Sequence[str]) -> list[str]:
     if not all(names):
         raise UserError(f"{option} needs names separated by commas, not '{', '.join(given)}'")
     return names
+
+
+def _pairs(given: Sequence[str]) -> list[tuple[str, str]]:
+    """A pair whose names have a colon themselves cannot be told apart, and is refused."""
+    found = []
+    for pair in _names("--pairs", given):
+        one, *others = (name.strip() for name in pair.split(":"))
+        if len(others) != 1 or others[0] == one:
+            raise UserError(f"--pairs needs two configurations a pair, as A:B,C:D, not '{pair}'")
+        found.append((one, others[0]))
+    return found
 
 
 def _read(options: Compare) -> tuple[list[TrainedRun], list[str]]:
@@ -96,7 +120,7 @@ def _out(options: Compare) -> Path:
 
 
 def _answer(
-    groups: Sequence[Group], left_out: Sequence[str], out: Path, aggregate_only: bool
+    groups: Sequence[Group], rows: Sequence[Difference], left_out: Sequence[str], out: Path
 ) -> list[Path]:
     """Prints the tables and writes all files, with a line for each run left out; returns paths."""
     from dualpath_cli.compare import figures, tables
@@ -108,7 +132,6 @@ def _answer(
     console = plain_console()
     for line in left_out:
         console.print(line, highlight=False, soft_wrap=True)
-    rows = tables.differences_of(groups, aggregate_only=aggregate_only)
     made = sum(row.tested for row in rows)
     for group in groups:
         for table in tables.group_tables(group, errors=False):

@@ -79,6 +79,7 @@ class Group:
     configurations: tuple[Configuration, ...]
     wide: Configuration | None  # the configuration that parameters and time are relative to
     baselines: tuple[Configuration, ...] = ()  # for the tests; figures take the first
+    pairs: tuple[tuple[Configuration, Configuration], ...] = ()  # the only tests, in this order
     note: str = ""  # why there is no baseline
 
 
@@ -162,12 +163,13 @@ def groups_of(
     any_length: bool = False,
     by: Sequence[str] = (),
     best: bool = False,
+    pairs: Sequence[Sequence[str]] = (),
 ) -> list[Group]:
     """Sorts runs into configurations and groups, those of the smallest budget first.
 
     `any_length`: a group of each budget, whatever the number of tokens. `by`: keys of recipes; runs
     that have the same there are one configuration. `best`: so are those of several learning rates,
-    with their scores at the best.
+    with their scores at the best. `pairs`: names of configurations of one table.
     """
     if best:
         runs = [_without_rate(run) for run in runs]
@@ -188,10 +190,15 @@ def groups_of(
         for (budget, tokens), parts in sorted(tables.items())
     ]
     names = {c.name for group in groups for c in group.configurations}
-    for baseline in baselines:
-        if baseline not in names:
-            hint = did_you_mean(baseline, names) or f"; there are {', '.join(sorted(names))}"
-            raise UserError(f"no configuration '{baseline}' for --baseline{hint}")
+    asked = {name: "--pairs" for pair in pairs for name in pair} or dict.fromkeys(
+        baselines, "--baseline"
+    )
+    for name, option in asked.items():
+        if name not in names:
+            hint = did_you_mean(name, names) or f"; there are {', '.join(sorted(names))}"
+            raise UserError(f"no configuration '{name}' for {option}{hint}")
+    if pairs:
+        return _with_pairs(groups, pairs)
     return [_with_baselines(group, baselines) for group in groups]
 
 
@@ -280,6 +287,23 @@ def _check_alike(part: Sequence[TrainedRun]) -> None:
             f"{other.folder} and {run.folder} are the same configuration with seed {run.seed}; "
             "leave one of them out"
         )
+
+
+def _with_pairs(groups: Sequence[Group], pairs: Sequence[Sequence[str]]) -> list[Group]:
+    tables = [{c.name: c for c in group.configurations} for group in groups]
+    having = [n for n, t in enumerate(tables) if t.keys() >= {name for p in pairs for name in p}]
+    if len(having) != 1:
+        raise UserError(
+            f"--pairs: {len(having)} of {len(groups)} tables have all of its configurations; give "
+            "RUNs of one budget and number of tokens"
+        )
+    by_name = tables[having[0]]
+    found = tuple((by_name[one], by_name[other]) for one, other in pairs)
+    return [
+        replace(group, pairs=found, baselines=found[0][1:]) if n == having[0]
+        else replace(group, note="no tests: --pairs are of another table")
+        for n, group in enumerate(groups)
+    ]  # fmt: skip
 
 
 def _with_baselines(group: Group, names: Sequence[str]) -> Group:

@@ -2,15 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dualpath_cli.cli.main import main
+from dualpath_cli.compare.tables import AFTER, SAME
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import read_recipe
 from dualpath_cli.system import OURS, read_csv
 from tests.cli.test_cli import run_without_slow_imports
-from tests.compare.run_folders import model_of, write_run, write_sweep
+from tests.compare.run_folders import BATCH, model_of, write_run, write_sweep
 from tests.tiny_run import prepare
 
 CELLS = ("wide", "loop_k2", "loop_k4", "a50_k2")
@@ -80,6 +82,46 @@ def test_baselines_are_given_by_commas_or_by_repetition_and_means_tested_alone(
     assert both == repeated
     assert {row["baseline"] for row in both} == {"wide", "loop_k2"}
     assert {row["configuration"] for row in one} == {"wide", "loop_k4", "a50_k2"}
+
+
+def test_pairs_over_several_sweeps_of_rates_are_tested_in_their_order(tmp_path, capsys, undrawn):
+    arms = {"a50_k1": (2, 0.0), "expanded_k2": (3, 0.1), "a50_k4": (4, 0.1)}
+    rng = np.random.default_rng(0)
+    for cell, (loops, effect) in arms.items():
+        model = model_of("dual", loops)
+        for seed in range(2):
+            for n, lr in enumerate((0.0245, 0.049, 0.098)):
+                score = 2 + effect + 0.1 * (n - 0.9) ** 2 + rng.normal(0, 1e-3)
+                path = tmp_path / cell / f"runs/{cell}-lr_{lr}/seed_{seed}"
+                write_run(path, model, {"novels": score}, cell=f"{cell}-lr_{lr}",
+                          seed=seed, optim={"lr": lr})  # fmt: skip
+    out = tmp_path / "out"
+    words = ["compare", *(str(tmp_path / cell) for cell in arms), "--best", "lr", "--out", str(out),
+             "--margin", "0.014"]  # fmt: skip
+    assert main([*words, "--pairs", "a50_k1:expanded_k2,expanded_k2:a50_k4,a50_k1:a50_k4"]) == 0
+    assert "bits per byte pairs in a fixed order, 2 tests in all" in capsys.readouterr().out
+    rows = read_csv(out / "tests.csv")
+    assert [row["order"] for row in rows] == ["1", "2", "3"]
+    assert [row["verdict"] for row in rows] == ["better", SAME, AFTER]
+    assert all(0 < float(row["detectable"]) < 0.01 for row in rows)
+    for pairs, said in {
+        "a50_k1": "two configurations a pair, as A:B,C:D, not 'a50_k1'",
+        "a50_k1:a50_k1": "two configurations a pair, as A:B,C:D, not 'a50_k1:a50_k1'",
+        "a50_k1:expanded": "no configuration 'expanded' for --pairs; did you mean 'expanded_k2'?",
+    }.items():
+        assert main([*words, "--pairs", pairs]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_pairs_are_of_one_table(swept, tmp_path, capsys, undrawn):
+    short = {"run": {"max_tokens": 20 * BATCH}}
+    path = tmp_path / "runs/new"
+    write_run(path, model_of("wide"), {"novels": 2, "peps": 2}, cell="new", steps=20, **short)
+    words = ["compare", str(swept), str(path), "--out", str(tmp_path / "out"), "--pairs"]
+    assert main([*words, "new:a50_k2"]) == 2
+    assert "--pairs: 0 of 2 tables have all of its configurations" in capsys.readouterr().err
+    assert main([*words, "a50_k2:loop_k2"]) == 0
+    assert "no tests: --pairs are of another table" in " ".join(capsys.readouterr().out.split())
 
 
 def test_nothing_stays_of_an_earlier_comparison(swept, tmp_path, undrawn):
