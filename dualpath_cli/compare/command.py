@@ -68,6 +68,7 @@ def run(options: Compare) -> str:
     runs, left_out = _read(options)
     out = _out(options)
     groups = groups_of(runs, baselines, options.any_length, by, options.best is not None, pairs)
+    left_out += [c.edge for group in groups for c in group.configurations if c.edge]
     if options.average > 1:
         named = f"average of {options.average} checkpoints"
         groups = [replace(group, name=f"{group.name}, {named}") for group in groups]
@@ -122,7 +123,7 @@ def _out(options: Compare) -> Path:
 def _answer(
     groups: Sequence[Group], rows: Sequence[Difference], left_out: Sequence[str], out: Path
 ) -> list[Path]:
-    """Prints the tables and writes all files, with a line for each run left out; returns paths."""
+    """Prints tables and writes all files, with a line for all that is left out; returns paths."""
     from dualpath_cli.compare import figures, tables
     from dualpath_cli.output import page
     from dualpath_cli.output.console import plain_console
@@ -144,7 +145,8 @@ def _answer(
     tests = tables.tables_of_tests(rows, made)
     runs = tables.records_of_runs(groups)
     drawn = figures.draw(groups, rows)
-    facts = [("runs", f"{len(runs):,}"), *(("left out", line) for line in left_out)]
+    count = len({row["run"] for row in runs})
+    facts = [("runs", f"{count:,}"), *(("left out", line) for line in left_out)]
     texts = {
         "table.csv": format_csv(*tables.records_of_groups(groups)),
         "table.md": "\n".join(map(markdown, main)),

@@ -51,6 +51,7 @@ class Configuration:
     expected_loops: float | None = None  # mean of runs; near 1, the loops paid for go unused
     runs: tuple[TrainedRun, ...] = ()  # in the order of their seeds
     best_rate: float | None = None  # where several were trained; `runs` are of the next one
+    edge: str = ""  # a line where that is the lowest or highest one trained: then nothing is tested
     runs_by_rate: Mapping[float, Mapping[int, TrainedRun]] = field(default_factory=dict)
 
     @property
@@ -251,11 +252,11 @@ def _at_best_rate(c: Configuration) -> Configuration:
     }
     means = scores[AGGREGATE].mean(0)
     at = int(means.argmin())
-    if at in (0, len(rates) - 1):
-        raise UserError(
-            f"--best lr: '{c.name}' is best at {rates[at]:g}, the edge of its learning rates; "
-            f"train it at a {'higher' if at else 'lower'} one, or leave it out"
-        )
+    edge = "" if 0 < at < len(rates) - 1 else (
+        f"'{c.name}' is best at {rates[at]:g}, the edge of its learning rates, and is not tested; "
+        f"train it at a {'higher' if at else 'lower'} one"
+    )  # fmt: skip
+    at = min(max(at, 1), len(rates) - 2)
     logs, near = np.log(rates), slice(at - 1, at + 2)
     place = float(lowest(logs, means)[0])
     at_best = {
@@ -263,7 +264,7 @@ def _at_best_rate(c: Configuration) -> Configuration:
         for name, values in scores.items()
     }
     return replace(
-        c, best_rate=float(np.exp(place)), runs_by_rate=found,
+        c, best_rate=float(np.exp(place)), runs_by_rate=found, edge=edge,
         runs=tuple(found[rates[int(np.abs(logs - place).argmin())]].values()),
         scores={name: dict(zip(seeds, values, strict=True)) for name, values in at_best.items()},
     )  # fmt: skip

@@ -56,10 +56,18 @@ class Difference:
     p_holm: float  # `p` corrected for all tests of all groups; nan in a fixed order
     order: int | None = None  # place among the pairs of a fixed order, from 1
     margin: float | None = None  # the smallest difference that matters
+    bend: float = nan  # of --best lr: how far bits per byte rise one step of rates from the best,
+    bend_baseline: float = nan  # in standard errors of a mean
 
     @property
     def tested(self) -> bool:
         return self.p == self.p
+
+    @property
+    def unlike(self) -> bool:
+        """Whether one curve is flat and the other steep: the interval is then too narrow."""
+        flatter, steeper = sorted((self.bend, self.bend_baseline))
+        return flatter < 3 < steeper - flatter
 
     @property
     def verdict(self) -> str:
@@ -161,8 +169,10 @@ def _difference(
         "group": group.name, "measure": measure, "configuration": other.name,
         "baseline": baseline.name, "seeds": seeds, "difference": mean,
     }  # fmt: skip
-    if seeds < 2:
-        why = "one seed, no test" if seeds else "no seed in common, no test"
+    edge = other.edge or baseline.edge
+    if seeds < 2 or edge:
+        why = "best rate at the edge, no test" if edge else "one seed, no test"
+        why = why if seeds else "no seed in common, no test"
         return row | _NONE | {"test": why, "configurations": 0, "df": 0}
     if other.best_rate:
         return row | _of_best(group, other, baseline, blocks)
@@ -281,11 +291,14 @@ def _of_tests(part: Sequence[Difference], tests: str, baseline: str) -> Table:
         (Column("p", ".2g"), lambda d: d.p),
         (Column("Holm", ".2g"), lambda d: d.p_holm),
         (Column("detectable", ".4f"), lambda d: d.detectable),
+        (Column("bends", "{0[0]:.1f} and {0[1]:.1f}".format), lambda d: (d.bend, d.bend_baseline)),
         (Column("test"), lambda d: d.test if d.tested else ""),
         (Column("df", ".0f"), lambda d: d.df if d.tested else nan),
         (Column("seeds", "d"), lambda d: d.seeds),
     ]
-    hidden = ("Holm" if ordered else "", "90 % interval" if margin is None else "")
+    best = any(row.bend == row.bend for row in part)
+    hidden = ("Holm" if ordered else "", "90 % interval" if margin is None else "",
+              "" if best else "bends")  # fmt: skip
     columns = [pair for pair in columns if pair[0].heading not in hidden]
     caption = [
         "interval and p: each by itself",
@@ -296,8 +309,17 @@ def _of_tests(part: Sequence[Difference], tests: str, baseline: str) -> Table:
         "detectable: the smallest true difference found at 5 % with a probability of 80 %"
         + (", before it" if not ordered else ""),
     ]
-    if any(row.test == BEST for row in part):
+    if best:
         caption[-1] += " (error: half of the resampled 95 % interval over Student's t)"
+        caption.append(
+            "bends: how far bits per byte rise one step of rates from the lowest point, in "
+            "standard errors of a mean"
+        )
+    if named := " and ".join(f"{d.configuration} less {d.baseline}" for d in part if d.unlike):
+        caption.append(
+            f"WARNING: the bends of {named} differ much: the interval is too narrow, and the "
+            "flatter one looks better than it is; train the steeper one at closer rates"
+        )
     if margin is None:
         caption.append("undecided: the interval holds 0")
     else:

@@ -10,8 +10,9 @@ from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.rates import lowest, resampled
 from dualpath_cli.compare.runs import find_folders, read_run
 from dualpath_cli.compare.tables import BEST, differences_of
-from dualpath_cli.errors import UserError
+from dualpath_cli.statistics.blocks import block_spread
 from tests.compare.run_folders import model_of, write_run
+from tests.compare.test_tables import difference
 
 LOGS = np.log([1e-3, 2e-3, 4e-3, 8e-3])
 
@@ -20,10 +21,11 @@ LOGS = np.log([1e-3, 2e-3, 4e-3, 8e-3])
 @given(st.floats(0.05, 0.95), st.floats(0.01, 1), st.floats(-2, 2))
 def test_a_parabola_over_log_rate_is_found_exactly_and_no_rate_beyond_the_tried(share, bend, low):
     place = LOGS[0] + share * (LOGS[-1] - LOGS[0])
-    found, value = lowest(LOGS, low + bend * (LOGS - place) ** 2)
+    found, value, rise = lowest(LOGS, low + bend * (LOGS - place) ** 2)
     assert (found, value) == (pytest.approx(place, abs=1e-9), pytest.approx(low, abs=1e-9))
+    assert rise == pytest.approx(bend * np.log(2) ** 2)  # over one step of rates
     for edge, falling in ((0, LOGS), (-1, -LOGS)):
-        assert lowest(LOGS, falling) == (LOGS[edge], falling[edge])
+        assert lowest(LOGS, falling)[:2] == (LOGS[edge], falling[edge])
 
 
 def test_intervals_that_count_the_choice_hold_the_true_difference(monkeypatch):
@@ -61,6 +63,32 @@ def test_a_detectable_difference_is_found_four_times_in_five_and_90_in_100_are_h
     assert np.mean(detectable) == pytest.approx(size, rel=0.03)
     assert np.mean(found) == pytest.approx(0.8, abs=3 * np.sqrt(0.8 * 0.2 / 500))
     assert 0.9 <= np.mean(held) <= 0.97
+
+
+@pytest.mark.parametrize(
+    ("bends", "held", "unlike"),
+    [((0.1, 10), 0.86, 0.96), ((1, 10), 0.93, 0.88), ((0.1, 0.1), 0.99, 0), ((10, 10), 0.95, 0)],
+)
+def test_curves_that_bend_unlike_are_held_less_often_as_the_page_says_and_warned_of(
+    monkeypatch, bends, held, unlike
+):
+    """No true difference; bends in standard errors a step of rates. The flatter one looks better:
+    of four noisy means the lowest is too low."""
+    monkeypatch.setattr(rates, "RESAMPLES", 1000)
+    rng, steps = np.random.default_rng(5), (LOGS - LOGS.mean()) / np.log(2)
+    rows = []
+    while len(rows) < 500:
+        means = [b * (steps - rng.uniform(-0.5, 0.5)) ** 2 + rng.normal(size=4) for b in bends]
+        if not any(mean.argmin() in (0, 3) for mean in means):  # an edge is not tested
+            error = np.sqrt(rng.chisquare(91) / 91)
+            rows.append(resampled((LOGS, means[0]), (LOGS, means[1]), error, 91))
+    assert np.mean([r["low"] <= 0 <= r["high"] for r in rows]) == pytest.approx(held, abs=0.045)
+    made = [difference(bend=r["bend"], bend_baseline=r["bend_baseline"]) for r in rows]
+    assert np.mean([row.unlike for row in made]) == pytest.approx(unlike, abs=0.045)
+    if bends[1] == 10:
+        assert np.median([r["bend_baseline"] for r in rows]) == pytest.approx(10.1, abs=0.3)
+    if bends[0] < bends[1]:
+        assert -1.1 < np.mean([r["difference"] for r in rows]) < -0.3
 
 
 def write_rates(folder, optima, tried=(1e-3, 2e-3, 4e-3, 8e-3), seeds=3):
@@ -104,7 +132,44 @@ def test_arms_of_unlike_numbers_of_seeds_are_tested_on_those_that_all_have(tmp_p
     assert [row.verdict for row in rows] == ["better", "no difference that matters"]
 
 
-def test_a_best_rate_at_the_edge_is_refused(tmp_path):
-    runs = write_rates(tmp_path, {"wide": (8e-3, 2.0)})
-    with pytest.raises(UserError, match=r"'wide' is best at 0\.008, the edge .* at a higher one"):
-        groups_of(runs, best=True)
+@pytest.mark.parametrize(("best", "other"), [(8e-3, "a higher"), (1e-3, "a lower")])
+def test_a_best_rate_at_either_edge_names_its_arm_which_alone_is_not_tested(tmp_path, best, other):
+    arms = {"wide": (3e-3, 2.0), "dual": (best, 1.9), "loop": (2e-3, 1.9)}
+    (group,) = groups_of(write_rates(tmp_path, arms), best=True)
+    by_name = {c.name: c for c in group.configurations}
+    assert by_name["dual"].edge == (
+        f"'dual' is best at {best:g}, the edge of its learning rates, and is not tested; train it "
+        f"at {other} one"
+    )
+    assert (by_name["wide"].edge, by_name["loop"].edge) == ("", "")
+    rows = {row.configuration: row for row in differences_of([group])}
+    assert rows["dual"].verdict == "best rate at the edge, no test"
+    assert np.isnan([rows["dual"].p, rows["dual"].low, rows["dual"].p_holm]).all()
+    assert rows["loop"].verdict == "better"
+
+
+def test_the_error_at_a_steep_best_rate_is_that_of_blocks_of_all_arms_and_students(tmp_path):
+    """A steep curve leaves no choice, and at a rate that was tried the parabola is its mean: blocks
+    at that rate, whose noise is that of all rates of all arms, here mostly the third one's."""
+    rng, tried = np.random.default_rng(1), np.array([1e-3, 2e-3, 4e-3])
+    scores = {
+        name: 2
+        + np.log(tried / 2e-3)[:, None] ** 2
+        + 0.01 * np.arange(2)
+        + rng.normal(0, s, (3, 2))
+        for name, s in (("wide", 1e-4), ("dual", 1e-4), ("loop", 1e-3))
+    }
+    for name, values in scores.items():
+        model = model_of(name, 1 if name == "wide" else 2)
+        for (n, seed), value in np.ndenumerate(values):
+            cell = f"{name}-lr_{tried[n]:g}"
+            write_run(tmp_path / cell / f"{seed}", model, {"a": value}, cell=cell, seed=seed,
+                      optim={"lr": float(tried[n])})  # fmt: skip
+    runs = [read_run(path) for path in find_folders([str(tmp_path)])]
+    (group,) = groups_of(runs, best=True)
+    row = next(row for row in differences_of([group]) if row.configuration == "dual")
+    spread = block_spread(np.concatenate(list(scores.values())))
+    assert (row.df, row.configurations) == (spread.df, 3) == (8, 3)
+    assert (row.high - row.low) / 2 == pytest.approx(spread.reach, rel=0.04)
+    assert (row.high_90 - row.low_90) / 2 == pytest.approx(spread.reach_90, rel=0.04)
+    assert row.detectable == pytest.approx(spread.detectable, rel=0.04)

@@ -285,6 +285,16 @@ def test_tests_say_their_number_and_leave_empty_what_was_not_tested():
     assert "in all rows: on aggregate, detectable" in same.caption
 
 
+def test_bends_are_shown_where_rates_were_chosen_and_warned_of_where_they_differ_much():
+    for bends, warned in (((1.3, 10.1), True), ((10.1, 1.3), True), ((4.4, 40.0), False)):
+        row = difference(bend=bends[0], bend_baseline=bends[1])
+        (table,) = tables_of_tests([row], 1)
+        assert cells_of(table)[0]["bends"].text == f"{bends[0]} and {bends[1]}"
+        assert ("WARNING: the bends of a less wide differ much" in table.caption) == warned
+    (table,) = tables_of_tests([difference()], 1)
+    assert "bends" not in cells_of(table)[0]
+
+
 def test_latex_has_no_bare_special_character_and_as_many_cells_a_row():
     nasty = "a_b&c%d$e#f{g}~h^i\\j<k>l|m"
     columns = [Column("name"), Column(nasty, ""), Column("error", ".1f", marks_lowest=True)]
