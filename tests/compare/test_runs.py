@@ -1,6 +1,7 @@
 """What is read of run folders, and which of them can be compared."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,14 @@ def test_runs_that_read_other_data_are_refused_and_both_named(tmp_path, changes,
         check_same_data([one, same, other])
     assert str(tmp_path / "one") in str(refusal.value)
     assert str(tmp_path / "other") in str(refusal.value)
+
+
+@pytest.mark.parametrize(("longer", "refused"), [(3e-4, True), (3e-5, False)])
+def test_texts_of_other_bytes_a_token_are_other_texts_and_digits_are_not(tmp_path, longer, refused):
+    one, other = written(tmp_path / "a"), written(tmp_path / "b", nats_per_bit=2 * (1 + longer))
+    said = "'novels' had 2.8854 bytes a token there, 2.8863 here"
+    with pytest.raises(UserError, match=said) if refused else nullcontext():
+        check_same_data([one, other])
 
 
 def test_numbers_that_are_none_are_named(tmp_path):

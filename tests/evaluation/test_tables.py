@@ -30,12 +30,12 @@ def texts(nats: list[float], sizes: list[int]) -> dict[str, Any]:
 
 def test_documents_are_paired_and_ties_counted():
     one = choices([1, 0, 1, 0, 1, 1] * 3, [1.0] * 18)
-    other = choices([1, 1, 1, 0, 0, 1] * 2 + [1, 1, 1, 1, 1, 1], [1.0, 0.5, 2.0] * 6)
+    other = choices([1, 1, 1, 0, 0, 1] * 2 + [1, 1, 1, 1, 1, 1], [1.0, 0.5, 2.0, 0.5, 1.0, 0.5] * 3)
     accuracy, bpb = compare(["a", "b"], [one, other])
     assert (accuracy.better, accuracy.worse, accuracy.ties) == (4, 2, 12)
     assert accuracy.difference == pytest.approx(2 / 18)
     assert accuracy.p == pytest.approx(0.6875)
-    assert (bpb.metric, bpb.better, bpb.worse, bpb.ties) == ("bpb", 6, 6, 6)
+    assert (bpb.metric, bpb.better, bpb.worse, bpb.ties) == ("bpb", 9, 3, 6)
     assert (bpb.test, accuracy.test) == ("t", "McNemar")
     assert [accuracy.p_holm, bpb.p_holm] == holm([accuracy.p, bpb.p])
 
