@@ -1,12 +1,14 @@
 """`dualpath compare`: runs are read and grouped, then shown and written in every form."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from dualpath_cli.compare.groups import Group, groups_of, paper_groups
+from dualpath_cli.compare.groups import Group, groups_of
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, is_run, read_run
+from dualpath_cli.compare.tables import Difference, differences_of
 from dualpath_cli.errors import UserError
 from dualpath_cli.own_classes.checks import import_classes
 from dualpath_cli.recipe.options import Average, OwnClasses, folder_of
@@ -32,51 +34,46 @@ class Compare(OwnClasses, Average):
     has scored it."""
     out: str | None = None
     """Folder for tables, figures and the page; by default `comparison` in the folder of runs, or
-    here for several RUNs and --paper."""
+    here for several RUNs."""
     baseline: tuple[str, ...] = ()
     """Configurations that the others are tested against, also separated by commas; by default the
     PureWide of each budget."""
+    pairs: tuple[str, ...] = ()
+    """Test the pairs A:B,C:D,... of configurations of one table and nothing else: on the aggregate,
+    in this order, each at 5 % and only while every pair before it differed."""
+    margin: float | None = None
+    """The smallest difference that matters, in bits per byte: adds 90 % intervals, and the verdict
+    `no difference that matters` for one within it."""
     any_length: bool = False
     """One table for each budget, whatever the number of training tokens: to compare at equal time.
     Without it each number of tokens has a table."""
     aggregate_only: bool = False
     """Test the mean of the validation sets alone, not each set, which leaves fewer tests to correct
     for: to be chosen before the numbers are seen."""
-    paper: bool = False
-    """Show the paper's own 26 configurations in the same tables and figures, as single runs; needs
-    no RUN."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.runs:
-            return
-        if not self.paper:
-            raise UserError("compare needs a RUN, a folder of runs, or --paper")
-        for given, problem in (
-            (self.baseline, "--baseline is one of RUN's configurations"),
-            (self.by, "--by is about keys of RUNs"),
-            (self.best, "--best chooses among RUNs"),
-            (self.any_length, "--any-length joins tables of RUNs"),
-            (self.aggregate_only, "--aggregate-only is about tests of RUNs"),
-            (self.average > 1, "--average is about checkpoints of RUNs"),
-        ):
-            if given:
-                raise UserError(f"{problem}; give a RUN as well")
+        if not self.runs:
+            raise UserError("compare needs a RUN or a folder of runs")
+        if self.pairs and self.baseline:
+            raise UserError("--pairs says which configurations are tested; leave --baseline out")
+        if self.margin is not None and not 0 < self.margin < math.inf:
+            raise UserError(f"--margin must be bits per byte above 0, not {self.margin:g}")
 
 
 def run(options: Compare) -> str:
     """Compares, and returns where that is written, as text."""
-    baselines = _names("--baseline", options.baseline)
+    baselines, pairs = _names("--baseline", options.baseline), _pairs(options.pairs)
     by = _names("--by", options.by)
     runs, left_out = _read(options)
     out = _out(options)
-    groups = groups_of(runs, baselines, options.any_length, by, options.best is not None)
+    groups = groups_of(runs, baselines, options.any_length, by, options.best is not None, pairs)
     if options.average > 1:
         named = f"average of {options.average} checkpoints"
         groups = [replace(group, name=f"{group.name}, {named}") for group in groups]
-    groups += paper_groups() if options.paper else []
     claim(out)
-    return "\n".join(map(str, _answer(groups, left_out, out, options.aggregate_only)))
+    rows = differences_of(groups, aggregate_only=options.aggregate_only, margin=options.margin)
+    return "\n".join(map(str, _answer(groups, rows, left_out, out)))
 
 
 def _names(option: str, given: Sequence[str]) -> list[str]:
@@ -84,6 +81,17 @@ def _names(option: str, given: Sequence[str]) -> list[str]:
     if not all(names):
         raise UserError(f"{option} needs names separated by commas, not '{', '.join(given)}'")
     return names
+
+
+def _pairs(given: Sequence[str]) -> list[tuple[str, str]]:
+    """A pair whose names have a colon themselves cannot be told apart, and is refused."""
+    found = []
+    for pair in _names("--pairs", given):
+        one, *others = (name.strip() for name in pair.split(":"))
+        if len(others) != 1 or others[0] == one:
+            raise UserError(f"--pairs needs two configurations a pair, as A:B,C:D, not '{pair}'")
+        found.append((one, others[0]))
+    return found
 
 
 def _read(options: Compare) -> tuple[list[TrainedRun], list[str]]:
@@ -95,7 +103,7 @@ def _read(options: Compare) -> tuple[list[TrainedRun], list[str]]:
             left_out.append(f"{folder}: left out, unfinished at {run}")
         else:
             runs.append(run)
-    if paths and not runs:
+    if not runs:
         raise UserError(f"no run has finished: {left_out[0]}; let fit end one first")
     check_same_data(runs)
     read = [*map(Path, paths), *(run.folder for run in runs)]
@@ -112,7 +120,7 @@ def _out(options: Compare) -> Path:
 
 
 def _answer(
-    groups: Sequence[Group], left_out: Sequence[str], out: Path, aggregate_only: bool
+    groups: Sequence[Group], rows: Sequence[Difference], left_out: Sequence[str], out: Path
 ) -> list[Path]:
     """Prints the tables and writes all files, with a line for each run left out; returns paths."""
     from dualpath_cli.compare import figures, tables
@@ -124,7 +132,6 @@ def _answer(
     console = plain_console()
     for line in left_out:
         console.print(line, highlight=False, soft_wrap=True)
-    rows = tables.differences_of(groups, aggregate_only=aggregate_only)
     made = sum(row.tested for row in rows)
     for group in groups:
         for table in tables.group_tables(group, errors=False):
@@ -137,12 +144,7 @@ def _answer(
     tests = tables.tables_of_tests(rows, made)
     runs = tables.records_of_runs(groups)
     drawn = figures.draw(groups, rows)
-    printed = sum(not c.runs for group in groups for c in group.configurations)
-    facts = [
-        *([("runs", f"{len(runs):,}")] if runs else []),
-        *([("of the paper", f"{printed} configurations, as printed")] if printed else []),
-        *(("left out", line) for line in left_out),
-    ]
+    facts = [("runs", f"{len(runs):,}"), *(("left out", line) for line in left_out)]
     texts = {
         "table.csv": format_csv(*tables.records_of_groups(groups)),
         "table.md": "\n".join(map(markdown, main)),
@@ -150,7 +152,7 @@ def _answer(
         "tests.md": "\n".join(map(markdown, tests)),
         "tests.tex": "\n".join(map(tables.latex, tests)),
         "tests.csv": format_csv(tables.records_of_tests(rows)) if rows else "",
-        "runs.csv": format_csv(runs) if runs else "",
+        "runs.csv": format_csv(runs),
     }
     pictures = page.pictures(drawn, figures.CAPTIONS)
     sections = [page.terms(facts), page.tables(main), pictures, page.tables(tests)]

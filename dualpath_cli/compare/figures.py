@@ -17,6 +17,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dualpath_cli.compare.groups import FAMILIES, Configuration, Group
+from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.compare.tables import Difference
 from dualpath_cli.output.figures import FAMILY_COLORS, MUTED, panels, plain, shades
 from dualpath_cli.ranges import format_size
@@ -38,11 +39,10 @@ Floats = npt.NDArray[np.float64]
 
 def draw(groups: Sequence[Group], differences: Sequence[Difference]) -> dict[str, Figure | None]:
     """Returns the figures by name, None where there are no numbers for one."""
-    trained = [group for group in groups if any(c.runs for c in group.configurations)]
     return {
         "quality": quality(groups),
         "places": places(groups, differences),
-        "curves": curves(trained) if trained else None,
+        "curves": curves(groups),
     }
 
 
@@ -52,7 +52,7 @@ def quality(groups: Sequence[Group]) -> Figure:
     curves = [_control_curve(ax, group) for ax, group in zip(axes[0], groups, strict=True)]
     for ax, group in zip(axes[0], groups, strict=True):
         for label, line in _lines(group).items():
-            x, y = zip(*((c.parameters, c.mean(group.quality)) for c in line), strict=True)
+            x, y = zip(*((c.parameters, c.mean(AGGREGATE)) for c in line), strict=True)
             ax.plot(x, y, color=FAMILY_COLORS["dual"], linewidth=1.2)
             ax.annotate(
                 label, (x[0], y[0]), xytext=(7, -3), zorder=1, fontsize=8,
@@ -61,13 +61,13 @@ def quality(groups: Sequence[Group]) -> Figure:
             )  # fmt: skip
         for c in group.configurations:
             ax.errorbar(
-                c.parameters, c.mean(group.quality), yerr=c.standard_error(group.quality),
+                c.parameters, c.mean(AGGREGATE), yerr=c.standard_error(AGGREGATE),
                 color=FAMILY_COLORS[c.family], marker=_marker(c), markersize=7, capsize=3,
                 markeredgecolor="white", markeredgewidth=0.6, linestyle="none",
             )  # fmt: skip
         single = all(len(c.seeds) == 1 for c in group.configurations)
         ax.set(title=group.name + (", single runs" if single else ""), xlabel="parameters")
-        ax.set_ylabel(f"bits per byte, {group.quality}")
+        ax.set_ylabel(f"bits per byte, {AGGREGATE}")
         ax.title.set_fontsize(9)
         ax.xaxis.set_major_formatter(COUNTS)
         ax.margins(x=0.1, y=0.12)
@@ -94,7 +94,7 @@ def _control_curve(ax: Axes, group: Group) -> bool:
     x = np.array([c.parameters for c in controls], np.float64)
     if len(set(x)) < 3:
         return False
-    fit = np.polynomial.Polynomial.fit(x, [c.mean(group.quality) for c in controls], 2)
+    fit = np.polynomial.Polynomial.fit(x, [c.mean(AGGREGATE) for c in controls], 2)
     places, values = fit.linspace(100)
     ax.plot(places, values, color=MUTED, linestyle="--", linewidth=1, zorder=0)
     return True

@@ -1,7 +1,6 @@
 """Runs as configurations, which differ in more than their seed, and these in tables of one budget.
 
-All is derived from the runs' own recipes, so that runs of a sweep and others are treated alike. The
-paper's 26 configurations are tables of single runs.
+All is derived from the runs' own recipes, so that runs of a sweep and others are treated alike.
 """
 
 import hashlib
@@ -18,7 +17,7 @@ from dualpath_cli.compare.rates import lowest
 from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.flops import count, paper
+from dualpath_cli.flops import count
 from dualpath_cli.ranges import format_size
 from dualpath_cli.recipe.schedule import loop_counts
 
@@ -50,7 +49,7 @@ class Configuration:
     active: int  # parameters that a token uses: all of them without experts
     place: int | None = None  # the only layer with a deep path, where all others are wide
     expected_loops: float | None = None  # mean of runs; near 1, the loops paid for go unused
-    runs: tuple[TrainedRun, ...] = ()  # in the order of their seeds; empty for the paper's models
+    runs: tuple[TrainedRun, ...] = ()  # in the order of their seeds
     best_rate: float | None = None  # where several were trained; `runs` are of the next one
     runs_by_rate: Mapping[float, Mapping[int, TrainedRun]] = field(default_factory=dict)
 
@@ -77,11 +76,11 @@ class Group:
 
     name: str
     measures: tuple[str, ...]  # the aggregate first
-    quality: str  # the measure of the parameter-quality figure
     configurations: tuple[Configuration, ...]
     wide: Configuration | None  # the configuration that parameters and time are relative to
     baselines: tuple[Configuration, ...] = ()  # for the tests; figures take the first
-    note: str = ""  # why there is no baseline, or what the numbers are
+    pairs: tuple[tuple[Configuration, Configuration], ...] = ()  # the only tests, in this order
+    note: str = ""  # why there is no baseline
 
 
 def _configuration(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Configuration:
@@ -164,12 +163,13 @@ def groups_of(
     any_length: bool = False,
     by: Sequence[str] = (),
     best: bool = False,
+    pairs: Sequence[Sequence[str]] = (),
 ) -> list[Group]:
     """Sorts runs into configurations and groups, those of the smallest budget first.
 
     `any_length`: a group of each budget, whatever the number of tokens. `by`: keys of recipes; runs
     that have the same there are one configuration. `best`: so are those of several learning rates,
-    with their scores at the best.
+    with their scores at the best. `pairs`: names of configurations of one table.
     """
     if best:
         runs = [_without_rate(run) for run in runs]
@@ -190,10 +190,15 @@ def groups_of(
         for (budget, tokens), parts in sorted(tables.items())
     ]
     names = {c.name for group in groups for c in group.configurations}
-    for baseline in baselines:
-        if baseline not in names:
-            hint = did_you_mean(baseline, names) or f"; there are {', '.join(sorted(names))}"
-            raise UserError(f"no configuration '{baseline}' for --baseline{hint}")
+    asked = {name: "--pairs" for pair in pairs for name in pair} or dict.fromkeys(
+        baselines, "--baseline"
+    )
+    for name, option in asked.items():
+        if name not in names:
+            hint = did_you_mean(name, names) or f"; there are {', '.join(sorted(names))}"
+            raise UserError(f"no configuration '{name}' for {option}{hint}")
+    if pairs:
+        return _with_pairs(groups, pairs)
     return [_with_baselines(group, baselines) for group in groups]
 
 
@@ -214,7 +219,7 @@ def _group(
     # Of several, the one that is called so, as `f4m_wide`.
     named = [c for c in wides if c.name.rpartition("_")[2] == "wide"] or wides
     return Group(
-        f"{name}, {tokens:,} tokens" if tokens else name, tuple(parts[0][0].scores), AGGREGATE,
+        f"{name}, {tokens:,} tokens" if tokens else name, tuple(parts[0][0].scores),
         tuple(sorted(configurations, key=_place_of)), named[0] if len(named) == 1 else None,
     )  # fmt: skip
 
@@ -284,6 +289,23 @@ def _check_alike(part: Sequence[TrainedRun]) -> None:
         )
 
 
+def _with_pairs(groups: Sequence[Group], pairs: Sequence[Sequence[str]]) -> list[Group]:
+    tables = [{c.name: c for c in group.configurations} for group in groups]
+    having = [n for n, t in enumerate(tables) if t.keys() >= {name for p in pairs for name in p}]
+    if len(having) != 1:
+        raise UserError(
+            f"--pairs: {len(having)} of {len(groups)} tables have all of its configurations; give "
+            "RUNs of one budget and number of tokens"
+        )
+    by_name = tables[having[0]]
+    found = tuple((by_name[one], by_name[other]) for one, other in pairs)
+    return [
+        replace(group, pairs=found, baselines=found[0][1:]) if n == having[0]
+        else replace(group, note="no tests: --pairs are of another table")
+        for n, group in enumerate(groups)
+    ]  # fmt: skip
+
+
 def _with_baselines(group: Group, names: Sequence[str]) -> Group:
     if not names and group.wide is not None:
         return replace(group, baselines=(group.wide,))
@@ -298,47 +320,3 @@ def _with_baselines(group: Group, names: Sequence[str]) -> Group:
     note = f"no tests against {missing}: there is none here" if missing else ""
     wide = next((c for c in chosen if c.family == "wide"), group.wide)
     return replace(group, baselines=chosen, wide=wide, note=note)
-
-
-def paper_groups() -> list[Group]:
-    """One of each budget, from the paper's printed tables.
-
-    Models are counted as trained, which gives the paper's *Params*.
-    """
-    return [_of_paper(budget) for budget in paper.BUDGETS]
-
-
-def _of_paper(budget: str) -> Group:
-    results, mean_of_17 = paper.results(budget), "mean of 17"
-    measures = {  # the aggregate is the mean of the four after it
-        AGGREGATE: paper.aggregate_bpb(budget), "C4": results["C4"],
-        "WikiText-103": results["WikiText-103"], "commonsense": results["Commonsense BPB"],
-        "math": results["Easy math avg BPB"], mean_of_17: paper.mean_bpb(budget),
-    }  # fmt: skip
-    rows = [
-        _of_row(row, {name: values[row.label] for name, values in measures.items()})
-        for row in paper.configurations(budget)
-    ]
-    return Group(
-        f"{budget} of the paper, {paper.TRAINING_TOKENS:,} tokens",
-        tuple(measures),
-        mean_of_17,  # as in the parameter-quality figure
-        tuple(rows),
-        next(c for c in rows if c.family == "wide"),
-        note="single runs, no error known, no tests; α as the paper names it; parameters and FLOPs "
-        f"counted as trained; time of all {paper.GPUS} GPUs together",
-    )
-
-
-def _of_row(row: paper.Configuration, scores: dict[str, float]) -> Configuration:
-    model = row.model_config("as_trained")
-    flops = count.mean_layer_flops(model)
-    return Configuration(
-        row.recipe, row.block, row.alpha, None if row.block == "wide" else row.loops,
-        model.n_layers, paper.TRAINING_TOKENS, count.parameters(model),
-        flops_linear=flops["linear_total"], flops_total=flops["total"],
-        flops_trained=flops["total"], kv_bytes=count.kv_bytes(model),
-        scores={name: {0: value} for name, value in scores.items()},  # the paper gives no seed
-        seconds_per_token=row.hours_on_64_gpus * 3600 / paper.TRAINING_TOKENS,
-        active=count.active_parameters(model),
-    )  # fmt: skip

@@ -15,12 +15,22 @@ import numpy as np
 from dualpath_cli.compare.groups import Configuration, Group
 from dualpath_cli.compare.rates import resampled
 from dualpath_cli.compare.runs import AGGREGATE
-from dualpath_cli.output.table import Cell, Column, Columns, Table, with_error, with_interval
+from dualpath_cli.output.table import (
+    Cell,
+    Column,
+    Columns,
+    Table,
+    interval,
+    with_error,
+    with_interval,
+)
 from dualpath_cli.statistics.blocks import Blocks, block_spread, find_blocks
 from dualpath_cli.statistics.significance import LEVEL, holm
 from dualpath_cli.system import without_nan
 
 BLOCKS, PAIR, BEST = "randomised blocks", "paired t", "best rates, resampled"
+AFTER = "not tested: the test before found no difference"  # of pairs in a fixed order
+SAME = "no difference that matters"
 
 
 @dataclass(frozen=True)
@@ -35,13 +45,17 @@ class Difference:
     difference: float  # mean over them; below zero the configuration is better
     low: float
     high: float  # ends of the 95 % interval; nan without a test
+    low_90: float
+    high_90: float  # within the margin: two one-sided tests at 5 % reject what matters
     test: str  # which one: `randomised blocks`, `paired t`, or why there is none
     configurations: int  # whose runs the standard error comes from
     df: int  # degrees of freedom of that
     detectable: float  # smallest true difference found at 5 % with a probability of 80 %
     p: float
     p_pair: float  # by the pair's own differences alone, which assumes nothing of others
-    p_holm: float  # `p` corrected for all tests of all groups
+    p_holm: float  # `p` corrected for all tests of all groups; nan in a fixed order
+    order: int | None = None  # place among the pairs of a fixed order, from 1
+    margin: float | None = None  # the smallest difference that matters
 
     @property
     def tested(self) -> bool:
@@ -51,20 +65,44 @@ class Difference:
     def verdict(self) -> str:
         if not self.tested:
             return self.test
-        if self.low <= 0 <= self.high:
-            return "undecided"
         word = "better" if self.difference < 0 else "worse"
-        return word if self.p_holm < LEVEL else f"{word}, alone; undecided among all"
+        found, stands = self.p < LEVEL, not self.p_holm >= LEVEL
+        if self.margin and -self.margin < self.low_90 and self.high_90 < self.margin:
+            return f"{word}, by less than matters" if found and stands else SAME
+        if not found:
+            return "undecided"
+        return word if stands else f"{word}, alone; undecided among all"
 
 
-def differences_of(groups: Sequence[Group], *, aggregate_only: bool = False) -> list[Difference]:
+def differences_of(
+    groups: Sequence[Group], *, aggregate_only: bool = False, margin: float | None = None
+) -> list[Difference]:
     """All tests of all groups, corrected together: of the aggregate, and of each of several sets.
 
-    The aggregate over one set is that set: it is tested once.
+    The aggregate over one set is that set: it is tested once. A group's pairs are tested instead,
+    uncorrected and in their order up to the first that finds no difference: the chance of any
+    false difference is that of the first pair without one, 5 %.
     """
-    rows = [row for group in groups for row in _of_group(group, aggregate_only)]
-    corrected = holm([row["p"] for row in rows])
-    return [Difference(**row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
+    rows = [
+        row for group in groups
+        for row in (_in_order(group) if group.pairs else _of_group(group, aggregate_only))
+    ]  # fmt: skip
+    corrected = holm([nan if "order" in row else row["p"] for row in rows])
+    return [
+        Difference(**row, p_holm=p, margin=margin) for row, p in zip(rows, corrected, strict=True)
+    ]
+
+
+def _in_order(group: Group) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    scores = {c.name: c.scores[AGGREGATE] for c in group.configurations}
+    for n, (one, other) in enumerate(group.pairs):
+        blocks = find_blocks(scores, one.name, other.name)
+        row = _difference(group, AGGREGATE, one, other, blocks) | {"order": n + 1}
+        if rows and not rows[-1]["p"] < LEVEL:
+            row |= {"p": nan, "p_pair": nan, "test": AFTER}
+        rows.append(row)
+    return rows
 
 
 def _of_group(group: Group, aggregate_only: bool) -> list[dict[str, Any]]:
@@ -88,7 +126,7 @@ def _of_group(group: Group, aggregate_only: bool) -> list[dict[str, Any]]:
     return rows
 
 
-_NONE = dict.fromkeys(("low", "high", "detectable", "p", "p_pair"), nan)
+_NONE = dict.fromkeys(("low", "high", "low_90", "high_90", "detectable", "p", "p_pair"), nan)
 
 
 def _of_best(
@@ -131,6 +169,7 @@ def _difference(
     spread = block_spread(list(values.values()))
     return row | {
         "low": mean - spread.reach, "high": mean + spread.reach,
+        "low_90": mean - spread.reach_90, "high_90": mean + spread.reach_90,
         "test": BLOCKS if len(values) > 2 else PAIR, "configurations": len(values),
         "df": spread.df, "detectable": spread.detectable, "p": spread.p(mean),
         "p_pair": block_spread([values[other.name], values[baseline.name]]).p(mean),
@@ -218,19 +257,27 @@ def _score(measure: str, error: bool) -> tuple[Column, Callable[[Configuration],
 
 
 def tables_of_tests(rows: Sequence[Difference], total: int) -> list[Table]:
-    """A table for each group and baseline; `total` tests were made in all."""
+    """A table for each group and baseline, or its pairs; `total` tests were made in all."""
     parts: dict[tuple[str, str], list[Difference]] = {}
     for row in rows:
-        parts.setdefault((row.group, row.baseline), []).append(row)
-    tests = f"{total:,} {'test' if total == 1 else 'tests'} in all"
+        parts.setdefault((row.group, "" if row.order else row.baseline), []).append(row)
+    return [_of_tests(part, f"{total:,} {'test' if total == 1 else 'tests'}", baseline)
+            for (_, baseline), part in parts.items()]  # fmt: skip
+
+
+def _of_tests(part: Sequence[Difference], tests: str, baseline: str) -> Table:
+    ordered, margin = part[0].order is not None, part[0].margin
     columns: Columns[Difference] = [
-        (Column("configuration"), lambda d: d.configuration),
+        (Column("pair"), lambda d: f"{d.configuration} less {d.baseline}")
+        if ordered
+        else (Column("configuration"), lambda d: d.configuration),
         (Column("on"), lambda d: d.measure),
-        (Column("verdict"), lambda d: d.verdict.partition(";")[0]),
+        (Column("verdict"), lambda d: d.verdict if ordered else d.verdict.partition(";")[0]),
         (
             Column("difference, 95 % interval", with_interval("+.4f")),
             lambda d: (d.difference, d.low, d.high),
         ),
+        (Column("90 % interval", interval("+.4f")), lambda d: (d.low_90, d.high_90)),
         (Column("p", ".2g"), lambda d: d.p),
         (Column("Holm", ".2g"), lambda d: d.p_holm),
         (Column("detectable", ".4f"), lambda d: d.detectable),
@@ -238,17 +285,30 @@ def tables_of_tests(rows: Sequence[Difference], total: int) -> list[Table]:
         (Column("df", ".0f"), lambda d: d.df if d.tested else nan),
         (Column("seeds", "d"), lambda d: d.seeds),
     ]
-    caption = (
-        "interval and p: each by itself; Holm: p corrected for the number of tests; alone: "
-        "undecided after that; detectable: the smallest true difference found at 5 % with a "
-        "probability of 80 %, before it; undecided: the interval holds 0"
-    )
-    found = []
-    for (group, baseline), part in parts.items():
-        title = f"{group}: bits per byte less those of {baseline}, {tests}"
-        table = Table.of(part, columns, title, caption)
-        found.append(_shared(table, "on", "detectable", "test", "df", "seeds"))
-    return found
+    hidden = ("Holm" if ordered else "", "90 % interval" if margin is None else "")
+    columns = [pair for pair in columns if pair[0].heading not in hidden]
+    caption = [
+        "interval and p: each by itself",
+        "each pair at 5 %, tested only where every one before it found a difference: the chance of "
+        "any false difference is 5 % in all"
+        if ordered
+        else "Holm: p corrected for the number of tests; alone: undecided after that",
+        "detectable: the smallest true difference found at 5 % with a probability of 80 %"
+        + (", before it" if not ordered else ""),
+    ]
+    if any(row.test == BEST for row in part):
+        caption[-1] += " (error: half of the resampled 95 % interval over Student's t)"
+    if margin is None:
+        caption.append("undecided: the interval holds 0")
+    else:
+        caption.append(
+            f"margin {margin:g}; {SAME}: the 90 % interval, two one-sided tests at 5 %, is within "
+            "it, each test by itself and uncorrected; undecided: neither"
+        )
+    kind = "pairs in a fixed order" if ordered else f"less those of {baseline}"
+    title = f"{part[0].group}: bits per byte {kind}, {tests} in all"
+    table = Table.of(part, columns, title, "; ".join(caption))
+    return _shared(table, "on", "detectable", "test", "df", "seeds")
 
 
 def _shared(table: Table, *names: str) -> Table:

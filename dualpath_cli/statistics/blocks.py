@@ -41,6 +41,13 @@ class Spread:
 
         return float(t.ppf(1 - LEVEL / 2, self.df)) * self.error
 
+    @property
+    def reach_90(self) -> float:
+        """Half the width of the 90 % interval, which is two one-sided tests at 5 %."""
+        from scipy.stats import t
+
+        return float(t.ppf(1 - LEVEL, self.df)) * self.error
+
     def p(self, difference: float) -> float:
         """The two-sided p-value that the true difference is zero."""
         from scipy.stats import t

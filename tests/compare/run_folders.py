@@ -138,7 +138,7 @@ def group(*configurations: Configuration, **changes: Any) -> Group:
     """A group with its first configuration as baseline."""
     fields: dict[str, Any] = {
         "name": "budget 600K, 1,000 tokens", "measures": (AGGREGATE, "text"),
-        "quality": AGGREGATE, "configurations": configurations, "wide": configurations[0],
+        "configurations": configurations, "wide": configurations[0],
         "baselines": configurations[:1],
     }  # fmt: skip
     return Group(**(fields | changes))

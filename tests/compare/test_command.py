@@ -2,16 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.flops import paper
+from dualpath_cli.compare.tables import AFTER, SAME
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import read_recipe
 from dualpath_cli.system import OURS, read_csv
 from tests.cli.test_cli import run_without_slow_imports
-from tests.compare.run_folders import model_of, write_run, write_sweep
+from tests.compare.run_folders import BATCH, model_of, write_run, write_sweep
 from tests.tiny_run import prepare
 
 CELLS = ("wide", "loop_k2", "loop_k4", "a50_k2")
@@ -19,6 +20,7 @@ WRITTEN = {
     "table.csv", "table.md", "table.tex", "tests.csv", "tests.md", "tests.tex", "runs.csv",
     "index.html",
 }  # fmt: skip
+TESTS = {"tests.csv", "tests.md", "tests.tex"}
 
 
 @pytest.fixture
@@ -82,29 +84,51 @@ def test_baselines_are_given_by_commas_or_by_repetition_and_means_tested_alone(
     assert {row["configuration"] for row in one} == {"wide", "loop_k4", "a50_k2"}
 
 
-def test_the_papers_table_is_the_papers_and_nothing_stays_of_an_earlier_comparison(
-    swept, tmp_path, monkeypatch, capsys, undrawn
-):
-    monkeypatch.chdir(tmp_path)
-    for words in ([str(swept), "--out", "comparison"], ["--paper"]):
-        assert main(["compare", *words]) == 0
-    names = {path.name for path in Path("comparison").iterdir()}
-    assert names == {"table.csv", "table.md", "table.tex", "index.html", OURS}
-    rows = {row["configuration"]: row for row in read_csv(Path("comparison/table.csv"))}
-    assert len(rows) == 26
-    for row in paper.configurations():
-        ours, results = rows[row.recipe], paper.results(row.budget_name)
-        assert round(float(ours["parameters"]) / 1e6) == row.params_millions
-        assert float(ours["linear_flops"]) == pytest.approx(row.budget, rel=0.05)
-        for column, metric in {"C4": "C4", "WikiText-103": "WikiText-103",
-                               "commonsense": "Commonsense BPB",
-                               "math": "Easy math avg BPB"}.items():  # fmt: skip
-            assert float(ours[column]) == results[metric][row.label]
-    # As the paper's text has them.
-    for recipe, printed in {"f80m_a50_k4": 0.8693, "f80m_wide": 0.8753, "f80m_loop_k2": 0.8880,
-                            "f160m_a25_k4": 0.8478, "f160m_wide": 0.8530}.items():  # fmt: skip
-        assert float(rows[recipe]["aggregate"]) == pytest.approx(printed, abs=1e-4)
-    assert "single runs, no error known" in " ".join(capsys.readouterr().out.split())
+def test_pairs_over_several_sweeps_of_rates_are_tested_in_their_order(tmp_path, capsys, undrawn):
+    arms = {"a50_k1": (2, 0.0), "expanded_k2": (3, 0.1), "a50_k4": (4, 0.1)}
+    rng = np.random.default_rng(0)
+    for cell, (loops, effect) in arms.items():
+        model = model_of("dual", loops)
+        for seed in range(2):
+            for n, lr in enumerate((0.0245, 0.049, 0.098)):
+                score = 2 + effect + 0.1 * (n - 0.9) ** 2 + rng.normal(0, 1e-3)
+                path = tmp_path / cell / f"runs/{cell}-lr_{lr}/seed_{seed}"
+                write_run(path, model, {"novels": score}, cell=f"{cell}-lr_{lr}",
+                          seed=seed, optim={"lr": lr})  # fmt: skip
+    out = tmp_path / "out"
+    words = ["compare", *(str(tmp_path / cell) for cell in arms), "--best", "lr", "--out", str(out),
+             "--margin", "0.014"]  # fmt: skip
+    assert main([*words, "--pairs", "a50_k1:expanded_k2,expanded_k2:a50_k4,a50_k1:a50_k4"]) == 0
+    assert "bits per byte pairs in a fixed order, 2 tests in all" in capsys.readouterr().out
+    rows = read_csv(out / "tests.csv")
+    assert [row["order"] for row in rows] == ["1", "2", "3"]
+    assert [row["verdict"] for row in rows] == ["better", SAME, AFTER]
+    assert all(0 < float(row["detectable"]) < 0.01 for row in rows)
+    for pairs, said in {
+        "a50_k1": "two configurations a pair, as A:B,C:D, not 'a50_k1'",
+        "a50_k1:a50_k1": "two configurations a pair, as A:B,C:D, not 'a50_k1:a50_k1'",
+        "a50_k1:expanded": "no configuration 'expanded' for --pairs; did you mean 'expanded_k2'?",
+    }.items():
+        assert main([*words, "--pairs", pairs]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_pairs_are_of_one_table(swept, tmp_path, capsys, undrawn):
+    short = {"run": {"max_tokens": 20 * BATCH}}
+    path = tmp_path / "runs/new"
+    write_run(path, model_of("wide"), {"novels": 2, "peps": 2}, cell="new", steps=20, **short)
+    words = ["compare", str(swept), str(path), "--out", str(tmp_path / "out"), "--pairs"]
+    assert main([*words, "new:a50_k2"]) == 2
+    assert "--pairs: 0 of 2 tables have all of its configurations" in capsys.readouterr().err
+    assert main([*words, "a50_k2:loop_k2"]) == 0
+    assert "no tests: --pairs are of another table" in " ".join(capsys.readouterr().out.split())
+
+
+def test_nothing_stays_of_an_earlier_comparison(swept, tmp_path, undrawn):
+    out = tmp_path / "out"
+    for run, files in ((swept, WRITTEN), (swept / "runs/loop_k2/seed_0", WRITTEN - TESTS)):
+        assert main(["compare", str(run), "--out", str(out)]) == 0
+        assert {path.name for path in out.iterdir()} == {*files, OURS}
 
 
 def test_a_comparison_needs_no_torch(swept, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.image import imread
 
 from dualpath_cli.compare import figures
-from dualpath_cli.compare.groups import Group, groups_of, paper_groups
+from dualpath_cli.compare.groups import Group, groups_of
 from dualpath_cli.compare.runs import find_folders, read_run
 from dualpath_cli.compare.tables import differences_of
 from dualpath_cli.output.figures import FAMILY_COLORS, save
@@ -117,5 +117,5 @@ def test_figures_are_drawn_and_none_stays_of_an_earlier_comparison(swept, tmp_pa
         f"{name}.{suffix}" for name in ("quality", "curves") for suffix in ("png", "pdf")
     ]
     assert all(imread(path).std() > 0.01 for path in written if path.suffix == ".png")
-    save(tmp_path, figures.draw(paper_groups(), []))
+    save(tmp_path, {"quality": figures.quality([swept]), "curves": None})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["quality.pdf", "quality.png"]

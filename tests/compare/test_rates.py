@@ -41,15 +41,38 @@ def test_intervals_that_count_the_choice_hold_the_true_difference(monkeypatch):
     assert 0.94 <= np.mean(held) < 1
 
 
-def write_rates(folder, optima, tried=(1e-3, 2e-3, 4e-3, 8e-3)):
+def test_a_detectable_difference_is_found_four_times_in_five_and_90_in_100_are_held(monkeypatch):
+    """Four rates, between which the curves bend by four standard errors; 14 seeds. A difference at
+    one rate alone would be found from 0.040 on: the parabola takes the noise of three."""
+    monkeypatch.setattr(rates, "RESAMPLES", 2000)
+    rng = np.random.default_rng(3)
+    curves = [0.04 * ((LOGS - LOGS.mean()) / np.log(2) - aside) ** 2 for aside in (-0.2, 0.2)]
+    found, held, detectable, size = [], [], [], 0.0364
+    for _ in range(500):
+        error = 0.01 * np.sqrt(rng.chisquare(91) / 91)
+        ours, theirs = (
+            (LOGS, curve + shift + 0.01 * rng.normal(size=4))
+            for curve, shift in zip(curves, (0.0, size), strict=True)
+        )
+        row = resampled(ours, theirs, error, 91)
+        found.append(row["p"] < 0.05)
+        held.append(row["low_90"] <= -size <= row["high_90"])
+        detectable.append(row["detectable"])
+    assert np.mean(detectable) == pytest.approx(size, rel=0.03)
+    assert np.mean(found) == pytest.approx(0.8, abs=3 * np.sqrt(0.8 * 0.2 / 500))
+    assert 0.9 <= np.mean(held) <= 0.97
+
+
+def write_rates(folder, optima, tried=(1e-3, 2e-3, 4e-3, 8e-3), seeds=3):
     rng = np.random.default_rng(0)
+    models = {cell: model_of(cell, 1 if cell == "wide" else 2) for cell in optima}
     for lr in tried:
-        for seed in range(3):
+        for seed in range(seeds):
             for cell, (best, score) in optima.items():
                 value = score + 0.05 * np.log(lr / best) ** 2 + 0.01 * seed + rng.normal(0, 1e-4)
-                model = model_of(cell, 1 if cell == "wide" else 2)
-                write_run(folder / f"{cell}-lr_{lr:g}/{seed}", model, {"a": value, "b": value + 1},
-                          cell=f"{cell}-lr_{lr:g}", seed=seed, optim={"lr": lr})  # fmt: skip
+                write_run(folder / f"{cell}-lr_{lr:g}/{seed}", models[cell],
+                          {"a": value, "b": value + 1}, cell=f"{cell}-lr_{lr:g}", seed=seed,
+                          optim={"lr": lr})  # fmt: skip
     return [read_run(path) for path in find_folders([str(folder)])]
 
 
@@ -64,6 +87,21 @@ def test_each_configuration_is_compared_at_its_own_best_rate(tmp_path):
     assert row.difference == pytest.approx(-0.1, abs=3e-4)
     assert row.low < row.difference < row.high < 0
     assert {run.settings.optim.lr for run in group.configurations[0].runs} == {4e-3}
+
+
+def test_arms_of_unlike_numbers_of_seeds_are_tested_on_those_that_all_have(tmp_path):
+    """Also where a seed lacks a rate; the noise is that of all rates of all arms."""
+    arms = {"wide": (3e-3, 2.0), "dual": (1.5e-3, 1.9), "loop": (2.5e-3, 1.9)}
+    runs = write_rates(tmp_path, arms, seeds=5)
+    kept = [
+        run for run in runs
+        if (run.seed, run.settings.model.block) != (4, "dual")
+        and (run.seed, run.settings.model.block, run.settings.optim.lr) != (3, "loop", 8e-3)
+    ]  # fmt: skip
+    (group,) = groups_of(kept, best=True, pairs=[("dual", "wide"), ("loop", "dual")])
+    rows = differences_of([group], margin=0.01)
+    assert [(row.seeds, row.df, row.test) for row in rows] == [(4, 21, BEST), (3, 22, BEST)]
+    assert [row.verdict for row in rows] == ["better", "no difference that matters"]
 
 
 def test_a_best_rate_at_the_edge_is_refused(tmp_path):

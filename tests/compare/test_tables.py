@@ -5,6 +5,7 @@ import io
 import math
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ import pytest
 from dualpath_cli.compare.groups import Configuration
 from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.compare.tables import (
+    AFTER,
     BLOCKS,
     PAIR,
+    SAME,
     Difference,
     count,
     differences_of,
@@ -125,7 +128,8 @@ def test_the_correction_counts_each_test_of_all_groups_and_sets_once(sets):
 def difference(**changes: float) -> Difference:
     fields = {
         "group": "", "measure": "text", "configuration": "a", "baseline": "wide", "seeds": 3,
-        "difference": -0.1, "low": -0.2, "high": -0.05, "test": BLOCKS, "configurations": 3,
+        "difference": -0.1, "low": -0.2, "high": -0.05, "low_90": -0.19, "high_90": -0.06,
+        "test": BLOCKS, "configurations": 3,
         "df": 4, "detectable": 0.1, "p": 0.01, "p_pair": 0.3, "p_holm": 0.04,
     }  # fmt: skip
     return Difference(**(fields | changes))
@@ -143,6 +147,80 @@ def difference(**changes: float) -> Difference:
 )
 def test_an_interval_with_zero_in_it_is_undecided(row, verdict):
     assert row.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("margin", "p", "p_holm", "verdict"),
+    [
+        (0.18, 0.01, 0.04, "better"),  # the 90 % interval ends at -0.19
+        (0.19, 0.01, 0.04, "better"),
+        (0.2, 0.01, 0.04, "better, by less than matters"),
+        (0.2, 0.01, math.nan, "better, by less than matters"),
+        (0.2, 0.01, 0.06, "no difference that matters"),
+        (0.2, 0.06, 0.06, "no difference that matters"),
+        (0.18, 0.01, 0.06, "better, alone; undecided among all"),
+        (0.18, 0.06, 0.06, "undecided"),
+        (0.2, math.nan, math.nan, BLOCKS),
+    ],
+)
+def test_a_margin_tells_what_does_not_matter_from_what_is_undecided(margin, p, p_holm, verdict):
+    row = difference(p=p, p_holm=p_holm, margin=margin)
+    assert row.verdict == verdict
+    turned = replace(row, difference=0.1, low=0.05, high=0.2, low_90=0.06, high_90=0.19)
+    assert turned.verdict == verdict.replace("better", "worse")
+
+
+def pairs_of(truth: dict[str, float], values_CS: np.ndarray) -> list[Difference]:
+    """Neighbours in their order, of these means."""
+    made = [
+        configuration(name, seeds(*(mean + row)))
+        for (name, mean), row in zip(truth.items(), values_CS, strict=True)
+    ]
+    return differences_of([group(*made, pairs=tuple(pairwise(made)))], margin=0.5)
+
+
+@pytest.mark.parametrize("first", [0.0, 9.0])
+def test_pairs_in_a_fixed_order_find_a_false_difference_one_time_in_twenty_in_all(first):
+    """Whether no pair differs, or all but the first. Noise of the seeds 5, of the runs 1."""
+    rng, draws = np.random.default_rng(2), 1000
+    truth = {"a": first, "b": 0.0, "c": 0.0, "d": 0.0}
+    false, held, unlike = [], [], []
+    for _ in range(draws):
+        rows = pairs_of(truth, rng.normal(0, 5, (1, 4)) + rng.normal(0, 1, (4, 4)))
+        null = [row for row in rows if truth[row.configuration] == truth[row.baseline]]
+        false.append(any(row.p < 0.05 for row in null))
+        held.append(rows[0].low_90 <= first <= rows[0].high_90)
+        stopped = next((n for n, row in enumerate(rows) if not row.p < 0.05), 2)
+        assert [row.test for row in rows[stopped + 1 :]] == [AFTER] * (2 - stopped)
+        assert all(row.tested for row in rows[: stopped + 1])
+        unlike.append(len({round(row.high_90 - row.low_90, 9) for row in rows}))
+    assert np.mean(false) == pytest.approx(0.05, abs=3 * math.sqrt(0.05 * 0.95 / draws))
+    assert np.mean(held) == pytest.approx(0.9, abs=3 * math.sqrt(0.9 * 0.1 / draws))
+    assert set(unlike) == {1}  # pairs that are not tested have the same intervals
+
+
+def test_a_difference_as_large_as_the_margin_is_taken_for_none_one_time_in_twenty():
+    rng, draws = np.random.default_rng(3), 1000
+    truth, same = {"a": 0.5, "b": 0.0}, 0
+    for _ in range(draws):
+        (row,) = pairs_of(truth, rng.normal(0, 5, (1, 14)) + rng.normal(0, 0.3, (2, 14)))
+        same += row.verdict in (SAME, "worse, by less than matters")
+    assert same / draws == pytest.approx(0.05, abs=3 * math.sqrt(0.05 * 0.95 / draws))
+
+
+def test_a_pair_that_was_not_tested_is_shown_with_its_intervals_and_without_a_verdict():
+    rng = np.random.default_rng(4)
+    rows = pairs_of({"a": 9.0, "b": 0.0, "c": 0.0, "d": -9.0}, rng.normal(0, 1, (4, 5)))
+    assert [row.verdict for row in rows] == ["worse", "undecided", AFTER]
+    assert 6 < rows[2].low < rows[2].low_90 < 9 < rows[2].high_90 < rows[2].high
+    (table,) = tables_of_tests(rows, 2)
+    assert table.title.endswith("bits per byte pairs in a fixed order, 2 tests in all")
+    cells = cells_of(table)
+    assert [row["pair"].text for row in cells] == ["a less b", "b less c", "c less d"]
+    assert [bool(row["p"].text) for row in cells] == [True, True, False]
+    assert all(" to " in row["90 % interval"].text for row in cells)
+    assert "Holm" not in cells[0]
+    assert "margin 0.5; no difference that matters: the 90 % interval" in table.caption
 
 
 TABLE = group(
