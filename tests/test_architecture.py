@@ -6,9 +6,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dualpath_cli"
 ROWS = [
+    ["cli"],
     ["compare"],
     ["export", "study", "sweep"],
-    ["evaluation", "cli"],
+    ["evaluation"],
     ["training", "decoding"],
     ["run", "flops"],
     ["model", "recipe"],

@@ -5,7 +5,6 @@ with it `dualpath --help`, imports nothing slow.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -16,17 +15,21 @@ class Command:
     purpose: str  # a sentence for `dualpath --help`
     options: str
     """A frozen dataclass: its docstring describes the command, its fields are the options."""
-    needs: Literal["recipe", "recipes", "run", "nothing"] = "nothing"
-    """`recipe`: a recipe to train. `recipes`: one to vary. `run`: a trained RUN, whose model is
-    built from its recipe. `nothing`: all words are the command's own options."""
+    launch: str | None = None
+    """Makes the words into what the command runs on, a training or a study, and the parsed line.
+    Without it the command parses its words and runs on its options."""
     run: str = "dualpath_cli.cli.lightning:run"
-    """Takes the checked Launch and returns the exit code. Where the command needs nothing, it takes
-    the options, for `recipes` the recipe too, and returns the text to print, or None."""
+    """Runs the launch. Without a launch it takes the options, and returns the text to print, or
+    None."""
     task: str | None = None  # called with the Session, once trainer, module and data are built
     module: str = "dualpath_cli.training.module:DualPathModule"
-    combine: str | None = None
-    """Sets several RUNs side by side: takes the folders that the command wrote for each, the folder
-    for all and the console, and returns the paths that it wrote. Without it a command takes one."""
+    alone: str | None = None  # whether it did all by itself, without a trainer, on the launch
+    varies: bool = False  # whether `run` takes a recipe, too, which the words change
+
+    @property
+    def has_recipe(self) -> bool:
+        """Whether keys of a recipe are options of the command."""
+        return self.varies or self.launch is not None
 
 
 def _alone(name: str, purpose: str, options: str) -> Command:
@@ -58,16 +61,16 @@ _RECORDS = (
     Command(
         "fit",
         "Train a model from a recipe; the same command continues an interrupted run.",
-        needs="recipe",
+        launch="dualpath_cli.cli.launch:training",
         options="dualpath_cli.recipe.options:Fit",
-        task="dualpath_cli.cli.fit:fit",
+        task="dualpath_cli.training.fit:fit",
     ),
     Command(
         "validate",
         "Score a trained model on named validation sets.",
-        needs="run",
+        launch="dualpath_cli.cli.launch:study",
         options="dualpath_cli.recipe.options:Validate",
-        task="dualpath_cli.cli.lightning:validate",
+        task="dualpath_cli.training.session:validate",
     ),
     _alone(
         "flops",
@@ -77,7 +80,7 @@ _RECORDS = (
     Command(
         "sweep",
         "Train configurations of equal FLOPs, with seeds, and controls beside them.",
-        needs="recipes",
+        varies=True,
         options="dualpath_cli.sweep.request:Sweep",
         run="dualpath_cli.sweep.command:run",
     ),
@@ -89,17 +92,16 @@ _RECORDS = (
     Command(
         "ablate",
         "Override a trained model's loops and gates, and measure what each override costs.",
-        needs="run",
+        launch="dualpath_cli.cli.launch:study",
         options=f"{_ABLATION}.options:Ablate",
         task=f"{_ABLATION}.study:run",
         module="dualpath_cli.study.bench:StudyModule",
-        combine=f"{_ABLATION}.runs:ablations",
     ),
     Command(
         "routing",
         "Read what the gates do token by token: a page to explore, figures, numbers.",
-        needs="run",
-        run=f"{_ROUTING}.terminal:run",
+        launch="dualpath_cli.cli.launch:study",
+        alone=f"{_ROUTING}.terminal:run",
         options=f"{_ROUTING}.options:Routing",
         task=f"{_ROUTING}.study:run",
         module="dualpath_cli.study.bench:StudyModule",

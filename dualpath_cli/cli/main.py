@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from pkgutil import resolve_name
 from textwrap import fill
 from typing import TextIO
@@ -13,7 +12,7 @@ from dualpath_cli import __version__
 from dualpath_cli.cli.commands import COMMANDS, Command
 from dualpath_cli.errors import RunFailed, Stopped, UserError, did_you_mean, of_system, one_line
 from dualpath_cli.output import escape_unprintable, to_nobody
-from dualpath_cli.system import Terminated, claim, end_with_parent, ended_by_sigterm
+from dualpath_cli.system import Terminated, end_with_parent, ended_by_sigterm
 
 _LINES = [
     fill(f"  {name:17}{command.purpose}", 80, subsequent_indent=" " * 19, break_on_hyphens=False)
@@ -114,32 +113,17 @@ def _end(name: str, code: int, text: str, stream: TextIO | None = None) -> int:
 
 
 def _run(command: Command, words: Sequence[str]) -> int:
-    """Runs a command; of several RUNs on each in turn, and then on their results together."""
+    """Reads a command's words, and runs it on what they name."""
     from dualpath_cli.cli.words import read
 
-    line = read(command, words)
-    if command.needs in ("nothing", "recipes"):
-        given = [line.options] if command.needs == "nothing" else [line.options, line.recipe()]
+    found = read(command, words)
+    if command.launch is None:
+        line = found.upon(found.recipes if command.varies else {})
+        given = [line.options, line.recipe] if command.varies else [line.options]
         if answer := resolve_name(command.run)(*given):
             print(answer)
         return 0
-    from dualpath_cli.cli import launch
-
-    if command.combine is None or len(line.options.ckpt_path) < 2:
-        checked = launch.prepare(line)
-        if out := getattr(checked.options, "out", None):
-            claim(Path(out))
-        code: int = resolve_name(command.run)(checked)
-        return code
-    launches, out = launch.prepare_several(line)
-    for folder in (out, *(one.options.folder for one in launches)):
-        claim(folder)
-    from dualpath_cli.output.console import plain_console
-
-    console = plain_console()
-    for number, one in enumerate(launches, 1):
-        console.print(f"run {number} of {len(launches)}: {one.checkpoint}", highlight=False)
-        resolve_name(command.run)(one)
-    written = resolve_name(command.combine)([one.options.folder for one in launches], out, console)
-    console.print("\n".join(map(str, written)), highlight=False, soft_wrap=True)
+    launch, line = resolve_name(command.launch)(found)
+    if not (command.alone and resolve_name(command.alone)(launch)):
+        resolve_name(command.run)(command, launch, line.of_classes)
     return 0

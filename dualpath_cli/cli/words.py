@@ -1,28 +1,28 @@
 """The words after a command: its own options, and keys of a recipe.
 
 Each command has one parser, of jsonargparse: the fields of its dataclass are its options, and where
-it has a recipe, `--SECTION.KEY VALUE` sets a key of that. LightningCLI's parser gets the same.
+it has a recipe, `--SECTION.KEY VALUE` sets a key of that. Words are parsed once, upon the recipe;
+those about Lightning's own classes are left to LightningCLI.
 """
 
-import json
 import re
 import typing
 from argparse import SUPPRESS, Action
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from inspect import get_annotations, getdoc
 from pkgutil import resolve_name
 from typing import Any
 
-from jsonargparse import DefaultHelpFormatter, Namespace, set_parsing_settings
+from jsonargparse import DefaultHelpFormatter, set_parsing_settings
 
 from dualpath_cli.cli.commands import Command
 from dualpath_cli.errors import UserError
 from dualpath_cli.ranges import Size
 from dualpath_cli.recipe.parser import OneLine, Parser
 from dualpath_cli.recipe.recipes import Recipe, load_recipes
-from dualpath_cli.recipe.settings import Settings, check_sections
+from dualpath_cli.recipe.settings import SECTIONS, Settings, check_sections
 
 _OF_A_CLASS = re.compile(
     r"--trainer\.((callbacks|plugins|profiler|logger|strategy)(\+|\.[\w.]+\+?)"
@@ -37,59 +37,62 @@ GIVEN = "given"  # A field with this name is no option: it holds the names of th
 
 @dataclass(frozen=True)
 class Line:
-    """A command line, parsed; a recipe's keys are checked where there is a recipe."""
+    """A command line, parsed: the command's own options, and the recipe that the words make."""
+
+    options: Any  # the command's dataclass
+    recipe: Recipe  # what recipes and words say, each key of a section's type
+    given: frozenset[str]  # options that the words have, as the parser calls them
+    of_classes: tuple[str, ...]  # words about Lightning's own classes, which its parser reads
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words after a command, each option as its parser calls it."""
 
     command: Command
     words: tuple[str, ...]
-    options: Any = None  # the command's dataclass
 
-    def recipe(self) -> Recipe:
-        """The recipes of --config, and what the words make of them."""
-        return self.changed(load_recipes(self.options.config))
-
-    def changed(self, recipe: Recipe) -> Recipe:
-        """Returns a recipe, in plain values, with the keys that the words set. Sections merge."""
-        check_sections(recipe)
-        found = upon(parser_of(self.command), recipe, self.light, defaults=False).as_dict()
-        keys = [field.name for field in fields(Settings) if field.name in found]
-        changed: Recipe = json.loads(json.dumps({key: found[key] for key in keys}))
-        return changed
+    def values(self, *options: str) -> list[str]:
+        """The values of an option of one value, in order."""
+        parts = (word.partition("=") for word in self.words)
+        return [value for name, _, value in parts if name in options]
 
     @property
-    def light(self) -> list[str]:
-        """The words without those about Lightning's own classes."""
-        return [word for word in self.words if not _OF_A_CLASS.match(word)]
+    def recipes(self) -> Recipe:
+        """The recipes of --config; later ones win."""
+        return load_recipes(self.values("--config", "-c"))
+
+    def upon(self, base: Recipe) -> Line:
+        """Parses the words, once, upon a recipe; raises UserError for the first mistake."""
+        parser, command = parser_of(self.command), self.command
+        check_sections(base)
+        parser.words = self.words
+        light = [word for word in self.words if not _OF_A_CLASS.match(word)]
+        found = parser.read(base, light).as_dict()
+        given = frozenset(word.partition("=")[0] for word in self.words)
+        recipe = {key: found[key] for key in (*SECTIONS, "seed_everything") if key in found}
+        of_classes = tuple(word for word in self.words if _OF_A_CLASS.match(word))
+        return Line(_options(parser, command, found, given), recipe, given, of_classes)
 
 
-def upon(parser: Any, recipe: Recipe, words: Sequence[str], defaults: bool) -> Namespace:
-    """Returns what the words make of a recipe, with or without what neither says."""
-    below = parser.parse_object(recipe, defaults=defaults)
-    found: Namespace = parser.parse_args(list(words), namespace=below, defaults=defaults)
-    return found
-
-
-def read(command: Command, words: Sequence[str]) -> Line:
-    """Parses a command's words; raises UserError for the first that means nothing.
+def read(command: Command, words: Sequence[str]) -> Words:
+    """Reads a command's words as far as needs no parser's types.
 
     Raises SystemExit after --help and --help-recipe.
     """
     if {"-h", "--help", "--help-recipe", "--help_recipe"} & set(words):
         print(help_of(command, recipe="--help" not in words and "-h" not in words), end="")
         raise SystemExit(0)
-    parser = parser_of(command)
-    parser.words = joined = _joined(words, parser)
-    line = Line(command, tuple(joined))
-    return replace(line, options=_options(parser, command, parser.parse_args(line.light)))
+    return Words(command, tuple(_joined(words, parser_of(command))))
 
 
-def _options(parser: Parser, command: Command, found: Namespace) -> Any:
+def _options(parser: Parser, command: Command, found: Recipe, given: frozenset[str]) -> Any:
     """The command's dataclass, of what was parsed; a ValueError of it becomes a UserError."""
     options = resolve_name(command.options)
-    given = {word.partition("=")[0] for word in parser.words or ()}
     found[GIVEN] = [a.dest for a in parser._actions if given.intersection(a.option_strings)]
-    values = {field.name: found[field.name] for field in fields(options)}
+    values = {field.name: found[field.name] for field in fields(options) if field.name in found}
     for field in fields(options):
-        if _is_needed(field) and not values[field.name]:
+        if _is_needed(field) and not values.get(field.name):
             help_ = f"dualpath {command.name} --help"
             raise UserError(f"{command.name} needs {_usage(field)}; see {help_}")
     try:
@@ -117,13 +120,13 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
 
     The field's type says how words become its value: a flag, a list of words, or one value. Its
     metadata may say more: `option` and `also` are names of the option, `alone` is the value of one
-    that is given without, `positional` words have no option. `texts` are for help.
+    that is given without, a list with `each` takes one value each time, `positional` words have no
+    option. `texts` are for help.
     """
     options = resolve_name(command.options)
     kinds, own = typing.get_type_hints(options), get_annotations(options)
     # Beside words without an option, a list takes one value each time, or it would take those too.
     beside = any(field.metadata.get("positional") for field in fields(options))
-    each = {"action": "append"} if beside else {"nargs": "+", "action": "extend"}
     shown = [field for field in fields(options) if field.name != GIVEN]
     for field in sorted(shown, key=lambda field: field.name not in own):
         kind, metadata = kinds[field.name], field.metadata
@@ -141,6 +144,8 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
         elif "alone" in metadata:
             how |= {"nargs": "?", "const": metadata["alone"]}
         elif is_list:
+            once = {"action": "append"}
+            each = once if beside or "each" in metadata else {"nargs": "+", "action": "extend"}
             how |= {"dest": field.name, "default": [], "metavar": metavar, **each}
         else:
             numbers = {int: "N", Size: "N", float: "X"}
@@ -153,7 +158,7 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
 def parser_of(command: Command) -> Parser:
     parser = Parser(prog=f"dualpath {command.name}")
     add_words(parser, command)
-    if command.needs != "nothing":
+    if command.has_recipe:
         parser.add_class_arguments(Settings, fail_untyped=False)
     return parser
 
@@ -174,7 +179,7 @@ def help_of(command: Command, recipe: bool = False) -> str:
     bases = reversed(options.__mro__[:-1])
     found = [text for cls in bases for text in parse_from_object(cls).params]
     add_words(parser, command, {text.arg_name: text.description or "" for text in found})
-    if command.needs != "nothing":
+    if command.has_recipe:
         text = "List the keys of the recipe, which --SECTION.KEY VALUE sets."
         parser.add_argument("--help-recipe", action="store_true", help=text)
     return parser.format_help()

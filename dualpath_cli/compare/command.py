@@ -125,13 +125,15 @@ def _answer(
 ) -> list[Path]:
     """Prints tables and writes all files, with a line for all that is left out; returns paths."""
     from dualpath_cli.compare import figures, tables
+    from dualpath_cli.compare.ablations import ablations_of, table_of_classes
     from dualpath_cli.output import page
     from dualpath_cli.output.console import plain_console
     from dualpath_cli.output.figures import save
     from dualpath_cli.output.table import markdown, show
 
+    ablations, classes, damaged = ablations_of(groups)
     console = plain_console()
-    for line in left_out:
+    for line in (left_out := [*left_out, *damaged]):
         console.print(line, highlight=False, soft_wrap=True)
     made = sum(row.tested for row in rows)
     for group in groups:
@@ -141,6 +143,9 @@ def _answer(
         aggregates = [row for row in rows if (row.group, row.measure) == own]
         for table in tables.tables_of_tests(aggregates, made):
             show(console, table)
+    forced = [table_of_classes(classes)] if classes else []
+    for table in forced:
+        show(console, table)
     main = [table for group in groups for table in tables.group_tables(group)]
     tests = tables.tables_of_tests(rows, made)
     runs = tables.records_of_runs(groups)
@@ -155,9 +160,11 @@ def _answer(
         "tests.tex": "\n".join(map(tables.latex, tests)),
         "tests.csv": format_csv(tables.records_of_tests(rows)) if rows else "",
         "runs.csv": format_csv(runs),
+        "ablations.csv": format_csv(ablations) if ablations else "",
+        "ablation_classes.csv": format_csv(classes) if classes else "",
     }
     pictures = page.pictures(drawn, figures.CAPTIONS)
-    sections = [page.terms(facts), page.tables(main), pictures, page.tables(tests)]
+    sections = [page.terms(facts), page.tables(main), pictures, page.tables([*tests, *forced])]
     texts["index.html"] = page.page("Comparison of runs", sections)
     for name in [name for name, text in texts.items() if not text]:
         del texts[name]

@@ -16,7 +16,7 @@ from dualpath_cli.system import visible_gpus
 class WithRecipe:
     """Options of a command with a recipe, of which each key is an option as well."""
 
-    config: tuple[str, ...] = field(default=(), metadata={"also": ("-c",)})
+    config: tuple[str, ...] = field(default=(), metadata={"also": ("-c",), "each": True})
     """Recipe: a path or the bare name of a packaged one. Of several, later ones win."""
     print_config: bool = False
     """Print the resolved recipe and do nothing else."""
@@ -26,10 +26,10 @@ class WithRecipe:
 class Fit(WithRecipe):
     """Train a model from a recipe; the same command continues an interrupted run."""
 
-    config: tuple[str, ...] = field(metadata={"also": ("-c",)})
+    config: tuple[str, ...] = field(metadata={"also": ("-c",), "each": True})
     """Recipe: a path or a packaged name such as quickstart. Of several, later ones win."""
-    ckpt_path: tuple[str, ...] = ()
-    """One RUN: another run, or a checkpoint of one, whose weights to start from; or an older
+    ckpt_path: str | None = None
+    """RUN: another run, or a checkpoint of one, whose weights to start from; or an older
     checkpoint of this run to go back to."""
     new_data: bool = False
     """Continue the run on other data than it has been trained on up to now, from their beginning;
@@ -49,7 +49,7 @@ class OwnClasses:
 class OfRun(OwnClasses, WithRecipe):
     """Options of a command that builds a trained model from its run's recipe."""
 
-    ckpt_path: tuple[str, ...]
+    ckpt_path: str
     """Run folder or checkpoint to score; its recipe, tokenizer and model are read from there."""
 
     def read(self, recipe: Any, run: Any) -> Self:

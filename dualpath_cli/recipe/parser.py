@@ -3,13 +3,14 @@
 One parser reads recipes, the command line and, as LightningCLI's, the classes of the trainer.
 """
 
-import re
 import typing
-from argparse import SUPPRESS
-from collections.abc import Mapping, Sequence
+from argparse import SUPPRESS, Action, ArgumentError
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, TypeVar
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import register_type
 
@@ -72,46 +73,96 @@ class OneLine:
         ours = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
         super().__init__(**{**ours, **settings})
 
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raises a UserError that names the key or option, its value, and the way out."""
-        raise UserError(self._explain(" ".join(message.split()))) from ex
+    def read(self, base: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
+        """Returns a mapping with the keys that words set, and no default of any other key.
 
-    def _explain(self, text: str) -> str:
-        if found := re.match(r"unrecognized arguments: (\S*)", text):
-            if found[1][:1] == "-":
-                return self.unknown(found[1])
-            return f"unexpected argument '{found[1]}'; a value follows its option, as --help says"
-        not_accepted = (
-            r"(?:Group|Option) '([\w.]+)' (?:is not accepted|does not accept option '(.*)')"
-        )
-        if found := re.search(not_accepted, text):
-            return self.unknown(".".join(filter(None, found.groups())))
-        if found := re.search(r"arguments are required: ([\w.-]+)", text):
-            return f"{self.prefix}{found[1]} is missing"
-        # Of a value within a mapping the last key is its own.
-        *_, key, said = ["", "", *re.split(r'[Kk]ey "([\w.]+)": ?', text)[1:]]
-        return self._wrong(key, said) if key else text
+        Raises UserError for the first mistake in either.
+        """
+        parser: Any = self
+        for action in self._actions:
+            action.required = False  # `construct` says what is missing
+        try:
+            below = parser.parse_object(dict(base), defaults=False)
+            found: Namespace = parser.parse_args([*words], namespace=below, defaults=False)
+        except ArgumentError as error:
+            raise UserError(self._mistake(base, words) or _reason(error)) from error
+        return found
 
-    def _wrong(self, key: str, said: str) -> str:
+    def _mistake(self, base: Mapping[str, Any], words: Sequence[str]) -> str:
+        """Names the first key or word that cannot be read by itself, and says what it must be."""
+        parser: Any = self
+        for key, value in self._leaves(base):
+            if not self._action(key):
+                return self.unknown(key)
+            section, _, name = key.rpartition(".")
+            try:
+                parser.parse_object({section: {name: value}} if section else {key: value},
+                                    defaults=False)  # fmt: skip
+            except ArgumentError as error:
+                return self._wrong(key, value, error)
+        for option, *values in _by_option(words):
+            try:
+                parser.parse_args([option, *values], defaults=False)
+            except ArgumentError as error:
+                return self._wrong_word(option, values, error)
+        return ""
+
+    def _leaves(self, base: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for key, value in base.items():
+            if isinstance(value, Mapping) and (self._is_section(key) or not self._action(key)):
+                yield from ((f"{key}.{name}", part) for name, part in value.items())
+            else:
+                yield key, value
+
+    def _is_section(self, key: str) -> bool:
+        """Whether a key stands for a section of keys; one of Lightning's classes has keys, too."""
+        return "." not in key and any(a.dest.startswith(f"{key}.") for a in self._actions)
+
+    def _action(self, key: str) -> Action | None:
+        """The action of a key; of an entry in a mapping that of the mapping."""
+        found = [a for a in self._actions if key == a.dest or key.startswith(f"{a.dest}.")]
+        action: Action | None = max(found, key=lambda a: len(a.dest), default=None)
+        is_entry = action is not None and key != action.dest and self._is_section(action.dest)
+        return None if is_entry else action
+
+    def _wrong_word(self, option: str, values: Sequence[str], error: Exception) -> str:
+        name, equals, value = option.partition("=")
+        if name[:1] != "-" or (equals and values):
+            stray = option if name[:1] != "-" else values[0]
+            return f"unexpected argument '{stray}'; a value follows its option, as --help says"
+        of_option = [a.dest for a in self._actions if name in a.option_strings]
+        key = of_option[0] if of_option else name.lstrip("-").removesuffix("+")
+        action = self._action(key)
+        if action is None:
+            return self.unknown(name)
+        if action.nargs == 0 and values:
+            return self._wrong_word(values[0], (), error)
+        if self._is_section(key):
+            try:
+                content = yaml.safe_load(value)
+            except yaml.YAMLError:
+                content = value
+            if isinstance(content, dict):
+                return self._mistake({key: content}, ())
+            return f"{key} must be a mapping, not '{value:.60}'; set --{key}.KEY VALUE instead"
+        return self._wrong(key, value if equals else " ".join(values), error)
+
+    def _wrong(self, key: str, value: Any, error: Exception) -> str:
         """Says what a key or option must be; of a class that is built, what jsonargparse says."""
-        (action,) = [a for a in self._actions if a.dest == key][:1] or [None]
+        action = self._action(key)
         annotation = getattr(action, "_typehint", None) or getattr(action, "type", None)
         name, must = self.name_of(key), describe(annotation)
-        given = re.findall(r"(?:Got value:|Given value:|load config) ?(.*?)(?= - |$)", said)
-        value = given[-1].strip("\"'") if given else said
-        value = {"True": "true", "False": "false", "None": "null"}.get(value, value)
-        if "Unable to load config" in said:
-            return f"{key} must be a mapping, not '{value:.60}'; set --{key}.KEY VALUE instead"
+        words = {"True": "true", "False": "false", "None": "null"}
+        shown = words.get(str(value), str(value))
         if "<class" in must:
-            # The types of a union come in any order; those of another kind say nothing.
-            errors = said.rpartition("Errors:")[2]
-            reasons = re.findall(r" - (?!Expected a <class)(.*?)(?= - | Given value|$)", errors)
-            return f"{name}: '{value:.60}' cannot be built: {(reasons or [said])[0]}"
+            return f"{name}: '{shown:.60}' cannot be built: {_reason(error)}"
         if name.startswith("--"):
             must = must.removesuffix(" or null")  # which stands for an option that is left out
         choices = _choices(annotation)
-        near = "" if value in choices else did_you_mean(value, choices)
-        return f"{name} must be {must}, not '{value:.60}'{near}"
+        wrong = [str(one) for one in (value if isinstance(value, list) else [shown])
+                 if str(one) not in choices]  # fmt: skip
+        near = did_you_mean(wrong[0], choices) if wrong else ""
+        return f"{name} must be {must}, not '{shown:.60}'{near}"
 
     def name_of(self, key: str) -> str:
         """A key of a recipe as it is, an option as the user wrote it."""
@@ -156,6 +207,27 @@ class Parser(OneLine, ArgumentParser):
     """The parser of every command, and of every dataclass that is read from a file."""
 
 
+def _by_option(words: Sequence[str]) -> Iterator[list[str]]:
+    """Words in parts: an option with the values that follow it, or a word before any option."""
+    part: list[str] = []
+    for word in words:
+        if part and (word[:1] == "-" or part[0][:1] != "-"):
+            yield part
+            part = []
+        part.append(word)
+    if part:
+        yield part
+
+
+def _reason(error: Exception) -> str:
+    """What jsonargparse says; of a union the first reason of a kind that the value could be."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    reasons = [
+        line[2:] for line in lines if line[:2] == "- " and " Expected a " not in f" {line[2:]}"
+    ]
+    return reasons[0] if reasons else " ".join(lines)
+
+
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Returns the dataclass with these values, those of nested dataclasses being mappings.
 
@@ -164,14 +236,25 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """
     parser = _reader_of(cls)  # type: ignore[arg-type]
     parser.prefix = prefix
-    found = parser.parse_object(dict(values), defaults=True)
-    made = {name: found[name] for name in typing.get_type_hints(cls)}
-    at = prefix
+    return construct(cls, parser.read(values).as_dict(), prefix)
+
+
+def construct(cls: type[T], found: Mapping[str, Any], prefix: str = "") -> T:
+    """Returns the dataclass of values of its fields' types; a ValueError becomes a UserError.
+
+    A field that is a dataclass has a mapping.
+    """
+    hints, at = typing.get_type_hints(cls), prefix
+    for field in fields(typing.cast(Any, cls)):
+        needed = {field.default, field.default_factory} == {MISSING}
+        if needed and found.get(field.name) is None and not is_dataclass(hints[field.name]):
+            raise UserError(f"{prefix}{field.name} is missing")
+    made = {name: found[name] for name in hints if name in found}
     try:
-        for name, part in made.items():
-            if isinstance(part, Namespace):
+        for name, kind in hints.items():
+            if is_dataclass(kind):
                 at = f"{prefix}{name}."
-                made[name] = typing.get_type_hints(cls)[name](**part.as_dict())
+                made[name] = typing.cast(Any, kind)(**made.get(name, {}))
         at = prefix
         return cls(**made)
     except ValueError as error:

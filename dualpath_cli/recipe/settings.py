@@ -318,6 +318,9 @@ class Settings:
         return recipe
 
 
+CLASSES = ("callbacks", "plugins", "profiler", "logger")
+"""The keys of a trainer's section that name classes, whose code would run."""
+
 SECTIONS: dict[str, type] = get_type_hints(Settings)
 del SECTIONS["seed_everything"]
 

@@ -14,13 +14,14 @@ from typing import Any, Generic, TypeVar
 
 from torch.utils.data import DataLoader
 
-from dualpath_cli.cli.lightning import Session
 from dualpath_cli.output.console import Progress, counted
 from dualpath_cli.study.passes import FILLER, Pass, decisive_facts, source_facts, study_facts
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.data.windows import Tokens, Windows, collate
+from dualpath_cli.training.launch import StudyLaunch
 from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.session import Session
 
 PassT = TypeVar("PassT", bound=Pass)
 
@@ -46,7 +47,7 @@ class StudyModule(DualPathModule):
     """Runs passes as Lightning validates: one dataloader a pass, in their order."""
 
     def prepare(
-        self, study: Study[Any], session: Session, progress: Progress, files: ExitStack
+        self, study: Study[Any], session: Session[StudyLaunch], progress: Progress, files: ExitStack
     ) -> None:
         """Says what to run; `files` closes the files of a pass that is interrupted."""
         self.facts: dict[str, Any] = {}
@@ -121,7 +122,7 @@ class StudyModule(DualPathModule):
             self._study.finish(source, passes)
 
 
-def run(study: Study[Any], session: Session) -> StudyModule:
+def run(study: Study[Any], session: Session[StudyLaunch]) -> StudyModule:
     """Runs all passes of a study that are not finished; the module returned has the facts.
 
     Raises:

@@ -23,7 +23,6 @@ import numpy.typing as npt
 import torch
 from lightning.pytorch import Trainer
 
-from dualpath_cli.cli.launch import Launch
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.statistics.bootstrap import clusters_of
 from dualpath_cli.system import replacing
@@ -31,10 +30,11 @@ from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
 from dualpath_cli.text.storage import exists, local_copy
 from dualpath_cli.training.data.windows import Windows
+from dualpath_cli.training.launch import StudyLaunch
 from dualpath_cli.training.module import DualPathModule
 
 
-def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
+def study_facts(launch: StudyLaunch, trainer: Trainer) -> dict[str, Any]:
     settings = launch.settings
     return {
         "checkpoint": checkpoint_facts(launch),
@@ -50,7 +50,7 @@ def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def checkpoint_facts(launch: Launch) -> dict[str, Any]:
+def checkpoint_facts(launch: StudyLaunch) -> dict[str, Any]:
     """Its path, step, and the hash of its safetensors."""
     path = launch.checkpoint
     assert path is not None

@@ -10,8 +10,6 @@ from dataclasses import asdict, replace
 import yaml
 from rich.console import Console
 
-from dualpath_cli.cli import launch
-from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.errors import Stopped, UserError
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.output.console import plain_console
@@ -40,6 +38,7 @@ from dualpath_cli.sweep.runs import (
     write_recipes,
 )
 from dualpath_cli.system import alone, format_csv, write_text
+from dualpath_cli.training.launch import to_train
 
 
 def run(options: Sweep, recipe: Recipe) -> str:
@@ -207,7 +206,7 @@ def check_settings(runs: Sequence[Run]) -> None:
         try:
             # One whose trunk is not there yet is checked as if it began at the start.
             whole = replace(run.settings, run=replace(run.settings.run, branch_from=None))
-            launch.to_train(COMMANDS["fit"], run.settings if run.is_ready else whole)
+            to_train(run.settings if run.is_ready else whole)
             _check_branch(run)
         except UserError as error:
             name = f"{run.configuration.name}: " if run.configuration.settings else ""

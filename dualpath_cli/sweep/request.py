@@ -2,7 +2,7 @@
 
 import typing
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -41,7 +41,7 @@ class Sweep:
     was interrupted. Lists are separated by commas.
     """
 
-    config: tuple[str, ...]
+    config: tuple[str, ...] = field(metadata={"each": True})
     """Recipe with backbone, data, tokens and all else that they share; later ones win."""
     budget: str
     """FLOPs per token and layer that each spends, such as 4M; several make several sweeps."""

@@ -6,6 +6,7 @@ from pkgutil import resolve_name
 
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
@@ -15,7 +16,7 @@ from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import read
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.parser import OTHER_NAMES
-from dualpath_cli.recipe.settings import SECTIONS, TrainerSettings
+from dualpath_cli.recipe.settings import TrainerSettings
 
 WORDS = [
     ["--optim", "{lr: 3e-3}", "--run.name=x", "--data.val", "{}", "--trainer.precision", "bf16"],
@@ -32,16 +33,21 @@ def test_lightning_reads_the_words_as_the_light_parser_has_checked_them(
 ):
     trained()  # writes recipe and data
     built = {}
-    monkeypatch.setattr(lightning, "build_session", lambda launch, trainer: built.update(trainer))
-    line = read(COMMANDS["fit"], ["--config", str(tmp_path / "recipe.yaml"), *words])
-    checked = launch.prepare(dataclasses.replace(line, words=(*line.words, "--run.name=new")))
+    monkeypatch.setattr(
+        lightning, "build_session", lambda launch, trainer, *_: built.update(trainer)
+    )
+    given = ["--config", str(tmp_path / "recipe.yaml"), *words, "--run.name=new"]
+    parsed: list[str] = []
+    parse = ArgumentParser.parse_args
+    counted = lambda self, words, **how: parsed.extend(words) or parse(self, words, **how)  # noqa: E731
+    monkeypatch.setattr(ArgumentParser, "parse_args", counted)
+    checked, line = launch.training(read(COMMANDS["fit"], given))
     monkeypatch.setattr(lightning, "resolve_name", lambda name: lambda session: None)
-    found = lightning.DualPathCLI(checked).config
-    for name in SECTIONS:
-        settings = dataclasses.asdict(getattr(checked.settings, name))
-        known = {key: found[name][key] for key in settings}
-        known |= {key: settings[key] for key in ("callbacks", "logger") if name == "trainer"}
-        assert known == settings, name
+    found = lightning.DualPathCLI(COMMANDS["fit"], checked, line.of_classes).config.trainer
+    assert len(parsed) == len(set(parsed)), "each word is parsed once"
+    settings = dataclasses.asdict(checked.settings.trainer)
+    known = {key: found[key] for key in settings} | {"callbacks": None, "logger": None}
+    assert known == settings
     kinds = [type(one) for one in built["callbacks"] or []]
     assert kinds == ([LearningRateMonitor] if "callbacks" in words[0] else [])
     assert isinstance(built["logger"], CSVLogger) is ("logger" in words[0])
@@ -59,18 +65,18 @@ def test_what_lightning_finds_is_one_short_line(words, message, trained, tmp_pat
     trained()
     more = ["--trainer.callbacks.swa_lrs=0.1"] if "Weight" in words else []
     given = ["--config", str(tmp_path / "recipe.yaml"), "--run.name=new", words, *more]
-    checked = launch.prepare(read(COMMANDS["fit"], given))
+    checked, line = launch.training(read(COMMANDS["fit"], given))
     if "gpu" in words and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(UserError, match=message) as error:
-        lightning.DualPathCLI(checked)
+        lightning.DualPathCLI(COMMANDS["fit"], checked, line.of_classes)
     assert len(str(error.value)) < 150
 
 
 def test_everything_that_a_record_names_is_there():
     for command in COMMANDS.values():
         assert dataclasses.is_dataclass(resolve_name(command.options)), command.name
-        named = (command.run, command.task, command.module, command.combine)
+        named = (command.launch, command.run, command.task, command.module, command.alone)
         assert all(callable(resolve_name(name)) for name in named if name is not None), command.name
 
 

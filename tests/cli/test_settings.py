@@ -35,7 +35,7 @@ def all_options() -> str:
         f"{name} {option}"
         for name, command in COMMANDS.items()
         for key, option in parser_of(command).options().items()
-        if command.needs == "nothing" or key.partition(".")[0] not in (*SECTIONS, "seed_everything")
+        if not command.has_recipe or key.partition(".")[0] not in (*SECTIONS, "seed_everything")
     ]
     return "\n".join(sorted([*own, *(f"recipe --{key}" for key in FIELDS)])) + "\n"
 
@@ -57,8 +57,7 @@ def test_every_command_explains_itself_and_refuses_an_option_that_there_is_not(
     assert f"usage: dualpath {name}" in shown
     assert max(map(len, shown.splitlines())) <= 80
     assert shown.count("\n") < 90
-    given = {"recipe": ["--config", "x"], "run": ["--ckpt_path", "x"], "nothing": [], "recipes": []}
-    assert main([name, *given[COMMANDS[name].needs], "--qqqq"]) == 2
+    assert main([name, "--qqqq"]) == 2
     said = capsys.readouterr().err
     assert said == (
         f"dualpath {name}: error: unknown option '--qqqq'; --help lists what there is\n"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import dualpath_cli
-from dualpath_cli.cli.lightning import Session
 from dualpath_cli.output.console import Progress, counted, plain_console
 from dualpath_cli.output.table import Column, Table, show
+from dualpath_cli.training.session import Session
 
 NAMES = ["[red]", "[/x]", "[bold]a[/bold]", ":smile:", "[link=x]"]
 

@@ -48,9 +48,12 @@ def test_plain_values_become_tuples_and_sizes():
         ({"tokens": 0}, "or null, not '0'"),
         ({"keep": "al"}, "x.keep must be one of all, none, not 'al'; did you mean"),
         ({"ends": [1]}, "x.ends must be a list (a number and a number), not '[1]'"),
-        ({"ends": [1, "a"]}, "x.ends must be a list (a number and a number), not 'a'"),
-        ({"kinds": ["dual", "wid"]}, "not 'wid'; did you mean 'wide'?"),
-        ({"names": {"a": 3}}, "x.names must be a mapping of names to values (each text), not '3'"),
+        ({"ends": [1, "a"]}, "x.ends must be a list (a number and a number), not '[1, 'a']'"),
+        ({"kinds": ["dual", "wid"]}, "not '['dual', 'wid']'; did you mean 'wide'?"),
+        (
+            {"names": {"a": 3}},
+            "x.names must be a mapping of names to values (each text), not '{'a'",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_with_key_value_and_what_would_be_right(values, message):

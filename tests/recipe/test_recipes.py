@@ -26,6 +26,8 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.training import checks
+from dualpath_cli.training.launch import TrainingLaunch
 
 ROWS = paper.configurations()
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.recipe)
@@ -35,7 +37,7 @@ INCOMPLETE = {
 }  # fmt: skip
 """The base and the overlays: no model by themselves."""
 
-Fit = Callable[..., launch.Launch]
+Fit = Callable[..., TrainingLaunch]
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +46,14 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
     nowhere = tmp_path_factory.mktemp("nowhere")
 
     @functools.cache
-    def prepare(*names: str, words: tuple[str, ...] = ()) -> launch.Launch:
+    def prepare(*names: str, words: tuple[str, ...] = ()) -> TrainingLaunch:
         words += tuple(word for name in names for word in ("--config", name))
         with contextlib.chdir(nowhere), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launch, "check_training_data", lambda *_: None)
-            patch.setattr(launch, "check_epochs", lambda *_: None)
-            patch.setattr(launch, "check_validation_sets", lambda *_: None)
-            patch.setattr(launch, "verify_data", lambda *_, **__: None)
-            return launch.prepare(read(COMMANDS["fit"], words))
+            patch.setattr(checks, "check_training_data", lambda *_: None)
+            patch.setattr(checks, "check_epochs", lambda *_: None)
+            patch.setattr(checks, "check_validation_sets", lambda *_: None)
+            patch.setattr(checks, "verify_data", lambda *_, **__: None)
+            return launch.training(read(COMMANDS["fit"], words))[0]
 
     return prepare
 
@@ -74,7 +76,7 @@ def leaves(recipe: Recipe, above: str = "") -> dict[str, Any]:
     return found
 
 
-def changed(before: launch.Launch, after: launch.Launch) -> dict[str, Any]:
+def changed(before: TrainingLaunch, after: TrainingLaunch) -> dict[str, Any]:
     """The settings that differ, by dotted key, with their new values."""
     old, new = leaves(before.settings.as_recipe()), leaves(after.settings.as_recipe())
     return {key: new.get(key) for key in old | new if old.get(key) != new.get(key)}
@@ -212,7 +214,7 @@ def test_an_overlay_changes_what_it_names_and_nothing_else_in_any_order(fit):
 
 
 def test_a_run_is_named_after_the_first_recipe(fit):
-    assert fit("f80m_a50_k4", "as_written").run_folder == Path("runs/f80m_a50_k4/default")
+    assert fit("f80m_a50_k4", "as_written").folder == Path("runs/f80m_a50_k4/default")
 
 
 def test_a_word_on_the_command_line_beats_every_recipe(fit):
@@ -432,4 +434,4 @@ def test_bad_yaml_is_one_line_with_file_and_line_number(text, line, folder):
 def test_a_run_may_be_named_by_a_date(folder, fit):
     """YAML 1.1 reads 2026-03-01 as a date, which neither a run's name nor JSON knows."""
     dated = write(folder / "dated.yaml", "base: quickstart\nrun: {name: 2026-03-01}")
-    assert fit(dated).run_folder == Path("runs/dated/2026-03-01")
+    assert fit(dated).folder == Path("runs/dated/2026-03-01")

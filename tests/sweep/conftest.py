@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpath_cli.cli import launch
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import read
-from dualpath_cli.sweep import request, runner
+from dualpath_cli.sweep import command, request, runner
 from dualpath_cli.sweep.request import Request
 from dualpath_cli.sweep.runs import Run
 from tests.sweep import fake_fit
@@ -22,11 +21,11 @@ STEP = 64
 FAKE_FIT = [sys.executable, str(Path(__file__).with_name("fake_fit.py"))]
 SWEEP = f"""
 import sys
-from dualpath_cli.cli import launch
+from dualpath_cli.sweep import command
 from dualpath_cli.cli.main import main
 from dualpath_cli.sweep import runner
 runner.command_of = lambda run: [*{FAKE_FIT}, str(run.path)]
-launch.to_train = lambda *_: None
+command.to_train = lambda *_: None
 sys.exit(main(sys.argv[1:]))
 """
 """Runs a sweep of the stand-in as a process: `python -c SWEEP sweep ...`."""
@@ -68,8 +67,9 @@ def asked(folder: Path, *words: str, **sections: Any) -> Request:
     recipe = write_recipe(folder, **sections)
     plain = ["--config", str(recipe), "--budget", "100K", "--alphas", "50", "--loops", "2",
              "--out", str(folder / "sweep"), "--seeds", "2"]  # fmt: skip
-    line = read(COMMANDS["sweep"], [*plain, *words])
-    return request.read(line.options, line.recipe())
+    found = read(COMMANDS["sweep"], [*plain, *words])
+    line = found.upon(found.recipes)
+    return request.read(line.options, line.recipe)
 
 
 WORDS = ["--budget", "100K", "--alphas", "50", "--loops", "2", "--seeds", "2", "--tflops", "0.01"]
@@ -88,6 +88,6 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The words of a sweep whose runs are the stand-in's, written in this process."""
     monkeypatch.setattr(runner, "start", start)
     monkeypatch.setattr(runner, "POLL", 0.0)
-    monkeypatch.setattr(launch, "to_train", lambda *_: None)  # there are no data
+    monkeypatch.setattr(command, "to_train", lambda *_: None)  # there are no data
     recipe, out = write_recipe(tmp_path), tmp_path / "sweep"
     return ["sweep", "--config", str(recipe), "--out", str(out), *WORDS]

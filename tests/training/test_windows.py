@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.cli.launch import check_epochs
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM
@@ -21,6 +20,7 @@ from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.schedule import epochs
 from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.training.checks import check_epochs
 from dualpath_cli.training.data.blocks import Blocks
 from dualpath_cli.training.data.order import MicroBatches, SampleOrder, permutation
 from dualpath_cli.training.data.windows import (

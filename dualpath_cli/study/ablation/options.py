@@ -28,6 +28,8 @@ GATES = {(1.0, 0.0): "deep only", (0.0, 1.0): "wide only", (0.5, 0.5): "uniform"
          (1.0, 1.0): "fully open"}  # fmt: skip
 """Constant (g_d, g_w), and what the paper calls them (table `ablations`)."""
 
+REPORT = "ablations.json"
+"""The file of a folder of results that holds all of them."""
 SHORTER = ("halting", "skip")
 """Suites whose rows leave steps or paths out."""
 BASELINE = "baseline"

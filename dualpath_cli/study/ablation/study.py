@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from dualpath_cli.cli.lightning import Session
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
@@ -44,7 +43,9 @@ from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.study.passes import FILLER, Arrays, Pass, array_digest
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows
+from dualpath_cli.training.launch import StudyLaunch
 from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.session import Session
 
 
 @dataclass
@@ -120,7 +121,7 @@ def _passes(trace: RoutingTrace, scored: torch.Tensor) -> torch.Tensor:
     return (passes.mean(0) * scored).sum(1)
 
 
-def run(session: Session) -> None:
+def run(session: Session[StudyLaunch]) -> None:
     options, model = session.launch.options, session.launch.settings.model
     rows, skipped = applicable(options.selection.rows(model), model)
     for reason in dict.fromkeys(skipped.values()):
@@ -159,7 +160,11 @@ class Ablation(bench.Study[Scoring]):
     semantics = 4
 
     def __init__(
-        self, session: Session, options: Ablate, rows: Sequence[Row], tagger: Tagger | None
+        self,
+        session: Session[StudyLaunch],
+        options: Ablate,
+        rows: Sequence[Row],
+        tagger: Tagger | None,
     ) -> None:
         """`rows` are scored, the learned router first."""
         self.folder = options.folder / "scores"

@@ -19,7 +19,7 @@ from dualpath_cli.intervention import LEARNED, Intervention
 from dualpath_cli.output.table import Column, Columns, Table, interval, markdown
 from dualpath_cli.statistics import bootstrap
 from dualpath_cli.statistics.bootstrap import Floats, clusters_of, resampled_sums
-from dualpath_cli.study.ablation.options import BASELINE, GATES, SHORTER, Row
+from dualpath_cli.study.ablation.options import BASELINE, GATES, REPORT, SHORTER, Row
 from dualpath_cli.study.controls import Match
 from dualpath_cli.study.parts_of_speech import ARITHMETIC, FUNCTION, ForcedClass
 from dualpath_cli.system import format_csv, without_nan, write_texts
@@ -157,9 +157,6 @@ def _ratios(
     with np.errstate(invalid="ignore", divide="ignore"):  # a resample may have no such token
         means_RC = nats_RC / tokens_RC
     return means_RC[0], *bootstrap.interval(means_RC, clusters.count)
-
-
-REPORT = "ablations.json"
 
 
 def source_table(title: str, results: Sequence[Result], loops: int | None, paper: bool) -> Table:

@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Console
 
-from dualpath_cli.cli.launch import Launch
 from dualpath_cli.output.figures import save
 from dualpath_cli.output.table import Column, Table, show, with_interval
 from dualpath_cli.statistics import bootstrap
@@ -21,12 +20,13 @@ from dualpath_cli.study.routing.summary import Summary, expert_loads, plain
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
 from dualpath_cli.system import write_text
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
+from dualpath_cli.training.launch import StudyLaunch
 
 PAGE = "index.html"
 
 
 def write(
-    launch: Launch,
+    launch: StudyLaunch,
     facts: dict[str, Any],
     sources: dict[str, dict[str, Any]],
     sums: Mapping[str, Sums],
@@ -105,16 +105,18 @@ def means(run: str, sources: Mapping[str, Summary], average: Summary) -> Table:
     return Table(columns, rows, f"routing of {run}", names=1)
 
 
-def write_page(launch: Launch, sources: Sequence[str], terms: Sequence[tuple[str, str]]) -> Path:
+def write_page(
+    launch: StudyLaunch, sources: Sequence[str], terms: Sequence[tuple[str, str]]
+) -> Path:
     options, model = launch.options, launch.settings.model
     content = read_page(options.folder, sources)
-    values = Tokenizer.load(launch.run_folder / TOKENIZER).token_values()
+    values = Tokenizer.load(launch.folder / TOKENIZER).token_values()
     path, title = options.folder / PAGE, _title(launch)
     return page.write(path, title, terms, gated_layers(model), content, values)
 
 
-def _title(launch: Launch) -> str:
-    return f"{'/'.join(launch.run_folder.resolve().parts[-2:])}, step {launch.step:,}"
+def _title(launch: StudyLaunch) -> str:
+    return f"{'/'.join(launch.folder.resolve().parts[-2:])}, step {launch.step:,}"
 
 
 def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -24,7 +24,6 @@ import numpy.typing as npt
 import torch
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from dualpath_cli.cli.lightning import Session
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.statistics.bootstrap import RESAMPLES, clusters_of, resample_weights
@@ -47,8 +46,10 @@ from dualpath_cli.study.routing.readouts import (
 from dualpath_cli.study.routing.tokens import TOKENS, TokenTable, merge, token_table
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows
+from dualpath_cli.training.launch import StudyLaunch
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.session import Session
 
 
 @dataclass
@@ -148,7 +149,7 @@ class Reading(Pass):
 PASSES = "passes"  # folder of the rows and sums of finished sources, by what decides them
 
 
-def run(session: Session) -> None:
+def run(session: Session[StudyLaunch]) -> None:
     options = session.launch.options
     tagger = None if options.pipeline is None else Tagger(options.pipeline)
     study = RoutingStudy(session, tagger)
@@ -174,7 +175,7 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
 
     semantics = 6
 
-    def __init__(self, session: Session, tagger: Tagger | None) -> None:
+    def __init__(self, session: Session[StudyLaunch], tagger: Tagger | None) -> None:
         self._options: Routing = session.launch.options
         self.folder = self._options.folder / PASSES
         self.readings: dict[str, Reading] = {}

@@ -11,7 +11,6 @@ from matplotlib.colors import to_hex
 from rich.console import Console
 from rich.text import Text
 
-from dualpath_cli.cli.launch import Launch
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.output import table
@@ -37,25 +36,23 @@ from dualpath_cli.study.routing.readouts import (
 from dualpath_cli.study.routing.tokens import TOKENS, token_table, token_texts
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, collate, document_windows
+from dualpath_cli.training.launch import StudyLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_model
 
 SOURCE = "text"  # the name of the text on its page and in the files
 
 
-def run(launch: Launch) -> int:
+def run(launch: StudyLaunch) -> bool:
     """Prints a text coloured by deep share, then a table of its tokens, and one of the layers.
 
-    Without a text, starts the study of whole sources. Colours are the mean over layers, or those of
-    `--layer`. On the CPU, in float32. With `--out` the text also has a page. Returns 0.
+    Colours are the mean over layers, or those of `--layer`. On the CPU, in float32. With `--out`
+    the text also has a page. Returns whether there is a text.
     """
     config, options = launch.settings.model, launch.options
     if options.text is None:
-        from dualpath_cli.cli import lightning
-
-        return lightning.run(launch)
-    assert launch.checkpoint is not None
-    tokenizer = Tokenizer.load(launch.run_folder / TOKENIZER)
+        return False
+    tokenizer = Tokenizer.load(launch.folder / TOKENIZER)
     ids = tokenizer.encode(options.text)
     if len(ids) >= config.max_seq_len:
         raise UserError(
@@ -74,7 +71,7 @@ def run(launch: Launch) -> int:
     for name, path in zip(("tokens", "page"), written, strict=False):
         place = path.resolve().as_uri() if name == "page" else path
         console.print(f"{name:9}{place}", highlight=False, soft_wrap=True)
-    return 0
+    return True
 
 
 def show(console: Console, tokens: Sequence[bytes], trace: RoutingTrace, layer: int | None) -> None:
@@ -102,7 +99,9 @@ def show(console: Console, tokens: Sequence[bytes], trace: RoutingTrace, layer: 
     table.show(console, _layers(values, layers))
 
 
-def write_page(launch: Launch, text: str, model: DualPathLM, tokenizer: Tokenizer) -> list[Path]:
+def write_page(
+    launch: StudyLaunch, text: str, model: DualPathLM, tokenizer: Tokenizer
+) -> list[Path]:
     """Writes the rows of a text's tokens, and its page; returns their paths.
 
     One process runs the passes that the page of a source has, on the CPU.

@@ -15,7 +15,6 @@ from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import Table, show
 from dualpath_cli.study.ablation.figures import draw
 from dualpath_cli.study.ablation.options import SUITES, Selection, applicable, default_classes
-from dualpath_cli.study.ablation.runs import ablations, excess_over_runs
 from dualpath_cli.study.ablation.tables import (
     AUTHORS,
     Excess,
@@ -229,58 +228,6 @@ def test_papers_losses_and_differences_stand_beside_ours():
     other = dataclasses.replace(EXCESS, token_class=numbers)
     assert "+0.37 " not in shown(excess_table("title", [other], paper=True))
     assert "75 % at the same position" in " ".join(text.split())
-
-
-# Several runs
-
-
-def reports(tmp_path: Path, excesses: list[float]) -> list[Path]:
-    folders = [tmp_path / str(number) for number in range(len(excesses))]
-    for number, (folder, value) in enumerate(zip(folders, excesses, strict=True)):
-        report = {"checkpoint": {"step": number}, "model": {"loops": 4}}
-        rows = [result(difference=value, loops=1)]
-        write(folder, report, rows, [dataclasses.replace(EXCESS, excess=value)], 4)
-    return folders
-
-
-def test_runs_are_set_side_by_side(tmp_path):
-    folders = reports(tmp_path, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
-    console = plain_console(file=io.StringIO())
-    paths = ablations(folders, tmp_path, console)
-    assert [path.name for path in paths] == ["runs.json", "runs.csv", "runs_token_classes.csv"]
-    content = json.loads((tmp_path / "runs.json").read_text())
-    (row,) = content["rows"]
-    assert (row["intervention"], row["runs"]) == ("K=1", 6)
-    assert row["difference"] == pytest.approx(0.35)
-    assert row["difference_sd"] == pytest.approx(0.035**0.5)
-    (row,) = content["token_classes"]
-    assert row.pop("mean") == pytest.approx(0.35)
-    assert row == {
-        "forced": "arithmetic wide", "source": "gsm8k", "runs": 6, "least": 0.1, "most": 0.6,
-        "per_forced": 1.25, "above": 6, "p": 2 / 64, "p_holm": 2 / 64,
-    }  # fmt: skip
-    assert [run["step"] for run in content["runs"]] == list(range(6))
-    assert "fewer than six" not in console.file.getvalue()
-
-
-def test_too_few_runs_are_said_to_be_too_few(tmp_path):
-    console = plain_console(file=io.StringIO())
-    ablations(reports(tmp_path, [0.1, -0.2]), tmp_path, console)
-    assert "fewer than six runs" in console.file.getvalue()
-
-
-def test_the_tests_over_runs_are_corrected_for_their_number(tmp_path):
-    (row,) = json.loads(written(tmp_path, [result()], [EXCESS])["ablations.json"])["excess"]
-    further = {**row, "token_class": "punctuation"}
-    runs = [
-        [*({**row, "source": name, "excess": 0.1 + n} for name in "abc"), {**further, "excess": 1}]
-        for n in range(6)
-    ]
-    found = [one["p_holm"] for one in excess_over_runs(runs)]
-    assert found == [3 * 2 / 64] * 3 + [2 / 64], "a further class is a family of its own"
-    # A class that not all runs have is left out.
-    assert excess_over_runs([[row], []]) == []
-    assert excess_over_runs([[row], [{**row, "excess": None}]]) == []
 
 
 def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path, drawn):

@@ -13,7 +13,6 @@ from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnv
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import EarlyStopping
 
-from dualpath_cli.cli.lightning import OutOfMemory, Session
 from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
 from dualpath_cli.flops import count
 from dualpath_cli.kernels.device import device_name
@@ -26,27 +25,36 @@ from dualpath_cli.text.manifest import Manifest, is_data_folder
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training.data import order
 from dualpath_cli.training.data.data_module import loading_fault
+from dualpath_cli.training.launch import TrainingLaunch
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.logs.loggers import begin_wandb
 from dualpath_cli.training.logs.tables import MetricsLog
 from dualpath_cli.training.ranks import Ranks, lost_contact
+from dualpath_cli.training.session import Session
 from dualpath_cli.training.stopping import TIME_OVER, StopTraining
+
+
+class OutOfMemory(RunFailed):
+    """A GPU has no room; `half` is the micro-batch with which training can begin again at once."""
+
+    half: int | None = None
+
 
 FIRST_STEPS = 2
 """Optimizer steps after which memory no longer grows: the first one makes the moments."""
 
 
-def fit(session: Session) -> None:
+def fit(session: Session[TrainingLaunch]) -> None:
     """Trains; the run folder fills meanwhile, and at the end its curve is drawn.
 
     Raises:
         RunFailed: if the numbers go wrong, or a loader process is lost.
     """
-    folder, checkpoint = session.launch.run_folder, session.launch.checkpoint
+    folder, checkpoint = session.launch.folder, session.launch.checkpoint
     model, run = session.launch.settings.model, session.launch.settings.run
     ranks, micro_batch = session.trainer.world_size, session.datamodule.micro_batch
     accumulate = micro_batches(run.batch_tokens, model.max_seq_len, ranks, micro_batch)
-    step = None if checkpoint is None else run_folder.step_of(checkpoint)
+    step = session.launch.step
     # Lightning itself would train on until the next validation, and end there by the same patience.
     patient = any(isinstance(one, EarlyStopping) for one in session.trainer.callbacks)  # type: ignore[attr-defined]
     early = read_text(folder / ENDED_EARLY) if (folder / ENDED_EARLY).exists() else ""
@@ -71,10 +79,12 @@ def fit(session: Session) -> None:
         _train(session, accumulate, step, same)
 
 
-def _train(session: Session, accumulate: int, step: int | None, same: dict[str, str]) -> None:
+def _train(
+    session: Session[TrainingLaunch], accumulate: int, step: int | None, same: dict[str, str]
+) -> None:
     """Trains from step `step`, if there is one, in our folder; `same` are facts that stay."""
     launch, trainer, run = session.launch, session.trainer, session.launch.settings.run
-    folder, checkpoint = launch.run_folder, launch.checkpoint
+    folder, checkpoint = launch.folder, launch.checkpoint
     gone = checkpoint is not None and not checkpoint.exists()
     begun = checkpoint is not None and launch.trunk is None
     if gone or (checkpoint is None and run_folder.newest_checkpoint(folder) is not None):
@@ -134,10 +144,9 @@ def _train(session: Session, accumulate: int, step: int | None, same: dict[str, 
     session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt-path {folder}{classes}")
 
 
-def _facts(session: Session, step: int | None) -> dict[str, Any]:
+def _facts(session: Session[TrainingLaunch], step: int | None) -> dict[str, Any]:
     """What is recorded of a run, or of its part from step `step` on."""
     launch, settings, sets = session.launch, session.launch.settings, {}
-    assert launch.manifest is not None
     for name, path in settings.data.val.items():
         if is_data_folder(path):
             sets[name] = Manifest.read(path).fingerprint
@@ -158,7 +167,7 @@ def _facts(session: Session, step: int | None) -> dict[str, Any]:
     }
 
 
-def _out_of_memory(session: Session, since: int) -> OutOfMemory:
+def _out_of_memory(session: Session[TrainingLaunch], since: int) -> OutOfMemory:
     """The failure of training from step `since` that did not fit into a GPU.
 
     One process can begin again at once, as long as it has saved nothing. Of several one would have
@@ -166,20 +175,20 @@ def _out_of_memory(session: Session, since: int) -> OutOfMemory:
     """
     trainer, size, launch = session.trainer, session.datamodule.micro_batch, session.launch
     smaller = max((n for n in range(1, size // 2 + 1) if size % n == 0), default=None)
-    newest = run_folder.newest_checkpoint(launch.run_folder)
+    newest = run_folder.newest_checkpoint(launch.folder)
     first = trainer.world_size == 1 and trainer.global_step < since + FIRST_STEPS
     way_out = "--run.activation_checkpointing full computes more and keeps less"
     if smaller is not None:
         way_out = f"--run.micro_batch {smaller} needs less, and changes neither batch nor data"
     failure = OutOfMemory(
         f"the GPU has no room for run.micro_batch={size} in step {trainer.global_step + 1}; "
-        f"{way_out}; {run_folder.way_on(launch.run_folder)}"
+        f"{way_out}; {run_folder.way_on(launch.folder)}"
     )
     failure.half = smaller if first and newest in (None, launch.checkpoint) else None
     return failure
 
 
-def _lost_contact(session: Session, error: Exception) -> RunFailed | None:
+def _lost_contact(session: Session[TrainingLaunch], error: Exception) -> RunFailed | None:
     """The failure to be told where ranks lost each other; None for any other error."""
     trainer = session.trainer
     if trainer.world_size == 1 or not lost_contact(error):
@@ -188,7 +197,7 @@ def _lost_contact(session: Session, error: Exception) -> RunFailed | None:
     death = launcher.death() if isinstance(launcher, Ranks) else None
     reason = " ".join(str(error).split())[:160]
     said = death or f"rank {trainer.global_rank} lost contact with the others: {reason}"
-    return RunFailed(f"{said}; {run_folder.way_on(session.launch.run_folder)}")
+    return RunFailed(f"{said}; {run_folder.way_on(session.launch.folder)}")
 
 
 def _refusal(error: Exception) -> UserError | None:
@@ -202,7 +211,7 @@ def _refusal(error: Exception) -> UserError | None:
     return None
 
 
-def _stopped(session: Session, signum: int) -> Stopped:
+def _stopped(session: Session[TrainingLaunch], signum: int) -> Stopped:
     """The end of the command after a signal, with the step that the run continues from."""
     endings: dict[int, tuple[str, int]] = {
         signal.SIGINT: ("interrupted", 130),
@@ -215,14 +224,13 @@ def _stopped(session: Session, signum: int) -> Stopped:
     ):
         code = 0  # who started the ranks would kill the first one, at its last words, for another
     return Stopped(
-        f"{name}; {run_folder.way_on(session.launch.run_folder)}", code, session.console.quiet
+        f"{name}; {run_folder.way_on(session.launch.folder)}", code, session.console.quiet
     )
 
 
-def _summary(session: Session, accumulate: int) -> str:
+def _summary(session: Session[TrainingLaunch], accumulate: int) -> str:
     launch, settings = session.launch, session.launch.settings
     model, run = settings.model, settings.run
-    assert launch.manifest is not None
     flops, since, checkpoint = count.mean_layer_flops(model), launch.data_since, launch.checkpoint
     linear, total = flops["linear_total"], flops["total"]
     sparse = count.has_experts(model)
@@ -242,7 +250,7 @@ def _summary(session: Session, accumulate: int) -> str:
         ("run", f"{run.steps:,} steps of {run.batch_tokens:,} tokens: "
          f"{session.trainer.world_size} x {session.datamodule.micro_batch} sequences of "
          f"{model.max_seq_len}, accumulated {accumulate} times"),
-        ("folder", str(launch.run_folder)),
+        ("folder", str(launch.folder)),
         ("", checkpoint and f"continued from step {run_folder.step_of(checkpoint)}{whose}"),
     ]  # fmt: skip
     return "\n".join(f"{label:8}{text}" for label, text in lines if text)

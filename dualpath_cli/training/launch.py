@@ -1,0 +1,169 @@
+"""What a command runs on, checked: a training, or a trained run. Imports nothing slow.
+
+A training begins anew, from its own newest checkpoint, from another run's weights, or as a branch.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dualpath_cli.errors import UserError
+from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained
+from dualpath_cli.recipe.options import folder_of
+from dualpath_cli.recipe.schedule import stable_steps
+from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.run import run_folder
+from dualpath_cli.run.checkpoint_files import fault_of
+from dualpath_cli.run.run_folder import TOKENIZER, VALIDATION, Run, step_of
+from dualpath_cli.run.trained import find_run
+from dualpath_cli.system import has_step
+from dualpath_cli.text.manifest import Manifest
+from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training import checks
+
+
+@dataclass(frozen=True)
+class TrainingLaunch:
+    """A run to begin or to continue."""
+
+    settings: Settings
+    folder: Path
+    manifest: Manifest  # of the training data
+    checkpoint: Path | None = None  # where to continue from
+    weights: Path | None = None  # another run's checkpoint, whose weights step 0 begins with
+    trunk: Path | None = None  # another run's folder, whose checkpoint a new run continues from
+    data_since: int = 0  # the step at which the run began to train on its data
+    taken_back: int | None = None  # the older step that --ckpt-path has last taken the run back to
+
+    @property
+    def step(self) -> int | None:
+        """The step to continue from."""
+        return None if self.checkpoint is None else step_of(self.checkpoint)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are made, and the last one is validated."""
+        step, run = self.step, self.settings.run
+        if step is None or self.trunk is not None or step < run.steps:
+            return False
+        return not self.settings.data.val or has_step(self.folder / VALIDATION, step)
+
+
+@dataclass(frozen=True)
+class StudyLaunch:
+    """A trained run, whose model a command reads or scores."""
+
+    settings: Settings
+    run: Run
+    options: Any  # the command's own, as their `read` returns them
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.run.checkpoint
+
+    @property
+    def step(self) -> int:
+        return self.run.step
+
+
+def to_train(
+    settings: Settings, start: str | None = None, new_data: bool = False
+) -> TrainingLaunch:
+    """Checks a recipe, and finds what to continue: its own run, or `start`, the RUN of --ckpt-path.
+
+    `new_data` goes on with other data than before. Raises UserError for the first mistake.
+    """
+    manifest = checks.check_recipe(settings)
+    folder = folder_of("run.dir", Path(settings.run.dir, settings.run.recipe, settings.run.name))
+    recipe, checkpoint = settings.as_recipe(), run_folder.newest_checkpoint(folder)
+    weights = trunk = taken_back = None
+    if checkpoint is not None:
+        run_folder.check_as_written(folder, checkpoint)
+        run_folder.check_same_recipe(folder, recipe)
+        run_folder.check_tables(folder, checkpoint=checkpoint)
+        taken_back = run_folder.facts_at(folder, checkpoint).get("taken_back")
+    if start is not None:
+        run = find_run(start)
+        way_out = "put the model of the weights back, or leave --ckpt-path out"
+        run_folder.check_same_recipe(run.folder, recipe, ("model",), way_out=way_out)
+        if run.folder.resolve() == folder.resolve():
+            # Once: the same words, given again after an interruption, go on from there.
+            if taken_back != run.step:
+                checkpoint, taken_back = run.checkpoint, run.step
+        elif checkpoint is None:  # else it began there, and goes on from its own checkpoint
+            weights = run.checkpoint
+            check_as_trained(run, settings.model, allowed=True)
+    if checkpoint is None and weights is None and settings.run.branch_from is not None:
+        run = _find_trunk(settings)
+        checkpoint, trunk = run.checkpoint, run.folder
+    since = 0
+    if checkpoint is None:  # a run that was begun with it keeps it
+        checks.check_effect(settings)
+    else:
+        begun = trunk or folder
+        facts = run_folder.facts_at(begun, checkpoint)
+        check_as_begun(begun, facts, settings.model, "give this run a name (--run.name NAME)")
+        since = _data_since(begun, checkpoint, manifest, new_data)
+    if checkpoint is None or trunk is not None:
+        run_folder.check_free(folder)
+    checks.check_epochs(settings, manifest, since)
+    checks.verify_data(settings, training=True)
+    return TrainingLaunch(settings, folder, manifest, checkpoint, weights, trunk, since, taken_back)
+
+
+def _data_since(folder: Path, checkpoint: Path, manifest: Manifest, new_data: bool) -> int:
+    """Returns the step at which a run, continued from a checkpoint, began to train on its data.
+
+    Raises UserError for other data without `new_data`, and for data of other tokens.
+    """
+    before = run_folder.facts_at(folder, checkpoint)
+    trained_on, since = str(before.get("data_fingerprint")), before.get("data_since", 0)
+    if trained_on == manifest.fingerprint and isinstance(since, int):
+        return since
+    if not new_data:
+        raise UserError(
+            f"{folder} was trained on data of the fingerprint {trained_on:.12}, these are "
+            f"{manifest.summary}; go back to those, give this run a name (--run.name NAME), or go "
+            "on with these from their beginning (--new-data)"
+        )
+    if Tokenizer.load(folder / TOKENIZER).fingerprint != manifest.tokenizer:
+        raise UserError(
+            f"{folder} was trained with another tokenizer than that of the new data, whose ids "
+            "mean other texts; prepare them with the run's: --tokenizer "
+            f"{folder / TOKENIZER}"
+        )
+    return step_of(checkpoint)
+
+
+def _find_trunk(settings: Settings) -> Run:
+    """Returns the run to branch from, and its last checkpoint that a run of this length shares.
+
+    Under schedule `wsd` runs of all lengths are alike up to the cool-down of the shortest, so one
+    long run, the trunk, gives the stable part of shorter ones. Raises UserError where there is
+    none, or the two would not have been alike up to there.
+    """
+    assert settings.run.branch_from is not None
+    if settings.optim.schedule != "wsd" or settings.optim.decay_sum is not None:
+        raise UserError(
+            "run.branch_from needs optim.schedule wsd and weight_decay instead of decay_sum: else "
+            "runs of different lengths differ from the first step on"
+        )
+    folder = find_run(settings.run.branch_from).folder
+    free = {"run": {"max_tokens", "recipe"}}
+    run_folder.check_same_recipe(folder, settings.as_recipe(), free=free)
+    trunk = settings_from(run_folder.read_recipe(folder))
+    shared = min(stable_steps(settings), stable_steps(trunk))
+    steps = {step_of(path): path for path in run_folder.complete_checkpoints(folder)}
+    usable = [step for step, path in steps.items() if step <= shared and fault_of(path) is None]
+    if not usable:
+        raise UserError(
+            f"run.branch_from: '{folder}' has no checkpoint up to step {shared}, where cool-down "
+            "or second phase begins; it must save one (run.save_every) and keep it (run.keep_every)"
+        )
+    checkpoint = steps[max(usable)]
+    run_folder.check_tables(folder, checkpoint=checkpoint)
+    return find_run(str(checkpoint))

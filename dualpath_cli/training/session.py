@@ -1,0 +1,208 @@
+"""The trainer, the module and the data module of a training or a study, built from its settings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from rich.console import Console
+
+from dualpath_cli.errors import UserError
+from dualpath_cli.output import is_first_rank
+from dualpath_cli.output.console import plain_console
+from dualpath_cli.output.table import Column, Table, show
+from dualpath_cli.recipe.schedule import step_loops
+from dualpath_cli.run.run_folder import TOKENIZER, step_of, way_on
+from dualpath_cli.run.trained import keep_scores, label_of_average
+from dualpath_cli.run.weights import verify
+from dualpath_cli.text.storage import local_copy
+from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training import parallel
+from dualpath_cli.training.checkpoint_folder import SafetensorsIO
+from dualpath_cli.training.checkpoints import Checkpoints
+from dualpath_cli.training.data.data_module import DualPathDataModule
+from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
+from dualpath_cli.training.logs.loggers import Bar, Lines, loggers
+from dualpath_cli.training.logs.tables import BadSteps, MetricsLog, RoutingLog
+from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.ranks import launch_by
+from dualpath_cli.training.stopping import Stopping
+
+L = TypeVar("L", bound=TrainingLaunch | StudyLaunch)
+
+
+@dataclass(frozen=True)
+class Session(Generic[L]):
+    """All that a task gets."""
+
+    launch: L
+    trainer: Trainer
+    module: DualPathModule
+    datamodule: DualPathDataModule
+    console: Console  # quiet on all ranks but the first
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def show_validation(self) -> None:
+        """Prints the losses of the last validation, if there was one."""
+        if not self.module.val_results:
+            return
+        numbers = (Column("loss (nats/token)", ""), Column("bits per byte", ""))
+        results, keys = self.module.val_results.items(), ("loss", "bits_per_byte")
+        rows = [(name, *(f"{result[key]:.4f}" for key in keys)) for name, result in results]
+        show(self.console, Table([Column("validation set"), *numbers], rows))
+
+
+def build_session(
+    launch: L, section: dict[str, Any], module_class: Callable[..., DualPathModule], name: str
+) -> Session[L]:
+    """Builds what a launch needs; `section` is the trainer's, its classes as objects.
+
+    `name` is the command's, by which further ranks are started.
+    """
+    settings, seed = launch.settings, launch.settings.seed_everything
+    fitting = isinstance(launch, TrainingLaunch)
+    console = plain_console(goes_on=fitting)
+    if isinstance(launch, TrainingLaunch) and launch.checkpoint is not None and is_first_rank():
+        # `load_weights` verifies what it loads itself.
+        way_out = "; copy it again, or remove it: the branch then begins at an earlier checkpoint"
+        verify(launch.checkpoint, way_out=way_out if launch.trunk else None)
+    try:
+        trainer = build_trainer(launch, section, console, name)
+    except (TypeError, ValueError, ImportError, RuntimeError, OverflowError,
+            MisconfigurationException) as error:  # fmt: skip
+        # The section's settings do not fit each other, or this machine.
+        raise UserError(f"trainer: {error}; change the recipe's trainer section") from error
+    console.quiet = not trainer.is_global_zero
+    device = trainer.strategy.root_device
+    compiled = settings.run.compile and fitting and parallel.can_compile(device)
+    checkpointing = parallel.chosen(settings.run.activation_checkpointing, compiled)
+    source = settings.data.path if fitting else launch.folder
+    tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
+    token_bytes = tokenizer.token_bytes()
+    if isinstance(launch, TrainingLaunch):
+        weights, data_since = [launch.weights] if launch.weights else [], launch.data_since
+    else:
+        weights, data_since = list(launch.run.average or [launch.checkpoint]), 0
+    drawn = not weights and launch.checkpoint is None  # else they are loaded
+    module = module_class(
+        settings.model,
+        settings.optim,
+        [*token_bytes, *[0] * (settings.model.vocab_size - len(token_bytes))],
+        list(settings.data.val),
+        seed=seed if drawn else None,
+        compile_blocks=compiled,
+        checkpointing=checkpointing,
+        reduce_dtype=parallel.reduce_dtype(settings.run),
+        weights=weights,
+        step_loops=step_loops(settings.run, seed) if fitting else None,
+    )
+    datamodule = DualPathDataModule(
+        settings.data,
+        tokenizer,
+        seq_len=settings.model.max_seq_len,
+        micro_batch=settings.run.micro_batch,
+        seed=seed,
+        data_since=data_since,
+    )
+    return Session(launch, trainer, module, datamodule, console)
+
+
+def build_trainer(
+    launch: TrainingLaunch | StudyLaunch, section: dict[str, Any], console: Console, command: str
+) -> Trainer:
+    """Returns the trainer of a recipe's parsed `trainer` section, completed with what is ours."""
+    model, run, folder = launch.settings.model, launch.settings.run, launch.folder
+    fitting = isinstance(launch, TrainingLaunch)
+    name = section["strategy"]
+    devices = 1 if name == "single" else section["devices"]
+    accelerator = section["accelerator"]
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    there = torch.cuda.device_count() if accelerator in ("cuda", "gpu") else 1
+    given = launch.settings.trainer.devices_of_a_node
+    if name == "auto" and section["num_nodes"] * (there if given is None else given) > 1:
+        name = "ddp"
+    plugins = _as_list(section["plugins"])
+    max_time = section.pop("max_time")  # Lightning's own timer would validate once more
+    seconds = None if max_time is None else Timer(max_time).time_remaining()
+    if name not in ("fsdp", "hsdp"):  # whose strategy writes by all ranks
+        plugins.append(SafetensorsIO())
+    callbacks = _as_list(section["callbacks"])
+    timeout = timedelta(minutes=run.rank_timeout)
+    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    if fitting:
+        progress = Bar() if console.is_terminal else Lines(console)
+        callbacks += [
+            progress,
+            MetricsLog(folder, run, show=progress.show),
+            BadSteps(folder, run.max_bad_steps, say),  # a step that ends the run is not saved
+        ]
+        if run.gates_every:
+            callbacks.append(RoutingLog(folder, run.gates_every, model.most_loops))
+        checkpoints = Checkpoints(folder, run)
+        # After all that write rows.
+        callbacks += [checkpoints, Stopping(checkpoints, timeout, seconds)]
+    own = [logger for logger in _as_list(section["logger"]) if not isinstance(logger, bool)]
+    continued = launch.checkpoint if fitting else None  # others read files of other names, too
+    begins_at = 0 if continued is None else step_of(continued) + 1
+    ours = {
+        "strategy": parallel.build_strategy(name, run) if isinstance(name, str) else name,
+        "devices": devices,
+        "plugins": plugins,
+        "callbacks": callbacks,
+        "logger": [*loggers(launch.settings, folder, begins_at), *own] if fitting else False,
+        "default_root_dir": str(folder),  # for the traces of a profiler
+        # Ours run in float64 sums, which Apple's MPS lacks: `auto` is a CUDA GPU or the CPU.
+        "accelerator": accelerator,
+        # FSDP2 must not gather its weights for the first time under inference mode.
+        "inference_mode": False,
+        "max_epochs": -1,  # the token budget ends the run
+        "max_steps": run.steps if fitting else -1,
+        "num_sanity_val_steps": -1,  # a fresh run begins with a validation, as its step 0
+        "log_every_n_steps": run.log_every,  # of callbacks such as LearningRateMonitor
+        "use_distributed_sampler": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": fitting and console.is_terminal,
+        "enable_model_summary": False,
+    }
+    trainer = Trainer(**{**section, **ours})
+    if fitting and run.reduce_dtype and trainer.world_size > 1 and name not in parallel.STRATEGIES:
+        raise UserError("run.reduce_dtype has no effect on a class; choose trainer.strategy=ddp")
+    if isinstance(trainer.strategy, parallel.FullyShardedStrategy):
+        trainer.strategy.check_shards()
+    elif not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+        kind = type(trainer.strategy).__name__  # checkpoints need parameters by their names
+        raise UserError(f"trainer.strategy {kind}: choose single, ddp, fsdp or hsdp in its place")
+    launch_by(
+        trainer, command, timeout,
+        lambda: f"; {way_on(folder)}" if fitting else "",
+    )  # fmt: skip
+    return trainer
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list) else [value]
+
+
+def validate(session: Session[StudyLaunch]) -> None:
+    """Scores the checkpoint on every validation set; UserError if the run names none."""
+    if not session.launch.settings.data.val:
+        raise UserError("the run names no validation set; give one: --data.val.NAME FILE_OR_FOLDER")
+    session.trainer.validate(session.module, datamodule=session.datamodule, verbose=False)
+    session.show_validation()
+    run, data = session.launch.run, session.launch.settings.as_recipe()["data"]
+    if label := label_of_average(run):
+        session.say(label)
+    results, first = session.module.val_results, session.trainer.is_global_zero
+    if run.average and first and (kept := keep_scores(run, data, results)):
+        session.say(f"kept: {kept}")
