@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 Kind = Literal["loss", "gradient", "outlier"]
 
-FIRST_STEPS = 5  # a matrix behind one that starts at zero has a gradient from the second step on
+PATIENCE = 5  # steps until all matrices must have a gradient; behind one of zeros it comes late
 HISTORY = 100  # steps that the running mean of the norm looks back over; none before is an outlier
 
 

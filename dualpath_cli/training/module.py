@@ -38,7 +38,7 @@ from dualpath_cli.run.weights import fill, load_average
 from dualpath_cli.training.balance import ExpertLoads
 from dualpath_cli.training.checkpoint_folder import optimizer_states, tensors_of
 from dualpath_cli.training.data.data_module import Batch
-from dualpath_cli.training.guard import FIRST_STEPS, BadStep, StepGuard, own_part, without_gradient
+from dualpath_cli.training.guard import PATIENCE, BadStep, StepGuard, own_part, without_gradient
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.muon import Muon
 from dualpath_cli.training.parallel import allow_graphs, build_model, sharded_as, sharding_mesh
@@ -208,15 +208,13 @@ class DualPathModule(LightningModule):
             self.zero_grad(set_to_none=True)
         elif self.resting:
             self.resting = without_gradient(self.resting)
-            if self.resting and self.trainer.global_step + 1 >= FIRST_STEPS:
-                raise UserError(self._why_resting() if self.trainer.is_global_zero else "")
-
-    def _why_resting(self) -> str:
-        names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in self.resting})
-        way_out = "model.init_std and model.gain_init may leave nothing of them"
-        if self.compile_blocks:
-            way_out = f"try --run.compile false, or another torch than {torch.__version__}"
-        return f"{', '.join(names)} do not train: their gradients are exactly zero; {way_out}"
+            if self.resting and self.trainer.global_step + 1 >= PATIENCE:
+                names = ", ".join(sorted({re.sub(r"\.\d+\.", ".*.", n) for n in self.resting}))
+                way_out = "other values of model.init_std and model.gain_init"
+                if self.compile_blocks:
+                    way_out = f"--run.compile false, or another torch than {torch.__version__}"
+                text = f"{names} do not train: their gradients are exactly zero; try {way_out}"
+                raise UserError(text if self.trainer.is_global_zero else "")  # the first rank tells
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Names all tensors, and adds the guard's state and what the next row of metrics.csv has.

@@ -20,7 +20,7 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import WENT_WRONG
 from dualpath_cli.training import guard
 from dualpath_cli.training.checkpoints import Checkpoints, finite_weights
-from dualpath_cli.training.guard import FIRST_STEPS, HISTORY, StepGuard
+from dualpath_cli.training.guard import HISTORY, PATIENCE, StepGuard
 from dualpath_cli.training.logs import tables as tables_of_a_run
 from dualpath_cli.training.module import DualPathModule
 from tests.processes import run_on_two_ranks
@@ -378,9 +378,9 @@ def test_matrices_without_a_gradient_end_the_run_and_are_named(compiled, refused
     monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", step)  # puts it back
     zeroed(9, {0}, compiled)
     said = refused()
-    names = [f"model.blocks.*.{path}.sublayer.attn.{m}_proj.weight"
-             for path in ("deep", "wide") for m in "kq"]  # fmt: skip
-    assert ", ".join(names).replace("model.", "") + " do not train" in said
+    names = [f"blocks.*.{path}.sublayer.attn.{of}_proj.weight"
+             for path in ("deep", "wide") for of in "kq"]  # fmt: skip
+    assert f"error: {', '.join(names)} do not train" in said
     assert ("--run.compile false" in said) == compiled
 
 
@@ -388,7 +388,7 @@ def test_matrices_may_have_their_first_gradient_late(fit, monkeypatch):
     """As those have that lie behind a matrix that starts at zero."""
     step = DualPathModule.on_before_optimizer_step
     monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", step)
-    zeroed(FIRST_STEPS - 1, {0})
+    zeroed(PATIENCE - 1, {0})
     assert len(rows(fit() / "metrics.csv")) == 6
 
 
