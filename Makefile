@@ -1,6 +1,6 @@
 # dualpath: `make` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup dev test test-all lint quickstart prepare-data torture
+.PHONY: help setup dev test test-all test-lowest lint quickstart prepare-data torture
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -50,11 +50,15 @@ dev: $(VENV)/dev ## Adds what testing needs; `test` and `lint` do so by themselv
 $(VENV)/dev: pyproject.toml
 	$(call install,.[dev])
 
-test: $(VENV)/dev ## Runs the everyday tests, WORKERS=2 at a time; none needs a GPU or the network.
-	$(PYTEST) -m "not slow"
+test: $(VENV)/dev ## Runs the everyday tests, or TESTS, WORKERS=2 at a time; none needs a GPU or the network.
+	$(PYTEST) -m "not slow" $(TESTS)
 
 test-all: $(VENV)/dev ## Runs all tests, also those that are rare and long, as the nightly CI does.
 	$(PYTEST) --kills 3
+
+test-lowest: ## Runs tests of numbers with the lowest versions that pyproject.toml allows.
+	UV_RESOLUTION=lowest-direct $(MAKE) test VENV=.venv-lowest TESTS="tests/kernels tests/model \
+		tests/test_golden.py tests/training/test_activation_checkpointing.py"
 
 lint: $(VENV)/dev ## Checks style, formatting and types.
 	$(BIN)/ruff check .

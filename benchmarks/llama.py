@@ -1,14 +1,18 @@
 """The Llama of `transformers` at any number of training FLOPs, to compare our models with.
 
-Shapes: B batch, T positions, V vocabulary.
+Shapes: B batch, T positions, H heads, N head size.
 """
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from dualpath_cli.config import ModelConfig
+
+CAUSAL = "causal_kernel"
+"""The name of `causal_kernel` among transformers' kinds of attention."""
 
 
 def llama_width(config: ModelConfig, n_layers: int, flops: float) -> int:
@@ -42,15 +46,32 @@ def llama_config(config: ModelConfig, n_layers: int, flops: float, positions: in
     )
 
 
+def causal_kernel(
+    module: nn.Module, query_BHTN: torch.Tensor, key_BHTN: torch.Tensor, value_BHTN: torch.Tensor,
+    attention_mask: None, dropout: float = 0.0, scaling: float | None = None, **ignored: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """PyTorch's causal kernel, without a mask, (B, T, H, N): what transformers has eagerly.
+
+    Compiled, its own `sdpa` is given a mask of T x T, and the kernels for masks are slower: on an
+    H200 the step takes 1.16 times as long (docs/benchmarks/speed.md).
+    """
+    assert attention_mask is None, "transformers makes none for a kind of attention that is not its"
+    y_BHTN = F.scaled_dot_product_attention(
+        query_BHTN, key_BHTN, value_BHTN, is_causal=True, scale=scaling
+    )
+    return y_BHTN.transpose(1, 2).contiguous(), None
+
+
 class TransformersLlama(nn.Module):
-    """The Llama of Hugging Face's `transformers`, with its loss."""
+    """The Llama of Hugging Face's `transformers`, with its loss, at its best: `causal_kernel`."""
 
     def __init__(self, config: ModelConfig, n_layers: int, flops: float) -> None:
-        from transformers import LlamaForCausalLM
+        from transformers import AttentionInterface, LlamaForCausalLM
 
         super().__init__()
+        AttentionInterface.register(CAUSAL, causal_kernel)
         theirs = llama_config(config, n_layers, flops, config.max_seq_len)
-        theirs.use_cache = False
+        theirs.use_cache, theirs._attn_implementation = False, CAUSAL
         self.model = LlamaForCausalLM(theirs)
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:

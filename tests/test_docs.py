@@ -1,12 +1,15 @@
 """The pages of the repository: links lead somewhere, and README lists the commands there are."""
 
+import json
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
 
 from dualpath_cli.cli.commands import COMMANDS
+from dualpath_cli.cli.main import main
 from dualpath_cli.config import RANGES
 from dualpath_cli.ranges import LONGEST_NAME
 from dualpath_cli.recipe import recipes
@@ -58,3 +61,55 @@ def test_readme_lists_the_commands_as_help_does():
 def test_the_page_of_a_recipe_has_every_key_as_it_is():
     written = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8")
     assert written == runpy.run_path(str(ROOT / "docs" / "recipe.py"))["page"](), "docs/recipe.py"
+
+
+def printed() -> dict[str, tuple[str, str]]:
+    """Commands that need no torch and no run, with the output below them, by `page: command`."""
+    found = {}
+    for page in PAGES:
+        if page.suffix != ".md":
+            continue
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for block in re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                command, _, output = part.partition("\n")
+                if re.match("dualpath (flops|compare --paper) ", command) or ": error: " in output:
+                    found[f"{page.relative_to(ROOT)}: {command}"] = command, output
+    return found
+
+
+PRINTED = printed()
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_page_shows_what_its_command_prints(name, tmp_path, monkeypatch, capsys):
+    """A line of three dots stands for lines that are left out."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    command, shown = PRINTED[name]
+    main(shlex.split(command)[1:])
+    said = capsys.readouterr()
+    pattern = "".join(
+        r"(?:.*\n)*" if line == "..." else re.escape(f"{line}\n")
+        for line in shown.strip("\n").splitlines()
+    )
+    assert re.fullmatch(pattern, (said.out + said.err).strip("\n") + "\n"), said.out + said.err
+
+
+def test_the_table_of_many_gpus_is_what_flops_plans(capsys):
+    text = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    table = text.partition("| GPUs | tokens a step | ddp: sum, GB ")[2].partition("\n\n")[0]
+    command = re.search(r"`dualpath (flops .*?)`", text.partition("## 8 to 4,096 GPUs")[2])
+    assert command is not None
+    for row in table.splitlines()[2:]:
+        gpus, tokens, *shown = row.strip("| ").replace(",", "").replace("*", "").split("|")
+        per_gpu = int(tokens) // 4096 // int(gpus)
+        words = [*command[1].split(), "--gpus", gpus, "--batch-tokens", tokens.strip(),
+                 "--micro-batch", str(min(2, per_gpu)), "--format", "json"]  # fmt: skip
+        assert main(words) == 0
+        plan, planned = json.loads(capsys.readouterr().out)["plan"], []
+        for one in map(plan.get, ("ddp", "fsdp", "hsdp")):
+            across = sum(sent["sent_across_nodes"] for sent in one["sent"].values())
+            ratio = one["sending_seconds"] / one["compute_seconds"]
+            planned += [one["memory"]["sum"] / 1e9, across / 1e9, ratio]
+        assert [cell.strip() for cell in shown] == [f"{number:.2f}" for number in planned], gpus

@@ -60,8 +60,11 @@ def test_the_model_is_right_in_each_precision(kind):
     assert all(row["right"] for row in rows.values())
 
 
-def test_a_compiled_model_is_right():
-    (row,) = correct.compiled(CPU, "float32", "selective").values()
+@pytest.mark.parametrize("kind", correct.KINDS)
+def test_a_compiled_model_is_right_as_gpus_train_it(kind):
+    """And the programme has it: in bf16, `selective`."""
+    ((name, row),) = once.CELLS[f"correct: compiled {kind}"](CPU).items()
+    assert name == f"bf16, compiled, selective, {kind}"
     assert row["right"]
 
 

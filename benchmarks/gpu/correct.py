@@ -31,10 +31,12 @@ def eager(bench: Bench, kind: str) -> Rows:
     return {f"{precision}, {kind}": check(bench, kind, precision) for precision in LIMITS}
 
 
-def compiled(bench: Bench, precision: str, checkpointing: Checkpointing) -> Rows:
-    """Compiled dual blocks, which have all there is."""
-    name = f"{precision}, compiled, {checkpointing}, dual"
-    return {name: check(bench, "dual", precision, True, checkpointing)}
+def compiled(
+    bench: Bench, precision: str, checkpointing: Checkpointing, kind: str = "dual"
+) -> Rows:
+    """Compiled blocks of a kind."""
+    name = f"{precision}, compiled, {checkpointing}, {kind}"
+    return {name: check(bench, kind, precision, True, checkpointing)}
 
 
 def check(

@@ -39,9 +39,14 @@ PHASES: list[tuple[float, float, dict[str, Cell]]] = [
         "step: f80m_wide": partial(step.step, recipe="f80m_wide"),
         "step: f160m_a25_k4": partial(step.step, recipe="f160m_a25_k4"),
         **{f"correct: {kind}": partial(correct.eager, kind=kind) for kind in correct.KINDS},
-        "correct: compiled": partial(correct.compiled, precision="bf16", checkpointing="none"),
-        "correct: compiled, selective": partial(
-            correct.compiled, precision="float32", checkpointing="selective"
+        **{
+            f"correct: compiled {kind}": partial(  # as every run on a GPU
+                correct.compiled, precision="bf16", checkpointing="selective", kind=kind
+            )
+            for kind in correct.KINDS
+        },
+        "correct: compiled, float32": partial(
+            correct.compiled, precision="float32", checkpointing="none"
         ),
         "fit: sample": step.sample,
     }),

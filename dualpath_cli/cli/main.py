@@ -69,7 +69,7 @@ def _main(words: Sequence[str]) -> int:
             raise UserError(f"no command '{name}'{hint}")
         return _run(COMMANDS[name], rest)
     except UserError as error:
-        return _end(name, 2, f"error: {error}")
+        return _end(name, 2, f"error: {error}" if str(error) else "")
     except RunFailed as failure:
         return _end(name, 1, f"failed: {failure}" if str(failure) else "")
     except OSError as error:

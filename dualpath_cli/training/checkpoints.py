@@ -13,7 +13,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.tensor import DTensor
 
 from dualpath_cli.errors import NumbersFailed, RunFailed
 from dualpath_cli.recipe.settings import RunSettings
@@ -23,6 +22,7 @@ from dualpath_cli.run.run_folder import CHECKPOINTS, LAST, TABLES
 from dualpath_cli.run.weights import hashed
 from dualpath_cli.system import PARTIAL, remove, sync
 from dualpath_cli.training import internals
+from dualpath_cli.training.guard import own_part
 from dualpath_cli.training.module import DualPathModule, EachStep
 from dualpath_cli.training.ranks import lost_contact
 
@@ -130,8 +130,7 @@ def finite_weights(model: nn.Module) -> bool:
     One pass over the weights without a copy, and one wait for the device: once a checkpoint, 2 % of
     the time of an optimizer step on a CPU with 9M parameters and 1,024 tokens.
     """
-    parameters = [parameter.detach() for parameter in model.parameters()]
-    local = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
+    local = [own_part(parameter.detach()) for parameter in model.parameters()]
     # A rank may hold nothing of a small parameter, which has no largest number.
     largest = nn.utils.get_total_norm([part for part in local if part.numel()], math.inf)
     finite = largest.isfinite().to(local[0].device, torch.int32)

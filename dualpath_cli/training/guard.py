@@ -1,4 +1,4 @@
-"""Which optimizer steps are skipped.
+"""Which optimizer steps are skipped, and whether all matrices get a gradient in the first ones.
 
 The global gradient norm alone decides. It is the same on all ranks (gradients are averaged under
 `ddp`, the norm is summed over shards under `fsdp` and `hsdp`), and a loss that is not finite makes
@@ -6,13 +6,18 @@ gradients that are not.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 Kind = Literal["loss", "gradient", "outlier"]
 
+PATIENCE = 5  # steps until all matrices must have a gradient; behind one of zeros it comes late
 HISTORY = 100  # steps that the running mean of the norm looks back over; none before is an outlier
 
 
@@ -85,3 +90,18 @@ class StepGuard:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+
+
+def without_gradient(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those whose gradient is exactly zero, on all ranks. One whose gradient is None rests."""
+    zero = [p.grad is not None and not own_part(p.grad).any() for p in parameters.values()]
+    device = next(iter(parameters.values())).device
+    everywhere = torch.tensor(zero, dtype=torch.int32, device=device)
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(everywhere, dist.ReduceOp.MIN)
+    return dict(compress(parameters.items(), everywhere.tolist()))
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, in the same memory: FSDP2 deals out the rows of gains one by one."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

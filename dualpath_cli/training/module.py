@@ -5,6 +5,7 @@ steps of the loop that no optimizer step can have run yet, because the schedule 
 rest: neither they nor their moments change. Their gradient is zero, so decay alone would move them.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -18,11 +19,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from dualpath_cli.config import GROUP_OF, Checkpointing, Kind, ModelConfig
+from dualpath_cli.errors import UserError
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.kernels.freed_memory import keep_freed_memory
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.model.parameters import kind_of, matrices_in
+from dualpath_cli.own_classes.classes import own_roles
 from dualpath_cli.recipe.schedule import (
     StepLoops,
     learning_rate,
@@ -35,7 +38,7 @@ from dualpath_cli.run.weights import fill, load_average
 from dualpath_cli.training.balance import ExpertLoads
 from dualpath_cli.training.checkpoint_folder import optimizer_states, tensors_of
 from dualpath_cli.training.data.data_module import Batch
-from dualpath_cli.training.guard import BadStep, StepGuard
+from dualpath_cli.training.guard import PATIENCE, BadStep, StepGuard, own_part, without_gradient
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.muon import Muon
 from dualpath_cli.training.parallel import allow_graphs, build_model, sharded_as, sharding_mesh
@@ -84,6 +87,7 @@ class DualPathModule(LightningModule):
         self.grad_norm = torch.zeros(())
         self.guard = StepGuard(optim.skip_sigma)
         self.bad_step: BadStep | None = None  # the last step, if it was left out
+        self.resting: dict[str, torch.Tensor] = {}  # matrices without a gradient up to now
         self.expert_loads = ExpertLoads()
         self._losses: list[torch.Tensor] = []  # of one step's micro-batches
 
@@ -202,6 +206,15 @@ class DualPathModule(LightningModule):
         if kind is not None:
             self.bad_step = BadStep(kind, torch.stack(losses).float().mean())
             self.zero_grad(set_to_none=True)
+        elif self.resting:
+            self.resting = without_gradient(self.resting)
+            if self.resting and self.trainer.global_step + 1 >= PATIENCE:
+                names = ", ".join(sorted({re.sub(r"\.\d+\.", ".*.", n) for n in self.resting}))
+                way_out = "other values of model.init_std and model.gain_init"
+                if self.compile_blocks:
+                    way_out = f"--run.compile false, or another torch than {torch.__version__}"
+                text = f"{names} do not train: their gradients are exactly zero; try {way_out}"
+                raise UserError(text if self.trainer.is_global_zero else "")  # the first rank tells
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Names all tensors, and adds the guard's state and what the next row of metrics.csv has.
@@ -237,6 +250,10 @@ class DualPathModule(LightningModule):
         assert self.model is not None
         # Muon's products are of the type of the model's own.
         products = torch.bfloat16 if str(self.trainer.precision).startswith("bf16") else None
+        matrices = {"embedding", "head", "hidden", "gate"} - set(own_roles(self.config))
+        for name, p in self.model.named_parameters():
+            if p.ndim > 1 and kind_of(name, self.config, p.ndim).kind in matrices:
+                self.resting[name] = p
         optimizer = build_optimizer(
             self.model.named_parameters(), self.optim, int(self.trainer.max_steps), self.config,
             products,
@@ -336,10 +353,10 @@ def _at_rest(model: nn.Module, most: int) -> Iterator[None]:
     kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            part = _own_part(parameter)
+            part = own_part(parameter)
             if name.endswith(_BY_STEP) and most < len(parameter):
                 rows = torch.arange(len(parameter), device=parameter.device)
-                rests = _own_part(sharded_as(parameter, rows)) >= most
+                rests = own_part(sharded_as(parameter, rows)) >= most
                 kept.append((part, part.clone(), rests.view(-1, *[1] * (part.ndim - 1))))
             elif _ROUTER in name and most == 1:
                 kept.append((part, part.clone(), torch.ones_like(part, dtype=torch.bool)))
@@ -347,8 +364,3 @@ def _at_rest(model: nn.Module, most: int) -> Iterator[None]:
     with torch.no_grad():
         for part, before, rests in kept:
             part.copy_(torch.where(rests, before, part))
-
-
-def _own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part, in the same memory: FSDP2 deals out the rows of gains one by one."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -31,18 +31,23 @@ from tests.model.small_models import (
 )
 from tests.model.test_auxiliary_loss import with_balanced
 
+KINDS: dict[str, dict[str, Any]] = {
+    "dual": {},
+    "loop": {"block": "loop", "step_conditioning": "film"},
+    "wide": {"block": "wide"},
+    "experts": {**EXPERTS, "balance": "loss"},
+    "one loop": {"loops": 1},
+    "convex gate": {"gate": "convex", "combination": "mean", "qk_norm": "before_rope"},
+    "softmax gate": {"gate": "softmax", "combination": "final", "document_start": 3},
+    "fixed gate": {"gate": "fixed", "qk_norm": "none", "tie_embeddings": True},
+}
+"""Every kind of block, gate, combination and norm of queries and keys, as changes to SMALL."""
 CASES: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
-    "all kinds": (small(**ALL_KINDS), {}),
+    **{name: (small(**changes), {}) for name, changes in KINDS.items()},
     "loops by layer": (small(**UNEVEN), {}),
-    "experts": (small(**EXPERTS, balance="loss"), {}),
-    "one loop": (small(loops=1), {}),
-    "tied": (small(tie_embeddings=True), {}),
-    "convex gate, mean of steps": (
-        small(gate="convex", combination="mean", qk_norm="before_rope"), {},
-    ),
     "fewer loops": (SMALL, {"intervention": Intervention(loops=2)}),
     "forced gates": (SMALL, {"intervention": Intervention(gates=(1.0, 0.5))}),
-}  # fmt: skip
+}
 AGAIN = ("selective", "full")
 
 
@@ -83,12 +88,24 @@ def test_float64_gradients_are_those_without(case, policy):
 
 
 @pytest.mark.parametrize("policy", ["selective", pytest.param("full", marks=pytest.mark.slow)])
-def test_compiled_they_are_too(policy):
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_they_are_too(kind, policy):
     """One graph a block: `fullgraph` refuses breaks."""
     torch._dynamo.reset()
-    config = small(loops=2, n_layers=1)
+    config = small(**{"loops": 2, "n_layers": 1, **KINDS[kind]})
     model = checkpointed(with_weights(config), policy, "aot_eager")
     assert_equal(gradients(model), gradients(with_weights(config)), EXACT)
+
+
+def test_compiled_under_autocast_they_are_too():
+    """But for rounding: what GPUs train with, `selective` in bf16."""
+    torch._dynamo.reset()
+    found = []
+    for policy, compiled in (("selective", "aot_eager"), ("none", None)):
+        model = with_weights(small(loops=2, n_layers=1)).float()
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(gradients(checkpointed(model, policy, compiled)))
+    assert_equal(*found, rtol=2e-2)
 
 
 @pytest.mark.parametrize("policy", AGAIN)

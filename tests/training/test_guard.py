@@ -20,7 +20,7 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import WENT_WRONG
 from dualpath_cli.training import guard
 from dualpath_cli.training.checkpoints import Checkpoints, finite_weights
-from dualpath_cli.training.guard import HISTORY, StepGuard
+from dualpath_cli.training.guard import HISTORY, PATIENCE, StepGuard
 from dualpath_cli.training.logs import tables as tables_of_a_run
 from dualpath_cli.training.module import DualPathModule
 from tests.processes import run_on_two_ranks
@@ -353,4 +353,51 @@ def test_too_many_in_a_row_end_both_ranks_with_one_line(strategy, two, tmp_path)
     first, second = run_on_two_ranks(words, tmp_path, spoil, expected=(1, 1))
     assert first.count("dualpath fit: failed: steps 1 to 2 were skipped") == 1
     assert "failed" not in second
+    assert "Traceback" not in first + second
+
+
+# Matrices that do not train
+
+
+def zeroed(steps: int, ranks: set[int], compiled: bool = False) -> None:
+    """Queries and keys get gradients of exactly zero in the first steps of these ranks."""
+
+    def hook(module: DualPathModule, optimizer: torch.optim.Optimizer) -> None:
+        module.compile_blocks = compiled
+        if module.trainer.global_step < steps and module.trainer.global_rank in ranks:
+            for name, parameter in module.named_parameters():
+                if re.search("[qk]_proj", name):
+                    parameter.grad.zero_()
+
+    DualPathModule.on_before_optimizer_step = hook  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_matrices_without_a_gradient_end_the_run_and_are_named(compiled, refused, monkeypatch):
+    step = DualPathModule.on_before_optimizer_step
+    monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", step)  # puts it back
+    zeroed(9, {0}, compiled)
+    said = refused()
+    names = [f"blocks.*.{path}.sublayer.attn.{of}_proj.weight"
+             for path in ("deep", "wide") for of in "kq"]  # fmt: skip
+    assert f"error: {', '.join(names)} do not train" in said
+    assert ("--run.compile false" in said) == compiled
+
+
+def test_matrices_may_have_their_first_gradient_late(fit, monkeypatch):
+    """As those have that lie behind a matrix that starts at zero."""
+    step = DualPathModule.on_before_optimizer_step
+    monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", step)
+    zeroed(PATIENCE - 1, {0})
+    assert len(rows(fit() / "metrics.csv")) == 6
+
+
+@pytest.mark.parametrize(("ranks", "code"), [({1}, 0), ({0, 1}, 2)])
+def test_two_ranks_agree_on_matrices_without_a_gradient(ranks, code, two, tmp_path):
+    """Under fsdp all of one rank's part may be zero."""
+    words = [*two, "--trainer.strategy", "fsdp"]
+    first, second = run_on_two_ranks(
+        words, tmp_path, partial(zeroed, 9, ranks), expected=(code, code)
+    )
+    assert (first + second).count("do not train") == (code == 2)
     assert "Traceback" not in first + second
