@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_prep.documents.text import BANDS, Contamination, band_keys, clean, problem
+from data_prep.documents.text import BANDS, Contamination, band_keys, problem
 from data_prep.settings import SourceSettings
 from dualpath_cli.errors import UserError
 from dualpath_cli.system import replacing
-from dualpath_cli.text.documents import IDS, document_id, format_of
+from dualpath_cli.text.documents import IDS, clean, document_id, format_of
 from dualpath_cli.text.rows import BadRow, OnRead, Rows, UnreadableFile, kind_of, read_rows
 from dualpath_cli.text.tokenizer import Tokenizer
 

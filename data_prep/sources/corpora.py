@@ -17,6 +17,7 @@ from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.system import write_text
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.hub import FIRST_ANSWER_SECONDS, connect, explained, within
+from dualpath_cli.text.rows import is_known, kind_of
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import DatasetInfo, RepoFile
@@ -155,9 +156,6 @@ def _components(path: str) -> list[str]:
     return path.removeprefix(_DATA).split("/")[:-1]
 
 
-SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.zstd")
-"""Files of a dataset that can be read."""
-
 SPLIT = "train"
 
 # The hub itself goes by these words where a dataset's card names no splits.
@@ -286,13 +284,14 @@ def _of_folder(paths: list[str], dataset: str, config: str | None) -> list[str]:
 
 
 def _readable(paths: list[str], dataset: str, config: str | None) -> list[str]:
-    readable = [path for path in paths if path.endswith(SUFFIXES)]
+    files = [path for path in map(Path, paths) if is_known(path)]
+    readable = [str(path) for path in files if kind_of(path) != ".txt"]
     if not readable:
         others = Counter("".join(PurePosixPath(path).suffixes[-2:]) for path in paths)
         raise UserError(
             f"dataset '{dataset}'"
             + (f", config '{config}'" if config else "")
-            + f": no {', '.join(SUFFIXES)} file to train on; it has "
+            + ": no .parquet, .jsonl or .ndjson file to train on; it has "
             + _list([f"{suffix} ({count:,})" for suffix, count in others.most_common() if suffix])
         )
     return readable

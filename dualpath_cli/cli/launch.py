@@ -3,7 +3,6 @@ ones, then keys and types are checked (`settings`), then data, validation sets, 
 Imports nothing slow.
 """
 
-import glob
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,7 @@ from dualpath_cli.run.checkpoint_files import fault_of
 from dualpath_cli.run.run_folder import TOKENIZER, Run, step_of
 from dualpath_cli.run.trained import averaged, find_run
 from dualpath_cli.system import cores, has_step
-from dualpath_cli.text.documents import FORMATS, Source, read_documents
+from dualpath_cli.text.documents import FORMATS, Source, found, read_documents
 from dualpath_cli.text.manifest import Manifest, is_data_folder, readable
 from dualpath_cli.text.rows import is_known
 from dualpath_cli.text.storage import exists, is_remote, local_copy
@@ -332,7 +331,7 @@ def check_validation_sets(settings: Settings, folder: str | Path) -> None:
                         f"{place} was prepared with another tokenizer than the run's; give its "
                         "text instead, or prepare it again"
                     )
-            elif not exists(path) and (is_remote(path) or not glob.glob(path, recursive=True)):
+            elif not exists(path) and (is_remote(path) or not any(found(path))):
                 raise UserError(
                     f"{place}: no such file or prepared data folder; --data.val '{{NAME: PATH}}' "
                     "takes the place of all sets, '{}' leaves them out"

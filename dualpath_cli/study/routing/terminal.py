@@ -35,6 +35,7 @@ from dualpath_cli.study.routing.readouts import (
     two_digits,
 )
 from dualpath_cli.study.routing.tokens import TOKENS, token_table, token_texts
+from dualpath_cli.text.documents import clean
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, collate, document_windows
 from dualpath_cli.training.module import DualPathModule
@@ -56,7 +57,8 @@ def run(launch: Launch) -> int:
         return lightning.run(launch)
     assert launch.checkpoint is not None
     tokenizer = Tokenizer.load(launch.run_folder / TOKENIZER)
-    ids = tokenizer.encode(options.text)
+    text = clean(options.text)  # as texts in files
+    ids = tokenizer.encode(text)
     if len(ids) >= config.max_seq_len:
         raise UserError(
             f"--text has {len(ids):,} tokens, the model takes {config.max_seq_len - 1:,}; "
@@ -68,7 +70,7 @@ def run(launch: Launch) -> int:
     with torch.inference_mode():
         model(torch.tensor([[tokenizer.eot_id, *ids]]), trace=trace)
     values_of = tokenizer.token_values()
-    written = write_page(launch, options.text, model, tokenizer) if options.out is not None else []
+    written = write_page(launch, text, model, tokenizer) if options.out is not None else []
     console = plain_console()
     show(console, [values_of[id] for id in ids], trace, options.layer)
     for name, path in zip(("tokens", "page"), written, strict=False):
