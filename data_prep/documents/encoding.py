@@ -1,6 +1,5 @@
 """Encoding: the files of corpora -> pieces, in order, by the workers of an executor."""
 
-import json
 import pickle
 import time
 from collections import deque
@@ -16,13 +15,22 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from data_prep.documents import pieces
-from data_prep.documents.pieces import CorpusFile, FileEnd, Made, Piece, PieceSettings, piece_path
+from data_prep.documents.pieces import (
+    CorpusFile,
+    FileEnd,
+    Made,
+    Piece,
+    PieceSettings,
+    piece_path,
+    read_note,
+    write_note,
+)
 from data_prep.download import Unavailable
 from data_prep.executors import PieceExecutor
 from data_prep.sources.corpora import Corpus, InputFile
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import Progress, bytes_of_bytes, counted
-from dualpath_cli.system import replacing, write_text
+from dualpath_cli.system import replacing
 from dualpath_cli.text.rows import OnRead
 
 PIECE_BYTES = 8 << 20  # uncompressed size of the rows that make a piece; a longer row goes alone
@@ -93,6 +101,7 @@ class Encoder:
         self._executor = executor
         self._orders = folder / f"orders-{uuid4().hex}"
         self._fetch = fetch
+        self._whole: set[Path] = set()  # pieces that were made or looked at by this process
 
     def __enter__(self) -> "Encoder":
         # Workers of a killed run stop where its orders are gone; no other run is alive.
@@ -125,6 +134,7 @@ class Encoder:
                         self._end(item, job, corpus)
                         continue
                     piece = Piece(item)
+                    self._whole.add(item)
                     corpus.pieces.append(piece)
                     tokens[number] += piece.counts.tokens
                     progress.encoded(piece.counts.tokens)
@@ -155,18 +165,20 @@ class Encoder:
 
     def _made(self, job: Job, progress: ReadingProgress) -> Iterator[Future[Made] | Made]:
         """Yields the pieces and the end of each file of a corpus, as they are there or begun."""
-        notes = {path.stem for path in job.folder.glob("*.json")}
         # Listed, for a file that was asked after by its name may stay missing on NFS for a minute.
-        names = (path.name for path in job.folder.glob("*.arrow"))
-        there = {name for name in names if name.partition("-")[0] not in notes}
+        notes = {path.stem for path in job.folder.glob("*.json")}
+        there = set(filter(self._is_whole, job.folder.glob("*.arrow")))
         by_file = self._workers_read(job)
         for number, file in enumerate(job.corpus.files):
             note = job.folder / f"{number:05d}.json"
-            if note.stem in notes:
-                end = FileEnd(number, **json.loads(note.read_text()))
-                yield [*(piece_path(job.folder, number, n) for n in range(end.pieces)), end]
-                progress.read(file.size)
-                continue
+            if note.stem in notes and (noted := read_note(note)):
+                end = FileEnd(number, **noted)
+                made = [piece_path(job.folder, number, n) for n in range(end.pieces)]
+                if there.issuperset(made):
+                    yield [*made, end]
+                    progress.read(file.size)
+                    continue
+            note.unlink(missing_ok=True)  # of pieces that were lost
             try:
                 path = self._fetch(file, progress.received)
             except Unavailable as error:
@@ -183,10 +195,18 @@ class Encoder:
             for part in work.parts(progress.read):
                 if isinstance(part, FileEnd):
                     yield [part]
-                elif part.out.name in there:
+                elif part.out in there:
                     yield [part.out]
                 else:
                     yield self._executor.submit(pieces.make, self._orders, part)
+
+    def _is_whole(self, piece: Path) -> bool:
+        """Whether a piece that is there can be used; another one is deleted, and made again."""
+        if piece not in self._whole and not Piece(piece).is_whole():
+            piece.unlink()
+            return False
+        self._whole.add(piece)
+        return True
 
     def _workers_read(self, job: Job) -> bool:
         """Whether workers get files to read, so that this process's reading does not limit them."""
@@ -211,4 +231,4 @@ class Encoder:
             encoded.faults.append(end.fault)
         note = job.folder / f"{end.file:05d}.json"
         if not note.exists():
-            write_text(note, json.dumps({"pieces": end.pieces, "fault": end.fault}))
+            write_note(note, {"pieces": end.pieces, "fault": end.fault})
