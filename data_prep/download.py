@@ -19,13 +19,17 @@ import urllib3
 from dualpath_cli.errors import UserError
 from dualpath_cli.system import alone, naming, sync
 from dualpath_cli.text.hub import FIRST_ANSWER_SECONDS, within
+from dualpath_cli.text.rows import BUFFER_BYTES, decompress, suffixes
 
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 10
-"""Tries in a row that bring nothing new before a download is given up: three to five minutes."""
+"""Tries in a row that bring less than `LEAST_BYTES` before a download is given up: three to five
+minutes, and fifteen where all are slow."""
 FIRST_WAIT_SECONDS = 1.0
 TIMEOUT_SECONDS = (20.0, 60.0)  # to connect, and between two arrivals of bytes
+LEAST_BYTES = 1 << 16  # in `SLOW_SECONDS`: less is no speed for files of hundreds of megabytes
+SLOW_SECONDS = 60.0
 
 
 class Unavailable(Exception):
@@ -40,6 +44,7 @@ class RemoteFile:
     name: str  # path below the download folder
     size: int | None = None  # bytes, where known beforehand
     sha256: str | None = None
+    most: int | None = None  # bytes, of a list; the lists are checked by their readers
     token: str | None = field(default=None, repr=False)
     """Bearer token for the URL's host; another host that it redirects to does not get it."""
 
@@ -96,7 +101,7 @@ class Downloads:
             except _Trouble as error:
                 trouble = error
             # Repeated bytes are no progress: else a server without ranges could cut for ever.
-            failures = 1 if _length(part) > furthest else failures + 1
+            failures = 1 if _length(part) >= furthest + LEAST_BYTES else failures + 1
             furthest = max(furthest, _length(part))
             wait = min(FIRST_WAIT_SECONDS * 2 ** (failures - 1), 60.0) * random.uniform(0.5, 1.0)
             wait = max(wait, min(trouble.retry_after, 300.0))
@@ -116,17 +121,19 @@ class Downloads:
 
     def _receive(self, file: RemoteFile, part: Path, start: int) -> None:
         """Asks once for the bytes from `start` on; raises _Trouble where not all have come."""
+        announced = True
         try:
             if not start or start != file.size:
                 with self._ask(file, start) as response:
-                    self._append(response, part, start)
+                    announced = self._append(response, part, start, file.most)
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             final = isinstance(error, requests.TooManyRedirects | ValueError)  # no URL, say
             raise (Unavailable if final else _Trouble)(_reason(error)) from None
-        if wrong := _difference(part, file):
+        if wrong := _difference(part, file, announced):
             part.unlink()
-            # Of a part the beginning may be wrong; a file in one answer will not come better.
-            raise _Trouble(wrong) if start else Unavailable(wrong)
+            # Of a part the beginning may be wrong, an answer of unknown length may have been cut;
+            # a file in one answer will not come better.
+            raise _Trouble(wrong) if start or not announced else Unavailable(wrong)
 
     def _ask(self, file: RemoteFile, start: int) -> requests.Response:
         # Lengths and hashes are those of the stored file.
@@ -137,18 +144,21 @@ class Downloads:
             timeout=TIMEOUT_SECONDS,
         )  # fmt: skip
         try:
-            response = ask() if self._answered else within(FIRST_ANSWER_SECONDS, ask)
+            response = within(sum(TIMEOUT_SECONDS) if self._answered else FIRST_ANSWER_SECONDS, ask)
         except TimeoutError:
             raise _Trouble("no answer") from None
         self._answered = True
         return response
 
-    def _append(self, response: requests.Response, part: Path, start: int) -> None:
+    def _append(
+        self, response: requests.Response, part: Path, start: int, most: int | None
+    ) -> bool:
+        """Receives an answer; returns whether it said where it ends."""
         status, said = response.status_code, f"{response.status_code} {response.reason}"
         span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
         continues = status == 206 and span is not None and int(span[1]) == start
         if status == 416 and response.headers.get("Content-Range") == f"bytes */{start}":
-            return  # all of it is there: the process ended before giving it its name
+            return True  # all of it is there: the process ended before giving it its name
         if start and status in {206, 416} and not continues:
             part.unlink()
             raise _Trouble("the server does not continue where the file was cut")
@@ -157,14 +167,24 @@ class Downloads:
         if status != 200 and not continues:
             raise Unavailable(said)
         with naming(part), open(part, "ab" if continues else "wb") as out:
+            received, until = 0, time.monotonic() + SLOW_SECONDS
             # urllib3 raises IncompleteRead where fewer bytes come than were announced.
-            for data in response.raw.stream(1 << 16, decode_content=False):
+            while data := response.raw.read1(1 << 16, decode_content=False):
                 out.write(data)
                 self._on_bytes(len(data))
+                received += len(data)
+                if most is not None and out.tell() > most:
+                    part.unlink()
+                    raise Unavailable(f"it has more than {most:,} bytes")
+                if time.monotonic() > until:
+                    if received < LEAST_BYTES:
+                        raise _Trouble(f"{received:,} bytes in {SLOW_SECONDS:.0f} seconds")
+                    received, until = 0, time.monotonic() + SLOW_SECONDS
                 if self.leaving.is_set():
                     raise CancelledError
         if continues and span and _length(part) < int(span[2]):
             raise _Trouble(f"{_length(part):,} of {int(span[2]):,} bytes came")
+        return not {"Content-Length", "Transfer-Encoding"}.isdisjoint(response.headers)
 
 
 class _Trouble(Exception):
@@ -185,14 +205,26 @@ def _length(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _difference(part: Path, file: RemoteFile) -> str | None:
-    """Returns how a downloaded file differs from what is known of it."""
+def _difference(part: Path, file: RemoteFile, announced: bool) -> str | None:
+    """Returns how a downloaded file differs from what is known of it, at least from its name.
+
+    What is damaged behind its beginning, and came whole, is so at its origin: its reader says that.
+    """
     if file.size not in (None, _length(part)):
         return f"{_length(part):,} bytes instead of {file.size:,}"
     if file.sha256 is not None:
         with part.open("rb") as data:
             if hashlib.file_digest(data, "sha256").hexdigest() != file.sha256:
                 return f"its sha256 is not {file.sha256}"
+    elif file.most is None and (codec := suffixes(Path(file.name))[1]):
+        read = 0
+        try:
+            with decompress(part, codec) as stream:
+                while block := stream.read(BUFFER_BYTES):
+                    read += len(block)
+        except OSError:
+            if not read or not announced:
+                return f"no whole {codec} file came, but the page of a proxy, say, or a part"
     return None
 
 

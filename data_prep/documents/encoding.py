@@ -54,6 +54,7 @@ class Encoded:
     faults: list[str] = field(default_factory=list)
     """Files that could not be read to their end, and why."""
     complete: bool = True  # whether every file was read
+    fetched: bool = True  # whether every file was there to be read
 
 
 class ReadingProgress(Progress):
@@ -182,7 +183,7 @@ class Encoder:
             try:
                 path = self._fetch(file, progress.received)
             except Unavailable as error:
-                yield [FileEnd(number, 0, f"{file.name}: {error}")]
+                yield [FileEnd(number, 0, f"{file.name}: {error}", fetched=False)]
                 continue
             given = path.absolute(), str(path)
             settings = job.corpus.settings
@@ -229,6 +230,7 @@ class Encoder:
             if self._settings.strict:
                 raise UserError(end.fault)
             encoded.faults.append(end.fault)
+        encoded.fetched &= end.fetched
         note = job.folder / f"{end.file:05d}.json"
-        if not note.exists():
+        if end.fetched and not note.exists():
             write_note(note, {"pieces": end.pieces, "fault": end.fault})

@@ -179,6 +179,7 @@ class FileEnd:
     file: int
     pieces: int
     fault: str | None  # why the file could not be read to its end
+    fetched: bool = True
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ def _sample(folder: Path) -> InputFile:
 MIRROR = "https://data.commoncrawl.org/"
 FILE_BYTES = 350_000_000  # size of an average file
 FILE_TOKENS = 200_000_000  # tokens in an average file
+LIST_BYTES = 1 << 24  # a list has at most so many, and eight times as many of paths
 
 _DATA = "contrib/Nemotron/Nemotron-CC/data-jsonl/"
 
@@ -123,11 +124,14 @@ def _paths(mirror: str, url: str, folder: Path) -> list[str]:
     from data_prep.download import Downloads, RemoteFile, Unavailable
 
     try:
-        file = Downloads(folder).get(RemoteFile(url, f"{NEMOTRON}/{Path(url).name}"))
+        list_of_files = RemoteFile(url, f"{NEMOTRON}/{Path(url).name}", most=LIST_BYTES)
+        file = Downloads(folder).get(list_of_files)
     except Unavailable as reason:
         raise UserError(f"mirror '{mirror}': {url}: {reason}; {MIRROR} has it") from None
     try:
-        paths = gzip.decompress(file.read_bytes()).decode().split()
+        with gzip.open(file) as content:
+            text = content.read(8 * LIST_BYTES + 1)
+        paths = text.decode().split() if len(text) <= 8 * LIST_BYTES else []
     except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError):
         paths = []
     if not paths or not all(path.startswith(_DATA) for path in paths):

@@ -52,7 +52,7 @@ class _Decompressed(io.RawIOBase):
 
     def __init__(self, path: Path, on_read: OnRead) -> None:
         self._path = path
-        self._stream = _decompress(path, on_read)
+        self._stream = decompress(path, suffixes(path)[1], on_read)
         self._given = 0
         self._fault: OSError | None = None
 
@@ -78,7 +78,7 @@ class _Decompressed(io.RawIOBase):
     def _rest(self) -> bytes:
         """Returns what follows the bytes given out, up to the fault: less than was asked for."""
         rest = bytearray()
-        with contextlib.suppress(OSError), _decompress(self._path, lambda count: None) as stream:
+        with contextlib.suppress(OSError), decompress(self._path, suffixes(self._path)[1]) as stream:
             left = self._given
             while left:
                 left -= len(stream.read(min(left, BUFFER_BYTES)))
@@ -91,11 +91,14 @@ class _Decompressed(io.RawIOBase):
         super().close()
 
 
-def _decompress(path: Path, on_read: OnRead) -> pa.CompressedInputStream:
+def decompress(
+    path: Path, codec: str, on_read: OnRead = lambda count: None
+) -> pa.CompressedInputStream:
+    """Opens the content of a file that is compressed as files are whose names end with `codec`."""
     # Arrow's decompressor, unlike others, reads on across members of a file and raises OSError
     # where a file is cut off.
     file = pa.PythonFile(_CountedFile(path, on_read), mode="r")
-    return pa.CompressedInputStream(file, CODECS[suffixes(path)[1]])
+    return pa.CompressedInputStream(file, CODECS[codec])
 
 
 class BadRow(ValueError):

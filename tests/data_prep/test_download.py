@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from data_prep import download
 from data_prep.__main__ import main
@@ -113,6 +114,33 @@ def test_lasting_trouble_ends_after_minutes_and_what_has_arrived_is_kept(
     for wait, most in zip(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60], strict=True):
         assert max(most / 2, least) <= wait <= max(most, least)
     assert names(tmp_path) == (["a.part"] if fault.cut else [])
+
+
+ZSTD = zstandard.compress(CONTENT)
+UNANNOUNCED = {"Content-Length": None}
+
+
+def test_a_page_in_place_of_a_compressed_file_never_gets_its_name(web, tmp_path):
+    web.files["/a"] = b"<html>log in</html>"
+    with pytest.raises(Unavailable, match=r"no whole \.zst file came"):
+        Downloads(tmp_path).get(RemoteFile(f"{web.url}/a", "a.jsonl.zst"))
+    assert names(tmp_path) == []
+
+
+def test_a_compressed_file_that_ends_before_its_time_is_asked_for_again(web, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "FIRST_WAIT_SECONDS", 0.01)
+    web.files["/a"], web.faults["/a"] = ZSTD, [Fault(headers=UNANNOUNCED, cut=len(ZSTD) // 2)]
+    path = Downloads(tmp_path).get(RemoteFile(f"{web.url}/a", "a.jsonl.zst"))
+    assert path.read_bytes() == ZSTD
+    assert web.starts("/a") == [None, None]
+
+
+@pytest.mark.parametrize("headers", [{}, UNANNOUNCED])
+def test_a_server_that_sends_byte_by_byte_is_given_up(web, tmp_path, monkeypatch, headers):
+    monkeypatch.setattr(download, "SLOW_SECONDS", 0.2)
+    web.fallback = Fault(drip=0.01, headers=headers)
+    with pytest.raises(ConnectionError, match=r"bytes in 0 seconds, 10 times in a row"):
+        fetch(web, tmp_path, [])
 
 
 def test_names_are_paths_below_the_folder_and_never_above_it():
