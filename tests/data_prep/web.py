@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         half = len(content) // 2 if fault.until else 0
         self.wfile.write(content[:half])
         if fault.until:
-            fault.until.wait(60)
+            fault.until.wait(600)
         for byte in content if fault.drip else b"":
             self.wfile.write(bytes([byte]))
             time.sleep(fault.drip)
@@ -150,8 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def wait_for(condition: Callable[[], T]) -> T:
-    """Waits until a condition holds, a minute at most, and returns what it gave."""
-    deadline = time.monotonic() + 60
+    """Waits until a condition holds, some minutes at most, and returns what it gave."""
+    deadline = time.monotonic() + 300
     while not (found := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
