@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import random
 import re
 import threading
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 10
 """Tries in a row that bring less than `LEAST_BYTES` before a download is given up: three to five
-minutes, and fifteen where all are slow."""
+minutes, or a quarter of an hour."""
 FIRST_WAIT_SECONDS = 1.0
 TIMEOUT_SECONDS = (20.0, 60.0)  # to connect, and between two arrivals of bytes
 LEAST_BYTES = 1 << 16  # in `SLOW_SECONDS`: less is no speed for files of hundreds of megabytes
@@ -44,9 +45,9 @@ class RemoteFile:
     name: str  # path below the download folder
     size: int | None = None  # bytes, where known beforehand
     sha256: str | None = None
-    most: int | None = None  # bytes, of a list; the lists are checked by their readers
     token: str | None = field(default=None, repr=False)
     """Bearer token for the URL's host; another host that it redirects to does not get it."""
+    most: float = math.inf  # bytes, of a list, which its reader checks
 
     def __post_init__(self) -> None:
         path = PurePosixPath(self.name)
@@ -121,19 +122,20 @@ class Downloads:
 
     def _receive(self, file: RemoteFile, part: Path, start: int) -> None:
         """Asks once for the bytes from `start` on; raises _Trouble where not all have come."""
-        announced = True
         try:
             if not start or start != file.size:
                 with self._ask(file, start) as response:
-                    announced = self._append(response, part, start, file.most)
+                    self._append(response, part, start, file.most)
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             final = isinstance(error, requests.TooManyRedirects | ValueError)  # no URL, say
             raise (Unavailable if final else _Trouble)(_reason(error)) from None
-        if wrong := _difference(part, file, announced):
+        if wrong := _difference(part, file):
             part.unlink()
-            # Of a part the beginning may be wrong, an answer of unknown length may have been cut;
-            # a file in one answer will not come better.
-            raise _Trouble(wrong) if start or not announced else Unavailable(wrong)
+            # Of a part the beginning may be wrong; a file in one answer will not come better.
+            raise _Trouble(wrong) if start else Unavailable(wrong)
+        if not _can_be_read(part, file):
+            part.unlink()
+            raise _Trouble("what came cannot be decompressed: a part, or the page of a login")
 
     def _ask(self, file: RemoteFile, start: int) -> requests.Response:
         # Lengths and hashes are those of the stored file.
@@ -150,15 +152,12 @@ class Downloads:
         self._answered = True
         return response
 
-    def _append(
-        self, response: requests.Response, part: Path, start: int, most: int | None
-    ) -> bool:
-        """Receives an answer; returns whether it said where it ends."""
+    def _append(self, response: requests.Response, part: Path, start: int, most: float) -> None:
         status, said = response.status_code, f"{response.status_code} {response.reason}"
         span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
         continues = status == 206 and span is not None and int(span[1]) == start
         if status == 416 and response.headers.get("Content-Range") == f"bytes */{start}":
-            return True  # all of it is there: the process ended before giving it its name
+            return  # all of it is there: the process ended before giving it its name
         if start and status in {206, 416} and not continues:
             part.unlink()
             raise _Trouble("the server does not continue where the file was cut")
@@ -173,7 +172,7 @@ class Downloads:
                 out.write(data)
                 self._on_bytes(len(data))
                 received += len(data)
-                if most is not None and out.tell() > most:
+                if out.tell() > most:
                     part.unlink()
                     raise Unavailable(f"it has more than {most:,} bytes")
                 if time.monotonic() > until:
@@ -184,7 +183,6 @@ class Downloads:
                     raise CancelledError
         if continues and span and _length(part) < int(span[2]):
             raise _Trouble(f"{_length(part):,} of {int(span[2]):,} bytes came")
-        return not {"Content-Length", "Transfer-Encoding"}.isdisjoint(response.headers)
 
 
 class _Trouble(Exception):
@@ -205,27 +203,27 @@ def _length(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _difference(part: Path, file: RemoteFile, announced: bool) -> str | None:
-    """Returns how a downloaded file differs from what is known of it, at least from its name.
-
-    What is damaged behind its beginning, and came whole, is so at its origin: its reader says that.
-    """
+def _difference(part: Path, file: RemoteFile) -> str | None:
+    """Returns how a downloaded file differs from what is known of it."""
     if file.size not in (None, _length(part)):
         return f"{_length(part):,} bytes instead of {file.size:,}"
     if file.sha256 is not None:
         with part.open("rb") as data:
             if hashlib.file_digest(data, "sha256").hexdigest() != file.sha256:
                 return f"its sha256 is not {file.sha256}"
-    elif file.most is None and (codec := suffixes(Path(file.name))[1]):
-        read = 0
-        try:
-            with decompress(part, codec) as stream:
-                while block := stream.read(BUFFER_BYTES):
-                    read += len(block)
-        except OSError:
-            if not read or not announced:
-                return f"no whole {codec} file came, but the page of a proxy, say, or a part"
     return None
+
+
+def _can_be_read(part: Path, file: RemoteFile) -> bool:
+    """Whether a file of unknown hash can be decompressed, where its name says that it has to be."""
+    codec = suffixes(Path(file.name))[1]
+    if file.sha256 is not None or file.most < math.inf or not codec:
+        return True
+    with suppress(OSError), decompress(part, codec) as stream:
+        while stream.read(BUFFER_BYTES):
+            pass
+        return True
+    return False
 
 
 def _reason(error: BaseException) -> str:

@@ -15,16 +15,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from data_prep.documents import pieces
-from data_prep.documents.pieces import (
-    CorpusFile,
-    FileEnd,
-    Made,
-    Piece,
-    PieceSettings,
-    piece_path,
-    read_note,
-    write_note,
-)
+from data_prep.documents.pieces import CorpusFile, FileEnd, Made, Piece, PieceSettings, piece_path
 from data_prep.download import Unavailable
 from data_prep.executors import PieceExecutor
 from data_prep.sources.corpora import Corpus, InputFile
@@ -102,7 +93,6 @@ class Encoder:
         self._executor = executor
         self._orders = folder / f"orders-{uuid4().hex}"
         self._fetch = fetch
-        self._whole: set[Path] = set()  # pieces that were made or looked at by this process
 
     def __enter__(self) -> "Encoder":
         # Workers of a killed run stop where its orders are gone; no other run is alive.
@@ -135,7 +125,6 @@ class Encoder:
                         self._end(item, job, corpus)
                         continue
                     piece = Piece(item)
-                    self._whole.add(item)
                     corpus.pieces.append(piece)
                     tokens[number] += piece.counts.tokens
                     progress.encoded(piece.counts.tokens)
@@ -168,11 +157,11 @@ class Encoder:
         """Yields the pieces and the end of each file of a corpus, as they are there or begun."""
         # Listed, for a file that was asked after by its name may stay missing on NFS for a minute.
         notes = {path.stem for path in job.folder.glob("*.json")}
-        there = set(filter(self._is_whole, job.folder.glob("*.arrow")))
+        there = {path for path in job.folder.glob("*.arrow") if Piece(path).is_usable()}
         by_file = self._workers_read(job)
         for number, file in enumerate(job.corpus.files):
             note = job.folder / f"{number:05d}.json"
-            if note.stem in notes and (noted := read_note(note)):
+            if note.stem in notes and (noted := pieces.read_note(note)):
                 end = FileEnd(number, **noted)
                 made = [piece_path(job.folder, number, n) for n in range(end.pieces)]
                 if there.issuperset(made):
@@ -201,14 +190,6 @@ class Encoder:
                 else:
                     yield self._executor.submit(pieces.make, self._orders, part)
 
-    def _is_whole(self, piece: Path) -> bool:
-        """Whether a piece that is there can be used; another one is deleted, and made again."""
-        if piece not in self._whole and not Piece(piece).is_whole():
-            piece.unlink()
-            return False
-        self._whole.add(piece)
-        return True
-
     def _workers_read(self, job: Job) -> bool:
         """Whether workers get files to read, so that this process's reading does not limit them."""
         sizes = [file.size for file in job.corpus.files if file.size]
@@ -233,4 +214,4 @@ class Encoder:
         encoded.fetched &= end.fetched
         note = job.folder / f"{end.file:05d}.json"
         if end.fetched and not note.exists():
-            write_note(note, {"pieces": end.pieces, "fault": end.fault})
+            pieces.write_note(note, {"pieces": end.pieces, "fault": end.fault})

@@ -27,14 +27,11 @@ Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 _COUNTS = b"counts"
 REJECTED = ".rejected.zst"  # beside a piece: its rejected documents as JSON lines
-SEAL = 32  # bytes at the end of a file of unfinished work: what is in it, and whose it is
+SEAL = 32  # bytes at the end of a piece
 
 
 def seal(path: Path, *content: bytes | pa.Buffer) -> bytes:
-    """Returns the sha256 of a content and of the last parts of the path that it is written for.
-
-    Those of a piece name its request, corpus, file and place: no other piece passes for it.
-    """
+    """Returns the sha256 of a content and its place: of a piece request, corpus, file, number."""
     digest = hashlib.sha256("/".join(path.parts[-3:]).encode())
     for part in content:
         digest.update(part)
@@ -116,10 +113,13 @@ class Piece:
             file.write(content)
             file.write(seal(path, content, cls(path)._rejected))
 
-    def is_whole(self) -> bool:
-        """Whether piece and rejected documents are as they were written, and for this place."""
+    def is_usable(self) -> bool:
+        """Whether it is as it was written, and for this place; deletes it where it is not."""
         content = memoryview(self.path.read_bytes())
-        return content[-SEAL:] == seal(self.path, content[:-SEAL], self._rejected)
+        usable = content[-SEAL:] == seal(self.path, content[:-SEAL], self._rejected)
+        if not usable:
+            self.path.unlink()
+        return usable
 
     @property
     def _rejected(self) -> bytes:

@@ -54,7 +54,7 @@ class WorkFolder:
 
     def _claim(self) -> None:
         note = self.path / _REQUEST
-        before = _content(note) if note.exists() else None
+        before = read_json(note, f"delete '{self.path}'") if note.exists() else None
         if before == self._content:
             return
         held = [path for path in self.path.iterdir() if path.name != f"{_REQUEST}.partial"]
@@ -72,14 +72,6 @@ class WorkFolder:
             if path != note:
                 remove(path)
         write_text(note, json.dumps(self._content, indent=1))
-
-
-def _content(note: Path) -> dict[str, Any]:
-    """Returns what a folder was begun for; of a note that was damaged nothing."""
-    try:
-        return read_json(note)
-    except UserError:
-        return {}
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
@@ -110,7 +102,7 @@ def remove_leftovers(path: Path, out: Path, content: dict[str, Any]) -> None:
     with suppress(OSError):
         path.rmdir()  # it was killed just before doing so: nothing is in it
     note = path / _REQUEST
-    if note.exists() and _content(note) == content:
+    if note.exists() and read_json(note, f"delete '{path}'") == content:
         # Under its lock: the preparation may be about to do the same.
         with suppress(UserError), WorkFolder(path, content, overwrite=False) as work:
             remove(_replaced(out))

@@ -15,17 +15,7 @@ from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.output import is_first_rank
-from dualpath_cli.text.rows import (
-    CODECS,
-    JSON_LINES,
-    TEXTS,
-    BadRow,
-    OnRead,
-    is_known,
-    kind_of,
-    read_rows,
-    suffixes,
-)
+from dualpath_cli.text.rows import ENDINGS, BadRow, OnRead, is_known, kind_of, read_rows, suffixes
 
 FORMATS = (
     "a .txt, .md, .jsonl or .parquet file, all but .parquet also as .gz or .zst, a folder of them, "
@@ -116,7 +106,8 @@ def source_files(source: Source) -> list[Path]:
             raise UserError(f"source '{path}': its format is not known by its name; give {FORMATS}")
         return [path]
     below = f"{glob.escape(str(path))}/**/"
-    files, left_out = {}, Counter[str]()
+    files: dict[str, Path] = {}  # by where they really are
+    left_out: Counter[str] = Counter()
     for file in sorted(found(f"{below}*" if is_folder else str(path))):
         if not file.is_file():
             left_out["no file"] += not file.is_dir()
@@ -179,8 +170,9 @@ def clean(text: str) -> str:
 def read_documents(source: Source, on_read: OnRead = lambda count: None) -> Iterator[str]:
     """Yields the texts of a source one after the other: a text file is one, else a row is one.
 
-    They are clean: whatever is trained on, scored or looked for is the same text. About a megabyte is held at a time. `on_read` is called with bytes read from the disk, before
-    they are decompressed; they add up to the sizes of `source_files`.
+    They are clean: whatever is trained on, scored or looked for is the same text. About a megabyte
+    is held at a time. `on_read` is called with bytes read from the disk, before they are
+    decompressed; they add up to the sizes of `source_files`.
     """
     for path in source_files(source):
         format = format_of(source.name, kind_of(path))
@@ -235,7 +227,7 @@ def stem(path: Path) -> str:
     """Returns a path's name without the endings of known formats; of a glob, its folder's."""
     fixed = takewhile(lambda component: not glob.has_magic(component), path.parts)
     name = (path if path.exists() else Path(*fixed)).resolve().name
-    for suffix in [*CODECS, *TEXTS, *JSON_LINES, ".parquet"]:
+    for suffix in ENDINGS:
         if name.lower().endswith(suffix):
             name = name[: -len(suffix)]
     return name

@@ -21,6 +21,7 @@ _NO_VALUE = (ValueError, OverflowError, LookupError, pa.ArrowException)
 OnRead = Callable[[int], None]
 """Called with the number of bytes read from the disk since the last call."""
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}  # Arrow's names, by suffix
+ENDINGS = (*CODECS, *TEXTS, *JSON_LINES, ".parquet")  # of names that say what a file holds
 BUFFER_BYTES = 1 << 20
 
 
@@ -77,8 +78,8 @@ class _Decompressed(io.RawIOBase):
 
     def _rest(self) -> bytes:
         """Returns what follows the bytes given out, up to the fault: less than was asked for."""
-        rest = bytearray()
-        with contextlib.suppress(OSError), decompress(self._path, suffixes(self._path)[1]) as stream:
+        rest, codec = bytearray(), suffixes(self._path)[1]
+        with contextlib.suppress(OSError), decompress(self._path, codec) as stream:
             left = self._given
             while left:
                 left -= len(stream.read(min(left, BUFFER_BYTES)))

@@ -87,7 +87,7 @@ def test_a_list_that_is_none_is_refused_and_fetched_again(web, tmp_path, content
 def test_a_list_without_an_end_is_refused(web, tmp_path, monkeypatch, endless):
     monkeypatch.setattr(corpora, "LIST_BYTES", 1000)
     web.files[LIST] = endless
-    with pytest.raises(UserError, match="more than 1,000 bytes|is not a gzipped list"):
+    with pytest.raises(UserError, match=r"more than 1,000 bytes|is not a gzipped list"):
         nemotron_files("", web.url, tmp_path)
     assert not list(tmp_path.rglob("*.gz*"))
 

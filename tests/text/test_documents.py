@@ -66,9 +66,7 @@ def test_a_folder_is_all_its_readable_files_in_order_and_markdown_describes_rows
     assert list(read_documents(source)) == ["one", "two", "second"]
 
 
-def test_a_folder_and_a_glob_take_each_real_file_once_and_say_what_they_leave_out(
-    tmp_path, capsys
-):
+def test_a_folder_and_a_glob_take_each_real_file_once_and_say_what_they_leave_out(tmp_path, capsys):
     folder, elsewhere = tmp_path / "x", tmp_path / "elsewhere"
     for place in (folder / "b" / ".ipynb_checkpoints", elsewhere):
         place.mkdir(parents=True)
