@@ -1,7 +1,6 @@
 """How fast text becomes shards, beside bare tiktoken.
 
-python -m benchmarks.data_prep --texts FOLDER_OF_JSONL --tokenizer GPT2_FOLDER \\
-    --out docs/benchmarks/data_prep.json
+python -m benchmarks.data_prep --texts FOLDER_OF_JSONL --tokenizer GPT2_FOLDER
 
 Everything is timed on a corpus of eight files and on one three times as large; the speed is that of
 the difference, so that what happens once (starting processes, importing) does not count. Everything

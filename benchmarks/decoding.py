@@ -1,6 +1,6 @@
 """How fast a model decodes on a CPU, beside the Llama of transformers and the memory's bandwidth.
 
-OMP_NUM_THREADS=1 python -m benchmarks.decoding --out docs/benchmarks/decoding.json
+OMP_NUM_THREADS=1 python -m benchmarks.decoding
 
 Random weights, which decode as fast as trained ones, in float32. All variants take turns in one
 process, in seconds of its CPU time. The GPU programme measures the same. Shapes: B sequences, T

@@ -144,7 +144,7 @@ def filled(page: Path) -> str:
         if content["options"].get("rehearse"):
             raise UserError(f"{path} is of a rehearsal, whose numbers mean nothing; give others")
         sections.append(f"{section(content)}All measurements: [{path.name}]({path.name}).\n")
-    text = "\n".join(sections) or "Not measured yet.\n"
+    text = "\n".join(sections)
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import random
 import re
 import threading
@@ -19,13 +20,17 @@ import urllib3
 from dualpath_cli.errors import UserError
 from dualpath_cli.system import alone, naming, sync
 from dualpath_cli.text.hub import FIRST_ANSWER_SECONDS, within
+from dualpath_cli.text.rows import BUFFER_BYTES, decompress, suffixes
 
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 10
-"""Tries in a row that bring nothing new before a download is given up: three to five minutes."""
+"""Tries in a row that bring less than `LEAST_BYTES` before a download is given up: three to five
+minutes, or a quarter of an hour."""
 FIRST_WAIT_SECONDS = 1.0
 TIMEOUT_SECONDS = (20.0, 60.0)  # to connect, and between two arrivals of bytes
+LEAST_BYTES = 1 << 16  # in `SLOW_SECONDS`: less is no speed for files of hundreds of megabytes
+SLOW_SECONDS = 60.0
 
 
 class Unavailable(Exception):
@@ -42,6 +47,7 @@ class RemoteFile:
     sha256: str | None = None
     token: str | None = field(default=None, repr=False)
     """Bearer token for the URL's host; another host that it redirects to does not get it."""
+    most: float = math.inf  # bytes, of a list, which its reader checks
 
     def __post_init__(self) -> None:
         path = PurePosixPath(self.name)
@@ -96,7 +102,7 @@ class Downloads:
             except _Trouble as error:
                 trouble = error
             # Repeated bytes are no progress: else a server without ranges could cut for ever.
-            failures = 1 if _length(part) > furthest else failures + 1
+            failures = 1 if _length(part) >= furthest + LEAST_BYTES else failures + 1
             furthest = max(furthest, _length(part))
             wait = min(FIRST_WAIT_SECONDS * 2 ** (failures - 1), 60.0) * random.uniform(0.5, 1.0)
             wait = max(wait, min(trouble.retry_after, 300.0))
@@ -119,7 +125,7 @@ class Downloads:
         try:
             if not start or start != file.size:
                 with self._ask(file, start) as response:
-                    self._append(response, part, start)
+                    self._append(response, part, start, file.most)
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             final = isinstance(error, requests.TooManyRedirects | ValueError)  # no URL, say
             raise (Unavailable if final else _Trouble)(_reason(error)) from None
@@ -127,6 +133,9 @@ class Downloads:
             part.unlink()
             # Of a part the beginning may be wrong; a file in one answer will not come better.
             raise _Trouble(wrong) if start else Unavailable(wrong)
+        if not _can_be_read(part, file):
+            part.unlink()
+            raise _Trouble("what came cannot be decompressed: a part, or the page of a login")
 
     def _ask(self, file: RemoteFile, start: int) -> requests.Response:
         # Lengths and hashes are those of the stored file.
@@ -137,13 +146,13 @@ class Downloads:
             timeout=TIMEOUT_SECONDS,
         )  # fmt: skip
         try:
-            response = ask() if self._answered else within(FIRST_ANSWER_SECONDS, ask)
+            response = within(sum(TIMEOUT_SECONDS) if self._answered else FIRST_ANSWER_SECONDS, ask)
         except TimeoutError:
             raise _Trouble("no answer") from None
         self._answered = True
         return response
 
-    def _append(self, response: requests.Response, part: Path, start: int) -> None:
+    def _append(self, response: requests.Response, part: Path, start: int, most: float) -> None:
         status, said = response.status_code, f"{response.status_code} {response.reason}"
         span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
         continues = status == 206 and span is not None and int(span[1]) == start
@@ -157,10 +166,19 @@ class Downloads:
         if status != 200 and not continues:
             raise Unavailable(said)
         with naming(part), open(part, "ab" if continues else "wb") as out:
+            received, until = 0, time.monotonic() + SLOW_SECONDS
             # urllib3 raises IncompleteRead where fewer bytes come than were announced.
-            for data in response.raw.stream(1 << 16, decode_content=False):
+            while data := response.raw.read1(1 << 16, decode_content=False):
                 out.write(data)
                 self._on_bytes(len(data))
+                received += len(data)
+                if out.tell() > most:
+                    part.unlink()
+                    raise Unavailable(f"it has more than {most:,} bytes")
+                if time.monotonic() > until:
+                    if received < LEAST_BYTES:
+                        raise _Trouble(f"{received:,} bytes in {SLOW_SECONDS:.0f} seconds")
+                    received, until = 0, time.monotonic() + SLOW_SECONDS
                 if self.leaving.is_set():
                     raise CancelledError
         if continues and span and _length(part) < int(span[2]):
@@ -194,6 +212,18 @@ def _difference(part: Path, file: RemoteFile) -> str | None:
             if hashlib.file_digest(data, "sha256").hexdigest() != file.sha256:
                 return f"its sha256 is not {file.sha256}"
     return None
+
+
+def _can_be_read(part: Path, file: RemoteFile) -> bool:
+    """Whether a file of unknown hash can be decompressed, where its name says that it has to be."""
+    codec = suffixes(Path(file.name))[1]
+    if file.sha256 is not None or file.most < math.inf or not codec:
+        return True
+    with suppress(OSError), decompress(part, codec) as stream:
+        while stream.read(BUFFER_BYTES):
+            pass
+        return True
+    return False
 
 
 def _reason(error: BaseException) -> str:

@@ -83,6 +83,12 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
         return manifest
     if overwrite:
         return None
+    if not manifest.request:
+        (fault, *_) = (fault for source in manifest.sources for fault in source.faults)
+        raise UserError(
+            f"--out '{out}' lacks what could not be downloaded ({fault}); use it as it is, or add "
+            "--overwrite to try again"
+        )
     raise UserError(
         f"--out '{out}' holds other data ({manifest.summary}); choose another folder or add "
         "--overwrite"
@@ -237,7 +243,8 @@ def _write(
         chunks=chunks,
         index_sha256=index_sha256,
         beside=records.stored(folder, chunks),
-        request=request.digest,
+        # What lacks a file that may come another time is nobody's finished request.
+        request=request.digest if all(corpus.fetched for corpus in mix.encoded) else "",
         settings=settings.as_recipe(),
     )
     manifest.write(folder)

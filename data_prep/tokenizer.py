@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.filesize import decimal
 
-from data_prep.documents.text import clean
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.output.table import Column, Table, show
@@ -107,7 +106,7 @@ def _texts(sources: Sequence[Source], kept: dict[Source, _Kept]) -> Iterator[str
     console = Console(stderr=True)
     with Progress(console, "reading", bytes_of_bytes, size, transient=True) as progress:
         for source in sources:
-            for text in map(clean, read_documents(source, progress.advance)):
+            for text in read_documents(source, progress.advance):
                 kept[source].add(text)
                 yield text
         progress.advance(0, title="read; merging")  # about a tenth of the time

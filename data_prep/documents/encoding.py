@@ -1,6 +1,5 @@
 """Encoding: the files of corpora -> pieces, in order, by the workers of an executor."""
 
-import json
 import pickle
 import time
 from collections import deque
@@ -22,7 +21,7 @@ from data_prep.executors import PieceExecutor
 from data_prep.sources.corpora import Corpus, InputFile
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import Progress, bytes_of_bytes, counted
-from dualpath_cli.system import replacing, write_text
+from dualpath_cli.system import replacing
 from dualpath_cli.text.rows import OnRead
 
 PIECE_BYTES = 8 << 20  # uncompressed size of the rows that make a piece; a longer row goes alone
@@ -46,6 +45,7 @@ class Encoded:
     faults: list[str] = field(default_factory=list)
     """Files that could not be read to their end, and why."""
     complete: bool = True  # whether every file was read
+    fetched: bool = True  # whether every file was there to be read
 
 
 class ReadingProgress(Progress):
@@ -155,22 +155,24 @@ class Encoder:
 
     def _made(self, job: Job, progress: ReadingProgress) -> Iterator[Future[Made] | Made]:
         """Yields the pieces and the end of each file of a corpus, as they are there or begun."""
-        notes = {path.stem for path in job.folder.glob("*.json")}
         # Listed, for a file that was asked after by its name may stay missing on NFS for a minute.
-        names = (path.name for path in job.folder.glob("*.arrow"))
-        there = {name for name in names if name.partition("-")[0] not in notes}
+        notes = {path.stem for path in job.folder.glob("*.json")}
+        there = {path for path in job.folder.glob("*.arrow") if Piece(path).is_usable()}
         by_file = self._workers_read(job)
         for number, file in enumerate(job.corpus.files):
             note = job.folder / f"{number:05d}.json"
-            if note.stem in notes:
-                end = FileEnd(number, **json.loads(note.read_text()))
-                yield [*(piece_path(job.folder, number, n) for n in range(end.pieces)), end]
-                progress.read(file.size)
-                continue
+            if note.stem in notes and (noted := pieces.read_note(note)):
+                end = FileEnd(number, **noted)
+                made = [piece_path(job.folder, number, n) for n in range(end.pieces)]
+                if there.issuperset(made):
+                    yield [*made, end]
+                    progress.read(file.size)
+                    continue
+            note.unlink(missing_ok=True)  # of pieces that were lost
             try:
                 path = self._fetch(file, progress.received)
             except Unavailable as error:
-                yield [FileEnd(number, 0, f"{file.name}: {error}")]
+                yield [FileEnd(number, 0, f"{file.name}: {error}", fetched=False)]
                 continue
             given = path.absolute(), str(path)
             settings = job.corpus.settings
@@ -183,7 +185,7 @@ class Encoder:
             for part in work.parts(progress.read):
                 if isinstance(part, FileEnd):
                     yield [part]
-                elif part.out.name in there:
+                elif part.out in there:
                     yield [part.out]
                 else:
                     yield self._executor.submit(pieces.make, self._orders, part)
@@ -209,6 +211,7 @@ class Encoder:
             if self._settings.strict:
                 raise UserError(end.fault)
             encoded.faults.append(end.fault)
+        encoded.fetched &= end.fetched
         note = job.folder / f"{end.file:05d}.json"
-        if not note.exists():
-            write_text(note, json.dumps({"pieces": end.pieces, "fault": end.fault}))
+        if end.fetched and not note.exists():
+            pieces.write_note(note, {"pieces": end.pieces, "fault": end.fault})

@@ -15,17 +15,39 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_prep.documents.text import BANDS, Contamination, band_keys, clean, problem
+from data_prep.documents.text import BANDS, Contamination, band_keys, problem
 from data_prep.settings import SourceSettings
 from dualpath_cli.errors import UserError
-from dualpath_cli.system import replacing
-from dualpath_cli.text.documents import IDS, document_id, format_of
+from dualpath_cli.system import replacing, write_text
+from dualpath_cli.text.documents import IDS, clean, document_id, format_of
 from dualpath_cli.text.rows import BadRow, OnRead, Rows, UnreadableFile, kind_of, read_rows
 from dualpath_cli.text.tokenizer import Tokenizer
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 _COUNTS = b"counts"
+REJECTED = ".rejected.zst"  # beside a piece: its rejected documents as JSON lines
+SEAL = 32  # bytes at the end of a piece
+
+
+def seal(path: Path, *content: bytes | pa.Buffer) -> bytes:
+    """Returns the sha256 of a content and its place: of a piece request, corpus, file, number."""
+    digest = hashlib.sha256("/".join(path.parts[-3:]).encode())
+    for part in content:
+        digest.update(part)
+    return digest.digest()
+
+
+def write_note(path: Path, content: dict[str, Any]) -> None:
+    """Writes JSON that `read_note` believes."""
+    text = json.dumps(content)
+    write_text(path, f"{text}\n{seal(path, text.encode()).hex()}")
+
+
+def read_note(path: Path) -> dict[str, Any] | None:
+    """Returns the content of a note; None where there is none, or one that was damaged."""
+    text, _, sealed = path.read_bytes().partition(b"\n") if path.exists() else (b"", b"", b"")
+    return json.loads(text) if sealed == seal(path, text).hex().encode() else None
 
 
 @dataclass(frozen=True)
@@ -78,20 +100,35 @@ class Piece:
             bands = np.array(signed, np.uint64).reshape(-1, BANDS)
             columns |= {f"band{n}": pa.array(bands[:, n]) for n in range(BANDS)}
         table = pa.table(columns).replace_schema_metadata({_COUNTS: json.dumps(asdict(counts))})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        content = sink.getvalue()
         # Shared: a worker that was given up, or of a killed run, may still be at work. What such a
         # one makes is not wanted where its folder has gone.
         with (
             replacing(path, shared=True, new_folder=False) as partial,
-            pa.OSFile(str(partial), "wb") as sink,
-            pa.ipc.new_file(sink, table.schema) as writer,
+            partial.open("wb") as file,
         ):
-            writer.write_table(table)
+            file.write(content)
+            file.write(seal(path, content, cls(path)._rejected))
+
+    def is_usable(self) -> bool:
+        """Whether it is as it was written, and for this place; deletes it where it is not."""
+        content = memoryview(self.path.read_bytes())
+        usable = content[-SEAL:] == seal(self.path, content[:-SEAL], self._rejected)
+        if not usable:
+            self.path.unlink()
+        return usable
+
+    @property
+    def _rejected(self) -> bytes:
+        path = self.path.with_suffix(REJECTED)
+        return path.read_bytes() if path.exists() else b""
 
     @cached_property
     def counts(self) -> PieceCounts:
-        with pa.memory_map(str(self.path)) as source:
-            metadata = pa.ipc.open_file(source).schema.metadata
-        return PieceCounts(**json.loads(metadata[_COUNTS]))
+        return PieceCounts(**json.loads(self._file().schema.metadata[_COUNTS]))
 
     @property
     def documents(self) -> int:
@@ -119,12 +156,12 @@ class Piece:
         return column.values.to_numpy(), column.offsets.to_numpy()
 
     def _column(self, name: str) -> pa.Array:
-        with pa.memory_map(str(self.path)) as source:
-            column = pa.ipc.open_file(source).read_all().column(name)
+        column = self._file().read_all().column(name)
         return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
-
-REJECTED = ".rejected.zst"  # beside a piece: its rejected documents as JSON lines
+    def _file(self) -> pa.RecordBatchFileReader:
+        with pa.memory_map(str(self.path)) as source:
+            return pa.ipc.open_file(pa.BufferReader(source.read_buffer(source.size() - SEAL)))
 
 
 @dataclass(frozen=True)
@@ -142,6 +179,7 @@ class FileEnd:
     file: int
     pieces: int
     fault: str | None  # why the file could not be read to its end
+    fetched: bool = True
 
 
 @dataclass(frozen=True)

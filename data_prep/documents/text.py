@@ -1,4 +1,4 @@
-"""A text: cleaned, cut into words, and signed; and the runs of words that evaluation texts have.
+"""A text: cut into words, and signed; and the runs of words that evaluation texts have.
 
 Words are the matches of `\\w+` in the lower case. MinHash: Broder, "On the resemblance and
 containment of documents" (1997); banding as in Leskovec, Rajaraman and Ullman, "Mining of Massive
@@ -8,24 +8,12 @@ Datasets", section 3.4.
 import functools
 import hashlib
 import re
-import unicodedata
 from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
-
-def clean(text: str) -> str:
-    """Returns a text in NFC with "\\n" line ends, without NULs and byte order mark; idempotent."""
-    if "\0" in text:
-        text = text.replace("\0", "")
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    # All byte order marks: two corpora joined may well have written one each.
-    text = text.lstrip("\ufeff")
-    # No `is_normalized` first: `normalize` begins with the same quick check, and where that is
-    # undecided, as in Hindi, the text would be composed twice.
-    return text if text.isascii() else unicodedata.normalize("NFC", text)
+from dualpath_cli.text.documents import clean
 
 
 def problem(text: str, min_chars: int) -> str | None:

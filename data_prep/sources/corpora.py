@@ -17,6 +17,7 @@ from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.system import write_text
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.hub import FIRST_ANSWER_SECONDS, connect, explained, within
+from dualpath_cli.text.rows import is_known, kind_of
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import DatasetInfo, RepoFile
@@ -95,6 +96,7 @@ def _sample(folder: Path) -> InputFile:
 MIRROR = "https://data.commoncrawl.org/"
 FILE_BYTES = 350_000_000  # size of an average file
 FILE_TOKENS = 200_000_000  # tokens in an average file
+LIST_BYTES = 1 << 24  # a list has at most so many, and eight times as many of paths
 
 _DATA = "contrib/Nemotron/Nemotron-CC/data-jsonl/"
 
@@ -122,11 +124,14 @@ def _paths(mirror: str, url: str, folder: Path) -> list[str]:
     from data_prep.download import Downloads, RemoteFile, Unavailable
 
     try:
-        file = Downloads(folder).get(RemoteFile(url, f"{NEMOTRON}/{Path(url).name}"))
+        list_of_files = RemoteFile(url, f"{NEMOTRON}/{Path(url).name}", most=LIST_BYTES)
+        file = Downloads(folder).get(list_of_files)
     except Unavailable as reason:
         raise UserError(f"mirror '{mirror}': {url}: {reason}; {MIRROR} has it") from None
     try:
-        paths = gzip.decompress(file.read_bytes()).decode().split()
+        with gzip.open(file) as content:
+            text = content.read(8 * LIST_BYTES + 1)
+        paths = text.decode().split() if len(text) <= 8 * LIST_BYTES else []
     except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError):
         paths = []
     if not paths or not all(path.startswith(_DATA) for path in paths):
@@ -154,9 +159,6 @@ def _components(path: str) -> list[str]:
     """Returns a path's folders: quality=..., kind=..., kind2=..."""
     return path.removeprefix(_DATA).split("/")[:-1]
 
-
-SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.zstd")
-"""Files of a dataset that can be read."""
 
 SPLIT = "train"
 
@@ -286,13 +288,14 @@ def _of_folder(paths: list[str], dataset: str, config: str | None) -> list[str]:
 
 
 def _readable(paths: list[str], dataset: str, config: str | None) -> list[str]:
-    readable = [path for path in paths if path.endswith(SUFFIXES)]
+    files = [path for path in map(Path, paths) if is_known(path)]
+    readable = [str(path) for path in files if kind_of(path) != ".txt"]
     if not readable:
         others = Counter("".join(PurePosixPath(path).suffixes[-2:]) for path in paths)
         raise UserError(
             f"dataset '{dataset}'"
             + (f", config '{config}'" if config else "")
-            + f": no {', '.join(SUFFIXES)} file to train on; it has "
+            + ": no .parquet, .jsonl or .ndjson file to train on; it has "
             + _list([f"{suffix} ({count:,})" for suffix, count in others.most_common() if suffix])
         )
     return readable

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.system import alone, remove, sync, write_text
+from dualpath_cli.system import alone, read_json, remove, sync, write_text
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.text.tokenizer import TOKENIZER
@@ -54,7 +54,7 @@ class WorkFolder:
 
     def _claim(self) -> None:
         note = self.path / _REQUEST
-        before = json.loads(note.read_text()) if note.exists() else None
+        before = read_json(note, f"delete '{self.path}'") if note.exists() else None
         if before == self._content:
             return
         held = [path for path in self.path.iterdir() if path.name != f"{_REQUEST}.partial"]
@@ -102,7 +102,7 @@ def remove_leftovers(path: Path, out: Path, content: dict[str, Any]) -> None:
     with suppress(OSError):
         path.rmdir()  # it was killed just before doing so: nothing is in it
     note = path / _REQUEST
-    if note.exists() and json.loads(note.read_text()) == content:
+    if note.exists() and read_json(note, f"delete '{path}'") == content:
         # Under its lock: the preparation may be about to do the same.
         with suppress(UserError), WorkFolder(path, content, overwrite=False) as work:
             remove(_replaced(out))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.documents.pieces import Tokens
+from data_prep.documents.pieces import Tokens, read_note, write_note
 from dualpath_cli.system import replacing, write_text
 from dualpath_cli.text.manifest import FORMATS, HEADER, INDEX, StoredFile
 from dualpath_cli.text.storage import sha256_of
@@ -45,8 +45,8 @@ def write_shards(
     litdata's own writer given each chunk as one item. That one holds a chunk several times in
     memory, and importing it costs seconds and half a gigabyte.
 
-    Each finished chunk is noted in `journal`; of those that an interrupted writer noted, the tokens
-    are passed over. Returns the chunks and the sha256 of the index.
+    Each finished chunk is noted in `journal`; of those that an interrupted writer noted, and that
+    are as they were, the tokens are passed over. Returns the chunks and the sha256 of the index.
     """
     folder.mkdir(parents=True, exist_ok=True)
     arrays = iter(stream)
@@ -65,16 +65,16 @@ def write_shards(
     for number, start in enumerate(range(0, total, chunk_tokens)):
         length = min(chunk_tokens, total - start)
         note = journal / f"{number}.json"
-        if note.exists():
+        path, noted = folder / f"chunk-0-{number}.bin", read_note(note)
+        if noted and path.exists() and sha256_of(path) == noted["sha256"]:
             for _ in take(length):
                 pass
+            file = StoredFile(**noted)
         else:
-            size = length * np.dtype(dtype).itemsize
-            file = _write_chunk(folder / f"chunk-0-{number}.bin", take(length), size)
-            write_text(note, json.dumps(asdict(file) | {"tokens": length}))
-        noted = json.loads(note.read_text())
-        lengths.append(noted.pop("tokens"))
-        chunks.append(StoredFile(**noted))
+            file = _write_chunk(path, take(length), length * np.dtype(dtype).itemsize)
+            write_note(note, asdict(file))
+        lengths.append(length)
+        chunks.append(file)
     write_text(folder / INDEX, _index(chunks, lengths, FORMATS[np.dtype(dtype).name]))
     return chunks, sha256_of(folder / INDEX)
 

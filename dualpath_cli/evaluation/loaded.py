@@ -28,6 +28,7 @@ from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.ranges import check_range
 from dualpath_cli.run.trained import find
 from dualpath_cli.run.weights import device_of, load_model
+from dualpath_cli.text.documents import clean
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, collate, document_windows
 from dualpath_cli.training.metrics import LanguageModelLoss
@@ -145,13 +146,13 @@ class LoadedModel:
     def loss(
         self, texts: str | Sequence[str], intervention: Intervention | str | None = None
     ) -> Loss:
-        """The loss of one or more texts, each in windows of the model's length as `validate` cuts.
+        """The loss of one or more texts, cleaned and cut into windows as `validate` does.
 
         Raises:
             UserError: for texts without a token, or an override that the model cannot obey.
         """
         change = self._change(intervention)
-        documents = [texts] if isinstance(texts, str) else texts
+        documents = map(clean, [texts] if isinstance(texts, str) else texts)
         cut, _ = document_windows(documents, self.tokenizer, self.config.max_seq_len)
         windows = Windows(cut)
         if not windows.n_tokens:

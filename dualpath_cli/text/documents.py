@@ -1,15 +1,21 @@
 """Documents of a SOURCE: NAME=PATH or PATH, read as a stream of texts; a PATH may be a glob."""
 
 import glob
+import os
 import re
+import sys
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.text.rows import CODECS, TEXTS, BadRow, OnRead, is_known, kind_of, read_rows
+from dualpath_cli.output import is_first_rank
+from dualpath_cli.text.rows import ENDINGS, BadRow, OnRead, is_known, kind_of, read_rows, suffixes
 
 FORMATS = (
     "a .txt, .md, .jsonl or .parquet file, all but .parquet also as .gz or .zst, a folder of them, "
@@ -89,35 +95,84 @@ def split_name(spec: str) -> tuple[str | None, str]:
 def source_files(source: Source) -> list[Path]:
     """Returns a source's files: the file itself, those below a folder, or those of a glob.
 
-    Of a folder they are the ones whose format is known by their names; where .jsonl or .parquet
-    files are among them, Markdown describes these and is left out.
+    Links are followed, each real file is taken once, and hidden names are left out. Of a folder the
+    files are those whose format is known by their names; where .jsonl or .parquet files are among
+    them, Markdown describes these and is left out. A line on stderr counts what is left out.
     """
-    path = source.path
-    if str(path) != "." and path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and is_known(file))
-        if any(kind_of(file) != ".txt" for file in files):
-            files = [file for file in files if ".md" not in file.suffixes[-2:]]
-        if not files:
-            raise UserError(f"source '{path}': no readable file in the folder; give {FORMATS}")
-        return files
+    path, is_glob = source.path, glob.has_magic(str(source.path))
+    is_folder = str(path) != "." and path.is_dir()
     if path.is_file():
         if not is_known(path):
             raise UserError(f"source '{path}': its format is not known by its name; give {FORMATS}")
         return [path]
-    matches = map(Path, glob.glob(str(path), recursive=True)) if glob.has_magic(str(path)) else ()
-    files = sorted(file for file in matches if file.is_file())
-    if not files and glob.has_magic(str(path)):
+    below = f"{glob.escape(str(path))}/**/"
+    files: dict[str, Path] = {}  # by where they really are
+    left_out: Counter[str] = Counter()
+    for file in sorted(found(f"{below}*" if is_folder else str(path))):
+        if not file.is_file():
+            left_out["no file"] += not file.is_dir()
+        elif is_folder and not is_known(file):
+            left_out["".join(suffixes(file)) or "without suffix"] += 1
+        elif files.setdefault(os.path.realpath(file), file) != file:
+            left_out["linked again"] += 1
+    taken = list(files.values())
+    if is_folder:
+        left_out["hidden"] = sum(1 for _ in found(f"{below}.*"))
+        if any(kind_of(file) != ".txt" for file in taken):
+            taken = [file for file in taken if suffixes(file)[0] != ".md"]
+            left_out[".md"] = len(files) - len(taken)
+    if any(left_out.values()):
+        kinds = (f"{count:,} {kind}" for kind, count in left_out.most_common() if count)
+        _say(f"left out of {path}: {', '.join(kinds)}")
+    if is_folder and not taken:
+        raise UserError(f"source '{path}': no readable file in the folder; give {FORMATS}")
+    if is_glob and not taken:
         raise UserError(f"source '{path}': no file matches this glob, seen from '{Path.cwd()}'")
-    if not files:
+    if not taken:
         raise UserError(f"source '{path}' does not exist; give {FORMATS}{_sibling(path)}")
-    return files
+    return taken
+
+
+def found(pattern: str) -> Iterator[Path]:
+    """Yields the paths of a glob, whose `**` goes through links, but into each real folder once."""
+    head, *tail = re.split(r"(?:^|(?<=/))\*\*(?:/|$)", pattern, maxsplit=1)
+    if not tail:
+        yield from map(Path, glob.glob(pattern))
+    for top in glob.glob(head or ".") if tail else ():
+        seen: set[str] = set()
+        for folder, below, _ in os.walk(top, followlinks=True):
+            real = os.path.realpath(folder)
+            below[:] = sorted(n for n in below if n[0] != "." and real not in seen)
+            if real not in seen:
+                seen.add(real)
+                yield from found(os.path.join(glob.escape(folder), tail[0] or "*"))
+
+
+@cache  # once, however often the files are asked for
+def _say(line: str) -> None:
+    if is_first_rank():
+        print(line, file=sys.stderr)
+
+
+def clean(text: str) -> str:
+    """Returns a text in NFC with "\\n" line ends, without NULs and byte order mark; idempotent."""
+    if "\0" in text:
+        text = text.replace("\0", "")
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    # All byte order marks: two corpora joined may well have written one each.
+    text = text.lstrip("\ufeff")
+    # No `is_normalized` first: `normalize` begins with the same quick check, and where that is
+    # undecided, as in Hindi, the text would be composed twice.
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def read_documents(source: Source, on_read: OnRead = lambda count: None) -> Iterator[str]:
     """Yields the texts of a source one after the other: a text file is one, else a row is one.
 
-    About a megabyte is held at a time. `on_read` is called with bytes read from the disk, before
-    they are decompressed; they add up to the sizes of `source_files`.
+    They are clean: whatever is trained on, scored or looked for is the same text. About a megabyte
+    is held at a time. `on_read` is called with bytes read from the disk, before they are
+    decompressed; they add up to the sizes of `source_files`.
     """
     for path in source_files(source):
         format = format_of(source.name, kind_of(path))
@@ -129,7 +184,7 @@ def read_documents(source: Source, on_read: OnRead = lambda count: None) -> Iter
                     text = format.render(row)
                 except BadRow as problem:
                     raise UserError(f"{rows.place(number)}: {problem}") from None
-                yield text
+                yield clean(text)
 
 
 def _field(name: str) -> Format:
@@ -172,8 +227,9 @@ def stem(path: Path) -> str:
     """Returns a path's name without the endings of known formats; of a glob, its folder's."""
     fixed = takewhile(lambda component: not glob.has_magic(component), path.parts)
     name = (path if path.exists() else Path(*fixed)).resolve().name
-    for suffix in [*CODECS, *TEXTS, ".jsonl", ".parquet"]:
-        name = name.removesuffix(suffix)
+    for suffix in ENDINGS:
+        if name.lower().endswith(suffix):
+            name = name[: -len(suffix)]
     return name
 
 

@@ -14,18 +14,20 @@ import pyarrow.parquet as pq
 from dualpath_cli.errors import UserError, did_you_mean
 
 TEXTS = (".txt", ".md")  # files that are one text
+JSON_LINES = (".jsonl", ".ndjson")
 KINDS = (".txt", ".jsonl", ".parquet")  # kinds of files: one text, a JSON object a line, records
 _NO_VALUE = (ValueError, OverflowError, LookupError, pa.ArrowException)
 """Errors of Arrow for a value that Python cannot hold."""
 OnRead = Callable[[int], None]
 """Called with the number of bytes read from the disk since the last call."""
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}  # Arrow's names, by suffix
+ENDINGS = (*CODECS, *TEXTS, *JSON_LINES, ".parquet")  # of names that say what a file holds
 BUFFER_BYTES = 1 << 20
 
 
 def open_bytes(path: Path, on_read: OnRead) -> io.BufferedReader:
     """Opens a file, decompressed by its name; OSError at a fault comes after all bytes before."""
-    kind = _Decompressed if path.suffix in CODECS else _CountedFile
+    kind = _Decompressed if suffixes(path)[1] else _CountedFile
     return io.BufferedReader(kind(path, on_read), BUFFER_BYTES)
 
 
@@ -51,7 +53,7 @@ class _Decompressed(io.RawIOBase):
 
     def __init__(self, path: Path, on_read: OnRead) -> None:
         self._path = path
-        self._stream = _decompress(path, on_read)
+        self._stream = decompress(path, suffixes(path)[1], on_read)
         self._given = 0
         self._fault: OSError | None = None
 
@@ -76,8 +78,8 @@ class _Decompressed(io.RawIOBase):
 
     def _rest(self) -> bytes:
         """Returns what follows the bytes given out, up to the fault: less than was asked for."""
-        rest = bytearray()
-        with contextlib.suppress(OSError), _decompress(self._path, lambda count: None) as stream:
+        rest, codec = bytearray(), suffixes(self._path)[1]
+        with contextlib.suppress(OSError), decompress(self._path, codec) as stream:
             left = self._given
             while left:
                 left -= len(stream.read(min(left, BUFFER_BYTES)))
@@ -90,11 +92,14 @@ class _Decompressed(io.RawIOBase):
         super().close()
 
 
-def _decompress(path: Path, on_read: OnRead) -> pa.CompressedInputStream:
+def decompress(
+    path: Path, codec: str, on_read: OnRead = lambda count: None
+) -> pa.CompressedInputStream:
+    """Opens the content of a file that is compressed as files are whose names end with `codec`."""
     # Arrow's decompressor, unlike others, reads on across members of a file and raises OSError
     # where a file is cut off.
     file = pa.PythonFile(_CountedFile(path, on_read), mode="r")
-    return pa.CompressedInputStream(file, CODECS[path.suffix])
+    return pa.CompressedInputStream(file, CODECS[codec])
 
 
 class BadRow(ValueError):
@@ -152,20 +157,22 @@ class Rows:
         return self.content[offset].decode("utf-8", errors="backslashreplace").rstrip("\r\n")
 
 
+def suffixes(path: Path) -> tuple[str, str]:
+    """Returns the ending of a file's name and that of its codec, "" without one, in lower case."""
+    name = Path(path.name.lower())
+    return (Path(name.stem).suffix, name.suffix) if name.suffix in CODECS else (name.suffix, "")
+
+
 def is_known(path: Path) -> bool:
     """Whether a file's name says what it holds: `.txt`, `.md` or `.jsonl`, maybe compressed, ..."""
-    return path.suffix == ".parquet" or _inner_suffix(path) in (*TEXTS, ".jsonl")
+    return suffixes(path)[0] in (*TEXTS, *JSON_LINES) or suffixes(path) == (".parquet", "")
 
 
 def kind_of(path: Path) -> str:
     """Returns which of `KINDS` a file is by its name; an unknown one is a text."""
-    if path.suffix == ".parquet":
+    if suffixes(path) == (".parquet", ""):
         return ".parquet"
-    return ".jsonl" if _inner_suffix(path) == ".jsonl" else ".txt"
-
-
-def _inner_suffix(path: Path) -> str:
-    return Path(path.stem).suffix if path.suffix in CODECS else path.suffix
+    return ".jsonl" if suffixes(path)[0] in JSON_LINES else ".txt"
 
 
 def read_rows(
@@ -325,8 +332,10 @@ def _text_object(content: bytes) -> dict[str, Any]:
 
 def _json_object(line: bytes) -> dict[str, Any]:
     try:
+        if b"\0" in line:  # json would take most lines of UTF-16 for rows, but not all of them
+            raise UnicodeError
         row = json.loads(line)
-    except UnicodeDecodeError:
+    except UnicodeError:
         reason = "not UTF-8; convert the file first, e.g. with iconv"
     except json.JSONDecodeError as error:
         place = f"{error.msg} at character {error.pos}"

@@ -1,6 +1,5 @@
 """Checks of a recipe against this machine, its data and its texts. Imports nothing slow."""
 
-import glob
 import os
 from math import ceil
 from operator import attrgetter
@@ -13,7 +12,7 @@ from dualpath_cli.recipe.schedule import check_loops, epochs, micro_batches
 from dualpath_cli.recipe.settings import SECTIONS, Settings
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.system import cores
-from dualpath_cli.text.documents import FORMATS, Source, read_documents
+from dualpath_cli.text.documents import FORMATS, Source, found, read_documents
 from dualpath_cli.text.manifest import Manifest, is_data_folder, readable
 from dualpath_cli.text.rows import is_known
 from dualpath_cli.text.storage import exists, is_remote, local_copy
@@ -132,7 +131,7 @@ def check_validation_sets(settings: Settings, folder: str | Path) -> None:
                         f"{place} was prepared with another tokenizer than the run's; give its "
                         "text instead, or prepare it again"
                     )
-            elif not exists(path) and (is_remote(path) or not glob.glob(path, recursive=True)):
+            elif not exists(path) and (is_remote(path) or not any(found(path))):
                 raise UserError(
                     f"{place}: no such file or prepared data folder; --data.val '{{NAME: PATH}}' "
                     "takes the place of all sets, '{}' leaves them out"

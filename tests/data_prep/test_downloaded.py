@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,15 @@ def test_a_list_that_is_none_is_refused_and_fetched_again(web, tmp_path, content
     assert len(nemotron_files("", web.url, tmp_path)) == len(PATHS)
 
 
+@pytest.mark.parametrize("endless", [random.randbytes(2000), gzip.compress(bytes(9000))])
+def test_a_list_without_an_end_is_refused(web, tmp_path, monkeypatch, endless):
+    monkeypatch.setattr(corpora, "LIST_BYTES", 1000)
+    web.files[LIST] = endless
+    with pytest.raises(UserError, match=r"more than 1,000 bytes|is not a gzipped list"):
+        nemotron_files("", web.url, tmp_path)
+    assert not list(tmp_path.rglob("*.gz*"))
+
+
 @pytest.fixture
 def order(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Paths of the default selection in the order in which they are taken; they are there."""
@@ -130,7 +140,7 @@ def test_a_server_that_stays_away_stops_the_run_and_a_missing_file_is_passed_ove
 ):
     monkeypatch.setattr(download, "ATTEMPTS", 2)
     web.faults[order[1]] = [Fault(503)] * 2
-    del web.files[order[2]]
+    missing = web.files.pop(order[2])
     assert run("out", "--num-files", "3") == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(f"dualpath prepare: failed: {web.url}{order[1]}: 503 ")
@@ -142,6 +152,13 @@ def test_a_server_that_stays_away_stops_the_run_and_a_missing_file_is_passed_ove
     (fault,) = Manifest.read(tmp_path / "out").sources[0].faults
     assert fault.endswith(f"{Path(order[2]).name}: 404 Not Found")
     assert f"warning: nemotron-cc: {fault}" in capsys.readouterr().err
+    assert run("out", "--num-files", "3") == 2
+    assert "lacks what could not be downloaded" in capsys.readouterr().err
+    web.files[order[2]] = missing
+    assert run("out", "--num-files", "3", "--overwrite") == 0
+    assert len(texts_of(tmp_path / "out")) == 60
+    del web.files[order[2]]
+    (tmp_path / "downloads" / "nemotron-cc" / order[2].removeprefix(f"/{ROOT}/")).unlink()
     assert run("strict", "--num-files", "3", "--strict") == 2
     assert "404" in capsys.readouterr().err
 

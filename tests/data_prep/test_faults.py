@@ -66,6 +66,7 @@ FAULTS = [
     Fault("f.jsonl", LINES + b'{"text": "cut', "not JSON", 3, ROW),
     Fault("f.jsonl", b"[1, 2]\n" + LINES, "a JSON list", 3, ROW),
     Fault("f.jsonl", b'{"text": "\xff"}\n' + LINES, "not UTF-8", 3, ROW),
+    Fault("f.jsonl", LINES.decode().encode("utf-16-be"), "not UTF-8", 0, {"unreadable": 3}),
     Fault("f.jsonl", b'{"body": "a"}\n' + LINES, "no field 'text'", 3, ROW),
     Fault("f.jsonl", b'{"text": null}\n' + LINES, "no text", 3, ROW),
     Fault("f.jsonl", b'{"text": "\\ud800"}\n', "surrogate", 0, ROW),

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from data_prep.documents import encoding
 from data_prep.prepare import finished, prepare
 from data_prep.writing.out_folder import finished_remote, upload
 from dualpath_cli.errors import UserError
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
-from tests.data_prep.preparing import write_jsonl
+from tests.data_prep.preparing import contents, write_jsonl
 from tests.manifests import intact, manifest_of, source_count
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "hello hello"]
@@ -102,6 +105,42 @@ def test_unfinished_work_on_something_else_is_kept_unless_it_may_be_discarded(as
         prepare(other)
     other = ask(path, seed=1)
     assert prepare(other, overwrite=True).settings["seed"] == 1
+
+
+def test_unfinished_work_that_was_damaged_is_made_again(ask, out, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "PIECE_BYTES", 100)
+    asked = ask([*(f"text {n} " * 5 for n in range(12)), "", *TEXTS], val_fraction=0.2)
+    partial, kept = tmp_path / "out.partial", tmp_path / "kept"
+
+    def killed(folder: Path) -> None:
+        shutil.copytree(partial, kept)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(asked, extra=killed)
+    prepare(asked)
+    expected = contents(out)
+    kinds: dict[str, list[str]] = {}
+    for name in sorted(contents(kept)):
+        kinds.setdefault(re.sub(r"\d+|orders.*", "", name), []).append(name)
+    kinds.pop("request.json")
+    assert any(len(names) > 1 for names in kinds.values())
+    for first, *others in kinds.values():
+        data = (kept / first).read_bytes()
+        flipped = bytearray(data)
+        flipped[len(data) // 3] ^= 1
+        another = [(kept / name).read_bytes() for name in others[:1]]
+        for damaged in (flipped, data[: len(data) // 2], b"", *another):
+            shutil.rmtree(out)
+            shutil.copytree(kept, partial)
+            (partial / first).write_bytes(damaged)
+            prepare(asked)
+            assert contents(out) == expected, first
+    shutil.copytree(kept, partial)
+    (partial / "request.json").write_bytes(b"{\xff")
+    shutil.rmtree(out)
+    with pytest.raises(UserError, match=r"request.json cannot be read .*; delete '.*out.partial'"):
+        prepare(asked)
 
 
 URL = "s3://bucket/data"

@@ -22,10 +22,10 @@ from data_prep.documents.text import (
     Contamination,
     Words,
     band_keys,
-    clean,
     shingles,
     signature,
 )
+from dualpath_cli.text.documents import clean
 
 
 def words_of(text: str) -> list[str]:

@@ -18,11 +18,12 @@ class Fault:
     """Faults of one answer; none by default."""
 
     status: int | None = None  # answers this instead of the file, with an empty body
-    headers: dict[str, str] = field(default_factory=dict)  # set in place of the usual ones
+    headers: dict[str, str | None] = field(default_factory=dict)  # in place of the usual ones
     cut: int | None = None  # ends the connection after so many bytes of the body
     reset: bool = False  # ends the connection with no answer at all
     silent: float = 0.0  # says nothing for so many seconds
     ranges: bool = True  # whether a Range header is heeded
+    drip: float = 0.0  # sends a byte every so many seconds
     until: threading.Event | None = None  # sends the second half of the body only when this is set
 
 
@@ -120,12 +121,16 @@ class _Handler(BaseHTTPRequestHandler):
             **headers,
             **fault.headers,
         }.items():
-            self.send_header(name, value)
+            if value is not None:
+                self.send_header(name, value)
         self.end_headers()
         half = len(content) // 2 if fault.until else 0
         self.wfile.write(content[:half])
         if fault.until:
-            fault.until.wait(60)
+            fault.until.wait(600)
+        for byte in content if fault.drip else b"":
+            self.wfile.write(bytes([byte]))
+            time.sleep(fault.drip)
         self.wfile.write(content[half : fault.cut])
 
     do_GET = do_POST = do_PUT = _serve  # noqa: N815
@@ -145,8 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def wait_for(condition: Callable[[], T]) -> T:
-    """Waits until a condition holds, a minute at most, and returns what it gave."""
-    deadline = time.monotonic() + 60
+    """Waits until a condition holds, some minutes at most, and returns what it gave."""
+    deadline = time.monotonic() + 300
     while not (found := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -12,9 +12,9 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dualpath_cli.text.documents import Source, parse_source, read_documents
+from dualpath_cli.text.documents import Source, clean, parse_source, read_documents
 
-TEXTS = ["one\ntwo\r\n", "", "é 日本 \U0001f600", "last"]
+TEXTS = ["one\ntwo\n", "", "é 日本 \U0001f600", "last"]
 
 
 def write(path: Path, texts: list[str]) -> Path:
@@ -44,7 +44,7 @@ ONE_TEXT = ["a.txt", "a.txt.gz", "a.txt.zst", "a.md", "a.md.gz"]
 def test_a_row_is_a_document(tmp_path_factory, name, texts):
     source = parse_source(str(write(tmp_path_factory.mktemp("texts") / name, texts)))
     assert source.name == "a"
-    assert list(read_documents(source)) == texts
+    assert list(read_documents(source)) == list(map(clean, texts))
 
 
 @pytest.mark.parametrize("name", ONE_TEXT)
@@ -64,6 +64,37 @@ def test_a_folder_is_all_its_readable_files_in_order_and_markdown_describes_rows
     assert list(read_documents(source)) == ["first", "second", "third"]
     write(tmp_path / "b" / "0.parquet", ["one", "two"])
     assert list(read_documents(source)) == ["one", "two", "second"]
+
+
+def test_a_folder_and_a_glob_take_each_real_file_once_and_say_what_they_leave_out(tmp_path, capsys):
+    folder, elsewhere = tmp_path / "x", tmp_path / "elsewhere"
+    for place in (folder / "b" / ".ipynb_checkpoints", elsewhere):
+        place.mkdir(parents=True)
+    for name in ("a.jsonl", "b/C.JSONL", "b/.ipynb_checkpoints/C.jsonl", "d.ndjson"):
+        write(folder / name, [name])
+    (folder / "._a.jsonl").write_bytes(b"\0\5\x16\7")
+    for name in ("e.md", "f.bz2", "g.BZ2", "h"):
+        (folder / name).write_text(name)
+    write(elsewhere / "i.jsonl.gz", ["behind a link"])
+    (folder / "b" / "link").symlink_to(elsewhere)
+    for name in ("circle", "b/circle", "b/to the other"):
+        (folder / name).symlink_to(folder)
+    (folder / "again.jsonl").symlink_to("d.ndjson")
+    (folder / "gone.jsonl").symlink_to("nowhere")
+    texts = ["a.jsonl", "d.ndjson", "b/C.JSONL", "behind a link"]
+    said = "2 .bz2, 2 hidden, 1 no file, 1 linked again, 1 without suffix, 1 .md"
+    assert list(read_documents(parse_source(str(folder)))) == texts
+    assert capsys.readouterr().err == f"left out of {folder}: {said}\n"
+    assert list(read_documents(parse_source(f"x={folder}/**/*[nN]*"))) == texts
+    assert capsys.readouterr().err == f"left out of {folder}/**/*[nN]*: 1 no file, 1 linked again\n"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a.parquet"])
+def test_every_reader_gets_the_cleaned_text(tmp_path, name):
+    raw = "\ufeffe\u0301t\0e\u0301\r\ntwo\rthree"
+    assert list(read_documents(parse_source(str(write(tmp_path / name, [raw]))))) == [
+        "été\ntwo\nthree"
+    ]
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ try:
     end_with_parent()
 except Terminated:
     sys.exit(143)
-time.sleep(99)
+time.sleep(999)
 """,
 ]
 
@@ -52,11 +52,12 @@ time.sleep(99)
 def by_command(command: list[str]) -> None:
     """Has the first rank, a fork, start the second one by a command."""
     subprocess_script._basic_subprocess_cmd = lambda: command
+    ranks.SILENCE = float("inf")  # on a busy machine the second one takes its time
 
 
 def rank_1_of(first: int) -> int:
     """The process of the second rank, as soon as it is there."""
-    end = time.monotonic() + 40
+    end = time.monotonic() + 200
     while time.monotonic() < end:
         with suppress(OSError):  # another child, which is gone by now
             for child in Path(f"/proc/{first}/task/{first}/children").read_text().split():
@@ -67,7 +68,7 @@ def rank_1_of(first: int) -> int:
 
 
 def is_gone(pid: int) -> bool:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 100
     while Path(f"/proc/{pid}").exists():
         if time.monotonic() > end:
             os.kill(pid, signal.SIGKILL)
@@ -96,7 +97,7 @@ def test_a_signal_while_the_second_rank_starts_leaves_none_and_says_one_line(
     second = rank_1_of(first.pid)
     time.sleep(delay)
     os.kill((first.pid, second)[whose], signum)
-    ended = exit_codes([first], 30)
+    ended = exit_codes([first], 200)
     assert is_gone(second)
     assert ended == [code], log.read_text()
     _, _, after = log.read_text().partition(f"folder  {tmp_path}/runs/tiny/two\n")
@@ -113,7 +114,7 @@ def test_a_process_ends_where_its_parent_has_ended_before_and_nobody_has_waited_
 
 
 def in_a_hurry() -> None:
-    ranks.SILENCE = 0.5
+    ranks.SILENCE = 0.0
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=rare)])
@@ -122,17 +123,17 @@ def test_a_rank_that_does_not_come_is_named_while_it_is_waited_for_and_after_the
 ):
     port = str(find_free_network_port())
     # As the first of its node, each of them speaks.
-    words += ["--trainer.devices", "1", "--trainer.num_nodes", "2", "--run.rank_timeout", "0.03"]
+    words += ["--trainer.devices", "1", "--trainer.num_nodes", "2", "--run.rank_timeout", "0.1"]
     log = tmp_path / "log"
     process = start(
         words, log, in_a_hurry, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, NODE_RANK=str(rank),
         LOCAL_RANK="0",
     )  # fmt: skip
-    codes, said, place = exit_codes([process], 30), log.read_text(), f"127.0.0.1:{port}"
+    codes, said, place = exit_codes([process]), log.read_text(), f"127.0.0.1:{port}"
     assert codes == [1], said
     assert said.splitlines()[-2:] == [
         f"dualpath fit: waiting at {place} for rank {1 - rank} of 2",
-        f"dualpath fit: failed: rank {1 - rank} of 2 did not come to {place} within 0.03 minutes "
+        f"dualpath fit: failed: rank {1 - rank} of 2 did not come to {place} within 0.1 minutes "
         "(run.rank_timeout); the same command continues from the start",
     ]
     assert "frame #" not in said

@@ -185,7 +185,7 @@ def chunk_at(ordered: OrderedBlocks, position: int) -> Path:
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while not path.exists():
         assert time.monotonic() < deadline, f"{path.name} did not come"
         time.sleep(0.01)

@@ -34,6 +34,7 @@ from dualpath_cli.study.routing.readouts import (
     two_digits,
 )
 from dualpath_cli.study.routing.tokens import TOKENS, token_table, token_texts
+from dualpath_cli.text.documents import clean
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, collate, document_windows
 from dualpath_cli.training.launch import StudyLaunch
@@ -53,7 +54,8 @@ def run(launch: StudyLaunch) -> bool:
     if options.text is None:
         return False
     tokenizer = Tokenizer.load(launch.folder / TOKENIZER)
-    ids = tokenizer.encode(options.text)
+    text = clean(options.text)  # as texts in files
+    ids = tokenizer.encode(text)
     if len(ids) >= config.max_seq_len:
         raise UserError(
             f"--text has {len(ids):,} tokens, the model takes {config.max_seq_len - 1:,}; "
@@ -65,7 +67,7 @@ def run(launch: StudyLaunch) -> bool:
     with torch.inference_mode():
         model(torch.tensor([[tokenizer.eot_id, *ids]]), trace=trace)
     values_of = tokenizer.token_values()
-    written = write_page(launch, options.text, model, tokenizer) if options.out is not None else []
+    written = write_page(launch, text, model, tokenizer) if options.out is not None else []
     console = plain_console()
     show(console, [values_of[id] for id in ids], trace, options.layer)
     for name, path in zip(("tokens", "page"), written, strict=False):
