@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from pkgutil import resolve_name
 from textwrap import fill
@@ -13,7 +14,7 @@ from dualpath_cli import __version__
 from dualpath_cli.cli.commands import COMMANDS, Command
 from dualpath_cli.errors import RunFailed, Stopped, UserError, did_you_mean, of_system, one_line
 from dualpath_cli.output import escape_unprintable, to_nobody
-from dualpath_cli.system import Terminated, claim, end_with_parent, ended_by_sigterm
+from dualpath_cli.system import Terminated, claimed, end_with_parent, ended_by_signals
 
 _LINES = [
     fill(f"  {name:17}{command.purpose}", 80, subsequent_indent=" " * 19, break_on_hyphens=False)
@@ -41,8 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else arguments
     escape_unprintable()
-    with ended_by_sigterm():
-        code = _main(words)
+    with ended_by_signals() as came:
+        code = _main(words, came)
     try:
         sys.stdout.flush()
     except OSError as error:  # reported here: Python would print a traceback as it ends
@@ -51,12 +52,14 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
-def _main(words: Sequence[str]) -> int:
+def _main(words: Sequence[str], came: Sequence[BaseException]) -> int:
     first = 2 if " ".join(words[:2]) in COMMANDS else 1  # `prepare inspect` is a command
     name, rest = (" ".join(words[:first]), words[first:]) if words else ("--help", [])
     # Waiting threads must not spin: beside a busy process, spinning ones take each other's cores.
     # OpenMP reads this as torch is imported (docs/fit.md#speed).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # No process that is started from here looks for modules in the working directory.
+    os.environ["PYTHONSAFEPATH"] = "1"
     try:
         end_with_parent()
         if name in ("-h", "--help", "help"):
@@ -68,7 +71,12 @@ def _main(words: Sequence[str]) -> int:
         if name not in COMMANDS:
             hint = did_you_mean(name, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"
             raise UserError(f"no command '{name}'{hint}")
-        return _run(COMMANDS[name], rest)
+        try:
+            return _run(COMMANDS[name], rest)
+        except Exception:
+            if came:  # matplotlib makes a TypeError of a signal
+                raise came[-1] from None
+            raise
     except UserError as error:
         return _end(name, 2, f"error: {error}")
     except RunFailed as failure:
@@ -127,19 +135,21 @@ def _run(command: Command, words: Sequence[str]) -> int:
 
     if command.combine is None or len(line.options.ckpt_path) < 2:
         checked = launch.prepare(line)
-        if out := getattr(checked.options, "out", None):
-            claim(Path(out))
-        code: int = resolve_name(command.run)(checked)
+        out = getattr(checked.options, "out", None)
+        with claimed(Path(out)) if out else nullcontext():
+            code: int = resolve_name(command.run)(checked)
         return code
     launches, out = launch.prepare_several(line)
-    for folder in (out, *(one.options.folder for one in launches)):
-        claim(folder)
-    from dualpath_cli.output.console import plain_console
+    folders = [one.options.folder for one in launches]
+    with ExitStack() as held:
+        for folder in (out, *folders):
+            held.enter_context(claimed(folder))
+        from dualpath_cli.output.console import plain_console
 
-    console = plain_console()
-    for number, one in enumerate(launches, 1):
-        console.print(f"run {number} of {len(launches)}: {one.checkpoint}", highlight=False)
-        resolve_name(command.run)(one)
-    written = resolve_name(command.combine)([one.options.folder for one in launches], out, console)
+        console = plain_console()
+        for number, one in enumerate(launches, 1):
+            console.print(f"run {number} of {len(launches)}: {one.checkpoint}", highlight=False)
+            resolve_name(command.run)(one)
+        written = resolve_name(command.combine)(folders, out, console)
     console.print("\n".join(map(str, written)), highlight=False, soft_wrap=True)
     return 0

@@ -10,7 +10,7 @@ from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders,
 from dualpath_cli.errors import UserError
 from dualpath_cli.own_classes.checks import import_classes
 from dualpath_cli.recipe.options import Average, OwnClasses, folder_of
-from dualpath_cli.system import claim, format_csv, write_texts
+from dualpath_cli.system import claimed, format_csv, write_texts
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def run(options: Compare) -> str:
         named = f"average of {options.average} checkpoints"
         groups = [replace(group, name=f"{group.name}, {named}") for group in groups]
     groups += paper_groups() if options.paper else []
-    claim(out)
-    return "\n".join(map(str, _answer(groups, left_out, out, options.aggregate_only)))
+    with claimed(out):
+        return "\n".join(map(str, _answer(groups, left_out, out, options.aggregate_only)))
 
 
 def _names(option: str, given: Sequence[str]) -> list[str]:
