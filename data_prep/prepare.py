@@ -21,7 +21,7 @@ from data_prep.sources.corpora import Corpus, InputFile
 from data_prep.sources.fetching import on_this_disk
 from data_prep.writing import records
 from data_prep.writing.mix import Pool, Portion, interleave, portions, wanted_tokens
-from data_prep.writing.out_folder import WorkFolder, remove_leftovers, replace
+from data_prep.writing.out_folder import WorkFolder, remove_leftovers
 from data_prep.writing.shards import write_shards
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import Progress, counted
@@ -79,7 +79,7 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
             return None
         raise
     if manifest.request == request.digest:
-        remove_leftovers(_work_path(out.resolve()), out.resolve(), request.content)
+        remove_leftovers(out.resolve(), request.content)
         return manifest
     if overwrite:
         return None
@@ -127,7 +127,7 @@ def prepare(
     may write further files into the folder; `fetch` is needed where files are elsewhere.
     """
     out = request.out.resolve()
-    with WorkFolder(_work_path(out), request.content, overwrite) as work:
+    with WorkFolder(out, request.content, overwrite) as work:
         if manifest := finished(request, overwrite):  # by another process, just before
             work.remove()
             return manifest
@@ -151,13 +151,9 @@ def prepare(
             work.remove()  # there is nothing to continue
             raise
         finished(request, overwrite)  # hours have passed: no other folder is replaced
-        replace(folder, out)
+        work.publish(folder)
         work.remove()
         return manifest
-
-
-def _work_path(out: Path) -> Path:
-    return out.with_name(out.name + ".partial")
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ _MISTAKES = {
     errno.ENOENT: "give one that is there",
     errno.EISDIR: "remove the folder, or give another name",
     errno.ENOTDIR: "a file is where a folder should be; give another path",
-    errno.ELOOP: "its symbolic links go in a circle; remove one",
+    errno.ELOOP: "it is a symbolic link, or links go in a circle; remove it",
     errno.EEXIST: "remove it, or give another name",
 }
 _FAILURES = {

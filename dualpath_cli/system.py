@@ -3,20 +3,22 @@
 import csv
 import ctypes
 import errno
+import fcntl
 import io
 import json
 import os
+import re
+import secrets
 import shutil
 import signal
 import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
-from uuid import uuid4
 
 from dualpath_cli.errors import UserError, is_mistake, of_system
 
@@ -27,6 +29,7 @@ MOST_BYTES = 1 << 30
 """The most bytes of a file that is read at once; the largest are the tables of long runs."""
 FIT = "fit.lock"  # in a run folder, while a fit runs
 OURS = ".dualpath"  # in a folder whose files a command may replace, as it was new or empty
+_RANK = ("LOCAL_RANK", "RANK", "NODE_RANK", "SLURM_PROCID")  # 0 for the first, or not set
 WAY_OUT = "mend it, or move it away: the run continues without it"  # the way out of a damaged table
 
 
@@ -38,21 +41,52 @@ def replacing(path: Path, *, shared: bool = False, new_folder: bool = True) -> I
     """Yields a path beside `path` to write a file to, which then gets the name `path`.
 
     The folder is made where it is missing, if `new_folder`. Where the block raises, `path` stays as
-    it was and the unfinished file is removed. `shared`: others, also on other machines, may write
-    the same file at the same time, so each has a separate unfinished one; the last one to finish
-    wins.
+    it was and the unfinished file is removed. Of several writers the last one to finish wins. Files
+    of killed ones are removed, but where `shared`: locks may not hold between their machines.
     """
-    writer = f".{uuid4().hex}" if shared else ""
-    partial = path.with_name(f"{path.name}{writer}{PARTIAL}")
     if new_folder:
         path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with naming(path):
+    for left in () if shared else unfinished(path):
+        with suppress(OSError), _locked(left):  # which fails where its writer lives
+            left.unlink()
+    partial = _new_name(path)
+    with naming(path), _locked(partial, os.O_CREAT | os.O_EXCL):
+        try:
             yield partial
             sync(partial)
             partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def unfinished(path: Path) -> list[Path]:
+    """What writers of a file or folder left that were killed, or write now."""
+    pattern = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{16}}{re.escape(PARTIAL)}")
+    return [one for one in path.parent.iterdir() if pattern.fullmatch(one.name)]
+
+
+def _new_name(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
+
+
+def no_link(path: str | Path, flags: int) -> int:
+    """Opens a file as os.open does, but follows no link, and waits for no reader of a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+@contextmanager
+def _locked(path: Path, create: int = 0) -> Iterator[None]:
+    """Holds a file, never one that a link leads to; OSError where another process has it."""
+    while True:
+        descriptor = no_link(path, os.O_RDWR | create)
+        try:
+            with suppress(OSError) if create else nullcontext():  # some file systems have no locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if create else fcntl.LOCK_NB))
+            if os.fstat(descriptor).st_nlink:  # else removed before it was locked
+                yield
+                return
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -63,26 +97,35 @@ def replacing_folder(path: Path, check: Callable[[Path], None]) -> Iterator[Path
     killed process left is removed by the next. `check` raises where the folder that is to be
     replaced must stay: it may have got more since.
     """
-    partial, before = (path.with_name(path.name + end + PARTIAL) for end in ("", ".replaced"))
-    with alone(path.with_name(f"{path.name}.lock"), path), naming(path):
-        if before.exists() and not path.exists():  # killed between the two renames
-            before.rename(path)
-        remove(partial)
-        partial.mkdir()
+    with alone(path.with_name(f"{path.name}{OURS}.lock"), path), naming(path):
+        for left in unfinished(path):
+            with suppress(OSError):
+                left.rmdir()  # its writer was killed before it was marked
+            if (left / OURS).is_file():
+                _end_replacing(left, path)
+        work = _new_name(path)
+        new, before = work / "new", work / "before"
+        work.mkdir()
         try:
-            yield partial
-            for file in (*partial.rglob("*"), partial):
+            (work / OURS).touch()  # a folder of that name without it is not removed
+            new.mkdir()
+            yield new
+            for file in (*new.rglob("*"), new):
                 sync(file)
             if path.exists():
-                remove(before)
                 path.rename(before)
                 check(before)
-            partial.rename(path)
-            remove(before)
+            new.rename(path)
         finally:
-            if not path.exists() and before.exists():
-                before.rename(path)
-            remove(partial)
+            _end_replacing(work, path)
+
+
+def _end_replacing(work: Path, path: Path) -> None:
+    """Removes an unfinished folder; the one that was to be replaced gets its name back."""
+    if (work / "before").exists() and not path.exists():  # ended between the two renames
+        (work / "before").rename(path)
+    for one in (work / "new", work / "before", work):  # the mark last
+        remove(one)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -91,10 +134,12 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def claim(folder: Path) -> None:
-    """Marks a new or empty folder as one of ours; UserError for another that has no mark.
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Holds a new or empty folder, or one of ours, while the block writes files into it.
 
-    Ranks may call it at the same time: the mark is there before any other file.
+    UserError for another that has no mark, and where another process holds it. The ranks of one
+    command share it: the first holds it, and the mark is there before any other file.
     """
     held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     mark = folder / OURS
@@ -103,8 +148,9 @@ def claim(folder: Path) -> None:
             f"--out '{folder}' holds '{held[0]}' and is not marked as written by dualpath: give a "
             f"new or empty folder, or `touch {mark}` if its files may be replaced"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    mark.touch()
+    first = all(os.environ.get(name, "0") == "0" for name in _RANK)
+    with alone(mark, folder, keep=True) if first else nullcontext():
+        yield
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
@@ -167,11 +213,12 @@ def _failure_of_disk(error: BaseException, path: Path) -> int | None:
 
 @contextmanager
 def alone(
-    lock: Path, what: Path, way_out: str = "wait for its end", *, wait: bool = False
-) -> Iterator[None]:
+    lock: Path, what: Path, way_out: str = "wait for its end", *, wait: bool = False,
+    keep: bool = False,
+) -> Iterator[None]:  # fmt: skip
     """Holds a lock file while the block runs; UserError if another process writes `what`.
 
-    It is waited for without end, if `wait`.
+    It is waited for without end, if `wait`. The file stays there afterwards, if `keep`.
 
     The lock is the operating system's (flock): it ends with the process, and a file that a killed
     one left locks nothing. Over NFS it holds between machines (Linux; not with local_lock). Where
@@ -197,23 +244,18 @@ def alone(
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)  # whoever opened it before asks again for a new one
+        if not keep:
+            lock.unlink(missing_ok=True)  # whoever opened it before asks again for a new one
         held.release()
 
 
 def is_held(lock: Path) -> bool:
     """Whether a process holds a lock file, as far as the file system knows."""
-    from filelock import FileLock, Timeout
-
-    if not lock.exists():
-        return False
     try:
-        with FileLock(lock, timeout=0, fallback_to_soft=False):
+        with _locked(lock):
             return False
-    except Timeout:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
 
 
 # Read, whoever wrote what lies there
@@ -347,23 +389,34 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Raises Terminated where SIGTERM would end the process without a word."""
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield  # somebody else has a use for it
-        return
+def ended_by_signals() -> Iterator[list[KeyboardInterrupt]]:
+    """Raises Terminated where SIGTERM would end the process without a word.
+
+    Yields what this and Ctrl-C have raised: a library may make another exception of it.
+    """
+    came: list[KeyboardInterrupt] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        # Once: a parent of several threads sends it for each of them that ends.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Terminated
+        if number == signal.SIGTERM:  # once: a parent of several threads sends one for each
+            signal.signal(number, signal.SIG_IGN)
+        came.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
+        raise came[-1]
 
-    signal.signal(signal.SIGTERM, end)
+    before: dict[int, Any] = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    if threading.current_thread() is not threading.main_thread():
+        before = {}
+    # Somebody else may have a use for one.
+    taken = [number for number, usual in before.items() if signal.getsignal(number) is usual]
     try:
-        yield
+        for number in taken:
+            signal.signal(number, end)
+        yield came
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in taken:
+            signal.signal(number, before[number])
 
 
 @contextmanager

@@ -12,9 +12,22 @@ import pytest
 import torch
 
 from dualpath_cli import system
+from dualpath_cli.cli import launch
+from dualpath_cli.cli.main import main
 from dualpath_cli.errors import UserError
-from dualpath_cli.system import FIT, alone, is_held, naming, replacing, replacing_folder, write_text
+from dualpath_cli.system import (
+    FIT,
+    alone,
+    claimed,
+    is_held,
+    naming,
+    replacing,
+    replacing_folder,
+    write_text,
+)
+from tests.data_prep.preparing import write_jsonl
 from tests.processes import SERVER, start
+from tests.sweep.conftest import write_recipe
 from tests.tiny_run import SEQ_LEN, rows
 
 
@@ -105,17 +118,127 @@ def killed(folder: Path, moment: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
 
         def dying(path: Path, target: Path) -> Path:
-            if moment == path.suffix:
+            if moment == path.name:
                 raise KeyboardInterrupt
             return rename(path, target)
 
         patch.setattr(Path, "rename", dying)
-        patch.setattr(system, "remove", lambda path: None)  # nor does it tidy up
+        patch.setattr(system, "_end_replacing", lambda *_: None)  # nor does it tidy up
         with pytest.raises(KeyboardInterrupt), replacing_folder(folder, lambda before: None) as new:
             (new / "text").write_text("after")
 
 
-@pytest.mark.parametrize("moment", ["", ".partial"])
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder"])
+@pytest.mark.parametrize("name", ["x.partial", "x.replaced.partial", "x.lock"])
+def test_what_others_have_beside_a_file_or_folder_is_neither_opened_nor_deleted(
+    name, kind, tmp_path
+):
+    precious, strange = tmp_path / "precious", tmp_path / name
+    precious.write_text("years of work")
+    if kind == "link":
+        strange.symlink_to(precious)
+    elif kind == "hard link":
+        strange.hardlink_to(precious)
+    elif kind == "pipe":
+        os.mkfifo(strange)
+    else:
+        strange.mkdir()
+        (strange / "thesis.tex").write_text("mine")
+    before = strange.lstat()
+    write_text(tmp_path / "x", "new")
+    assert (tmp_path / "x").read_text() == "new"
+    (tmp_path / "x").unlink()
+    for _ in range(2):
+        with replacing_folder(tmp_path / "x", lambda before: None) as new:
+            (new / "text").write_text("new")
+    assert precious.read_text() == "years of work"
+    assert strange.lstat() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"x", name, "precious"}
+
+
+def die_half_way(path: Path) -> None:
+    with replacing(path) as partial:
+        partial.write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_unfinished_file_of_a_killed_writer_is_removed_and_that_of_a_living_one_stays(tmp_path):
+    path = tmp_path / "table.csv"
+    process = SERVER.Process(target=die_half_way, args=(path,))
+    process.start()
+    process.join()
+    (left,) = tmp_path.iterdir()
+    with replacing(path) as partial:
+        assert not left.exists()
+        partial.write_text("the last to finish")
+        write_text(path, "the first")
+        assert path.read_text() == "the first"
+    assert path.read_text() == "the last to finish"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_a_command_fills_is_refused_to_another_but_not_to_its_ranks(
+    tmp_path, monkeypatch
+):
+    out = tmp_path / "comparison"
+    with claimed(out):
+        said = f"'{out}' is being written by another process"
+        with pytest.raises(UserError, match=said), claimed(out):
+            pass
+        monkeypatch.setenv("RANK", "1")
+        with claimed(out):
+            pass
+        monkeypatch.delenv("RANK")
+    with claimed(out):
+        pass
+
+
+@pytest.mark.parametrize("command", ["prepare", "sweep"])
+def test_children_look_for_no_modules_in_the_working_directory(
+    command, small, tmp_path, monkeypatch, capsys
+):
+    """Those of a pool, which multiprocessing starts, and those that are commands themselves."""
+    received = tmp_path / "received"
+    received.mkdir()
+    for name in ("jsonargparse", "socket"):
+        (received / f"{name}.py").write_text("open(__file__ + '.ran', 'w'); raise ImportError")
+    monkeypatch.chdir(received)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    if command == "prepare":
+        source = write_jsonl(tmp_path / "a.jsonl", ["hello"])
+        small.save(tmp_path)
+        words = f"--source {source} --tokenizer {tmp_path} --workers 2 --val-fraction 0"
+    else:
+        monkeypatch.setattr(launch, "to_train", lambda *_: None)  # there are no data
+        words = f"--config {write_recipe(tmp_path)} --yes --budget 100K --alphas 50 --loops 2"
+        words += " --controls none --seeds 1 --tflops 0.01"
+    code = main([command, *words.split(), "--out", str(tmp_path / "out")])
+    assert not list(received.glob("*.ran"))
+    said = capsys.readouterr().err
+    assert code == (0 if command == "prepare" else 1), said
+    assert command == "prepare" or "dualpath fit: error: data folder" in said, "the only run begins"
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
+def test_a_signal_that_a_library_makes_another_exception_of_is_still_the_end(
+    sent, code, monkeypatch, capsys
+):
+    def draw(options: object) -> None:  # as matplotlib, whose transforms are in C++
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), sent)
+            time.sleep(10)
+        raise TypeError("affine_transform(): incompatible function arguments")
+
+    monkeypatch.setattr("dualpath_cli.flops.command.run", draw)
+    assert main(["flops", "--budget", "80M"]) == code
+    how = "interrupted" if sent == signal.SIGINT else "stopped by SIGTERM"
+    assert capsys.readouterr().out == f"dualpath flops: {how}\n"
+
+
+@pytest.mark.parametrize("moment", ["folder", "new"])
 def test_a_folder_is_the_one_before_or_the_one_after_whenever_its_writer_is_killed(
     moment, tmp_path
 ):

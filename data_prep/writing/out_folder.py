@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.system import alone, read_json, remove, sync, write_text
+from dualpath_cli.system import OURS, alone, read_json, remove, sync, unfinished, write_text
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.text.tokenizer import TOKENIZER
 
-_REQUEST = "request.json"
+_REQUEST, _REPLACED = "request.json", "replaced"
 
 
 class WorkFolder:
-    """A folder that one process uses at a time, and the next one after it; a context manager."""
+    """OUT.partial, which one process uses at a time, and the next after it; a context manager."""
 
-    def __init__(self, path: Path, content: dict[str, Any], overwrite: bool) -> None:
+    def __init__(self, out: Path, content: dict[str, Any], overwrite: bool) -> None:
         """`content` identifies the preparation; files made for another are not used."""
-        self.path = path
+        self.path = out.with_name(f"{out.name}.partial")
+        self._out = out
         self._content = content
         self._overwrite = overwrite
 
@@ -43,6 +44,14 @@ class WorkFolder:
                 remove(path)
         remove(self.path)
 
+    def publish(self, folder: Path) -> None:
+        """Gives a finished folder its name; the one before goes with this folder."""
+        if self._out.exists():  # a folder cannot be replaced in one step as a file can
+            remove(self.path / _REPLACED)
+            self._out.rename(self.path / _REPLACED)
+        folder.rename(self._out)
+        sync(self._out.parent)
+
     def _make(self, folder: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -54,14 +63,16 @@ class WorkFolder:
 
     def _claim(self) -> None:
         note = self.path / _REQUEST
-        before = read_json(note, f"delete '{self.path}'") if note.exists() else None
-        if before == self._content:
-            return
-        held = [path for path in self.path.iterdir() if path.name != f"{_REQUEST}.partial"]
-        if held and before is None:
+        before = _noted(self.path)
+        held = set(self.path.iterdir()) - set(unfinished(note))
+        if held and (before is None or before.keys() != self._content.keys()):
             raise UserError(
                 f"'{self.path}' is wanted for unfinished work and holds something else; move it"
             )
+        if (old := self.path / _REPLACED).exists() and not self._out.exists():
+            old.rename(self._out)  # it was killed between the two renames
+        if before == self._content:
+            return
         if before is not None and not self._overwrite:
             raise UserError(
                 f"'{self.path}' holds an unfinished preparation of something else "
@@ -72,6 +83,13 @@ class WorkFolder:
             if path != note:
                 remove(path)
         write_text(note, json.dumps(self._content, indent=1))
+
+
+def _noted(path: Path) -> dict[str, Any] | None:
+    """The content of the preparation that a folder is of, if it is one's."""
+    with suppress(UserError):  # somebody else's file of that name
+        return read_json(path / _REQUEST)
+    return None
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
@@ -86,38 +104,22 @@ def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     return "other settings"
 
 
-def replace(folder: Path, out: Path) -> None:
-    """Gives a finished folder its name; a folder cannot be replaced in one step as a file can."""
-    old = _replaced(out)
-    if out.exists():
-        remove(old)
-        out.rename(old)
-    folder.rename(out)
-    sync(out.parent)
-    remove(old)
-
-
-def remove_leftovers(path: Path, out: Path, content: dict[str, Any]) -> None:
+def remove_leftovers(out: Path, content: dict[str, Any]) -> None:
     """Deletes what a preparation left that was killed after its folder got its name."""
+    work = WorkFolder(out, content, overwrite=False)
     with suppress(OSError):
-        path.rmdir()  # it was killed just before doing so: nothing is in it
-    note = path / _REQUEST
-    if note.exists() and read_json(note, f"delete '{path}'") == content:
+        work.path.rmdir()  # it was killed just before doing so: nothing is in it
+    if _noted(work.path) == content:
         # Under its lock: the preparation may be about to do the same.
-        with suppress(UserError), WorkFolder(path, content, overwrite=False) as work:
-            remove(_replaced(out))
+        with suppress(UserError), work:
             work.remove()
-    elif _lock(path).exists():
-        with suppress(UserError, OSError), alone(_lock(path), path):
+    elif _lock(work.path).exists():
+        with suppress(UserError, OSError), alone(_lock(work.path), work.path):
             pass  # which removes it
 
 
 def _lock(path: Path) -> Path:
-    return path.with_name(f"{path.name}.lock")
-
-
-def _replaced(out: Path) -> Path:
-    return out.with_name(f".{out.name}.replaced")
+    return path.with_name(f"{path.name}{OURS}.lock")
 
 
 LAST = (INDEX, TOKENIZER, MANIFEST)  # files that are uploaded last, in this order

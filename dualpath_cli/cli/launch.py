@@ -17,7 +17,6 @@ from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.recipe.settings import CLASSES, Settings
 from dualpath_cli.run.run_folder import read_recipe
 from dualpath_cli.run.trained import averaged, find_run
-from dualpath_cli.system import claim
 from dualpath_cli.training.checks import check_validation_sets, verify_data
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch, to_train
 
@@ -42,7 +41,7 @@ def training(words: Words) -> tuple[TrainingLaunch, Line]:
 
 
 def study(words: Words) -> tuple[StudyLaunch, Line]:
-    """The trained run that a command reads, whose folder for results is made ours.
+    """The trained run that a command reads.
 
     Raises UserError for the first mistake.
     """
@@ -59,8 +58,6 @@ def study(words: Words) -> tuple[StudyLaunch, Line]:
     options.check(settings)
     check_validation_sets(settings, run.folder)
     verify_data(settings, training=False)
-    if out := getattr(options, "out", None):
-        claim(Path(out))
     return StudyLaunch(settings, run, options), line
 
 

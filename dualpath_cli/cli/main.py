@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pkgutil import resolve_name
 from textwrap import fill
 from typing import TextIO
@@ -12,7 +13,7 @@ from dualpath_cli import __version__
 from dualpath_cli.cli.commands import COMMANDS, Command
 from dualpath_cli.errors import RunFailed, Stopped, UserError, did_you_mean, of_system, one_line
 from dualpath_cli.output import escape_unprintable, to_nobody
-from dualpath_cli.system import Terminated, end_with_parent, ended_by_sigterm
+from dualpath_cli.system import Terminated, claimed, end_with_parent, ended_by_signals
 
 _LINES = [
     fill(f"  {name:17}{command.purpose}", 80, subsequent_indent=" " * 19, break_on_hyphens=False)
@@ -40,8 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else arguments
     escape_unprintable()
-    with ended_by_sigterm():
-        code = _main(words)
+    with ended_by_signals() as came:
+        code = _main(words, came)
     try:
         sys.stdout.flush()
     except OSError as error:  # reported here: Python would print a traceback as it ends
@@ -50,12 +51,14 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
-def _main(words: Sequence[str]) -> int:
+def _main(words: Sequence[str], came: Sequence[BaseException]) -> int:
     first = 2 if " ".join(words[:2]) in COMMANDS else 1  # `prepare inspect` is a command
     name, rest = (" ".join(words[:first]), words[first:]) if words else ("--help", [])
     # Waiting threads must not spin: beside a busy process, spinning ones take each other's cores.
     # OpenMP reads this as torch is imported (docs/fit.md#speed).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # No process that is started from here looks for modules in the working directory.
+    os.environ["PYTHONSAFEPATH"] = "1"
     try:
         end_with_parent()
         if name in ("-h", "--help", "help"):
@@ -67,7 +70,12 @@ def _main(words: Sequence[str]) -> int:
         if name not in COMMANDS:
             hint = did_you_mean(name, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"
             raise UserError(f"no command '{name}'{hint}")
-        return _run(COMMANDS[name], rest)
+        try:
+            return _run(COMMANDS[name], rest)
+        except Exception:
+            if came:  # matplotlib makes a TypeError of a signal
+                raise came[-1] from None
+            raise
     except UserError as error:
         return _end(name, 2, f"error: {error}" if str(error) else "")
     except RunFailed as failure:
@@ -124,6 +132,8 @@ def _run(command: Command, words: Sequence[str]) -> int:
             print(answer)
         return 0
     launch, line = resolve_name(command.launch)(found)
-    if not (command.alone and resolve_name(command.alone)(launch)):
-        resolve_name(command.run)(command, launch, line.of_classes)
+    out = getattr(launch, "out", None)
+    with claimed(out) if out else nullcontext():
+        if not (command.alone and resolve_name(command.alone)(launch)):
+            resolve_name(command.run)(command, launch, line.of_classes)
     return 0

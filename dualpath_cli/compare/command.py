@@ -12,7 +12,7 @@ from dualpath_cli.compare.tables import Difference, differences_of
 from dualpath_cli.errors import UserError
 from dualpath_cli.own_classes.checks import import_classes
 from dualpath_cli.recipe.options import Average, OwnClasses, folder_of
-from dualpath_cli.system import claim, format_csv, write_texts
+from dualpath_cli.system import claimed, format_csv, write_texts
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ def run(options: Compare) -> str:
     if options.average > 1:
         named = f"average of {options.average} checkpoints"
         groups = [replace(group, name=f"{group.name}, {named}") for group in groups]
-    claim(out)
     rows = differences_of(groups, aggregate_only=options.aggregate_only, margin=options.margin)
-    return "\n".join(map(str, _answer(groups, rows, left_out, out)))
+    with claimed(out):
+        return "\n".join(map(str, _answer(groups, rows, left_out, out)))
 
 
 def _names(option: str, given: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ Prompts are words, rows of a file, a whole text, or none.
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from dualpath_cli.recipe.options import (
     read_overrides,
 )
 from dualpath_cli.run.trained import Trained, find
+from dualpath_cli.system import replacing
 from dualpath_cli.text.documents import format_of
 from dualpath_cli.text.rows import BadRow, kind_of, read_rows
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -224,6 +226,5 @@ def _check_writable(out: str) -> None:
     if path.exists():
         raise UserError(f"--out '{out}' is there already; remove it, or give another name")
     folder_of("--out", path.parent).mkdir(parents=True, exist_ok=True)
-    probe = path.with_name(f"{path.name}.partial")  # refused now, not once the texts are there
-    probe.touch()
-    probe.unlink()
+    with suppress(LookupError), replacing(path):  # refused now, not once the texts are there
+        raise LookupError

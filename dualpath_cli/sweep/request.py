@@ -17,7 +17,7 @@ from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import SECTIONS
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers
 from dualpath_cli.sweep.cells import CONTROLS, Wanted
-from dualpath_cli.system import PARTIAL
+from dualpath_cli.system import unfinished
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -130,10 +130,12 @@ def _check_own(out: Path) -> None:
         begun = (folder / RECIPE).is_file() and (folder / VERSIONS).is_file()
         if begun or complete_checkpoints(folder):
             raise UserError(f"--out {out}: '{folder}' is the folder of a run; {another}")
-    held = {path.name for path in here.iterdir()} if here.is_dir() else set()
-    others = held - {LOCK, f"{SWEEP}{PARTIAL}"}  # which a sweep writes before all else
+    # A sweep locks the folder, and writes the file that it is known by, before all else.
+    first = [here / LOCK, *unfinished(here / SWEEP)] if here.is_dir() else []
+    others = {*here.iterdir()}.difference(first) if here.is_dir() else set()
     if others and not _is_sweep(here):
-        raise UserError(f"--out {out} holds '{min(others)}', but no {SWEEP} of a sweep; {another}")
+        held = min(others).name
+        raise UserError(f"--out {out} holds '{held}', but no {SWEEP} of a sweep; {another}")
 
 
 def _is_sweep(folder: Path) -> bool:

@@ -17,7 +17,7 @@ from rich.console import Console
 from dualpath_cli.errors import RunFailed, Stopped, UserError
 from dualpath_cli.output.console import duration
 from dualpath_cli.sweep.runs import Run
-from dualpath_cli.system import cores, of_children, visible_gpus, write_text
+from dualpath_cli.system import cores, no_link, of_children, visible_gpus, write_text
 
 POLL = 0.5  # seconds between two looks at the processes
 
@@ -182,7 +182,7 @@ def start(run: Run, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
     stops by itself, with a checkpoint, where the sweep is killed.
     """
     run.log.parent.mkdir(parents=True, exist_ok=True)
-    with run.log.open("ab") as log, of_children():
+    with open(run.log, "ab", opener=no_link) as log, of_children():
         return subprocess.Popen(
             command_of(run), env=environment(run, slot, jobs), stdin=subprocess.DEVNULL,
             stdout=log, stderr=subprocess.STDOUT, start_new_session=True,

@@ -84,9 +84,9 @@ def sha256_of(location: str | Path) -> str:
 def download(url: str, path: Path, sha256: str) -> None:
     """Copies an object to a path, complete or not at all; waits for a store for a minute."""
     bucket, key = _split(url)
-    with replacing(path, shared=True) as partial:
-        with _one_line(url):
-            _client(attempts=10).download_file(bucket, key, str(partial))
+    with replacing(path) as partial:
+        with _one_line(url), partial.open("wb") as file:
+            _client(attempts=10).download_fileobj(bucket, key, file)
         if sha256_of(partial) != sha256:
             raise UserError(f"{url}: changed since it was prepared (its sha256 differs)")
 

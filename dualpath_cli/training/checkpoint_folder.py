@@ -42,7 +42,7 @@ class SafetensorsIO(CheckpointIO):
         try:
             write(dict(checkpoint), Path(path), alone=True)
             return
-        except (OSError, RuntimeError, CheckpointException):
+        except (OSError, RuntimeError):
             remove(Path(path))
             time.sleep(RETRY)
         write(checkpoint, Path(path), alone=True)
@@ -57,7 +57,7 @@ class SafetensorsIO(CheckpointIO):
 def write(checkpoint: dict[str, Any], folder: Path, alone: bool) -> None:
     """Writes what `trainer.save_checkpoint` gives, its `tensors` by all ranks but where `alone`.
 
-    Raises OSError for a full disk, and CheckpointException on all ranks for what fails on one.
+    Raises OSError for a full disk, else RuntimeError, on all ranks for what fails on one.
     """
     tensors: dict[str, torch.Tensor] = checkpoint.pop("tensors")
     with naming(folder):
@@ -72,7 +72,13 @@ def write(checkpoint: dict[str, Any], folder: Path, alone: bool) -> None:
             for name, unit in zip(tensors, units, strict=True)
         }
         writer = dcp.HuggingFaceStorageWriter(str(folder), files, save_distributed=True)
-        dcp.save(tensors, storage_writer=writer, no_dist=alone)
+        try:
+            dcp.save(tensors, storage_writer=writer, no_dist=alone)
+        except CheckpointException as error:  # which says neither what failed nor where
+            cause, _ = next(iter(error.failures.values()))
+            if isinstance(cause, OSError | RuntimeError):
+                raise cause from None
+            raise RuntimeError(f"{type(cause).__name__}: {cause}") from None
 
 
 def read(folder: Path) -> dict[str, Any]:

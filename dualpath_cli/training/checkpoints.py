@@ -12,7 +12,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
 
 from dualpath_cli.errors import NumbersFailed, RunFailed
 from dualpath_cli.recipe.settings import RunSettings
@@ -48,7 +47,7 @@ class Checkpoints(EachStep):
         """Clears what an interrupted save left behind."""
         if trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for stale in self.folder.glob(f"*{PARTIAL}"):
+            for stale in self.folder.glob(f"step-*{PARTIAL}"):
                 remove(stale)
         trainer.strategy.barrier("cleared partial checkpoints")
 
@@ -95,7 +94,7 @@ class Checkpoints(EachStep):
         partial = final.with_name(final.name + PARTIAL)
         try:
             trainer.save_checkpoint(partial)
-        except (OSError, RuntimeError, CheckpointException) as error:
+        except (OSError, RuntimeError) as error:
             remove(partial)
             if lost_contact(error):
                 raise  # it is not the disk that failed

@@ -1,10 +1,10 @@
 """`dualpath fit`: trains to the token budget, from the newest checkpoint where there is one."""
 
 import re
-import shutil
 import signal
 import uuid
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
@@ -104,8 +104,8 @@ def _train(
         keep_sources(folder, launch.settings.model)
         write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
         for name in TABLES if launch.trunk else ():  # training drops the rows that are too late
-            with suppress(FileNotFoundError):
-                shutil.copyfile(f"{launch.trunk}/{name}", folder / name)
+            if (table := Path(f"{launch.trunk}/{name}")).exists():
+                write_text(folder / name, read_text(table))
         begin_wandb(trainer, folder)
     path = None if checkpoint is None else str(checkpoint)
     try:

@@ -69,6 +69,12 @@ class StudyLaunch:
     def step(self) -> int:
         return self.run.step
 
+    @property
+    def out(self) -> Path | None:
+        """The folder of the command's results, if there is one."""
+        out = getattr(self.options, "out", None)
+        return None if out is None else Path(out)
+
 
 def to_train(
     settings: Settings, start: str | None = None, new_data: bool = False

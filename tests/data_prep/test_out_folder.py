@@ -95,6 +95,41 @@ def test_unfinished_work_of_another_purpose_is_never_discarded(ask, tmp_path):
     assert (tmp_path / "out.partial" / "thesis.tex").exists()
 
 
+def test_a_strangers_request_beside_other_files_is_no_unfinished_work(ask, tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "request.json").write_text('{"url": "https://example.org"}')
+    (tmp_path / "out.partial" / "thesis.tex").write_text("mine")
+    with pytest.raises(UserError, match="holds something else; move it"):
+        prepare(ask(TEXTS), overwrite=True)
+    assert (tmp_path / "out.partial" / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize("killed", ["out", "finished"])
+def test_data_that_are_replaced_are_not_lost_at_a_kill_nor_is_a_folder_beside_them(
+    killed, ask, out, tmp_path, monkeypatch
+):
+    beside = tmp_path / ".out.replaced" / "thesis.tex"
+    beside.parent.mkdir()
+    beside.write_text("mine")
+    before, rename = prepare(ask(TEXTS)), Path.rename
+
+    def dying(path: Path, target: Path) -> Path:
+        if path.name == killed:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", dying)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(ask(TEXTS, seed=1), overwrite=True)
+    with pytest.raises(UserError, match="--overwrite"):
+        prepare(ask(TEXTS, seed=2))
+    assert intact(before, out)
+    assert intact(prepare(ask(TEXTS, seed=1), overwrite=True), out)
+    assert beside.read_text() == "mine"
+    assert not (tmp_path / "out.partial").exists()
+
+
 def test_unfinished_work_on_something_else_is_kept_unless_it_may_be_discarded(ask, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "hello"}\n{"text": 1}\n')

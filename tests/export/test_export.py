@@ -69,7 +69,7 @@ def test_an_export_holds_its_unfinished_folder_and_removes_it_unless_it_is_kille
 ):
     run, out = trained(), tmp_path / "exports" / "hf"
     process = start(words(run, out), tmp_path / "log", write_without_end)
-    while not (unfinished := list(out.parent.glob("*.partial/config.json"))):
+    while not (unfinished := list(out.parent.glob("*.partial/new/config.json"))):
         assert process.is_alive(), (tmp_path / "log").read_text()
         time.sleep(0.01)
     assert f"'{out}' is being written by another process; wait" in said(*words(run, out))

@@ -226,7 +226,7 @@ def test_a_folder_of_something_else_is_refused_before_anything_is_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("left", [[], ["sweep.lock", "sweep.yaml.partial"]])
+@pytest.mark.parametrize("left", [[], ["sweep.lock", f"sweep.yaml.{'0' * 16}.partial"]])
 def test_a_sweep_that_was_killed_as_it_began_goes_on_also_beside_the_recipe(left, words, tmp_path):
     (tmp_path / "recipe.yaml").write_text("model: {}\n")  # of the user's own, in no run
     (tmp_path / "sweep").mkdir()

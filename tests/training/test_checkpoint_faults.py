@@ -228,7 +228,8 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_once_more(
         if "step-00000004" in str(storage_writer.path) and left[0]:
             left[0] -= 1
             Path(storage_writer.path, "x.safetensors").write_bytes(b"half")
-            raise OSError(28, "No space left on device")
+            said = OSError(28, "No space left on device"), None
+            raise dcp.api.CheckpointException("write", {0: said})  # type: ignore[dict-item]
         save(tensors, storage_writer=storage_writer, no_dist=no_dist)
 
     monkeypatch.setattr(dcp, "save", full)
@@ -242,7 +243,7 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_once_more(
     if code:
         error = capsys.readouterr().err
         assert error.startswith("dualpath fit: failed: checkpoint '")
-        assert "No space left on device" in error
+        assert "could not be written: [Errno 28] No space left on device: " in error
         assert error.endswith("; the same command continues from step 2\n")
     monkeypatch.undo()
     assert rows(fit(run={"name": "full"}) / "metrics.csv") == rows(whole / "metrics.csv")

@@ -11,6 +11,7 @@ import shutil
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.text.manifest import MANIFEST
 from dualpath_cli.text.tokenizer import TOKENIZER
 from dualpath_cli.training import checkpoints
+from dualpath_cli.training.data import data_module
 from dualpath_cli.training.data.data_module import loading_fault
 from tests.faulty_data import (
     CHANGED,
@@ -184,6 +186,14 @@ LATER = {
     "changed in place": (flip, "first", CHUNK + CHANGED),
     "replaced": (replace_flipped, "first", CHUNK + CHANGED),
 }
+
+
+def test_too_little_shared_memory_for_loader_processes_is_refused(refused, monkeypatch):
+    usage = SimpleNamespace(total=1 << 16, free=1 << 16)
+    monkeypatch.setattr(data_module.shutil, "disk_usage", lambda place: usage)
+    said = refused(data={"workers": 1})
+    assert "/dev/shm has 0.07 MB for a rank, and data.workers=1 takes 0.0" in said
+    assert said.endswith("; give it more (docker run --shm-size 1g), or data.workers=0\n")
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -20,7 +20,7 @@ from filelock import FileLock
 from torch.utils.data import Dataset
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.system import PARTIAL, replacing
+from dualpath_cli.system import replacing
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import AGAIN, HEADER, INDEX, MANIFEST, Manifest, readable
 from dualpath_cli.text.verification import Chunks
@@ -101,8 +101,6 @@ class ChunkCache:
             return
         with FileLock(f"{path}.lock"):
             if not path.exists():
-                for stale in self.folder.glob(f"{name}.*{PARTIAL}"):  # of a process that was killed
-                    stale.unlink(missing_ok=True)
                 storage.download(f"{self.url}/{name}", path, self._sha256[name])
 
     def move_on(self, name: str, then: str) -> None:

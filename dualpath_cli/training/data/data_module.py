@@ -1,6 +1,7 @@
 """DualPathDataModule: the training stream from litdata shards, and named validation sets."""
 
 import re
+import shutil
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -83,6 +84,8 @@ class DualPathDataModule(LightningDataModule):
         verify = self.settings.verify != "never"
         blocks = Blocks(self.settings.path, self.seq_len + 1, verify=verify)
         ranks, steps = self.trainer.world_size, self.trainer.max_steps
+        batch, nodes = self.micro_batch * (self.seq_len + 1) * 8, self.trainer.num_nodes
+        _check_shared_memory(self.settings.workers, batch, ranks // nodes)
         own = MicroBatches(
             start=self.trainer.global_step, stop=steps, origin=self.data_since,
             sequences=ranks * self.micro_batch * self.trainer.accumulate_grad_batches,
@@ -138,6 +141,21 @@ class DualPathDataModule(LightningDataModule):
         ranks, rank = self.trainer.world_size, self.trainer.global_rank
         own = [list(places[rank::ranks]) for places in self.batches(windows)]
         return DataLoader(windows, batch_sampler=own, collate_fn=collate)
+
+
+def _check_shared_memory(workers: int, batch: int, ranks: int) -> None:
+    """UserError where the batches, in bytes, of a machine's ranks have no room: none would come."""
+    place = Path("/dev/shm")
+    if not workers or not place.is_dir():
+        return
+    usage = shutil.disk_usage(place)
+    room = min(usage.free, usage.total // ranks)
+    # Two batches a worker, one given and one let go, each in whole pages; and the workers' locks.
+    if room < (wanted := (2 * workers + 2) * (batch + 4096) + workers * (1 << 16)):
+        raise UserError(
+            f"{place} has {room / 1e6:.2f} MB for a rank, and data.workers={workers} takes "
+            f"{wanted / 1e6:.2f} MB; give it more (docker run --shm-size 1g), or data.workers=0"
+        )
 
 
 def split_blocks(blocks: list[Tokens], vocab_size: int, place: str) -> Batch:

@@ -1,6 +1,6 @@
 """curve.png: a run at a glance, drawn from its tables when it ends.
 
-``python -m dualpath_cli.training.logs.curve RUN`` draws it anew, also while the run goes on.
+``python -P -m dualpath_cli.training.logs.curve RUN`` draws it anew, also while the run goes on.
 """
 
 import sys
