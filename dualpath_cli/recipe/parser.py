@@ -101,7 +101,8 @@ class OneLine:
         value = given[-1].strip("\"'") if given else said
         value = {"True": "true", "False": "false", "None": "null"}.get(value, value)
         if "Unable to load config" in said:
-            return f"{key} must be a mapping, not '{value:.60}'; set --{key}.KEY VALUE instead"
+            what = f"a mapping, or a YAML file of one, not '{value:.60}'"
+            return f"{key} must be {what}; or set --{key}.KEY VALUE"
         if "<class" in must:
             # The types of a union come in any order; those of another kind say nothing.
             errors = said.rpartition("Errors:")[2]
@@ -109,7 +110,7 @@ class OneLine:
             return f"{name}: '{value:.60}' cannot be built: {(reasons or [said])[0]}"
         if name.startswith("--"):
             must = must.removesuffix(" or null")  # which stands for an option that is left out
-        choices = _choices(annotation)
+        choices = choices_of(annotation)
         near = "" if value in choices else did_you_mean(value, choices)
         return f"{name} must be {must}, not '{value:.60}'{near}"
 
@@ -204,7 +205,7 @@ def describe(annotation: Any) -> str:
     return " or ".join(parts) or str(annotation)
 
 
-def _choices(annotation: Any) -> list[str]:
+def choices_of(annotation: Any) -> list[str]:
     if typing.get_origin(annotation) is Literal:
         return [str(value) for value in typing.get_args(annotation)]
-    return [choice for part in typing.get_args(annotation) for choice in _choices(part)]
+    return [choice for part in typing.get_args(annotation) for choice in choices_of(part)]
