@@ -59,7 +59,7 @@ class Flops:
     trained; under --match total it is the coarsest of 64 (256) and its halves that gets within 1
     percent."""
     experts: int = 0
-    """Experts in each wide path's FFN, at the same FLOPs. By default 0: dense."""
+    """Experts in each wide path's FFN, at the same FLOPs; 0 is dense."""
     top_k: int = 2
     """Experts that each token takes."""
     layers: int | None = None
