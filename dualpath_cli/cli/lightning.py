@@ -4,6 +4,7 @@ import gc
 import logging
 import threading
 import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -21,7 +22,7 @@ from rich.console import Console
 
 from dualpath_cli.cli.launch import CLASSES, Launch
 from dualpath_cli.cli.words import add_words, upon
-from dualpath_cli.errors import RunFailed, UserError
+from dualpath_cli.errors import RunFailed, UserError, did_you_mean
 from dualpath_cli.output import is_first_rank
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import Column, Table, show
@@ -133,9 +134,7 @@ class DualPathCLI(LightningCLI):
         except Exception as error:  # a class that the recipe names may raise anything
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"trainer: a class cannot be built ({reason})") from error
-        for name in [type(callback).__name__ for callback in _as_list(built.callbacks)]:
-            if name in _INSTEAD:
-                raise UserError(f"trainer.callbacks: {name} cannot work; use {_INSTEAD[name]}")
+        _check_callbacks(_as_list(built.callbacks), settings.data.val)
         self.session = build_session(replace(self.launch, settings=settings), dict(built))
 
     def after_instantiate_classes(self) -> None:
@@ -262,6 +261,20 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
     return trainer
 
 
+def _check_callbacks(callbacks: Sequence[Any], sets: Iterable[str]) -> None:
+    """Raises UserError for one that cannot work, or waits for a metric that no validation gives."""
+    known = [f"val/{name}/{key}" for name in sets for key in ("loss", "bits_per_byte")]
+    all_theirs = all(type(one).__module__.startswith("lightning.") for one in callbacks)
+    for callback in callbacks:
+        name, metric = type(callback).__name__, getattr(callback, "monitor", None)
+        if name in _INSTEAD:
+            raise UserError(f"trainer.callbacks: {name} cannot work; use {_INSTEAD[name]}")
+        needed = isinstance(metric, str) and getattr(callback, "strict", True)
+        if needed and metric not in known and all_theirs:  # others may log metrics
+            hint = did_you_mean(metric, known) or f"; there are {', '.join(known) or 'none'}"
+            raise UserError(f"trainer.callbacks: {name} monitors '{metric:.60}', no metric{hint}")
+
+
 def _as_list(value: Any) -> list[Any]:
     if value is None:
         return []
@@ -321,7 +334,8 @@ def _quiet() -> None:
     )
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # their reports
+    for name in ("profilers", "callbacks", "utilities.model_summary"):  # which were asked for
+        logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
     # A compiler of CUDA without a GPU, which torch looks for as it compiles for the CPU.
     logging.getLogger("torch.utils.cpp_extension").addFilter(
         lambda record: not record.getMessage().startswith("No CUDA runtime is found")

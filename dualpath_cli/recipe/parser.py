@@ -107,7 +107,11 @@ class OneLine:
             # The types of a union come in any order; those of another kind say nothing.
             errors = said.rpartition("Errors:")[2]
             reasons = re.findall(r" - (?!Expected a <class)(.*?)(?= - | Given value|$)", errors)
-            return f"{name}: '{value:.60}' cannot be built: {(reasons or [said])[0]}"
+            reason = (reasons or [said])[0]
+            if value.startswith("NestedArg("):  # the reason names its key and value
+                return f"{name}: {reason}"
+            shown = ", ".join(re.findall(r"class_path'?[=:] ?'[\w.]*?(\w+)'", value)) or value
+            return f"{name}: '{shown:.60}' cannot be built: {reason}"
         if name.startswith("--"):
             must = must.removesuffix(" or null")  # which stands for an option that is left out
         choices = choices_of(annotation)
