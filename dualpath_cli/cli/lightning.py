@@ -271,7 +271,7 @@ def _check_callbacks(callbacks: Sequence[Any], sets: Iterable[str]) -> None:
             raise UserError(f"trainer.callbacks: {name} cannot work; use {_INSTEAD[name]}")
         needed = isinstance(metric, str) and getattr(callback, "strict", True)
         if needed and metric not in known and all_theirs:  # others may log metrics
-            hint = did_you_mean(metric, known) or f"; there are {', '.join(known) or 'none'}"
+            hint = did_you_mean(str(metric), known) or f"; there are {', '.join(known) or 'none'}"
             raise UserError(f"trainer.callbacks: {name} monitors '{metric:.60}', no metric{hint}")
 
 
