@@ -108,7 +108,7 @@ class Settings:
         if without and len(names) > 1 and self.tokens is not None:
             raise UserError(
                 f"--tokens {self.tokens:,} of {len(names)} sources: a recipe must say their "
-                "weights (see recipes/data/paper.yaml)"
+                "weights, such as sources: [{path: a.jsonl, weight: 2}, {path: b.jsonl, weight: 1}]"
             )
         if any(not share > 0 for share in self.shares() or []):
             weights = ", ".join(f"{source.weight:g}" for source in self.sources)

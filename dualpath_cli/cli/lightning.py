@@ -4,7 +4,7 @@ import gc
 import logging
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pkgutil import resolve_name
 from typing import Any
@@ -15,13 +15,13 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from dualpath_cli.cli.commands import Command
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.recipe.parser import OneLine
 from dualpath_cli.recipe.settings import CLASSES
 from dualpath_cli.training.fit import OutOfMemory
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.session import build_session
+from dualpath_cli.training.session import as_list, build_session
 
 _INSTEAD = {
     "GradientAccumulationScheduler": "run.batch_tokens and run.micro_batch",
@@ -79,10 +79,7 @@ class DualPathCLI(LightningCLI):
         except Exception as error:  # a class that the recipe names may raise anything
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"trainer: a class cannot be built ({reason})") from error
-        callbacks = built["callbacks"]
-        for one in callbacks if isinstance(callbacks, list) else [callbacks]:
-            if (name := type(one).__name__) in _INSTEAD:
-                raise UserError(f"trainer.callbacks: {name} cannot work; use {_INSTEAD[name]}")
+        _check_callbacks(as_list(built["callbacks"]), settings.data.val)
         launch = replace(self.launch, settings=settings)
         module = resolve_name(self.command.module)
         self.session = build_session(launch, built, module, self.command.name)
@@ -90,6 +87,20 @@ class DualPathCLI(LightningCLI):
     def after_instantiate_classes(self) -> None:
         assert self.command.task is not None
         resolve_name(self.command.task)(self.session)
+
+
+def _check_callbacks(callbacks: Sequence[Any], sets: Iterable[str]) -> None:
+    """Raises UserError for one that cannot work, or waits for a metric that no validation gives."""
+    known = [f"val/{name}/{key}" for name in sets for key in ("loss", "bits_per_byte")]
+    all_theirs = all(type(one).__module__.startswith("lightning.") for one in callbacks)
+    for callback in callbacks:
+        name, metric = type(callback).__name__, getattr(callback, "monitor", None)
+        if name in _INSTEAD:
+            raise UserError(f"trainer.callbacks: {name} cannot work; use {_INSTEAD[name]}")
+        needed = isinstance(metric, str) and getattr(callback, "strict", True)
+        if needed and metric not in known and all_theirs:  # others may log metrics
+            hint = did_you_mean(str(metric), known) or f"; there are {', '.join(known) or 'none'}"
+            raise UserError(f"trainer.callbacks: {name} monitors '{metric:.60}', no metric{hint}")
 
 
 def run(command: Command, launch: TrainingLaunch | StudyLaunch, words: Sequence[str]) -> None:
@@ -127,7 +138,8 @@ def _quiet() -> None:
     )
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # their reports
+    for name in ("profilers", "callbacks", "utilities.model_summary"):  # which were asked for
+        logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
     # A compiler of CUDA without a GPU, which torch looks for as it compiles for the CPU.
     logging.getLogger("torch.utils.cpp_extension").addFilter(
         lambda record: not record.getMessage().startswith("No CUDA runtime is found")

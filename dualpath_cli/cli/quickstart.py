@@ -16,7 +16,7 @@ STEPS = (
     f"routing --ckpt-path {RUN} --max-tokens 3000 --tagger none",
 )
 NEXT = f"""look: {RUN}/routing/step-00000150/index.html
-try:  dualpath fit --config quickstart --run.name wide --model.block wide --model.d_ffn_wide 1920
+try:  dualpath fit --config quickstart --run.name wide --model.block wide --model.d_ffn_wide 1824
       dualpath compare {RUN} runs/quickstart/wide
       dualpath flops --budget 80M --alpha 50 --k 4"""
 

@@ -5,6 +5,7 @@ it has a recipe, `--SECTION.KEY VALUE` sets a key of that. Words are parsed once
 those about Lightning's own classes are left to LightningCLI.
 """
 
+import json
 import re
 import typing
 from argparse import SUPPRESS, Action
@@ -12,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from inspect import get_annotations, getdoc
+from os.path import isfile
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -20,8 +23,9 @@ from jsonargparse import DefaultHelpFormatter, set_parsing_settings
 from dualpath_cli.cli.commands import Command
 from dualpath_cli.errors import UserError
 from dualpath_cli.ranges import Size
-from dualpath_cli.recipe.parser import OneLine, Parser
+from dualpath_cli.recipe.parser import OneLine, Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load_recipes
+from dualpath_cli.recipe.recipes import read as read_recipe
 from dualpath_cli.recipe.settings import SECTIONS, Settings, check_sections
 
 _OF_A_CLASS = re.compile(
@@ -80,10 +84,12 @@ def read(command: Command, words: Sequence[str]) -> Words:
 
     Raises SystemExit after --help and --help-recipe.
     """
-    if {"-h", "--help", "--help-recipe", "--help_recipe"} & set(words):
+    parser, asked = parser_of(command), {"--help", "--help-recipe", "--help_recipe"} & set(words)
+    joined = ["-h"] if asked else _joined(words, parser)  # in which a value may be -h
+    if "-h" in joined:
         print(help_of(command, recipe="--help" not in words and "-h" not in words), end="")
         raise SystemExit(0)
-    return Words(command, tuple(_joined(words, parser_of(command))))
+    return Words(command, tuple(joined))
 
 
 def _options(parser: Parser, command: Command, found: Recipe, given: frozenset[str]) -> Any:
@@ -150,7 +156,9 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
         else:
             numbers = {int: "N", Size: "N", float: "X"}
             number = [numbers[k] for k in (kind, *typing.get_args(kind)) if k in numbers]
-            how |= {"type": kind, "metavar": number[0] if number else metavar}
+            how["type"] = kind
+            metavar = number[0] if number else metavar
+            how |= {"metavar": metavar} if metavar else {}  # else jsonargparse's, with the choices
         parser.add_argument(*names, **how)
 
 
@@ -186,7 +194,7 @@ def help_of(command: Command, recipe: bool = False) -> str:
 
 
 class _Help(DefaultHelpFormatter):
-    """Says no type, which the metavar shows, and no default that is none; examples stay as is."""
+    """Says choices and defaults, but no type, which the metavar shows; examples stay as is."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
@@ -194,19 +202,29 @@ class _Help(DefaultHelpFormatter):
         return "\n\n".join(p if p[:1] == " " else fill(p, width, indent) for p in paragraphs)
 
     def _get_help_string(self, action: Action) -> str:
-        none = action.default in (None, False, [], (), {}, SUPPRESS)
-        default = "" if none else " (default: %(default)s)"
-        return f"{action.help or ''}{default}"
+        kind, said = getattr(action, "_typehint", None), []
+        if typing.get_origin(kind) is not typing.Literal and len(choices_of(kind)) > 1:
+            choices = dict.fromkeys(choices_of(kind))  # a Literal's are in the metavar
+            said.append(f"choices: {', '.join(choices)}")
+        if action.nargs != 0 and (default := action.default) not in (None, [], (), {}, SUPPRESS):
+            shown = default if isinstance(default, str) else json.dumps(default)
+            said.append("default: " + shown.replace("%", "%%"))
+        more = f" ({'; '.join(said)})" if said else ""
+        return f"{action.help or ''}{more}"
 
 
 def _joined(words: Sequence[str], parser: OneLine) -> list[str]:
     """Writes options as the parser has them, and those of one value as `--option=value`.
 
-    Dashes and underscores are one. A value may begin with a dash, such as -80M, but not with two.
+    Dashes and underscores are one. A section's file becomes what it holds. A value may begin with a
+    dash, such as -80M, but not with two.
     """
     options = {o.lstrip("-").replace("-", "_"): o for o in parser.options().values()}
     single = {
         o for action in parser._actions if action.nargs is None for o in action.option_strings
+    }
+    several = {
+        o for action in parser._actions if action.nargs == "+" for o in action.option_strings
     }
     joined: list[str] = []
     queue = list(reversed(words))
@@ -217,7 +235,12 @@ def _joined(words: Sequence[str], parser: OneLine) -> list[str]:
             takes_one = name in single or (name.startswith("--") and "." in name)
             if takes_one and not equals and queue and not queue[-1].startswith("--"):
                 equals, value = "=", queue.pop()
+            if name in several and not equals and re.match("-[^-]", "".join(queue[-1:])):
+                equals, value = "=", queue.pop()
+                queue += [name] if queue and queue[-1][:1] != "-" else []  # for the values after it
             if (takes_one and not equals) or (name.startswith("--") and value == "--"):
                 raise UserError(f"{name} needs a value")
+            if any(key.startswith(f"{name[2:]}.") for key in options) and isfile(value):
+                value = json.dumps(read_recipe(Path(value)))  # a section, from its file
         joined.append(f"{name}{equals}{value}")
     return joined

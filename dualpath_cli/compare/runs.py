@@ -13,6 +13,7 @@ from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.run_folder import (
     AVERAGES,
+    ENDED_EARLY,
     RECIPE,
     TOKENIZER,
     VALIDATION,
@@ -105,7 +106,9 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
     final = {row.get("set", ""): row for row in read_csv(table) if at.items() <= row.items()}
     if not rows or not final.keys() >= set(sets):
         step = rows[-1].get("step", "0") if rows else "0"
-        return f"step {int(step) if step.isdecimal() else 0:,} of {last:,}"
+        early = folder / ENDED_EARLY
+        ended = f", ended by {read_text(early)}" if early.exists() else ""
+        return f"step {int(step) if step.isdecimal() else 0:,} of {last:,}{ended}"
     if average > 1:
         table, at = folder / AVERAGES, at | {"average": str(average)}
         final = {row.get("set", ""): row for row in read_csv(table) if at.items() <= row.items()}

@@ -59,7 +59,7 @@ class Flops:
     trained; under --match total it is the coarsest of 64 (256) and its halves that gets within 1
     percent."""
     experts: int = 0
-    """Experts in each wide path's FFN, at the same FLOPs. By default 0: dense."""
+    """Experts in each wide path's FFN, at the same FLOPs; 0 is dense."""
     top_k: int = 2
     """Experts that each token takes."""
     layers: int | None = None
@@ -77,7 +77,7 @@ class Flops:
     tokens: Size | None = None
     """Training tokens, such as 38.5B. By default 38503710720, or the recipe's."""
     gpus: int = paper.GPUS
-    """Number of GPUs."""
+    """Number of GPUs; --plan by itself takes fewer where a step has too few sequences."""
     tflops: float = 68.0
     """TFLOP/s that each GPU sustains in training, not its peak. By default the median that the
     paper's 26 training times imply for its A100s."""
@@ -355,7 +355,9 @@ def _cluster(
     options: Flops, description: Description, run: RunSettings, optim: OptimSettings
 ) -> Cluster:
     """The cluster that `--plan` is for; its nodes, groups and batch come out even."""
-    gpus = description.hardware.gpus
+    gpus, batch_tokens = description.hardware.gpus, options.batch_tokens or run.batch_tokens
+    if "gpus" not in options.given:  # as many as the sequences of a step can be dealt out to
+        gpus = gcd(gpus, batch_tokens // description.seq_len)
     gpus_per_node = options.gpus_per_node or min(8, gpus)
     shard_size = options.shard_size or run.shard_size or min(gpus_per_node, gpus)
     if gpus > gpus_per_node and gpus % gpus_per_node:
@@ -368,7 +370,6 @@ def _cluster(
             f"--shard-size {shard_size} must divide --gpus {gpus}, and divide or be a multiple of "
             f"--gpus-per-node {gpus_per_node}; {gpus_per_node} would"
         )
-    batch_tokens = options.batch_tokens or run.batch_tokens
     sequences = _sequences(batch_tokens, description.seq_len, gpus)
     micro_batch = gcd(sequences // gpus, options.micro_batch or run.micro_batch)
     return Cluster(

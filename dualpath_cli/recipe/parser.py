@@ -100,9 +100,12 @@ class OneLine:
                                     defaults=False)  # fmt: skip
             except ArgumentError as error:
                 return self._wrong(key, value, error)
+        before: list[str] = []  # words about a class go upon those that name it
         for option, *values in _by_option(words):
+            before += [option, *values]
             try:
-                parser.parse_args([option, *values], defaults=False)
+                below = parser.parse_object(dict(base), defaults=False)
+                parser.parse_args(before, namespace=below, defaults=False)
             except ArgumentError as error:
                 return self._wrong_word(option, values, error)
         return ""
@@ -144,7 +147,8 @@ class OneLine:
                 content = value
             if isinstance(content, dict):
                 return self._mistake({key: content}, ())
-            return f"{key} must be a mapping, not '{value:.60}'; set --{key}.KEY VALUE instead"
+            what = f"a mapping, or a YAML file of one, not '{value:.60}'"
+            return f"{key} must be {what}; or set --{key}.KEY VALUE"
         return self._wrong(key, value if equals else " ".join(values), error)
 
     def _wrong(self, key: str, value: Any, error: Exception) -> str:
@@ -152,15 +156,18 @@ class OneLine:
         action = self._action(key)
         annotation = getattr(action, "_typehint", None) or getattr(action, "type", None)
         name, must = self.name_of(key), describe(annotation)
+        parts = value if isinstance(value, list) else [value]
+        if "<class" in must:
+            named = [str(part["class_path"]).rpartition(".")[2] for part in parts
+                     if isinstance(part, dict) and "class_path" in part]  # fmt: skip
+            shown = ", ".join(named) or str(value)
+            return f"{name}: '{shown:.60}' cannot be built: {_reason(error)}"
         words = {"True": "true", "False": "false", "None": "null"}
         shown = words.get(str(value), str(value))
-        if "<class" in must:
-            return f"{name}: '{shown:.60}' cannot be built: {_reason(error)}"
         if name.startswith("--"):
             must = must.removesuffix(" or null")  # which stands for an option that is left out
-        choices = _choices(annotation)
-        wrong = [str(one) for one in (value if isinstance(value, list) else [shown])
-                 if str(one) not in choices]  # fmt: skip
+        choices = choices_of(annotation)
+        wrong = [str(part) for part in parts if str(part) not in choices]
         near = did_you_mean(wrong[0], choices) if wrong else ""
         return f"{name} must be {must}, not '{shown:.60}'{near}"
 
@@ -287,7 +294,7 @@ def describe(annotation: Any) -> str:
     return " or ".join(parts) or str(annotation)
 
 
-def _choices(annotation: Any) -> list[str]:
+def choices_of(annotation: Any) -> list[str]:
     if typing.get_origin(annotation) is Literal:
         return [str(value) for value in typing.get_args(annotation)]
-    return [choice for part in typing.get_args(annotation) for choice in _choices(part)]
+    return [choice for part in typing.get_args(annotation) for choice in choices_of(part)]

@@ -228,7 +228,8 @@ recipes=(
 # Five minutes before the time is up the run is asked to stop with a checkpoint.
 warned=0
 trap 'warned=1; kill -USR1 "$run"' USR1
-srun dualpath fit --config "${{recipes[$SLURM_ARRAY_TASK_ID]}}" &
+srun --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}" \\
+    dualpath fit --config "${{recipes[$SLURM_ARRAY_TASK_ID]}}" &
 run=$!
 wait "$run"
 code=$?

@@ -30,8 +30,8 @@ AGAIN = "copy the folder here again, or prepare it again with `dualpath prepare 
 _MADE_BY = {
     "data/sample": "`dualpath prepare --source sample --out data/sample`",
     "data/text": "`dualpath prepare --source NAME=FILES --tokenizer gpt2 --out data/text`",
-    "data/nemotron-cc": "`make prepare-data` (of one file of 350 MB), or with `dualpath prepare "
-    "--config paper --out data/nemotron-cc` (the paper's whole mix)",
+    "data/nemotron-cc": "`dualpath prepare --source nemotron-cc --num-files 1 --tokenizer gpt2 "
+    "--out data/nemotron-cc` (a file of 350 MB), or with `--config paper` instead (the whole mix)",
 }  # commands that make the data folder of a packaged recipe
 _SHA256 = re.compile("[0-9a-f]{64}")
 _MOST = 2**63  # bytes and tokens that 64 bits can count

@@ -232,6 +232,7 @@ def _summary(session: Session[TrainingLaunch], accumulate: int) -> str:
     launch, settings = session.launch, session.launch.settings
     model, run = settings.model, settings.run
     flops, since, checkpoint = count.mean_layer_flops(model), launch.data_since, launch.checkpoint
+    entries = launch.manifest.vocab_size
     linear, total = flops["linear_total"], flops["total"]
     sparse = count.has_experts(model)
     active = f", {count.active_parameters(model) / 1e6:,.1f}M of them active" if sparse else ""
@@ -247,6 +248,10 @@ def _summary(session: Session[TrainingLaunch], accumulate: int) -> str:
         ("data", f"{settings.data.path}: {launch.manifest.tokens / 1e6:,.1f}M tokens, "
          f"{epochs(settings, launch.manifest, since):.2f} epochs"
          + (f" from step {since:,} on" if since else "")),
+        ("", not settings.data.val and "there is no validation set, so only the training loss is "
+         "measured; --data.val.NAME FILE_OR_FOLDER adds one"),
+        ("", model.vocab_size > 1.1 * entries and f"model.vocab_size={model.vocab_size:,} has rows "
+         f"for no token: the tokenizer has {entries:,} entries"),
         ("run", f"{run.steps:,} steps of {run.batch_tokens:,} tokens: "
          f"{session.trainer.world_size} x {session.datamodule.micro_batch} sequences of "
          f"{model.max_seq_len}, accumulated {accumulate} times"),

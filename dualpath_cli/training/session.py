@@ -130,12 +130,12 @@ def build_trainer(
     given = launch.settings.trainer.devices_of_a_node
     if name == "auto" and section["num_nodes"] * (there if given is None else given) > 1:
         name = "ddp"
-    plugins = _as_list(section["plugins"])
+    plugins = as_list(section["plugins"])
     max_time = section.pop("max_time")  # Lightning's own timer would validate once more
     seconds = None if max_time is None else Timer(max_time).time_remaining()
     if name not in ("fsdp", "hsdp"):  # whose strategy writes by all ranks
         plugins.append(SafetensorsIO())
-    callbacks = _as_list(section["callbacks"])
+    callbacks = as_list(section["callbacks"])
     timeout = timedelta(minutes=run.rank_timeout)
     say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
     if fitting:
@@ -150,7 +150,7 @@ def build_trainer(
         checkpoints = Checkpoints(folder, run)
         # After all that write rows.
         callbacks += [checkpoints, Stopping(checkpoints, timeout, seconds)]
-    own = [logger for logger in _as_list(section["logger"]) if not isinstance(logger, bool)]
+    own = [logger for logger in as_list(section["logger"]) if not isinstance(logger, bool)]
     continued = launch.checkpoint if fitting else None  # others read files of other names, too
     begins_at = 0 if continued is None else step_of(continued) + 1
     ours = {
@@ -188,7 +188,7 @@ def build_trainer(
     return trainer
 
 
-def _as_list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list) else [value]

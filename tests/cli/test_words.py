@@ -1,11 +1,12 @@
 """Words after a command: which become keys of the recipe, and with what values."""
 
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import _joined, parser_of, read
+from dualpath_cli.recipe.settings import SECTIONS
 
 
 def changed(recipe: dict[str, Any], *words: str) -> dict[str, Any]:
@@ -52,6 +53,27 @@ def test_a_section_given_as_one_mapping_merges_with_the_recipes():
         "optim": {"lr": 3e-3, "warmup_steps": 20, "betas": (0.9, 0.99)},
         "run": {"max_tokens": 100, "name": "x"},
     }
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_file_of_a_section_is_what_it_holds(section, tmp_path):
+    (key, *_), file = get_type_hints(SECTIONS[section]), tmp_path / "section.yaml"
+    file.write_text(f"{key}: null")
+    line = read(COMMANDS["validate"], ["--ckpt-path", "x", f"--{section}", str(file)])
+    assert line.words[-1] == f'--{section}={{"{key}": null}}'
+    if section == "optim":
+        file.write_text("{lr: 3e-3, betas: [0.9, 0.99]}")
+        recipe, words = {"optim": {"lr": 1e-3, "eps": 1}}, ("--optim", str(file), "--optim.eps=2")
+        assert changed(recipe, *words) == {"optim": {"lr": 3e-3, "eps": 2, "betas": (0.9, 0.99)}}
+
+
+@pytest.mark.parametrize("values", [["-h"], ["-h", "b"], ["-c"], ["a", "b"]])
+def test_a_value_may_begin_with_a_dash_but_not_with_two(values):
+    words = ["--prompt", *values, "--stop", *values[:1]]
+    options = read(COMMANDS["generate"], ["--ckpt-path", "x", *words]).upon({}).options
+    assert (options.prompt, options.stop) == (tuple(values), tuple(values[:1]))
+    with pytest.raises(SystemExit):
+        read(COMMANDS["generate"], ["--prompt", "a", "-h"])
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,11 @@ def test_a_worked_example_of_gsm8k_is_what_olmes_makes_of_a_row():
         assert gsm8k({"question": "How?", "answer": answer}) == expected
 
 
+def test_an_answer_to_gsm8k_ends_where_olmes_ends_it():
+    stops = Benchmark("gsm8k").config["generation_kwargs"]["until"]
+    assert stops == ["Question:", "\n\n"], "the next worked example, and the line before it"
+
+
 def test_all_rows_of_gsm8k_are_rendered_as_olmes_renders_them_and_answered_by_their_mark(
     shared_data,
 ):

@@ -54,6 +54,12 @@ def test_a_ring_sends_what_handing_on_sends(kind, ranks, near):
     assert float(call.across) == pytest.approx(across if ranks > near else 0)
 
 
+@pytest.mark.parametrize(("recipe", "gpus"), [("quickstart", 16), ("f80m_wide", 64)])
+def test_a_plan_by_itself_is_of_as_many_gpus_as_a_step_can_be_dealt_out_to(recipe, gpus, output_of):
+    words = f"flops --config {recipe} --plan --format json"
+    assert json.loads(output_of(*words.split()))["plan"]["gpus"] == gpus
+
+
 (ROW,) = [row for row in configurations() if row.recipe == "f160m_a25_k4"]
 F160M = ROW.model_config("as_trained")
 OF_RECIPE = "--config f160m_a25_k4"

@@ -258,6 +258,7 @@ def test_slurm_runs_a_task_for_each_run(words, tmp_path):
     for task in range(6):
         done = run_task(script, task, tmp_path / "tools", srun='echo "$@"')
         assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("--cpus-per-task=1 dualpath fit "), "srun takes no job's own"
         said.append(done.stdout.split()[-1])
     recipes = sorted((tmp_path / "sweep" / "recipes").iterdir())
     assert sorted(said) == [str(path) for path in recipes]

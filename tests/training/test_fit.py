@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Callback
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.config import GROUP_OF
@@ -350,6 +351,7 @@ def test_rows_of_a_validation_are_written_all_or_none_and_once(tmp_path, monkeyp
 
 SHARDING = "lightning.pytorch.strategies.ModelParallelStrategy"
 EARLY_STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
+SUMMARY = "lightning.pytorch.callbacks.ModelSummary"
 HALF = "lightning.pytorch.plugins.precision.HalfPrecision"
 DEEPSPEED = "lightning.pytorch.strategies.DeepSpeedStrategy"
 
@@ -388,9 +390,61 @@ def test_a_recipe_that_cannot_be_trained_is_refused_in_one_line(changes, said, r
     assert not (tmp_path / "runs").exists()
 
 
+class EndsAtOnce(Callback):
+    """Ends training after its first step."""
+
+    def on_train_batch_end(self, trainer: Any, *ignored: Any) -> None:
+        trainer.should_stop |= trainer.global_step > 0
+
+
+def early_stopping(**arguments: Any) -> dict[str, Any]:
+    return {"class_path": EARLY_STOPPING, "init_args": arguments}
+
+
+NAMED: list[tuple[dict[str, Any], str]] = [
+    ({"monitor": "val/held_out/los"}, "val/held_out/los', no metric; did you mean 'val/held_out/l"),
+    (
+        {"monitor": "nope"},
+        "EarlyStopping monitors 'nope', no metric; there are val/held_out/loss, ",
+    ),
+    ({"patience": 3}, "'EarlyStopping' cannot be built: monitor is missing"),
+    ({"monitor": "x", "patience": "abc"}, "'EarlyStopping' cannot be built: patience must be a wh"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), NAMED)
+def test_a_callback_that_cannot_work_is_named_before_training(arguments, said, refused, tmp_path):
+    assert said in refused(trainer={"callbacks": [early_stopping(**arguments)]})
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_a_callback_ends_before_its_first_row_has_a_curve(fit, capsys, caplog):
+    callbacks = [{"class_path": f"{__name__}.EndsAtOnce"}, {"class_path": SUMMARY}]
+    run = fit(run={"log_every": 2}, trainer={"callbacks": callbacks})
+    out = capsys.readouterr().out
+    assert f"ended by a callback at step 1 of 6\ncurve: {run / 'curve.png'}\n" in out
+    assert curve.draw(run).exists()
+    assert find_run(str(run)).step == 1
+    assert "DualPathLM" in caplog.text, "a summary that was asked for is printed"
+
+
+def test_the_plan_says_what_a_recipe_likely_forgot(fit, tmp_path, capsys):
+    lines = (
+        "there is no validation set, so only the training loss is measured; --data.val.NAME",
+        "model.vocab_size=400 has rows for no token: the tokenizer has 260 entries",
+    )
+    fit(run={"name": "plain"})
+    out = capsys.readouterr().out
+    assert not any(line in out for line in lines)
+    words = ["--run.name", "new", "--data.val", "{}", "--model.vocab_size", "400"]
+    assert main(["fit", "--config", str(tmp_path / "recipe.yaml"), *words]) == 0
+    out = capsys.readouterr().out
+    assert all(f"        {line}" in out for line in lines)
+
+
 def test_a_callback_that_refuses_as_training_begins_is_one_line(refused):
-    callback = {"class_path": EARLY_STOPPING, "init_args": {"monitor": "nope"}}
-    said = refused(trainer={"callbacks": callback})
+    callbacks = [early_stopping(monitor="nope"), {"class_path": f"{__name__}.EndsAtOnce"}]
+    said = refused(trainer={"callbacks": callbacks})
     assert "error: trainer: Early stopping conditioned on metric `nope`" in said
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Ctrl-C ends it again"
 

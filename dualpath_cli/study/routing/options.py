@@ -27,8 +27,9 @@ class Routing(Texts):
     """Print the routing of this text in the terminal; with --out, write its page there."""
     layer: int | None = None
     """Colour --text by this layer instead of the mean of all."""
-    tagger: str = TAGGER
-    """The spaCy pipeline for parts of speech, by name or path; none leaves them out."""
+    tagger: str | None = None
+    """The spaCy pipeline for parts of speech, by name or path; by default en_core_web_sm, where it
+    is installed. none leaves them out."""
     sequences: int = 12
     """So many sequences of each source are on the page. A sequence is a document, or as much of one
     as the model takes at once: a long document gives several."""
@@ -57,7 +58,19 @@ class Routing(Texts):
     @property
     def pipeline(self) -> str | None:
         """The tagger; None: nothing is tagged."""
+        if self.tagger is None:
+            return None if self.missing else TAGGER
         return None if self.tagger.lower() == "none" else self.tagger
+
+    @cached_property
+    def missing(self) -> str:
+        """The reason for which nothing is tagged, where no tagger was named."""
+        if self.tagger is None:
+            try:
+                check_pipeline(TAGGER)
+            except UserError as error:
+                return str(error)
+        return ""
 
     @cached_property
     def chosen(self) -> list[tuple[str, int]]:
@@ -96,7 +109,7 @@ class Routing(Texts):
                 raise UserError(
                     f"--out '{self.out}' has the routing of whole sources; give another folder"
                 )
-        elif self.pipeline is not None:
+        elif self.tagger is not None and self.pipeline is not None:
             try:
                 check_pipeline(self.pipeline)
             except UserError as error:

@@ -151,6 +151,8 @@ PASSES = "passes"  # folder of the rows and sums of finished sources, by what de
 
 def run(session: Session[StudyLaunch]) -> None:
     options = session.launch.options
+    if options.missing:
+        session.say(f"tokens have no parts of speech: {options.missing}")
     tagger = None if options.pipeline is None else Tagger(options.pipeline)
     study = RoutingStudy(session, tagger)
     module = bench.run(study, session)

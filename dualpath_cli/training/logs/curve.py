@@ -26,7 +26,8 @@ def draw(run: Path) -> Path:
     metrics, validation, routing = (
         read_csv(run / f"{name}.csv") for name in ("metrics", "validation", "routing")
     )
-    per_step = float(metrics[-1]["tokens"]) / float(metrics[-1]["step"])
+    counted = [row for row in metrics + validation if int(row["step"])]  # none yet: all at step 0
+    per_step = float(counted[-1]["tokens"]) / float(counted[-1]["step"]) if counted else 1.0
     gates = [("gate_deep", DEEP, "deep"), ("gate_wide", WIDE, "wide")]
     shown = ["bits per byte"]
     shown += ["gate"] if any(row["gate_deep"] for row in routing) else []

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.cli.main import main
+from dualpath_cli.errors import UserError
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.study.parts_of_speech import measured
+from dualpath_cli.study.routing import options
 from dualpath_cli.study.routing.tokens import token_texts
 from dualpath_cli.system import OURS
 from dualpath_cli.text.documents import Source, read_documents
@@ -267,3 +269,14 @@ def test_the_page_of_a_text_is_that_of_a_source_with_it_alone(run, tmp_path, fig
     assert ours == theirs
     assert main(["routing", "--ckpt_path", str(run), *text, str(tmp_path / "study")]) == 2
     assert "study' has the routing of whole sources; give another" in capsys.readouterr().err
+
+
+def test_without_spacy_nothing_is_tagged_with_a_line_unless_a_tagger_was_named(monkeypatch):
+    def absent(pipeline: str) -> str:
+        raise UserError("parts of speech need the package spacy")
+
+    monkeypatch.setattr(options, "check_pipeline", absent)
+    plain = options.Routing(ckpt_path=("RUN",))
+    assert (plain.pipeline, plain.missing) == (None, "parts of speech need the package spacy")
+    named = options.Routing(ckpt_path=("RUN",), tagger="en_core_web_sm")
+    assert (named.pipeline, named.missing) == ("en_core_web_sm", "")
