@@ -13,8 +13,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dualpath_cli.cli.commands import Command
 from dualpath_cli.cli.words import Line
 from dualpath_cli.errors import UserError
@@ -87,7 +85,7 @@ def prepare(line: Line) -> Launch:
         options = options.read(recipe, run)
     settings = settings_from(recipe)
     if options.print_config:
-        print(yaml.safe_dump(settings.as_recipe(), sort_keys=False), end="")
+        print(recipes.dump(settings.as_recipe()), end="")
         raise SystemExit(0)
     if run is None:
         launch = to_train(command, settings, options.ckpt_path, options.new_data)

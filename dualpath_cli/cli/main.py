@@ -57,6 +57,7 @@ def _main(words: Sequence[str]) -> int:
     # Waiting threads must not spin: beside a busy process, spinning ones take each other's cores.
     # OpenMP reads this as torch is imported (docs/fit.md#speed).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ["RUST_BACKTRACE"] = "0"  # a line of ours says why a tokenizer's library gave up
     try:
         end_with_parent()
         if name in ("-h", "--help", "help"):

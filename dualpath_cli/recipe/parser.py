@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, _loaders_dumpers
 from jsonargparse.typing import register_type
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.ranges import SIZES, Size, parse_size
+from dualpath_cli.recipe.recipes import Loader
 
+# Values on the command line are read as those of recipes. There is no public way to say so.
+_loaders_dumpers.yaml_default_loader = Loader  # type: ignore[assignment]
 T = TypeVar("T")
 
 _NAMES_ELSEWHERE = {
@@ -171,11 +174,19 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         for name, part in made.items():
             if isinstance(part, Namespace):
                 at = f"{prefix}{name}."
-                made[name] = typing.get_type_hints(cls)[name](**part.as_dict())
+                made[name] = _made(typing.get_type_hints(cls)[name], part.as_dict(), at)
         at = prefix
-        return cls(**made)
+        return _made(cls, made, at)
     except ValueError as error:
         raise UserError(f"{at.rstrip('.')}: {error}" if at else str(error)) from None
+
+
+def _made(cls: type[T], values: Mapping[str, Any], prefix: str) -> T:
+    """The dataclass; UserError for a null, which jsonargparse takes for any type."""
+    for name, kind in typing.get_type_hints(cls).items():
+        if values.get(name, "") is None and type(None) not in typing.get_args(kind):
+            raise UserError(f"{prefix}{name} must be {describe(kind)}, not 'null'")
+    return cls(**values)
 
 
 @cache

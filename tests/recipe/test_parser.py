@@ -43,6 +43,7 @@ def test_plain_values_become_tuples_and_sizes():
         ({"weight": -1}, "x: weight must be above 0, not -1"),
         ({"path": ["a"]}, "x.path must be text, not '['a']'"),
         ({"seed": 2.0}, "x.seed must be a whole number, not '2.0'"),
+        ({"seed": None}, "x.seed must be a whole number, not 'null'"),
         ({"seed": True}, "x.seed must be a whole number, not 'true'"),
         ({"tokens": "lots"}, "x.tokens must be a whole number from 1 to 10^18 such as 80M"),
         ({"tokens": 0}, "or null, not '0'"),
