@@ -19,7 +19,7 @@ from jsonargparse import DefaultHelpFormatter, Namespace, set_parsing_settings
 
 from dualpath_cli.cli.commands import Command
 from dualpath_cli.errors import UserError
-from dualpath_cli.ranges import Size
+from dualpath_cli.ranges import PLACES, Place, Size, at_home
 from dualpath_cli.recipe.parser import OneLine, Parser
 from dualpath_cli.recipe.recipes import Recipe, load_recipes
 from dualpath_cli.recipe.settings import Settings, check_sections
@@ -88,6 +88,15 @@ def _options(parser: Parser, command: Command, found: Namespace) -> Any:
     given = {word.partition("=")[0] for word in parser.words or ()}
     found[GIVEN] = [a.dest for a in parser._actions if given.intersection(a.option_strings)]
     values = {field.name: found[field.name] for field in fields(options)}
+    for name, kind in typing.get_type_hints(options).items():
+        if Place in (kind, *typing.get_args(kind)) and (value := values[name]):
+            try:
+                values[name] = (
+                    at_home(value) if isinstance(value, str) else [at_home(v) for v in value]
+                )
+            except ValueError as error:
+                said = str(error).removeprefix("Got value: ")
+                raise UserError(f"{parser.name_of(name)} must be {PLACES}, not '{said}'") from None
     for field in fields(options):
         if _is_needed(field) and not values[field.name]:
             help_ = f"dualpath {command.name} --help"

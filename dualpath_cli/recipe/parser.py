@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser, Namespace, _loaders_dumpers
 from jsonargparse.typing import register_type
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.ranges import SIZES, Size, parse_size
+from dualpath_cli.ranges import PLACES, SIZES, Place, Size, at_home, parse_size
 from dualpath_cli.recipe.recipes import Loader
 
 # Values on the command line are read as those of recipes. There is no public way to say so.
@@ -59,6 +59,10 @@ def _size(value: Any) -> Size:
 
 
 register_type(Size, serializer=int, deserializer=_size, type_check=lambda v, _: type(v) is Size)
+
+
+# Never of its type, so each is read: what comes of it is a plain text.
+register_type(Place, serializer=str, deserializer=at_home, type_check=lambda v, _: False)
 
 
 class OneLine:
@@ -165,7 +169,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     Types are not bent: 2.0 and `true` are no whole numbers, and 3 is no text. `prefix` goes before
     keys in messages.
     """
-    parser = _reader_of(cls)  # type: ignore[arg-type]
+    parser = reader_of(cls)  # type: ignore[arg-type]
     parser.prefix = prefix
     found = parser.parse_object(dict(values), defaults=True)
     made = {name: found[name] for name in typing.get_type_hints(cls)}
@@ -190,14 +194,14 @@ def _made(cls: type[T], values: Mapping[str, Any], prefix: str) -> T:
 
 
 @cache
-def _reader_of(cls: type) -> Parser:
+def reader_of(cls: type) -> Parser:
     parser = Parser()
     parser.add_class_arguments(cls, fail_untyped=False)
     return parser
 
 
 _KINDS = {int: "a whole number", Size: SIZES, float: "a number", bool: "true or false",
-          str: "text", type(None): "null"}  # fmt: skip
+          str: "text", Place: PLACES, type(None): "null"}  # fmt: skip
 
 
 def describe(annotation: Any) -> str:

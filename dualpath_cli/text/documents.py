@@ -1,6 +1,7 @@
 """Documents of a SOURCE: NAME=PATH or PATH, read as a stream of texts; a PATH may be a glob."""
 
 import glob
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def split_name(spec: str) -> tuple[str | None, str]:
     """Cuts `NAME=PATH` into its parts; a path may hold an equals sign: quality=high/kind=actual."""
     name, equals, rest = spec.partition("=")
     if equals and NAME.fullmatch(name) and not Path(spec).exists():
-        return name, rest
+        return name, os.path.expanduser(rest)
     return None, spec
 
 
