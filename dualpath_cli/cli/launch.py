@@ -21,6 +21,7 @@ from dualpath_cli.output import is_first_rank
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, import_classes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.options import folder_of
+from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.schedule import check_loops, epochs, micro_batches, stable_steps
 from dualpath_cli.recipe.settings import SECTIONS, Settings, settings_from
 from dualpath_cli.run import run_folder
@@ -60,7 +61,7 @@ class Launch:
     trunk: Path | None = None  # another run's folder, whose checkpoint a new run continues from
     taken_back: int | None = None  # the older step that --ckpt-path has last taken this run back to
     line: Line | None = None  # the words, which LightningCLI parses once more upon `base`
-    base: recipes.Recipe = field(default_factory=dict)  # the recipe before the words changed it
+    base: Recipe = field(default_factory=dict)  # the recipe before the words changed it
 
 
 def prepare(line: Line) -> Launch:
@@ -74,7 +75,8 @@ def prepare(line: Line) -> Launch:
     given, run = recipes.load_recipes(options.config), None
     if command.needs == "run":
         run = averaged(find_run(options.ckpt_path[0]), getattr(options, "average", 1))
-        named = line.changed(given).get("model", {})
+        words = line.changed(given)
+        named = words.get("model", {})
         trained = run_folder.read_recipe(run.folder)
         base = reduce(recipes.merge, [{"data": {"val": {}}}, trained, _ELSEWHERE, given])
     else:
@@ -82,7 +84,10 @@ def prepare(line: Line) -> Launch:
         base = recipes.merge(named, given)
     recipe = line.changed(base)
     if run is not None:
+        sets = recipe["data"]["val"]
         options = options.read(recipe, run)
+        if recipe["data"]["val"] is sets:  # else they were given
+            _check_followed(sets, words.get("data", {}).get("val", {}), run.folder)
     settings = settings_from(recipe)
     if options.print_config:
         print(recipes.dump(settings.as_recipe()), end="")
@@ -102,6 +107,20 @@ def prepare(line: Line) -> Launch:
     verify_data(settings, training=False)
     return Launch(command, settings, run.folder, run.checkpoint, options, step=run.step,
                   averaged=run if run.average else None, line=line, base=base)  # fmt: skip
+
+
+def _check_followed(sets: Recipe, given: Recipe, folder: Path) -> None:
+    """Refuses validation sets that a run's recipe alone names, and that are no file or data folder.
+
+    Whoever wrote a recipe that was received does not choose where its reader looks.
+    """
+    for name, path in sets.items():
+        many = (glob.has_magic(path) and not exists(path)) or Path(path).is_dir()
+        if path != given.get(name) and (is_remote(path) or (many and not is_data_folder(path))):
+            raise UserError(
+                f"data.val.{name}: '{path}' of {folder / run_folder.RECIPE} is a glob, a folder of "
+                f"texts or s3://, which are not followed unless given: --data.val.{name} '{path}'"
+            )
 
 
 def prepare_several(line: Line) -> tuple[list[Launch], Path]:
