@@ -128,7 +128,7 @@ def test_an_expression_that_takes_too_many_steps_is_one_line_at_the_text_that_sh
     steps = [split, {**definition["pre_tokenizer"], "use_regex": False}]
     definition["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
     tokenizer = Tokenizer(definition, "mine")
-    with pytest.raises(UserError, match="'mine': cannot be used .*retry-limit"):
+    with pytest.raises(UserError, match=r"'mine': cannot be used .*retry-limit"):
         tokenizer.encode("x" * 40)
 
 
