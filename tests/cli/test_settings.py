@@ -111,7 +111,10 @@ def test_a_word_where_a_number_or_a_choice_belongs_is_named(refused):
     for key, kind in FIELDS.items():
         if key in ("trainer.callbacks", "trainer.plugins", "trainer.logger"):
             continue  # whose words are Lightning's to read
-        if not {str, Place} & {kind, *typing.get_args(kind)} and typing.get_origin(kind) is not dict:
+        if (
+            not {str, Place} & {kind, *typing.get_args(kind)}
+            and typing.get_origin(kind) is not dict
+        ):
             said = refused([f"--{key}", "odd"])
             assert key.partition(".")[2] in said
             assert " must be " in said
