@@ -13,7 +13,7 @@ from data_prep.settings import NEMOTRON, SAMPLE, Settings, settings_from
 from data_prep.sources.corpora import MIRROR, find
 from data_prep.writing.out_folder import finished_remote, upload
 from dualpath_cli.errors import RunFailed, UserError, of_system
-from dualpath_cli.ranges import Size, check_ranges
+from dualpath_cli.ranges import Place, Size, check_ranges
 from dualpath_cli.recipe import recipes
 from dualpath_cli.system import cores
 from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
@@ -39,12 +39,12 @@ class Prepare(Settings):
       dualpath prepare --config recipes/data/paper.yaml --out data/nemotron-cc --yes
     """
 
-    config: str | None = None
+    config: Place | None = None
     """Recipe: a YAML file, or the name of a packaged one: paper is the paper's mix. Only in a
     recipe can sources have weights."""
-    out: str
+    out: Place
     """The data folder to write, or s3://BUCKET/PREFIX to upload it to."""
-    downloads: str | None = None
+    downloads: Place | None = None
     """Where downloaded files are kept; by default `downloads` beside OUT. They may be deleted when
     the data folder is complete."""
     workers: int | None = None

@@ -13,7 +13,7 @@ from rich.text import Text
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import Column, Table, show
-from dualpath_cli.ranges import check_ranges
+from dualpath_cli.ranges import Place, check_ranges
 from dualpath_cli.text.manifest import AGAIN, HEADER, MANIFEST, Manifest, readable, sha256_of
 from dualpath_cli.text.storage import is_remote
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ class Inspect:
     and prints what is in it: its sources, the lengths of its documents, and some of these.
     """
 
-    folder: str = field(metadata={"positional": True})
+    folder: Place = field(metadata={"positional": True})
     """The data folder, on a disk."""
     samples: int = 3
     """Documents to show, drawn uniformly over documents."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.ranges import Size, check_range, check_ranges
+from dualpath_cli.ranges import Place, Size, check_range, check_ranges
 from dualpath_cli.recipe.parser import build
 from dualpath_cli.text.documents import NAME, split_name, stem
 from dualpath_cli.text.manifest import HUB
@@ -28,7 +28,7 @@ class SourceSettings:
 
     name: str
     """The name in manifests and tables; gsm8k, arc and triviaqa also choose the format."""
-    path: str
+    path: Place
     """A file or folder, `sample`, `nemotron-cc[:SELECTION]` or `hf:DATASET[:CONFIG]`."""
     weight: float | None = None
     """Share of the tokens, relative to the other sources' weights; None: all there is."""
@@ -67,7 +67,7 @@ class Settings:
     Common Crawl, by default quality=high/kind=actual. hf:DATASET[:CONFIG] is a dataset of the
     Hugging Face hub. `sample` is a small corpus written for trying things out; it also writes
     held-out texts."""
-    tokenizer: str | None = None
+    tokenizer: Place | None = None
     """The byte-level BPE to use: gpt2 (downloaded once), a tokenizer.json, or a folder with it or
     with vocab.json and merges.txt. `sample` has its own, of 2,048 entries."""
     tokens: Size | None = None
@@ -81,7 +81,7 @@ class Settings:
     duplicates: Duplicates = "exact"
     """Documents to leave out: none, those with the text of an earlier one, or also those that
     resemble one (MinHash, 5-word shingles, 14 bands of 8)."""
-    decontaminate: tuple[str, ...] = ()
+    decontaminate: tuple[Place, ...] = ()
     """Evaluation texts, as sources: documents that share 13 words in a row with one are left
     out."""
     val_fraction: float = 0.0

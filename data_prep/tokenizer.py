@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.output.table import Column, Table, show
-from dualpath_cli.ranges import Size, check_ranges
+from dualpath_cli.ranges import Place, Size, check_ranges
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.system import read_text, write_text
 from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
@@ -29,12 +29,12 @@ class TrainTokenizer:
           --vocab-size 8192 --out data/bpe8192
     """
 
-    source: tuple[str, ...]
+    source: tuple[Place, ...]
     """Texts to train on: NAME=PATH or PATH of files, folders and globs, as `dualpath prepare` reads
     and cleans them. A source that is given again counts again."""
     vocab_size: Size
     """Entries, such as 8192: the 256 bytes, end-of-text and the merges."""
-    out: str
+    out: Place
     """Folder to write tokenizer.json to."""
     overwrite: bool = False
     """Replace another tokenizer that is in DIR."""

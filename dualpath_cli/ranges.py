@@ -3,8 +3,10 @@
 Imports nothing slow: `dualpath flops` checks a model with it.
 """
 
+import os
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from dualpath_cli.errors import UserError
 
@@ -55,6 +57,28 @@ def check_path(what: str, path: str, remote: bool = False) -> None:
     if colon and "/" not in scheme and not (remote and scheme == "s3"):
         places = "a path on this machine" + (" or s3://" if remote else "")
         raise ValueError(f"{what} must be {places}, not '{path:.60}'")
+
+
+if TYPE_CHECKING:
+    Place = str
+else:
+
+    class Place(str):
+        """A path of an option or a recipe, to jsonargparse: a text that `at_home` reads."""
+
+
+PLACES = "a path, without variables (write out what '$' stands for), '~' being a home folder"
+
+
+def at_home(path: Any) -> str:
+    """A path with the home folder for a leading ~, which shells leave in --out=~/x and in recipes.
+
+    Raises ValueError for other homes than there are, and for variables, which nobody fills in.
+    """
+    found = os.path.expanduser(path) if isinstance(path, str) else "~"
+    if "$" in found or found.startswith("~"):
+        raise ValueError(f"Got value: {path}")
+    return found
 
 
 SUFFIXES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}  # powers of ten; B and G are the same

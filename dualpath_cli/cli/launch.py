@@ -4,19 +4,21 @@ The recipe is that of --config, or of the RUN with --config upon it; the words g
 types are checked, and the values of a section together (`settings`), and then data and checkpoints.
 """
 
+import glob
 from functools import reduce
 from pathlib import Path
 
-import yaml
-
 from dualpath_cli.cli.words import Line, Words
+from dualpath_cli.errors import UserError
 from dualpath_cli.output import is_first_rank
 from dualpath_cli.own_classes.checks import check_as_trained
 from dualpath_cli.recipe.parser import construct
-from dualpath_cli.recipe.recipes import Recipe, merge
+from dualpath_cli.recipe.recipes import Recipe, dump, merge
 from dualpath_cli.recipe.settings import CLASSES, Settings
-from dualpath_cli.run.run_folder import read_recipe
+from dualpath_cli.run.run_folder import RECIPE, read_recipe
 from dualpath_cli.run.trained import averaged, find_run
+from dualpath_cli.text.manifest import is_data_folder
+from dualpath_cli.text.storage import exists, is_remote
 from dualpath_cli.training.checks import check_validation_sets, verify_data
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch, to_train
 
@@ -30,7 +32,7 @@ def training(words: Words) -> tuple[TrainingLaunch, Line]:
 
     Raises UserError for the first mistake, SystemExit where there is nothing to do.
     """
-    names = [{"run": {"recipe": Path(name).stem}} for name in words.values("--config", "-c")]
+    names = [{"run": {"recipe": Path(name).stem}} for name in words.places("--config", "-c")]
     line = words.upon(reduce(merge, [*names[:1], words.recipes]))
     found = to_train(_settings(line), line.options.ckpt_path, line.options.new_data)
     if found.is_finished:
@@ -45,14 +47,17 @@ def study(words: Words) -> tuple[StudyLaunch, Line]:
 
     Raises UserError for the first mistake.
     """
-    if not (given := words.values("--ckpt-path")):
+    if not (given := words.places("--ckpt-path")):
         words.upon({})  # which says that the option must be given
     own, run = words.recipes, find_run(given[-1])
     layers = [{"data": {"val": {}}}, read_recipe(run.folder), _ELSEWHERE, own]
     base = reduce(merge, layers)
     line = words.upon(base)
     run = averaged(run, getattr(line.options, "average", 1))
+    sets = line.recipe["data"]["val"]
     options = line.options.read(line.recipe, run)
+    if line.recipe["data"]["val"] is sets:  # else they were given by --sources
+        _check_followed(sets, line, own, run.folder)
     settings = _settings(line)
     check_as_trained(run, settings.model, options.own_classes, _named(line, own, base))
     options.check(settings)
@@ -61,11 +66,28 @@ def study(words: Words) -> tuple[StudyLaunch, Line]:
     return StudyLaunch(settings, run, options), line
 
 
+def _check_followed(sets: Recipe, line: Line, own: Recipe, folder: Path) -> None:
+    """Refuses validation sets that a run's recipe alone names, and that are no file or data folder.
+
+    Whoever wrote a recipe that was received does not choose where its reader looks.
+    """
+    given = own.get("data", {}).get("val", {})
+    for name, path in sets.items():
+        if path == given.get(name) or line.given & {"--data.val", f"--data.val.{name}"}:
+            continue
+        many = (glob.has_magic(path) and not exists(path)) or Path(path).is_dir()
+        if is_remote(path) or (many and not is_data_folder(path)):
+            raise UserError(
+                f"data.val.{name}: '{path}' of {folder / RECIPE} is a glob, a folder of texts or "
+                f"s3://, which are not followed unless given: --data.val.{name} '{path}'"
+            )
+
+
 def _settings(line: Line) -> Settings:
     """The checked recipe; raises SystemExit after --print-config."""
     settings = construct(Settings, line.recipe)
     if line.options.print_config:
-        print(yaml.safe_dump(settings.as_recipe(), sort_keys=False), end="")
+        print(dump(settings.as_recipe()), end="")
         raise SystemExit(0)
     return settings
 

@@ -59,6 +59,7 @@ def _main(words: Sequence[str], came: Sequence[BaseException]) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # No process that is started from here looks for modules in the working directory.
     os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ["RUST_BACKTRACE"] = "0"  # a line of ours says why a tokenizer's library gave up
     try:
         end_with_parent()
         if name in ("-h", "--help", "help"):

@@ -22,7 +22,7 @@ from jsonargparse import DefaultHelpFormatter, set_parsing_settings
 
 from dualpath_cli.cli.commands import Command
 from dualpath_cli.errors import UserError
-from dualpath_cli.ranges import Size
+from dualpath_cli.ranges import PLACES, Place, Size, at_home
 from dualpath_cli.recipe.parser import OneLine, Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load_recipes
 from dualpath_cli.recipe.recipes import read as read_recipe
@@ -56,15 +56,15 @@ class Words:
     command: Command
     words: tuple[str, ...]
 
-    def values(self, *options: str) -> list[str]:
-        """The values of an option of one value, in order."""
+    def places(self, *options: str) -> list[str]:
+        """The paths that an option is given, in order, before the words are parsed."""
         parts = (word.partition("=") for word in self.words)
-        return [value for name, _, value in parts if name in options]
+        return [_place(name, value) for name, _, value in parts if name in options]
 
     @property
     def recipes(self) -> Recipe:
         """The recipes of --config; later ones win."""
-        return load_recipes(self.values("--config", "-c"))
+        return load_recipes(self.places("--config", "-c"))
 
     def upon(self, base: Recipe) -> Line:
         """Parses the words, once, upon a recipe; raises UserError for the first mistake."""
@@ -97,6 +97,10 @@ def _options(parser: Parser, command: Command, found: Recipe, given: frozenset[s
     options = resolve_name(command.options)
     found[GIVEN] = [a.dest for a in parser._actions if given.intersection(a.option_strings)]
     values = {field.name: found[field.name] for field in fields(options) if field.name in found}
+    for name, kind in typing.get_type_hints(options).items():
+        if Place in (kind, *typing.get_args(kind)) and (value := values.get(name)):
+            option, several = parser.name_of(name), isinstance(value, list)
+            values[name] = [_place(option, v) for v in value] if several else _place(option, value)
     for field in fields(options):
         if _is_needed(field) and not values.get(field.name):
             help_ = f"dualpath {command.name} --help"
@@ -106,6 +110,14 @@ def _options(parser: Parser, command: Command, found: Recipe, given: frozenset[s
     except ValueError as error:  # whose first word is the field
         name, _, rest = str(error).partition(" ")
         raise UserError(f"{parser.name_of(name)} {rest}") from None
+
+
+def _place(option: str, value: str) -> str:
+    try:
+        return at_home(value)
+    except ValueError as error:
+        said = str(error).removeprefix("Got value: ")
+        raise UserError(f"{option} must be {PLACES}, not '{said}'") from None
 
 
 def _is_needed(field: Field[Any]) -> bool:

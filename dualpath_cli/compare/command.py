@@ -11,6 +11,7 @@ from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders,
 from dualpath_cli.compare.tables import Difference, differences_of
 from dualpath_cli.errors import UserError
 from dualpath_cli.own_classes.checks import import_classes
+from dualpath_cli.ranges import Place
 from dualpath_cli.recipe.options import Average, OwnClasses, folder_of
 from dualpath_cli.system import claimed, format_csv, write_texts
 
@@ -21,7 +22,7 @@ class Compare(OwnClasses, Average):
     compares those of one budget: bits per byte with paired tests over seeds, parameters, FLOPs,
     time. It reads files only."""
 
-    runs: tuple[str, ...] = field(default=(), metadata={"positional": True})
+    runs: tuple[Place, ...] = field(default=(), metadata={"positional": True})
     """Run folders, or a folder of runs: of `dualpath sweep`, or DIR/RECIPE/NAME as fit has it."""
     by: tuple[str, ...] = ()
     """Keys of recipes, separated by commas, such as model.loops or run.recipe: runs that have the
@@ -32,7 +33,7 @@ class Compare(OwnClasses, Average):
     average: int = 1
     """Compare the mean of the weights of each run's last N checkpoints, as validate --average N
     has scored it."""
-    out: str | None = None
+    out: Place | None = None
     """Folder for tables, figures and the page; by default `comparison` in the folder of runs, or
     here for several RUNs."""
     baseline: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.ranges import check_ranges
+from dualpath_cli.ranges import Place, check_ranges
 from dualpath_cli.recipe.options import (
     Overrides,
     OwnClasses,
@@ -129,16 +129,16 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
     leave some of them, or some compute, out.
     """
 
-    ckpt_path: str
+    ckpt_path: Place
     """Run folder, a checkpoint inside one, or an exported folder."""
     prompt: tuple[str, ...] = ()
     """Texts to continue; without any, and without --file, the model begins by itself."""
-    file: str | None = None
+    file: Place | None = None
     """Prompts instead: .jsonl, also as .gz or .zst, by the field prompt, else question, else text;
     any other file, or - for stdin, is one prompt."""
     num_samples: int = 1
     """Texts for each prompt."""
-    out: str | None = None
+    out: Place | None = None
     """Write a JSON object for each text into this file instead of the texts to the terminal."""
     max_new_tokens: int = 100
     """Longest text; it also ends where the model's window ends."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.evaluation.benchmarks import NAMES, PAPER_LIMIT, SUITES, Benchmark, NoData
 from dualpath_cli.flops.paper import configurations
-from dualpath_cli.ranges import check_name, check_ranges
+from dualpath_cli.ranges import Place, check_name, check_ranges
 from dualpath_cli.recipe.options import Overrides, OwnClasses, Where, folder_of, read_overrides
 from dualpath_cli.run.checkpoint_files import describe
 from dualpath_cli.run.run_folder import package_versions
@@ -74,19 +74,19 @@ class Evaluate(Where, OwnClasses, Overrides):
     in validate.
     """
 
-    ckpt_path: tuple[str, ...] = ()
+    ckpt_path: tuple[Place, ...] = ()
     """One or more: a run folder, a checkpoint inside one, or an exported folder."""
-    out: str
+    out: Place
     """Folder for the scores."""
     suite: Literal["lm", "commonsense", "math", "qa", "paper", "all"] | None = None
     """Benchmarks that belong together: lm, commonsense, math, qa, all, or paper, the default: all,
     but at most 1,024 documents of each, as in the paper."""
     tasks: tuple[str, ...] = ()
     """Benchmarks by name, such as piqa,arc_easy."""
-    sources: tuple[str, ...] = ()
+    sources: tuple[Place, ...] = ()
     """NAME=PATH of texts whose rolling bits per byte are measured: .txt, .jsonl, .parquet, or a
     folder."""
-    data: tuple[str, ...] = ()
+    data: tuple[Place, ...] = ()
     """Folders with TASK.jsonl, and few-shot examples as TASK.fewshot.txt or TASK_train.jsonl;
     without any the Hugging Face hub is asked."""
     limit: int | Literal["all"] | None = None

@@ -11,6 +11,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.export.hf.card import read_results
 from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.own_classes.checks import option_of
+from dualpath_cli.ranges import Place
 from dualpath_cli.recipe.options import Average, OwnClasses, path_of
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run.checkpoint_files import files_of
@@ -32,11 +33,11 @@ class Export(Average, OwnClasses):
     and no GPU.
     """
 
-    ckpt_path: str
+    ckpt_path: Place
     """Run folder, a checkpoint inside one, or an exported folder."""
-    out: str | None = None
+    out: Place | None = None
     """Folder to write; by default RUN/export/RECIPE-NAME-step-N."""
-    results: str | None = None
+    results: Place | None = None
     """A results.json of dualpath evaluate, or its folder, for the model card."""
     license: str | None = None
     """The licence that the model card names, as the hub spells it: apache-2.0."""

@@ -16,7 +16,7 @@ from dualpath_cli.flops.description import Decoding, Description, Hardware, one_
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, plan
 from dualpath_cli.flops.widths import Match, Target, solve_widths, solve_within
 from dualpath_cli.own_classes.checks import import_classes
-from dualpath_cli.ranges import LARGEST, Range, Size, check_range, check_ranges, format_size
+from dualpath_cli.ranges import LARGEST, Place, Range, Size, check_range, check_ranges, format_size
 from dualpath_cli.recipe.recipes import load_recipes
 from dualpath_cli.recipe.schedule import check_loops, loop_counts
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings, Settings, settings_from
@@ -38,7 +38,7 @@ class Flops:
 
     budget: Size | None = None
     """Solve FFN widths for so many linear FLOPs per token and layer, such as 80M."""
-    config: tuple[str, ...] = ()
+    config: tuple[Place, ...] = ()
     """Describe a recipe's model instead (path or name); later ones win. With --budget the model is
     compared to it."""
     table: bool = False

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.intervention import Intervention, parse_overrides
-from dualpath_cli.ranges import check_path, check_ranges
+from dualpath_cli.ranges import Place, check_path, check_ranges
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.system import visible_gpus
 
@@ -16,7 +16,7 @@ from dualpath_cli.system import visible_gpus
 class WithRecipe:
     """Options of a command with a recipe, of which each key is an option as well."""
 
-    config: tuple[str, ...] = field(default=(), metadata={"also": ("-c",), "each": True})
+    config: tuple[Place, ...] = field(default=(), metadata={"also": ("-c",), "each": True})
     """Recipe: a path or the bare name of a packaged one. Of several, later ones win."""
     print_config: bool = False
     """Print the resolved recipe and do nothing else."""
@@ -26,9 +26,9 @@ class WithRecipe:
 class Fit(WithRecipe):
     """Train a model from a recipe; the same command continues an interrupted run."""
 
-    config: tuple[str, ...] = field(metadata={"also": ("-c",), "each": True})
+    config: tuple[Place, ...] = field(metadata={"also": ("-c",), "each": True})
     """Recipe: a path or a packaged name such as quickstart. Of several, later ones win."""
-    ckpt_path: str | None = None
+    ckpt_path: Place | None = None
     """RUN: another run, or a checkpoint of one, whose weights to start from; or an older
     checkpoint of this run to go back to."""
     new_data: bool = False
@@ -49,7 +49,7 @@ class OwnClasses:
 class OfRun(OwnClasses, WithRecipe):
     """Options of a command that builds a trained model from its run's recipe."""
 
-    ckpt_path: str
+    ckpt_path: Place
     """Run folder or checkpoint to score; its recipe, tokenizer and model are read from there."""
 
     def read(self, recipe: Any, run: Any) -> Self:

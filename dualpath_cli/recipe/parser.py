@@ -11,12 +11,15 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, _loaders_dumpers
 from jsonargparse.typing import register_type
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.ranges import SIZES, Size, parse_size
+from dualpath_cli.ranges import PLACES, SIZES, Place, Size, at_home, parse_size
+from dualpath_cli.recipe.recipes import Loader
 
+# Values on the command line are read as those of recipes. There is no public way to say so.
+_loaders_dumpers.yaml_default_loader = Loader  # type: ignore[assignment]
 T = TypeVar("T")
 
 _NAMES_ELSEWHERE = {
@@ -57,6 +60,10 @@ def _size(value: Any) -> Size:
 
 
 register_type(Size, serializer=int, deserializer=_size, type_check=lambda v, _: type(v) is Size)
+
+
+# Never of its type, so each is read: what comes of it is a plain text.
+register_type(Place, serializer=str, deserializer=at_home, type_check=lambda v, _: False)
 
 
 class OneLine:
@@ -241,7 +248,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     Types are not bent: 2.0 and `true` are no whole numbers, and 3 is no text. `prefix` goes before
     keys in messages.
     """
-    parser = _reader_of(cls)  # type: ignore[arg-type]
+    parser = reader_of(cls)  # type: ignore[arg-type]
     parser.prefix = prefix
     return construct(cls, parser.read(values).as_dict(), prefix)
 
@@ -249,34 +256,37 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 def construct(cls: type[T], found: Mapping[str, Any], prefix: str = "") -> T:
     """Returns the dataclass of values of its fields' types; a ValueError becomes a UserError.
 
-    A field that is a dataclass has a mapping.
+    A field that is a dataclass has a mapping. Raises UserError also for a key that is missing, and
+    for a null, which jsonargparse takes for any type.
     """
-    hints, at = typing.get_type_hints(cls), prefix
+    hints = typing.get_type_hints(cls)
+    made: dict[str, Any] = {}
     for field in fields(typing.cast(Any, cls)):
-        needed = {field.default, field.default_factory} == {MISSING}
-        if needed and found.get(field.name) is None and not is_dataclass(hints[field.name]):
-            raise UserError(f"{prefix}{field.name} is missing")
-    made = {name: found[name] for name in hints if name in found}
+        name, kind = field.name, hints[field.name]
+        if is_dataclass(kind):
+            part = found.get(name, {})
+            made[name] = construct(typing.cast(Any, kind), part, f"{prefix}{name}.")
+        elif name in found:
+            made[name] = found[name]
+        elif {field.default, field.default_factory} == {MISSING}:
+            raise UserError(f"{prefix}{name} is missing")
+        if made.get(name, "") is None and type(None) not in typing.get_args(kind):
+            raise UserError(f"{prefix}{name} must be {describe(kind)}, not 'null'")
     try:
-        for name, kind in hints.items():
-            if is_dataclass(kind):
-                at = f"{prefix}{name}."
-                made[name] = typing.cast(Any, kind)(**made.get(name, {}))
-        at = prefix
         return cls(**made)
     except ValueError as error:
-        raise UserError(f"{at.rstrip('.')}: {error}" if at else str(error)) from None
+        raise UserError(f"{prefix.rstrip('.')}: {error}" if prefix else str(error)) from None
 
 
 @cache
-def _reader_of(cls: type) -> Parser:
+def reader_of(cls: type) -> Parser:
     parser = Parser()
     parser.add_class_arguments(cls, fail_untyped=False)
     return parser
 
 
 _KINDS = {int: "a whole number", Size: SIZES, float: "a number", bool: "true or false",
-          str: "text", type(None): "null"}  # fmt: skip
+          str: "text", Place: PLACES, type(None): "null"}  # fmt: skip
 
 
 def describe(annotation: Any) -> str:

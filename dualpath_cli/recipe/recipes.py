@@ -106,7 +106,7 @@ def parse(text: str, name: str) -> Recipe:
     try:
         if len(text) > MOST_CHARACTERS:
             raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
-        content = yaml.load(text, Loader=_Loader)
+        content = yaml.load(text, Loader=Loader)
         for count, part in enumerate(json.JSONEncoder().iterencode(content)):
             if count > MOST_PARTS:
                 raise ValueError("it stands for too many values")
@@ -123,8 +123,12 @@ def parse(text: str, name: str) -> Recipe:
     return content
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML with 1.2's numbers (PyYAML alone reads `5e-4` as text), no dates, no key twice."""
+class Loader(yaml.SafeLoader):
+    """YAML with numbers as people write them, in recipes as on the command line; no key twice.
+
+    Whole numbers are decimal: 010 is ten, and neither 0x10 nor 1:30 is a number. 5e-4 is one, which
+    PyYAML alone reads as text. There are no dates, and keys are texts.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Refuses a repeated key, of which PyYAML would keep the last."""
@@ -135,15 +139,34 @@ class _Loader(yaml.SafeLoader):
                     problem=f"the key '{key.value}' appears twice", problem_mark=key.start_mark
                 )
             seen.add(key.value)
+            if key.tag != "tag:yaml.org,2002:merge":
+                key.tag = "tag:yaml.org,2002:str"
         return {str(key): value for key, value in super().construct_mapping(node, deep).items()}
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in forms if not tag.endswith(":timestamp")]
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around a text that `Loader`, or PyYAML alone, would read as something else."""
+
+
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms
+            if tag not in (_INT, _FLOAT, "tag:yaml.org,2002:timestamp")]
     for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
+}  # fmt: skip
+Loader.add_constructor(_INT, lambda loader, node: int(node.value.replace("_", "")))
+for _kind in (Loader, _Dumper):
+    _kind.add_implicit_resolver(_INT, re.compile(r"^[-+]?[0-9][0-9_]*$"), list("-+0123456789"))
+    _kind.add_implicit_resolver(
+        _FLOAT,
+        re.compile(
+            r"^([-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?"
+            r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
+        ),
+        list("-+.0123456789"),
+    )
+
+
+def dump(recipe: Recipe) -> str:
+    """A recipe as YAML text, from which `parse` gives it back."""
+    return yaml.dump(recipe, Dumper=_Dumper, sort_keys=False)

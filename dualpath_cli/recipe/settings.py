@@ -6,8 +6,16 @@ from typing import Any, Literal, get_type_hints
 
 from dualpath_cli.config import GROUP_OF, RANGES, ModelConfig, ParameterGroup
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.ranges import LARGEST, Size, check_name, check_path, check_range, check_ranges
-from dualpath_cli.recipe.parser import build
+from dualpath_cli.ranges import (
+    LARGEST,
+    Place,
+    Size,
+    check_name,
+    check_path,
+    check_range,
+    check_ranges,
+)
+from dualpath_cli.recipe.parser import build, reader_of
 from dualpath_cli.recipe.recipes import Recipe
 
 _SEED = (0, 2**32 - 1)
@@ -94,13 +102,13 @@ class RunSettings:
     """Name of the recipe, and of the folder for its runs; --config sets it."""
     name: str = "default"
     """Name of the run folder, below the recipe's."""
-    dir: str = "runs"
+    dir: Place = "runs"
     """Folder that holds all runs."""
     budget: Size | None = None
     """Nominal FLOPs per token and layer that the model was solved for; fit prints the ratio."""
     max_tokens: Size = Size(38_503_710_720)
     """Training budget in tokens, rounded down to whole optimizer steps."""
-    branch_from: str | None = None
+    branch_from: Place | None = None
     """Run folder of a run that this one takes over, at its last checkpoint before the cool-down
     (optim.schedule wsd) or second phase of either; all but run.max_tokens is the same."""
     batch_tokens: Size = Size(2_097_152)
@@ -212,9 +220,9 @@ MOST_WORKERS = 64
 class DataSettings:
     """Where tokens come from."""
 
-    path: str = "data/nemotron-cc"
+    path: Place = "data/nemotron-cc"
     """Prepared data folder to train on (dualpath prepare); a path or s3://."""
-    val: dict[str, str] = field(default_factory=dict)
+    val: dict[str, Place] = field(default_factory=dict)
     """Validation sets by name: prepared data folders or text, JSONL, Parquet files; also s3://."""
     val_tokens: Size | None = None
     """The most tokens of each validation set, drawn at random from all of its documents."""
@@ -332,7 +340,13 @@ def settings_from(recipe: Recipe) -> Settings:
 
 
 def check_sections(recipe: Recipe) -> None:
-    """Raises UserError unless a recipe's sections are mappings; ignores their content."""
+    """Raises UserError unless a recipe's sections are mappings; ignores their content.
+
+    An option's name is no section, though the parser of its command knows it.
+    """
+    for name in recipe:
+        if name not in SECTIONS and name != "seed_everything":
+            raise UserError(reader_of(Settings).unknown(name))
     for name in SECTIONS.keys() & recipe.keys():
         if not isinstance(recipe[name], dict):
             what = json.dumps(recipe[name])

@@ -30,12 +30,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dualpath_cli import __version__
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.output import is_first_rank
-from dualpath_cli.recipe.recipes import Recipe, merge, read
+from dualpath_cli.recipe.recipes import Recipe, dump, merge, read
 from dualpath_cli.recipe.settings import TrainerSettings, check_sections, settings_from
 from dualpath_cli.run.checkpoint_files import facts_of, fault_of, rows_of
 from dualpath_cli.system import WAY_OUT, read_csv, read_json, read_text, write_text
@@ -313,7 +311,7 @@ def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None 
                 path.unlink()
     (folder / AVERAGES).unlink(missing_ok=True)
     suffix = "" if step is None else f"-{step:08d}"
-    recipe_text = yaml.safe_dump(recipe, sort_keys=False)
+    recipe_text = dump(recipe)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     versions_text = json.dumps({**versions(), "started": started, **facts}, indent=2) + "\n"
     # First, as it tells that the folder is a run's.

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
@@ -22,6 +23,7 @@ from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import Files, damaged, describe, fault_of, files_of
 from dualpath_cli.run.exported_folder import PREFIX, check_unchanged, is_exported
 from dualpath_cli.run.trained import Trained
+from dualpath_cli.system import open_regular
 
 T = TypeVar("T")
 warnings.filterwarnings("ignore", message=".*in a single process.*")  # as `no_dist` asks
@@ -33,6 +35,9 @@ def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
     Raises UserError for files that cannot be read.
     """
     try:
+        for path in folder.glob("*.safetensors"):
+            with open_regular(path):  # a pipe would be waited for
+                pass
         entries = dcp.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
         found = {}
         for name, entry in entries.items():
@@ -73,7 +78,9 @@ def load_weights(model: DualPathLM, folder: Path) -> None:
 def fill(model: DualPathLM, folder: Path) -> None:
     """Loads weights in place into a model, which may be sharded, whatever wrote the folder."""
     check_weights(model, tensors_in(folder, PREFIX), folder)
-    read_into({PREFIX + name: p.detach() for name, p in model.named_parameters()}, folder)
+    tensors = {PREFIX + name: p.detach() for name, p in model.named_parameters()}
+    read_into(tensors, folder)
+    check_finite(tensors, folder)
 
 
 def load_average(model: DualPathLM, folders: Sequence[Path]) -> None:
@@ -105,8 +112,20 @@ def check_weights(model: nn.Module, found: Mapping[str, torch.Tensor], folder: P
         if found[name].shape != parameter.shape:
             shapes = f"{tuple(found[name].shape)}, not {tuple(parameter.shape)}"
             raise UserError(f"checkpoint '{folder}': {name} is {shapes}")
+        if not found[name].is_floating_point():
+            kind = str(found[name].dtype).removeprefix("torch.")
+            raise UserError(f"checkpoint '{folder}': {name} is of {kind}, which no training writes")
     if other := sorted(found.keys() - wanted.keys()):
         raise UserError(f"checkpoint '{folder}' is of another model: it has {other[0]}")
+
+
+def check_finite(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Raises UserError for weights that are no finite numbers, of which each rank has its part."""
+    for name, tensor in tensors.items():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if not local.isfinite().all():
+            name = name.removeprefix(PREFIX)
+            raise UserError(f"checkpoint '{folder}': {name} is not finite; no training saves that")
 
 
 # Models without Lightning

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.ranges import Size
+from dualpath_cli.ranges import Place, Size
 from dualpath_cli.recipe.options import OfRun, folder_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.run.run_folder import Run
@@ -18,13 +18,13 @@ from dualpath_cli.text.storage import is_remote
 class Texts(OfRun):
     """Options of a command that reads texts with a trained model."""
 
-    sources: tuple[str, ...] = ()
+    sources: tuple[Place, ...] = ()
     """NAME=PATH: texts, .txt, .jsonl or .parquet, or prepared data folders; else the run's
     validation sets."""
     max_tokens: Size | None = None
     """At most so many tokens of each source, such as 20K, drawn at random from all of its documents
     with the seed data.val_seed; else data.val_tokens."""
-    out: str | None = None
+    out: Place | None = None
     kind: ClassVar[str]
     """Of the results: names their folder in that of the run."""
 

@@ -24,8 +24,9 @@ import torch
 from lightning.pytorch import Trainer
 
 from dualpath_cli.kernels.device import device_name
+from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.statistics.bootstrap import clusters_of
-from dualpath_cli.system import replacing
+from dualpath_cli.system import open_regular, replacing
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
 from dualpath_cli.text.storage import exists, local_copy
@@ -107,6 +108,7 @@ def _file_digest(files: Iterable[Path]) -> str:
 
 Arrays = dict[str, npt.NDArray[Any]]  # the results of a pass, by name
 
+_SEAL = "seal"  # the name, in a pass's file, of `Pass._seal`
 FILLER = -1  # the place of a window that only fills up a batch
 
 
@@ -165,26 +167,38 @@ class Pass(ABC):
             "clusters": clusters_of(self.windows).of_window,
         }
         text = json.dumps({**facts, **read, **self.decisive}, sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        self.path = folder / f"{self.source}-{digest[:16]}.npz"
+        self._key = hashlib.sha256(text.encode()).hexdigest()
+        self.path = folder / f"{self.source}-{self._key[:16]}.npz"
 
     def find(self) -> bool:
-        """Reads its arrays where an earlier call finished it and all of its files are whole."""
-        if self.table is not None and not self.path.with_suffix(self.table).is_file():
-            return False
+        """Reads its arrays where an earlier call finished it and its files are this pass's own."""
         try:
-            self.arrays = read_arrays(self.path)
-        except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error):
+            arrays = read_arrays(self.path)
+            found = arrays.pop(_SEAL, np.array("")).item() == self._seal(arrays)
+        except (OSError, EOFError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile,
+                zlib.error):  # fmt: skip
             return False
-        return True
+        self.arrays = arrays if found else {}
+        return found
 
     def keep(self, arrays: Arrays) -> None:
         """Writes its arrays, whole or not at all: they say that it is finished."""
         with replacing(self.path) as partial, partial.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            sealed = arrays | {_SEAL: np.array(self._seal(arrays))}
+            np.savez_compressed(file, **sealed)  # type: ignore[arg-type]
         self.arrays = arrays
+
+    def _seal(self, arrays: Arrays) -> str:
+        """A hash of what decides the numbers, and of the numbers: a file renamed has another."""
+        digest = hashlib.sha256(self._key.encode())
+        for name, array in sorted(arrays.items()):
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        if self.table is not None:
+            digest.update(hash_file(self.path.with_suffix(self.table)).encode())
+        return digest.hexdigest()
 
 
 def read_arrays(path: Path) -> Arrays:
-    with np.load(path) as arrays:
+    with open_regular(path) as file, np.load(file) as arrays:
         return dict(arrays)

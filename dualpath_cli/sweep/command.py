@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-import yaml
 from rich.console import Console
 
 from dualpath_cli.errors import Stopped, UserError
@@ -15,7 +14,7 @@ from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import show
 from dualpath_cli.own_classes.checks import check_as_begun, import_classes, option_of
-from dualpath_cli.recipe.recipes import Recipe, merge
+from dualpath_cli.recipe.recipes import Recipe, dump, merge
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.run_folder import RECIPE, check_same_recipe, decisive_part, facts_now
@@ -121,7 +120,7 @@ def _write_down(wanted: Request, cells: Sequence[Cell], notes: Sequence[str]) ->
         ],
         "notes": list(notes),
     }  # fmt: skip
-    write_text(wanted.out / request.SWEEP, yaml.safe_dump(content, sort_keys=False))
+    write_text(wanted.out / request.SWEEP, dump(content))
 
 
 def _show_plan(wanted: Request, runs: Sequence[Run], console: Console) -> None:

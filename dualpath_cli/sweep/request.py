@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 from dualpath_cli.config import RANGES
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.flops.widths import Match
-from dualpath_cli.ranges import check_range, check_ranges, parse_size
+from dualpath_cli.ranges import Place, check_range, check_ranges, parse_size
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.parser import OTHER_NAMES
@@ -41,7 +41,7 @@ class Sweep:
     was interrupted. Lists are separated by commas.
     """
 
-    config: tuple[str, ...] = field(metadata={"each": True})
+    config: tuple[Place, ...] = field(metadata={"each": True})
     """Recipe with backbone, data, tokens and all else that they share; later ones win."""
     budget: str
     """FLOPs per token and layer that each spends, such as 4M; several make several sweeps."""
@@ -66,7 +66,7 @@ class Sweep:
     that a key says nothing about are trained once. A list is written in brackets."""
     seeds: str = "3"
     """Seeds of each: 3 is 0, 1 and 2, 3-5 is 3, 4 and 5. A seed is the same data order in all."""
-    out: str
+    out: Place
     """Folder of the sweep; the same words continue it, more seeds or values extend it."""
     jobs: int = 1
     """Runs at the same time. On CPUs they share the cores; on GPUs each takes the next one, and

@@ -17,13 +17,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dualpath_cli.errors import UserError
 from dualpath_cli.own_classes.checks import import_classes
 from dualpath_cli.ranges import parse_size
 from dualpath_cli.recipe import recipes
-from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.recipe.recipes import Recipe, dump
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
@@ -237,7 +235,7 @@ def _with_rate(recipe: Recipe, settings: Settings, lr: float) -> Recipe:
 
 def write_recipes(runs: Iterable[Run]) -> None:
     for run in runs:
-        text = yaml.safe_dump(run.recipe, sort_keys=False)
+        text = dump(run.recipe)
         write_text(run.path, f"# {_heading(run.configuration, run.seed)}\n{text}")
 
 

@@ -88,7 +88,7 @@ def split_name(spec: str) -> tuple[str | None, str]:
     """Cuts `NAME=PATH` into its parts; a path may hold an equals sign: quality=high/kind=actual."""
     name, equals, rest = spec.partition("=")
     if equals and NAME.fullmatch(name) and not Path(spec).exists():
-        return name, rest
+        return name, os.path.expanduser(rest)
     return None, spec
 
 

@@ -258,6 +258,8 @@ def _parquet(
             for batch in file.iter_batches(batch_size=batch_rows, columns=[*fields, *extra]):
                 # Arrow does not report its position: the share of rows approximates that of bytes.
                 read += batch.num_rows
+                if read > total:
+                    raise pa.ArrowInvalid(f"its footer counts {total:,} rows, and there are more")
                 on_read(on_disk * read // total - reported)
                 reported = on_disk * read // total
                 for records in _halved(batch, size):

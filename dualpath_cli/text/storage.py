@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.system import replacing
+from dualpath_cli.system import open_regular, replacing
 
 SCHEME = "s3://"
 _SHA256 = "sha256"
@@ -75,8 +75,8 @@ def local_copy(location: str | Path) -> Path:
 def sha256_of(location: str | Path) -> str:
     """Returns the sha256 of a file or an object as hexadecimal digits."""
     if not is_remote(location):
-        with open(location, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        with open_regular(Path(location)) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
     with _object(str(location)) as response:
         return hashlib.file_digest(response["Body"], "sha256").hexdigest()
 

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 TOKENIZER = "tokenizer.json"
 END_OF_TEXT = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>"]
 """Names that published tokenizers give to end-of-text, the likeliest first."""
+MOST_IDS = 1 << 24
+"""Ids at most: the bytes of each are held in a list."""
 Definition = dict[str, Any]  # a parsed `tokenizer.json`
 GPT2_FINGERPRINT = "785a6e2b7b4c5d3b6aa4dca24531c0e458f52b077052afa73af5991db5e533eb"
 _GPT2_MERGES_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
@@ -44,18 +47,9 @@ class Tokenizer:
 
     def __init__(self, definition: Definition, origin: str = TOKENIZER) -> None:
         """Takes a parsed `tokenizer.json`; `origin` names it in messages."""
-        try:
+        self._origin = origin
+        with _one_line(origin):
             self._read(definition, origin)
-        except UserError:
-            raise
-        except BaseException as error:
-            # `tokenizers` raises bare Exception, or what Rust panics with; a damaged file any.
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            reason = of_content(error) if isinstance(error, Exception) else str(error)
-            raise UserError(
-                f"tokenizer '{origin}': cannot be used ({' '.join(reason.split())})"
-            ) from None
 
     def _read(self, definition: Definition, origin: str) -> None:
         _check(definition, origin)
@@ -131,10 +125,11 @@ class Tokenizer:
         write_text(folder / TOKENIZER, text)
 
     def _encode_by_tokenizers(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        try:
-            encodings = self._tokenizers.encode_batch_fast(texts, add_special_tokens=False)
-        except TypeError:
-            raise UserError("a text has half of a surrogate pair: not valid Unicode") from None
+        with _one_line(self._origin):
+            try:
+                encodings = self._tokenizers.encode_batch_fast(texts, add_special_tokens=False)
+            except TypeError:
+                raise UserError("a text has half of a surrogate pair: not valid Unicode") from None
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     @cached_property
@@ -154,6 +149,24 @@ class Tokenizer:
             mergeable_ranks={v: i for i, v in enumerate(self._values) if i not in self._special},
             special_tokens={self._values[self.eot_id].decode(): self.eot_id},
         )
+
+
+@contextmanager
+def _one_line(origin: str) -> Iterator[None]:
+    """Turns what `tokenizers` raises into a UserError about a tokenizer."""
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        # Bare Exception, or what Rust panics with, as at an expression that takes too many steps;
+        # a damaged file raises any.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = of_content(error) if isinstance(error, Exception) else str(error)
+        raise UserError(
+            f"tokenizer '{origin}': cannot be used ({' '.join(reason.split())})"
+        ) from None
 
 
 def _download_gpt2() -> Definition:
@@ -266,7 +279,10 @@ def _token_values(definition: Definition) -> list[bytes]:
     byte = byte_of_character()
     added = {t["id"]: t["content"] for t in definition["added_tokens"]}
     vocab: dict[str, int] = definition["model"]["vocab"]
-    values = [b""] * (max([*vocab.values(), *added]) + 1)
+    largest = max([*vocab.values(), *added])
+    if largest >= MOST_IDS:
+        raise ValueError(f"its id {largest} is above {MOST_IDS - 1}")
+    values = [b""] * (largest + 1)
     for token, id in vocab.items():
         if id not in added:
             values[id] = bytes(byte[c] for c in token)

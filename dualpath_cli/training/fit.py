@@ -19,6 +19,7 @@ from dualpath_cli.kernels.device import device_name
 from dualpath_cli.own_classes.checks import hashes, keep_sources, option_of
 from dualpath_cli.recipe.schedule import epochs, micro_batches
 from dualpath_cli.run import run_folder
+from dualpath_cli.run.checkpoint_files import STATE
 from dualpath_cli.run.run_folder import ENDED_EARLY, TABLES, TOKENIZER, WENT_WRONG
 from dualpath_cli.system import FIT, Terminated, alone, read_text, write_text
 from dualpath_cli.text.manifest import Manifest, is_data_folder
@@ -42,6 +43,10 @@ class OutOfMemory(RunFailed):
 
 FIRST_STEPS = 2
 """Optimizer steps after which memory no longer grows: the first one makes the moments."""
+
+
+_RESTORING = {"_restore_modules_and_callbacks", "restore_training_state"}
+"""Functions of Lightning's in which a checkpoint's state is put back."""
 
 
 def fit(session: Session[TrainingLaunch]) -> None:
@@ -126,7 +131,8 @@ def _train(
         by_signal = isinstance(end.__context__, Terminated)
         raise _stopped(session, signal.SIGTERM if by_signal else signal.SIGINT) from None
     except Exception as error:
-        if fault := loading_fault(error) or _lost_contact(session, error) or _refusal(error):
+        fault = loading_fault(error) or _lost_contact(session, error) or _refusal(error)
+        if fault := fault or _not_restored(checkpoint, error):
             raise fault from error
         raise
     session.show_validation()
@@ -209,6 +215,21 @@ def _refusal(error: Exception) -> UserError | None:
     if refused or isinstance(error, MisconfigurationException):
         return UserError(f"trainer: {error}; change the recipe's trainer section")
     return None
+
+
+def _not_restored(checkpoint: Path | None, error: Exception) -> UserError | None:
+    """What a checkpoint's state lacks for going on from it; None for all else."""
+    kinds = KeyError | TypeError | AttributeError | IndexError | ValueError | RuntimeError
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    restoring = _RESTORING & {frame.f_code.co_name for frame in frames}
+    counting = frames[-1].f_globals.get("__name__", "").startswith("lightning.pytorch.loops")
+    if checkpoint is None or not isinstance(error, kinds) or not (restoring or counting):
+        return None
+    reason = f"{type(error).__name__}: {error}"
+    return UserError(
+        f"checkpoint '{checkpoint}' cannot be continued from: {STATE} is not as training wrote it "
+        f"({reason:.160}); put it back, or give an older one by --ckpt-path"
+    )
 
 
 def _stopped(session: Session[TrainingLaunch], signum: int) -> Stopped:

@@ -92,6 +92,21 @@ def test_a_file_of_other_content_is_named(name, text, words, home, said):
     assert words in error
 
 
+@pytest.mark.parametrize("place", ["**/*.jsonl", "s3://bucket/val.jsonl", "texts"])
+def test_places_that_a_runs_recipe_alone_names_are_not_searched(place, home, said):
+    recipe = home / RUN / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("val.jsonl", f"'{place}'"))
+    assert f"held_out: {place}\n" in recipe.read_text().replace("'", "")
+    for line in OTHERS[:3]:
+        error = said(*line.split())
+        assert f"data.val.held_out: '{place}' of {RUN}/recipe.yaml is a glob, a folder" in error
+        assert f"unless given: --data.val.held_out '{place}'" in error
+    if place != "s3://bucket/val.jsonl":
+        (home / "texts" / "a.jsonl").write_text((home / "val.jsonl").read_text())
+        assert main([*OTHERS[0].split(), "--data.val.held_out", place]) == 0
+        assert main([*OTHERS[1].split(), "--sources", f"held_out={place}"]) == 0
+
+
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize(
     ("text", "words"),

@@ -20,7 +20,7 @@ import yaml
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import main
 from dualpath_cli.cli.words import help_of, parser_of
-from dualpath_cli.ranges import Size
+from dualpath_cli.ranges import Place, Size
 from dualpath_cli.recipe.parser import choices_of
 from dualpath_cli.recipe.settings import SECTIONS
 
@@ -131,7 +131,10 @@ def test_a_word_where_a_number_or_a_choice_belongs_is_named(refused):
     for key, kind in FIELDS.items():
         if key in ("trainer.callbacks", "trainer.plugins", "trainer.logger"):
             continue  # whose words are Lightning's to read
-        if str not in (kind, *typing.get_args(kind)) and typing.get_origin(kind) is not dict:
+        if (
+            not {str, Place} & {kind, *typing.get_args(kind)}
+            and typing.get_origin(kind) is not dict
+        ):
             said = refused([f"--{key}", "odd"])
             assert key.partition(".")[2] in said
             assert " must be " in said

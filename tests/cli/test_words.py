@@ -1,12 +1,15 @@
 """Words after a command: which become keys of the recipe, and with what values."""
 
+from functools import reduce
 from typing import Any, get_type_hints
 
 import pytest
 
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import _joined, parser_of, read
+from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.settings import SECTIONS
+from dualpath_cli.text.documents import split_name
 
 
 def changed(recipe: dict[str, Any], *words: str) -> dict[str, Any]:
@@ -35,6 +38,38 @@ def test_a_word_gives_a_key_the_value_that_a_recipe_would(words, section, key, v
     result = changed({}, *words)[section][key]
     assert result == value
     assert isinstance(result, type(value))
+
+
+@pytest.mark.parametrize("key", ["run.dir", "run.branch_from", "data.path", "data.val.a"])
+def test_a_tilde_is_the_home_folder_and_a_variable_refused_in_recipes_as_in_options(
+    key, monkeypatch
+):
+    monkeypatch.setenv("HOME", "/home/me")
+    section, *names = key.split(".")
+
+    def value(path: str) -> dict[str, Any]:
+        return reduce(lambda inner, name: {name: inner}, reversed(names), path)
+
+    def out_of(option: str) -> Any:
+        return read(COMMANDS["ablate"], ["--ckpt-path", "x", option]).options
+
+    assert changed({section: value("~/x")})[section] == value("/home/me/x")
+    assert changed({}, f"--{key}=~/x")[section] == value("/home/me/x")
+    assert out_of("--out=~/x").out == "/home/me/x"
+    assert out_of("--ckpt-path=~/x").ckpt_path[-1] == "/home/me/x"
+    assert split_name("mine=~/x") == ("mine", "/home/me/x")
+    for refused in (
+        lambda: changed({section: value("$HOME/x")}), lambda: changed({}, f"--{key}=$HOME/x"),
+        lambda: out_of("--out=$HOME/x"), lambda: out_of("--ckpt-path=$HOME/x"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=r"must be .*a path, without variables"):
+            refused()
+
+
+def test_the_name_of_an_option_is_no_section_of_a_recipe():
+    for key in ("config", "out", "ckpt_path", "print_config"):
+        with pytest.raises(UserError, match=f"unknown key '{key}'"):
+            changed({key: {}})
 
 
 def test_an_entry_of_a_mapping_is_added_and_the_mapping_itself_replaced():

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import html
 import json
+import os
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -95,6 +96,9 @@ def test_a_changed_byte_in_any_file_is_refused(folder, said):
     (folder / "SHA256SUMS").unlink()
     (folder / "README.md").write_text("a card of the reader's own")
     assert main(["validate", "--ckpt_path", str(folder)]) == 0
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    assert "it is a pipe or a device, no file" in said("validate", "--ckpt_path", folder)
 
 
 def other_ids(tokenizer: dict[str, Any]) -> None:

@@ -201,6 +201,8 @@ def test_what_it_cannot_do_is_said(exported):
         theirs(tokens[:, :1], past_key_values=past, intervention={"loops": 1})
     with pytest.raises(ValueError, match="kv_slots: transformers' cache keeps the keys"):
         theirs(tokens, intervention={"kv_slots": 1})
+    with pytest.raises(ValueError, match="assistant_early_exit cannot be given"):
+        theirs.generate(tokens, max_new_tokens=3, assistant_early_exit=1)
     with pytest.raises(ValueError, match="StaticCache of another model, or not one that grows"):
         theirs.generate(tokens, max_new_tokens=3, cache_implementation="static")
     foreign = transformers.DynamicCache()
@@ -298,6 +300,28 @@ def test_it_is_built_without_weights_and_split_over_devices(exported, tmp_path):
     for device_map in ("auto", places):
         split = load(folder, device_map=device_map, offload_folder=tmp_path / "offload")
         torch.testing.assert_close(split(tokens).logits, wanted, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_larger_vocabulary_keeps_its_rows_and_draws_the_others(tied, exported):
+    theirs = load(exported(model={"tie_embeddings": tied})[1])
+    before, tokens = theirs.config.vocab_size, some_tokens(theirs.model)
+    logits = theirs(tokens).logits
+    theirs.resize_token_embeddings(before + 8, mean_resizing=False)
+    larger = theirs(tokens).logits
+    assert larger.shape[-1] == before + 8
+    assert torch.equal(larger[..., :before], logits)
+    for weight in (theirs.model.embed.weight, theirs.model.head.weight):
+        assert 0 < weight[before:].std() < 3 * theirs.config.init_std
+    assert theirs.generate(tokens, max_new_tokens=2).shape == (2, LENGTH + 2)
+
+
+def test_the_experts_of_a_token_are_no_option_of_sampling(exported):
+    folder = exported(model={"n_experts": 4, "top_k": 2})[1]
+    config = load(folder).config
+    assert config.model.top_k == 2
+    drawn = transformers.GenerationConfig.from_model_config(config)
+    assert drawn.top_k == transformers.GenerationConfig().top_k
 
 
 def test_rows_without_a_token_are_never_drawn(exported):

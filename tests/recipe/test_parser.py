@@ -37,12 +37,13 @@ def test_plain_values_become_tuples_and_sizes():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"path": None}, "x.path is missing"),
+        ({"path": None}, "x.path must be text, not 'null'"),
         ({"sed": 1}, "unknown key 'x.sed'; did you mean 'seed'?"),
         ({"qqqq": 1}, "unknown key 'x.qqqq'; there are path, weight,"),
         ({"weight": -1}, "x: weight must be above 0, not -1"),
         ({"path": ["a"]}, "x.path must be text, not '['a']'"),
         ({"seed": 2.0}, "x.seed must be a whole number, not '2.0'"),
+        ({"seed": None}, "x.seed must be a whole number, not 'null'"),
         ({"seed": True}, "x.seed must be a whole number, not 'true'"),
         ({"tokens": "lots"}, "x.tokens must be a whole number from 1 to 10^18 such as 80M"),
         ({"tokens": 0}, "or null, not '0'"),

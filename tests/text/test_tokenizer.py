@@ -99,6 +99,7 @@ REFUSED = {
     "lacks 1 of the 256 bytes": lambda definition: definition["model"]["vocab"].pop("!"),
     "does not give back": _set("pre_tokenizer", "add_prefix_space", to=True),
     "no special token is known to end a text": _set("added_tokens", to=[]),
+    "id 1000000000 is above": _set("added_tokens", 0, "id", to=10**9),
 }
 
 
@@ -119,6 +120,16 @@ def test_a_panic_of_the_library_is_one_line_and_an_interrupt_none(definition, mo
         monkeypatch.setattr(Tokenizer, "encode", Mock(side_effect=raised("range end index")))
         with pytest.raises(expected, match="range end index"):
             Tokenizer(definition, "mine")
+
+
+def test_an_expression_that_takes_too_many_steps_is_one_line_at_the_text_that_shows_it(definition):
+    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated",
+             "invert": False}  # fmt: skip
+    steps = [split, {**definition["pre_tokenizer"], "use_regex": False}]
+    definition["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    tokenizer = Tokenizer(definition, "mine")
+    with pytest.raises(UserError, match=r"'mine': cannot be used .*retry-limit"):
+        tokenizer.encode("x" * 40)
 
 
 def test_cutting_padding_and_dropout_of_a_file_are_ignored(small, definition):

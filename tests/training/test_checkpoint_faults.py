@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,14 @@ FOUND_WHEN_LOADED: dict[str, tuple[Damage, str]] = {
     ),
     "a weight missing": (with_weight(None), f"{LAST}' is incomplete: it lacks {NAME}"),
     "a weight of another shape": (with_weight(torch.zeros(3)), f"{LAST}': {NAME} is (3,), not ("),
+    "a weight of whole numbers": (
+        with_weight(torch.zeros(272, 16, dtype=torch.int64)),
+        f"{LAST}': {NAME} is of int64, which no training writes",
+    ),
+    "a weight that is no number": (
+        with_weight(torch.full((272, 16), float("nan"))),
+        f"{LAST}': {NAME} is not finite",
+    ),
     "one too many": (
         with_weight(torch.zeros(3), "other"),
         f"{LAST}' is of another model: it has other",
@@ -115,6 +125,25 @@ def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
         assert message in error
     if fault == "a flipped byte":
         assert f"; give --ckpt-path {run.resolve()}/checkpoints/{BEFORE}" in error
+
+
+@pytest.mark.parametrize("path", [
+    "global_step", "groups", "groups 0 0 params", "callbacks", "lr_schedulers 0", "guard", "loops",
+    "loops fit_loop epoch_loop.batch_progress total", "expert_loads",
+    "loops fit_loop epoch_loop.scheduler_progress total ready",
+])  # fmt: skip
+def test_a_state_of_another_shape_is_one_line_though_its_hash_fits(path, trained, refused):
+    run = trained()
+    back_to_step(run, 4)
+    checkpoint = run / "checkpoints" / BEFORE
+    state = json.loads((checkpoint / "state.json").read_text())
+    *keys, last = (int(key) if key.isdigit() else key for key in path.split())
+    part = reduce(getitem, keys, state)
+    part[last] = "x"
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    write_manifest(checkpoint, describe(checkpoint, files_of(checkpoint)), facts_of(checkpoint))
+    said = refused()
+    assert f"checkpoint '{checkpoint}' cannot be continued from: state.json is not as" in said
 
 
 @pytest.mark.parametrize("strategy", ["single", "fsdp"])

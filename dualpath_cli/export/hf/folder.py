@@ -46,6 +46,7 @@ from dualpath_cli.run.exported_folder import (
 )
 from dualpath_cli.run.run_folder import PUT_BACK, RECIPE, TABLES, TOKENIZER, VERSIONS, Run
 from dualpath_cli.run.weights import (
+    check_finite,
     check_weights,
     empty_model,
     load_average,
@@ -98,6 +99,7 @@ class Weights:
             if not self._mean:
                 held = {name: torch.empty_like(t, device="cpu") for name, t in part.items()}
                 read_into(held, self._folder)
+                check_finite(held, self._folder)
             save_file(held, folder / file, {"format": "pt"})
             progress.advance(sum(tensor.nbytes for tensor in part.values()))
         if len(parts) > 1:

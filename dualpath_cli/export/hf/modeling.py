@@ -251,6 +251,13 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
                 parameter.requires_grad_(False)
         return loaded
 
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As transformers does. Raises ValueError for early exits, which are of layers there."""
+        given = kwargs.get("generation_config") or self.generation_config
+        if kwargs.get("assistant_early_exit", given.assistant_early_exit) is not None:
+            raise ValueError("assistant_early_exit cannot be given: its drafts would skip layers")
+        return super().generate(*args, **kwargs)
+
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embed
 
@@ -263,7 +270,9 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Draws the weights of a module that come from no checkpoint, by torch's first seed."""
-        (name,) = [name for name, other in self.named_modules() if other is module]
+        # An embedding or a head of another size is not in its place yet.
+        new = "embed" if isinstance(module, nn.Embedding) else "head"
+        name = next((name for name, other in self.named_modules() if other is module), new)
         prefix = name.removeprefix("model").removeprefix(".")
         seed = int(torch.initial_seed()) % 2**62
         for own, parameter in module.named_parameters(recurse=False):

@@ -10,7 +10,7 @@ from dualpath_cli import intervention
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.intervention import SHUFFLED, Intervention
-from dualpath_cli.ranges import check_ranges
+from dualpath_cli.ranges import Place, check_ranges
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.study.options import Texts
 from dualpath_cli.study.parts_of_speech import (
@@ -167,9 +167,9 @@ class Ablate(Texts):
     """Classes of tokens by universal part of speech, as NAME=UPOS,UPOS. Each is forced wide and
     deep, or one of the two: NAME=UPOS,UPOS:wide, :deep. By default arithmetic=NUM,SYM and
     function=ADJ,ADV,PART,PRON,VERB."""
-    tagger: str = TAGGER
+    tagger: Place = TAGGER
     """The spaCy pipeline for token-classes, by name or path."""
-    out: str | None = None
+    out: Place | None = None
     """Folder for tables and figures; else RUN/ablations/step-N. What is in it already is not scored
     again, but tables and figures of a call before are replaced."""
     compare_paper: bool = False

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Self
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.ranges import check_ranges
+from dualpath_cli.ranges import Place, check_ranges
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings
@@ -27,7 +27,7 @@ class Routing(Texts):
     """Print the routing of this text in the terminal; with --out, write its page there."""
     layer: int | None = None
     """Colour --text by this layer instead of the mean of all."""
-    tagger: str | None = None
+    tagger: Place | None = None
     """The spaCy pipeline for parts of speech, by name or path; by default en_core_web_sm, where it
     is installed. none leaves them out."""
     sequences: int = 12
@@ -38,7 +38,7 @@ class Routing(Texts):
     of each source."""
     no_costs: bool = False
     """Leave out what forcing loops or gates would cost: most of the page's passes."""
-    out: str | None = None
+    out: Place | None = None
     """Folder for tokens, figures and the page; else RUN/routing/step-N."""
     kind = "routing"
 

@@ -285,6 +285,15 @@ def test_what_is_finished_and_whole_is_not_scored_again(short, texts, tmp_path, 
         path.write_bytes(path.read_bytes()[:40])
     assert scored("--loops", "1-2") == SHORT
     assert rows == table_of(short.folder)[1]
+    # A pass under another's name, and changed numbers, are not believed.
+    whole = [p for p in (run / "ablations").rglob("*.npz") if p.stat().st_size > 40]
+    first, second, *others = whole
+    with np.load(first) as arrays:
+        np.savez(first, **{**arrays, "nats": arrays["nats"] / 2})
+    for path in others:
+        shutil.copy(second, path)
+    assert len(scored("--loops", "1-2")) == len(SHORT) - 1
+    assert rows == table_of(short.folder)[1]
 
 
 def test_an_interrupted_study_goes_on_with_the_pass_that_it_stopped_in(
