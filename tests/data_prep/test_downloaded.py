@@ -83,7 +83,9 @@ def test_a_list_that_is_none_is_refused_and_fetched_again(web, tmp_path, content
     assert len(nemotron_files("", web.url, tmp_path)) == len(PATHS)
 
 
-@pytest.mark.parametrize("endless", [random.randbytes(2000), gzip.compress(bytes(9000))])
+@pytest.mark.parametrize(
+    "endless", [random.randbytes(2000), gzip.compress(bytes(9000))], ids=["noise", "zeros"]
+)
 def test_a_list_without_an_end_is_refused(web, tmp_path, monkeypatch, endless):
     monkeypatch.setattr(corpora, "LIST_BYTES", 1000)
     web.files[LIST] = endless
