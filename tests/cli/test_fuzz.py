@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -113,10 +114,9 @@ def home(share: Share, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = share("home", write_home)  # before commands end where they begin
     monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups, rows: {})
     monkeypatch.setattr("dualpath_cli.sweep.command.run_all", train)
-    ends = {"combine": lambda *_: []}
     monkeypatch.setattr(
         "dualpath_cli.cli.main.resolve_name",
-        lambda name: ends.get(name.split(":")[1], lambda *_: 0),
+        lambda name: resolve_name(name) if ".cli.launch:" in name else lambda *_: 0,
     )
     return folder
 

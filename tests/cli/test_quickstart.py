@@ -58,9 +58,9 @@ def test_waiting_threads_sleep_unless_the_environment_says_otherwise(given, used
 
 def test_the_model_to_compare_with_has_the_same_linear_flops():
     words = next(line for line in quickstart.NEXT.splitlines() if "dualpath fit" in line).split()
-    line = read(COMMANDS["fit"], words[words.index("--config") :])
+    found = read(COMMANDS["fit"], words[words.index("--config") :])
     dual, wide = (
         mean_layer_flops(settings_from(recipe).model)["linear_total"]
-        for recipe in (recipes.load("quickstart"), line.recipe())
+        for recipe in (recipes.load("quickstart"), found.upon(found.recipes).recipe)
     )
     assert wide == pytest.approx(dual, rel=0.01)
