@@ -63,10 +63,13 @@ def git(*words: str) -> str:
     return subprocess.run(command, capture_output=True, encoding="utf-8", check=False).stdout
 
 
-@pytest.mark.skipif(
+whole_clone = pytest.mark.skipif(
     git("rev-parse", "--is-shallow-repository").strip() != "false",
     reason="needs a clone with all commits",
 )
+
+
+@whole_clone
 def test_each_run_began_after_its_commit_which_has_todays_declaration(study):
     page = (PAGE.parent / "study" / "declared.md").read_text(encoding="utf-8")
     declared = re.sub(r"\*As declared;[^*]+\*\n\n", "", page)
@@ -78,6 +81,23 @@ def test_each_run_began_after_its_commit_which_has_todays_declaration(study):
         assert re.sub(r"\[([\w.]+)\]\(\1\)", r"`\1`", then) == declared
         committed = datetime.fromisoformat(git("show", "-s", "--format=%cI", commit).strip())
         assert min(starts) > committed
+
+
+@whole_clone
+def test_runs_in_a_row_are_of_the_declared_seeds_and_began_after_their_declaration(study):
+    page = (PAGE.parent / "study" / "row.md").read_text(encoding="utf-8")
+    rows = study.read("row.csv")
+    keys = [tuple(row[key] for key in ("sweep", "arm", "rate", "seed")) for row in rows]
+    assert len(keys) == len(set(keys))
+    for row in rows:
+        pilot = row["sweep"].startswith("pilot_")
+        assert int(row["seed"]) in (range(2) if pilot else range(14, 28))
+        then = git("show", f"{row['git_commit']}:docs/study/row.md")
+        assert then
+        assert pilot or then == page  # amended before the first run of the tables
+        committed = git("show", "-s", "--format=%cI", row["git_commit"]).strip()
+        assert datetime.fromisoformat(row["started"]) > datetime.fromisoformat(committed)
+        assert "bf16" in row["cpu"]
 
 
 def test_the_figure_has_a_mark_for_each_run_of_the_tables(study):
