@@ -144,13 +144,11 @@ def _of_best(
 
     rows = {
         c.name: [[of_rate[seed].scores[AGGREGATE] for seed in blocks.seeds]
-                 for of_rate in c.runs_by_rate.values()]
+                 for of_rate in c.frame.values()]
         for c in group.configurations if c.name in blocks.names
     }  # fmt: skip
     spread = block_spread([row for its in rows.values() for row in its])
-    ours, theirs = (
-        (np.log(list(c.runs_by_rate)), np.mean(rows[c.name], 1)) for c in (other, baseline)
-    )
+    ours, theirs = ((np.log(list(c.frame)), np.mean(rows[c.name], 1)) for c in (other, baseline))
     found = resampled(ours, theirs, spread.error / 2**0.5, spread.df)
     return _NONE | found | {"test": BEST, "configurations": len(rows), "df": spread.df}
 
@@ -384,8 +382,7 @@ def records_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
          "lr": run.settings.optim.lr, "set": name, "bits_per_byte": run.scores[name],
          "tokens_per_second": run.tokens_per_second, "run": str(run.folder)}
         for group in groups for c in group.configurations
-        for runs in (list(c.runs_by_rate.values()) or [{run.seed: run for run in c.runs}])
-        for run in runs.values() for name in group.measures
+        for by_seed in c.frame.values() for run in by_seed.values() for name in group.measures
     ]  # fmt: skip
 
 
