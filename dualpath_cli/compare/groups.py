@@ -287,26 +287,26 @@ def _at_best_rate(c: Configuration) -> Configuration:
 
 
 def _with_pairs(groups: Sequence[Group], pairs: Sequence[Sequence[str]]) -> list[Group]:
-    tables = [{c.name: c for c in group.configurations} for group in groups]
-    having = [n for n, t in enumerate(tables) if t.keys() >= {name for p in pairs for name in p}]
+    names = {name for pair in pairs for name in pair}
+    having = [group for group in groups if names <= {c.name for c in group.configurations}]
     if len(having) != 1:
         raise UserError(
             f"--pairs: {len(having)} of {len(groups)} tables have all of its configurations; give "
             "RUNs of one budget and number of tokens"
         )
-    by_name = tables[having[0]]
+    by_name = {c.name: c for c in having[0].configurations}
     found = tuple((by_name[one], by_name[other]) for one, other in pairs)
     return [
-        replace(group, pairs=found, baselines=found[0][1:]) if n == having[0]
+        replace(group, pairs=found, baselines=found[0][1:]) if group is having[0]
         else replace(group, note="no tests: --pairs are of another table")
-        for n, group in enumerate(groups)
+        for group in groups
     ]  # fmt: skip
 
 
 def _with_baselines(group: Group, names: Sequence[str]) -> Group:
-    if not names and group.wide is not None:
-        return replace(group, baselines=(group.wide,))
     if not names:
+        if group.wide is not None:
+            return replace(group, baselines=(group.wide,))
         wides = [c.name for c in group.configurations if c.family == "wide"]
         found = f"{len(wides)} PureWide, {', '.join(wides)}" if wides else "no PureWide"
         note = f"no tests: {found}; --baseline NAMES chooses what to test against"
