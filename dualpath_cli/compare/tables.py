@@ -16,15 +16,15 @@ from dualpath_cli.compare.groups import Configuration, Group
 from dualpath_cli.compare.rates import resampled
 from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.output.table import (
-    Cell,
     Column,
     Columns,
+    Entry,
     Table,
     interval,
     with_error,
     with_interval,
 )
-from dualpath_cli.statistics.blocks import Blocks, block_spread, find_blocks
+from dualpath_cli.statistics.blocks import SeedBlocks, block_spread, find_blocks
 from dualpath_cli.statistics.significance import LEVEL, holm
 from dualpath_cli.system import without_nan
 
@@ -138,7 +138,7 @@ _NONE = dict.fromkeys(("low", "high", "low_90", "high_90", "detectable", "p", "p
 
 
 def _of_best(
-    group: Group, other: Configuration, baseline: Configuration, blocks: Blocks
+    group: Group, other: Configuration, baseline: Configuration, blocks: SeedBlocks
 ) -> dict[str, Any]:
     """The test where rates were chosen: a row of the blocks is a configuration at one rate."""
 
@@ -154,7 +154,7 @@ def _of_best(
 
 
 def _difference(
-    group: Group, measure: str, other: Configuration, baseline: Configuration, blocks: Blocks
+    group: Group, measure: str, other: Configuration, baseline: Configuration, blocks: SeedBlocks
 ) -> dict[str, Any]:
     values = {
         c.name: [c.scores[measure][seed] for seed in blocks.seeds]
@@ -400,7 +400,7 @@ def latex(table: Table) -> str:
     def line(texts: Iterable[str]) -> str:
         return " & ".join(texts) + r" \\"
 
-    def text(cell: Cell) -> str:
+    def text(cell: Entry) -> str:
         return rf"\textbf{{{escaped(cell.text)}}}" if cell.lowest else escaped(cell.text)
 
     sides = "".join("l" if column.format is None else "r" for column in table.columns)

@@ -20,7 +20,7 @@ from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.run_folder import RECIPE, check_same_recipe, decisive_part, facts_now
 from dualpath_cli.sweep import plan, request
 from dualpath_cli.sweep.cells import FAMILIES, Cell, solve
-from dualpath_cli.sweep.request import Request, Sweep
+from dualpath_cli.sweep.request import Design, Sweep
 from dualpath_cli.sweep.runner import (
     check_none,
     check_sharing,
@@ -52,7 +52,7 @@ def run(options: Sweep, recipe: Recipe) -> str:
         raise
 
 
-def _run(wanted: Request, console: Console) -> str:
+def _run(wanted: Design, console: Console) -> str:
     shared, jobs = _shared(wanted), wanted.options.jobs
     cells, notes = solve(wanted.wanted, shared.model)
     runs = plan_runs(
@@ -76,7 +76,7 @@ def _run(wanted: Request, console: Console) -> str:
     return f"next: {_comparison(wanted, runs)}"
 
 
-def _branches(wanted: Request, shared: Settings) -> bool:
+def _branches(wanted: Design, shared: Settings) -> bool:
     """Whether runs of several lengths are branches of the longest."""
     if LENGTH not in wanted.varied or shared.optim.schedule != "wsd":
         return False
@@ -90,7 +90,7 @@ def _branches(wanted: Request, shared: Settings) -> bool:
     return True
 
 
-def _shared(wanted: Request) -> Settings:
+def _shared(wanted: Design) -> Settings:
     """The settings that all runs have; block and widths in them mean nothing."""
     any_block = {"block": "wide", "n_experts": 0, "d_ffn": 64, "d_ffn_wide": 64}
     shared = settings_from(merge(wanted.recipe, {"model": any_block}))
@@ -104,7 +104,7 @@ def _shared(wanted: Request) -> Settings:
     return shared
 
 
-def _write_down(wanted: Request, cells: Sequence[Cell], notes: Sequence[str]) -> None:
+def _write_down(wanted: Design, cells: Sequence[Cell], notes: Sequence[str]) -> None:
     """Writes sweep.yaml: what was asked for, and what it came to."""
     content = {
         "command": shlex.join(["dualpath", *sys.argv[1:]]),
@@ -119,7 +119,7 @@ def _write_down(wanted: Request, cells: Sequence[Cell], notes: Sequence[str]) ->
     write_text(wanted.out / request.SWEEP, dump(content))
 
 
-def _show_plan(wanted: Request, runs: Sequence[PlannedRun], console: Console) -> None:
+def _show_plan(wanted: Design, runs: Sequence[PlannedRun], console: Console) -> None:
     given = wanted.options.tflops
     speeds = plan.measured(runs) if given is None else dict.fromkeys(FAMILIES, given * 1e12)
     rows = plan.costs(runs, speeds)
@@ -132,7 +132,7 @@ def _show_plan(wanted: Request, runs: Sequence[PlannedRun], console: Console) ->
                 "own would leave it room")  # fmt: skip
 
 
-def _ask(wanted: Request, console: Console) -> None:
+def _ask(wanted: Design, console: Console) -> None:
     """Raises Stopped where the answer is no."""
     if wanted.options.yes:
         return
@@ -143,7 +143,7 @@ def _ask(wanted: Request, console: Console) -> None:
         raise Stopped(f"nothing was started; the plan is in {wanted.out}", 0, quiet=False)
 
 
-def _array(wanted: Request, runs: Sequence[PlannedRun]) -> str:
+def _array(wanted: Design, runs: Sequence[PlannedRun]) -> str:
     """Writes the array of what is not finished; returns what to do with it."""
     left = [run for run in runs if not run.is_finished and run.is_ready]
     if not left:
@@ -154,7 +154,7 @@ def _array(wanted: Request, runs: Sequence[PlannedRun]) -> str:
     return f"{len(left)} runs: sbatch {script}; when they are finished, {after}"
 
 
-def _comparison(wanted: Request, runs: Sequence[PlannedRun]) -> str:
+def _comparison(wanted: Design, runs: Sequence[PlannedRun]) -> str:
     return f"dualpath compare {wanted.out}" + max(option_of(run.settings.model) for run in runs)
 
 

@@ -13,12 +13,12 @@ from dualpath_cli.run import run_folder
 from dualpath_cli.sweep import plan, runner
 from dualpath_cli.sweep.cells import solve
 from dualpath_cli.sweep.command import _shared, check_begun, check_different
-from dualpath_cli.sweep.request import Request
+from dualpath_cli.sweep.request import Design
 from dualpath_cli.sweep.runs import PlannedRun, plan_runs, write_recipes
 from tests.sweep.conftest import asked
 
 
-def runs_for(request: Request, branches: bool = False) -> list[PlannedRun]:
+def runs_for(request: Design, branches: bool = False) -> list[PlannedRun]:
     shared = _shared(request)
     cells, _ = solve(request.wanted, shared.model)
     return plan_runs(
@@ -26,7 +26,7 @@ def runs_for(request: Request, branches: bool = False) -> list[PlannedRun]:
     )
 
 
-def names_for(request: Request) -> list[str]:
+def names_for(request: Design) -> list[str]:
     return list(dict.fromkeys(run.configuration for run in runs_for(request)))
 
 
