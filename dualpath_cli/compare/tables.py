@@ -115,9 +115,8 @@ def _in_order(group: Group) -> list[dict[str, Any]]:
 
 def _of_group(group: Group, aggregate_only: bool) -> list[dict[str, Any]]:
     rows = []
-    chosen = any(
-        c.best_rate for c in group.configurations
-    )  # by the aggregate, which alone is tested
+    # Rates are chosen by the aggregate, which alone is tested.
+    chosen = any(c.best_rate for c in group.configurations)
     once = aggregate_only or chosen or len(group.measures) == 2
     measures = group.measures[:1] if once else group.measures
     scores = {c.name: c.scores[group.measures[0]] for c in group.configurations}

@@ -199,10 +199,9 @@ def plan_runs(
                     value = {part: value}
                 whole = recipes.merge(whole, value)
         whole = recipes.merge(whole, {"seed_everything": seed, "run": run})
-        path, log = (out / f"{place}/{name}-seed_{seed}.{end}"
-                     for place, end in (("recipes", "yaml"), ("logs", "log")))  # fmt: skip
-        checked = settings_from(whole)
-        runs.append(PlannedRun(name, cell, own, seed, whole, checked, path, log))
+        path = out / f"recipes/{name}-seed_{seed}.yaml"
+        log = out / f"logs/{name}-seed_{seed}.log"
+        runs.append(PlannedRun(name, cell, own, seed, whole, settings_from(whole), path, log))
     for one in runs[: len(found)]:  # the first seed's
         import_classes(one.settings.model, allowed=True)
     return runs
