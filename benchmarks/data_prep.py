@@ -26,7 +26,7 @@ from benchmarks.results import Rows, publish, spread
 from benchmarks.turns import in_turns, ratios
 from data_prep.executors import on_this_machine
 from data_prep.prepare import Request, prepare
-from data_prep.settings import Settings, SourceSettings
+from data_prep.settings import Preparation, SourceSettings
 from data_prep.sources.corpora import find
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ def ours(
 ) -> float:
     """Returns the seconds of a whole preparation, from the files to the finished folder."""
     source = SourceSettings("corpus", str(corpus))
-    settings = Settings((source,), str(tokenizer), duplicates=duplicates)
+    settings = Preparation((source,), str(tokenizer), duplicates=duplicates)
     request = Request(
         settings, [find(source, out.parent, "", None)], Tokenizer.load(tokenizer), out
     )

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from data_prep.documents.text import Contamination
-from data_prep.settings import NEMOTRON, SAMPLE, Settings, settings_from
+from data_prep.settings import NEMOTRON, SAMPLE, Preparation, settings_from
 from data_prep.sources.corpora import MIRROR, find
 from data_prep.writing.out_folder import finished_remote, upload
 from dualpath_cli.errors import RunFailed, UserError, of_system
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepare(Settings):
+class Prepare(Preparation):
     """Turns corpora into a data folder: cleaned, deduplicated, mixed, tokenised, and cut into
     chunks. The same command continues an interrupted preparation.
 
@@ -79,10 +79,10 @@ class Prepare(Settings):
                 "does not start; leave it out: the cluster has workers"
             )
 
-    def settings(self) -> Settings:
+    def settings(self) -> Preparation:
         """The recipe's settings, over which the options win that were given."""
         values = recipes.read(recipes.find(self.config, kind="data")) if self.config else {}
-        keys = {field.name for field in fields(Settings)}.intersection(self.given)
+        keys = {field.name for field in fields(Preparation)}.intersection(self.given)
         settings = settings_from(values | {key: getattr(self, key) for key in keys})
         unlimited = settings.tokens is None and settings.num_files is None
         if unlimited and any(s.path.partition(":")[0] == NEMOTRON for s in settings.sources):
@@ -105,7 +105,7 @@ def run(options: Prepare) -> None:
         raise RunFailed(f"{reason}; {again}") from error
 
 
-def _prepare(settings: Settings, options: Prepare) -> None:
+def _prepare(settings: Preparation, options: Prepare) -> None:
     # A folder for S3 is made here first, and stays: `fit` may read either.
     remote = options.out if options.out.startswith("s3://") else None
     out = Path("data", PurePosixPath(remote).name) if remote else Path(options.out)
@@ -153,14 +153,14 @@ def _prepare(settings: Settings, options: Prepare) -> None:
 
 
 def _executor(options: Prepare) -> "PieceExecutor":
-    from data_prep.executors import Cluster, on_this_machine
+    from data_prep.executors import DaskCluster, on_this_machine
 
     if options.executor == "dask":
-        return Cluster(str(options.scheduler))
+        return DaskCluster(str(options.scheduler))
     return on_this_machine(options.workers or cores())
 
 
-def _check_places(settings: Settings, out: Path, downloads: Path) -> None:
+def _check_places(settings: Preparation, out: Path, downloads: Path) -> None:
     """Refuses an output that would be read, or replaced with the data folder."""
     if downloads.resolve().is_relative_to(out.resolve()):
         raise UserError(f"--downloads '{downloads}' lies in --out '{out}', which is replaced")
@@ -209,7 +209,7 @@ def _summary(manifest: Manifest) -> str:
     )
 
 
-def _warn(settings: Settings, manifest: Manifest) -> None:
+def _warn(settings: Preparation, manifest: Manifest) -> None:
     """Reports differences from the request."""
     say = partial(print, file=sys.stderr)
     for source in manifest.sources:

@@ -38,7 +38,7 @@ class PieceExecutor(Executor):
 
 def on_this_machine(workers: int) -> PieceExecutor:
     """Returns an executor of a number of processes; one is this process itself."""
-    return Pool(workers) if workers > 1 else Here()
+    return ProcessPool(workers) if workers > 1 else Here()
 
 
 class Here(PieceExecutor):
@@ -55,7 +55,7 @@ class Here(PieceExecutor):
         return future
 
 
-class Pool(ProcessPoolExecutor, PieceExecutor):
+class ProcessPool(ProcessPoolExecutor, PieceExecutor):
     """Starts processes as they are needed, deaf to Ctrl-C: that is this process's to handle."""
 
     def __init__(self, workers: int) -> None:
@@ -108,7 +108,7 @@ _PACKAGES = ("distributed", "numpy", "pyarrow", "tiktoken", "tokenizers", "datas
 """Other packages that the bytes of pieces, or their way here, depend on."""
 
 
-class Cluster(PieceExecutor):
+class DaskCluster(PieceExecutor):
     """The workers of a Dask scheduler, which runs again what a dead worker had begun."""
 
     def __init__(self, address: str) -> None:

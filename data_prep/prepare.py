@@ -16,7 +16,7 @@ from data_prep.documents.encoding import Encoded, Encoder, Job, ReadingProgress
 from data_prep.documents.pieces import PieceSettings, Tokens, token_type
 from data_prep.documents.text import Contamination
 from data_prep.executors import Here, PieceExecutor
-from data_prep.settings import Settings
+from data_prep.settings import Preparation
 from data_prep.sources.corpora import Corpus, InputFile
 from data_prep.sources.fetching import on_this_disk
 from data_prep.writing import records
@@ -34,7 +34,7 @@ _PIPELINE = 1  # raised when the same request would give other bytes than before
 
 @dataclass(frozen=True)
 class Request:
-    settings: Settings
+    settings: Preparation
     corpora: Sequence[Corpus]
     tokenizer: Tokenizer
     out: Path
@@ -186,7 +186,7 @@ def _encode(request: Request, encoder: Encoder, folder: Path) -> _Mix:
         until = [new or old for new, old in zip(more, until, strict=True)]
 
 
-def _pools(settings: Settings, encoded: Sequence[Encoded], verdicts: Verdicts) -> list[Pool]:
+def _pools(settings: Preparation, encoded: Sequence[Encoded], verdicts: Verdicts) -> list[Pool]:
     pools, first = [], 0
     for source, corpus in zip(settings.sources, encoded, strict=True):
         pools.append(Pool(source.name, corpus.pieces, verdicts, first, settings.val_fraction))
@@ -257,7 +257,7 @@ def _counted(portions: Sequence[Portion], seed: int, progress: Progress) -> Iter
         progress.advance(len(tokens))
 
 
-def _nothing(settings: Settings, mix: _Mix) -> str:
+def _nothing(settings: Preparation, mix: _Mix) -> str:
     """Returns why there is nothing to write: the source without text, and its other contents."""
     for source, corpus, portion in zip(settings.sources, mix.encoded, mix.portions, strict=True):
         if portion.pool.tokens:

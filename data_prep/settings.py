@@ -57,7 +57,7 @@ class SourceSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Preparation:
     """The contents of a data folder: what decides them. The texts below are those of --help."""
 
     sources: tuple[SourceSettings, ...] = field(default=(), metadata={"option": "--source"})
@@ -134,7 +134,7 @@ class Settings:
         return [weight / sum(weights) for weight in weights] or None
 
 
-def settings_from(values: Mapping[str, Any]) -> Settings:
+def settings_from(values: Mapping[str, Any]) -> Preparation:
     """Returns the settings of a recipe's keys, null left out; a source may be NAME=PATH."""
     given = {key: value for key, value in values.items() if value is not None}
     if isinstance(sources := given.get("sources"), list | tuple):
@@ -142,7 +142,7 @@ def settings_from(values: Mapping[str, Any]) -> Settings:
             build(SourceSettings, _named(source), f"sources.{n}.")
             for n, source in enumerate(sources)
         ]
-    return build(Settings, given)
+    return build(Preparation, given)
 
 
 def _named(source: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Imports between the rooms of the package run down only, as docs/architecture.md draws them."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +51,17 @@ def test_a_room_imports_only_from_the_rows_below_its_own():
         if ROW_OF[other] <= ROW_OF[room] and not ROW_OF[other] == ROW_OF[room] == bottom
     ]
     assert not wrong
+
+
+def test_no_name_of_a_class_stands_for_two():
+    files = [path for part in (PACKAGE, ROOT / "data_prep") for path in part.rglob("*.py")]
+    names = Counter(
+        node.name
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_the_page_draws_these_rows():

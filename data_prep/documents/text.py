@@ -29,7 +29,7 @@ _BASE = 0x9E3779B97F4A7C15
 _SPAN = 1 << 16  # characters hashed at a time. Of a longer word the first as many count.
 
 
-class Words:
+class WordHashes:
     """A text's words: the matches of `\\w+` in its lower case.
 
     They are hashed without being cut out, in a quarter of the time that `re` takes to do so. What
@@ -139,7 +139,7 @@ class Contamination:
     fingerprint: str  # sha256 of the searched runs, whatever the order of the texts
 
     def __init__(self, texts: Iterable[str]) -> None:
-        found = (Words(clean(text)) for text in texts)
+        found = (WordHashes(clean(text)) for text in texts)
         lines = sorted({" ".join(words[:]) for words in found if len(words) >= SHORTEST})
         self.fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         heads, digests, lengths = [np.zeros(1, np.uint64)], [0], set()
@@ -148,7 +148,7 @@ class Contamination:
             length = min(LONGEST, len(words))
             count = len(words) - length + 1
             lengths.add(length)
-            heads.append(runs(Words(line).hashes, SHORTEST)[:count])
+            heads.append(runs(WordHashes(line).hashes, SHORTEST)[:count])
             digests += [_digest(words[n : n + length]) for n in range(count)]
         self._lengths = sorted(lengths, reverse=True)
         self._heads = np.unique(np.concatenate(heads))
@@ -166,7 +166,7 @@ class Contamination:
         None where there is none. The words are in lower case with a space between; of two runs
         that begin with the same word it is the longer one.
         """
-        words = Words(text)
+        words = WordHashes(text)
         heads = runs(words.hashes, SHORTEST)
         bit = heads >> self._shift
         byte = self._filter[bit >> np.uint64(3)]
@@ -203,7 +203,7 @@ _SLICE = 1 << 10  # shingles permuted at a time: 250 kB
 
 def shingles(text: str) -> Hashes:
     """Returns hashes of the runs of five words, (shingles,), repeats too; a shorter text is one."""
-    words = Words(text).hashes
+    words = WordHashes(text).hashes
     if len(words):
         return runs(words, min(SHINGLE_WORDS, len(words)))
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from data_prep.documents.duplicates import KEPT, Verdicts
 from data_prep.documents.pieces import Piece, Tokens
-from data_prep.settings import Settings
+from data_prep.settings import Preparation
 
 
 class Pool:
@@ -110,7 +110,7 @@ class Portion:
             yield tokens[starts[document] : starts[document + 1]]
 
 
-def wanted_tokens(settings: Settings) -> list[int | None]:
+def wanted_tokens(settings: Preparation) -> list[int | None]:
     """Returns how many tokens of each source are asked for; None: all it has."""
     shares = settings.shares() or [1.0] * len(settings.sources)
     if settings.tokens is None:
@@ -118,7 +118,7 @@ def wanted_tokens(settings: Settings) -> list[int | None]:
     return [max(1, round(settings.tokens * share)) for share in shares]
 
 
-def portions(settings: Settings, pools: Sequence[Pool]) -> list[Portion]:
+def portions(settings: Preparation, pools: Sequence[Pool]) -> list[Portion]:
     """Returns the portion of each pool: weights are kept, so the scarcest source ends the mix."""
     shares = settings.shares()
     if shares is None and settings.tokens is None:

@@ -102,7 +102,7 @@ _RECORDS = (
         "Read what the gates do token by token: a page to explore, figures, numbers.",
         launch="dualpath_cli.cli.launch:study",
         alone=f"{_ROUTING}.terminal:run",
-        options=f"{_ROUTING}.options:Routing",
+        options=f"{_ROUTING}.options:RoutingOptions",
         task=f"{_ROUTING}.study:run",
         module="dualpath_cli.study.bench:StudyModule",
     ),

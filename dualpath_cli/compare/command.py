@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from dualpath_cli.compare.groups import Group, groups_of
-from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, is_run, read_run
+from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, read_run
 from dualpath_cli.compare.tables import Difference, differences_of
 from dualpath_cli.errors import UserError
 from dualpath_cli.own_classes.checks import import_classes
 from dualpath_cli.ranges import Place
 from dualpath_cli.recipe.options import Average, OwnClasses, folder_of
+from dualpath_cli.run.run_folder import RECIPE
 from dualpath_cli.system import claimed, format_csv, write_texts
 
 
@@ -116,7 +117,7 @@ def _read(options: Compare) -> tuple[list[TrainedRun], list[str]]:
 
 def _out(options: Compare) -> Path:
     folder = Path()
-    if len(options.runs) == 1 and not is_run(Path(options.runs[0])):
+    if len(options.runs) == 1 and not (Path(options.runs[0]) / RECIPE).is_file():
         folder = Path(options.runs[0])
     return folder_of("--out", folder / "comparison" if options.out is None else options.out)
 

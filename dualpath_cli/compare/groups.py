@@ -6,6 +6,7 @@ All is derived from the runs' own recipes, so that runs of a sweep and others ar
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median, stdev
@@ -27,6 +28,9 @@ FAMILIES: tuple[Family, ...] = ("wide", "expanded", "loop", "dual")
 
 RATES = {f"optim.{name}" for name in ("lr", "lr_start", "lr_end", "muon_lr")}
 """Those that a sweep scales with optim.lr."""
+
+Frame = Mapping[float, Mapping[int, TrainedRun]]
+"""A configuration's runs by learning rate and seed; the rate is 0 where it is not chosen."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,9 @@ class Configuration:
     place: int | None = None  # the only layer with a deep path, where all others are wide
     expected_loops: float | None = None  # mean of runs; near 1, the loops paid for go unused
     runs: tuple[TrainedRun, ...] = ()  # in the order of their seeds
+    frame: Frame = field(default_factory=dict)  # all of its runs
     best_rate: float | None = None  # where several were trained; `runs` are of the next one
     edge: str = ""  # a line where that is the lowest or highest one trained: then nothing is tested
-    runs_by_rate: Mapping[float, Mapping[int, TrainedRun]] = field(default_factory=dict)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -84,7 +88,8 @@ class Group:
     note: str = ""  # why there is no baseline
 
 
-def _configuration(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Configuration:
+def _configuration(name: str, frame: Frame, fewest: int) -> Configuration:
+    runs = tuple(run for by_seed in frame.values() for run in by_seed.values())
     model, steps = runs[0].settings.model, loop_counts(runs[0].settings.run)
     layers = count.flops_by_layer(model)
     kinds = set(model.block_kinds)
@@ -94,11 +99,10 @@ def _configuration(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Conf
     deep = [n for n, kind in enumerate(model.block_kinds) if kind != "wide"]
     # Percent of the FLOPs of both paths, over all layers.
     of_deep, of_wide = sum(layer.deep for layer in layers), sum(layer.wide for layer in layers)
-    alpha = 100 * of_deep / (of_deep + of_wide)
     logged = [run.expected_loops for run in runs if run.expected_loops is not None]
-    return Configuration(
+    found = Configuration(
         name, family,
-        alpha=alpha if family == "dual" else None,
+        alpha=100 * of_deep / (of_deep + of_wide) if family == "dual" else None,
         loops=model.most_loops if family in ("dual", "loop") else None,
         layers=model.n_layers, tokens=runs[0].tokens, parameters=count.parameters(model),
         flops_linear=sum(layer.linear_total for layer in layers) / fewest,
@@ -109,28 +113,29 @@ def _configuration(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Conf
         seconds_per_token=median(1 / run.tokens_per_second for run in runs),
         place=deep[0] if len(deep) == 1 < model.n_layers else None,
         active=count.active_parameters(model),
-        expected_loops=fmean(logged) if logged else None, runs=runs,
+        expected_loops=fmean(logged) if logged else None, runs=runs, frame=frame,
     )  # fmt: skip
+    return _at_best_rate(found) if runs[0].rate else found
 
 
 def _total(model: ModelConfig) -> int:
     return sum(layer.total for layer in count.flops_by_layer(model))
 
 
-def _names(parts: Sequence[Sequence[TrainedRun]], by: Sequence[str]) -> list[str]:
+def _names(runs: Sequence[TrainedRun], by: Sequence[str]) -> list[str]:
     """The keys of `by`, or the recipe's name; where several have it with the run's, or the keys in
     which they differ."""
-    runs = [part[0] for part in parts]
-    if by:
-        return [_words(run.keys, by) for run in runs]
-    recipes = [run.settings.run.recipe for run in runs]
-    own = [f"{name}/{run.settings.run.name}" for name, run in zip(recipes, runs, strict=True)]
+    recipes = Counter(run.settings.run.recipe for run in runs)
+    own = Counter((run.settings.run.recipe, run.settings.run.name) for run in runs)
     names = []
-    for n, run in enumerate(runs):
-        alike = [other for other, name in zip(runs, recipes, strict=True) if name == recipes[n]]
-        keys = sorted({key for other in alike for key in _different(run, other)})
-        found = (recipes[n] if len(alike) == 1 else "", own[n] if own.count(own[n]) == 1 else "")
-        names.append(next(filter(None, found), f"{recipes[n]} {_words(run.decisive, keys)}"))
+    for run in runs:
+        recipe, name = run.settings.run.recipe, run.settings.run.name
+        keys = {key for other in runs if other.settings.run.recipe == recipe
+                for key in _different(run, other)}  # fmt: skip
+        found = recipe if recipes[recipe] == 1 else f"{recipe}/{name}"
+        if own[recipe, name] > 1:
+            found = f"{recipe} {_words(run.decisive, sorted(keys))}"
+        names.append(_words(run.keys, by) if by else found)
     return names
 
 
@@ -179,22 +184,22 @@ def groups_of(
         if key not in known:
             hint = did_you_mean(key, known) or "; dualpath fit --help-recipe lists the keys"
             raise UserError(f"--by: no recipe has the key '{key}'{hint}")
-    tables: dict[tuple[int, int], dict[str, list[TrainedRun]]] = {}
-    for run in sorted(runs, key=lambda run: run.seed):
+    tables: dict[tuple[int, int], dict[str, dict[float, dict[int, TrainedRun]]]] = {}
+    for run in sorted(runs, key=lambda run: (run.rate, run.seed)):
         # A third of a budget, thrice, is the same budget.
         budget = int(float(f"{run.settings.run.budget or 0:.3g}"))
         table = tables.setdefault((budget, 0 if any_length else run.tokens), {})
         identity = json.dumps([run.keys.get(key) for key in by] if by else run.decisive)
-        table.setdefault(identity, []).append(run)
+        _add(table.setdefault(identity, {}), run)
     groups = [
-        _group(budget, tokens, list(parts.values()), by)
-        for (budget, tokens), parts in sorted(tables.items())
+        _group(budget, tokens, list(frames.values()), by)
+        for (budget, tokens), frames in sorted(tables.items())
     ]
     names = {c.name for group in groups for c in group.configurations}
-    asked = {name: "--pairs" for pair in pairs for name in pair} or dict.fromkeys(
-        baselines, "--baseline"
-    )
-    for name, option in asked.items():
+    option, asked = "--pairs", [name for pair in pairs for name in pair]
+    if not pairs:
+        option, asked = "--baseline", list(baselines)
+    for name in asked:
         if name not in names:
             hint = did_you_mean(name, names) or f"; there are {', '.join(sorted(names))}"
             raise UserError(f"no configuration '{name}' for {option}{hint}")
@@ -203,24 +208,38 @@ def groups_of(
     return [_with_baselines(group, baselines) for group in groups]
 
 
-def _group(
-    budget: int, tokens: int, parts: Sequence[Sequence[TrainedRun]], by: Sequence[str]
-) -> Group:
-    for part in parts:
-        _check_alike(part)
-    fewest = min(part[0].settings.model.n_layers for part in parts)
+def _add(frame: dict[float, dict[int, TrainedRun]], run: TrainedRun) -> None:
+    """Refuses two runs of a seed in a configuration, and several models or lengths."""
+    first = next((other for seeds in frame.values() for other in seeds.values()), run)
+    other = frame.setdefault(run.rate, {}).setdefault(run.seed, run)
+    if other is run:
+        other = first
+        if other.settings.model == run.settings.model and other.tokens == run.tokens:
+            return
+    if keys := ", ".join(sorted(_different(other, run))):
+        raise UserError(
+            f"--by makes one configuration of {other.folder} and {run.folder}; add a key in which "
+            f"they differ: {keys}"
+        )
+    raise UserError(
+        f"{other.folder} and {run.folder} are the same configuration with seed {run.seed}; leave "
+        "one of them out"
+    )
+
+
+def _group(budget: int, tokens: int, frames: Sequence[Frame], by: Sequence[str]) -> Group:
+    firsts = [next(iter(next(iter(frame.values())).values())) for frame in frames]
+    fewest = min(run.settings.model.n_layers for run in firsts)
     configurations = [
-        _configuration(name, tuple(part), fewest)
-        for name, part in zip(_names(parts, by), parts, strict=True)
+        _configuration(name, frame, fewest)
+        for name, frame in zip(_names(firsts, by), frames, strict=True)
     ]
-    if parts[0][0].rate:
-        configurations = [_at_best_rate(c) for c in configurations]
     name = f"budget {format_size(budget)}" if budget else "no budget"
     wides = [c for c in configurations if c.family == "wide"]
     # Of several, the one that is called so, as `f4m_wide`.
     named = [c for c in wides if c.name.rpartition("_")[2] == "wide"] or wides
     return Group(
-        f"{name}, {tokens:,} tokens" if tokens else name, tuple(parts[0][0].scores),
+        f"{name}, {tokens:,} tokens" if tokens else name, tuple(firsts[0].scores),
         tuple(sorted(configurations, key=_place_of)), named[0] if len(named) == 1 else None,
     )  # fmt: skip
 
@@ -237,17 +256,14 @@ def _without_rate(run: TrainedRun) -> TrainedRun:
 
 def _at_best_rate(c: Configuration) -> Configuration:
     """With its scores at the lowest point of a parabola over the log of the learning rate."""
-    found: dict[float, dict[int, TrainedRun]] = {}
-    for run in sorted(c.runs, key=lambda run: run.rate):
-        found.setdefault(run.rate, {})[run.seed] = run
-    seeds, rates = sorted(set.intersection(*map(set, found.values()))), list(found)
+    seeds, rates = sorted(set.intersection(*map(set, c.frame.values()))), list(c.frame)
     if len(rates) < 3 or not seeds:
         raise UserError(
             f"--best lr needs three learning rates of a seed in common; '{c.name}' has "
             f"{', '.join(f'{rate:g}' for rate in rates)}; train it at others, or leave it out"
         )
     scores = {
-        name: np.array([[of_one[seed].scores[name] for of_one in found.values()] for seed in seeds])
+        name: np.array([[by[seed].scores[name] for by in c.frame.values()] for seed in seeds])
         for name in c.scores
     }
     means = scores[AGGREGATE].mean(0)
@@ -264,53 +280,33 @@ def _at_best_rate(c: Configuration) -> Configuration:
         for name, values in scores.items()
     }
     return replace(
-        c, best_rate=float(np.exp(place)), runs_by_rate=found, edge=edge,
-        runs=tuple(found[rates[int(np.abs(logs - place).argmin())]].values()),
+        c, best_rate=float(np.exp(place)), edge=edge,
+        runs=tuple(c.frame[rates[int(np.abs(logs - place).argmin())]].values()),
         scores={name: dict(zip(seeds, values, strict=True)) for name, values in at_best.items()},
     )  # fmt: skip
 
 
-def _check_alike(part: Sequence[TrainedRun]) -> None:
-    """Refuses a configuration with two runs of a seed, or with several models or lengths."""
-    by_seed: dict[tuple[int, float], TrainedRun] = {}
-    for run in part:
-        other = by_seed.setdefault((run.seed, run.rate), run)
-        if other is run:
-            other = part[0]
-            if other.settings.model == run.settings.model and other.tokens == run.tokens:
-                continue
-        if keys := ", ".join(sorted(_different(other, run))):
-            raise UserError(
-                f"--by makes one configuration of {other.folder} and {run.folder}; add a key in "
-                f"which they differ: {keys}"
-            )
-        raise UserError(
-            f"{other.folder} and {run.folder} are the same configuration with seed {run.seed}; "
-            "leave one of them out"
-        )
-
-
 def _with_pairs(groups: Sequence[Group], pairs: Sequence[Sequence[str]]) -> list[Group]:
-    tables = [{c.name: c for c in group.configurations} for group in groups]
-    having = [n for n, t in enumerate(tables) if t.keys() >= {name for p in pairs for name in p}]
+    names = {name for pair in pairs for name in pair}
+    having = [group for group in groups if names <= {c.name for c in group.configurations}]
     if len(having) != 1:
         raise UserError(
             f"--pairs: {len(having)} of {len(groups)} tables have all of its configurations; give "
             "RUNs of one budget and number of tokens"
         )
-    by_name = tables[having[0]]
+    by_name = {c.name: c for c in having[0].configurations}
     found = tuple((by_name[one], by_name[other]) for one, other in pairs)
     return [
-        replace(group, pairs=found, baselines=found[0][1:]) if n == having[0]
+        replace(group, pairs=found, baselines=found[0][1:]) if group is having[0]
         else replace(group, note="no tests: --pairs are of another table")
-        for n, group in enumerate(groups)
+        for group in groups
     ]  # fmt: skip
 
 
 def _with_baselines(group: Group, names: Sequence[str]) -> Group:
-    if not names and group.wide is not None:
-        return replace(group, baselines=(group.wide,))
     if not names:
+        if group.wide is not None:
+            return replace(group, baselines=(group.wide,))
         wides = [c.name for c in group.configurations if c.family == "wide"]
         found = f"{len(wides)} PureWide, {', '.join(wides)}" if wides else "no PureWide"
         note = f"no tests: {found}; --baseline NAMES chooses what to test against"

@@ -17,7 +17,6 @@ from dualpath_cli.run.run_folder import (
     RECIPE,
     TOKENIZER,
     VALIDATION,
-    VERSIONS,
     decisive_part,
     facts_now,
     read_recipe,
@@ -28,6 +27,7 @@ AGGREGATE = "aggregate"  # the mean of a run's validation sets
 MOST_POINTS = 200  # points of a curve; more rows are averaged in groups
 
 Point = tuple[float, float, float]  # training tokens, loss in nats a token, hours
+Row = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class TrainedRun:
     """Median over the rows of metrics.csv; of a schedule of loops by phase, then their mean."""
     curve: tuple[Point, ...]
     expected_loops: float | None  # by the router, mean over looped layers, as last logged
-    data: dict[str, str]  # the data that it read, by name; comparable runs have the same
-    bytes_per_token: dict[str, float]  # by set: tells its text from another of the same name
+    data: dict[str, str | float]
+    """The data that it read, by name; comparable runs have the same. A set's bytes a token tell its
+    text from another of the same name."""
     rate: float = 0  # the learning rate, where the best is to be chosen
 
     @property
     def tokens(self) -> int:
-        run = self.settings.run
-        return run.steps * run.batch_tokens
+        return self.settings.run.steps * self.settings.run.batch_tokens
 
     @property
     def seed(self) -> int:
@@ -61,27 +61,18 @@ def find_folders(paths: Sequence[str]) -> list[Path]:
     """The run folders that some paths mean, each once, in their order."""
     found: list[Path] = []
     for path in map(Path, paths):
-        folders = [path] if is_run(path) else _below(path)
-        if not folders:
+        # A run, or a folder of runs: of a sweep, of fit.
+        layouts = (sorted(path.glob(f"{layout}{RECIPE}")) for layout in ("", "runs/*/*/", "*/*/"))
+        recipes = next(filter(None, layouts), [])
+        if not recipes:
             siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
             hint = "" if path.exists() else did_you_mean(path.name, siblings)
-            raise UserError(
-                f"no run at '{path}'{hint or f'; a run folder holds {RECIPE}, a folder of runs '}"
-                f"{'' if hint else 'RECIPE/NAME or runs/RECIPE/NAME'}"
+            hint = hint or (
+                f"; a run folder holds {RECIPE}, a folder of runs RECIPE/NAME or runs/RECIPE/NAME"
             )
-        found += folders
+            raise UserError(f"no run at '{path}'{hint}")
+        found += [recipe.parent for recipe in recipes]
     return list({folder.resolve(): folder for folder in found}.values())
-
-
-def is_run(path: Path) -> bool:
-    return (path / RECIPE).is_file()
-
-
-def _below(path: Path) -> list[Path]:
-    for layout in ("runs/*/*", "*/*"):  # of a sweep, of fit
-        if recipes := sorted(path.glob(f"{layout}/{RECIPE}")):
-            return [recipe.parent for recipe in recipes]
-    return []
 
 
 def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
@@ -93,47 +84,49 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
         settings = settings_from(read_recipe(folder))
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
-    sets = list(settings.data.val)
-    if not sets:
-        raise UserError(f"run '{folder}' has no validation set to compare; leave it out")
-    if AGGREGATE in sets:
-        named = f"a validation set '{AGGREGATE}'"
-        raise UserError(f"run '{folder}' has {named}, as their mean is called")
-    last = settings.run.steps
-    metrics = folder / "metrics.csv"
-    rows = read_csv(metrics)
-    table, at = folder / VALIDATION, {"step": str(last)}
-    final = {row.get("set", ""): row for row in read_csv(table) if at.items() <= row.items()}
-    if not rows or not final.keys() >= set(sets):
+    sets = set(settings.data.val)
+    if not sets or AGGREGATE in sets:
+        what = f"a validation set '{AGGREGATE}', as their mean is called" if sets else (
+            "no validation set to compare; leave it out"
+        )  # fmt: skip
+        raise UserError(f"run '{folder}' has {what}")
+    last, metrics, table = settings.run.steps, folder / "metrics.csv", folder / VALIDATION
+    rows, final = read_csv(metrics), _final(table, step=last)
+    if not rows or not final.keys() >= sets:
         step = rows[-1].get("step", "0") if rows else "0"
         early = folder / ENDED_EARLY
         ended = f", ended by {read_text(early)}" if early.exists() else ""
         return f"step {int(step) if step.isdecimal() else 0:,} of {last:,}{ended}"
     if average > 1:
-        table, at = folder / AVERAGES, at | {"average": str(average)}
-        final = {row.get("set", ""): row for row in read_csv(table) if at.items() <= row.items()}
-        if not final.keys() >= set(sets):
+        table = folder / AVERAGES
+        final = _final(table, step=last, average=average)
+        if not final.keys() >= sets:
             raise UserError(
                 f"run '{folder}' has no scores of an average of {average} checkpoints; dualpath "
                 f"validate --ckpt-path {folder} --average {average} adds them"
             )
-    scores = {name: _number(table, final[name], "bits_per_byte") for name in sets}
-    facts = _facts(folder)
-    bytes_per_token = {
-        name: _number(table, row, "loss") / (scores[name] or math.inf) / math.log(2)
-        for name, row in final.items()
+    scores = {name: _number(table, final[name], "bits_per_byte") for name in settings.data.val}
+    facts, recipe = facts_now(folder), settings.as_recipe()
+    data = _data(folder, settings, facts)
+    for name, score in scores.items():
         # Of a data folder the loss has end-of-text as well, whose losses are a model's own.
-        if name in scores and name not in _fingerprints(facts)
-    }
+        if f"validation set {name}" not in data:
+            length = _number(table, final[name], "loss") / (score or math.inf) / math.log(2)
+            data[f"bytes a token of {name}"] = length
     return TrainedRun(
-        folder, settings, flat(settings.as_recipe()), _decisive(settings, facts),
-        {AGGREGATE: fmean(scores.values()), **scores},
-        _speed(metrics, rows, settings), _curve(metrics, rows),
-        _expected_loops(folder / "routing.csv"), _data(folder, settings, facts), bytes_per_token,
+        folder, settings, flat(recipe), _decisive(recipe, facts),
+        {AGGREGATE: fmean(scores.values()), **scores}, _speed(metrics, rows, settings),
+        _curve(metrics, rows), _expected_loops(folder / "routing.csv"), data,
     )  # fmt: skip
 
 
-def _number(path: Path, row: dict[str, str], column: str) -> float:
+def _final(table: Path, **at: int) -> dict[str, Row]:
+    """The last row of each set that has these values."""
+    wanted = {name: str(value) for name, value in at.items()}
+    return {row.get("set", ""): row for row in read_csv(table) if wanted.items() <= row.items()}
+
+
+def _number(path: Path, row: Row, column: str) -> float:
     try:
         value = float(row[column])
     except (KeyError, ValueError):
@@ -146,7 +139,7 @@ def _number(path: Path, row: dict[str, str], column: str) -> float:
     return value
 
 
-def _speed(path: Path, rows: Sequence[dict[str, str]], settings: Settings) -> float:
+def _speed(path: Path, rows: Sequence[Row], settings: Settings) -> float:
     loops = step_loops(settings.run)
     phases: dict[tuple[int, ...], list[float]] = {}
     for row in rows:
@@ -155,7 +148,7 @@ def _speed(path: Path, rows: Sequence[dict[str, str]], settings: Settings) -> fl
     return harmonic_mean(map(median, phases.values()), weights=map(len, phases.values()))
 
 
-def _curve(path: Path, rows: Sequence[dict[str, str]]) -> tuple[Point, ...]:
+def _curve(path: Path, rows: Sequence[Row]) -> tuple[Point, ...]:
     """Loss over tokens and hours, at most MOST_POINTS means over as many rows each."""
     points = [
         tuple(_number(path, row, name) for name in ("tokens", "loss", "seconds"))
@@ -174,20 +167,6 @@ def _expected_loops(path: Path) -> float | None:
     return fmean(values) if values else None
 
 
-def _facts(folder: Path) -> dict[str, Any]:
-    try:
-        return facts_now(folder)
-    except UserError:
-        problem = f"its {VERSIONS} cannot be read; mend it, or leave the run out"
-        raise UserError(f"{folder}: {problem}") from None
-
-
-def _fingerprints(facts: dict[str, Any]) -> dict[str, Any]:
-    """Of validation sets that are data folders; none of runs begun before they were recorded."""
-    found = facts.get("val_fingerprints")
-    return found if isinstance(found, dict) else {}
-
-
 def flat(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """The values of nested mappings by dotted key, in the keys' order."""
     found: dict[str, Any] = {}
@@ -197,25 +176,24 @@ def flat(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def _decisive(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
-    part = decisive_part(settings.as_recipe())
-    del part["seed_everything"]
-    del part["run"]["recipe"]  # a name
+def _decisive(recipe: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    part = decisive_part(recipe) | {"trainer": {"precision": recipe["trainer"]["precision"]}}
     if sources := facts.get("classes"):  # of a custom gate or combination
         part["model"]["classes"] = sources
-    return flat(part | {"trainer": {"precision": settings.trainer.precision}})
+    names = ("seed_everything", "run.recipe")
+    return {key: value for key, value in flat(part).items() if key not in names}
 
 
-def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, str]:
+def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, str | float]:
     """The data that were read; of validation texts, which no run folder keeps, names and sizes."""
     val = settings.data.val
-    data = {
+    data: dict[str, str | float] = {
         "validation sets": ", ".join(f"{name}={Path(val[name]).name}" for name in sorted(val)),
         "data.val_tokens": str(settings.data.val_tokens),
         "data.val_seed": str(settings.data.val_seed),
         "training data": str(facts.get("data_fingerprint", "not known"))[:12],
     }
-    for name, fingerprint in _fingerprints(facts).items():
+    for name, fingerprint in (facts.get("val_fingerprints") or {}).items():  # of data folders
         data[f"validation set {name}"] = str(fingerprint)[:12]
     if (folder / TOKENIZER).exists():  # else it was left out where only numbers were kept
         data["tokenizer"] = hashlib.sha256(read_text(folder / TOKENIZER).encode()).hexdigest()[:12]
@@ -225,17 +203,14 @@ def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, 
 def check_same_data(runs: Sequence[TrainedRun]) -> None:
     first = {name: run for run in reversed(runs) for name in run.data}
     for run in runs[1:]:
-        for name, value in run.data.items():
-            if value != first[name].data[name]:
+        for name, here in run.data.items():
+            there = first[name].data[name]
+            if isinstance(here, float) and isinstance(there, float):
+                if math.isclose(here, there, rel_tol=1e-4):  # of the digits of a table
+                    continue
+                here, there = f"{here:.4f}", f"{there:.4f}"
+            if here != there:
                 raise UserError(
-                    f"{first[name].folder} and {run.folder} cannot be compared: {name} "
-                    f"{first[name].data[name]} there, {value} here; leave one of them out"
-                )
-        for name, length in run.bytes_per_token.items():
-            other = runs[0].bytes_per_token.get(name)
-            if other is not None and not math.isclose(length, other, rel_tol=1e-4):  # its digits
-                raise UserError(
-                    f"{runs[0].folder} and {run.folder} cannot be compared: the texts of "
-                    f"validation set '{name}' had {other:.4f} bytes a token there, "
-                    f"{length:.4f} here; leave one of them out"
+                    f"{first[name].folder} and {run.folder} cannot be compared: {name} {there} "
+                    f"there, {here} here; leave one of them out"
                 )

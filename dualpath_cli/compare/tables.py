@@ -16,15 +16,15 @@ from dualpath_cli.compare.groups import Configuration, Group
 from dualpath_cli.compare.rates import resampled
 from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.output.table import (
-    Cell,
     Column,
     Columns,
+    Entry,
     Table,
     interval,
     with_error,
     with_interval,
 )
-from dualpath_cli.statistics.blocks import Blocks, block_spread, find_blocks
+from dualpath_cli.statistics.blocks import SeedBlocks, block_spread, find_blocks
 from dualpath_cli.statistics.significance import LEVEL, holm
 from dualpath_cli.system import without_nan
 
@@ -115,9 +115,8 @@ def _in_order(group: Group) -> list[dict[str, Any]]:
 
 def _of_group(group: Group, aggregate_only: bool) -> list[dict[str, Any]]:
     rows = []
-    chosen = any(
-        c.best_rate for c in group.configurations
-    )  # by the aggregate, which alone is tested
+    # Rates are chosen by the aggregate, which alone is tested.
+    chosen = any(c.best_rate for c in group.configurations)
     once = aggregate_only or chosen or len(group.measures) == 2
     measures = group.measures[:1] if once else group.measures
     scores = {c.name: c.scores[group.measures[0]] for c in group.configurations}
@@ -138,25 +137,23 @@ _NONE = dict.fromkeys(("low", "high", "low_90", "high_90", "detectable", "p", "p
 
 
 def _of_best(
-    group: Group, other: Configuration, baseline: Configuration, blocks: Blocks
+    group: Group, other: Configuration, baseline: Configuration, blocks: SeedBlocks
 ) -> dict[str, Any]:
     """The test where rates were chosen: a row of the blocks is a configuration at one rate."""
 
     rows = {
         c.name: [[of_rate[seed].scores[AGGREGATE] for seed in blocks.seeds]
-                 for of_rate in c.runs_by_rate.values()]
+                 for of_rate in c.frame.values()]
         for c in group.configurations if c.name in blocks.names
     }  # fmt: skip
     spread = block_spread([row for its in rows.values() for row in its])
-    ours, theirs = (
-        (np.log(list(c.runs_by_rate)), np.mean(rows[c.name], 1)) for c in (other, baseline)
-    )
+    ours, theirs = ((np.log(list(c.frame)), np.mean(rows[c.name], 1)) for c in (other, baseline))
     found = resampled(ours, theirs, spread.error / 2**0.5, spread.df)
     return _NONE | found | {"test": BEST, "configurations": len(rows), "df": spread.df}
 
 
 def _difference(
-    group: Group, measure: str, other: Configuration, baseline: Configuration, blocks: Blocks
+    group: Group, measure: str, other: Configuration, baseline: Configuration, blocks: SeedBlocks
 ) -> dict[str, Any]:
     values = {
         c.name: [c.scores[measure][seed] for seed in blocks.seeds]
@@ -384,8 +381,7 @@ def records_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
          "lr": run.settings.optim.lr, "set": name, "bits_per_byte": run.scores[name],
          "tokens_per_second": run.tokens_per_second, "run": str(run.folder)}
         for group in groups for c in group.configurations
-        for runs in (list(c.runs_by_rate.values()) or [{run.seed: run for run in c.runs}])
-        for run in runs.values() for name in group.measures
+        for by_seed in c.frame.values() for run in by_seed.values() for name in group.measures
     ]  # fmt: skip
 
 
@@ -403,7 +399,7 @@ def latex(table: Table) -> str:
     def line(texts: Iterable[str]) -> str:
         return " & ".join(texts) + r" \\"
 
-    def text(cell: Cell) -> str:
+    def text(cell: Entry) -> str:
         return rf"\textbf{{{escaped(cell.text)}}}" if cell.lowest else escaped(cell.text)
 
     sides = "".join("l" if column.format is None else "r" for column in table.columns)

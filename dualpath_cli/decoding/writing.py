@@ -114,7 +114,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Addition:
     """The addition of a new id to a text."""
 
     row: int  # place of the prompt in its batch
@@ -174,7 +174,7 @@ def write_on(
     token_values: Sequence[bytes],
     limits: Limits,
     select: Callable[[Sequence[int]], object] | None = None,
-) -> Iterator[Piece]:
+) -> Iterator[Addition]:
     """Yields a piece for each new id of each text; each prompt has an id, and fits the window.
 
     `next_logits` maps new ids (B, T), and which of them are not padding (B, T), to the logits of
@@ -204,7 +204,7 @@ def write_on(
             piece, end = step(streams[row], id, new, length, limits)
             if end is not None:
                 going.remove(row)
-            yield Piece(row, id, piece, end)
+            yield Addition(row, id, piece, end)
         if select is not None and 0 < 2 * len(going) <= len(read):
             places = [place for place, row in enumerate(read) if row in going]
             select(places)
@@ -254,7 +254,7 @@ def write_on_drafts(
     limits: Limits,
     length: int,
     drafts: Drafts,
-) -> Iterator[Piece]:
+) -> Iterator[Addition]:
     """Yields a piece for each new id of one text, by drafts of `length` ids at most.
 
     `drafts` counts them. The decoder has begun, and has `DRAFT` for its drafts.
@@ -286,7 +286,7 @@ def write_on_drafts(
         for id in [*drafted[:kept], drawn]:
             text.append(id)
             piece, end = step(stream, id, len(text) - len(prompt), len(text) - 1, limits)
-            yield Piece(0, id, piece, end)
+            yield Addition(0, id, piece, end)
             if end is not None:
                 break
 

@@ -20,7 +20,7 @@ Score = tuple[float, float | None]  # with its standard error over documents
 
 
 @dataclass(frozen=True)
-class Difference:
+class ScoreDifference:
     """One score of a model minus that of the first, over the same documents."""
 
     task: str
@@ -40,7 +40,7 @@ class Difference:
     p_holm: float  # corrected for the tests of all rows
 
 
-def compare(names: Sequence[str], reports: Sequence[Report]) -> list[Difference]:
+def compare(names: Sequence[str], reports: Sequence[Report]) -> list[ScoreDifference]:
     """Compares every other model with the first one, on the primary metric and bits per byte."""
     rows: list[dict[str, Any]] = []
     for task, first in reports[0]["samples"].items():
@@ -53,7 +53,7 @@ def compare(names: Sequence[str], reports: Sequence[Report]) -> list[Difference]
                 for metric in metrics if metric in first[0]
             ]  # fmt: skip
     corrected = holm([row["p"] for row in rows])
-    return [Difference(**row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
+    return [ScoreDifference(**row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
 
 
 def _score(report: Report, task: str, metric: str) -> Score | None:
@@ -175,8 +175,8 @@ def _accuracy_and_bits(report: Report, task: str) -> tuple[Score | None, Score |
     return accuracy, _score(report, task, ROLLING) or _score(report, task, "bpb")
 
 
-def comparison_table(rows: Sequence[Difference]) -> Table:
-    columns: Columns[Difference] = [
+def comparison_table(rows: Sequence[ScoreDifference]) -> Table:
+    columns: Columns[ScoreDifference] = [
         (Column("model"), lambda row: row.model),
         (Column("benchmark"), lambda row: row.task),
         (Column("by"), lambda row: row.metric),

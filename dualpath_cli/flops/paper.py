@@ -56,7 +56,7 @@ def reading_fields(reading: Reading) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Configuration:
+class PublishedRow:
     """One row of the paper's configuration tables."""
 
     budget_name: str  # F80M or F160M
@@ -103,11 +103,11 @@ def tables() -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(text))
 
 
-def configurations(budget_name: str | None = None) -> list[Configuration]:
+def configurations(budget_name: str | None = None) -> list[PublishedRow]:
     """The 13 configurations of a budget, or all 26, in the order of the tables."""
     columns = tables()["configuration_columns"]
     return [
-        Configuration(name, **dict(zip(columns, row, strict=True)))
+        PublishedRow(name, **dict(zip(columns, row, strict=True)))
         for name, rows in tables()["configurations"].items()
         if budget_name in (None, name)
         for row in rows

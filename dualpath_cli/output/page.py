@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dualpath_cli.output.table import Cell, Table
+from dualpath_cli.output.table import Entry, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,7 @@ def _section(table: Table) -> str:
         for column, side in zip(table.columns, sides, strict=True)
     )
 
-    def text(cell: Cell, side: str) -> str:
+    def text(cell: Entry, side: str) -> str:
         order = "" if cell.number is None else f' data-order="{cell.number!r}"'
         words = f"<strong>{escape(cell.text)}</strong>" if cell.lowest else escape(cell.text)
         return f"<td{side}{order}>{words}</td>"

@@ -85,7 +85,7 @@ def with_error(spec: str) -> Callable[[tuple[float, float | None]], str]:
     return text
 
 
-class Cell(NamedTuple):
+class Entry(NamedTuple):
     value: Any
     text: str
     lowest: bool  # whether it is the lowest of a column that marks it
@@ -124,13 +124,13 @@ class Table:
         rows = [[value(item) for _, value in columns] for item in items]
         return cls([column for column, _ in columns], rows, title, caption, names)
 
-    def cells(self) -> list[list[Cell]]:
+    def cells(self) -> list[list[Entry]]:
         """The rows, each as long as the columns, or empty where it divides."""
         found = []
         for row in self.rows:
             values = [*row, *[None] * len(self.columns)]
             pairs = zip(self.columns, values, strict=False)
-            found.append([Cell(v, column.text(v), False) for column, v in pairs] if row else [])
+            found.append([Entry(v, column.text(v), False) for column, v in pairs] if row else [])
         for place, column in enumerate(self.columns):
             numbers = {n: row[place].number for n, row in enumerate(found) if row}
             known = {n: number for n, number in numbers.items() if number is not None}
@@ -220,7 +220,7 @@ def markdown(table: Table, escape: Callable[[str], str] | None = None) -> str:
     def line(texts: Iterable[str]) -> str:
         return f"| {' | '.join(texts)} |"
 
-    def text(cell: Cell) -> str:
+    def text(cell: Entry) -> str:
         return f"**{escape(cell.text)}**" if cell.lowest else escape(cell.text)
 
     rules = ("---" if column.format is None else "---:" for column in table.columns)

@@ -66,7 +66,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class SeedBlocks:
     names: tuple[str, ...]
     seeds: tuple[int, ...]
 
@@ -75,21 +75,21 @@ class Blocks:
         return (len(self.names) - 1) * (len(self.seeds) - 1)
 
 
-def find_blocks(scores: Scores, one: str, other: str) -> Blocks:
+def find_blocks(scores: Scores, one: str, other: str) -> SeedBlocks:
     """Returns the complete blocks with both in them that detect the smallest difference of the two.
 
     Which these are depends on who has which seeds alone. More seeds make the difference surer, more
     configurations its error. Where the two share fewer than two seeds, these are the pair's own.
     """
     shared = scores[one].keys() & scores[other].keys()
-    found = Blocks(tuple(n for n in scores if n in (one, other)), tuple(sorted(shared)))
+    found = SeedBlocks(tuple(n for n in scores if n in (one, other)), tuple(sorted(shared)))
     for seeds in sorted({tuple(sorted(shared & runs.keys())) for runs in scores.values()}):
         names = tuple(name for name, runs in scores.items() if runs.keys() >= set(seeds))
-        found = min(found, Blocks(names, seeds), key=_detectable)
+        found = min(found, SeedBlocks(names, seeds), key=_detectable)
     return found
 
 
-def _detectable(blocks: Blocks) -> float:
+def _detectable(blocks: SeedBlocks) -> float:
     """The difference that they detect, in standard deviations of e; infinite without a test."""
     return noncentrality(blocks.df) * sqrt(2 / len(blocks.seeds)) if blocks.df > 0 else inf
 

@@ -64,7 +64,7 @@ def clusters_text(unit: str, count: int) -> str:
     return f"{count:,} {unit if count != 1 else unit.removesuffix('s')}"
 
 
-class Windows(Protocol):
+class NumberedWindows(Protocol):
     """Windows of a source's text."""
 
     @property
@@ -76,7 +76,7 @@ class Windows(Protocol):
         """Number of the document that each was cut from; None where unknown."""
 
 
-def clusters_of(windows: Windows) -> Clusters:
+def clusters_of(windows: NumberedWindows) -> Clusters:
     """Returns a source's documents; its windows where those are too few or unknown."""
     if windows.documents is not None and len(set(windows.documents)) >= LEAST_CLUSTERS:
         return Clusters("documents", windows.documents)

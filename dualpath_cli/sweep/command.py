@@ -20,7 +20,7 @@ from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.run_folder import RECIPE, check_same_recipe, decisive_part, facts_now
 from dualpath_cli.sweep import plan, request
 from dualpath_cli.sweep.cells import FAMILIES, Cell, solve
-from dualpath_cli.sweep.request import Request, Sweep
+from dualpath_cli.sweep.request import Design, Sweep
 from dualpath_cli.sweep.runner import (
     check_none,
     check_sharing,
@@ -29,13 +29,7 @@ from dualpath_cli.sweep.runner import (
     side_by_side,
     write_array,
 )
-from dualpath_cli.sweep.runs import (
-    LENGTH,
-    Run,
-    configurations,
-    runs_of,
-    write_recipes,
-)
+from dualpath_cli.sweep.runs import LENGTH, PlannedRun, plan_runs, write_recipes
 from dualpath_cli.system import alone, format_csv, write_text
 from dualpath_cli.training.launch import to_train
 
@@ -58,11 +52,13 @@ def run(options: Sweep, recipe: Recipe) -> str:
         raise
 
 
-def _run(wanted: Request, console: Console) -> str:
+def _run(wanted: Design, console: Console) -> str:
     shared, jobs = _shared(wanted), wanted.options.jobs
     cells, notes = solve(wanted.wanted, shared.model)
-    found = configurations(cells, wanted.varied, branches=_branches(wanted, shared))
-    runs = runs_of(found, wanted.recipe, shared, wanted.seeds, wanted.out)
+    runs = plan_runs(
+        cells, wanted.varied, wanted.recipe, shared, wanted.seeds, wanted.out,
+        _branches(wanted, shared),
+    )  # fmt: skip
     check_different(runs)
     if not wanted.options.slurm:
         check_sharing(runs[0], jobs)
@@ -80,7 +76,7 @@ def _run(wanted: Request, console: Console) -> str:
     return f"next: {_comparison(wanted, runs)}"
 
 
-def _branches(wanted: Request, shared: Settings) -> bool:
+def _branches(wanted: Design, shared: Settings) -> bool:
     """Whether runs of several lengths are branches of the longest."""
     if LENGTH not in wanted.varied or shared.optim.schedule != "wsd":
         return False
@@ -94,7 +90,7 @@ def _branches(wanted: Request, shared: Settings) -> bool:
     return True
 
 
-def _shared(wanted: Request) -> Settings:
+def _shared(wanted: Design) -> Settings:
     """The settings that all runs have; block and widths in them mean nothing."""
     any_block = {"block": "wide", "n_experts": 0, "d_ffn": 64, "d_ffn_wide": 64}
     shared = settings_from(merge(wanted.recipe, {"model": any_block}))
@@ -108,7 +104,7 @@ def _shared(wanted: Request) -> Settings:
     return shared
 
 
-def _write_down(wanted: Request, cells: Sequence[Cell], notes: Sequence[str]) -> None:
+def _write_down(wanted: Design, cells: Sequence[Cell], notes: Sequence[str]) -> None:
     """Writes sweep.yaml: what was asked for, and what it came to."""
     content = {
         "command": shlex.join(["dualpath", *sys.argv[1:]]),
@@ -123,7 +119,7 @@ def _write_down(wanted: Request, cells: Sequence[Cell], notes: Sequence[str]) ->
     write_text(wanted.out / request.SWEEP, dump(content))
 
 
-def _show_plan(wanted: Request, runs: Sequence[Run], console: Console) -> None:
+def _show_plan(wanted: Design, runs: Sequence[PlannedRun], console: Console) -> None:
     given = wanted.options.tflops
     speeds = plan.measured(runs) if given is None else dict.fromkeys(FAMILIES, given * 1e12)
     rows = plan.costs(runs, speeds)
@@ -136,7 +132,7 @@ def _show_plan(wanted: Request, runs: Sequence[Run], console: Console) -> None:
                 "own would leave it room")  # fmt: skip
 
 
-def _ask(wanted: Request, console: Console) -> None:
+def _ask(wanted: Design, console: Console) -> None:
     """Raises Stopped where the answer is no."""
     if wanted.options.yes:
         return
@@ -147,7 +143,7 @@ def _ask(wanted: Request, console: Console) -> None:
         raise Stopped(f"nothing was started; the plan is in {wanted.out}", 0, quiet=False)
 
 
-def _array(wanted: Request, runs: Sequence[Run]) -> str:
+def _array(wanted: Design, runs: Sequence[PlannedRun]) -> str:
     """Writes the array of what is not finished; returns what to do with it."""
     left = [run for run in runs if not run.is_finished and run.is_ready]
     if not left:
@@ -158,11 +154,11 @@ def _array(wanted: Request, runs: Sequence[Run]) -> str:
     return f"{len(left)} runs: sbatch {script}; when they are finished, {after}"
 
 
-def _comparison(wanted: Request, runs: Sequence[Run]) -> str:
+def _comparison(wanted: Design, runs: Sequence[PlannedRun]) -> str:
     return f"dualpath compare {wanted.out}" + max(option_of(run.settings.model) for run in runs)
 
 
-def check_begun(runs: Iterable[Run]) -> None:
+def check_begun(runs: Iterable[PlannedRun]) -> None:
     """Checks that no seeds are added to a configuration that trained something else before."""
     for run in runs:
         if (run.folder / RECIPE).is_file():
@@ -173,7 +169,7 @@ def check_begun(runs: Iterable[Run]) -> None:
                 check_as_begun(run.folder, facts_now(run.folder), settings.model, way_out)
 
 
-def check_different(runs: Sequence[Run]) -> None:
+def check_different(runs: Sequence[PlannedRun]) -> None:
     """Checks that no two configurations would be trained with the same numbers."""
     seen: dict[str, str] = {}
     for name, run in _first_runs(runs).items():
@@ -185,11 +181,11 @@ def check_different(runs: Sequence[Run]) -> None:
             )
 
 
-def _first_runs(runs: Sequence[Run]) -> dict[str, Run]:
-    return {run.configuration.name: run for run in reversed(runs)}
+def _first_runs(runs: Sequence[PlannedRun]) -> dict[str, PlannedRun]:
+    return {run.configuration: run for run in reversed(runs)}
 
 
-def _identity(run: Run) -> str:
+def _identity(run: PlannedRun) -> str:
     """The settings that decide a run's numbers; its tokens by the whole steps that they make."""
     trainer, part = run.settings.trainer, decisive_part(run.settings.as_recipe())
     part["run"] |= {"recipe": "", "max_tokens": run.steps * run.settings.run.batch_tokens}
@@ -197,7 +193,7 @@ def _identity(run: Run) -> str:
     return json.dumps([part, run.seed, more], sort_keys=True)
 
 
-def check_settings(runs: Sequence[Run]) -> None:
+def check_settings(runs: Sequence[PlannedRun]) -> None:
     """Checks one run of each configuration, as far as it can be before anything runs."""
     for run in _first_runs(runs).values():
         if (run.folder / RECIPE).is_file():
@@ -208,11 +204,11 @@ def check_settings(runs: Sequence[Run]) -> None:
             to_train(run.settings if run.is_ready else whole)
             _check_branch(run)
         except UserError as error:
-            name = f"{run.configuration.name}: " if run.configuration.settings else ""
+            name = f"{run.configuration}: " if run.varied else ""
             raise UserError(f"{name}{error}") from None
 
 
-def _check_branch(run: Run) -> None:
+def _check_branch(run: PlannedRun) -> None:
     """Checks that a branch's trunk saves a checkpoint that it can begin from."""
     start, every = stable_steps(run.settings), run.settings.run.save_every
     if run.settings.run.branch_from is not None and start < every:

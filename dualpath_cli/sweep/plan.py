@@ -13,7 +13,7 @@ from dualpath_cli.output.console import duration
 from dualpath_cli.output.table import Column, Columns, Table
 from dualpath_cli.ranges import format_size
 from dualpath_cli.recipe.schedule import loop_counts
-from dualpath_cli.sweep.runs import Run
+from dualpath_cli.sweep.runs import PlannedRun
 
 
 @dataclass(frozen=True)
@@ -37,36 +37,36 @@ class Cost:
     hours: float | None  # hours of one run
 
 
-def measured(runs: Iterable[Run]) -> dict[str, float]:
+def measured(runs: Iterable[PlannedRun]) -> dict[str, float]:
     """FLOP/s of training by family, of the first run of each that has logged a step here."""
     known: dict[str, float] = {}
     for run in runs:
         speeds = [1e12 * float(row.get("tflops_per_second") or 0) for row in run.metrics]
         speed = median(speeds[len(speeds) // 2 :] or [0.0])  # the first steps compile
         if speed > 0:
-            known.setdefault(run.configuration.cell.family, speed)
+            known.setdefault(run.cell.family, speed)
     return known
 
 
-def costs(runs: Sequence[Run], speeds: Mapping[str, float]) -> list[Cost]:
+def costs(runs: Sequence[PlannedRun], speeds: Mapping[str, float]) -> list[Cost]:
     """A row for each configuration; `speeds` are FLOP/s of training by family."""
-    by_name: dict[str, list[Run]] = {}
+    by_name: dict[str, list[PlannedRun]] = {}
     for run in runs:
-        by_name.setdefault(run.configuration.name, []).append(run)
+        by_name.setdefault(run.configuration, []).append(run)
     wides: dict[tuple[int, Match], int] = {}  # by budget, and what meets that
     # A dense one, where there is one.
     for run in sorted(runs, key=lambda run: count.has_experts(run.settings.model)):
-        cell = run.configuration.cell
+        cell = run.cell
         for match in cell.matches if cell.family == "wide" else ():
             wides.setdefault((cell.budget, match), count.parameters(run.settings.model))
     return [_cost(seeds, wides, speeds) for seeds in by_name.values()]
 
 
 def _cost(
-    seeds: Sequence[Run], wides: Mapping[tuple[int, Match], int], speeds: Mapping[str, float]
+    seeds: Sequence[PlannedRun], wides: Mapping[tuple[int, Match], int], speeds: Mapping[str, float]
 ) -> Cost:
     run, settings = seeds[0], seeds[0].settings
-    cell, model = run.configuration.cell, settings.model
+    cell, model = run.cell, settings.model
     layer, parameters = count.mean_layer_flops(model), count.parameters(model)
     steps, loops = run.steps - run.begins, loop_counts(settings.run, run.begins)
     flops = count.over_loops(count.training_flops_per_token, model, loops)
@@ -75,7 +75,7 @@ def _cost(
     wide = next((wides[cell.budget, m] for m in cell.matches if (cell.budget, m) in wides), None)
     gated = model.block_kinds.count("dual") / model.n_layers
     return Cost(
-        run.configuration.name, cell.family, cell.budget, cell.alpha,
+        run.configuration, cell.family, cell.budget, cell.alpha,
         loops=1 if cell.model["block"] == "wide" else model.most_loops,
         parameters=parameters, non_embedding=count.parameters_non_embedding(model),
         relative=None if wide is None else parameters / wide,

@@ -84,7 +84,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Request:
+class Design:
     recipe: Recipe  # the settings that all runs share
     options: Sweep
     wanted: Wanted
@@ -93,7 +93,7 @@ class Request:
     out: Path
 
 
-def read(options: Sweep, recipe: Recipe) -> Request:
+def read(options: Sweep, recipe: Recipe) -> Design:
     """Reads the lists of the options, and checks them against the recipe."""
     out = folder_of("--out", options.out)
     _check_own(out)
@@ -120,7 +120,7 @@ def read(options: Sweep, recipe: Recipe) -> Request:
             "one: --data.val.NAME FILE_OR_FOLDER"
         )
     varied = _varied(options.set, recipe)
-    return Request(recipe, options, wanted, varied, _seeds(options.seeds), out)
+    return Design(recipe, options, wanted, varied, _seeds(options.seeds), out)
 
 
 def _check_own(out: Path) -> None:

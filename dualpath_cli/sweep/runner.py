@@ -16,7 +16,7 @@ from rich.console import Console
 
 from dualpath_cli.errors import RunFailed, Stopped, UserError
 from dualpath_cli.output.console import duration
-from dualpath_cli.sweep.runs import Run
+from dualpath_cli.sweep.runs import PlannedRun
 from dualpath_cli.system import cores, no_link, of_children, visible_gpus, write_text
 
 POLL = 0.5  # seconds between two looks at the processes
@@ -26,7 +26,7 @@ def say(console: Console, text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True)
 
 
-def run_all(runs: Sequence[Run], jobs: int, console: Console) -> list[Run]:
+def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> list[PlannedRun]:
     """Trains what is not finished, in the order of `runs`, with a line for each as it ends.
 
     Returns those that failed. A run that fails stops no other one. Raises Stopped after a signal,
@@ -41,7 +41,7 @@ def run_all(runs: Sequence[Run], jobs: int, console: Console) -> list[Run]:
         return _work(waiting, jobs, console, signals)
 
 
-def check_none(failed: Sequence[Run], of: int) -> None:
+def check_none(failed: Sequence[PlannedRun], of: int) -> None:
     """Raises RunFailed, with the last words of the first run that failed, if one did."""
     if failed:
         run = failed[0]
@@ -51,13 +51,15 @@ def check_none(failed: Sequence[Run], of: int) -> None:
         )
 
 
-Slots = dict[int, tuple[Run, "subprocess.Popen[bytes]", float]]  # a run, and when it was started
+Slots = dict[int, tuple[PlannedRun, "subprocess.Popen[bytes]", float]]  # a run, when it began
 
 
-def _work(waiting: list[Run], jobs: int, console: Console, signals: list[int]) -> list[Run]:
+def _work(
+    waiting: list[PlannedRun], jobs: int, console: Console, signals: list[int]
+) -> list[PlannedRun]:
     slots: Slots = {}
-    failed: list[Run] = []
-    held: set[Run] = set()
+    failed: list[PlannedRun] = []
+    held: set[PlannedRun] = set()
     total, ended = len(waiting), 0
     while waiting or slots:
         if signals:
@@ -88,7 +90,9 @@ def _work(waiting: list[Run], jobs: int, console: Console, signals: list[int]) -
     return failed
 
 
-def _next(waiting: Sequence[Run], console: Console, held: set[Run]) -> Run | None:
+def _next(
+    waiting: Sequence[PlannedRun], console: Console, held: set[PlannedRun]
+) -> PlannedRun | None:
     """The next run that can start; one that another process writes is left for later."""
     for run in waiting:
         if not run.is_ready:
@@ -132,11 +136,11 @@ def _stop(slots: Slots, console: Console, signals: list[int]) -> None:
     raise Stopped("stopped; the same command continues", code, quiet=False)
 
 
-def command_of(run: Run) -> list[str]:
+def command_of(run: PlannedRun) -> list[str]:
     return [sys.executable, "-m", "dualpath_cli", "fit", "--config", str(run.path)]
 
 
-def environment(run: Run, slot: int, jobs: int) -> Mapping[str, str]:
+def environment(run: PlannedRun, slot: int, jobs: int) -> Mapping[str, str]:
     """The environment of the run in a slot, of which there are `jobs`.
 
     CPUs are shared by threads: OMP_NUM_THREADS, unless it is set. Of several GPUs each slot gets
@@ -149,12 +153,12 @@ def environment(run: Run, slot: int, jobs: int) -> Mapping[str, str]:
     return shared
 
 
-def side_by_side(run: Run, jobs: int) -> int:
+def side_by_side(run: PlannedRun, jobs: int) -> int:
     """How many of as many jobs do not share a device with another one."""
     return min(jobs, len(_gpus(run)) or jobs)
 
 
-def check_sharing(run: Run, jobs: int) -> None:
+def check_sharing(run: PlannedRun, jobs: int) -> None:
     devices = run.settings.trainer.devices
     if jobs > 1 and _gpus(run) and str(devices) not in ("auto", "1"):
         raise UserError(
@@ -163,7 +167,7 @@ def check_sharing(run: Run, jobs: int) -> None:
         )
 
 
-def _gpus(run: Run) -> list[str]:
+def _gpus(run: PlannedRun) -> list[str]:
     """Names of the GPUs that this process may use, if such a run would."""
     if run.settings.trainer.accelerator == "cpu":
         return []
@@ -175,7 +179,7 @@ def _gpus(run: Run) -> list[str]:
     return [str(number) for number in range(visible_gpus() or 0)]
 
 
-def start(run: Run, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
+def start(run: PlannedRun, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
     """Starts the run; what it prints goes on in its log.
 
     It has its own session, so that Ctrl-C reaches the sweep alone, which asks it to stop; it
@@ -189,7 +193,7 @@ def start(run: Run, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
         )  # fmt: skip
 
 
-def last_words(run: Run) -> str:
+def last_words(run: PlannedRun) -> str:
     """The last line of a run's log: why it ended."""
     if not run.log.is_file():
         return f"it waits for '{run.settings.run.branch_from}'"
@@ -244,7 +248,7 @@ exit "$code"
 """
 
 
-def write_array(runs: Sequence[Run], jobs: int, out: Path) -> Path:
+def write_array(runs: Sequence[PlannedRun], jobs: int, out: Path) -> Path:
     """Writes the script for runs, `jobs` of them at a time."""
     script = out / "jobs.sbatch"
     logs = out / "logs"

@@ -33,61 +33,6 @@ from dualpath_cli.system import FIT, is_held, read_csv, write_text
 LENGTH, RATE = "run.max_tokens", "optim.lr"
 
 
-@dataclass(frozen=True)
-class Configuration:
-    """A cell with its varied settings, which is trained with several seeds."""
-
-    name: str
-    cell: Cell
-    settings: Mapping[str, Any]  # values of the keys that --set varies
-    trunk: str | None = None
-    """The longest configuration of those that differ in tokens alone, from which the others take
-    their first part (run.branch_from); None where each is trained from the start."""
-
-    def recipe(self, shared: Recipe, seed: int, folder: Path) -> Recipe:
-        """The recipe of a run with a seed, whose run folder lies in `folder`."""
-        recipe = recipes.merge(shared, {"model": self.cell.model})
-        for key, value in self.settings.items():
-            if key == RATE:
-                continue  # `runs_of` has set it, with the rates at both ends
-            for name in reversed(key.split(".")):
-                value = {name: value}
-            recipe = recipes.merge(recipe, value)
-        run = {"recipe": self.name, "name": f"seed_{seed}", "dir": str(folder),
-               "budget": self.cell.budget}  # fmt: skip
-        if self.trunk == self.name:
-            run["keep"] = 0
-        elif self.trunk is not None:
-            run["branch_from"] = str(folder / self.trunk / f"seed_{seed}")
-        return recipes.merge(recipe, {"seed_everything": seed, "run": run})
-
-
-def configurations(
-    cells: Sequence[Cell], varied: Varied, branches: bool = False
-) -> list[Configuration]:
-    """Every cell with every combination of the settings that make a difference to it.
-
-    `branches`: those that differ in `run.max_tokens` alone, which is then varied, are branches of
-    the longest, which comes before them.
-    """
-    if branches:
-        lengths = sorted(varied[LENGTH], key=lambda text: -parse_size(str(text), LENGTH))
-        varied = {LENGTH: lengths} | {k: v for k, v in varied.items() if k != LENGTH}
-    found = []
-    for cell in cells:
-        keys = [key for key in varied if _matters(key, cell)]
-        for values in product(*(varied[key] for key in keys)):
-            settings = dict(zip(keys, values, strict=True))
-            trunk = None
-            if branches:
-                trunk = _name(cell, {**settings, LENGTH: varied[LENGTH][0]})
-            found.append(Configuration(_name(cell, settings), cell, settings, trunk))
-    for name, times in Counter(configuration.name for configuration in found).items():
-        if times > 1:
-            raise UserError(f"--set gives {times} configurations the name '{name}'; leave some out")
-    return found
-
-
 def _name(cell: Cell, settings: Mapping[str, Any]) -> str:
     return "-".join([cell.name, *(_word(k, v) for k, v in settings.items())])
 
@@ -123,14 +68,21 @@ def _word(key: str, value: Any) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    name: str  # a50_k4-seed_0
-    configuration: Configuration
+class PlannedRun:
+    """A cell with varied settings, which make a configuration, and a seed."""
+
+    configuration: str  # its name: a50_k4
+    cell: Cell
+    varied: Mapping[str, Any]  # its values of the keys that --set varies
     seed: int
     recipe: Recipe
     settings: Settings  # the recipe, checked
     path: Path  # the recipe's file
     log: Path  # the output of its process
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
 
     @property
     def folder(self) -> Path:
@@ -202,26 +154,56 @@ class Run:
         return is_held(self.folder / FIT)
 
 
-def runs_of(
-    found: Sequence[Configuration],
+def plan_runs(
+    cells: Sequence[Cell],
+    varied: Varied,
     recipe: Recipe,
     settings: Settings,
     seeds: Iterable[int],
     out: Path,
-) -> list[Run]:
-    """The runs of configurations in a folder, seed by seed; writes nothing.
+    branches: bool = False,
+) -> list[PlannedRun]:
+    """Every cell with every combination of the settings that make a difference to it, seed by seed;
+    writes nothing.
 
     All share `recipe`, with `settings`. The first seed of all configurations comes first: a sweep
-    that is stopped early has compared all of them once.
+    that is stopped early has compared all of them once. `branches`: those that differ in
+    `run.max_tokens` alone, which is then varied, take their first part from the longest
+    (run.branch_from), which comes before them.
     """
-    runs, base = [], recipe
-    for seed, one in product(seeds, found):
-        shared = _with_rate(base, settings, float(one.settings.get(RATE, settings.optim.lr)))
-        recipe, name = one.recipe(shared, seed, out / "runs"), f"{one.name}-seed_{seed}"
-        path, log = out / "recipes" / f"{name}.yaml", out / "logs" / f"{name}.log"
-        runs.append(Run(name, one, seed, recipe, settings_from(recipe), path, log))
-    for run in runs[: len(found)]:  # the first seed's
-        import_classes(run.settings.model, allowed=True)
+    if branches:
+        lengths = sorted(varied[LENGTH], key=lambda text: -parse_size(str(text), LENGTH))
+        varied = {LENGTH: lengths} | {k: v for k, v in varied.items() if k != LENGTH}
+    found = []
+    for cell in cells:
+        keys = [key for key in varied if _matters(key, cell)]
+        for values in product(*(varied[key] for key in keys)):
+            own = dict(zip(keys, values, strict=True))
+            found.append((_name(cell, own), cell, own))
+    for name, times in Counter(name for name, _, _ in found).items():
+        if times > 1:
+            raise UserError(f"--set gives {times} configurations the name '{name}'; leave some out")
+    runs, folder = [], out / "runs"
+    for seed, (name, cell, own) in product(seeds, found):
+        run = {"recipe": name, "name": f"seed_{seed}", "dir": str(folder), "budget": cell.budget}
+        trunk = _name(cell, own | {LENGTH: varied[LENGTH][0]}) if branches else None
+        if trunk == name:
+            run["keep"] = 0
+        elif trunk is not None:
+            run["branch_from"] = str(folder / trunk / f"seed_{seed}")
+        whole = _with_rate(recipe, settings, float(own.get(RATE, settings.optim.lr)))
+        whole = recipes.merge(whole, {"model": cell.model})
+        for key, value in own.items():
+            if key != RATE:  # set already, with the rates at both ends
+                for part in reversed(key.split(".")):
+                    value = {part: value}
+                whole = recipes.merge(whole, value)
+        whole = recipes.merge(whole, {"seed_everything": seed, "run": run})
+        path = out / f"recipes/{name}-seed_{seed}.yaml"
+        log = out / f"logs/{name}-seed_{seed}.log"
+        runs.append(PlannedRun(name, cell, own, seed, whole, settings_from(whole), path, log))
+    for one in runs[: len(found)]:  # the first seed's
+        import_classes(one.settings.model, allowed=True)
     return runs
 
 
@@ -233,19 +215,12 @@ def _with_rate(recipe: Recipe, settings: Settings, lr: float) -> Recipe:
     return recipes.merge(recipe, {"optim": {"lr": lr, **rates}})
 
 
-def write_recipes(runs: Iterable[Run]) -> None:
+def write_recipes(runs: Iterable[PlannedRun]) -> None:
+    """Writes the recipes, each with its configuration in words as the first line."""
     for run in runs:
-        text = dump(run.recipe)
-        write_text(run.path, f"# {_heading(run.configuration, run.seed)}\n{text}")
-
-
-def _heading(configuration: Configuration, seed: int) -> str:
-    """The first line of a recipe: its configuration in words."""
-    cell = configuration.cell
-    alpha = "" if cell.alpha is None else f", alpha {cell.alpha:g} %"
-    loops = "" if cell.model["block"] == "wide" else f", K = {cell.model['loops']}"
-    how = " and ".join(cell.matches)
-    return (
-        f"{configuration.name}, seed {seed}: {cell.family}{alpha}{loops}; {cell.spent:.4f} of the "
-        f"budget of {cell.budget:,} FLOPs per token and layer, matched in {how} FLOPs"
-    )
+        cell, how = run.cell, " and ".join(run.cell.matches)
+        words = (
+            f"{run.configuration}, seed {run.seed}: {cell.family}; {cell.spent:.4f} of the budget "
+            f"of {cell.budget:,} FLOPs per token and layer, matched in {how} FLOPs"
+        )
+        write_text(run.path, f"# {words}\n{dump(run.recipe)}")

@@ -124,7 +124,7 @@ def test_runs_that_read_other_data_are_refused_and_both_named(tmp_path, changes,
 @pytest.mark.parametrize(("longer", "refused"), [(3e-4, True), (3e-5, False)])
 def test_texts_of_other_bytes_a_token_are_other_texts_and_digits_are_not(tmp_path, longer, refused):
     one, other = written(tmp_path / "a"), written(tmp_path / "b", nats_per_bit=2 * (1 + longer))
-    said = "'novels' had 2.8854 bytes a token there, 2.8863 here"
+    said = r"bytes a token of novels 2\.8854 there, 2\.8863 here"
     with pytest.raises(UserError, match=said) if refused else nullcontext():
         check_same_data([one, other])
 
@@ -146,5 +146,5 @@ def test_facts_that_are_missing_are_not_those_that_are_there(tmp_path):
     with pytest.raises(UserError, match="training data f00d there, not known here"):
         check_same_data([one, run])
     (other / "versions.json").write_text("{")
-    with pytest.raises(UserError, match=r"other: its versions.json cannot be read; mend it, or"):
+    with pytest.raises(UserError, match=r"other/versions\.json"):
         read_run(other)

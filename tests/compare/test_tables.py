@@ -25,7 +25,7 @@ from dualpath_cli.compare.tables import (
     records_of_groups,
     tables_of_tests,
 )
-from dualpath_cli.output.table import Cell, Column, Table
+from dualpath_cli.output.table import Column, Entry, Table
 from dualpath_cli.statistics.significance import holm
 from dualpath_cli.system import format_csv
 from tests.compare.run_folders import configuration, group, wide
@@ -230,7 +230,7 @@ TABLE = group(
 )
 
 
-def cells_of(table: Table) -> list[dict[str, Cell]]:
+def cells_of(table: Table) -> list[dict[str, Entry]]:
     """Rows by heading."""
     headings = [column.heading for column in table.columns]
     return [dict(zip(headings, row, strict=True)) for row in table.cells()]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from data_prep.prepare import Request
-from data_prep.settings import Settings, SourceSettings
+from data_prep.settings import Preparation, SourceSettings
 from data_prep.sources.corpora import find
 from dualpath_cli.text.tokenizer import Tokenizer, byte_of_character
 from tests.data_prep.preparing import source, write_jsonl
@@ -40,7 +40,7 @@ def out(tmp_path: Path) -> Path:
 def ask(small: Tokenizer, out: Path) -> Callable[..., Request]:
     """`ask(data, **settings)`: a request for a tuple of sources, or for one, of a path or of texts.
 
-    `settings` are fields of Settings.
+    `settings` are fields of Preparation.
     """
 
     def asked(
@@ -53,7 +53,7 @@ def ask(small: Tokenizer, out: Path) -> Callable[..., Request]:
         if not isinstance(data, (tuple, Path)):
             data = write_jsonl(out.parent / "a.jsonl", data)
         sources = data if isinstance(data, tuple) else (source("a", data),)
-        chosen = Settings(sources, "given", **{"chunk_tokens": 64, **settings})
+        chosen = Preparation(sources, "given", **{"chunk_tokens": 64, **settings})
         corpora = [find(s, out.parent / "downloads", "http://nowhere", None) for s in sources]
         return Request(chosen, corpora, tokenizer, out, strict=strict)
 

@@ -17,7 +17,7 @@ from distributed import Client
 
 from data_prep.__main__ import main
 from data_prep.documents import encoding
-from data_prep.executors import Cluster, Here
+from data_prep.executors import DaskCluster, Here
 from data_prep.prepare import Request, prepare
 from dualpath_cli.errors import UserError
 from tests.data_prep.preparing import contents, source, write_jsonl
@@ -88,7 +88,7 @@ def test_a_cluster_makes_the_bytes_of_this_process(ask, address, tmp_path, monke
     # Rows are sent of the one file, the many are read by the workers.
     sources = (source("a", "a.jsonl"), source("many", "many"))
     how = {"duplicates": "near", "val_fraction": 0.1, "chunk_tokens": 4096}
-    for name, executor in (("here", Here()), ("cluster", Cluster(address))):
+    for name, executor in (("here", Here()), ("cluster", DaskCluster(address))):
         manifest = prepare(ask(sources, out=tmp_path / name, **how), executor)
         assert len(manifest.sources[1].faults) == 1
     made = contents(tmp_path / "here")
@@ -108,7 +108,7 @@ def test_a_worker_that_is_killed_in_a_piece_changes_nothing(
     def making() -> list[str]:
         return [worker for worker, stack in client.call_stack().items() if "in make" in str(stack)]
 
-    class Killing(Cluster):
+    class Killing(DaskCluster):
         def submit(self, *args: Any, **kwargs: Any) -> Any:
             future = super().submit(*args, **kwargs)
             if not killed:
@@ -128,13 +128,16 @@ def test_a_worker_that_is_killed_in_a_piece_changes_nothing(
 
 @pytest.mark.slow
 def test_work_that_kills_its_workers_is_given_up(address):
-    with pytest.raises(OSError, match="given up after 2 workers died"), Cluster(address) as cluster:
+    with (
+        pytest.raises(OSError, match="given up after 2 workers died"),
+        DaskCluster(address) as cluster,
+    ):
         cluster.submit(os._exit, 1).result(PATIENCE)
 
 
 @pytest.mark.parametrize("name", ["Python", "dualpath", "pyarrow"])
 def test_a_worker_with_other_software_is_refused(name, address):
-    with Cluster(address) as cluster:
+    with DaskCluster(address) as cluster:
         cluster._software = {**cluster._software, name: "0.1"}
         with pytest.raises(UserError, match=rf"worker tcp://.* has {name} .* instead of 0\.1;"):
             cluster.submit(print).result(PATIENCE)
@@ -182,4 +185,4 @@ def test_a_source_that_workers_do_not_see_is_refused(ask, address, tmp_path, mon
         write_jsonl(tmp_path / "many" / f"{number}.jsonl", [f"hello {number:02d}"])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"does not see '/proc/self/cwd/many/\d+.jsonl'"):
-        prepare(ask(Path("/proc/self/cwd/many")), Cluster(address))
+        prepare(ask(Path("/proc/self/cwd/many")), DaskCluster(address))

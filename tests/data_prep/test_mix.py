@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_prep.documents.duplicates import EXACT, KEPT, NEAR, Verdicts
 from data_prep.documents.pieces import Document, Piece, PieceCounts
 from data_prep.documents.text import BANDS
-from data_prep.settings import Settings, SourceSettings
+from data_prep.settings import Preparation, SourceSettings
 from data_prep.writing.mix import Pool, interleave, portions, scramble
 
 Corpus = list[list[tuple[int, tuple[int, ...]]]]
@@ -105,12 +105,12 @@ def pools_of(folder: Path, corpora: list[Lengths], val_fraction: float = 0.0) ->
     ]
 
 
-def asked(weights: list[float | None], tokens: int | None, max_epochs: int = 1) -> Settings:
+def asked(weights: list[float | None], tokens: int | None, max_epochs: int = 1) -> Preparation:
     sources = [SourceSettings(f"s{n}", "p", weight, max_epochs) for n, weight in enumerate(weights)]
-    return Settings(tuple(sources), "t", tokens)
+    return Preparation(tuple(sources), "t", tokens)
 
 
-def written(pools: list[Pool], mix: Settings, seed: int = 0) -> list[tuple[int, int]]:
+def written(pools: list[Pool], mix: Preparation, seed: int = 0) -> list[tuple[int, int]]:
     """(number, tokens) of each document in the order of the stream."""
     stream = interleave(portions(mix, pools), seed)
     return [(int(tokens[0]), len(tokens)) for tokens in stream]

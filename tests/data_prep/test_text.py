@@ -20,7 +20,7 @@ from data_prep.documents.text import (
     BANDS,
     ROWS,
     Contamination,
-    Words,
+    WordHashes,
     band_keys,
     shingles,
     signature,
@@ -70,7 +70,7 @@ ANY_TEXTS = st.text(
 @given(ANY_TEXTS)
 @example("ΑΣ. Σ İstanbul\x1fé")
 def test_words_are_those_of_re(text):
-    words = Words(text)
+    words = WordHashes(text)
     assert words[:] == words_of(text)
     assert len(words) == len(words.hashes) == len(words_of(text))
 
@@ -85,7 +85,7 @@ def test_words_hash_by_their_beginnings_wherever_they_stand(span, texts):
         pairs = {
             (word[:span], hash)
             for text in texts
-            for word, hash in zip(words_of(text), Words(text).hashes.tolist(), strict=True)
+            for word, hash in zip(words_of(text), WordHashes(text).hashes.tolist(), strict=True)
         }
     documents_text._powers.cache_clear()
     assert len({word for word, _ in pairs}) == len(pairs) == len({hash for _, hash in pairs})

@@ -28,7 +28,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Request:
+class Received:
     """One request as it arrived."""
 
     method: str
@@ -53,7 +53,7 @@ class Web:
         self.faults: dict[str, list[Fault]] = {}
         self.fallback = Fault()  # of requests without one of their own
         self.tokens: dict[str, str] = {}
-        self.requests: list[Request] = []
+        self.requests: list[Received] = []
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"web": self}))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -70,11 +70,11 @@ class Web:
         """Returns from where on each request asked for one path."""
         return [request.start for request in list(self.requests) if request.path == path]
 
-    def post(self, request: Request, body: bytes) -> tuple[int, dict]:
+    def post(self, request: Received, body: bytes) -> tuple[int, dict]:
         """Returns status and JSON of the answer to a POST or PUT; for servers that take any."""
         return 404, {}
 
-    def fault(self, request: Request) -> Fault:
+    def fault(self, request: Received) -> Fault:
         """Logs a request and returns what is to go wrong with its answer."""
         with self._lock:
             self.requests.append(request)
@@ -101,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request = Request(self.command, unquote(urlsplit(self.path).path), headers)
+        request = Received(self.command, unquote(urlsplit(self.path).path), headers)
         body = self.rfile.read(int(headers.get("content-length", 0)))
         fault = self.web.fault(request)
         time.sleep(fault.silent)
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = _serve  # noqa: N815
 
-    def _file(self, request: Request, ranges: bool) -> tuple[int, dict[str, str], bytes]:
+    def _file(self, request: Received, ranges: bool) -> tuple[int, dict[str, str], bytes]:
         """Returns status, headers and body of the answer to a GET."""
         token, given = self.web.tokens.get(request.path), request.headers.get("authorization")
         if token and given != f"Bearer {token}":

@@ -13,9 +13,9 @@ from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import (
     DRAFT,
+    Addition,
     Drafts,
     Limits,
-    Piece,
     Sampler,
     verified,
     write_on,
@@ -44,7 +44,7 @@ def drafted(
     seed: int = 0,
     change: Intervention | None = None,
     model: DualPathLM = MODEL,
-) -> tuple[list[Piece], Drafts]:
+) -> tuple[list[Addition], Drafts]:
     """The pieces of a text that is written by drafts, and how these fared."""
     decoder, drafts = Decoder(model, change, draft=DRAFT), Drafts()
     decoder.begin(limits.positions([len(prompt)]))
@@ -61,7 +61,7 @@ def plain(
     limits: Limits,
     change: Intervention | None = None,
     model: DualPathLM = MODEL,
-) -> list[Piece]:
+) -> list[Addition]:
     """The pieces of the same text without drafts."""
     decoder, generator = Decoder(model, change), torch.Generator().manual_seed(0)
     return list(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.sampling import Sampling
-from dualpath_cli.decoding.writing import Limits, Piece, Sampler, TextStream, write_on
+from dualpath_cli.decoding.writing import Addition, Limits, Sampler, TextStream, write_on
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
@@ -182,10 +182,10 @@ def pieces_of(
     change: Intervention | None = None,
     cached: bool = True,
     **limits: object,
-) -> list[list[Piece]]:
+) -> list[list[Addition]]:
     """The pieces of each text."""
     model = with_weights(CONFIG, WEIGHTS)
-    found: list[list[Piece]] = [[] for _ in prompts]
+    found: list[list[Addition]] = [[] for _ in prompts]
     decoder = Decoder(model, change, cached=cached)
     for piece in write_on(
         decoder.next_logits,
@@ -200,7 +200,7 @@ def pieces_of(
     return found
 
 
-def ids_of(texts: list[list[Piece]]) -> list[list[int]]:
+def ids_of(texts: list[list[Addition]]) -> list[list[int]]:
     return [[piece.id for piece in pieces] for pieces in texts]
 
 

@@ -12,8 +12,8 @@ import yaml
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import read
 from dualpath_cli.sweep import command, request, runner
-from dualpath_cli.sweep.request import Request
-from dualpath_cli.sweep.runs import Run
+from dualpath_cli.sweep.request import Design
+from dualpath_cli.sweep.runs import PlannedRun
 from tests.sweep import fake_fit
 
 STEP = 64
@@ -62,7 +62,7 @@ def starts(out: Path) -> dict[str, list[str]]:
     }
 
 
-def asked(folder: Path, *words: str, **sections: Any) -> Request:
+def asked(folder: Path, *words: str, **sections: Any) -> Design:
     """A sweep of PureWide, PureLoop and a dual model; later words win."""
     recipe = write_recipe(folder, **sections)
     plain = ["--config", str(recipe), "--budget", "100K", "--alphas", "50", "--loops", "2",
@@ -75,7 +75,7 @@ def asked(folder: Path, *words: str, **sections: Any) -> Request:
 WORDS = ["--budget", "100K", "--alphas", "50", "--loops", "2", "--seeds", "2", "--tflops", "0.01"]
 
 
-def start(run: Run, slot: int, jobs: int) -> Any:
+def start(run: PlannedRun, slot: int, jobs: int) -> Any:
     """Has the stand-in write a run in this process: one that has ended at once."""
     run.log.parent.mkdir(parents=True, exist_ok=True)
     with run.log.open("a") as log:

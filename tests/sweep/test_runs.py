@@ -13,20 +13,21 @@ from dualpath_cli.run import run_folder
 from dualpath_cli.sweep import plan, runner
 from dualpath_cli.sweep.cells import solve
 from dualpath_cli.sweep.command import _shared, check_begun, check_different
-from dualpath_cli.sweep.request import Request
-from dualpath_cli.sweep.runs import Configuration, Run, configurations, runs_of, write_recipes
+from dualpath_cli.sweep.request import Design
+from dualpath_cli.sweep.runs import PlannedRun, plan_runs, write_recipes
 from tests.sweep.conftest import asked
 
 
-def found_for(request: Request) -> list[Configuration]:
-    cells, _ = solve(request.wanted, _shared(request).model)
-    return configurations(cells, request.varied)
-
-
-def runs_for(request: Request, branches: bool = False) -> list[Run]:
+def runs_for(request: Design, branches: bool = False) -> list[PlannedRun]:
     shared = _shared(request)
-    found = configurations(solve(request.wanted, shared.model)[0], request.varied, branches)
-    return runs_of(found, request.recipe, shared, request.seeds, request.out)
+    cells, _ = solve(request.wanted, shared.model)
+    return plan_runs(
+        cells, request.varied, request.recipe, shared, request.seeds, request.out, branches
+    )
+
+
+def names_for(request: Design) -> list[str]:
+    return list(dict.fromkeys(run.configuration for run in runs_for(request)))
 
 
 NAMES = {
@@ -71,12 +72,12 @@ def test_settings_multiply_where_they_make_a_difference(words, names, tmp_path):
         for word in words.split("; ")
         for part in (word.split("=") if word.startswith("--") else ("--set", word))
     ]
-    assert [found.name for found in found_for(asked(tmp_path, *options))] == names
+    assert names_for(asked(tmp_path, *options)) == names
 
 
 def test_settings_of_experts_are_those_of_cells_that_have_some(tmp_path):
     words = ["--set", "model.balance=bias,loss", "--experts", "0,2", "--positions"]
-    names = [found.name for found in found_for(asked(tmp_path, *words, "--controls", "loop"))]
+    names = names_for(asked(tmp_path, *words, "--controls", "loop"))
     sparse = [name for name in names if "_e2" in name]
     assert sparse
     assert all(("balance_" in name) == (name in sparse) for name in names)
@@ -92,10 +93,9 @@ def test_a_varied_entry_of_a_mapping_leaves_the_others(tmp_path):
 def test_values_that_would_have_one_name_are_refused(tmp_path):
     words = ["--set", "model.gate=my gates.A,my_gates.A", "--controls", "none"]
     with pytest.raises(UserError, match=r"2 configurations the name 'a50_k2-gate_my_gates\.A'"):
-        found_for(asked(tmp_path, *words))
+        runs_for(asked(tmp_path, *words))
     words = ["--set", "model.tie_embeddings=false", "--controls", "none"]
-    (found,) = found_for(asked(tmp_path, *words))
-    assert found.name == "a50_k2-tie_embeddings_false"
+    assert names_for(asked(tmp_path, *words)) == ["a50_k2-tie_embeddings_false"]
 
 
 def test_spellings_of_one_value_are_refused(tmp_path):
@@ -117,9 +117,9 @@ def test_each_recipe_stands_alone(tmp_path):
     for run in runs:
         assert settings_from(recipes.load(str(run.path))) == run.settings
         assert run.settings.seed_everything == run.seed
-        assert run.folder == tmp_path / "sweep/runs" / run.configuration.name / f"seed_{run.seed}"
+        assert run.folder == tmp_path / "sweep/runs" / run.configuration / f"seed_{run.seed}"
         first = run.path.read_text().splitlines()[0]
-        assert first.startswith(f"# {run.configuration.name}, seed {run.seed}: ")
+        assert first.startswith(f"# {run.configuration}, seed {run.seed}: ")
     assert [run.seed for run in runs] == [0] * 6 + [1] * 6, "the first seed of all comes first"
 
 
@@ -211,7 +211,7 @@ def test_under_wsd_shorter_runs_branch_from_the_longest(tmp_path):
     words = ["--set", "run.max_tokens=320,640,128", "--controls", "none", "--seeds", "1"]
     request = asked(tmp_path, *words, optim=WSD, run={"save_every": 1})
     long, *short = runs_for(request, branches=True)
-    assert long.configuration.name == "a50_k2-max_tokens_640"
+    assert long.configuration == "a50_k2-max_tokens_640"
     assert (long.settings.run.keep, long.settings.run.branch_from) == (0, None)
     trunks = {run.steps: run.settings.run.branch_from for run in short}
     assert trunks == dict.fromkeys((5, 2), str(long.folder))
@@ -222,7 +222,7 @@ def test_under_wsd_shorter_runs_branch_from_the_longest(tmp_path):
     assert [run.is_ready for run in short] == [False, True], "past the cool-down's start: 4 and 2"
     costs = {row.tokens: row.training_flops for row in plan.costs([long, *short], {})}
     assert costs[320] / costs[640] == pytest.approx(1 / 10), "a step of five, beside ten"
-    assert not any(found.trunk for found in found_for(request)), "not under a cosine"
+    assert not any(run.settings.run.branch_from for run in runs_for(request)), "not under a cosine"
 
 
 def test_a_gate_of_ones_own_is_solved_for_and_its_excess_named(tmp_path):

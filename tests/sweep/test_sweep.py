@@ -19,7 +19,7 @@ import yaml
 from dualpath_cli.cli.main import main
 from dualpath_cli.sweep import runner
 from dualpath_cli.sweep.request import LOCK
-from dualpath_cli.sweep.runs import Run
+from dualpath_cli.sweep.runs import PlannedRun
 from dualpath_cli.system import FIT, alone, cores, read_csv
 from tests.sweep.conftest import SWEEP, starts, write_recipe
 
@@ -290,7 +290,7 @@ def test_a_task_whose_time_is_up_is_queued_again_and_a_run_that_went_wrong_is_no
     assert "loop_k2-seed_0" not in script.read_text()
 
 
-def train_here(run: Run, slot: int, jobs: int) -> Any:
+def train_here(run: PlannedRun, slot: int, jobs: int) -> Any:
     run.log.parent.mkdir(parents=True, exist_ok=True)
     with run.log.open("w") as log, contextlib.redirect_stdout(log):
         code = main(["fit", "--config", str(run.path)])

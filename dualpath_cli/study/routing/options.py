@@ -18,7 +18,7 @@ SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Routing(Texts):
+class RoutingOptions(Texts):
     """Reads what a run's gates do token by token: a page to look at any text, five figures and the
     numbers behind them; --text prints one text in the terminal.
     """
@@ -48,7 +48,7 @@ class Routing(Texts):
             raise ValueError("layer goes with --text; the page shows every layer")
         if self.text is not None:
             for name in ("sources", "max_tokens", "sequences", "examples"):
-                if getattr(self, name) != getattr(Routing, name):
+                if getattr(self, name) != getattr(RoutingOptions, name):
                     raise ValueError(f"{name} goes with sources, not with --text")
             if self.no_costs and self.out is None:
                 raise ValueError("no_costs is about the page; give --text an --out DIR")

@@ -32,7 +32,7 @@ from dualpath_cli.study.controls import tag
 from dualpath_cli.study.parts_of_speech import UPOS, Tagger
 from dualpath_cli.study.passes import FILLER, Arrays, Pass, array_digest
 from dualpath_cli.study.routing import report
-from dualpath_cli.study.routing.options import Routing
+from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page.passes import PagePass, page_passes, write_details
 from dualpath_cli.study.routing.readouts import (
     RoutingSums,
@@ -178,7 +178,7 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
     semantics = 6
 
     def __init__(self, session: Session[StudyLaunch], tagger: Tagger | None) -> None:
-        self._options: Routing = session.launch.options
+        self._options: RoutingOptions = session.launch.options
         self.folder = self._options.folder / PASSES
         self.readings: dict[str, Reading] = {}
         self.page_passes: dict[str, list[PagePass]] = {}

@@ -276,7 +276,7 @@ def test_without_spacy_nothing_is_tagged_with_a_line_unless_a_tagger_was_named(m
         raise UserError("parts of speech need the package spacy")
 
     monkeypatch.setattr(options, "check_pipeline", absent)
-    plain = options.Routing(ckpt_path=("RUN",))
+    plain = options.RoutingOptions(ckpt_path=("RUN",))
     assert (plain.pipeline, plain.missing) == (None, "parts of speech need the package spacy")
-    named = options.Routing(ckpt_path=("RUN",), tagger="en_core_web_sm")
+    named = options.RoutingOptions(ckpt_path=("RUN",), tagger="en_core_web_sm")
     assert (named.pipeline, named.missing) == ("en_core_web_sm", "")

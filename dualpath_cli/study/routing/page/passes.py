@@ -27,7 +27,7 @@ from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.study.passes import FILLER, Arrays, Pass, read_arrays
-from dualpath_cli.study.routing.options import Routing
+from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page.page import likely_tokens
 from dualpath_cli.study.routing.readouts import (
     experts_by_layer,
@@ -51,7 +51,7 @@ def page_passes(
     shown: Sequence[int],
     of_all: int,
     config: ModelConfig,
-    options: Routing,
+    options: RoutingOptions,
     vocabulary: int,
     ranks: int = 1,
 ) -> "list[PagePass]":
