@@ -231,46 +231,46 @@ def _matched(target: Target) -> str:
 
 
 def _numbers(description: Description) -> list[tuple[str, Any]]:
-    """A label and its number, None for a heading."""
+    """A label and its number, a blank for a heading; numbers that are 0 or None are left out."""
     config, layer, record = description.config, description.layer, description.record()
-    kinds, k, decoding = set(config.block_kinds), record["loops"], description.options.decoding
+    k, decoding, ratio = record["loops"], description.options.decoding, description.budget_ratio
     passes = fmean(count.passes(layer.block, layer.loops) for layer in config.layers)
     looped = _times(k) if isinstance(k, int) else f"K = {by_layer(k)}"
-    deep, wide, sparse = kinds != {"wide"}, kinds != {"loop"}, "n_experts" in record
     mixed = " (mean of layers)" if len(set(config.layers)) > 1 else ""
-    matched, ratio = description.matched is not None, description.budget_ratio
-    spent = "linear + attention" if matched else "linear total"
+    spent = "linear + attention" if description.matched else "linear total"
     mean = ", mean of steps" if description.step_loops else ""
     hours = description.names_hardware or bool(description.solved)
-    decoded = description.decoding or {"step_seconds": 0, "tokens_per_second": 0}
-    lines: list[tuple[Any, str, Any]] = [
-        (deep, "d_ffn, deep path", record["d_ffn"]),
-        (deep, "  effective width", record["d_ffn_effective"]),
-        (wide, "d_ffn_wide, wide path", record["d_ffn_wide"]),
-        (wide, "  effective width", record["d_ffn_wide_effective"]),
-        (sparse, f"  experts, {config.top_k} active", config.n_experts),
-        (sparse, "  width of an expert", record.get("expert_width")),
-        (matched, "multiple of widths, ffn_multiple_of", config.ffn_multiple_of),
-        (True, "parameters", record["params"]),
-        (sparse, "  active for a token", record.get("params_active")),
-        (True, "  outside embedding and head", record["params_non_embedding"]),
-        (True, f"FLOPs per token and layer{mixed}", None),
-        (deep, f"  deep path, {looped}", layer["deep"]),
-        (wide, "  wide path", layer["wide"]),
-        ("dual" in kinds, "  gate", layer["gate"]),
-        (True, "  linear total", layer["linear_total"]),
-        (deep, "  router", layer["router"]),
-        (True, f"  attention scores, {_times(passes)}", layer["attention_scores"]),
-        (True, "  total", layer["total"]),
-        (ratio, f"ratio to the budget, {spent}", f"{ratio or 0:.4f}"),
-        (True, f"training FLOPs per token{mean}", description.training_flops),
-        (hours, "training hours", _hours(description.hours)),
-        (True, "KV cache bytes per token", record["kv_bytes_per_token"]),
-        (decoding, f"decoding at most, {decoding and _of(decoding)}", None),
-        (decoding, "  ms a step", f"{1e3 * decoded['step_seconds']:.3f}"),
-        (decoding, "  tokens/s", f"{decoded['tokens_per_second']:,.0f}"),
+    lines: list[tuple[str, Any]] = [
+        ("d_ffn, deep path", record["d_ffn"]),
+        ("  effective width", record["d_ffn_effective"]),
+        ("d_ffn_wide, wide path", record["d_ffn_wide"]),
+        ("  effective width", record["d_ffn_wide_effective"]),
+        (f"  experts, {config.top_k} active", record.get("n_experts")),
+        ("  width of an expert", record.get("expert_width")),
+        ("multiple of widths, ffn_multiple_of", description.matched and config.ffn_multiple_of),
+        ("parameters", record["params"]),
+        ("  active for a token", record.get("params_active")),
+        ("  outside embedding and head", record["params_non_embedding"]),
+        (f"FLOPs per token and layer{mixed}", " "),
+        (f"  deep path, {looped}", layer["deep"]),
+        ("  wide path", layer["wide"]),
+        ("  gate", layer["gate"]),
+        ("  linear total", layer["linear_total"]),
+        ("  router", layer["router"]),
+        (f"  attention scores, {_times(passes)}", layer["attention_scores"]),
+        ("  total", layer["total"]),
+        (f"ratio to the budget, {spent}", ratio and f"{ratio:.4f}"),
+        (f"training FLOPs per token{mean}", description.training_flops),
+        ("training hours", hours and _hours(description.hours)),
+        ("KV cache bytes per token", record["kv_bytes_per_token"]),
     ]
-    return [(label, number) for shown, label, number in lines if shown]
+    if decoding and (speed := description.decoding):
+        lines += [
+            (f"decoding at most, {_of(decoding)}", " "),
+            ("  ms a step", f"{1e3 * speed['step_seconds']:.3f}"),
+            ("  tokens/s", f"{speed['tokens_per_second']:,.0f}"),
+        ]
+    return [(label, number) for label, number in lines if number]
 
 
 def _of(decoding: Decoding) -> str:

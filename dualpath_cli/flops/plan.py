@@ -8,7 +8,8 @@ Activations are those of bf16-mixed, compiled. With `selective` checkpointing a 
 gate, up and the outputs of attention, o_proj and down_proj in bf16, and softmax statistics in
 float32; a block keeps its input. With `none` a pass keeps besides what norms, rotation and SwiGLU
 give to products and attention in bf16, and in float32 rotated q and k and the states after its
-halves. With `full` a block keeps its input alone, and works on all that `none` keeps.
+halves; a block keeps its weights in bf16. With `full` a block keeps its input alone, and works on
+all that `none` keeps.
 
 Two facts decide what is there at once. Gradients are freed by each step, so those of a step of one
 micro-batch grow while activations go; those of more wait beside all activations. And the compiled
@@ -86,8 +87,8 @@ def plan(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Memory:
         kept, again = saved_by_block(layer, cluster.checkpointing), _backward(layer)
         if cluster.checkpointing == "full":
             again += saved_by_block(layer, "none")
-        saved += tokens * kept
-        # Weights are cast for their products, and have gradients.
+        # Weights are cast for their products, and have gradients; `none` keeps what was cast.
+        saved += tokens * kept + BFLOAT16 * weights * (cluster.checkpointing == "none")
         working = max(working, tokens * again + (BFLOAT16 + FLOAT32) * weights)
     working = max(working, loss)
     accumulated = gradients if cluster.accumulate > 1 else 0
