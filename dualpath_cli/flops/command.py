@@ -1,185 +1,73 @@
-"""`dualpath flops`: its options, and the model, table or plan that they ask for."""
+"""`dualpath flops`: prints one model, the paper's 13, or the memory of the GPUs that train one."""
 
 import json
-import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from math import gcd
-from typing import Any, Literal, cast, get_args
+from statistics import fmean
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
-from dualpath_cli.config import RANGES, BlockKind, ModelConfig
-from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.flops import paper
-from dualpath_cli.flops.description import Decoding, Description, Hardware, one_or_list
-from dualpath_cli.flops.plan import STRATEGIES, Cluster, plan
-from dualpath_cli.flops.widths import Match, Target, solve_widths, solve_within
-from dualpath_cli.own_classes.checks import import_classes
-from dualpath_cli.ranges import LARGEST, Place, Range, Size, check_range, check_ranges, format_size
-from dualpath_cli.recipe.recipes import load_recipes
-from dualpath_cli.recipe.schedule import check_loops, loop_counts
-from dualpath_cli.recipe.settings import OptimSettings, RunSettings, Settings, settings_from
+from dualpath_cli.config import by_layer
+from dualpath_cli.errors import UserError
+from dualpath_cli.flops import count
+from dualpath_cli.flops.description import (
+    Description,
+    configurations,
+    described,
+    settings_of,
+    solved,
+)
+from dualpath_cli.flops.options import Decoding, Flops, flag
+from dualpath_cli.flops.plan import STRATEGIES, Cluster, Memory, Strategy, plan
+from dualpath_cli.flops.widths import TOLERANCE, Target
+from dualpath_cli.output.table import LOG_WIDTH, Column, Table, show
+from dualpath_cli.ranges import format_size
+from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 
-_FIELDS = {  # of a model, by the option that sets it
-    "vocab": "vocab_size", "layers": "n_layers", "dim": "d_model", "heads": "n_heads",
-    "kv_heads": "n_kv_heads", "seq_len": "max_seq_len", "width_multiple": "ffn_multiple_of",
-    "experts": "n_experts", "top_k": "top_k",
-}  # fmt: skip
-_SOLVER = {"alpha", "loops", "block", "match", *_FIELDS} - {"seq_len"}
-_SPEEDS = ("tflops", "node_bandwidth", "network_bandwidth")
-_PLAN = ("gpus_per_node", "shard_size", "micro_batch", "batch_tokens", *_SPEEDS[1:])
-
-
-@dataclass(frozen=True)
-class Flops:
-    """Solves FFN widths for a FLOP budget, and counts a model's parameters and FLOPs, for the paper
-    as written and as trained."""
-
-    budget: Size | None = None
-    """Solve FFN widths for so many linear FLOPs per token and layer, such as 80M."""
-    config: tuple[Place, ...] = ()
-    """Describe a recipe's model instead (path or name); later ones win. With --budget the model is
-    compared to it."""
-    table: bool = False
-    """Print the paper's 13 configurations, solved for --budget."""
-    block: str = "dual"
-    """Kind of block: dual, loop or wide; or one for each layer, as wide,dual,wide."""
-    alpha: str = "50"
-    """Percent of a dual block's FLOPs that its deep path gets."""
-    loops: str = field(default="4", metadata={"also": ("--k",)})
-    """K, passes of the deep path; or one for each layer, as 1,4,1,1."""
-    match: Match = "linear"
-    """linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and
-    attention scores meet the budget plus the K + 1 attention passes of a dual block, to within 1
-    percent, so wide and loop blocks get wider FFNs."""
-    width_multiple: int | None = None
-    """Multiple that widths are solved in and that effective widths round up to, under both
-    readings. By default they are solved in 64, and effective widths round to 64 as written, 256 as
-    trained; under --match total it is the coarsest of 64 (256) and its halves that gets within 1
-    percent."""
-    experts: int = 0
-    """Experts in each wide path's FFN, at the same FLOPs; 0 is dense."""
-    top_k: int = 2
-    """Experts that each token takes."""
-    layers: int | None = None
-    """Number of blocks. By default as many as --block or --loops lists, or 16."""
-    dim: int = 768
-    """Width of the residual stream."""
-    heads: int | None = None
-    """Number of query heads. By default one for 64 channels, so 12."""
-    kv_heads: int | None = None
-    """Number of key and value heads. By default as many as query heads."""
-    vocab: int = 50304
-    """Rows of the embedding."""
-    seq_len: int | None = None
-    """Tokens a sequence, for attention scores. By default 4096, or the recipe's."""
-    tokens: Size | None = None
-    """Training tokens, such as 38.5B. By default 38503710720, or the recipe's."""
-    gpus: int = paper.GPUS
-    """Number of GPUs; --plan by itself takes fewer where a step has too few sequences."""
-    tflops: float = 68.0
-    """TFLOP/s that each GPU sustains in training, not its peak. By default the median that the
-    paper's 26 training times imply for its A100s."""
-    plan: bool = False
-    """Print memory, traffic and time of each of --gpus under ddp, fsdp and hsdp instead."""
-    gpus_per_node: int | None = None
-    """GPUs of a node. 8 by default."""
-    shard_size: int | None = None
-    """GPUs that share one set of weights under hsdp. By default the recipe's, or a node's."""
-    micro_batch: int | None = None
-    """Sequences at once, at most. By default the recipe's, or 2."""
-    batch_tokens: Size | None = None
-    """Tokens of a step, such as 4194304. By default the recipe's, or 2097152."""
-    node_bandwidth: float = 300.0
-    """GB/s that a GPU sends within its node: by default NVLink of an A100, by its data sheet."""
-    network_bandwidth: float = 25.0
-    """GB/s that a GPU sends to other nodes: by default 200 Gb/s."""
-    decode: str | None = None
-    """Say how fast texts can grow at most that are decoded side by side: texts x tokens of each @
-    bandwidth of the memory, such as 32x4096@3.35TB/s."""
-    reading: paper.Reading | None = None
-    """The authors' configuration (as_trained, the default for a budget), or the paper's text
-    (as_written). By default a recipe is taken as it is."""
-    format: Literal["table", "json"] = "table"
-    """Form of the answer."""
-    given: tuple[str, ...] = ()
-    """Names of the options that the user gave."""
-
-    def __post_init__(self) -> None:
-        ranges: dict[str, Range] = {name: RANGES[field] for name, field in _FIELDS.items()}
-        ranges |= dict.fromkeys(("budget", "tokens", "batch_tokens"), (1, LARGEST))
-        ranges |= dict.fromkeys(("gpus", "gpus_per_node", "shard_size", "micro_batch"), (1, 10**9))
-        check_ranges(self, ranges | dict.fromkeys(_SPEEDS, (1e-6, 1e9)))
-        _ = self.percent, self.by_layer  # which raise
-        if self.plan:
-            idle = ("table", "tokens", "decode")
-            self._refuse(idle, "--plan is of one training step of one model")
-        else:
-            self._refuse(_PLAN, "only --plan asks what connects GPUs and how they share")
-        if self.config:
-            self._refuse((*_SOLVER, "table"), "--config describes the recipe's own model")
-        elif self.budget is None:
-            example = "such as --budget 80M --alpha 50 --k 4"
-            raise UserError(f"nothing to describe; give --budget ({example}), or --config RECIPE")
-        if self.table:
-            swept = ("block", "alpha") if self.match == "total" else ("block", "alpha", "loops")
-            self._refuse(swept, "--table goes through every block, alpha and K")
-
-    def _refuse(self, refused: Sequence[str], because: str) -> None:
-        if both := [_flag(name) for name in self.given if name in refused]:
-            raise UserError(f"{because}; drop {', '.join(both)}")
-
-    @property
-    def percent(self) -> float:
-        try:
-            return float(self.alpha.removesuffix("%"))
-        except ValueError:
-            wanted = "a percentage such as 50 or 50%"
-            raise ValueError(f"alpha must be {wanted}, not '{self.alpha:.60}'") from None
-
-    @cached_property
-    def by_layer(self) -> list[tuple[BlockKind, int]]:
-        """Kind and K of each layer, or one of each for all layers."""
-        lists = (self.block, self.loops)
-        kinds, counts = ([item.strip() for item in text.split(",")] for text in lists)
-        for kind in kinds:
-            if kind not in (known := get_args(BlockKind)):
-                near = did_you_mean(kind, known)
-                raise ValueError(f"block must be one of {', '.join(known)}, not '{kind:.60}'{near}")
-        if not all(re.fullmatch(r"\d{1,18}", count) for count in counts):
-            raise ValueError(
-                "loops must be a whole number, or one for each layer such as 1,4,1,1, not "
-                f"'{self.loops:.60}'"
-            )
-        for count in counts:
-            check_range("loops", int(count), RANGES["loops"])
-        longest = max(len(kinds), len(counts))
-        if longest == 1:
-            return [(cast(BlockKind, kinds[0]), int(counts[0]))]
-        if self.match == "total":
-            raise UserError("--match total goes with one kind of block and one K, not with a list")
-        layers = self.layers or longest
-        for name, items in (("block", kinds), ("loops", counts)):
-            if len(items) not in (1, layers):
-                raise ValueError(f"{name} lists {len(items)} layers, and the model has {layers}")
-        kinds, counts = (items * (layers // len(items)) for items in (kinds, counts))
-        return list(zip(cast(list[BlockKind], kinds), map(int, counts), strict=True))
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def run(options: Flops) -> str:
     """Prints a table, or returns JSON. Options without effect are named on stderr."""
-    if options.config:
-        settings = _settings(options.config)
-        return _answer(options, _of_recipe(options, settings), settings.run, settings.optim)
     if options.table:
-        return _table(options)
-    _name_idle_options(options)
-    return _answer(options, _solved(options, _targets(options)), RunSettings(), OptimSettings())
+        found, without_room = configurations(options)
+        if without_room:
+            _note(f"this budget leaves no room for an FFN in {', '.join(without_room)}")
+        if options.format == "json":
+            return json.dumps([description.record() for description in found], indent=2)
+        _show_configurations(_console(), found)
+        return ""
+    run, optim = RunSettings(), OptimSettings()
+    if options.config:
+        settings = settings_of(options.config)
+        description, run, optim = described(options, settings), settings.run, settings.optim
+    else:
+        _name_idle_options(options)
+        description = solved(options)
+    if options.plan:
+        cluster = _cluster(description, run, optim)
+        config = replace(description.config, max_seq_len=description.seq_len)
+        plans = {name: plan(config, name, cluster) for name in STRATEGIES}
+    if options.format == "json":
+        record = description.record()
+        if options.plan:
+            record["plan"] = vars(cluster) | {name: vars(held) for name, held in plans.items()}
+        return json.dumps(record, indent=2)
+    if options.plan:
+        _show_plan(_console(), description, cluster, plans)
+    else:
+        _show_model(_console(), description)
+    return ""
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def _console() -> "Console":
+    from dualpath_cli.output.console import plain_console  # with rich, which JSON needs none of
+
+    return plain_console()
 
 
 def _note(text: str) -> None:
@@ -198,196 +86,264 @@ def _name_idle_options(options: Flops) -> None:
     for name in idle:
         if idle[name] and name in options.given:
             dense = " without --experts" if name == "top_k" else ""
-            _note(f"{_flag(name)} has no effect on block '{options.block}'{dense}")
+            _note(f"{flag(name)} has no effect on block '{options.block}'{dense}")
 
 
-def _answer(
-    options: Flops, description: Description, run: RunSettings, optim: OptimSettings
-) -> str:
-    """One model, or with `--plan` the GPUs that train it."""
-    record = description.record()
-    if options.plan:
-        cluster = _cluster(options, description, run, optim)
-        config = replace(description.config, max_seq_len=description.seq_len)
-        plans = [plan(config, strategy, cluster) for strategy in STRATEGIES]
-        record["plan"] = vars(cluster) | {plan.strategy: plan.record() for plan in plans}
-    if options.format == "json":
-        return json.dumps(record, indent=2)
-    from dualpath_cli.flops import report  # with rich, which JSON needs none of
-    from dualpath_cli.output.console import plain_console
-
-    if options.plan:
-        report.show_plan(plain_console(), description, cluster, plans)
-    else:
-        report.show_model(plain_console(), description)
-    return ""
-
-
-def _table(options: Flops) -> str:
-    """The paper's 13 configurations; under match total all meet the sum of a dual block with K."""
-    (base,) = _targets(options)
-    found, without_room = [], []
-    for row in paper.configurations("F80M"):  # the same 13 kinds at either budget
-        target = replace(base, block=row.block, alpha=row.target.alpha, loops=row.loops,
-                         reference_loops=base.loops)  # fmt: skip
-        if target.has_room:
-            found.append(_solved(options, [target]))
-        else:
-            without_room.append(row.label)
-    if not found:
-        solve_widths(base)  # raises, with the budget that has room
-    if without_room:
-        _note(f"this budget leaves no room for an FFN in {', '.join(without_room)}")
-    if options.format == "json":
-        return json.dumps([description.record() for description in found], indent=2)
-    from dualpath_cli.flops import report
-    from dualpath_cli.output.console import plain_console
-
-    report.show_configurations(plain_console(), found)
-    return ""
-
-
-def _targets(options: Flops) -> list[Target]:
-    assert options.budget is not None
-    dim = options.dim
-    heads = options.heads or max(1, dim // 64)
-    if dim % heads or dim // heads % 2:
-        way_out = f"an odd width has no such heads, --dim {dim + 1} would"
-        if dim % 2 == 0:
-            way_out = f"--heads {_nearest_divisor(dim // 2, heads)} would"
-        raise UserError(f"--dim {dim} does not split into {heads} heads of an even size; {way_out}")
-    kv_heads = options.kv_heads or heads
-    if heads % kv_heads:
-        raise UserError(
-            f"--kv-heads {kv_heads} does not divide the {heads} query heads; "
-            f"{_nearest_divisor(heads, kv_heads)} would"
-        )
-    return [
-        Target(
-            options.budget, block, options.percent, loops, options.match,
-            d_model=dim, n_heads=heads, n_kv_heads=kv_heads, seq_len=options.seq_len or 4096,
-            multiple_of=options.width_multiple or 64,  # under both readings (Eq. heff)
-        )
-        for block, loops in options.by_layer
-    ]  # fmt: skip
-
-
-def _nearest_divisor(whole: int, wanted: int) -> int:
-    divisors = [n for n in range(1, whole + 1) if whole % n == 0]
-    return min(divisors, key=lambda n: abs(n - wanted))
-
-
-def _solved(options: Flops, targets: list[Target]) -> Description:
-    reading: paper.Reading = options.reading or "as_trained"
-    chosen, multiple = paper.reading_fields(reading), options.width_multiple
-    target = targets[0]
-    if target.match == "total" and multiple is None:
-        target, widths = solve_within(replace(target, multiple_of=chosen["ffn_multiple_of"]))
-        by_layer = [(target, widths)]
-    else:
-        by_layer = [(target, solve_widths(target)) for target in targets]
-    if target.match == "total" or multiple is not None:
-        chosen["ffn_multiple_of"] = target.multiple_of
-    fields: dict[str, Any] = dict(
-        vocab_size=options.vocab, d_model=target.d_model, n_heads=target.n_heads,
-        n_kv_heads=target.n_kv_heads, max_seq_len=target.seq_len,
-        n_layers=options.layers or (16 if len(targets) == 1 else len(targets)),
-        block=one_or_list([t.block for t, _ in by_layer]),
-        loops=one_or_list([None if t.block == "wide" else t.loops for t, _ in by_layer], 1),
-        d_ffn=one_or_list([widths.d_ffn for _, widths in by_layer]),
-        d_ffn_wide=one_or_list([widths.d_ffn_wide for _, widths in by_layer]),
-        **chosen,
-    )  # fmt: skip
-    try:
-        config = ModelConfig(**fields)
-    except ValueError as error:  # a budget may buy widths beyond all measure
-        raise UserError(f"a budget of {format_size(target.budget)} is too large: {error}") from None
-    n = options.experts
-    experts = one_or_list([0 if kind == "loop" else n for kind in config.block_kinds])
-    try:
-        config = replace(config, n_experts=experts, top_k=options.top_k)
-    except ValueError as error:
-        raise UserError(f"--experts {n}: {error}") from None
-    return Description(
-        config, reading, _hardware(options), target.seq_len, Decoding.read(options.decode),
-        target.budget, tuple(dict(by_layer).items()),
-    )  # fmt: skip
-
-
-def _settings(names: Sequence[str]) -> Settings:
-    """Those of recipes, later ones over earlier ones."""
-    recipe, named = load_recipes(names), f"recipe '{' + '.join(names)}'"
-    if not recipe.get("model"):
-        raise UserError(f"{named} has no model section to describe")
-    try:
-        settings = settings_from(recipe)
-        import_classes(settings.model, allowed=True)
-        return settings
-    except UserError as error:
-        raise UserError(f"{named}: {error}") from None
-
-
-def _of_recipe(options: Flops, settings: Settings) -> Description:
-    """A recipe's model; `reading` sets its fields over it."""
-    config, run = settings.model, settings.run
-    if options.reading is not None:
-        try:
-            config = replace(config, **paper.reading_fields(options.reading))
-        except ValueError as error:
-            raise UserError(f"--reading {options.reading}: {error}") from None
-    if options.tokens is not None:
-        run = replace(run, max_tokens=options.tokens)
-    check_loops(run, config)
-    own = vars(config).items()
-    reading = next((r for r in paper.READINGS if paper.reading_fields(r).items() <= own), None)
-    return Description(
-        config, reading, _hardware(options, run.max_tokens), options.seq_len or config.max_seq_len,
-        Decoding.read(options.decode), options.budget, step_loops=loop_counts(run),
-    )  # fmt: skip
-
-
-def _hardware(options: Flops, tokens: int = paper.TRAINING_TOKENS) -> Hardware:
-    asked = any(name in options.given for name in ("tokens", "gpus", "tflops"))
-    return Hardware(options.tokens or tokens, options.gpus, options.tflops, asked)
-
-
-def _cluster(
-    options: Flops, description: Description, run: RunSettings, optim: OptimSettings
-) -> Cluster:
-    """The cluster that `--plan` is for; its nodes, groups and batch come out even."""
-    gpus, batch_tokens = description.hardware.gpus, options.batch_tokens or run.batch_tokens
+def _cluster(description: Description, run: RunSettings, optim: OptimSettings) -> Cluster:
+    """The cluster that `--plan` is for; its groups and batch come out even."""
+    options, seq_len = description.options, description.seq_len
+    gpus, batch_tokens = options.gpus, options.batch_tokens or run.batch_tokens
     if "gpus" not in options.given:  # as many as the sequences of a step can be dealt out to
-        gpus = gcd(gpus, batch_tokens // description.seq_len)
-    gpus_per_node = options.gpus_per_node or min(8, gpus)
-    shard_size = options.shard_size or run.shard_size or min(gpus_per_node, gpus)
-    if gpus > gpus_per_node and gpus % gpus_per_node:
+        gpus = gcd(gpus, batch_tokens // seq_len)
+    shard_size = options.shard_size or run.shard_size or gcd(8, gpus)
+    if gpus % shard_size:
         raise UserError(
-            f"--gpus {gpus} are no whole nodes of --gpus-per-node {gpus_per_node}; "
-            f"{-(-gpus // gpus_per_node) * gpus_per_node} would be"
+            f"--shard-size {shard_size} must divide --gpus {gpus}; {gcd(shard_size, gpus)} would"
         )
-    if gpus % shard_size or (shard_size % gpus_per_node and gpus_per_node % shard_size):
+    sequences, rest = divmod(batch_tokens, seq_len)
+    if not sequences or rest or sequences % gpus:
+        fitting = max(1, -(-sequences // gpus)) * gpus * seq_len
+        papers = RunSettings().batch_tokens
+        untried = ", a batch that the paper did not train with" if fitting > papers else ""
         raise UserError(
-            f"--shard-size {shard_size} must divide --gpus {gpus}, and divide or be a multiple of "
-            f"--gpus-per-node {gpus_per_node}; {gpus_per_node} would"
+            f"a step of {batch_tokens:,} tokens is {batch_tokens / seq_len:,.6g} sequences of "
+            f"{seq_len:,}, of which --gpus {gpus} cannot get equally many; --batch-tokens "
+            f"{fitting} would do{untried}"
         )
-    sequences = _sequences(batch_tokens, description.seq_len, gpus)
     micro_batch = gcd(sequences // gpus, options.micro_batch or run.micro_batch)
+    asked = run.activation_checkpointing
     return Cluster(
-        gpus, gpus_per_node, shard_size, micro_batch, sequences // gpus // micro_batch,
-        description.hardware.tflops, options.node_bandwidth, options.network_bandwidth,
-        reduce_bytes=2 if run.reduce_dtype == "bfloat16" else 4, optimizer=optim.name,
+        gpus, shard_size, micro_batch, sequences // gpus // micro_batch,
+        2 if run.reduce_dtype == "bfloat16" else 4, optim.name,
+        "selective" if asked == "auto" else asked,
     )  # fmt: skip
 
 
-def _sequences(tokens: int, seq_len: int, gpus: int) -> int:
-    """Sequences of a step, which all GPUs get equally many of."""
-    sequences, rest = divmod(tokens, seq_len)
-    if sequences and not rest and sequences % gpus == 0:
-        return sequences
-    fitting = max(1, -(-sequences // gpus)) * gpus * seq_len
-    papers = RunSettings().batch_tokens
-    untried = ", a batch that the paper did not train with" if fitting > papers else ""
-    raise UserError(
-        f"a step of {tokens:,} tokens is {tokens / seq_len:,.6g} sequences of {seq_len:,}, of "
-        f"which --gpus {gpus} cannot get equally many; --batch-tokens {fitting} would do{untried}"
-    )
+def _show_model(console: "Console", description: Description) -> None:
+    heading = (description.reading or "recipe").replace("_", " ")
+    _say(console, _title(description))
+    console.print()
+    columns = [Column(""), Column(heading, _number)]
+    show(console, Table(columns, _numbers(description)), box=False)
+    for text in _notes(description):
+        console.print()
+        _say(console, [text])
+
+
+def _show_configurations(console: "Console", descriptions: Sequence[Description]) -> None:
+    """A row a solved configuration; under match total each in the multiple that it needed."""
+    first = descriptions[0]
+    matched, decoding = first.matched, first.options.decoding
+    columns = [
+        (Column("configuration"), _label),
+        (Column("d_ffn", ""), lambda d: _width(d, "d_ffn")),
+        (Column("d_ffn_wide", ""), lambda d: _width(d, "d_ffn_wide")),
+        (Column("multiple", "d"), lambda d: d.config.ffn_multiple_of),
+        (Column("params", _millions), lambda d: count.parameters(d.config)),
+        (Column("spent/matched" if matched else "linear/budget", ".4f"), lambda d: d.budget_ratio),
+        (Column("total", _millions), lambda d: d.layer["total"]),
+        (Column("KV bytes", ","), lambda d: count.kv_bytes(d.config)),
+        (Column("tokens/s", ",.0f"), lambda d: d.decoding["tokens_per_second"]),
+    ]  # fmt: skip
+    idle = {"tokens/s": not decoding, "multiple": not matched}
+    columns = [column for column in columns if not idle.get(column[0].heading)]
+    budget, reading = format_size(first.options.budget or 0), str(first.reading).replace("_", " ")
+    _say(console, [f"budget {budget} linear FLOPs per token and layer, {reading}"])
+    _say(console, [_matched(matched)] if matched else [])
+    console.print()
+    show(console, Table.of(descriptions, columns), box=False)
+    notes = {
+        "total: linear FLOPs, router and attention scores per token and layer, "
+        f"{first.seq_len} tokens a sequence": True,
+        "KV bytes: keys and values of a token in bf16, all layers": True,
+        "multiple: of both widths and of their effective ones, model.ffn_multiple_of": matched,
+        f"tokens/s: at most, {decoding and _of(decoding)}": decoding,
+        "*: raised to the smallest multiple, above its share of the budget":
+            any(description.clamped for description in descriptions),
+    }  # fmt: skip
+    console.print()
+    _say(console, [note for note, shown in notes.items() if shown])
+
+
+def _show_plan(
+    console: "Console", description: Description, cluster: Cluster, plans: Mapping[Strategy, Memory]
+) -> None:
+    gpus, times, micro_batch = cluster.gpus, cluster.accumulate, cluster.micro_batch
+    tokens = gpus * micro_batch * times * description.seq_len
+    _say(console, [
+        *_title(description),
+        f"{tokens:,} tokens a step: {gpus:,} GPU{'' if gpus == 1 else 's'} x {micro_batch} "
+        f"sequences of {description.seq_len:,}, accumulated "
+        f"{'once' if times == 1 else f'{times} times'}",
+    ])  # fmt: skip
+    words = (
+        "weights", "gradients", "the optimizer's moments", "gradients before they are reduced",
+        "whole weights, gathered", "saved activations", "loss and backward pass at work",
+        "at once, at most",
+    )  # fmt: skip
+    sizes = zip(*(vars(held).values() for held in plans.values()), strict=True)
+    rows = [[part, *each] for part, each in zip(words, sizes, strict=True)]
+    columns = [Column("GB on each GPU"), *(Column(name, _gigabytes) for name in plans)]
+    console.print()
+    show(console, Table(columns, rows), box=False)
+    console.print()
+    gradients = "float32" if cluster.reduce_bytes == 4 else "bfloat16"
+    _say(console, [
+        f"Weights and moments in float32, bf16-mixed, compiled, {cluster.checkpointing} "
+        f"checkpointing; gradients travel in {gradients}. hsdp shards over "
+        f"{min(cluster.shard_size, gpus)} GPUs. At once is less than the sum where a step is one "
+        "micro-batch, whose gradients grow while activations go.",
+    ])  # fmt: skip
+
+
+def _say(console: "Console", lines: Iterable[str]) -> None:
+    width = min(LOG_WIDTH, console.width)
+    for line in lines:
+        console.print(fill(line, width, break_on_hyphens=False), highlight=False)
+
+
+def _title(description: Description) -> list[str]:
+    config, target = description.config, description.target
+    kinds = " + ".join(f"{len(list(run))} {kind}" for kind, run in groupby(config.block_kinds))
+    deep = "" if set(config.block_kinds) == {"wide"} else f", K = {by_layer(config.loops)}"
+    what = f"{kinds} blocks{deep}"
+    budget = format_size(description.options.budget or 0)
+    if target is not None:
+        split = f", alpha {target.alpha:g} %" if target.block == "dual" else ""
+        what = (
+            f"{target.block} block{deep}{split}, budget {budget} linear FLOPs per token and layer"
+        )
+    elif description.solved:
+        what += f", each layer for {budget} linear FLOPs per token"
+    matched = description.matched
+    return [
+        what,
+        *([f"matched in total: {_matched(matched)}"] if matched else []),
+        f"{config.n_layers} layers, width {config.d_model}, {config.n_heads} heads, "
+        f"{config.n_kv_heads} key/value heads, vocabulary {config.vocab_size}, "
+        f"{description.seq_len} tokens a sequence",
+    ]
+
+
+def _matched(target: Target) -> str:
+    passes = target.reference_passes
+    return f"linear + attention scores = {target.matched_budget:,} (budget + {passes} passes)"
+
+
+def _numbers(description: Description) -> list[tuple[str, Any]]:
+    """A label and its number, a blank for a heading; numbers that are 0 or None are left out."""
+    config, layer, record = description.config, description.layer, description.record()
+    k, decoding, ratio = record["loops"], description.options.decoding, description.budget_ratio
+    passes = fmean(count.passes(layer.block, layer.loops) for layer in config.layers)
+    looped = _times(k) if isinstance(k, int) else f"K = {by_layer(k)}"
+    mixed = " (mean of layers)" if len(set(config.layers)) > 1 else ""
+    spent = "linear + attention" if description.matched else "linear total"
+    mean = ", mean of steps" if description.step_loops else ""
+    hours = description.names_hardware or bool(description.solved)
+    lines: list[tuple[str, Any]] = [
+        ("d_ffn, deep path", record["d_ffn"]),
+        ("  effective width", record["d_ffn_effective"]),
+        ("d_ffn_wide, wide path", record["d_ffn_wide"]),
+        ("  effective width", record["d_ffn_wide_effective"]),
+        (f"  experts, {config.top_k} active", record.get("n_experts")),
+        ("  width of an expert", record.get("expert_width")),
+        ("multiple of widths, ffn_multiple_of", description.matched and config.ffn_multiple_of),
+        ("parameters", record["params"]),
+        ("  active for a token", record.get("params_active")),
+        ("  outside embedding and head", record["params_non_embedding"]),
+        (f"FLOPs per token and layer{mixed}", " "),
+        (f"  deep path, {looped}", layer["deep"]),
+        ("  wide path", layer["wide"]),
+        ("  gate", layer["gate"]),
+        ("  linear total", layer["linear_total"]),
+        ("  router", layer["router"]),
+        (f"  attention scores, {_times(passes)}", layer["attention_scores"]),
+        ("  total", layer["total"]),
+        (f"ratio to the budget, {spent}", ratio and f"{ratio:.4f}"),
+        (f"training FLOPs per token{mean}", description.training_flops),
+        ("training hours", hours and _hours(description.hours)),
+        ("KV cache bytes per token", record["kv_bytes_per_token"]),
+    ]
+    if decoding and (speed := description.decoding):
+        lines += [
+            (f"decoding at most, {_of(decoding)}", " "),
+            ("  ms a step", f"{1e3 * speed['step_seconds']:.3f}"),
+            ("  tokens/s", f"{speed['tokens_per_second']:,.0f}"),
+        ]
+    return [(label, number) for label, number in lines if number]
+
+
+def _of(decoding: Decoding) -> str:
+    texts = "1 text" if decoding.texts == 1 else f"{decoding.texts:,} texts"
+    return f"{texts} of {decoding.context:,} tokens, {decoding.bandwidth / 1e12:g} TB/s"
+
+
+def _times(n: float) -> str:
+    return f"{n:g} pass" if n == 1 else f"{n:g} passes"
+
+
+def _number(value: float | list[int | None]) -> str:
+    return f"{value:,.1f}" if isinstance(value, float) else by_layer(value)
+
+
+def _hours(hours: float) -> str:
+    if hours < 0.01:
+        return "< 0.01"
+    return f"{hours:.2f}" if hours < 10 else f"{hours:,.1f}"
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.3f}" if size else "-"
+
+
+def _millions(value: float) -> str:
+    return f"{value / 1e6:.1f}M"
+
+
+def _notes(description: Description) -> list[str]:
+    """What training and decoding assume, what is above its share, and which sum is not met."""
+    options, notes, ratio = description.options, [], description.budget_ratio
+    # The paper's GPUs are a fair assumption for a budget like the paper's, not for any recipe.
+    if description.names_hardware or description.solved:
+        sustains = (
+            "1 GPU that sustains" if options.gpus == 1 else f"{options.gpus} GPUs that each sustain"
+        )
+        assumed = (
+            " This hardware is assumed; name yours with --tokens, --gpus and --tflops. The paper's "
+            "runs took 12.8 to 21.4 hours, which implies 42 to 122 TFLOP/s for each of its A100s."
+        )
+        notes.append(
+            f"Training: {description.tokens:,} tokens on {sustains} {options.sustained / 1e12:g} "
+            "TFLOP/s, at three forward passes a token, head included."
+            f"{'' if description.names_hardware else assumed}"
+        )
+    if options.decoding:
+        notes.append(
+            "Decoding: a step reads every weight that a token uses, in bf16, once for all texts "
+            "and loops, and all keys and values. Nothing else is counted, so no step is faster."
+        )
+    for target, widths in description.solved:
+        exact = dict(zip(("d_ffn", "d_ffn_wide"), target.exact_widths(), strict=True))
+        notes += [
+            f"Above its share: {name} is raised to {target.multiple_of}, "
+            f"the smallest multiple, as the exact effective width is {float(exact[name] or 0):.1f}."
+            for name in widths.clamped
+        ]
+    if description.matched and ratio is not None and abs(ratio - 1) > TOLERANCE:
+        notes.append(
+            f"In multiples of {description.config.ffn_multiple_of} the matched sum is not met to "
+            f"within {float(100 * TOLERANCE):g} %."
+        )
+    return list(dict.fromkeys(notes))
+
+
+def _label(description: Description) -> str:
+    target = description.target
+    assert target is not None
+    share = f" a{target.alpha:g}" if target.block == "dual" else ""
+    return target.block + share + (f" K{target.loops}" if target.block != "wide" else "")
+
+
+def _width(description: Description, name: str) -> str:
+    """A configured width, with a star where it was raised and a dash where there is none."""
+    return f"{description.record()[name] or '-'}{'*' if name in description.clamped else ''}"

@@ -1,58 +1,29 @@
-"""What `dualpath flops` describes: a model, the hardware that trains it, the batch it decodes."""
+"""The model of `dualpath flops`, solved for a budget or of a recipe, and its numbers."""
 
-import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import BlockKind, ModelConfig
 from dualpath_cli.errors import UserError
-from dualpath_cli.flops import count
-from dualpath_cli.flops.widths import Target, Widths
-
-
-@dataclass(frozen=True)
-class Hardware:
-    tokens: int
-    gpus: int
-    tflops: float  # sustained TFLOP/s of each GPU
-    asked: bool  # whether the user gave any of these; else only a budget's table has hours
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """Texts that grow by a token a step, side by side."""
-
-    texts: int
-    context: int  # tokens of each text
-    bandwidth: float  # bytes a second that memory is read at
-
-    @classmethod
-    def read(cls, words: str | None) -> "Decoding | None":
-        """`32x4096@3.35TB/s`; None of None."""
-        if words is None:
-            return None
-        found = re.fullmatch(r"(\d+)x(\d+)@(\d+(?:\.\d+)?)([GT])B/s", words.replace(" ", ""))
-        if found:
-            unit = {"G": 1e9, "T": 1e12}[found[4]]
-            decoding = cls(int(found[1]), int(found[2]), float(found[3]) * unit)
-            if all(vars(decoding).values()) and max(decoding.texts, decoding.context) <= 10**9:
-                return decoding
-        raise UserError(
-            "--decode must be texts x tokens @ bandwidth in GB/s or TB/s, such as "
-            f"32x4096@3.35TB/s, not '{words}'"
-        )
+from dualpath_cli.flops import count, paper
+from dualpath_cli.flops.options import Flops
+from dualpath_cli.flops.widths import Target, Widths, solve_widths, solve_within
+from dualpath_cli.own_classes.checks import import_classes
+from dualpath_cli.ranges import format_size
+from dualpath_cli.recipe.recipes import load_recipes
+from dualpath_cli.recipe.schedule import check_loops, loop_counts
+from dualpath_cli.recipe.settings import Settings, settings_from
 
 
 @dataclass(frozen=True)
 class Description:
+    options: Flops
     config: ModelConfig
     reading: str | None  # as_written, as_trained, or None where a recipe's model is neither
-    hardware: Hardware
     seq_len: int  # tokens that attention scores are averaged over
-    decoding: Decoding | None
-    budget: int | None = None  # F_M to compare with; a recipe has none unless it is given
+    tokens: int  # of training
     solved: tuple[tuple[Target, Widths], ...] = ()
     """What widths were solved for, and the widths, which know what was clamped: one for all layers,
     or one for each. Empty for a recipe's model."""
@@ -65,18 +36,13 @@ class Description:
         return self.solved[0][0] if len(self.solved) == 1 else None
 
     @property
-    def in_total(self) -> bool:
-        """Whether widths were solved for equal sums with attention, in a multiple of their own."""
-        return self.target is not None and self.target.match == "total"
+    def matched(self) -> Target | None:
+        """The target of widths that were solved for equal sums with attention."""
+        return self.target if self.target and self.target.match == "total" else None
 
     @property
-    def clamped(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for _, widths in self.solved for name in widths.clamped))
-
-    @property
-    def loops(self) -> int | list[int]:
-        """K, which is 1 without a deep path; or a list by layer."""
-        return 1 if set(self.config.block_kinds) == {"wide"} else self.config.loops
+    def clamped(self) -> set[str]:
+        return {name for _, widths in self.solved for name in widths.clamped}
 
     @property
     def layer(self) -> dict[str, int | float]:
@@ -86,10 +52,10 @@ class Description:
     @property
     def budget_ratio(self) -> float | None:
         """The spent part of the budget: linear FLOPs, with attention scores under match total."""
-        if self.in_total and self.target is not None:
-            spent = self.layer["linear_total"] + self.layer["attention_scores"]
-            return spent / self.target.matched_budget
-        return None if self.budget is None else self.layer["linear_total"] / self.budget
+        spent = self.layer["linear_total"]
+        if self.matched:
+            return (spent + self.layer["attention_scores"]) / self.matched.matched_budget
+        return self.options.budget and spent / self.options.budget
 
     @property
     def training_flops(self) -> float:
@@ -98,63 +64,175 @@ class Description:
         return count.over_loops(counted, self.config, self.step_loops)
 
     @property
-    def hours(self) -> float:
-        rate = self.hardware.gpus * self.hardware.tflops * 1e12
-        return self.training_flops * self.hardware.tokens / rate / 3600
+    def names_hardware(self) -> bool:
+        """Whether the user says what trains it; else only a budget's table has hours."""
+        return not {"tokens", "gpus", "tflops"}.isdisjoint(self.options.given)
 
     @property
-    def step_seconds(self) -> float | None:
-        """The least seconds of a step of decoding."""
-        if (d := self.decoding) is None:
+    def hours(self) -> float:
+        rate = self.options.gpus * self.options.sustained
+        return self.training_flops * self.tokens / rate / 3600
+
+    @property
+    def decoding(self) -> dict[str, float] | None:
+        """What is decoded, with the least seconds of a step and the most tokens a second."""
+        if (asked := self.options.decoding) is None:
             return None
-        return count.decoding_seconds(self.config, d.texts, d.context, d.bandwidth)
-
-    def width(self, name: str) -> int | list[int | None] | None:
-        """Configured ``d_ffn`` or ``d_ffn_wide``; None where no block has that path."""
-        unused = {"d_ffn": "wide", "d_ffn_wide": "loop"}[name]
-        value: int | list[int | None] | None = getattr(self.config, name)
-        return None if set(self.config.block_kinds) == {unused} else value
-
-    def effective(self, name: str) -> int | list[int | None] | None:
-        """Effective width of ``d_ffn`` or ``d_ffn_wide``; None where no block has that path."""
-        return None if self.width(name) is None else self.config.effective(name)
+        seconds = count.decoding_seconds(self.config, *asked)
+        speed = {"step_seconds": seconds, "tokens_per_second": asked.texts / seconds}
+        return asked._asdict() | speed
 
     def record(self) -> dict[str, Any]:
         """Every number by name, for JSON; `model` is a section of a recipe, for YAML reads JSON."""
-        block = self.config.block
+        config, kinds = self.config, set(self.config.block_kinds)
         alpha = next((t.alpha for t, _ in self.solved if t.block == "dual"), None)
+        deep, wide = kinds != {"wide"}, kinds != {"loop"}
         record = {
-            "block": block if isinstance(block, str) else list(block),
+            "block": config.block if isinstance(config.block, str) else list(config.block),
             "alpha": int(alpha) if alpha is not None and alpha == int(alpha) else alpha,
-            "loops": self.loops,
-            "d_ffn": self.width("d_ffn"), "d_ffn_wide": self.width("d_ffn_wide"),
-            "d_ffn_effective": self.effective("d_ffn"),
-            "d_ffn_wide_effective": self.effective("d_ffn_wide"),
-            "ffn_multiple_of": self.config.ffn_multiple_of,
-            "params": count.parameters(self.config),
-            "params_non_embedding": count.parameters_non_embedding(self.config),
+            "loops": config.loops if deep else 1,
+            "d_ffn": config.d_ffn if deep else None,
+            "d_ffn_wide": config.d_ffn_wide if wide else None,
+            "d_ffn_effective": config.effective("d_ffn") if deep else None,
+            "d_ffn_wide_effective": config.effective("d_ffn_wide") if wide else None,
+            "ffn_multiple_of": config.ffn_multiple_of,
+            "params": count.parameters(config),
+            "params_non_embedding": count.parameters_non_embedding(config),
             "flops_per_token_per_layer": self.layer,
-            "kv_bytes_per_token": count.kv_bytes(self.config),
-            "budget": self.budget, "budget_ratio": self.budget_ratio, "reading": self.reading,
+            "kv_bytes_per_token": count.kv_bytes(config),
+            "budget": self.options.budget, "budget_ratio": self.budget_ratio,
+            "reading": self.reading,
         }  # fmt: skip
-        if any(layer.n_experts for layer in self.config.layers):
-            record |= {"n_experts": self.config.n_experts, "top_k": self.config.top_k}
-            record["expert_width"] = one_or_list([own.expert_width for own in self.config.layers])
-            record["params_active"] = count.active_parameters(self.config)
-        if self.in_total and self.target is not None:
-            record |= {"match": "total", "matched_budget": self.target.matched_budget}
-        if self.hardware.asked:
+        if any(layer.n_experts for layer in config.layers):
+            record |= {"n_experts": config.n_experts, "top_k": config.top_k}
+            record["expert_width"] = _one_or_list([own.expert_width for own in config.layers])
+            record["params_active"] = count.active_parameters(config)
+        if self.matched:
+            record |= {"match": "total", "matched_budget": self.matched.matched_budget}
+        if self.names_hardware:
             record["training_flops_per_token"] = self.training_flops
             record["training_hours"] = round(self.hours, 3)
-        if self.decoding is not None and self.step_seconds is not None:
-            record["decoding"] = asdict(self.decoding) | {
-                "step_seconds": self.step_seconds,
-                "tokens_per_second": self.decoding.texts / self.step_seconds,
-            }
-        return record | {"model": asdict(self.config)}
+        if self.decoding:
+            record["decoding"] = self.decoding
+        return record | {"model": asdict(config)}
 
 
-def one_or_list(values: list[Any], without: Any = None) -> Any:
+def described(options: Flops, settings: Settings) -> Description:
+    """A recipe's model; `reading` sets its fields over it."""
+    config, run = settings.model, settings.run
+    if options.reading is not None:
+        try:
+            config = replace(config, **paper.reading_fields(options.reading))
+        except ValueError as error:
+            raise UserError(f"--reading {options.reading}: {error}") from None
+    if options.tokens is not None:
+        run = replace(run, max_tokens=options.tokens)
+    check_loops(run, config)
+    own = vars(config).items()
+    reading = next((r for r in paper.READINGS if paper.reading_fields(r).items() <= own), None)
+    seq_len = options.seq_len or config.max_seq_len
+    steps = loop_counts(run)
+    return Description(options, config, reading, seq_len, run.max_tokens, step_loops=steps)
+
+
+def settings_of(names: Sequence[str]) -> Settings:
+    """Those of recipes, later ones over earlier ones."""
+    recipe, named = load_recipes(names), f"recipe '{' + '.join(names)}'"
+    if not recipe.get("model"):
+        raise UserError(f"{named} has no model section to describe")
+    try:
+        settings = settings_from(recipe)
+        import_classes(settings.model, allowed=True)
+        return settings
+    except UserError as error:
+        raise UserError(f"{named}: {error}") from None
+
+
+def solved(options: Flops) -> Description:
+    """The model whose widths `--budget` buys."""
+    return _solved(options, [_target(options, *each) for each in options.by_layer])
+
+
+def configurations(options: Flops) -> tuple[list[Description], list[str]]:
+    """The paper's 13 that the budget buys, and the labels of those that it has no room for.
+
+    Under match total all meet the sum of a dual block with K.
+    """
+    base, found, without_room = _target(options, *options.by_layer[0]), [], []
+    for row in paper.configurations("F80M"):  # the same 13 kinds at either budget
+        target = replace(base, block=row.block, alpha=row.target.alpha, loops=row.loops,
+                         reference_loops=base.loops)  # fmt: skip
+        if target.has_room:
+            found.append(_solved(options, [target]))
+        else:
+            without_room.append(row.label)
+    if not found:
+        solve_widths(base)  # raises, with the budget that has room
+    return found, without_room
+
+
+def _target(options: Flops, block: BlockKind, loops: int) -> Target:
+    assert options.budget is not None
+    dim, heads = options.dim, options.heads or max(1, options.dim // 64)
+    if dim % heads or dim // heads % 2:
+        way_out = f"an odd width has no such heads, --dim {dim + 1} would"
+        if dim % 2 == 0:
+            way_out = f"--heads {_nearest_divisor(dim // 2, heads)} would"
+        raise UserError(f"--dim {dim} does not split into {heads} heads of an even size; {way_out}")
+    kv_heads = options.kv_heads or heads
+    if heads % kv_heads:
+        raise UserError(
+            f"--kv-heads {kv_heads} does not divide the {heads} query heads; "
+            f"{_nearest_divisor(heads, kv_heads)} would"
+        )
+    return Target(
+        options.budget, block, options.percent, loops, options.match,
+        d_model=dim, n_heads=heads, n_kv_heads=kv_heads, seq_len=options.seq_len or 4096,
+        multiple_of=options.width_multiple or 64,  # under both readings (Eq. heff)
+    )  # fmt: skip
+
+
+def _nearest_divisor(whole: int, wanted: int) -> int:
+    divisors = [n for n in range(1, whole + 1) if whole % n == 0]
+    return min(divisors, key=lambda n: abs(n - wanted))
+
+
+def _solved(options: Flops, targets: list[Target]) -> Description:
+    reading: paper.Reading = options.reading or "as_trained"
+    chosen, multiple = paper.reading_fields(reading), options.width_multiple
+    target = targets[0]
+    if target.match == "total" and multiple is None:
+        target, widths = solve_within(replace(target, multiple_of=chosen["ffn_multiple_of"]))
+        by_layer = [(target, widths)]
+    else:
+        by_layer = [(target, solve_widths(target)) for target in targets]
+    if target.match == "total" or multiple is not None:
+        chosen["ffn_multiple_of"] = target.multiple_of
+    fields: dict[str, Any] = dict(
+        vocab_size=options.vocab, d_model=target.d_model, n_heads=target.n_heads,
+        n_kv_heads=target.n_kv_heads, max_seq_len=target.seq_len,
+        n_layers=options.layers or (16 if len(targets) == 1 else len(targets)),
+        block=_one_or_list([t.block for t, _ in by_layer]),
+        loops=_one_or_list([None if t.block == "wide" else t.loops for t, _ in by_layer], 1),
+        d_ffn=_one_or_list([widths.d_ffn for _, widths in by_layer]),
+        d_ffn_wide=_one_or_list([widths.d_ffn_wide for _, widths in by_layer]),
+        **chosen,
+    )  # fmt: skip
+    try:
+        config = ModelConfig(**fields)
+    except ValueError as error:  # a budget may buy widths beyond all measure
+        raise UserError(f"a budget of {format_size(target.budget)} is too large: {error}") from None
+    n = options.experts
+    experts = _one_or_list([0 if kind == "loop" else n for kind in config.block_kinds])
+    try:
+        config = replace(config, n_experts=experts, top_k=options.top_k)
+    except ValueError as error:
+        raise UserError(f"--experts {n}: {error}") from None
+    tokens, different = options.tokens or paper.TRAINING_TOKENS, tuple(dict(by_layer).items())
+    return Description(options, config, reading, target.seq_len, tokens, different)
+
+
+def _one_or_list(values: list[Any], without: Any = None) -> Any:
     """The value of all layers that have one, or a list where they differ."""
     different = {value for value in values if value is not None}
     if len(different) < 2:

@@ -7,8 +7,8 @@ torch.optim.Muon, but for the type of its products.
 
 torch.optim.Muon makes each shard of a matrix orthogonal by itself, which is another optimizer for
 each number of ranks. Here every rank gathers a sharded matrix whole, makes all of it orthogonal and
-keeps its own shard, so that the numbers do not depend on the ranks. `flops --plan` counts
-what this costs.
+keeps its own shard, so that the numbers do not depend on the ranks. docs/scaling.md has what this
+costs.
 """
 
 import math

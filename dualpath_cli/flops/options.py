@@ -1,0 +1,192 @@
+"""The options of `dualpath flops`, and what is read out of their words."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple, cast, get_args
+
+from dualpath_cli.config import RANGES, BlockKind
+from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.flops import paper
+from dualpath_cli.flops.widths import Match
+from dualpath_cli.ranges import LARGEST, Place, Range, Size, check_range, check_ranges
+
+_FIELDS = {  # of a model, by the option that sets it
+    "vocab": "vocab_size", "layers": "n_layers", "dim": "d_model", "heads": "n_heads",
+    "kv_heads": "n_kv_heads", "seq_len": "max_seq_len", "width_multiple": "ffn_multiple_of",
+    "experts": "n_experts", "top_k": "top_k",
+}  # fmt: skip
+_SOLVER = {"alpha", "loops", "block", "match", *_FIELDS} - {"seq_len"}
+_PLAN = ("shard_size", "micro_batch", "batch_tokens")
+SUSTAINED = {"a100": 68.0, "h200": 395.0}  # TFLOP/s of a GPU in training; docs/flops.md
+
+
+class Decoding(NamedTuple):
+    """Texts that grow by a token a step, side by side."""
+
+    texts: int
+    context: int  # tokens of each text
+    bandwidth: float  # bytes a second that memory is read at
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Solves FFN widths for a FLOP budget, and counts a model's parameters and FLOPs, for the paper
+    as written and as trained."""
+
+    budget: Size | None = None
+    """Solve FFN widths for so many linear FLOPs per token and layer, such as 80M."""
+    config: tuple[Place, ...] = ()
+    """Describe a recipe's model instead (path or name); later ones win. With --budget the model is
+    compared to it."""
+    table: bool = False
+    """Print the paper's 13 configurations, solved for --budget."""
+    block: str = "dual"
+    """Kind of block: dual, loop or wide; or one for each layer, as wide,dual,wide."""
+    alpha: str = "50"
+    """Percent of a dual block's FLOPs that its deep path gets."""
+    loops: str = field(default="4", metadata={"also": ("--k",)})
+    """K, passes of the deep path; or one for each layer, as 1,4,1,1."""
+    match: Match = "linear"
+    """linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and
+    attention scores meet the budget plus the K + 1 attention passes of a dual block, to within 1
+    percent, so wide and loop blocks get wider FFNs."""
+    width_multiple: int | None = None
+    """Multiple that widths are solved in and that effective widths round up to, under both
+    readings. By default they are solved in 64, and effective widths round to 64 as written, 256 as
+    trained; under --match total it is the coarsest of 64 (256) and its halves that gets within 1
+    percent."""
+    experts: int = 0
+    """Experts in each wide path's FFN, at the same FLOPs; 0 is dense."""
+    top_k: int = 2
+    """Experts that each token takes."""
+    layers: int | None = None
+    """Number of blocks. By default as many as --block or --loops lists, or 16."""
+    dim: int = 768
+    """Width of the residual stream."""
+    heads: int | None = None
+    """Number of query heads. By default one for 64 channels, so 12."""
+    kv_heads: int | None = None
+    """Number of key and value heads. By default as many as query heads."""
+    vocab: int = 50304
+    """Rows of the embedding."""
+    seq_len: int | None = None
+    """Tokens a sequence, for attention scores. By default 4096, or the recipe's."""
+    tokens: Size | None = None
+    """Training tokens, such as 38.5B. By default 38503710720, or the recipe's."""
+    gpus: int = paper.GPUS
+    """Number of GPUs; --plan by itself takes fewer where a step has too few sequences."""
+    tflops: str = "a100"
+    """TFLOP/s that each GPU sustains in training, not its peak: a number, or a card's name. a100 is
+    68, the median that the paper's 26 training times imply. h200 is 395, the median of six models
+    that were measured, at 341 to 478."""
+    plan: bool = False
+    """Print the memory of each of --gpus under ddp, fsdp and hsdp instead."""
+    shard_size: int | None = None
+    """GPUs that share one set of weights under hsdp. By default the recipe's, or
+    8."""
+    micro_batch: int | None = None
+    """Sequences at once, at most. By default the recipe's, or 2."""
+    batch_tokens: Size | None = None
+    """Tokens of a step, such as 4194304. By default the recipe's, or 2097152."""
+    decode: str | None = None
+    """Say how fast texts can grow at most that are decoded side by side: texts x tokens of each @
+    bandwidth of the memory, such as 32x4096@3.35TB/s."""
+    reading: paper.Reading | None = None
+    """The authors' configuration (as_trained, the default for a budget), or the paper's text
+    (as_written). By default a recipe is taken as it is."""
+    format: Literal["table", "json"] = "table"
+    """Form of the answer."""
+    given: tuple[str, ...] = ()
+    """Names of the options that the user gave."""
+
+    def __post_init__(self) -> None:
+        ranges: dict[str, Range] = {name: RANGES[field] for name, field in _FIELDS.items()}
+        ranges |= dict.fromkeys(("budget", "tokens", "batch_tokens"), (1, LARGEST))
+        ranges |= dict.fromkeys(("gpus", "shard_size", "micro_batch"), (1, 10**9))
+        check_ranges(self, ranges)
+        _ = self.percent, self.sustained, self.decoding, self.by_layer  # which raise
+        if self.plan:
+            idle = ("table", "tokens", "tflops", "decode")
+            self._refuse(idle, "--plan is of the memory of one model in training")
+        else:
+            self._refuse(_PLAN, "only --plan asks how GPUs share a step")
+        if self.config:
+            self._refuse((*_SOLVER, "table"), "--config describes the recipe's own model")
+        elif self.budget is None:
+            example = "such as --budget 80M --alpha 50 --k 4"
+            raise UserError(f"nothing to describe; give --budget ({example}), or --config RECIPE")
+        if self.table:
+            swept = ("block", "alpha") if self.match == "total" else ("block", "alpha", "loops")
+            self._refuse(swept, "--table goes through every block, alpha and K")
+
+    def _refuse(self, refused: Sequence[str], because: str) -> None:
+        if both := [flag(name) for name in self.given if name in refused]:
+            raise UserError(f"{because}; drop {', '.join(both)}")
+
+    @property
+    def percent(self) -> float:
+        try:
+            return float(self.alpha.removesuffix("%"))
+        except ValueError:
+            wanted = "a percentage such as 50 or 50%"
+            raise ValueError(f"alpha must be {wanted}, not '{self.alpha:.60}'") from None
+
+    @property
+    def sustained(self) -> float:
+        """FLOP/s of a GPU."""
+        try:
+            tflops = SUSTAINED.get(self.tflops) or float(self.tflops)
+        except ValueError:
+            wanted = f"a number such as 400, or {' or '.join(SUSTAINED)}"
+            raise ValueError(f"tflops must be {wanted}, not '{self.tflops:.60}'") from None
+        check_range("tflops", tflops, (1e-6, 1e9))
+        return 1e12 * tflops
+
+    @property
+    def decoding(self) -> Decoding | None:
+        if self.decode is None:
+            return None
+        number = r"(\d{1,9})x(\d{1,9})@(\d+(?:\.\d+)?)([GT])B/s"
+        if found := re.fullmatch(number, self.decode.replace(" ", "")):
+            unit = {"G": 1e9, "T": 1e12}[found[4]]
+            decoding = Decoding(int(found[1]), int(found[2]), float(found[3]) * unit)
+            if all(decoding):
+                return decoding
+        raise UserError(
+            "--decode must be texts x tokens @ bandwidth in GB/s or TB/s, such as "
+            f"32x4096@3.35TB/s, not '{self.decode}'"
+        )
+
+    @cached_property
+    def by_layer(self) -> list[tuple[BlockKind, int]]:
+        """Kind and K of each layer, or one of each for all layers."""
+        lists = (self.block, self.loops)
+        kinds, counts = ([item.strip() for item in text.split(",")] for text in lists)
+        for kind in kinds:
+            if kind not in (known := get_args(BlockKind)):
+                near = did_you_mean(kind, known)
+                raise ValueError(f"block must be one of {', '.join(known)}, not '{kind:.60}'{near}")
+        if not all(re.fullmatch(r"\d{1,18}", count) for count in counts):
+            raise ValueError(
+                "loops must be a whole number, or one for each layer such as 1,4,1,1, not "
+                f"'{self.loops:.60}'"
+            )
+        for count in counts:
+            check_range("loops", int(count), RANGES["loops"])
+        longest = max(len(kinds), len(counts))
+        if longest == 1:
+            return [(cast(BlockKind, kinds[0]), int(counts[0]))]
+        if self.match == "total":
+            raise UserError("--match total goes with one kind of block and one K, not with a list")
+        layers = self.layers or longest
+        for name, items in (("block", kinds), ("loops", counts)):
+            if len(items) not in (1, layers):
+                raise ValueError(f"{name} lists {len(items)} layers, and the model has {layers}")
+        kinds, counts = (items * (layers // len(items)) for items in (kinds, counts))
+        return list(zip(cast(list[BlockKind], kinds), map(int, counts), strict=True))
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
