@@ -115,9 +115,7 @@ def _in_order(group: Group) -> list[dict[str, Any]]:
 
 def _of_group(group: Group, aggregate_only: bool) -> list[dict[str, Any]]:
     rows = []
-    chosen = any(
-        c.best_rate for c in group.configurations
-    )  # by the aggregate, which alone is tested
+    chosen = any(c.best_rate for c in group.configurations)  # by the aggregate: it alone is tested
     once = aggregate_only or chosen or len(group.measures) == 2
     measures = group.measures[:1] if once else group.measures
     scores = {c.name: c.scores[group.measures[0]] for c in group.configurations}
@@ -141,7 +139,6 @@ def _of_best(
     group: Group, other: Configuration, baseline: Configuration, blocks: Blocks
 ) -> dict[str, Any]:
     """The test where rates were chosen: a row of the blocks is a configuration at one rate."""
-
     rows = {
         c.name: [[of_rate[seed].scores[AGGREGATE] for seed in blocks.seeds]
                  for of_rate in c.runs_by_rate.values()]

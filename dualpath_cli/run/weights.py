@@ -45,10 +45,8 @@ def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
             if sum(chunk.sizes.numel() for chunk in entry.chunks) != entry.size.numel():
                 raise ValueError(f"{name} is not there once and whole")
             if name.startswith(prefix):
-                kind = entry.properties.dtype
-                found[name.removeprefix(prefix)] = torch.empty(
-                    entry.size, dtype=kind, device="meta"
-                )
+                empty = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+                found[name.removeprefix(prefix)] = empty
         return found
     except Exception as error:  # a damaged file raises nearly anything
         raise _unreadable(folder, error) from None

@@ -29,13 +29,7 @@ from dualpath_cli.sweep.runner import (
     side_by_side,
     write_array,
 )
-from dualpath_cli.sweep.runs import (
-    LENGTH,
-    Run,
-    configurations,
-    runs_of,
-    write_recipes,
-)
+from dualpath_cli.sweep.runs import LENGTH, Run, configurations, runs_of, write_recipes
 from dualpath_cli.system import alone, format_csv, write_text
 from dualpath_cli.training.launch import to_train
 

@@ -215,7 +215,8 @@ def _refusal(checkpoint: Path | None, error: Exception) -> UserError | None:
     kinds = LookupError | ValueError | TypeError | AttributeError | RuntimeError
     if isinstance(error, kinds) and checkpoint is not None:
         restoring = _RESTORING & {frame.f_code.co_name for frame in frames}
-        if restoring or modules[-1].startswith("lightning.pytorch.loops"):
+        at_step = ("lightning.pytorch.loops", "torch.optim", "dualpath_cli.training.muon")
+        if restoring or modules[-1].startswith(at_step):
             return UserError(
                 f"checkpoint '{checkpoint}' cannot be continued from: {STATE} is not as training "
                 f"wrote it ({type(error).__name__}: {error!s:.160}); put it back, or give an older "
