@@ -45,10 +45,6 @@ FIRST_STEPS = 2
 """Optimizer steps after which memory no longer grows: the first one makes the moments."""
 
 
-_RESTORING = {"_restore_modules_and_callbacks", "restore_training_state"}
-"""Functions of Lightning's in which a checkpoint's state is put back."""
-
-
 def fit(session: Session[TrainingLaunch]) -> None:
     """Trains; the run folder fills meanwhile, and at the end its curve is drawn.
 
@@ -214,7 +210,8 @@ def _refusal(checkpoint: Path | None, error: Exception) -> UserError | None:
     modules = [frame.f_globals.get("__name__", "") for frame in frames]
     kinds = LookupError | ValueError | TypeError | AttributeError | RuntimeError
     if isinstance(error, kinds) and checkpoint is not None:
-        restoring = _RESTORING & {frame.f_code.co_name for frame in frames}
+        puts_back = {"_restore_modules_and_callbacks", "restore_training_state"}  # Lightning's
+        restoring = puts_back & {frame.f_code.co_name for frame in frames}
         at_step = ("lightning.pytorch.loops", "torch.optim", "dualpath_cli.training.muon")
         if restoring or modules[-1].startswith(at_step):
             return UserError(
