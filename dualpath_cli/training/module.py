@@ -210,8 +210,10 @@ class DualPathModule(LightningModule):
             self.resting = without_gradient(self.resting)
             if self.resting and self.trainer.global_step + 1 >= PATIENCE:
                 names = ", ".join(sorted({re.sub(r"\.\d+\.", ".*.", n) for n in self.resting}))
-                text = f"{names} do not train: their gradients are exactly zero; try another torch "
-                text += "or --run.compile false, or other values of model.init_std and gain_init"
+                way_out = "other values of model.init_std and model.gain_init"
+                if self.compile_blocks:
+                    way_out = f"--run.compile false, or another torch than {torch.__version__}"
+                text = f"{names} do not train: their gradients are exactly zero; try {way_out}"
                 raise UserError(text if self.trainer.is_global_zero else "")  # the first rank tells
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
