@@ -107,7 +107,7 @@ def source_files(source: Source) -> list[Path]:
         return [path]
     below = f"{glob.escape(str(path))}/**/"
     files: dict[str, Path] = {}  # by where they really are
-    left_out = Counter({"hidden": sum(1 for _ in found(f"{below}.*"))} if is_folder else {})
+    left_out: Counter[str] = Counter()
     for file in sorted(found(f"{below}*" if is_folder else str(path))):
         if not file.is_file():
             left_out["no file"] += not file.is_dir()
@@ -116,6 +116,8 @@ def source_files(source: Source) -> list[Path]:
         elif files.setdefault(os.path.realpath(file), file) != file:
             left_out["linked again"] += 1
     taken = list(files.values())
+    if is_folder:
+        left_out["hidden"] = sum(1 for _ in found(f"{below}.*"))
     if is_folder and any(kind_of(file) != ".txt" for file in taken):
         taken = [file for file in taken if suffixes(file)[0] != ".md"]
         left_out[".md"] = len(files) - len(taken)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from dualpath_cli import system
-from dualpath_cli.cli import launch
 from dualpath_cli.errors import LONGEST, UserError, one_line
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.training import checks
 from tests.cli.home import recipe_of_home
 
 
@@ -30,7 +30,7 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch):
     assert system.cores() == 4
     many = {"trainer": {"accelerator": "cpu", "devices": 100}}
     with pytest.raises(UserError, match="devices=100 is too many for 4 cores; use 32"):
-        launch.check_steps(settings_from(merge(recipe_of_home(), many)))
+        checks.check_steps(settings_from(merge(recipe_of_home(), many)))
     given = re.compile(r"os\.(process_)?cpu_count|multiprocessing\.cpu_count")
     package = Path(system.__file__).parent
     users = {path.name for path in package.rglob("*.py") if given.search(path.read_text())}
@@ -41,17 +41,17 @@ def test_two_tasks_of_srun_on_one_device_are_named(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     one = {"trainer": {"accelerator": "cpu", "devices": 1}}
     with pytest.raises(UserError, match=r"srun has started 2 tasks .*, but trainer.devices=1 is"):
-        launch.check_steps(settings_from(merge(recipe_of_home(), one)))
+        checks.check_steps(settings_from(merge(recipe_of_home(), one)))
 
 
 def test_a_model_that_just_fits_is_let_through(monkeypatch):
     settings = settings_from(recipe_of_home())
-    needed = 4 * launch.parameters(settings.model)
+    needed = 4 * checks.parameters(settings.model)
     monkeypatch.setattr(os, "sysconf", lambda name: needed if name == "SC_PHYS_PAGES" else 1)
-    launch.check_size(settings)
+    checks.check_size(settings)
     monkeypatch.setattr(os, "sysconf", lambda name: needed - 1 if name == "SC_PHYS_PAGES" else 1)
     with pytest.raises(UserError, match="lower model"):
-        launch.check_size(settings)
+        checks.check_size(settings)
 
 
 def test_a_message_is_one_printable_line_that_keeps_both_ends():
