@@ -166,19 +166,18 @@ class Downloads:
         if status != 200 and not continues:
             raise Unavailable(said)
         with naming(part), open(part, "ab" if continues else "wb") as out:
-            received, until = 0, time.monotonic() + SLOW_SECONDS
+            begun, before = time.monotonic(), out.tell()
             # urllib3 raises IncompleteRead where fewer bytes come than were announced.
             while data := response.raw.read1(1 << 16, decode_content=False):
                 out.write(data)
                 self._on_bytes(len(data))
-                received += len(data)
                 if out.tell() > most:
                     part.unlink()
                     raise Unavailable(f"it has more than {most:,} bytes")
-                if time.monotonic() > until:
-                    if received < LEAST_BYTES:
+                if time.monotonic() > begun + SLOW_SECONDS:
+                    if (received := out.tell() - before) < LEAST_BYTES:
                         raise _Trouble(f"{received:,} bytes in {SLOW_SECONDS:.0f} seconds")
-                    received, until = 0, time.monotonic() + SLOW_SECONDS
+                    begun, before = time.monotonic(), out.tell()
                 if self.leaving.is_set():
                     raise CancelledError
         if continues and span and _length(part) < int(span[2]):

@@ -88,11 +88,6 @@ _FAILURES = {
 }
 
 
-def is_mistake(error: OSError) -> bool:
-    """Whether the system refused a path for what the user gave, not for what the machine lacks."""
-    return error.errno in _MISTAKES
-
-
 def of_system(error: OSError) -> tuple[int, str]:
     """Returns the exit code and the message for what the system refused.
 
@@ -103,7 +98,7 @@ def of_system(error: OSError) -> tuple[int, str]:
     place = "" if error.filename is None else f"'{error.filename}': "
     way_out = _MISTAKES.get(number) or _FAILURES.get(number)
     text = f"{place}{reason}" + (f"; {way_out}" if way_out else "")
-    return (2 if is_mistake(error) else 1), text
+    return (2 if number in _MISTAKES else 1), text
 
 
 def of_content(error: BaseException) -> str:

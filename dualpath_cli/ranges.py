@@ -77,7 +77,7 @@ def at_home(path: Any) -> str:
     """
     found = os.path.expanduser(path) if isinstance(path, str) else "~"
     if "$" in found or found.startswith("~"):
-        raise ValueError(f"Got value: {path}")
+        raise ValueError(f"{PLACES}, not '{path}'")
     return found
 
 

@@ -15,12 +15,12 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
-from dualpath_cli.errors import UserError, is_mistake, of_system
+from dualpath_cli.errors import UserError
 
 PARTIAL = ".partial"  # the ending of the names of unfinished files and folders
 NO_ROOM = 1 << 20
@@ -29,7 +29,6 @@ MOST_BYTES = 1 << 30
 """The most bytes of a file that is read at once; the largest are the tables of long runs."""
 FIT = "fit.lock"  # in a run folder, while a fit runs
 OURS = ".dualpath"  # in a folder whose files a command may replace, as it was new or empty
-_RANK = ("LOCAL_RANK", "RANK", "NODE_RANK", "SLURM_PROCID")  # 0 for the first, or not set
 WAY_OUT = "mend it, or move it away: the run continues without it"  # the way out of a damaged table
 
 
@@ -47,8 +46,9 @@ def replacing(path: Path, *, shared: bool = False, new_folder: bool = True) -> I
     if new_folder:
         path.parent.mkdir(parents=True, exist_ok=True)
     for left in () if shared else unfinished(path):
-        with suppress(OSError), _locked(left):  # which fails where its writer lives
-            left.unlink()
+        with suppress(OSError), _locked(left) as known:  # which fails where its writer lives
+            if known:
+                left.unlink()
     partial = _new_name(path)
     with naming(path), _locked(partial, os.O_CREAT | os.O_EXCL):
         try:
@@ -72,21 +72,6 @@ def _new_name(path: Path) -> Path:
 def no_link(path: str | Path, flags: int) -> int:
     """Opens a file as os.open does, but follows no link, and waits for no reader of a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-
-
-@contextmanager
-def _locked(path: Path, create: int = 0) -> Iterator[None]:
-    """Holds a file, never one that a link leads to; OSError where another process has it."""
-    while True:
-        descriptor = no_link(path, os.O_RDWR | create)
-        try:
-            with suppress(OSError) if create else nullcontext():  # some file systems have no locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if create else fcntl.LOCK_NB))
-            if os.fstat(descriptor).st_nlink:  # else removed before it was locked
-                yield
-                return
-        finally:
-            os.close(descriptor)
 
 
 @contextmanager
@@ -148,7 +133,8 @@ def claimed(folder: Path) -> Iterator[None]:
             f"--out '{folder}' holds '{held[0]}' and is not marked as written by dualpath: give a "
             f"new or empty folder, or `touch {mark}` if its files may be replaced"
         )
-    first = all(os.environ.get(name, "0") == "0" for name in _RANK)
+    names = ("LOCAL_RANK", "RANK", "NODE_RANK", "SLURM_PROCID")
+    first = all(os.environ.get(name, "0") == "0" for name in names)
     with alone(mark, folder, keep=True) if first else nullcontext():
         yield
 
@@ -211,6 +197,35 @@ def _failure_of_disk(error: BaseException, path: Path) -> int | None:
 # One process at a time
 
 
+_held: set[int] = set()  # descriptors of locks, which go on no longer in a process that is forked
+os.register_at_fork(after_in_child=lambda: [*map(os.close, _held)])
+
+
+@contextmanager
+def _locked(path: Path, create: int = 0, *, wait: bool = False) -> Iterator[bool]:
+    """Holds a file, never one that a link leads to; yields whether its file system has locks.
+
+    Raises BlockingIOError where another process has it, unless that is waited for.
+    """
+    while True:
+        descriptor = no_link(path, os.O_RDWR | create)
+        _held.add(descriptor)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                known = True
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
+                known = False
+            if os.fstat(descriptor).st_nlink:  # else removed before it was locked
+                yield known
+                return
+        finally:
+            _held.remove(descriptor)
+            os.close(descriptor)
+
+
 @contextmanager
 def alone(
     lock: Path, what: Path, way_out: str = "wait for its end", *, wait: bool = False,
@@ -224,29 +239,20 @@ def alone(
     one left locks nothing. Over NFS it holds between machines (Linux; not with local_lock). Where
     the file system has no locks the work goes on without, after a line.
     """
-    from filelock import FileLock, Timeout
-
-    held = FileLock(
-        lock, timeout=-1 if wait else 0, fallback_to_soft=False
-    )  # a soft one would outlive a kill
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        held.acquire()
-    except Timeout:
-        raise UserError(f"'{what}' is being written by another process; {way_out}") from None
-    except OSError as error:
-        if is_mistake(error):
-            raise UserError(of_system(error)[1]) from error
-        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
-            raise
-        print(f"'{what}' is on a file system without locks: let nothing else write there",
-              file=sys.stderr)  # fmt: skip
-    try:
-        yield
-    finally:
-        if not keep:
-            lock.unlink(missing_ok=True)  # whoever opened it before asks again for a new one
-        held.release()
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        try:
+            known = held.enter_context(_locked(lock, os.O_CREAT, wait=wait))
+        except BlockingIOError:
+            raise UserError(f"'{what}' is being written by another process; {way_out}") from None
+        if not known:
+            print(f"'{what}' is on a file system without locks: let nothing else write there",
+                  file=sys.stderr)  # fmt: skip
+        try:
+            yield
+        finally:
+            if not keep:
+                lock.unlink(missing_ok=True)  # whoever opened it before asks again for a new one
 
 
 def is_held(lock: Path) -> bool:
@@ -397,26 +403,22 @@ def ended_by_signals() -> Iterator[list[KeyboardInterrupt]]:
     came: list[KeyboardInterrupt] = []
 
     def end(number: int, frame: FrameType | None) -> None:
+        came.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
         if number == signal.SIGTERM:  # once: a parent of several threads sends one for each
             signal.signal(number, signal.SIG_IGN)
-        came.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
         raise came[-1]
 
-    before: dict[int, Any] = {
-        signal.SIGTERM: signal.SIG_DFL,
-        signal.SIGINT: signal.default_int_handler,
-    }
-    if threading.current_thread() is not threading.main_thread():
-        before = {}
+    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    in_main = threading.current_thread() is threading.main_thread()
     # Somebody else may have a use for one.
-    taken = [number for number, usual in before.items() if signal.getsignal(number) is usual]
+    taken = [n for n, before in usual.items() if in_main and signal.getsignal(n) is before]
     try:
         for number in taken:
             signal.signal(number, end)
         yield came
     finally:
         for number in taken:
-            signal.signal(number, before[number])
+            signal.signal(number, usual[number])  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -438,8 +440,6 @@ def end_with_parent() -> None:
     parent = os.environ.pop(_PARENT, None)  # not for those that this process starts
     if parent is None or not parent.isdecimal() or sys.platform != "linux":
         return
-    import ctypes
-
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
     if not _lives(int(parent)):
         raise Terminated

@@ -9,9 +9,9 @@ from typing import Any
 
 import hypothesis
 import pytest
-from filelock import FileLock
 
 from dualpath_cli.cli.main import main
+from dualpath_cli.system import alone
 from tests.s3 import s3_bucket, s3_server
 
 pytest_plugins = ["tests.tiny_run", "tests.faulty_data", "tests.browser"]
@@ -67,7 +67,7 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> Share:
     def folder(name: str, fill: Callable[[Path], object]) -> Path:
         path, filled = base / "shared" / name, base / "shared" / f"{name}.filled"
         path.mkdir(parents=True, exist_ok=True)
-        with FileLock(base / "shared" / f"{name}.lock"):
+        with alone(base / "shared" / f"{name}.lock", path, wait=True):
             if not filled.exists():
                 fill(path)
                 filled.touch()

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from dualpath_cli import system
-from dualpath_cli.cli import launch
 from dualpath_cli.cli.main import main
 from dualpath_cli.errors import UserError
+from dualpath_cli.sweep import command as command_of_sweep
 from dualpath_cli.system import (
     FIT,
     alone,
@@ -209,7 +209,7 @@ def test_children_look_for_no_modules_in_the_working_directory(
         small.save(tmp_path)
         words = f"--source {source} --tokenizer {tmp_path} --workers 2 --val-fraction 0"
     else:
-        monkeypatch.setattr(launch, "to_train", lambda *_: None)  # there are no data
+        monkeypatch.setattr(command_of_sweep, "to_train", lambda *_: None)  # there are no data
         words = f"--config {write_recipe(tmp_path)} --yes --budget 100K --alphas 50 --loops 2"
         words += " --controls none --seeds 1 --tflops 0.01"
     code = main([command, *words.split(), "--out", str(tmp_path / "out")])

@@ -1,5 +1,6 @@
 """Encoding: the files of corpora -> pieces, in order, by the workers of an executor."""
 
+import json
 import pickle
 import time
 from collections import deque
@@ -161,8 +162,8 @@ class Encoder:
         by_file = self._workers_read(job)
         for number, file in enumerate(job.corpus.files):
             note = job.folder / f"{number:05d}.json"
-            if note.stem in notes and (noted := pieces.read_note(note)):
-                end = FileEnd(number, **noted)
+            if note.stem in notes and (noted := pieces.read_sealed(note)):
+                end = FileEnd(number, **json.loads(noted))
                 made = [piece_path(job.folder, number, n) for n in range(end.pieces)]
                 if there.issuperset(made):
                     yield [*made, end]
@@ -214,4 +215,5 @@ class Encoder:
         encoded.fetched &= end.fetched
         note = job.folder / f"{end.file:05d}.json"
         if end.fetched and not note.exists():
-            pieces.write_note(note, {"pieces": end.pieces, "fault": end.fault})
+            content = json.dumps({"pieces": end.pieces, "fault": end.fault})
+            pieces.write_sealed(note, content.encode())

@@ -18,7 +18,7 @@ import pyarrow as pa
 from data_prep.documents.text import BANDS, Contamination, band_keys, problem
 from data_prep.settings import SourceSettings
 from dualpath_cli.errors import UserError
-from dualpath_cli.system import replacing, write_text
+from dualpath_cli.system import replacing
 from dualpath_cli.text.documents import IDS, clean, document_id, format_of
 from dualpath_cli.text.rows import BadRow, OnRead, Rows, UnreadableFile, kind_of, read_rows
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -30,24 +30,26 @@ REJECTED = ".rejected.zst"  # beside a piece: its rejected documents as JSON lin
 SEAL = 32  # bytes at the end of a piece
 
 
-def seal(path: Path, *content: bytes | pa.Buffer) -> bytes:
-    """Returns the sha256 of a content and its place: of a piece request, corpus, file, number."""
-    digest = hashlib.sha256("/".join(path.parts[-3:]).encode())
-    for part in content:
-        digest.update(part)
-    return digest.digest()
+def _seal(path: Path, content: bytes | pa.Buffer) -> bytes:
+    """Returns the sha256 of a content, its place (request, corpus, file, number) and rejects."""
+    beside, place = path.with_suffix(REJECTED), "/".join(path.parts[-3:])
+    rejected = beside.read_bytes() if beside.exists() else b""
+    return hashlib.sha256(b"".join((place.encode(), content, rejected))).digest()
 
 
-def write_note(path: Path, content: dict[str, Any]) -> None:
-    """Writes JSON that `read_note` believes."""
-    text = json.dumps(content)
-    write_text(path, f"{text}\n{seal(path, text.encode()).hex()}")
+def write_sealed(path: Path, content: bytes | pa.Buffer) -> None:
+    """Writes a file that `read_sealed` believes, into a folder that is there."""
+    # Shared: a worker that was given up, or of a killed run, may still be at work. What such a
+    # one makes is not wanted where its folder has gone.
+    with replacing(path, shared=True, new_folder=False) as partial, partial.open("wb") as file:
+        file.write(content)
+        file.write(_seal(path, content))
 
 
-def read_note(path: Path) -> dict[str, Any] | None:
-    """Returns the content of a note; None where there is none, or one that was damaged."""
-    text, _, sealed = path.read_bytes().partition(b"\n") if path.exists() else (b"", b"", b"")
-    return json.loads(text) if sealed == seal(path, text).hex().encode() else None
+def read_sealed(path: Path) -> bytes:
+    """Returns a file's content; nothing where there is none, or one that was damaged."""
+    whole = path.read_bytes() if path.exists() else b""
+    return whole[:-SEAL] if whole[-SEAL:] == _seal(path, whole[:-SEAL]) else b""
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,8 @@ class Piece:
 
     path: Path
 
-    @classmethod
+    @staticmethod
     def write(
-        cls,
         path: Path,
         documents: list[Document],
         tokens: Tokens,
@@ -103,28 +104,14 @@ class Piece:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
-        content = sink.getvalue()
-        # Shared: a worker that was given up, or of a killed run, may still be at work. What such a
-        # one makes is not wanted where its folder has gone.
-        with (
-            replacing(path, shared=True, new_folder=False) as partial,
-            partial.open("wb") as file,
-        ):
-            file.write(content)
-            file.write(seal(path, content, cls(path)._rejected))
+        write_sealed(path, sink.getvalue())
 
     def is_usable(self) -> bool:
         """Whether it is as it was written, and for this place; deletes it where it is not."""
-        content = memoryview(self.path.read_bytes())
-        usable = content[-SEAL:] == seal(self.path, content[:-SEAL], self._rejected)
+        usable = bool(read_sealed(self.path))
         if not usable:
             self.path.unlink()
         return usable
-
-    @property
-    def _rejected(self) -> bytes:
-        path = self.path.with_suffix(REJECTED)
-        return path.read_bytes() if path.exists() else b""
 
     @cached_property
     def counts(self) -> PieceCounts:
@@ -267,7 +254,7 @@ class Worker:
         tokens, ends = self._tokens(texts)
         if batch.out.exists():  # by another worker, and read: NFS would take it from its readers
             return batch.out
-        # Before the piece, whose presence says that both are there. Shared: see `Piece.write`.
+        # Before the piece, whose presence says that both are there. Shared: see `write_sealed`.
         if rejected:
             lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rejected)
             path = batch.out.with_suffix(REJECTED)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.documents.pieces import Tokens, read_note, write_note
+from data_prep.documents.pieces import Tokens, read_sealed, write_sealed
 from dualpath_cli.system import replacing, write_text
 from dualpath_cli.text.manifest import FORMATS, HEADER, INDEX, StoredFile
 from dualpath_cli.text.storage import sha256_of
@@ -49,6 +49,7 @@ def write_shards(
     are as they were, the tokens are passed over. Returns the chunks and the sha256 of the index.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    journal.mkdir(parents=True, exist_ok=True)
     arrays = iter(stream)
     rest: Tokens = np.empty(0, np.uint16)
 
@@ -65,14 +66,14 @@ def write_shards(
     for number, start in enumerate(range(0, total, chunk_tokens)):
         length = min(chunk_tokens, total - start)
         note = journal / f"{number}.json"
-        path, noted = folder / f"chunk-0-{number}.bin", read_note(note)
+        path, noted = folder / f"chunk-0-{number}.bin", json.loads(read_sealed(note) or "null")
         if noted and path.exists() and sha256_of(path) == noted["sha256"]:
             for _ in take(length):
                 pass
             file = StoredFile(**noted)
         else:
             file = _write_chunk(path, take(length), length * np.dtype(dtype).itemsize)
-            write_note(note, asdict(file))
+            write_sealed(note, json.dumps(asdict(file)).encode())
         lengths.append(length)
         chunks.append(file)
     write_text(folder / INDEX, _index(chunks, lengths, FORMATS[np.dtype(dtype).name]))

@@ -94,10 +94,8 @@ def _settings(line: Line) -> Settings:
 
 def _named(line: Line, own: Recipe, base: Recipe) -> Recipe:
     """The model's values that --config or words give; classes among them may be imported."""
-    before, now = base.get("model", {}), line.recipe.get("model", {})
-    by_word = {
-        key: value
-        for key, value in now.items()
-        if before.get(key) != value or f"--model.{key}" in line.given
-    }
-    return {**own.get("model", {}), **by_word}
+    own, before = own.get("model", {}), base.get("model", {})
+    return {
+        key: value for key, value in line.recipe.get("model", {}).items()
+        if key in own or before.get(key) != value or f"--model.{key}" in line.given
+    }  # fmt: skip

@@ -22,7 +22,7 @@ from jsonargparse import DefaultHelpFormatter, set_parsing_settings
 
 from dualpath_cli.cli.commands import Command
 from dualpath_cli.errors import UserError
-from dualpath_cli.ranges import PLACES, Place, Size, at_home
+from dualpath_cli.ranges import Place, Size, at_home
 from dualpath_cli.recipe.parser import OneLine, Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load_recipes
 from dualpath_cli.recipe.recipes import read as read_recipe
@@ -116,8 +116,7 @@ def _place(option: str, value: str) -> str:
     try:
         return at_home(value)
     except ValueError as error:
-        said = str(error).removeprefix("Got value: ")
-        raise UserError(f"{option} must be {PLACES}, not '{said}'") from None
+        raise UserError(f"{option} must be {error}") from None
 
 
 def _is_needed(field: Field[Any]) -> bool:
@@ -232,22 +231,17 @@ def _joined(words: Sequence[str], parser: OneLine) -> list[str]:
     dash, such as -80M, but not with two.
     """
     options = {o.lstrip("-").replace("-", "_"): o for o in parser.options().values()}
-    single = {
-        o for action in parser._actions if action.nargs is None for o in action.option_strings
-    }
-    several = {
-        o for action in parser._actions if action.nargs == "+" for o in action.option_strings
-    }
+    counts = {o: action.nargs for action in parser._actions for o in action.option_strings}
     joined: list[str] = []
     queue = list(reversed(words))
     while queue:
         name, equals, value = queue.pop().partition("=")
         if name.startswith("-"):
             name = options.get(name.lstrip("-").replace("-", "_"), name)
-            takes_one = name in single or (name.startswith("--") and "." in name)
+            takes_one = counts.get(name, 0) is None or (name.startswith("--") and "." in name)
             if takes_one and not equals and queue and not queue[-1].startswith("--"):
                 equals, value = "=", queue.pop()
-            if name in several and not equals and re.match("-[^-]", "".join(queue[-1:])):
+            if counts.get(name) == "+" and not equals and re.match("-[^-]", "".join(queue[-1:])):
                 equals, value = "=", queue.pop()
                 queue += [name] if queue and queue[-1][:1] != "-" else []  # for the values after it
             if (takes_one and not equals) or (name.startswith("--") and value == "--"):

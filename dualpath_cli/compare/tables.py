@@ -140,7 +140,6 @@ def _of_best(
     group: Group, other: Configuration, baseline: Configuration, blocks: SeedBlocks
 ) -> dict[str, Any]:
     """The test where rates were chosen: a row of the blocks is a configuration at one rate."""
-
     rows = {
         c.name: [[of_rate[seed].scores[AGGREGATE] for seed in blocks.seeds]
                  for of_rate in c.frame.values()]

@@ -124,15 +124,12 @@ def paper_scores(recipe: str) -> dict[str, float]:
     (row,) = (c for c in paper.configurations() if c.recipe == recipe)
     budget, label = row.budget_name, row.label
     printed = {name: values[label] for name, values in paper.results(budget).items()}
-    aggregate, of_all = paper.aggregate_bpb(budget)[label], paper.mean_bpb(budget)[label]
-    return printed | {AGGREGATE: aggregate, ALL: of_all}
+    means = {AGGREGATE: paper.AGGREGATE, ALL: paper.ALL_BENCHMARKS}
+    return printed | {name: paper.mean_bpb(budget, of)[label] for name, of in means.items()}
 
 
 def score_table(
-    model: Mapping[str, Any],
-    report: Report,
-    paper_row: str | None,
-    own: Set[str],
+    model: Mapping[str, Any], report: Report, paper_row: str | None, own: Set[str]
 ) -> Table:
     """A row a benchmark, then the means, beside those of the paper's configuration, if any.
 

@@ -126,17 +126,9 @@ def results(budget_name: str) -> dict[str, dict[str, float]]:
     }
 
 
-def aggregate_bpb(budget_name: str) -> dict[str, float]:
-    """The mean of four that the text compares, by configuration label."""
-    return _mean_of(AGGREGATE, results(budget_name))
-
-
-def mean_bpb(budget_name: str) -> dict[str, float]:
-    """The mean of all 17 benchmarks, as in the parameter-quality figure, by label."""
-    return _mean_of(ALL_BENCHMARKS, results(budget_name))
-
-
-def _mean_of(metrics: Sequence[str], table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def mean_bpb(budget_name: str, metrics: Sequence[str]) -> dict[str, float]:
+    """The mean of some results, by configuration label."""
+    table = results(budget_name)
     return {label: mean(table[metric][label] for metric in metrics) for label in table["C4"]}
 
 

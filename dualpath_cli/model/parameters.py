@@ -13,13 +13,7 @@ from fnmatch import fnmatchcase
 import torch
 
 from dualpath_cli.config import Kind, ModelConfig
-from dualpath_cli.own_classes.classes import (
-    ParameterKind,
-    Role,
-    own_class,
-    own_kind,
-    own_roles,
-)
+from dualpath_cli.own_classes.classes import ParameterKind, Role, own_class, own_kind, own_roles
 from dualpath_cli.statistics.seeds import seed_from
 
 KINDS = {

@@ -215,7 +215,7 @@ def _parts(widths: Sequence[int], room: int | None, names: int) -> list[list[int
 
 def markdown(table: Table, escape: Callable[[str], str] | None = None) -> str:
     """A table of Markdown between title and caption, the lowest number bold, texts escaped."""
-    escape = escape or _of_markdown
+    escape = escape or (lambda text: re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text))
 
     def line(texts: Iterable[str]) -> str:
         return f"| {' | '.join(texts)} |"
@@ -229,7 +229,3 @@ def markdown(table: Table, escape: Callable[[str], str] | None = None) -> str:
     lines += [line(map(text, row)) for row in table.cells() if row]
     lines += ["", escape(table.caption)] if table.caption else []
     return "\n".join([*lines, ""])
-
-
-def _of_markdown(text: str) -> str:
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)

@@ -6,8 +6,10 @@ One parser reads recipes, the command line and, as LightningCLI's, the classes o
 import typing
 from argparse import SUPPRESS, Action, ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from itertools import chain
 from typing import Any, Literal, TypeVar
 
 import yaml
@@ -85,34 +87,37 @@ class OneLine:
 
         Raises UserError for the first mistake in either.
         """
-        parser: Any = self
         for action in self._actions:
             action.required = False  # `construct` says what is missing
         try:
-            below = parser.parse_object(dict(base), defaults=False)
-            found: Namespace = parser.parse_args([*words], namespace=below, defaults=False)
+            return self._parsed(base, words)
         except ArgumentError as error:
             raise UserError(self._mistake(base, words) or _reason(error)) from error
+
+    def _parsed(self, base: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
+        parser: Any = self
+        below = parser.parse_object(dict(base), defaults=False)
+        found: Namespace = parser.parse_args([*words], namespace=below, defaults=False)
         return found
 
     def _mistake(self, base: Mapping[str, Any], words: Sequence[str]) -> str:
         """Names the first key or word that cannot be read by itself, and says what it must be."""
-        parser: Any = self
         for key, value in self._leaves(base):
             if not self._action(key):
                 return self.unknown(key)
             section, _, name = key.rpartition(".")
             try:
-                parser.parse_object({section: {name: value}} if section else {key: value},
-                                    defaults=False)  # fmt: skip
+                self._parsed({section: {name: value}} if section else {key: value})
             except ArgumentError as error:
                 return self._wrong(key, value, error)
-        before: list[str] = []  # words about a class go upon those that name it
-        for option, *values in _by_option(words):
-            before += [option, *values]
-            try:
-                below = parser.parse_object(dict(base), defaults=False)
-                parser.parse_args(before, namespace=below, defaults=False)
+        parts: list[list[str]] = []  # an option with the values after it, or a word before any
+        for word in words:
+            if not parts or word[:1] == "-" or parts[-1][0][:1] != "-":
+                parts.append([])
+            parts[-1].append(word)
+        for n, (option, *values) in enumerate(parts, 1):
+            try:  # with those before, as words about a class go upon those that name it
+                self._parsed(base, [*chain(*parts[:n])])
             except ArgumentError as error:
                 return self._wrong_word(option, values, error)
         return ""
@@ -130,30 +135,25 @@ class OneLine:
 
     def _action(self, key: str) -> Action | None:
         """The action of a key; of an entry in a mapping that of the mapping."""
-        found = [a for a in self._actions if key == a.dest or key.startswith(f"{a.dest}.")]
-        action: Action | None = max(found, key=lambda a: len(a.dest), default=None)
-        is_entry = action is not None and key != action.dest and self._is_section(action.dest)
-        return None if is_entry else action
+        found = [a for a in self._actions if a.dest == key
+                 or (key.startswith(f"{a.dest}.") and not self._is_section(a.dest))]  # fmt: skip
+        return max(found, key=lambda a: len(a.dest), default=None)
 
     def _wrong_word(self, option: str, values: Sequence[str], error: Exception) -> str:
         name, equals, value = option.partition("=")
-        if name[:1] != "-" or (equals and values):
-            stray = option if name[:1] != "-" else values[0]
-            return f"unexpected argument '{stray}'; a value follows its option, as --help says"
-        of_option = [a.dest for a in self._actions if name in a.option_strings]
-        key = of_option[0] if of_option else name.lstrip("-").removesuffix("+")
+        of_option = (a.dest for a in self._actions if name in a.option_strings)
+        key = next(of_option, name.lstrip("-").removesuffix("+"))
         action = self._action(key)
+        takes_none = equals or (action is not None and action.nargs == 0)
+        stray = [option] if name[:1] != "-" else values if takes_none else []
+        if stray:
+            return f"unexpected argument '{stray[0]}'; a value follows its option, as --help says"
         if action is None:
             return self.unknown(name)
-        if action.nargs == 0 and values:
-            return self._wrong_word(values[0], (), error)
         if self._is_section(key):
-            try:
-                content = yaml.safe_load(value)
-            except yaml.YAMLError:
-                content = value
-            if isinstance(content, dict):
-                return self._mistake({key: content}, ())
+            with suppress(yaml.YAMLError):
+                if isinstance(content := yaml.safe_load(value), dict):
+                    return self._mistake({key: content}, ())
             what = f"a mapping, or a YAML file of one, not '{value:.60}'"
             return f"{key} must be {what}; or set --{key}.KEY VALUE"
         return self._wrong(key, value if equals else " ".join(values), error)
@@ -169,8 +169,7 @@ class OneLine:
                      if isinstance(part, dict) and "class_path" in part]  # fmt: skip
             shown = ", ".join(named) or str(value)
             return f"{name}: '{shown:.60}' cannot be built: {_reason(error)}"
-        words = {"True": "true", "False": "false", "None": "null"}
-        shown = words.get(str(value), str(value))
+        shown = {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
         if name.startswith("--"):
             must = must.removesuffix(" or null")  # which stands for an option that is left out
         choices = choices_of(annotation)
@@ -221,25 +220,11 @@ class Parser(OneLine, ArgumentParser):
     """The parser of every command, and of every dataclass that is read from a file."""
 
 
-def _by_option(words: Sequence[str]) -> Iterator[list[str]]:
-    """Words in parts: an option with the values that follow it, or a word before any option."""
-    part: list[str] = []
-    for word in words:
-        if part and (word[:1] == "-" or part[0][:1] != "-"):
-            yield part
-            part = []
-        part.append(word)
-    if part:
-        yield part
-
-
 def _reason(error: Exception) -> str:
     """What jsonargparse says; of a union the first reason of a kind that the value could be."""
     lines = [line.strip() for line in str(error).splitlines()]
-    reasons = [
-        line[2:] for line in lines if line[:2] == "- " and " Expected a " not in f" {line[2:]}"
-    ]
-    return reasons[0] if reasons else " ".join(lines)
+    reasons = (line[2:] for line in lines if line[:2] == "- " and " Expected a " not in line)
+    return next(reasons, " ".join(lines))
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:

@@ -148,23 +148,20 @@ class _Dumper(yaml.SafeDumper):
     """Puts quotes around a text that `Loader`, or PyYAML alone, would read as something else."""
 
 
-_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_INT, _FLOAT, _DATE = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
 Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in forms
-            if tag not in (_INT, _FLOAT, "tag:yaml.org,2002:timestamp")]
+    first: [form for form in forms if form[0] not in (_INT, _FLOAT, _DATE)]
     for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}  # fmt: skip
+}
 Loader.add_constructor(_INT, lambda loader, node: int(node.value.replace("_", "")))
-for _kind in (Loader, _Dumper):
-    _kind.add_implicit_resolver(_INT, re.compile(r"^[-+]?[0-9][0-9_]*$"), list("-+0123456789"))
-    _kind.add_implicit_resolver(
-        _FLOAT,
-        re.compile(
-            r"^([-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?"
-            r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
-        ),
-        list("-+.0123456789"),
-    )
+_NUMBERS = {
+    _INT: r"[-+]?[0-9][0-9_]*",
+    _FLOAT: r"[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+}
+for _tag, _form in _NUMBERS.items():
+    for _kind in (Loader, _Dumper):
+        _kind.add_implicit_resolver(_tag, re.compile(f"^({_form})$"), list("-+.0123456789"))
 
 
 def dump(recipe: Recipe) -> str:

@@ -45,10 +45,8 @@ def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
             if sum(chunk.sizes.numel() for chunk in entry.chunks) != entry.size.numel():
                 raise ValueError(f"{name} is not there once and whole")
             if name.startswith(prefix):
-                kind = entry.properties.dtype
-                found[name.removeprefix(prefix)] = torch.empty(
-                    entry.size, dtype=kind, device="meta"
-                )
+                empty = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+                found[name.removeprefix(prefix)] = empty
         return found
     except Exception as error:  # a damaged file raises nearly anything
         raise _unreadable(folder, error) from None
@@ -62,6 +60,20 @@ def read_into(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     except dcp.api.CheckpointException as error:  # what was raised, in a wrapper
         cause, _ = next(iter(error.failures.values()))
         raise _unreadable(folder, cause) from None
+
+
+def read_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Fills tensors as `read_into`; UserError where this rank's part is no finite numbers."""
+    read_into(tensors, folder)
+    for name, tensor in tensors.items():
+        if not own_part(tensor).isfinite().all():
+            name = name.removeprefix(PREFIX)
+            raise UserError(f"checkpoint '{folder}': {name} is not finite; no training saves that")
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, in the same memory: FSDP2 deals out the rows of gains one by one."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _unreadable(folder: Path, error: BaseException) -> UserError:
@@ -78,9 +90,7 @@ def load_weights(model: DualPathLM, folder: Path) -> None:
 def fill(model: DualPathLM, folder: Path) -> None:
     """Loads weights in place into a model, which may be sharded, whatever wrote the folder."""
     check_weights(model, tensors_in(folder, PREFIX), folder)
-    tensors = {PREFIX + name: p.detach() for name, p in model.named_parameters()}
-    read_into(tensors, folder)
-    check_finite(tensors, folder)
+    read_weights({PREFIX + name: p.detach() for name, p in model.named_parameters()}, folder)
 
 
 def load_average(model: DualPathLM, folders: Sequence[Path]) -> None:
@@ -117,15 +127,6 @@ def check_weights(model: nn.Module, found: Mapping[str, torch.Tensor], folder: P
             raise UserError(f"checkpoint '{folder}': {name} is of {kind}, which no training writes")
     if other := sorted(found.keys() - wanted.keys()):
         raise UserError(f"checkpoint '{folder}' is of another model: it has {other[0]}")
-
-
-def check_finite(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Raises UserError for weights that are no finite numbers, of which each rank has its part."""
-    for name, tensor in tensors.items():
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        if not local.isfinite().all():
-            name = name.removeprefix(PREFIX)
-            raise UserError(f"checkpoint '{folder}': {name} is not finite; no training saves that")
 
 
 # Models without Lightning

@@ -53,10 +53,9 @@ def study_facts(launch: StudyLaunch, trainer: Trainer) -> dict[str, Any]:
 
 def checkpoint_facts(launch: StudyLaunch) -> dict[str, Any]:
     """Its path, step, and the hash of its safetensors."""
-    path = launch.checkpoint
-    assert path is not None
+    path = launch.run.checkpoint
     digest = _file_digest(sorted(path.glob("*.safetensors")))
-    return {"path": str(path), "step": launch.step, "sha256": digest}
+    return {"path": str(path), "step": launch.run.step, "sha256": digest}
 
 
 def decisive_facts(facts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:

@@ -118,11 +118,10 @@ def source_files(source: Source) -> list[Path]:
     taken = list(files.values())
     if is_folder:
         left_out["hidden"] = sum(1 for _ in found(f"{below}.*"))
-        if any(kind_of(file) != ".txt" for file in taken):
-            taken = [file for file in taken if suffixes(file)[0] != ".md"]
-            left_out[".md"] = len(files) - len(taken)
-    if any(left_out.values()):
-        kinds = (f"{count:,} {kind}" for kind, count in left_out.most_common() if count)
+    if is_folder and any(kind_of(file) != ".txt" for file in taken):
+        taken = [file for file in taken if suffixes(file)[0] != ".md"]
+        left_out[".md"] = len(files) - len(taken)
+    if kinds := [f"{count:,} {kind}" for kind, count in left_out.most_common() if count]:
         _say(f"left out of {path}: {', '.join(kinds)}")
     if is_folder and not taken:
         raise UserError(f"source '{path}': no readable file in the folder; give {FORMATS}")

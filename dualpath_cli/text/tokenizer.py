@@ -49,23 +49,20 @@ class Tokenizer:
         """Takes a parsed `tokenizer.json`; `origin` names it in messages."""
         self._origin = origin
         with _one_line(origin):
-            self._read(definition, origin)
-
-    def _read(self, definition: Definition, origin: str) -> None:
-        _check(definition, origin)
-        # Neither cutting nor padding belongs to a vocabulary; dropout would make ids random.
-        self._definition = {**definition, "truncation": None, "padding": None}
-        self._definition["model"] = {**definition["model"], "dropout": None}
-        self._values = _token_values(definition)
-        self._special = {t["id"] for t in definition["added_tokens"] if t["special"]}
-        self.vocab_size = len(self._values)
-        self.eot_id = _end_of_text(definition, origin)
-        self.fingerprint = _fingerprint(definition)
-        if self.decode(self.encode(_PROBE)) != _PROBE:
-            raise UserError(
-                f"tokenizer '{origin}': does not give back the text that it encodes; "
-                "give a byte-level BPE without prefix space or other changes to the text"
-            )
+            _check(definition, origin)
+            # Neither cutting nor padding belongs to a vocabulary; dropout would make ids random.
+            self._definition = {**definition, "truncation": None, "padding": None}
+            self._definition["model"] = {**definition["model"], "dropout": None}
+            self._values = _token_values(definition)
+            self._special = {t["id"] for t in definition["added_tokens"] if t["special"]}
+            self.vocab_size = len(self._values)
+            self.eot_id = _end_of_text(definition, origin)
+            self.fingerprint = _fingerprint(definition)
+            if self.decode(self.encode(_PROBE)) != _PROBE:
+                raise UserError(
+                    f"tokenizer '{origin}': does not give back the text that it encodes; "
+                    "give a byte-level BPE without prefix space or other changes to the text"
+                )
 
     @classmethod
     def load(cls, spec: str | Path) -> "Tokenizer":
@@ -163,10 +160,8 @@ def _one_line(origin: str) -> Iterator[None]:
         # a damaged file raises any.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = of_content(error) if isinstance(error, Exception) else str(error)
-        raise UserError(
-            f"tokenizer '{origin}': cannot be used ({' '.join(reason.split())})"
-        ) from None
+        reason = " ".join(of_content(error).split())
+        raise UserError(f"tokenizer '{origin}': cannot be used ({reason})") from None
 
 
 def _download_gpt2() -> Definition:

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 import numpy as np
-from filelock import FileLock
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.system import cores, write_text
+from dualpath_cli.system import alone, cores, write_text
 from dualpath_cli.text.manifest import AGAIN, HEADER, Manifest, StoredFile, readable
 from dualpath_cli.text.storage import cache
 
@@ -91,9 +90,9 @@ class Chunks:
         """Keeps other processes of this machine from verifying the folder meanwhile."""
         with ExitStack() as held:
             # Where nothing can be remembered, each process reads for itself.
-            with suppress(OSError, NotImplementedError):
-                self._memory.parent.mkdir(parents=True, exist_ok=True)
-                held.enter_context(FileLock(f"{self._memory}.lock"))
+            with suppress(OSError):
+                lock = Path(f"{self._memory}.lock")
+                held.enter_context(alone(lock, self._memory, wait=True))
             yield
 
     def _is_known(self, name: str) -> bool:

@@ -18,10 +18,9 @@ from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import Files, manifest_of, write_manifest
 from dualpath_cli.run.run_folder import CHECKPOINTS, LAST, TABLES
-from dualpath_cli.run.weights import hashed
+from dualpath_cli.run.weights import hashed, own_part
 from dualpath_cli.system import PARTIAL, remove, sync
 from dualpath_cli.training import internals
-from dualpath_cli.training.guard import own_part
 from dualpath_cli.training.module import DualPathModule, EachStep
 from dualpath_cli.training.ranks import lost_contact
 

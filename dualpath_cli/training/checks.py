@@ -7,7 +7,6 @@ from pathlib import Path
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.count import parameters
-from dualpath_cli.own_classes.checks import import_classes
 from dualpath_cli.recipe.schedule import check_loops, epochs, micro_batches
 from dualpath_cli.recipe.settings import SECTIONS, Settings
 from dualpath_cli.run.run_folder import TOKENIZER
@@ -18,19 +17,6 @@ from dualpath_cli.text.rows import is_known
 from dualpath_cli.text.storage import exists, is_remote, local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.text.verification import verify_chunks
-
-
-def check_recipe(settings: Settings) -> Manifest:
-    """Checks what a training needs before it begins or continues; returns the data's manifest.
-
-    Raises UserError for the first mistake.
-    """
-    import_classes(settings.model, allowed=True)
-    check_size(settings)
-    manifest = check_training_data(settings)
-    check_steps(settings)
-    check_validation_sets(settings, settings.data.path)
-    return manifest
 
 
 def check_size(settings: Settings) -> None:

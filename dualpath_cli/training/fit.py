@@ -45,10 +45,6 @@ FIRST_STEPS = 2
 """Optimizer steps after which memory no longer grows: the first one makes the moments."""
 
 
-_RESTORING = {"_restore_modules_and_callbacks", "restore_training_state"}
-"""Functions of Lightning's in which a checkpoint's state is put back."""
-
-
 def fit(session: Session[TrainingLaunch]) -> None:
     """Trains; the run folder fills meanwhile, and at the end its curve is drawn.
 
@@ -131,8 +127,8 @@ def _train(
         by_signal = isinstance(end.__context__, Terminated)
         raise _stopped(session, signal.SIGTERM if by_signal else signal.SIGINT) from None
     except Exception as error:
-        fault = loading_fault(error) or _lost_contact(session, error) or _refusal(error)
-        if fault := fault or _not_restored(checkpoint, error):
+        fault = loading_fault(error) or _lost_contact(session, error)
+        if fault := fault or _refusal(checkpoint, error):
             raise fault from error
         raise
     session.show_validation()
@@ -206,30 +202,27 @@ def _lost_contact(session: Session[TrainingLaunch], error: Exception) -> RunFail
     return RunFailed(f"{said}; {run_folder.way_on(session.launch.folder)}")
 
 
-def _refusal(error: Exception) -> UserError | None:
-    """What Lightning or one of its callbacks refuses once training begins; None for all else."""
+def _refusal(checkpoint: Path | None, error: Exception) -> UserError | None:
+    """What Lightning or one of its callbacks refuses once training begins, or what a checkpoint's
+    state lacks for going on from it; None for all else."""
     theirs = re.compile(r"lightning\.(pytorch\.callbacks\.(?!prog)|fabric\.plugins\.env)")
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
-    kinds = ValueError | TypeError | AttributeError | RuntimeError
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    modules = [frame.f_globals.get("__name__", "") for frame in frames]
+    kinds = LookupError | ValueError | TypeError | AttributeError | RuntimeError
+    if isinstance(error, kinds) and checkpoint is not None:
+        puts_back = {"_restore_modules_and_callbacks", "restore_training_state"}  # Lightning's
+        restoring = puts_back & {frame.f_code.co_name for frame in frames}
+        at_step = ("lightning.pytorch.loops", "torch.optim", "dualpath_cli.training.muon")
+        if restoring or modules[-1].startswith(at_step):
+            return UserError(
+                f"checkpoint '{checkpoint}' cannot be continued from: {STATE} is not as training "
+                f"wrote it ({type(error).__name__}: {error!s:.160}); put it back, or give an older "
+                "one by --ckpt-path"
+            )
     refused = isinstance(error, kinds) and any(map(theirs.match, modules))
     if refused or isinstance(error, MisconfigurationException):
         return UserError(f"trainer: {error}; change the recipe's trainer section")
     return None
-
-
-def _not_restored(checkpoint: Path | None, error: Exception) -> UserError | None:
-    """What a checkpoint's state lacks for going on from it; None for all else."""
-    kinds = KeyError | TypeError | AttributeError | IndexError | ValueError | RuntimeError
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    restoring = _RESTORING & {frame.f_code.co_name for frame in frames}
-    counting = frames[-1].f_globals.get("__name__", "").startswith("lightning.pytorch.loops")
-    if checkpoint is None or not isinstance(error, kinds) or not (restoring or counting):
-        return None
-    reason = f"{type(error).__name__}: {error}"
-    return UserError(
-        f"checkpoint '{checkpoint}' cannot be continued from: {STATE} is not as training wrote it "
-        f"({reason:.160}); put it back, or give an older one by --ckpt-path"
-    )
 
 
 def _stopped(session: Session[TrainingLaunch], signum: int) -> Stopped:

@@ -12,8 +12,8 @@ from itertools import compress
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+
+from dualpath_cli.run.weights import from_all_ranks, own_part
 
 Kind = Literal["loss", "gradient", "outlier"]
 
@@ -95,13 +95,5 @@ class StepGuard:
 def without_gradient(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Those whose gradient is exactly zero, on all ranks. One whose gradient is None rests."""
     zero = [p.grad is not None and not own_part(p.grad).any() for p in parameters.values()]
-    device = next(iter(parameters.values())).device
-    everywhere = torch.tensor(zero, dtype=torch.int32, device=device)
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(everywhere, dist.ReduceOp.MIN)
-    return dict(compress(parameters.items(), everywhere.tolist()))
-
-
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part, in the same memory: FSDP2 deals out the rows of gains one by one."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    everywhere = map(all, zip(*from_all_ranks(zero), strict=True))
+    return dict(compress(parameters.items(), everywhere))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained
+from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, import_classes
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
@@ -62,14 +62,6 @@ class StudyLaunch:
         return self.run.folder
 
     @property
-    def checkpoint(self) -> Path:
-        return self.run.checkpoint
-
-    @property
-    def step(self) -> int:
-        return self.run.step
-
-    @property
     def out(self) -> Path | None:
         """The folder of the command's results, if there is one."""
         out = getattr(self.options, "out", None)
@@ -83,7 +75,11 @@ def to_train(
 
     `new_data` goes on with other data than before. Raises UserError for the first mistake.
     """
-    manifest = checks.check_recipe(settings)
+    import_classes(settings.model, allowed=True)
+    checks.check_size(settings)
+    manifest = checks.check_training_data(settings)
+    checks.check_steps(settings)
+    checks.check_validation_sets(settings, settings.data.path)
     folder = folder_of("run.dir", Path(settings.run.dir, settings.run.recipe, settings.run.name))
     recipe, checkpoint = settings.as_recipe(), run_folder.newest_checkpoint(folder)
     weights = trunk = taken_back = None

@@ -34,11 +34,11 @@ from dualpath_cli.recipe.schedule import (
     weight_decay,
 )
 from dualpath_cli.recipe.settings import OptimSettings
-from dualpath_cli.run.weights import fill, load_average
+from dualpath_cli.run.weights import fill, load_average, own_part
 from dualpath_cli.training.balance import ExpertLoads
 from dualpath_cli.training.checkpoint_folder import optimizer_states, tensors_of
 from dualpath_cli.training.data.data_module import Batch
-from dualpath_cli.training.guard import PATIENCE, BadStep, StepGuard, own_part, without_gradient
+from dualpath_cli.training.guard import PATIENCE, BadStep, StepGuard, without_gradient
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.muon import Muon
 from dualpath_cli.training.parallel import allow_graphs, build_model, sharded_as, sharding_mesh
@@ -251,9 +251,10 @@ class DualPathModule(LightningModule):
         # Muon's products are of the type of the model's own.
         products = torch.bfloat16 if str(self.trainer.precision).startswith("bf16") else None
         matrices = {"embedding", "head", "hidden", "gate"} - set(own_roles(self.config))
-        for name, p in self.model.named_parameters():
-            if p.ndim > 1 and kind_of(name, self.config, p.ndim).kind in matrices:
-                self.resting[name] = p
+        self.resting = {
+            name: p for name, p in self.model.named_parameters()
+            if p.ndim > 1 and kind_of(name, self.config, p.ndim).kind in matrices
+        }  # fmt: skip
         optimizer = build_optimizer(
             self.model.named_parameters(), self.optim, int(self.trainer.max_steps), self.config,
             products,

@@ -18,7 +18,7 @@ from dualpath_cli.output import is_first_rank
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.recipe.schedule import step_loops
-from dualpath_cli.run.run_folder import TOKENIZER, step_of, way_on
+from dualpath_cli.run.run_folder import TOKENIZER, way_on
 from dualpath_cli.run.trained import keep_scores, label_of_average
 from dualpath_cli.run.weights import verify
 from dualpath_cli.text.storage import local_copy
@@ -84,14 +84,14 @@ def build_session(
     device = trainer.strategy.root_device
     compiled = settings.run.compile and fitting and parallel.can_compile(device)
     checkpointing = parallel.chosen(settings.run.activation_checkpointing, compiled)
-    source = settings.data.path if fitting else launch.folder
-    tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
-    token_bytes = tokenizer.token_bytes()
     if isinstance(launch, TrainingLaunch):
         weights, data_since = [launch.weights] if launch.weights else [], launch.data_since
+        source, drawn = settings.data.path, not weights and launch.checkpoint is None
     else:
-        weights, data_since = list(launch.run.average or [launch.checkpoint]), 0
-    drawn = not weights and launch.checkpoint is None  # else they are loaded
+        weights, data_since = list(launch.run.average or [launch.run.checkpoint]), 0
+        source, drawn = str(launch.folder), False
+    tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
+    token_bytes = tokenizer.token_bytes()
     module = module_class(
         settings.model,
         settings.optim,
@@ -151,8 +151,8 @@ def build_trainer(
         # After all that write rows.
         callbacks += [checkpoints, Stopping(checkpoints, timeout, seconds)]
     own = [logger for logger in as_list(section["logger"]) if not isinstance(logger, bool)]
-    continued = launch.checkpoint if fitting else None  # others read files of other names, too
-    begins_at = 0 if continued is None else step_of(continued) + 1
+    step = launch.step if isinstance(launch, TrainingLaunch) else None
+    begins_at = 0 if step is None else step + 1
     ours = {
         "strategy": parallel.build_strategy(name, run) if isinstance(name, str) else name,
         "devices": devices,

@@ -416,7 +416,7 @@ def test_numbers_are_read_as_people_write_them_also_on_the_command_line(text, va
     word = read(COMMANDS["fit"], ["--config", "base", f"--trainer.strategy={{a: {text}}}"])
     for found in (
         recipes.parse(f"key: {text}", "mine")["key"],
-        word.changed({})["trainer"]["strategy"]["a"],
+        word.upon({}).recipe["trainer"]["strategy"]["a"],
     ):
         assert found == value
         assert type(found) is type(value)

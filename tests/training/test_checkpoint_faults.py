@@ -128,8 +128,9 @@ def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
 
 
 @pytest.mark.parametrize("path", [
-    "global_step", "groups", "groups 0 0 params", "callbacks", "lr_schedulers 0", "guard", "loops",
-    "loops fit_loop epoch_loop.batch_progress total", "expert_loads",
+    "global_step", "groups", "groups 0 0 params", "groups 0 0 lr", "groups 0 0 betas",
+    "callbacks", "lr_schedulers 0", "guard", "loops", "expert_loads",
+    "loops fit_loop epoch_loop.batch_progress total",
     "loops fit_loop epoch_loop.scheduler_progress total ready",
 ])  # fmt: skip
 def test_a_state_of_another_shape_is_one_line_though_its_hash_fits(path, trained, refused):

@@ -46,11 +46,10 @@ from dualpath_cli.run.exported_folder import (
 )
 from dualpath_cli.run.run_folder import PUT_BACK, RECIPE, TABLES, TOKENIZER, VERSIONS, Run
 from dualpath_cli.run.weights import (
-    check_finite,
     check_weights,
     empty_model,
     load_average,
-    read_into,
+    read_weights,
     tensors_in,
 )
 from dualpath_cli.system import format_csv, read_csv, read_text, replacing_folder
@@ -98,8 +97,7 @@ class Weights:
             held = part
             if not self._mean:
                 held = {name: torch.empty_like(t, device="cpu") for name, t in part.items()}
-                read_into(held, self._folder)
-                check_finite(held, self._folder)
+                read_weights(held, self._folder)
             save_file(held, folder / file, {"format": "pt"})
             progress.advance(sum(tensor.nbytes for tensor in part.values()))
         if len(parts) > 1:

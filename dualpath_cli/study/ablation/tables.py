@@ -87,11 +87,6 @@ class Excess:
     def name(self) -> str:
         return f"{self.token_class.name} {self.token_class.path}"
 
-    @property
-    def as_paper(self) -> bool:
-        """Whether the authors forced this class to this path."""
-        return self.token_class in AUTHORS
-
 
 def compare(
     source: str, rows: Sequence[Row], scores: Sequence[Scores], windows: Windows
@@ -186,7 +181,9 @@ def excess_table(title: str, rows: Sequence[Excess], paper: bool) -> Table:
     if paper:
         columns.append((
             Column("paper's excess", "+.2f"),
-            lambda row: token_class_excess(row.name, row.source) if row.as_paper else None,
+            lambda row: (
+                token_class_excess(row.name, row.source) if row.token_class in AUTHORS else None
+            ),
         ))  # fmt: skip
     return Table.of(rows, columns, title, _matched(rows))
 

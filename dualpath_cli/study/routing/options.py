@@ -58,18 +58,17 @@ class RoutingOptions(Texts):
     @property
     def pipeline(self) -> str | None:
         """The tagger; None: nothing is tagged."""
-        if self.tagger is None:
-            return None if self.missing else TAGGER
-        return None if self.tagger.lower() == "none" else self.tagger
+        name = self.tagger or TAGGER
+        return None if self.missing or name.lower() == "none" else name
 
     @cached_property
     def missing(self) -> str:
         """The reason for which nothing is tagged, where no tagger was named."""
-        if self.tagger is None:
-            try:
+        try:
+            if self.tagger is None:
                 check_pipeline(TAGGER)
-            except UserError as error:
-                return str(error)
+        except UserError as error:
+            return str(error)
         return ""
 
     @cached_property

@@ -116,7 +116,7 @@ def write_page(
 
 
 def _title(launch: StudyLaunch) -> str:
-    return f"{'/'.join(launch.folder.resolve().parts[-2:])}, step {launch.step:,}"
+    return f"{'/'.join(launch.folder.resolve().parts[-2:])}, step {launch.run.step:,}"
 
 
 def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -62,7 +62,7 @@ def run(launch: StudyLaunch) -> bool:
             "put it into a file: --sources NAME=FILE.txt"
         )
     model = build_model(config)
-    load_weights(model, launch.checkpoint)
+    load_weights(model, launch.run.checkpoint)
     trace = RoutingTrace()
     with torch.inference_mode():
         model(torch.tensor([[tokenizer.eot_id, *ids]]), trace=trace)

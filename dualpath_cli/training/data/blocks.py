@@ -16,11 +16,10 @@ from typing import BinaryIO
 import litdata
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock
 from torch.utils.data import Dataset
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.system import replacing
+from dualpath_cli.system import alone, replacing
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import AGAIN, HEADER, INDEX, MANIFEST, Manifest, readable
 from dualpath_cli.text.verification import Chunks
@@ -99,7 +98,7 @@ class ChunkCache:
         path = self.folder / name
         if path.exists():
             return
-        with FileLock(f"{path}.lock"):
+        with alone(Path(f"{path}.lock"), path, wait=True):
             if not path.exists():
                 storage.download(f"{self.url}/{name}", path, self._sha256[name])
 

@@ -29,12 +29,7 @@ from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.study.passes import FILLER, Arrays, Pass, read_arrays
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page.page import likely_tokens
-from dualpath_cli.study.routing.readouts import (
-    experts_by_layer,
-    gated_layers,
-    is_text,
-    most_steps,
-)
+from dualpath_cli.study.routing.readouts import experts_by_layer, gated_layers, is_text, most_steps
 from dualpath_cli.study.routing.tokens import TOKENS, Example, Model, read_examples
 from dualpath_cli.system import replacing
 from dualpath_cli.training.data.windows import Windows
