@@ -84,7 +84,6 @@ def test_a_class_that_a_run_names_is_imported_with_consent_alone(stranger, said)
         *(["validate", "--ckpt_path", path] for path in (run, run / "checkpoints/last")),
         ["ablate", "--ckpt_path", run, "--out", "out"],
         ["routing", "--ckpt_path", run, "--text", "a"],
-        ["ablate", "--ckpt_path", run, run / "checkpoints/last", "--out", "out"],
         ["generate", "--ckpt_path", run, "--prompt", "a"],
         ["evaluate", "--ckpt_path", run, "--sources", "hostile/recipe.yaml", "--out", "out"],
         ["export", "--ckpt_path", run],

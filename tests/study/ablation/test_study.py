@@ -312,18 +312,3 @@ def test_an_interrupted_study_goes_on_with_the_pass_that_it_stopped_in(
 
 
 # Several runs
-
-
-def test_several_runs_are_scored_one_after_the_other(run, tmp_path, capsys):
-    checkpoints = [str(run / "checkpoints" / f"step-0000000{step}") for step in (2, 6)]
-    out = tmp_path / "both"
-    words = ["--loops", "1-2", "--out", str(out), "--max_tokens", "20"]
-    assert main(["ablate", "--ckpt_path", *checkpoints, *words]) == 0
-    folders = sorted(path.name for path in out.iterdir() if path.is_dir())
-    assert folders == ["tiny-default-step-00000002", "tiny-default-step-00000006"]
-    together = json.loads((out / "runs.json").read_text())
-    assert [row["intervention"] for row in together["rows"]] == SHORT
-    assert (out / "runs.csv").exists()
-    (one, _), (other, _) = (table_of(out / folder) for folder in folders)
-    assert one["rows"][0]["loss"] != other["rows"][0]["loss"]
-    assert "run 2 of 2" in capsys.readouterr().out
