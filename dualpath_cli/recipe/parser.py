@@ -7,6 +7,7 @@ import typing
 from argparse import SUPPRESS, Action, ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from itertools import chain
@@ -96,8 +97,9 @@ class OneLine:
 
     def _parsed(self, base: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
         parser: Any = self
-        below = parser.parse_object(dict(base), defaults=False)
-        found: Namespace = parser.parse_args([*words], namespace=below, defaults=False)
+        found: Namespace = parser.parse_object(deepcopy(dict(base)), defaults=False)
+        if words:
+            found = parser.parse_args([*words], namespace=found, defaults=False)
         return found
 
     def _mistake(self, base: Mapping[str, Any], words: Sequence[str]) -> str:
@@ -222,9 +224,10 @@ class Parser(OneLine, ArgumentParser):
 
 def _reason(error: Exception) -> str:
     """What jsonargparse says; of a union the first reason of a kind that the value could be."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    reasons = (line[2:] for line in lines if line[:2] == "- " and " Expected a " not in line)
-    return next(reasons, " ".join(lines))
+    whole = " ".join(str(error).split())
+    reasons = [" ".join(part.split()) for part in str(error).split("\n    - ")[1:]]
+    reasons = [reason for reason in reasons if not reason.startswith("Expected a <class")]
+    return reasons[0].rpartition("Problem with given class_path ")[2] if reasons else whole
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:

@@ -407,8 +407,8 @@ NAMED: list[tuple[dict[str, Any], str]] = [
         {"monitor": "nope"},
         "EarlyStopping monitors 'nope', no metric; there are val/held_out/loss, ",
     ),
-    ({"patience": 3}, "'EarlyStopping' cannot be built: monitor is missing"),
-    ({"monitor": "x", "patience": "abc"}, "'EarlyStopping' cannot be built: patience must be a wh"),
+    ({"patience": 3}, "EarlyStopping': the following arguments are required: monitor"),
+    ({"monitor": "x", "patience": "abc"}, "Expected a <class 'int'>. Got value: abc"),
 ]
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dualpath_cli.cli import lightning
 from dualpath_cli.output.console import plain_console
+from dualpath_cli.training import session
 from dualpath_cli.training.logs.tables import peak_tflops
 from tests.tiny_run import back_to_step, rows
 
@@ -104,7 +104,7 @@ def test_a_terminal_shows_steps_time_left_and_loss_and_nothing_else_is_drawn_wit
     monkeypatch.setattr("rich._console", None)
     for name, value in {"TERM": "xterm", "COLUMNS": "80", "FORCE_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(lightning, "plain_console",
+    monkeypatch.setattr(session, "plain_console",
                         lambda **named: plain_console(force_terminal=True, **named))  # fmt: skip
     fit(run={"name": "terminal"})
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)

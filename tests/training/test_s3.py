@@ -118,7 +118,7 @@ def test_a_chunk_damaged_in_the_cache_is_not_trained_on(fit, refused, remote, wo
     fit(**again)
 
 
-def test_validation_sets_may_lie_on_s3(fit, bucket, data, remote, texts, output_of):
+def test_validation_sets_may_lie_on_s3(fit, bucket, data, remote, texts, output_of, said):
     bucket.upload_file(str(texts / "val.jsonl"), "bucket", "texts/val.jsonl")
     distant = {"held_out": "s3://bucket/texts/val.jsonl", "packed": remote}
     local = {"held_out": str(texts / "val.jsonl"), "packed": str(data)}
@@ -128,7 +128,10 @@ def test_validation_sets_may_lie_on_s3(fit, bucket, data, remote, texts, output_
     assert len(rows(runs[0] / "validation.csv")) == 6
     assert tables(runs[0]) == tables(runs[1])
     shutil.rmtree(storage.cache())  # scored on another machine
-    output = output_of("validate", "--ckpt_path", runs[0])
+    words = ("validate", "--ckpt_path", runs[0])
+    assert "are not followed unless given" in said(*words)
+    given = [word for name, path in distant.items() for word in (f"--data.val.{name}", path)]
+    output = output_of(*words, *given)
     for row in rows(runs[0] / "validation.csv")[-2:]:
         (loss,) = re.findall(rf"{row['set']} .*? ([\d.]+)", output)
         assert float(loss) == pytest.approx(float(row["loss"]), abs=6e-5)  # rounded twice

@@ -14,10 +14,9 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from dualpath_cli.cli import lightning
 from dualpath_cli.cli.main import main
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
-from dualpath_cli.training import stopping
+from dualpath_cli.training import session, stopping
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.module import DualPathModule
 from tests.processes import exit_codes, run_on_ranks, run_on_two_ranks, start
@@ -165,7 +164,7 @@ def test_a_time_is_text_or_whole_numbers_by_unit(time, fit, monkeypatch):
         given.append(seconds)
         return stopping.Stopping(checkpoints, timeout, seconds)
 
-    monkeypatch.setattr(lightning, "Stopping", watched)
+    monkeypatch.setattr(session, "Stopping", watched)
     fit(trainer={"max_time": time})
     assert given == [5400]
 
