@@ -83,11 +83,11 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
         return manifest
     if overwrite:
         return None
-    if not manifest.request:
-        (fault, *_) = (fault for source in manifest.sources for fault in source.faults)
+    faults = [fault for source in manifest.sources for fault in source.faults]
+    if faults and not manifest.request:
         raise UserError(
-            f"--out '{out}' lacks what could not be downloaded ({fault}); use it as it is, or add "
-            "--overwrite to try again"
+            f"--out '{out}' lacks what could not be downloaded ({faults[0]}); use it as it is, "
+            "or add --overwrite to try again"
         )
     raise UserError(
         f"--out '{out}' holds other data ({manifest.summary}); choose another folder or add "

@@ -50,7 +50,8 @@ def replacing(path: Path, *, shared: bool = False, new_folder: bool = True) -> I
             if known:
                 left.unlink()
     partial = _new_name(path)
-    with naming(path), _locked(partial, os.O_CREAT | os.O_EXCL):
+    # Waited for: a writer that clears up may have it for a moment, and removes it: it is made anew.
+    with naming(path), _locked(partial, os.O_CREAT | os.O_EXCL, wait=True):
         try:
             yield partial
             sync(partial)
@@ -86,7 +87,7 @@ def replacing_folder(path: Path, check: Callable[[Path], None]) -> Iterator[Path
         for left in unfinished(path):
             with suppress(OSError):
                 left.rmdir()  # its writer was killed before it was marked
-            if (left / OURS).is_file():
+            if not left.is_symlink() and (left / OURS).is_file():
                 _end_replacing(left, path)
         work = _new_name(path)
         new, before = work / "new", work / "before"
@@ -133,6 +134,8 @@ def claimed(folder: Path) -> Iterator[None]:
             f"--out '{folder}' holds '{held[0]}' and is not marked as written by dualpath: give a "
             f"new or empty folder, or `touch {mark}` if its files may be replaced"
         )
+    folder.mkdir(parents=True, exist_ok=True)
+    os.close(no_link(mark, os.O_RDWR | os.O_CREAT))  # by each rank, whose folder may be its own
     names = ("LOCAL_RANK", "RANK", "NODE_RANK", "SLURM_PROCID")
     first = all(os.environ.get(name, "0") == "0" for name in names)
     with alone(mark, folder, keep=True) if first else nullcontext():
@@ -198,7 +201,14 @@ def _failure_of_disk(error: BaseException, path: Path) -> int | None:
 
 
 _held: set[int] = set()  # descriptors of locks, which go on no longer in a process that is forked
-os.register_at_fork(after_in_child=lambda: [*map(os.close, _held)])
+
+
+def _let_go() -> None:
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
@@ -222,8 +232,9 @@ def _locked(path: Path, create: int = 0, *, wait: bool = False) -> Iterator[bool
                 yield known
                 return
         finally:
-            _held.remove(descriptor)
-            os.close(descriptor)
+            if descriptor in _held:  # else this process was forked meanwhile, and let it go
+                _held.remove(descriptor)
+                os.close(descriptor)
 
 
 @contextmanager

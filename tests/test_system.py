@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -337,3 +338,33 @@ def test_a_file_system_without_locks_is_told_of(number, tmp_path, monkeypatch, c
             f"'{tmp_path}' is on a file system without locks: let nothing else write there\n"
         )
     assert not is_held(tmp_path / FIT)
+
+
+def test_a_link_in_the_place_of_unfinished_work_leads_nowhere(tmp_path):
+    victim = tmp_path / "victim"
+    (victim / "before").mkdir(parents=True)
+    (victim / ".dualpath").touch()
+    (victim / "before" / "precious").write_text("kept")
+    (tmp_path / f"out.{'0' * 16}.partial").symlink_to(victim)
+    with replacing_folder(tmp_path / "out", lambda _: None) as new:
+        (new / "a").write_text("a")
+    assert (victim / "before" / "precious").read_text() == "kept"
+    assert (tmp_path / "out" / "a").exists()
+
+
+def test_a_rank_that_is_not_the_first_marks_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    for _ in range(2):
+        with claimed(tmp_path / "mine"):
+            (tmp_path / "mine" / "a.csv").write_text("a")
+
+
+def test_writers_of_one_file_at_once_all_succeed(tmp_path):
+    def write_often() -> None:
+        for _ in range(200):
+            write_text(tmp_path / "x.csv", "a")
+
+    with ThreadPoolExecutor(6) as pool:
+        for done in [pool.submit(write_often) for _ in range(6)]:
+            done.result()
+    assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]

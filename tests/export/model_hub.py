@@ -5,7 +5,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 
-from tests.data_prep.web import Request, Web
+from tests.data_prep.web import Received, Web
 
 OWNER, TOKEN = "me", "hf_mine"
 
@@ -34,7 +34,7 @@ class ModelHub(Web):
         for end in ("", "/revision/main"):
             self.files[f"/api/models/{name}{end}"] = json.dumps(info).encode()
 
-    def post(self, request: Request, body: bytes) -> tuple[int, dict]:
+    def post(self, request: Received, body: bytes) -> tuple[int, dict]:
         if request.path.startswith("/lfs/"):  # signed addresses need no token
             return self._store(request.path.removeprefix("/lfs/").partition("?")[0], body)
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
