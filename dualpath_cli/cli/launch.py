@@ -5,6 +5,7 @@ types are checked, and the values of a section together (`settings`), and then d
 """
 
 import glob
+from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.output import is_first_rank
 from dualpath_cli.own_classes.checks import check_as_trained
 from dualpath_cli.recipe.parser import construct
-from dualpath_cli.recipe.recipes import Recipe, dump, merge
+from dualpath_cli.recipe.recipes import dump, merge
 from dualpath_cli.recipe.settings import CLASSES, Settings
 from dualpath_cli.run.run_folder import RECIPE, read_recipe
 from dualpath_cli.run.trained import averaged, find_run
@@ -32,6 +33,7 @@ def training(words: Words) -> tuple[TrainingLaunch, Line]:
 
     Raises UserError for the first mistake, SystemExit where there is nothing to do.
     """
+    _check_one(words)
     names = [{"run": {"recipe": Path(name).stem}} for name in words.places("--config", "-c")]
     line = words.upon(reduce(merge, [*names[:1], words.recipes]))
     found = to_train(_settings(line), line.options.ckpt_path, line.options.new_data)
@@ -49,31 +51,37 @@ def study(words: Words) -> tuple[StudyLaunch, Line]:
     """
     if not (given := words.places("--ckpt-path")):
         words.upon({})  # which says that the option must be given
-    own, run = words.recipes, find_run(given[-1])
+    _check_one(words)
+    own, run = words.recipes, find_run(given[0])
     layers = [{"data": {"val": {}}}, read_recipe(run.folder), _ELSEWHERE, own]
-    base = reduce(merge, layers)
-    line = words.upon(base)
+    line = words.upon(reduce(merge, layers))
     run = averaged(run, getattr(line.options, "average", 1))
     sets = line.recipe["data"]["val"]
     options = line.options.read(line.recipe, run)
-    if line.recipe["data"]["val"] is sets:  # else they were given by --sources
-        _check_followed(sets, line, own, run.folder)
     settings = _settings(line)
-    check_as_trained(run, settings.model, options.own_classes, _named(line, own, base))
+    if line.recipe["data"]["val"] is sets:  # else they were given by --sources
+        _check_followed(settings.data.val, words.given("data.val", own), run.folder)
+    model = line.recipe.get("model", {})
+    named = {key: model[key] for key in words.given("model", own) & model.keys()}
+    check_as_trained(run, settings.model, options.own_classes, named)
     options.check(settings)
     check_validation_sets(settings, run.folder)
     verify_data(settings, training=False)
     return StudyLaunch(settings, run, options), line
 
 
-def _check_followed(sets: Recipe, line: Line, own: Recipe, folder: Path) -> None:
+def _check_one(words: Words) -> None:
+    if len(words.places("--ckpt-path")) > 1:
+        raise UserError(f"{words.command.name} takes one RUN; give the command for each of them")
+
+
+def _check_followed(sets: Mapping[str, str], given: set[str], folder: Path) -> None:
     """Refuses validation sets that a run's recipe alone names, and that are no file or data folder.
 
     Whoever wrote a recipe that was received does not choose where its reader looks.
     """
-    given = own.get("data", {}).get("val", {})
     for name, path in sets.items():
-        if path == given.get(name) or line.given & {"--data.val", f"--data.val.{name}"}:
+        if name in given:
             continue
         many = (glob.has_magic(path) and not exists(path)) or Path(path).is_dir()
         if is_remote(path) or (many and not is_data_folder(path)):
@@ -90,12 +98,3 @@ def _settings(line: Line) -> Settings:
         print(dump(settings.as_recipe()), end="")
         raise SystemExit(0)
     return settings
-
-
-def _named(line: Line, own: Recipe, base: Recipe) -> Recipe:
-    """The model's values that --config or words give; classes among them may be imported."""
-    own, before = own.get("model", {}), base.get("model", {})
-    return {
-        key: value for key, value in line.recipe.get("model", {}).items()
-        if key in own or before.get(key) != value or f"--model.{key}" in line.given
-    }  # fmt: skip

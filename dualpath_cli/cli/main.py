@@ -128,6 +128,9 @@ def _run(command: Command, words: Sequence[str]) -> int:
     found = read(command, words)
     if command.launch is None:
         line = found.upon(found.recipes if command.varies else {})
+        if line.of_classes:
+            option = line.of_classes[0].partition("=")[0]
+            raise UserError(f"{option}: {command.name} takes classes from --config alone")
         given = [line.options, line.recipe] if command.varies else [line.options]
         if answer := resolve_name(command.run)(*given):
             print(answer)

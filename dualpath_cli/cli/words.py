@@ -11,7 +11,7 @@ import typing
 from argparse import SUPPRESS, Action
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from functools import cache
+from functools import cache, reduce
 from inspect import get_annotations, getdoc
 from os.path import isfile
 from pathlib import Path
@@ -24,7 +24,7 @@ from dualpath_cli.cli.commands import Command
 from dualpath_cli.errors import UserError
 from dualpath_cli.ranges import Place, Size, at_home
 from dualpath_cli.recipe.parser import OneLine, Parser, choices_of
-from dualpath_cli.recipe.recipes import Recipe, load_recipes
+from dualpath_cli.recipe.recipes import Recipe, load_recipes, parse
 from dualpath_cli.recipe.recipes import read as read_recipe
 from dualpath_cli.recipe.settings import SECTIONS, Settings, check_sections
 
@@ -34,6 +34,8 @@ _OF_A_CLASS = re.compile(
     r"|(profiler|strategy)(?==[\w.]+\.))"
 )
 """Words about Lightning's own classes, which its parser alone can read."""
+_BESIDE_A_CLASS = re.compile(r"--trainer\.(callbacks|plugins|profiler|logger|strategy)\b")
+"""All words about the same keys, which Lightning's parser gets in order: the last one counts."""
 
 _METAVARS = {"ckpt_path": "RUN", "config": "RECIPE", "folder": "DIR", "vocab_size": "N"}
 GIVEN = "given"  # A field with this name is no option: it holds the names of those that were given
@@ -45,8 +47,7 @@ class Line:
 
     options: Any  # the command's dataclass
     recipe: Recipe  # what recipes and words say, each key of a section's type
-    given: frozenset[str]  # options that the words have, as the parser calls them
-    of_classes: tuple[str, ...]  # words about Lightning's own classes, which its parser reads
+    of_classes: tuple[str, ...]  # for Lightning's parser; empty where none is about its classes
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,25 @@ class Words:
         found = parser.read(base, light).as_dict()
         given = frozenset(word.partition("=")[0] for word in self.words)
         recipe = {key: found[key] for key in (*SECTIONS, "seed_everything") if key in found}
-        of_classes = tuple(word for word in self.words if _OF_A_CLASS.match(word))
-        return Line(_options(parser, command, found, given), recipe, given, of_classes)
+        of_classes = tuple(word for word in self.words if _BESIDE_A_CLASS.match(word))
+        if not any(map(_OF_A_CLASS.match, of_classes)):
+            of_classes = ()
+        return Line(_options(parser, command, found, given), recipe, of_classes)
+
+    def given(self, place: str, recipe: Recipe) -> set[str]:
+        """The keys of a section, or of a mapping in one, that a recipe or the words name."""
+        layers, names = [recipe], set()
+        for name, _, value in (word.partition("=") for word in self.words):
+            if name.startswith(f"--{place}."):
+                names.add(name.removeprefix(f"--{place}.").partition(".")[0])
+            elif f"--{place}.".startswith(f"{name}."):  # the mapping, or the section that has it
+                keys = reversed(name[2:].split("."))
+                layers.append(reduce(lambda inner, key: {key: inner}, keys, parse(value, name)))
+        for layer in layers:
+            for key in place.split("."):
+                layer = layer.get(key) or {}
+            names |= layer.keys()
+        return names
 
 
 def read(command: Command, words: Sequence[str]) -> Words:
@@ -235,7 +253,10 @@ def _joined(words: Sequence[str], parser: OneLine) -> list[str]:
     joined: list[str] = []
     queue = list(reversed(words))
     while queue:
-        name, equals, value = queue.pop().partition("=")
+        word = queue.pop()
+        if word[:2] in counts and word[2:3] not in ("", "="):
+            word = f"{word[:2]}={word[2:]}"  # -cNAME
+        name, equals, value = word.partition("=")
         if name.startswith("-"):
             name = options.get(name.lstrip("-").replace("-", "_"), name)
             takes_one = counts.get(name, 0) is None or (name.startswith("--") and "." in name)

@@ -1,17 +1,17 @@
 """The ablations of a configuration's runs, together: costs of rows, and of classes of tokens."""
 
-import json
 from collections.abc import Sequence
 from itertools import chain
 from statistics import mean, stdev
 from typing import Any
 
 from dualpath_cli.compare.groups import Group
+from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.output.table import Column, Table
 from dualpath_cli.statistics.significance import holm, signed_rank_p
 from dualpath_cli.study.ablation.options import REPORT
 from dualpath_cli.study.parts_of_speech import PAPER
-from dualpath_cli.system import without_nan
+from dualpath_cli.system import read_json, without_nan
 
 Record = dict[str, Any]
 
@@ -32,9 +32,15 @@ def ablations_of(groups: Sequence[Group]) -> tuple[list[Record], list[Record], l
             reports = []
             for run in configuration.runs:
                 found = sorted(run.folder.glob(f"ablations/step-*/{REPORT}"))[-1:]
-                for report in (json.loads(path.read_text(encoding="utf-8")) for path in found):
-                    if any(row["loss"] is None for row in report["rows"]):
-                        left_out.append(f"{found[0]}: left out, losses that are no numbers")
+                for path in found:
+                    try:
+                        report = read_json(path)
+                        if any(row["loss"] is None for row in report["rows"]):
+                            raise ValueError("losses that are no numbers")
+                        differences_over_runs([report["rows"]] * 2)
+                        excess_over_runs([report["excess"]] * 2)
+                    except (UserError, LookupError, TypeError, ValueError) as error:
+                        left_out.append(f"{path}: left out, {of_content(error)}")
                     else:
                         reports.append(report)
             if len(reports) < 2:

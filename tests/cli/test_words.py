@@ -144,3 +144,26 @@ def test_null_takes_the_classes_of_a_recipe_out():
 
 def test_the_seed_is_an_option_of_either_spelling():
     assert changed({}, "--seed-everything", "3") == changed({}, "--seed_everything=3")
+
+
+def test_the_short_option_of_a_recipe_may_have_its_value_attached():
+    for words in (["-cx", "-c", "y"], ["-c=x", "--config=y"]):
+        assert read(COMMANDS["fit"], words).places("--config", "-c") == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--data.val.a=x"], ["--data.val", "{a: x}"], ["--data", "{val: {a: x}, workers: 1}"], []],
+)
+def test_keys_are_given_by_recipes_and_words_of_any_form(words):
+    found = read(COMMANDS["validate"], ["--ckpt-path", "x", *words])
+    recipe = {} if words else {"data": {"val": {"a": "x"}}}
+    assert found.given("data.val", recipe) == {"a"}
+    assert found.given("model", recipe) == set()
+
+
+def test_words_about_a_class_and_others_of_its_key_keep_their_order():
+    words = ["--trainer.callbacks=Timer", "--trainer.callbacks", "null"]
+    line = read(COMMANDS["fit"], ["--config", "x", *words]).upon({})
+    assert line.of_classes == ("--trainer.callbacks=Timer", "--trainer.callbacks=null")
+    assert read(COMMANDS["fit"], ["--config", "x", *words[1:]]).upon({}).of_classes == ()

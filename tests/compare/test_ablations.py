@@ -54,6 +54,17 @@ def test_few_runs_and_losses_that_are_no_numbers_are_said(tmp_path, capsys):
     assert f"{report}: left out, losses that are no numbers" in said
 
 
+@pytest.mark.parametrize("damaged", ['{"rows": [', '{"rows": []}', '{"rows": [{"loss": 1}]}', "[]"])
+def test_a_damaged_report_is_left_out_with_a_line(damaged, tmp_path, capsys):
+    sweep = write_sweep(tmp_path / "sweep", ["wide"], range(3))
+    write_reports(sweep, [0.1, 0.2, 0.3])
+    report = sweep / "runs/wide/seed_2/ablations/step-00000010/ablations.json"
+    report.write_text(damaged)
+    assert main(["compare", str(sweep)]) == 0
+    assert f"{report}: left out, " in capsys.readouterr().out
+    assert (sweep / "comparison/ablations.csv").exists()
+
+
 def test_the_tests_over_runs_are_corrected_for_their_number():
     further = EXCESS | {"token_class": "punctuation"}
     runs = [
