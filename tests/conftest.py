@@ -10,8 +10,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from dualpath_cli.base.system import alone
 from dualpath_cli.cli.main import main
-from dualpath_cli.system import alone
 from tests.s3 import s3_bucket, s3_server
 
 pytest_plugins = ["tests.tiny_run", "tests.faulty_data", "tests.browser"]

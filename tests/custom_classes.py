@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.spec.config import ModelConfig
 
 
 class TwoGates(nn.Module):

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualpath_cli.text.manifest import MANIFEST
-from dualpath_cli.text.tokenizer import TOKENIZER
+from dualpath_cli.data.manifest import MANIFEST
+from dualpath_cli.data.tokenizer import TOKENIZER
 from tests.manifests import write_data_folder
 from tests.small_tokenizer import tokenizer_with
 from tests.tiny_run import MERGES, SEQ_LEN

@@ -10,10 +10,10 @@ from typing import get_args
 
 import torch
 
-from dualpath_cli.config import BlockKind, ModelConfig
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.settings import OptimSettings
-from dualpath_cli.statistics.seeds import seed_from
+from dualpath_cli.report.seeds import seed_from
+from dualpath_cli.spec.config import BlockKind, ModelConfig
 from dualpath_cli.training.module import build_optimizer, build_scheduler
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")

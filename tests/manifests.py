@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.writing.shards import write_shards
-from dualpath_cli.text.manifest import Manifest, SourceCount, StoredFile
-from dualpath_cli.text.storage import sha256_of
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.data.manifest import Manifest, SourceCount, StoredFile
+from dualpath_cli.data.storage import sha256_of
+from dualpath_cli.data.tokenizer import Tokenizer
 
 
 def source_count(name: str, **counts: Any) -> SourceCount:

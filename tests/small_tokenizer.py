@@ -1,6 +1,6 @@
 """Byte-level vocabularies that need no files."""
 
-from dualpath_cli.text.tokenizer import Tokenizer, byte_of_character, definition_from_gpt2_files
+from dualpath_cli.data.tokenizer import Tokenizer, byte_of_character, definition_from_gpt2_files
 
 
 def definition_with(merges: list[str]) -> dict:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.export.hf.code import own_files
-from dualpath_cli.own_classes.checks import import_classes
-from dualpath_cli.own_classes.classes import FOUND
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.own_checks import import_classes
+from dualpath_cli.spec.own_classes import FOUND
 from tests.tiny_run import tables, weights
 
 PAGE = Path(__file__).parents[1] / "docs" / "custom.md"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from dualpath_cli.base.ranges import LONGEST_NAME
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import main
-from dualpath_cli.config import RANGES
-from dualpath_cli.ranges import LONGEST_NAME
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.spec.config import RANGES
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("*.md", "docs/**/*.md", "docs/*.ipynb", "benchmarks/*.md")

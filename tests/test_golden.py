@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from dualpath_cli.config import BlockKind
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.gates import PathGate
+from dualpath_cli.spec.config import BlockKind
 from tests.golden import GOLDEN, OPTIM, RENEW, STEPS, config_of, train
 
 TOLERANCE = 1e-5

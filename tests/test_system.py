@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dualpath_cli import system
-from dualpath_cli.cli.main import main
-from dualpath_cli.errors import UserError
-from dualpath_cli.sweep import command as command_of_sweep
-from dualpath_cli.system import (
+from dualpath_cli.base import system
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import (
     FIT,
     alone,
     claimed,
@@ -26,6 +24,8 @@ from dualpath_cli.system import (
     replacing_folder,
     write_text,
 )
+from dualpath_cli.cli.main import main
+from dualpath_cli.compare.sweep import command as command_of_sweep
 from tests.data_prep.preparing import write_jsonl
 from tests.processes import SERVER, start
 from tests.sweep.conftest import write_recipe

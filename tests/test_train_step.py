@@ -9,8 +9,8 @@ from torch import nn
 from benchmarks.llama import TransformersLlama, llama_width
 from benchmarks.train_step import MODELS, our_config, training_step
 from benchmarks.turns import Timed, in_turns, timed
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import training_flops_per_token
+from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.training.parallel import build_model
 
 SHAPE = ModelConfig(

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from dualpath_cli.cli.main import main
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.run.run_folder import newest_checkpoint
-from dualpath_cli.text.tokenizer import Tokenizer
 from tests.conftest import Share
 from tests.small_tokenizer import tokenizer_with
 

@@ -23,7 +23,7 @@ import yaml
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from rich.console import Console
 
-from dualpath_cli.output.console import Progress, counted
+from dualpath_cli.report.console import Progress, counted
 from tests.processes import start
 from tests.tiny_run import SEQ_LEN, prepare, tables, tiny_recipe, weights, write_text
 

@@ -4,14 +4,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dualpath_cli.config import GROUP_OF, Kind, ModelConfig
-from dualpath_cli.errors import UserError
-from dualpath_cli.intervention import Intervention
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings, Settings
-from dualpath_cli.statistics.seeds import seed_from
+from dualpath_cli.report.seeds import seed_from
+from dualpath_cli.spec.config import GROUP_OF, Kind, ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 
 if TYPE_CHECKING:
-    from dualpath_cli.text.manifest import Manifest
+    from dualpath_cli.data.manifest import Manifest
 
 
 def learning_rate(step: int, total_steps: int, settings: OptimSettings) -> float:

@@ -13,13 +13,13 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from dualpath_cli.errors import NumbersFailed, RunFailed
+from dualpath_cli.base.errors import NumbersFailed, RunFailed
+from dualpath_cli.base.system import PARTIAL, remove, sync
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import Files, manifest_of, write_manifest
 from dualpath_cli.run.run_folder import CHECKPOINTS, LAST, TABLES
 from dualpath_cli.run.weights import hashed, own_part
-from dualpath_cli.system import PARTIAL, remove, sync
 from dualpath_cli.training import internals
 from dualpath_cli.training.module import DualPathModule, EachStep
 from dualpath_cli.training.ranks import lost_contact

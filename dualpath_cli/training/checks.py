@@ -5,18 +5,18 @@ from math import ceil
 from operator import attrgetter
 from pathlib import Path
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import cores
+from dualpath_cli.data.documents import FORMATS, Source, found, read_documents
+from dualpath_cli.data.manifest import Manifest, is_data_folder, readable
+from dualpath_cli.data.rows import is_known
+from dualpath_cli.data.storage import exists, is_remote, local_copy
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.verification import verify_chunks
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.schedule import check_loops, epochs, micro_batches
 from dualpath_cli.recipe.settings import SECTIONS, Settings
 from dualpath_cli.run.run_folder import TOKENIZER
-from dualpath_cli.system import cores
-from dualpath_cli.text.documents import FORMATS, Source, found, read_documents
-from dualpath_cli.text.manifest import Manifest, is_data_folder, readable
-from dualpath_cli.text.rows import is_known
-from dualpath_cli.text.storage import exists, is_remote, local_copy
-from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.text.verification import verify_chunks
 
 
 def check_size(settings: Settings) -> None:

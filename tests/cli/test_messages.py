@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from dualpath_cli.base.errors import LONGEST
 from dualpath_cli.cli.commands import COMMANDS
-from dualpath_cli.errors import LONGEST
 from tests.cli.home import RUN, write_home
 from tests.cli.test_cli import SLOW, run_without_slow_imports
 from tests.compare.run_folders import write_sweep

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.system import remove
+from dualpath_cli.base.system import remove
 from tests.data_prep.preparing import contents, write_jsonl
 from tests.processes import SERVER
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 import zstandard
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.decoding import texts
 from dualpath_cli.decoding.request import Prompt, ids_of, read_prompts
-from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.recipes import merge
 from tests.conftest import OutputOf
 from tests.small_tokenizer import tokenizer_with

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dualpath_cli as dualpath
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
 from tests.study.conftest import OPEN, model_of
 from tests.tiny_run import Fit
 

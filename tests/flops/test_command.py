@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
-from dualpath_cli.output.console import NARROWEST
+from dualpath_cli.report.console import NARROWEST
+from dualpath_cli.spec.config import ModelConfig
 from tests.conftest import OutputOf
 from tests.flops.test_count_and_widths import small
 

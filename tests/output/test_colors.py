@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from dualpath_cli.output import figures
-from dualpath_cli.output.figures import DEEP, EVEN, FAMILY_COLORS, INK, SOURCES, WIDE
+from dualpath_cli.report import figures
+from dualpath_cli.report.figures import DEEP, EVEN, FAMILY_COLORS, INK, SOURCES, WIDE
 
 colorspacious = pytest.importorskip("colorspacious")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import dualpath_cli
-from dualpath_cli.output.console import Progress, counted, plain_console
-from dualpath_cli.output.table import Column, Table, show
+from dualpath_cli.report.console import Progress, counted, plain_console
+from dualpath_cli.report.table import Column, Table, show
 from dualpath_cli.training.session import Session
 
 NAMES = ["[red]", "[/x]", "[bold]a[/bold]", ":smile:", "[link=x]"]
@@ -38,7 +38,7 @@ def test_a_name_is_shown_as_it_is(name):
 
 def test_the_time_left_leaves_out_the_first_part_and_names_are_shown_as_they_are(monkeypatch):
     clock = iter([0, 600, 660])  # begun; compiled with the first step; a minute for the second
-    monkeypatch.setattr("dualpath_cli.output.console.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("dualpath_cli.report.console.time.monotonic", lambda: next(clock))
     screen = io.StringIO()
     progress = Progress(plain_console(file=screen), "[/x] [red]", counted("steps"), 10)
     progress.advance()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli.output.console import NARROWEST, plain_console
-from dualpath_cli.output.page import tables
-from dualpath_cli.output.table import Column, Table, interval, markdown, show, with_error
+from dualpath_cli.report.console import NARROWEST, plain_console
+from dualpath_cli.report.page import tables
+from dualpath_cli.report.table import Column, Table, interval, markdown, show, with_error
 
 NAN = float("nan")
 TABLE = Table(

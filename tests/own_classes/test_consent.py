@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import dualpath_cli as dualpath
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
-from dualpath_cli.errors import UserError
-from dualpath_cli.own_classes.classes import FOUND
+from dualpath_cli.spec.own_classes import FOUND
 from tests.conftest import Said
 from tests.own_classes.test_own_classes import SOURCE
 from tests.tiny_run import Fit

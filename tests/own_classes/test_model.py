@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.errors import UserError
 from dualpath_cli.flops import count
 from dualpath_cli.flops.shapes import numbers, units
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM, RoutingTrace
-from dualpath_cli.own_classes.checks import import_classes
 from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.spec.intervention import Intervention
+from dualpath_cli.spec.own_checks import import_classes
 from dualpath_cli.training.module import build_optimizer
 from tests.model.reference import difference
 from tests.model.small_models import ALL_KINDS, EXACT, TOKENS, small

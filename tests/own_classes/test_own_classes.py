@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError
 from dualpath_cli.export.hf.code import own_files
-from dualpath_cli.own_classes.checks import import_classes
-from dualpath_cli.own_classes.classes import FOUND
 from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.own_checks import import_classes
+from dualpath_cli.spec.own_classes import FOUND
 from tests import custom_classes
 from tests.study.conftest import OPEN
 from tests.tiny_run import Fit, back_to_step, tables, weights
@@ -182,8 +182,8 @@ def test_what_a_folder_for_transformers_cannot_hold_is_refused(write):
     for line, named in (
         ("import numpy", "numpy"),
         ("from . import other", "."),
-        ("import dualpath_cli.config", "dualpath_cli.config"),
-        ("from dualpath_cli.statistics.seeds import seed_from", "dualpath_cli.statistics.seeds"),
+        ("import dualpath_cli.spec.config", "dualpath_cli.spec.config"),
+        ("from dualpath_cli.report.seeds import seed_from", "dualpath_cli.report.seeds"),
     ):
         module = write(SOURCE)
         path = f"{module}.TwoGates"

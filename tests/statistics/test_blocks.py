@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.statistics.blocks import Spread, block_spread, find_blocks, noncentrality
+from dualpath_cli.report.blocks import Spread, block_spread, find_blocks, noncentrality
 from tests.lazy import Lazy
 
 integrate, stats = Lazy("scipy.integrate"), Lazy("scipy.stats")

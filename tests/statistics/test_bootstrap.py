@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.statistics.bootstrap import (
+from dualpath_cli.data.windows import Windows
+from dualpath_cli.report.bootstrap import (
     LEAST_CLUSTERS,
     RESAMPLES,
     Clusters,
@@ -16,7 +17,6 @@ from dualpath_cli.statistics.bootstrap import (
     interval,
     resampled_sums,
 )
-from dualpath_cli.training.data.windows import Windows
 from tests.lazy import Lazy
 
 stats = Lazy("scipy.stats")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.statistics.bootstrap import RESAMPLES, resampled_sums
-from dualpath_cli.statistics.significance import (
+from dualpath_cli.report.bootstrap import RESAMPLES, resampled_sums
+from dualpath_cli.report.significance import (
     detectable,
     holm,
     mcnemar_p,

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dualpath_cli import system
+from dualpath_cli.base import system
 from dualpath_cli.cli.main import main
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.training.module import DualPathModule
 from tests.processes import run_on_two_ranks
 from tests.study.conftest import OPEN

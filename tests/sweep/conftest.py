@@ -11,9 +11,9 @@ import yaml
 
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import read
-from dualpath_cli.sweep import command, request, runner
-from dualpath_cli.sweep.request import Design
-from dualpath_cli.sweep.runs import PlannedRun
+from dualpath_cli.compare.sweep import command, request, runner
+from dualpath_cli.compare.sweep.request import Design
+from dualpath_cli.compare.sweep.runs import PlannedRun
 from tests.sweep import fake_fit
 
 STEP = 64
@@ -21,9 +21,9 @@ STEP = 64
 FAKE_FIT = [sys.executable, str(Path(__file__).with_name("fake_fit.py"))]
 SWEEP = f"""
 import sys
-from dualpath_cli.sweep import command
+from dualpath_cli.compare.sweep import command
 from dualpath_cli.cli.main import main
-from dualpath_cli.sweep import runner
+from dualpath_cli.compare.sweep import runner
 runner.command_of = lambda run: [*{FAKE_FIT}, str(run.path)]
 command.to_train = lambda *_: None
 sys.exit(main(sys.argv[1:]))

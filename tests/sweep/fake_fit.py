@@ -14,8 +14,8 @@ from typing import TextIO
 
 import yaml
 
+from dualpath_cli.base.system import end_with_parent
 from dualpath_cli.run.checkpoint_files import STATE, describe, fault_of, write_manifest
-from dualpath_cli.system import end_with_parent
 
 
 def fit(path: Path, environment: Mapping[str, str], log: TextIO) -> int:

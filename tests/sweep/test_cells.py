@@ -7,11 +7,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.compare.sweep.cells import CONTROLS, Cell, Wanted, solve
 from dualpath_cli.flops.count import mean_layer_flops, parameters_non_embedding
 from dualpath_cli.flops.paper import configurations
-from dualpath_cli.sweep.cells import CONTROLS, Cell, Wanted, solve
+from dualpath_cli.spec.config import ModelConfig
 
 SMALL = ModelConfig(
     vocab_size=4096, n_layers=4, d_model=64, n_heads=2, n_kv_heads=2, max_seq_len=256, d_ffn=64,

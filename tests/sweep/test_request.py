@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.own_classes.checks import hashes
 from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.spec.own_checks import hashes
 from tests.sweep.conftest import asked, starts, write_recipe
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.compare.sweep import plan, runner
+from dualpath_cli.compare.sweep.cells import solve
+from dualpath_cli.compare.sweep.command import _shared, check_begun, check_different
+from dualpath_cli.compare.sweep.request import Design
+from dualpath_cli.compare.sweep.runs import PlannedRun, plan_runs, write_recipes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run import run_folder
-from dualpath_cli.sweep import plan, runner
-from dualpath_cli.sweep.cells import solve
-from dualpath_cli.sweep.command import _shared, check_begun, check_different
-from dualpath_cli.sweep.request import Design
-from dualpath_cli.sweep.runs import PlannedRun, plan_runs, write_recipes
 from tests.sweep.conftest import asked
 
 

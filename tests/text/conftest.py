@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.data.tokenizer import Tokenizer
 from tests.small_tokenizer import definition_with
 from tests.tiny_run import MERGES
 

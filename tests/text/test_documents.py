@@ -12,8 +12,8 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.text.documents import Source, clean, parse_source, read_documents
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.documents import Source, clean, parse_source, read_documents
 
 TEXTS = ["one\ntwo\n", "", "é 日本 \U0001f600", "last"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.text import storage
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data import storage
 
 
 def put(bucket: Any, key: str, content: bytes) -> None:
@@ -17,7 +17,7 @@ def put(bucket: Any, key: str, content: bytes) -> None:
 
 def test_nothing_of_boto3_is_imported_for_local_files(tmp_path):
     program = (
-        "import sys; from dualpath_cli.text import manifest, storage; "
+        "import sys; from dualpath_cli.data import manifest, storage; "
         f"storage.sizes({str(tmp_path)!r}); storage.local_copy('x'); "
         "assert not {'boto3', 'botocore', 'torch', 'litdata'} & set(sys.modules)"
     )

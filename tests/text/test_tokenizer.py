@@ -12,9 +12,9 @@ import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.text import tokenizer as tokenizer_module
-from dualpath_cli.text.tokenizer import GPT2_FINGERPRINT, Tokenizer
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data import tokenizer as tokenizer_module
+from dualpath_cli.data.tokenizer import GPT2_FINGERPRINT, Tokenizer
 
 TEXTS = st.text() | st.text(alphabet=" \n\t\r\u00a0a1,'é<|endoftext>", max_size=60)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.text import verification
-from dualpath_cli.text.manifest import Manifest
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data import verification
+from dualpath_cli.data.manifest import Manifest
+from dualpath_cli.data.tokenizer import Tokenizer
 from tests.faulty_data import CHANGED, CHUNKS, flip
 from tests.manifests import intact, write_data_folder
 

@@ -20,12 +20,12 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dualpath_cli.config import Checkpointing, ModelConfig
-from dualpath_cli.own_classes.checks import import_classes
 from dualpath_cli.recipe.schedule import StepLoops
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
-from dualpath_cli.training.checkpoint_folder import SafetensorsIO
-from dualpath_cli.training.data.data_module import Batch
+from dualpath_cli.run.checkpoint_folder import SafetensorsIO
+from dualpath_cli.spec.config import Checkpointing, ModelConfig
+from dualpath_cli.spec.own_checks import import_classes
+from dualpath_cli.training.data_module import Batch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_strategy, reduce_dtype, sharding_mesh
 

@@ -16,13 +16,12 @@ from typing import Any
 
 import pytest
 
+from dualpath_cli.data.manifest import MANIFEST
+from dualpath_cli.data.tokenizer import TOKENIZER
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
-from dualpath_cli.text.manifest import MANIFEST
-from dualpath_cli.text.tokenizer import TOKENIZER
-from dualpath_cli.training import checkpoints
-from dualpath_cli.training.data import data_module
-from dualpath_cli.training.data.data_module import loading_fault
+from dualpath_cli.training import checkpoints, data_module
+from dualpath_cli.training.data_module import loading_fault
 from tests.faulty_data import (
     CHANGED,
     Damage,

@@ -17,12 +17,12 @@ import yaml
 from lightning.pytorch import Callback
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.config import GROUP_OF
-from dualpath_cli.output import figures
+from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.report import figures
 from dualpath_cli.run.checkpoint_files import Files
 from dualpath_cli.run.run_folder import complete_checkpoints, find_run, newest_checkpoint, step_of
-from dualpath_cli.text.manifest import Manifest
+from dualpath_cli.spec.config import GROUP_OF
 from dualpath_cli.training import checkpoints, parallel
 from dualpath_cli.training.checkpoints import Checkpoints, publish
 from dualpath_cli.training.logs import curve

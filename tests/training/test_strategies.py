@@ -20,7 +20,7 @@ from lightning.pytorch.strategies import Strategy
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.flops.plan import Cluster, plan
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings

@@ -13,17 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError
-from dualpath_cli.model import DualPathLM
-from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.recipe.recipes import merge
-from dualpath_cli.recipe.schedule import epochs
-from dualpath_cli.recipe.settings import settings_from
-from dualpath_cli.training.checks import check_epochs
-from dualpath_cli.training.data.blocks import Blocks
-from dualpath_cli.training.data.order import MicroBatches, SampleOrder, permutation
-from dualpath_cli.training.data.windows import (
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.blocks import Blocks
+from dualpath_cli.data.order import MicroBatches, SampleOrder, permutation
+from dualpath_cli.data.windows import (
     LEAST_DOCUMENTS,
     Windows,
     _drawn_documents,
@@ -31,6 +24,13 @@ from dualpath_cli.training.data.windows import (
     document_windows,
     padded,
 )
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.recipe.schedule import epochs
+from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.training.checks import check_epochs
 from tests.manifests import write_data_folder
 from tests.small_tokenizer import tokenizer_with
 from tests.tiny_run import tiny_recipe
