@@ -14,7 +14,7 @@ from dualpath_cli.data.storage import exists, is_remote, local_copy
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.verification import verify_chunks
 from dualpath_cli.flops.count import parameters
-from dualpath_cli.recipe.schedule import check_loops, epochs, micro_batches
+from dualpath_cli.recipe.schedule import check_loops, micro_batches
 from dualpath_cli.recipe.settings import SECTIONS, Settings
 from dualpath_cli.run.run_folder import TOKENIZER
 
@@ -47,6 +47,16 @@ def check_training_data(settings: Settings) -> Manifest:
             f"its end-of-text token is {manifest.eot_id}"
         )
     return manifest
+
+
+def epochs(settings: Settings, manifest: Manifest, since: int = 0) -> float:
+    """Passes over the blocks of the training data in the run's steps from step `since` on.
+
+    A block has one token more than are trained on, and the last tokens of a chunk make none.
+    """
+    run, length = settings.run, settings.model.max_seq_len
+    trained = (run.steps - since) * run.batch_tokens
+    return trained / (length * sum(manifest.chunk_blocks(length + 1)))
 
 
 def check_epochs(settings: Settings, manifest: Manifest, since: int) -> None:

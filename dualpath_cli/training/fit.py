@@ -20,11 +20,12 @@ from dualpath_cli.data.manifest import Manifest, is_data_folder
 from dualpath_cli.data.storage import local_copy
 from dualpath_cli.flops import count
 from dualpath_cli.kernels.device import device_name
-from dualpath_cli.recipe.schedule import epochs, micro_batches
+from dualpath_cli.recipe.schedule import micro_batches
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE
 from dualpath_cli.run.run_folder import ENDED_EARLY, TABLES, TOKENIZER, WENT_WRONG
 from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
+from dualpath_cli.training.checks import epochs
 from dualpath_cli.training.data_module import loading_fault
 from dualpath_cli.training.launch import TrainingLaunch
 from dualpath_cli.training.logs import curve

@@ -27,10 +27,9 @@ from dualpath_cli.data.windows import (
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.recipe.recipes import merge
-from dualpath_cli.recipe.schedule import epochs
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.spec.config import ModelConfig
-from dualpath_cli.training.checks import check_epochs
+from dualpath_cli.training.checks import check_epochs, epochs
 from tests.manifests import write_data_folder
 from tests.small_tokenizer import tokenizer_with
 from tests.tiny_run import tiny_recipe
