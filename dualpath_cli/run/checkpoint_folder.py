@@ -25,9 +25,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import naming, read_json, remove, write_text
-from dualpath_cli.run.checkpoint_files import STATE
+from dualpath_cli.base.system import PARTIAL, naming, read_json, remove, sync, write_text
+from dualpath_cli.run import run_folder
+from dualpath_cli.run.checkpoint_files import STATE, Files, write_manifest
 from dualpath_cli.run.exported_folder import PREFIX
+from dualpath_cli.run.run_folder import LAST, TABLES
 from dualpath_cli.run.weights import read_into, tensors_in
 
 RETRY = 2.0  # seconds after which a checkpoint that could not be written is tried again, once
@@ -178,3 +180,24 @@ def _filled(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "dict":
         return {_filled(k, tensors): _filled(v, tensors) for k, v in of or ()}
     return {key: _filled(item, tensors) for key, item in value.items()}
+
+
+def publish(partial: Path, final: Path, files: Files) -> None:
+    """Syncs a written checkpoint to disk, gives it its name and points `last` to it."""
+    for path in [*partial.rglob("*"), partial]:
+        sync(path)
+    replaced = final.with_name(final.name + ".replaced" + PARTIAL)
+    if final.exists():  # from a run that is being repeated from an older checkpoint
+        final.rename(replaced)
+    folder = final.parents[1]
+    tables = [folder / name for name in TABLES if (folder / name).is_file()]
+    rows = {path.name: path.read_bytes().count(b"\n") - 1 for path in tables}
+    facts = {**run_folder.facts_now(folder), "step": run_folder.step_of(final), "rows": rows}
+    write_manifest(final, files, facts)
+    partial.rename(final)
+    link = final.with_name(LAST + PARTIAL)
+    link.unlink(missing_ok=True)
+    link.symlink_to(final.name)
+    link.replace(final.with_name(LAST))
+    sync(final.parent)
+    remove(replaced)
