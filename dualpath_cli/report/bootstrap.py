@@ -5,7 +5,7 @@ cluster by an independent Poisson(1) number. A weight depends on the source's na
 number alone: not on batches or ranks, so that a stream needs not know how many follow, and is the
 same for all rows and runs on one source. Whatever is computed from sums over windows is computed
 from the plain sums and from every resample's. How well the intervals cover is simulated in
-tests/statistics/test_bootstrap.py.
+tests/report/test_bootstrap.py.
 
 Shapes: W windows, R 1 + resamples, C columns.
 """

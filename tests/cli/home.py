@@ -12,7 +12,7 @@ from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import describe, files_of, write_manifest
-from tests.tiny_run import prepare, tiny_recipe, write_text
+from tests.training.tiny_run import prepare, tiny_recipe, write_text
 
 RUN = "runs/tiny/default"
 

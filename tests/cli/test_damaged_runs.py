@@ -15,7 +15,7 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.run.run_folder import check_tables
 from tests.cli.home import RUN, write_home
 from tests.conftest import Share
-from tests.tiny_run import back_to_step, tables
+from tests.training.tiny_run import back_to_step, tables
 
 FIT = "fit --config tiny.yaml"
 OTHERS = [

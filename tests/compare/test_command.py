@@ -13,7 +13,7 @@ from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import read_recipe
 from tests.cli.test_cli import run_without_slow_imports
 from tests.compare.run_folders import BATCH, model_of, write_run, write_sweep
-from tests.tiny_run import prepare
+from tests.training.tiny_run import prepare
 
 CELLS = ("wide", "loop_k2", "loop_k4", "a50_k2")
 WRITTEN = {

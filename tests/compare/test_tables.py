@@ -28,8 +28,8 @@ from dualpath_cli.compare.tables import (
 )
 from dualpath_cli.report.significance import holm
 from dualpath_cli.report.table import Column, Entry, Table
+from tests.base.lazy import Lazy
 from tests.compare.run_folders import configuration, group, wide
-from tests.lazy import Lazy
 
 stats = Lazy("scipy.stats")
 

@@ -15,8 +15,8 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest, sha256_of
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.recipes import find, read
+from tests.data.manifests import intact
 from tests.data_prep.preparing import rows_of, write_jsonl
-from tests.manifests import intact
 
 
 def test_a_recipe_becomes_settings_and_back():

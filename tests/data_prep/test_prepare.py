@@ -19,8 +19,8 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.rows import OnRead
 from dualpath_cli.data.tokenizer import Tokenizer
+from tests.data.manifests import intact
 from tests.data_prep.preparing import contents, rows_of, source, texts_of, write_jsonl
-from tests.manifests import intact
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "é 日本\n" * 40, "hello hello"]
 

@@ -23,7 +23,7 @@ from dualpath_cli.decoding.writing import (
 )
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.spec.intervention import Intervention
-from tests.lazy import Lazy
+from tests.base.lazy import Lazy
 from tests.model.small_models import small, with_weights
 
 stats = Lazy("scipy.stats")

@@ -15,9 +15,9 @@ from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.evaluation.harness import HarnessModel, parts_of
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.spec.intervention import Intervention
+from tests.data.small_tokenizer import tokenizer_with
 from tests.model import reference
 from tests.model.small_models import ALL_KINDS, small
-from tests.small_tokenizer import tokenizer_with
 
 TOKENIZER = tokenizer_with(["h e", "l l", "he ll", "Ġ t"])
 IDS = TOKENIZER.vocab_size

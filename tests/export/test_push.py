@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.faulty_data import flip
 from tests.data_prep.web import Fault
 from tests.export.conftest import contents, words
 from tests.export.model_hub import TOKEN, ModelHub, Repo
-from tests.faulty_data import flip
 
 hub_constants = pytest.importorskip(
     "huggingface_hub.constants", reason="the extra `hub` is not installed"

@@ -22,7 +22,7 @@ from dualpath_cli.run.trained import lineage
 from dualpath_cli.run.weights import load_average
 from tests.export.conftest import model_of
 from tests.model.small_models import ALL_KINDS, small
-from tests.tiny_run import back_to_step, rows, saved
+from tests.training.tiny_run import back_to_step, rows, saved
 
 CONFIG = small(**ALL_KINDS, tie_embeddings=True)
 

@@ -22,8 +22,8 @@ from dualpath_cli.report.figures import save
 from dualpath_cli.run.weights import load_weights
 from dualpath_cli.spec.config import ModelConfig
 from tests.conftest import Share
-from tests.small_tokenizer import tokenizer_with
-from tests.tiny_run import tiny_recipe, train
+from tests.data.small_tokenizer import tokenizer_with
+from tests.training.tiny_run import tiny_recipe, train
 
 OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3, "loops": 3}, "optim": {"lr": 0.05}}
 """A model whose gates, paths and loops matter after six steps."""

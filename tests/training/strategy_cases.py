@@ -36,7 +36,10 @@ MODEL = ModelConfig(
     n_kv_heads=1, max_seq_len=LENGTH, loops=2, d_ffn=24, d_ffn_wide=40, ffn_multiple_of=8,
     gain_init=-1.0,
 )  # fmt: skip
-OWN = {"gate": "tests.custom_classes.TwoGates", "combination": "tests.custom_classes.Router"}
+OWN = {
+    "gate": "tests.spec.custom_classes.TwoGates",
+    "combination": "tests.spec.custom_classes.Router",
+}
 OPTIM = OptimSettings(lr=1e-2, lr_start=1e-3, lr_end=1e-3, warmup_steps=4, clip=0.5)
 UNEVEN: dict[str, Any] = {
     "tie_embeddings": True, "block": "dual", "loops": [3, 2], "d_ffn": [24, 16],

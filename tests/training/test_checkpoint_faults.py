@@ -27,7 +27,7 @@ from dualpath_cli.run.checkpoint_files import (
 from dualpath_cli.run.checkpoint_folder import read, write
 from dualpath_cli.run.run_folder import newest_checkpoint
 from dualpath_cli.run.weights import tensors_in
-from tests.tiny_run import back_to_step, rows, saved
+from tests.training.tiny_run import back_to_step, rows, saved
 
 NAME = "embed.weight"
 LAST, BEFORE = "step-00000006", "step-00000004"

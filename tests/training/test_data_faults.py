@@ -22,7 +22,7 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training import checkpoints, data_module
 from dualpath_cli.training.data_module import loading_fault
-from tests.faulty_data import (
+from tests.data.faulty_data import (
     CHANGED,
     Damage,
     cut,
@@ -38,7 +38,7 @@ from tests.faulty_data import (
     swap_ids,
     write,
 )
-from tests.tiny_run import SEQ_LEN, rows, tiny_recipe, train
+from tests.training.tiny_run import SEQ_LEN, rows, tiny_recipe, train
 
 UNREADABLE = r"manifest\.json: cannot be read "
 MANIFEST_FAULTS = [

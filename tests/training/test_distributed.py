@@ -21,8 +21,8 @@ from dualpath_cli.run.weights import load_weights
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_model
-from tests.processes import exit_codes, run_on_ranks, start
-from tests.tiny_run import (
+from tests.cli.processes import exit_codes, run_on_ranks, start
+from tests.training.tiny_run import (
     SEQ_LEN,
     back_to_step,
     prepare,

@@ -29,8 +29,16 @@ from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.logs.tables import CsvTable
 from dualpath_cli.training.module import DualPathModule
-from tests.processes import exit_codes, start
-from tests.tiny_run import SEQ_LEN, back_to_step, prepare, rows, tables, weights, write_blocks
+from tests.cli.processes import exit_codes, start
+from tests.training.tiny_run import (
+    SEQ_LEN,
+    back_to_step,
+    prepare,
+    rows,
+    tables,
+    weights,
+    write_blocks,
+)
 
 
 def test_a_run_folder_holds_what_the_run_was(trained, texts):

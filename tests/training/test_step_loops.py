@@ -26,7 +26,7 @@ from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.training.parallel import allow_graphs, build_model
 from tests.model.small_models import SMALL
-from tests.tiny_run import SEQ_LEN, back_to_step, rows, saved, tables, weights
+from tests.training.tiny_run import SEQ_LEN, back_to_step, rows, saved, tables, weights
 
 
 def drawn_from(*choices: int, seed: int = 0, steps: int = 6) -> StepLoops:

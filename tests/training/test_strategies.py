@@ -26,8 +26,8 @@ from dualpath_cli.flops.plan import Cluster, plan
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import FullyShardedStrategy, build_strategy
+from tests.cli.processes import call_on_ranks
 from tests.export.test_export import put_together
-from tests.processes import call_on_ranks
 from tests.training.strategy_cases import HALF, SEQUENCES, STEPS, Case, train_all
 
 PAIRS = RunSettings(shard_size=2)

@@ -25,7 +25,7 @@ from dualpath_cli.study.controls import Match
 from dualpath_cli.study.parts_of_speech import ForcedClass
 from tests.study.ablation.test_tables import NAMES, names
 from tests.study.conftest import Studied, Study, model_of
-from tests.tiny_run import SEQ_LEN
+from tests.training.tiny_run import SEQ_LEN
 
 KINDS = ("png", "pdf")
 FILES = {"ablations.json", "ablations.csv", "ablations.md"}

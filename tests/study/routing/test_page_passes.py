@@ -19,7 +19,7 @@ from tests.model import reference
 from tests.study.conftest import Studied, Study, model_of
 from tests.study.routing.conftest import data_of
 from tests.study.routing.test_study import routing, rows_of
-from tests.tiny_run import SEQ_LEN, weights
+from tests.training.tiny_run import SEQ_LEN, weights
 
 MIXED = {
     "n_layers": 3, "block": ["dual", "loop", "dual"], "loops": [3, 4, 2], "n_experts": [5, 0, 0],

@@ -22,7 +22,7 @@ from dualpath_cli.study.routing import options
 from dualpath_cli.study.routing.tokens import token_texts
 from tests.study.conftest import Studied, Study, model_of
 from tests.study.routing.conftest import data_of
-from tests.tiny_run import SEQ_LEN
+from tests.training.tiny_run import SEQ_LEN
 
 FIGURES = {"depth", "steps", "gate_density", "tokens", "parts_of_speech"}
 FILES = {"routing.parquet", "passes", "page", "summary.json", "index.html"}
