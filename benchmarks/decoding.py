@@ -17,11 +17,11 @@ import torch
 from benchmarks.llama import llama_config
 from benchmarks.results import Rows, failed, publish, spread
 from benchmarks.turns import Timed, bandwidth, clock, in_turns, ratios
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoder import ROOM, Decoder
 from dualpath_cli.flops.count import passes, training_flops_per_token
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.weights import round_weights
+from dualpath_cli.spec.config import ModelConfig
 
 
 class Work(NamedTuple):

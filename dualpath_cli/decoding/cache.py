@@ -14,12 +14,12 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.intervention import LEARNED, Intervention
 from dualpath_cli.kernels.attention import Mask
 from dualpath_cli.kernels.rotary import Rope
 from dualpath_cli.model.layer_pass import SublayerPass
 from dualpath_cli.model.positions import Positions, rope_at
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import LEARNED, Intervention
 
 UNWRITTEN = -2  # document number of positions that are not written yet
 

@@ -8,9 +8,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from dualpath_cli.base.errors import RunFailed
+from dualpath_cli.base.system import write_text
 from dualpath_cli.decoding.request import Generate
-from dualpath_cli.errors import RunFailed
-from dualpath_cli.system import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +50,7 @@ def run(options: Generate) -> str:
 
 def _to_terminal(pieces: Pieces, texts: "list[Text]", took: "Took") -> None:
     """Streams a text that is alone, and prints several one after the other as they are done."""
-    from dualpath_cli.output.console import plain_console
+    from dualpath_cli.report.console import plain_console
 
     console, alone = plain_console(), len(texts) == 1
     if alone:
@@ -76,7 +76,7 @@ def _to_terminal(pieces: Pieces, texts: "list[Text]", took: "Took") -> None:
 
 def _to_file(pieces: Pieces, texts: "list[Text]", took: "Took", out: Path) -> None:
     """Writes all texts in the order of their prompts, or where it is interrupted those done."""
-    from dualpath_cli.output.console import Progress, counted, plain_console
+    from dualpath_cli.report.console import Progress, counted, plain_console
 
     try:
         with Progress(plain_console(), "writing", counted("texts"), len(texts)) as progress:

@@ -11,9 +11,9 @@ import torch
 
 from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.sublayer import Sublayer
+from dualpath_cli.spec.intervention import Intervention
 
 ROOM = 256
 """Caches of compiled passes have a multiple of this many positions: each size is compiled anew."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.request import Generate, Prompt
 from dualpath_cli.decoding.writing import (
@@ -17,8 +18,7 @@ from dualpath_cli.decoding.writing import (
     write_on,
     write_on_drafts,
 )
-from dualpath_cli.statistics.seeds import seed_from
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.report.seeds import seed_from
 
 
 @dataclass

@@ -12,16 +12,16 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from torch import nn
 
+from dualpath_cli.base.errors import RunFailed
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import Limits, Sampler, batches, write_on
-from dualpath_cli.errors import RunFailed
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.output.console import Progress, counted, plain_console
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.report.console import Progress, counted, plain_console
+from dualpath_cli.spec.intervention import Intervention
 
 Part = tuple[list[int], int]  # ids, the last being no input, and how many at the end are scored
 Answer = tuple[float, bool]  # nats, and whether the model would write this itself

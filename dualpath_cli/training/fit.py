@@ -13,20 +13,21 @@ from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnv
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import EarlyStopping
 
-from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
+from dualpath_cli.base.errors import NumbersFailed, RunFailed, Stopped, UserError
+from dualpath_cli.base.system import FIT, Terminated, alone, read_text, write_text
+from dualpath_cli.data import order
+from dualpath_cli.data.manifest import Manifest, is_data_folder
+from dualpath_cli.data.storage import local_copy
 from dualpath_cli.flops import count
 from dualpath_cli.kernels.attention import kernel_on_gpu
 from dualpath_cli.kernels.device import device_name
-from dualpath_cli.own_classes.checks import hashes, keep_sources, option_of
-from dualpath_cli.recipe.schedule import epochs, micro_batches
+from dualpath_cli.recipe.schedule import micro_batches
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE
 from dualpath_cli.run.run_folder import ENDED_EARLY, TABLES, TOKENIZER, WENT_WRONG
-from dualpath_cli.system import FIT, Terminated, alone, read_text, write_text
-from dualpath_cli.text.manifest import Manifest, is_data_folder
-from dualpath_cli.text.storage import local_copy
-from dualpath_cli.training.data import order
-from dualpath_cli.training.data.data_module import loading_fault
+from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
+from dualpath_cli.training.checks import epochs
+from dualpath_cli.training.data_module import loading_fault
 from dualpath_cli.training.graphs import MicroBatchGraph, why_launched
 from dualpath_cli.training.launch import TrainingLaunch
 from dualpath_cli.training.logs import curve

@@ -14,8 +14,8 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from dualpath_cli.flops.count import training_flops_per_token
-from dualpath_cli.own_classes.classes import own_roles
 from dualpath_cli.recipe.settings import Settings
+from dualpath_cli.spec.own_classes import own_roles
 
 MOST_FLOPS = 3e13
 """Of a micro-batch. One of 9e13 (F80M, 16,384 tokens) keeps an H200 busy for 267 ms, in which its

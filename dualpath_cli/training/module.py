@@ -18,14 +18,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from dualpath_cli.config import GROUP_OF, Checkpointing, Kind, ModelConfig
-from dualpath_cli.errors import UserError
-from dualpath_cli.intervention import Intervention
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.metrics import LanguageModelLoss
 from dualpath_cli.kernels.freed_memory import keep_freed_memory
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.model.parameters import kind_of, matrices_in
-from dualpath_cli.own_classes.classes import own_roles
 from dualpath_cli.recipe.schedule import (
     StepLoops,
     learning_rate,
@@ -34,13 +32,15 @@ from dualpath_cli.recipe.schedule import (
     weight_decay,
 )
 from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.run.checkpoint_folder import optimizer_states, tensors_of
 from dualpath_cli.run.weights import fill, load_average, own_part
+from dualpath_cli.spec.config import GROUP_OF, Checkpointing, Kind, ModelConfig
+from dualpath_cli.spec.intervention import Intervention
+from dualpath_cli.spec.own_classes import own_roles
 from dualpath_cli.training.balance import ExpertLoads
-from dualpath_cli.training.checkpoint_folder import optimizer_states, tensors_of
-from dualpath_cli.training.data.data_module import Batch
+from dualpath_cli.training.data_module import Batch
 from dualpath_cli.training.graphs import Losses, MicroBatchGraph
 from dualpath_cli.training.guard import PATIENCE, BadStep, StepGuard, without_gradient
-from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.muon import Muon
 from dualpath_cli.training.parallel import allow_graphs, build_model, sharded_as, sharding_mesh
 

@@ -5,7 +5,7 @@ import torch
 
 from dualpath_cli.decoding.decoder import ROOM, Decoder
 from dualpath_cli.decoding.writing import DRAFT
-from dualpath_cli.intervention import Intervention
+from dualpath_cli.spec.intervention import Intervention
 from tests.model.reference import difference, random_tokens
 from tests.model.small_models import OUTPUTS, small, with_weights
 

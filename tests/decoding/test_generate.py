@@ -14,15 +14,15 @@ import pytest
 import torch
 import zstandard
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.decoding import texts
 from dualpath_cli.decoding.request import Prompt, ids_of, read_prompts
-from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.recipes import merge
 from tests.conftest import OutputOf
-from tests.small_tokenizer import tokenizer_with
+from tests.data.small_tokenizer import tokenizer_with
 from tests.study.conftest import OPEN
-from tests.tiny_run import Fit
+from tests.training.tiny_run import Fit
 
 LONG: dict[str, Any] = {
     "model": {"max_seq_len": 64}, "run": {"batch_tokens": 256, "max_tokens": 6 * 256}

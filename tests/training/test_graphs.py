@@ -13,8 +13,8 @@ import torch
 from dualpath_cli.training import fit as fit_module
 from dualpath_cli.training import graphs
 from dualpath_cli.training.module import DualPathModule
-from tests.tiny_run import back_to_step, saved, tables
 from tests.training.test_guard import scaled_gradient
+from tests.training.tiny_run import back_to_step, saved, tables
 
 
 def replaying(patch: pytest.MonkeyPatch) -> list[int]:
