@@ -123,6 +123,8 @@ def _summary(took: "Took") -> str:
     if batches := len(took.first_seconds):
         mean = f" (mean of {batches:,} batches)" if batches > 1 else ""
         parts.append(f"first token after {sum(took.first_seconds) / batches:.2f} s{mean}")
+    if took.preparing_seconds >= 0.01:
+        parts.append(f"prepared in {took.preparing_seconds:.2f} s")
     if took.drafts.ids:
         share = took.drafts.accepted / took.drafts.ids
         parts.append(f"{share:.0%} of {took.drafts.ids:,} drafted tokens accepted")
