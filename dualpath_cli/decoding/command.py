@@ -24,6 +24,7 @@ def run(options: Generate) -> str:
     """Writes texts; returns the file they are in as text, or nothing where they were printed."""
     trained, tokenizer, change, prompts = options.read()
     from dualpath_cli.decoding.decoder import Decoder
+    from dualpath_cli.decoding.joined import join_products
     from dualpath_cli.decoding.texts import Text, Took, write
     from dualpath_cli.decoding.writing import DRAFT
     from dualpath_cli.run.weights import autocast_of, device_of, load_model, round_weights
@@ -31,6 +32,7 @@ def run(options: Generate) -> str:
     model, autocast = load_model(trained, device_of(options.device)), autocast_of(options.precision)
     if autocast is not None:
         round_weights(model, autocast)
+    join_products(model)
     draft = DRAFT if options.speculate else None
     decoder = Decoder(model, change, autocast, compiled=options.compile, draft=draft)
     texts = [
@@ -123,6 +125,8 @@ def _summary(took: "Took") -> str:
     if batches := len(took.first_seconds):
         mean = f" (mean of {batches:,} batches)" if batches > 1 else ""
         parts.append(f"first token after {sum(took.first_seconds) / batches:.2f} s{mean}")
+    if took.preparing_seconds >= 0.01:
+        parts.append(f"prepared in {took.preparing_seconds:.2f} s")
     if took.drafts.ids:
         share = took.drafts.accepted / took.drafts.ids
         parts.append(f"{share:.0%} of {took.drafts.ids:,} drafted tokens accepted")

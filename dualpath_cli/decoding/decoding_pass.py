@@ -262,11 +262,14 @@ class DecodingPass(ModelPass):
     intervention: Intervention | None = None
     cache: Cache | None = None
     attention_mask: torch.Tensor | None = None  # false at padding, (B, T); None: there is none
+    fixed: Positions | None = None  # in place of those after the cache
 
     leaves_out = True
 
     def positions(self, config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor) -> Positions:
         """The positions after those in the cache; they are added to it."""
+        if self.fixed is not None:
+            return self.fixed
         if self.cache is not None:
             self.cache.begin(self.intervention)
         elif self.attention_mask is None:

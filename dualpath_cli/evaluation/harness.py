@@ -125,15 +125,17 @@ class HarnessModel(TemplateLM):
             options = requests[rows[0]].args[1]
             most = min(options["max_gen_toks"], self.window // 2)
             decoder = Decoder(self._model, self._intervention, self._autocast, self._cached)
-            decoder.begin(self.window)
+            read = [prompts[row][-(self.window - most) :] for row in rows]
+            limits = Limits(most, self.window, self.eot_token_id, tuple(options["until"]))
+            decoder.begin(limits.positions([len(ids) for ids in read]))
             pieces = write_on(
                 # The model's head gives states, of which logits are made.
                 lambda *given, states=decoder.next_logits: self._logits(states(*given)),
-                [prompts[row][-(self.window - most) :] for row in rows],
+                read,
                 Sampler(Sampling(greedy=True), self._tokenizer.vocab_size),
                 [torch.Generator()] * len(rows),
                 self._tokenizer.token_values(),
-                Limits(most, self.window, self.eot_token_id, tuple(options["until"])),
+                limits,
                 decoder.select,
             )
             for piece in pieces:
