@@ -113,7 +113,7 @@ def test_a_second_batch_of_as_many_texts_is_recorded_no_more(tapes):
         ({}, Intervention(skip=0.6), True),
         ({}, None, False),
         (EXPERTS, None, True),
-        ({"gate": "tests.custom_classes.MlpGate"}, None, True),
+        ({"gate": "tests.spec.custom_classes.MlpGate"}, None, True),
     ],
 )
 def test_these_run_as_they_are(changes, change, cached, tapes):
