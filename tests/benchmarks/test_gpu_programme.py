@@ -71,7 +71,8 @@ def test_gradients_of_a_run_are_compared_one_by_one(fit, tmp_path, monkeypatch):
     spoiled = "blocks.0.deep.sublayer.attn.k_proj.weight"
 
     def spoil(module: Any) -> None:
-        module.model.get_parameter(spoiled).grad.zero_()
+        if module.trainer.global_step == 1:
+            module.model.get_parameter(spoiled).grad.zero_()
 
     monkeypatch.setattr(DualPathModule, "on_after_backward", spoil)
     fit(**changes, run={"name": "spoiled"})
