@@ -134,6 +134,7 @@ def step(
     made = TrainingStep(bench, config, micro_batch, checkpointing, llama_layers=layers)
     if llama:
         made()  # its layers are one graph
+        made.optimizer.state.clear()  # room for the others until its turn
     else:
         made.compile_by_one_block()
     bench.alone()

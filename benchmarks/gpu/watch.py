@@ -13,9 +13,6 @@ from dualpath_cli.model.layer_pass import AuxiliaryLoss
 from dualpath_cli.training.module import DualPathModule
 from tests.model import reference
 
-TRACED = 10
-"""Steps in which the device's kernels are counted."""
-
 
 class Turn(Callback):
     """Times `steps` steps after `warm` ones, once the file `out`.gate is there.
@@ -25,7 +22,6 @@ class Turn(Callback):
 
     def __init__(self, out: str, warm: int, steps: int, graphs: bool = True) -> None:
         self.out, self.warm, self.steps, self.graphs = Path(out), warm, steps, graphs
-        self.profile: Any = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, DualPathModule)
@@ -37,8 +33,8 @@ class Turn(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         made = trainer.global_step - self.warm
-        if made in (0, self.steps, self.steps + TRACED) and trainer.device_ids:
-            self.wait()
+        if made in (0, self.steps) and torch.cuda.is_available():
+            torch.cuda.synchronize()
         if made == 0:
             self.out.with_suffix(".ready").touch()
             while not self.out.with_suffix(".gate").exists():
@@ -46,20 +42,9 @@ class Turn(Callback):
             self.began = time.perf_counter()
         elif made == self.steps:
             self.found["seconds a step"] = (time.perf_counter() - self.began) / self.steps
-            self.profile = torch.profiler.profile()
-            self.profile.__enter__()
-        elif made == self.steps + TRACED:
-            self.profile.__exit__(None, None, None)
-            kernels = [e for e in self.profile.events() if e.device_type.name == "CUDA"]
-            busy = sum(e.time_range.elapsed_us() for e in kernels)
-            self.found |= {"busy, ms": busy / TRACED / 1e3, "kernels": len(kernels) / TRACED}
             part = self.out.with_suffix(".part")
             part.write_text(json.dumps(self.found))
             part.replace(self.out)
-
-    def wait(self) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
 
 
 class Gradients(Callback):

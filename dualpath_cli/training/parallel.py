@@ -93,9 +93,6 @@ def build_model(
         for block in model.blocks:
             block.compile()
         model.loss.compile()
-        # Else kernels of sums are chosen by their time, and add in another order in the next run.
-        # Lightning's Trainer has set it by `trainer.deterministic`.
-        torch._inductor.config.deterministic |= device.type == "cuda"
         allow_graphs(len(set(config.layers)))
     if mesh is not None:
         # Weights stay and are gathered in float32, for autocast to cast: a unit's `param_dtype`
