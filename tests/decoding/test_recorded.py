@@ -22,11 +22,12 @@ class Tape(TorchDispatchMode):
     """A CUDA graph's stand-in: its operations run again on the same memory, without Python."""
 
     def __init__(
-        self, work: Callable[[], torch.Tensor], device: torch.device, others: Sequence["Tape"]
-    ) -> None:
+        self, work: Callable[[], torch.Tensor], device: torch.device,
+        warm_up: Callable[[], object], others: Sequence["Tape"],
+    ) -> None:  # fmt: skip
         super().__init__()
         self.calls: list[tuple[Any, ...]] = []
-        work()
+        warm_up()
         with self:
             self.result = work()
 

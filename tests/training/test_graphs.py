@@ -27,18 +27,20 @@ def replaying(patch: pytest.MonkeyPatch) -> list[int]:
     """Makes steps replayed ones; the result is how often each record is, in order."""
     replays: list[int] = []
 
-    def record(work: Callable[[], None], begin: Callable[[], None]) -> Callable[[], None]:
-        begin()
+    def record(
+        work: Callable[[], object], device: torch.device, warm_up: Callable[[], object]
+    ) -> Callable[[], object]:
+        warm_up()
         number = len(replays)
         replays.append(0)
 
-        def replay() -> None:
+        def replay() -> object:
             replays[number] += 1
-            work()
+            return work()
 
         return replay
 
-    patch.setattr(graphs, "record", record)
+    patch.setattr(graphs, "CudaGraph", record)
     patch.setattr(fit_module, "why_launched", lambda *ignored: "")
     return replays
 
