@@ -1,6 +1,6 @@
 """Causal attention, over a whole sequence or over tokens that follow cached ones.
 
-Shapes: B batch, T positions, S positions with those seen before, H heads, N head size, D model
+Shapes: B batch, T positions, S positions including cached ones, H heads, N head size, D model
 width.
 """
 

@@ -1,6 +1,6 @@
 """The dual-path block: a looped deep path and a wide path, summed by per-token gates.
 
-Eqs. 4 and 5. What a pass does besides (overrides, read-outs, decoding) is in `layer_pass.py`.
+Eqs. 4 and 5. Overrides, read-outs and the entry for decoding are in `layer_pass.py`.
 
 Shapes: B batch, T positions, D model width.
 """
@@ -25,7 +25,7 @@ class WidePath(nn.Module):
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        assert config.d_ffn_wide is not None  # ModelConfig refuses wide blocks without it
+        assert config.d_ffn_wide is not None  # ModelConfig refuses wide blocks without a width
         dense = SwiGLU(config.d_model, config.effective_width(config.d_ffn_wide))
         self.sublayer = Sublayer(config, Experts(config) if config.n_experts else dense)
         self.gain = nn.Parameter(torch.empty(1))  # not a scalar: FSDP2 shards dimension 0

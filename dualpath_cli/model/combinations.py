@@ -1,9 +1,9 @@
-"""The weight of each step's state in what the deep path returns (Eq. 3).
+"""The weight of each step's state in the output of the deep path (Eq. 3).
 
 A combination maps the states h_1 .. h_K and their step indices to a weight for each state; the
-weights of a token sum to 1. It computes in the type of its parameters, also under autocast. A
-custom one is a class with the same `forward`. With `step_probability` as well, tokens can halt
-once little mass remains. The combinations without parameters, `final` and `mean`, are in
+weights of a token sum to 1. Weights are computed in the type of the parameters, also under
+autocast. A custom combination is a class with the same `forward`; if it also has
+`step_probability`, tokens can halt. The combinations without parameters, `final` and `mean`, are in
 `DeepPath.step_weights`.
 
 Shapes: B batch, T positions, D model width, K loops.
@@ -32,7 +32,7 @@ class StepRouter(nn.Module):
     ) -> list[torch.Tensor]:
         """``pi_k q_k`` for k < K, then ``pi_K``, where ``pi_k = prod_{j<k} (1 - q_j)``.
 
-        Each is (B, T, 1). The last step takes what remains, so q_K is not computed.
+        Each is (B, T, 1). The last step takes the remaining mass, so q_K is not computed.
         """
         pi_BT1 = torch.ones_like(states[0][..., :1])
         weights = []
@@ -50,7 +50,7 @@ class StepRouter(nn.Module):
 
 
 def learned_combination(config: ModelConfig) -> nn.Module:
-    """The router, or the custom class that a configuration names in its place."""
+    """The router, or the custom class that the configuration names."""
     if config.combination == "router":
         return StepRouter(config)
     module: nn.Module = own_class(config, "combination")(config)

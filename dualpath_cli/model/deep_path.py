@@ -1,6 +1,6 @@
 """The deep path: one sublayer applied K times, its states mixed per token by a router.
 
-Eqs. 2 and 3. What a pass does besides (overrides, read-outs, decoding) is in `layer_pass.py`.
+Eqs. 2 and 3. Overrides, read-outs and the entry for decoding are in `layer_pass.py`.
 
 Shapes: B batch, T positions, D model width, K loops.
 """
@@ -23,7 +23,7 @@ class DeepPath(nn.Module):
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        assert config.d_ffn is not None  # ModelConfig refuses deep blocks without it
+        assert config.d_ffn is not None  # ModelConfig refuses deep blocks without a width
         self.config = config
         ffn = SwiGLU(config.d_model, config.effective_width(config.d_ffn))
         self.sublayer = Sublayer(config, ffn)
@@ -31,7 +31,7 @@ class DeepPath(nn.Module):
         if config.step_conditioning == "film":  # gamma and beta of each step, norm by norm
             self.film = nn.Parameter(torch.empty(config.loops, 2, 2, config.d_model))
         if config.routes_steps:
-            self.router = learned_combination(config)  # so named also where it is a custom one
+            self.router = learned_combination(config)  # custom ones have this name, too
 
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D)."""
@@ -49,7 +49,7 @@ class DeepPath(nn.Module):
         return self.sublayer(h_BTD, self.scales(k), layer.step(k))
 
     def scales(self, k: int) -> Scales:
-        """``s_k = softplus(alpha_k)`` and step k's own FiLM; of more than K forced steps K's."""
+        """``s_k = softplus(alpha_k)`` and the FiLM of step k; forced steps beyond K use K's."""
         last = min(k, self.config.loops) - 1
         film = self.film[last] if self.config.step_conditioning == "film" else None
         return Scales(F.softplus(self.gains[last]), film)
@@ -59,7 +59,7 @@ class DeepPath(nn.Module):
     ) -> list[torch.Tensor]:
         """The weight of each state (B, T, D) in h_deep, (B, T, 1), by the router (Eq. 3).
 
-        Combination `mean` weighs all alike; `final` gives one weight, that of the last state.
+        Combination `mean` gives equal weights; `final` gives one weight, the last state's.
         """
         if self.config.combination == "final" or len(states) == 1:
             return [torch.ones_like(states[0][..., :1])]
@@ -71,6 +71,6 @@ class DeepPath(nn.Module):
 
 
 def mixture(weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``sum_k w_k h_k``, (B, T, D); if there are fewer weights than states, of the last states."""
+    """``sum_k w_k h_k``, (B, T, D); if weights are fewer than states, of the last states."""
     weighed = states[-len(weights) :]
     return reduce(torch.add, (w * h for w, h in zip(weights, weighed, strict=True)))

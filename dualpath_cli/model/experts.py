@@ -28,9 +28,9 @@ from dualpath_cli.spec.config import BALANCE_RATES, LayerConfig
 
 
 class Experts(nn.Module):
-    """``y = sum_{i in C} g_i SwiGLU_i(x)``, see above. Each matrix holds one expert after another.
+    """``y = sum_{i in C} g_i SwiGLU_i(x)``, see above. Each matrix stacks the rows of all experts.
 
-    So they have the names of a SwiGLU's, and FSDP2 divides rows, not experts, among devices.
+    Parameters have the names of a SwiGLU, and FSDP2 divides rows, not experts, among devices.
     """
 
     def __init__(self, config: LayerConfig) -> None:
@@ -44,7 +44,7 @@ class Experts(nn.Module):
         self.up_proj = nn.Linear(d, n * width, bias=False)
         self.down_proj = nn.Linear(width, n * d, bias=False)
         if config.balance == "bias":
-            # A parameter, so that it is initialised, sharded, saved and exported like all others.
+            # A parameter, so that the bias is initialised, sharded, saved and exported, too.
             self.balance_bias = nn.Parameter(torch.empty(n), requires_grad=False)
 
     def forward(self, x_BTD: torch.Tensor, here: SublayerPass) -> torch.Tensor:
@@ -70,7 +70,7 @@ class Experts(nn.Module):
         return logits_BTE
 
     def sorted(self, chosen_BTC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The choices in order of their experts, (R = S C), and where each expert's end, int32."""
+        """The choices sorted by expert, (R = S C), and the end of each expert's choices, int32."""
         experts_R, order_R = chosen_BTC.flatten().sort(stable=True)
         each_E = torch.arange(self.n, device=experts_R.device)
         return order_R, torch.searchsorted(experts_R, each_E, right=True, out_int32=True)
@@ -78,9 +78,9 @@ class Experts(nn.Module):
     def outputs(
         self, x_BTD: torch.Tensor, order_R: torch.Tensor, ends_E: torch.Tensor
     ) -> torch.Tensor:
-        """What the chosen experts make of their tokens, (R, D) in the order of the choices."""
+        """Outputs of the chosen experts for their tokens, (R, D), in the order of the choices."""
         kind = x_BTD.device.type
-        if torch.is_autocast_enabled(kind):  # which does not reach grouped products
+        if torch.is_autocast_enabled(kind):  # autocast misses grouped products
             x_BTD = x_BTD.to(torch.get_autocast_dtype(kind))
         gate_EHD, up_EHD, down_EDH = (
             projection.weight.to(x_BTD.dtype).unflatten(0, (self.n, -1))
@@ -107,9 +107,9 @@ class Experts(nn.Module):
 
 
 class Permuted(torch.autograd.Function):
-    """Rows in another order; their gradients go back by the inverse one.
+    """Permutes rows; the backward pass permutes gradients by the inverse.
 
-    Autograd's own way would add them up, on a GPU in no fixed order.
+    Autograd's own backward pass would add gradients up, on a GPU in no fixed order.
     """
 
     @staticmethod

@@ -15,7 +15,7 @@ Gates = tuple[torch.Tensor, torch.Tensor]
 
 
 class PathGate(nn.Module):
-    """``g_d, g_w = sigmoid(l_d), sigmoid(l_w)`` of the logits ``l = x W_g + b_g``, the paper's.
+    """``g_d, g_w = sigmoid(l_d), sigmoid(l_w)`` of ``l = x W_g + b_g``, the paper's gate.
 
     The other kinds are variants of the authors' revision (docs/paper.md).
     """
@@ -31,7 +31,7 @@ class PathGate(nn.Module):
         if self.kind == "fixed":
             half = torch.full_like(x_BTD[..., :1], 0.5)
             return half, half
-        logits = self.proj(x_BTD)  # l_d, l_w; of `convex` one
+        logits = self.proj(x_BTD)  # l_d, l_w; `convex` has one
         if self.kind == "convex":
             g_BT1 = logits.sigmoid()
             return g_BT1, 1 - g_BT1

@@ -29,7 +29,7 @@ class DualPathLM(nn.Module):
     """A decoder-only language model whose layers are dual-path, loop or wide blocks."""
 
     def __init__(self, config: ModelConfig, seed: int | None = None) -> None:
-        """Draws the weights from `seed`; without one, from a seed by torch's generator.
+        """Draws the weights from `seed`; without one, torch's generator draws the seed.
 
         On the meta device nothing is drawn: after ``to_empty`` call `init_weights`, or
         `tie_weights` and load a checkpoint.
@@ -37,7 +37,7 @@ class DualPathLM(nn.Module):
         super().__init__()
         self.config = config
         device = torch.get_default_device()
-        with torch.device("meta"):  # or torch's modules would draw values of their own first
+        with torch.device("meta"):  # else torch's modules would first draw their own values
             self.embed = nn.Embedding(config.vocab_size, config.d_model)
             self.blocks = nn.ModuleList(map(DualPathBlock, config.layers))
             self.norm = RMSNorm(config.d_model, eps=config.norm_eps)
@@ -66,11 +66,11 @@ class DualPathLM(nn.Module):
         Targets are the next tokens; positions whose target is ``loss.IGNORE`` get 0. An empty
         `trace` is filled with one LayerTrace per layer, under the `intervention` if there is one.
         An intervention applies where `token_mask` (B, T) is True: at tokens that are not padding,
-        or at those of the class that `Intervention.tokens` names; without a mask, everywhere.
-        `auxiliary` collects what feed-forwards add to the training loss; the losses exclude it.
-        `embeds` (B, T, D) replace the tokens' embeddings. Without `head`, the states (B, T, D) it
-        reads are returned. `model_pass` is for `decoding`, whose `forward` also takes padding, a
-        cache, and interventions that leave something out.
+        or that are of the class `Intervention.tokens`; without a mask, everywhere. `auxiliary`
+        collects the auxiliary losses of feed-forwards, which the returned losses exclude. `embeds`
+        (B, T, D) replace the tokens' embeddings. Without `head`, the head's input (B, T, D) is
+        returned. `model_pass` is for `decoding`, whose `forward` also takes padding, a cache, and
+        interventions that leave steps or paths out.
 
         Raises:
             ValueError: if the intervention makes no sense for this model, needs the `forward` of
@@ -143,12 +143,12 @@ class DualPathLM(nn.Module):
         copy: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_,
         std_factors: Mapping[Kind, float] = {},
     ) -> None:
-        """Draws every parameter (see `parameters.KINDS`); without a seed, draws that as well.
+        """Draws every parameter (see `parameters.KINDS`); without a seed, draws a seed first.
 
         `copy` puts a whole value, float32 on the CPU, into a parameter; `std_factors` are those of
         `initial_value`.
         """
-        self.tie_weights()  # to_empty() gives tied parameters a storage each
+        self.tie_weights()  # to_empty() gives each tied parameter a separate storage
         if seed is None:
             seed = int(torch.randint(2**62, (), device="cpu").item())
         for name, parameter in self.named_parameters():

@@ -23,7 +23,7 @@ from dualpath_cli.spec.intervention import RANDOM, SHUFFLED, Intervention
 
 @dataclass
 class LayerAuxiliary:
-    """What the feed-forwards of one layer add to the training loss, and count."""
+    """The auxiliary loss of one layer's feed-forwards, and the load of its experts."""
 
     loss: torch.Tensor | float = 0.0
     """Sum of the terms of all applications, a 0-d tensor in nats per token."""
@@ -35,7 +35,7 @@ class LayerAuxiliary:
 class AuxiliaryLoss:
     """Pass an empty one to ``DualPathLM.forward``: it gets one LayerAuxiliary per layer.
 
-    Each application of a feed-forward adds its term, so K loops add K of them.
+    Each application of a feed-forward adds a term, so K loops add K terms.
     """
 
     layers: list[LayerAuxiliary] = field(default_factory=list)
@@ -62,13 +62,13 @@ class SublayerPass:
 
     positions: Positions
     auxiliary: LayerAuxiliary | None = None
-    """Gets what the feed-forward adds to the training loss."""
+    """Collects the feed-forward's auxiliary loss and load."""
     trace: LayerTrace | None = None
     """Records the experts that were chosen."""
     intervention: Intervention | None = None
-    """The one that applies to the choice of experts."""
+    """The intervention on the choice of experts."""
     draws: torch.Tensor | None = None
-    """Numbers that it chooses experts by instead of their scores, (B, T, E)."""
+    """Random numbers that replace the scores in the choice of experts, (B, T, E)."""
 
     def seen(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values that the tokens attend to, given their own: no others."""
@@ -101,15 +101,15 @@ class LayerPass:
     intervention: Intervention | None = None
     """The one that applies to this layer."""
     token_mask: torch.Tensor | None = None
-    """Which tokens the intervention is about, (B, T)."""
+    """True at the tokens that the intervention applies to, (B, T)."""
     order: torch.Tensor | None = None
     """This layer's permutations, from `shuffled_positions`, (B, 2, T)."""
     draws: torch.Tensor | None = None
-    """This layer's numbers, from `expert_draws`, (B, T, E)."""
+    """This layer's random scores, from `expert_draws`, (B, T, E)."""
 
     @property
     def loops(self) -> int | None:
-        """The forced number of loops; None: as many as were trained."""
+        """The forced number of loops; None: the trained number."""
         return None if self.intervention is None else self.intervention.loops
 
     @property
@@ -140,14 +140,14 @@ class LayerPass:
     def run_deep(
         self, path: nn.Module, x_BTD: torch.Tensor, g_d: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """h_deep, (B, T, D). Only decoding looks at `g_d`, (B, T, 1), to skip the path by it."""
+        """h_deep, (B, T, D). Only decoding reads `g_d`, (B, T, 1), to skip the path."""
         h_BTD: torch.Tensor = path(x_BTD, self)
         return h_BTD
 
     def run_wide(
         self, path: nn.Module, x_BTD: torch.Tensor, g_w: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """h_wide, (B, T, D). Only decoding looks at `g_w`, (B, T, 1), to skip the path by it."""
+        """h_wide, (B, T, D). Only decoding reads `g_w`, (B, T, 1), to skip the path."""
         h_BTD: torch.Tensor = path(x_BTD, self)
         return h_BTD
 
@@ -165,7 +165,7 @@ class LayerPass:
     def record_updates(
         self, x_BTD: torch.Tensor, deep_BTD: torch.Tensor | None, wide_BTD: torch.Tensor | None
     ) -> None:
-        """Records what the paths added to x, see `LayerTrace.record_updates`."""
+        """Records the updates of the paths to x, see `LayerTrace.record_updates`."""
         if self.trace is not None:
             self.trace.record_updates(x_BTD, deep_BTD, wide_BTD)
 
@@ -174,7 +174,7 @@ class ModelPass:
     """A pass through the whole model: makes its positions, and the `LayerPass` of each layer."""
 
     leaves_out = False
-    """Whether it supports the interventions `halting`, `skip` and `kv_slots`."""
+    """Whether the pass supports the interventions `halting`, `skip` and `kv_slots`."""
 
     def positions(self, config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor) -> Positions:
         """The positions of whole, unpadded sequences, on the device of `like`."""
@@ -215,8 +215,8 @@ def shuffled_positions(
 ) -> torch.Tensor:
     """The positions that g_d and g_w are taken from, permutations of T: (L, B, 2, T) int64.
 
-    Where `token_mask` (B, T) is False there is padding: it keeps its own gates, and no token gets
-    them.
+    Padding, where `token_mask` (B, T) is False, keeps its own gates, and no token gets the gates
+    of padding.
     """
     batch, length = tokens.shape
     order_LB2T = torch.arange(length).repeat(n_layers, batch, 2, 1)
@@ -229,7 +229,7 @@ def shuffled_positions(
 def expert_draws(
     tokens: torch.Tensor, token_mask: torch.Tensor | None, n_layers: int, experts: int, seed: int
 ) -> torch.Tensor:
-    """The numbers that a random choice ranks experts by, (L, B, T, E); 0 at padding."""
+    """The random scores by which a random choice ranks experts, (L, B, T, E); 0 at padding."""
     draws_LBTE = torch.zeros(n_layers, *tokens.shape, experts)
     for row, real, generator in _generators(tokens, token_mask, seed):
         draws_LBTE[:, row, real] = torch.rand(n_layers, len(real), experts, generator=generator)
@@ -239,10 +239,10 @@ def expert_draws(
 def _generators(
     tokens: torch.Tensor, token_mask: torch.Tensor | None, seed: int
 ) -> Iterator[tuple[int, torch.Tensor, torch.Generator]]:
-    """Each row of `tokens` (B, T), its positions that are not padding, and a generator of its own.
+    """Each row of `tokens` (B, T), with its positions that are not padding and its generator.
 
-    What is drawn depends on the seed and on the row's tokens alone: not on its batch, its padding
-    or the device.
+    Draws depend on the seed and on the row's tokens alone: not on the batch, the padding or the
+    device.
     """
     tokens_BT = tokens.long().cpu()
     mask_BT = torch.ones_like(tokens_BT) if token_mask is None else token_mask.cpu()

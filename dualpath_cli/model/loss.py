@@ -9,14 +9,14 @@ IGNORE = -100
 """Target of a position that is not scored."""
 
 MAX_LOGITS = 2**28
-"""Logits held at once; 1 GiB of them in float32."""
+"""Logits held at once; 1 GiB in float32."""
 
 MAX_LOGITS_COMPILED = 2**30
-"""The same compiled for a GPU, whose kernels keep them in bf16: 2 GiB."""
+"""The same limit when compiled for a GPU, whose kernels keep logits in bf16: 2 GiB."""
 
 
 class NextTokenLoss(nn.Module):
-    """Head and cross-entropy together; a module, and so compiled in place as blocks are.
+    """Head and cross-entropy together; a module, so that it compiles in place as blocks do.
 
     One graph turns bf16 logits into losses and gradients without writing float32 ones.
     """
@@ -24,12 +24,11 @@ class NextTokenLoss(nn.Module):
     def forward(
         self, x_BTD: torch.Tensor, head_VD: torch.Tensor, targets_BT: torch.Tensor
     ) -> torch.Tensor:
-        """Returns every position's negative log-likelihood in nats, (B, T), 0 where IGNORE is.
+        """Returns every position's negative log-likelihood in nats, (B, T); 0 at target IGNORE.
 
         `x_BTD` is the normalised residual stream and `head_VD` the output matrix. The loss is
         float32 also where autocast makes the logits bf16. Above MAX_LOGITS logits the positions
-        are taken in parts of about equal size, whose logits are computed again in the backward
-        pass.
+        are split into parts of about equal size, and the backward pass computes the logits again.
         """
         positions, targets = x_BTD.flatten(0, 1), targets_BT.flatten()
         n_parts = min(len(targets), -(-len(targets) * head_VD.shape[0] // _most_logits(x_BTD)))
@@ -44,7 +43,7 @@ class NextTokenLoss(nn.Module):
                     )
                 ]
             )
-        return nll.view(targets_BT.shape).clone()  # not a view: hooks on an output want none
+        return nll.view(targets_BT.shape).clone()  # a copy: hooks on an output take no views
 
 
 def _most_logits(x: torch.Tensor) -> int:

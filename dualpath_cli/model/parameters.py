@@ -1,8 +1,8 @@
 """Every parameter of the model by its name: its kind in the optimizer, and its initial value.
 
-One table for initialisation, the optimizer and counts, each of which refuses a parameter that is
-not in it. Those of a custom class are what the class says in `parameter_kinds`, the same table by
-the class's own names, or else follow from their shapes.
+Initialisation, the optimizer and counts share one table, and refuse a parameter that it lacks. The
+kinds of a custom class's parameters are in the class's `parameter_kinds`, a table by names within
+the class, or else follow from shapes.
 """
 
 import math
@@ -35,7 +35,7 @@ KINDS = {
     "norm.weight": ParameterKind("norms", "one"),
     "*.*_norm.weight": ParameterKind("norms", "one"),
 }
-"""Kinds by pattern of the name that ``DualPathLM.named_parameters`` gives a parameter."""
+"""Kinds by pattern of a parameter's name in ``DualPathLM.named_parameters``."""
 
 
 PLACES: dict[Role, re.Pattern[str]] = {
@@ -46,7 +46,7 @@ PLACES: dict[Role, re.Pattern[str]] = {
 
 
 def kind_of(name: str, config: ModelConfig | None = None, dimensions: int = 2) -> ParameterKind:
-    """Returns the kind of a parameter of so many dimensions; `config` may name custom classes.
+    """Returns the kind of a parameter with `dimensions`; `config` may name custom classes.
 
     Raises:
         ValueError: for a name that is not in the table.
@@ -65,7 +65,7 @@ EXPERTS = re.compile(r"blocks\.(\d+)\.wide\.sublayer\.ffn\.(gate|up|down)_proj\.
 
 
 def matrices_in(name: str, config: ModelConfig | None) -> int:
-    """How many matrices of the same shape lie below each other in a parameter: one an expert."""
+    """The number of equal matrices that are stacked in a parameter: one for each expert."""
     place = EXPERTS.fullmatch(name)
     return 1 if place is None or config is None else config.layers[int(place[1])].n_experts or 1
 
@@ -79,10 +79,10 @@ def initial_value(
 ) -> torch.Tensor:
     """Returns the whole initial value of a parameter, float32 on the CPU.
 
-    Each value is drawn from another generator, seeded by seed and name: the same whatever the
-    device, the number of ranks, the block kinds and the order of construction, so that two
-    architectures compared under one seed share all that they have in common. `std_factors` multiply
-    the standard deviations of kinds; one that is not among them has 1.
+    Each parameter has its own generator, seeded by seed and name. So its values do not depend on
+    the device, the number of ranks, the block kinds or the order of construction, and two
+    architectures under one seed share the values of their common parameters. `std_factors`
+    multiply the standard deviations of kinds; a kind without a factor has 1.
 
     Raises:
         ValueError: for a name that is not in the table.

@@ -1,6 +1,6 @@
-"""Positions: tables of the rotary embedding, and the mask of what each token may look at.
+"""Positions: tables of the rotary embedding, and the mask of attention.
 
-Shapes: B batch, T positions, S positions with those seen before.
+Shapes: B batch, T positions, S positions including cached ones.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ class Positions(NamedTuple):
 
     rope: Rope
     mask: Mask | None = None
-    """None means: every token looks at itself and all before it."""
+    """None: every token looks at itself and at all earlier tokens."""
 
 
 def whole_sequences(config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor) -> Positions:
     """The positions of tokens (B, T), the first of which is at 0, on the device of `like`.
 
-    Where the configuration has a `document_start`, documents packed into a sequence are each as if
-    it were alone: its positions count from its start, and its tokens look at none before.
+    With a `document_start` in the configuration, each document packed into a sequence is on its
+    own: positions count from its start, and its tokens look at no earlier document.
     """
     rope = rope_tables(config, tokens.shape[1], like)
     if config.document_start is None:
@@ -39,12 +39,12 @@ def whole_sequences(config: ModelConfig, tokens: torch.Tensor, like: torch.Tenso
 
 
 def document_mask(documents_BT: torch.Tensor) -> Mask:
-    """A token looks at itself and at those before it in its own document.
+    """A token looks at itself and at earlier tokens of its own document.
 
-    `documents_BT` has a number for each document of a sequence. In training on a GPU the mask lists
-    the blocks of 128 x 128 positions that hold anything, and attention costs what these cost.
-    Without gradients it is dense: evaluation runs eagerly, and so would FlexAttention, which then
-    holds all scores in float32.
+    `documents_BT` numbers the documents of a sequence. In training on a GPU the mask lists the
+    blocks of 128 x 128 positions that are not empty, and attention computes these alone. Without
+    gradients the mask is dense: evaluation runs eagerly, and an eager FlexAttention would hold all
+    scores in float32.
     """
     blocks = documents_BT.device.type == "cuda" and torch.is_grad_enabled()
     create = create_block_mask if blocks else create_mask
@@ -70,8 +70,8 @@ def rope_at(config: ModelConfig, places: torch.Tensor, like: torch.Tensor) -> Ro
     """Returns the tables for positions (T,) or (B, T), on the device of `like`.
 
     Angles are computed in float64 and the tables hold float32, or float64 beside a float64 model.
-    They are made anew in each forward pass (64 numbers a position): a buffer would have to survive
-    meta-device construction, sharding and checkpoints for nothing.
+    Each forward pass computes the tables anew (64 numbers a position): a buffer would have to
+    survive meta-device construction, sharding and checkpoints, without a gain.
     """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device=like.device)
     frequencies = config.rope_base ** (-exponents / config.head_dim)

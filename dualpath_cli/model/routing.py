@@ -1,4 +1,4 @@
-"""RoutingTrace: what a forward pass records about its routing on request (Eqs. 6 and 7).
+"""RoutingTrace: the routing of a forward pass, recorded on request (Eqs. 6 and 7).
 
 Shapes: B batch, T positions, D model width, K loops, C experts that a token takes.
 """
@@ -21,11 +21,11 @@ class LayerTrace:
     step_weights: torch.Tensor | None = None
     """Weight of each step in h_deep, pi_k q_k and pi_K, (B, T, K) (Eq. 3); sums to 1 over K."""
     step_sizes: torch.Tensor | None = None
-    """Size of each step's update beside the state that it starts from, ‖h_k - h_{k-1}‖ /
-    ‖h_{k-1}‖ with h_0 = x, (B, T, K); 0 for a step that was not taken."""
+    """Size of each step's update relative to the state before it, ‖h_k - h_{k-1}‖ / ‖h_{k-1}‖ with
+    h_0 = x, (B, T, K); 0 for a step that was not taken."""
     step_cosines: torch.Tensor | None = None
-    """Cosine of each step's update h_k - h_{k-1} and the one before it, (B, T, K); nan at k = 1,
-    which has none before it; 0 where one of them is zero."""
+    """Cosine of each step's update h_k - h_{k-1} and the previous step's update, (B, T, K); nan at
+    k = 1, the first step; 0 where either update is zero."""
     loops_run: int | None = None
     """Steps that were run: fewer than K where every token of the batch had halted."""
     steps_taken: torch.Tensor | None = None
@@ -35,27 +35,27 @@ class LayerTrace:
     experts: torch.Tensor | None = None
     """The experts of the wide path that each token took, from 0, (B, T, C)."""
     expert_weights: torch.Tensor | None = None
-    """Their weights in its output, (B, T, C); sum to 1."""
+    """Weights of these experts in the wide path's output, (B, T, C); sum to 1."""
     update_deep: torch.Tensor | None = None
-    """Norm of what the deep path adds, Δ_d = h_deep - x, (B, T)."""
+    """Norm of the deep path's update, Δ_d = h_deep - x, (B, T)."""
     update_wide: torch.Tensor | None = None
-    """Norm of what the wide path adds, Δ_w = h_wide - x, (B, T)."""
+    """Norm of the wide path's update, Δ_w = h_wide - x, (B, T)."""
     cosine: torch.Tensor | None = None
-    """Cosine of Δ_d and Δ_w, (B, T) (Eq. 7); 0 where one of them is zero."""
+    """Cosine of Δ_d and Δ_w, (B, T) (Eq. 7); 0 where either is zero."""
     keeps_states: bool = False
     """Whether the fields below are filled as well: K + 2 states of (B, T, D)."""
     x: torch.Tensor | None = None
     """The layer's input, (B, T, D)."""
     deep_states: list[torch.Tensor] = field(default_factory=list)
-    """h_1 .. h_K of the deep path, (B, T, D) each (Eq. 2), as many as were run."""
+    """h_1 .. h_K of the deep path, (B, T, D) each (Eq. 2), for the steps that were run."""
     wide_state: torch.Tensor | None = None
     """h_wide, (B, T, D) (Eq. 4)."""
 
     @property
     def deep_share(self) -> torch.Tensor | None:
-        """ρ_d, the part of the gated update that is the deep path's, (B, T) (Eq. 6).
+        """ρ_d, the deep path's share of the gated update, (B, T) (Eq. 6).
 
-        g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖), from 0 to 1; one half where both are zero.
+        g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖), from 0 to 1; one half where both updates are zero.
         """
         if self.gate_deep is None or self.gate_wide is None:
             return None
@@ -76,7 +76,7 @@ class LayerTrace:
 
     @property
     def passes(self) -> torch.Tensor:
-        """Sublayers applied to each token, (B, T): its steps, and one for the wide path."""
+        """Sublayers applied to each token, (B, T): the steps taken, and one for the wide path."""
         taken = [one for one in (self.steps_taken, self.wide_taken) if one is not None]
         return torch.stack([one.long() for one in taken]).sum(0)
 
@@ -87,7 +87,7 @@ class LayerTrace:
                 setattr(self, name, torch.cat((before, getattr(later, name)), dim=1))
         if self.loops_run is not None and later.loops_run is not None:
             self.loops_run = max(self.loops_run, later.loops_run)
-        # Where fewer steps were run, no token moved in the others.
+        # In steps that one of the traces did not run, no token moved.
         most = max(len(self.deep_states), len(later.deep_states))
         both = zip(_filled(self.deep_states, most), _filled(later.deep_states, most), strict=True)
         self.deep_states = [torch.cat(states, dim=1) for states in both]
@@ -100,10 +100,10 @@ class LayerTrace:
         loops: int,
         active: list[torch.Tensor] | None = None,
     ) -> None:
-        """Records the states (B, T, D) of the steps that were run from x = h_0 on, and the weights
-        (B, T, 1) of the last of them; the others of `loops` steps weigh nothing.
+        """Records the states (B, T, D) of the steps run, from x = h_0 on, and the weights (B, T, 1)
+        of the last states; all other of the `loops` steps get weight 0.
 
-        `active` tells for each step which tokens took it, (B, T, 1); None: all tokens took all.
+        `active` marks the tokens that took each step, (B, T, 1); None: all took every step.
         """
         self.loops_run = len(states)
         if active is None:
@@ -121,7 +121,7 @@ class LayerTrace:
     def record_updates(
         self, x_BTD: torch.Tensor, deep_BTD: torch.Tensor | None, wide_BTD: torch.Tensor | None
     ) -> None:
-        """Records what h_deep and h_wide, (B, T, D) each or None, add to the input x.
+        """Records the updates h_deep - x and h_wide - x; h_deep, h_wide (B, T, D) each or None.
 
         In float32 at least, also under autocast. All tokens took the wide path unless `wide_taken`
         is set already.

@@ -1,7 +1,7 @@
 """The sublayer Phi(x; s) that both paths are made of: attention, then feed-forward, scaled by s.
 
-In a loop a step may also have a scale and a shift of its own after both norms: FiLM (Perez et al.
-2018, arXiv 1709.07871), which the paper has not.
+In a loop each step may also have a learned scale and shift after both norms: FiLM (Perez et al.
+2018, arXiv 1709.07871), which is not in the paper.
 
 A feed-forward is a module whose ``forward(x_BTD, here)`` maps (B, T, D) to (B, T, D), and may add
 to the `LayerAuxiliary` of its pass.
@@ -22,19 +22,19 @@ from dualpath_cli.spec.config import ModelConfig
 
 
 class Scales(NamedTuple):
-    """What one application of a sublayer does not share with others of the same sublayer."""
+    """The factors that each application of a shared sublayer has for itself."""
 
     gain: torch.Tensor
     """s > 0, a 0-d tensor (Eq. 1)."""
     film: torch.Tensor | None = None
-    """gamma and beta after the norm of the attention, and after the feed-forward's, (2, 2, D)."""
+    """gamma and beta after the attention's norm and after the feed-forward's, (2, 2, D)."""
 
     def attn_input(self, normed_BTD: torch.Tensor) -> torch.Tensor:
-        """``(1 + gamma) x + beta`` of the attention's normed input x, (B, T, D); or x."""
+        """``(1 + gamma) x + beta`` of the attention's normed input x, (B, T, D); x without FiLM."""
         return self._film(normed_BTD, 0)
 
     def ffn_input(self, normed_BTD: torch.Tensor) -> torch.Tensor:
-        """``(1 + gamma) x + beta`` of the feed-forward's normed input x, (B, T, D); or x."""
+        """``(1 + gamma) x + beta`` of the feed-forward's normed input x, (B, T, D); else x."""
         return self._film(normed_BTD, 1)
 
     def _film(self, normed_BTD: torch.Tensor, norm: int) -> torch.Tensor:
