@@ -16,7 +16,7 @@ from dualpath_cli.base.ranges import Range, check_ranges
 BlockKind = Literal["dual", "loop", "wide"]
 Gate = Literal["two_gates", "convex", "softmax", "fixed"]
 GATE_OUTPUTS: dict[str, int] = {"two_gates": 2, "convex": 1, "softmax": 2, "fixed": 0}
-"""Outputs of the linear layer of each built-in gate; 0: it has no such layer."""
+"""Outputs of the linear layer of each built-in gate; 0: no linear layer."""
 Combination = Literal["router", "final", "mean"]
 COMBINATIONS: tuple[Combination, ...] = ("router", "final", "mean")
 CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
@@ -39,13 +39,13 @@ GROUP_OF: dict[Kind, ParameterGroup] = {
     "biases": "biases",
     "conditioning": "conditioning",
 }
-"""The group that a kind decays with."""
+"""The group of weight decay of each kind."""
 Balance = Literal["bias", "loss", "none"]
 BALANCE_RATES: dict[Balance, float] = {"bias": 1e-3, "loss": 1e-2, "none": 0.0}
-"""`balance_rate` by default: those of arXiv 2408.15664, and of arXiv 2101.03961."""
+"""Defaults of `balance_rate`: from arXiv 2408.15664 (bias) and arXiv 2101.03961 (loss)."""
 RENAMED = {"top_k": "num_experts_per_tok"}
-"""Fields that `config.json` of an exported folder has under another name: transformers would take
-`top_k` there for `generate`'s option of that name."""
+"""Fields with another name in `config.json` of an exported folder: transformers would read `top_k`
+there as the option of `generate`."""
 EXPERT_MULTIPLE = 8
 """An expert's width is a multiple of this: kernels for grouped products want rows of 16 bytes."""
 Checkpointing = Literal["none", "selective", "full"]
@@ -70,7 +70,7 @@ RANGES: dict[str, Range] = {
     "init_std": (0, 100),
     "document_start": (0, 10**8),
 }
-"""The range of a model's fields: far beyond any model, so that all counts stay exact."""
+"""Ranges of a model's fields: far beyond any real model, and counts within them are exact."""
 
 
 @dataclass(frozen=True)
@@ -97,21 +97,21 @@ class ModelConfig:
     """Configured FFN width of the deep path (dual and loop blocks); or a list with one per layer,
     null where a layer has no such path."""
     d_ffn_wide: int | list[int | None] | None = None
-    """Configured FFN width of the wide path (dual and wide blocks); or a list as d_ffn's."""
+    """Configured FFN width of the wide path (dual and wide blocks); or a list as for d_ffn."""
     ffn_multiple_of: int = 256
     """The effective FFN width is floor(2 d_ffn / 3) rounded up to a multiple of this."""
     n_experts: int | list[int] = 0
-    """Experts in the FFN of the wide path, of which each token takes top_k; 0 is one dense FFN. The
-    width of an expert follows: top_k of them and their router cost a token the FLOPs of the dense
-    FFN of d_ffn_wide. Or a list with one number per layer."""
+    """Experts in the FFN of the wide path; 0 is one dense FFN. Each token takes top_k experts, as
+    wide as makes top_k experts and their router cost a token the FLOPs of the dense FFN of
+    d_ffn_wide. Or a list with one number per layer."""
     top_k: int = 2
     """Experts that a token takes. With 1 the router learns only under balance: loss."""
     balance: Balance = "bias"
-    """How the load of experts is evened out: by a bias on their choice, moved by the load of each
-    step; by an auxiliary loss; or not at all."""
+    """How the load of experts is evened out: bias, a bias on the choice of experts, moved by the
+    load of each step; loss, an auxiliary loss; or none."""
     balance_rate: float | None = None
-    """How far the bias moves in a step (null: 0.001), or the factor of the loss (null: 0.01); of no
-    effect under balance: none."""
+    """Change of the bias in a step (null: 0.001), or factor of the loss (null: 0.01); no effect
+    under balance: none."""
     tie_embeddings: bool = False
     """Whether the head shares the embedding's weight."""
     rope_base: float = 500000.0
@@ -121,16 +121,16 @@ class ModelConfig:
     norm_eps: float = 1e-5
     """Epsilon of every RMSNorm."""
     gate: Gate | str = "two_gates"
-    """How a dual block weighs its paths: two sigmoids, (g, 1 - g), a softmax, 0.5 each, or as a
-    class of your own does: my.module.Gate."""
+    """How a dual block weighs its paths: two_gates is two sigmoids, convex (g, 1 - g), softmax a
+    softmax, fixed 0.5 each; or a custom class: my.module.Gate."""
     combination: Combination | str = "router"
-    """What the deep path returns: the routed mixture of steps, the last step, their mean, or the
-    mixture of a class of your own: my.module.Combination."""
+    """Output of the deep path: router is the routed mixture of steps, final the last step, mean the
+    mean of steps; or a custom class: my.module.Combination."""
     step_index: Literal["zero_based", "one_based"] = "zero_based"
-    """The router's step input: (k-1)/(K-1) as trained, or k/(K-1) as the text says."""
+    """The router's step input: (k-1)/(K-1) as trained, or k/(K-1) as in the paper's text."""
     step_conditioning: Literal["none", "film"] = "none"
-    """How the steps of a loop differ besides their gains: film gives each a learned scale and shift
-    after the two norms of the shared sublayer, zero at the start."""
+    """How the steps of a loop differ besides their gains: film gives each step a learned scale and
+    shift after the two norms of the shared sublayer, zero at the start."""
     gain_init: float = -7.0
     """Initial value of the gains before the softplus."""
     init_std: float = 0.02
@@ -141,7 +141,7 @@ class ModelConfig:
     """Type that the rotary frequencies are rounded to; bfloat16 as in the paper's training."""
     document_start: int | None = None
     """Id of the token that documents begin with (end of text): attention then stays within each
-    document, and positions count from its start. null lets tokens look back into earlier ones."""
+    document, and positions count from its start. null lets tokens look into earlier documents."""
 
     def __post_init__(self) -> None:
         for name in BY_LAYER:
@@ -158,7 +158,7 @@ class ModelConfig:
 
     @cached_property
     def layers(self) -> tuple["LayerConfig", ...]:
-        """Each layer's view, from the first to the last; layers that are alike share one."""
+        """Each layer's view, from the first to the last; equal layers share one view."""
         shared = {field.name: getattr(self, field.name) for field in fields(self)}
         views: dict[tuple[Any, ...], LayerConfig] = {}
         found = []
@@ -180,7 +180,7 @@ class ModelConfig:
 
     @property
     def same_loops(self) -> int | None:
-        """The K of all layers with a deep path; None where theirs differ."""
+        """The K of all layers with a deep path; None where layers differ."""
         k = self.most_loops
         deep = [layer for layer in self.layers if layer.block != "wide"]
         return k if all(layer.loops == k for layer in deep) else None
@@ -191,7 +191,7 @@ class ModelConfig:
         return self.d_model // self.n_heads
 
     def effective_width(self, d_ffn: int) -> int:
-        """Hidden width that SwiGLU really has for a configured one (Eq. heff, appendix B)."""
+        """Hidden width of the SwiGLU for a configured width (Eq. heff, appendix B)."""
         return effective_width(d_ffn, self.ffn_multiple_of)
 
     def effective(self, name: str) -> int | list[int | None] | None:
@@ -246,7 +246,7 @@ class ModelConfig:
         return [*found, *[problem for problem in problems if problem][:1]]
 
     def _expert_problem(self, layer: int) -> str | None:
-        """Why a layer, from 0, cannot have the experts that it should."""
+        """Why a layer, from 0, cannot have its configured experts; None if it can."""
         n, kind, width = (self._at(name, layer) for name in ("n_experts", "block", "d_ffn_wide"))
         if not n:
             return None
@@ -269,7 +269,7 @@ class ModelConfig:
 
 
 def by_layer(value: int | list[int] | list[int | None]) -> str:
-    """A field that may be a list by layer, as text: `4`, or `1, 4, - x 2`; none is `-`."""
+    """A field that may be a list by layer, as text: `4`, or `1, 4, - x 2`; None is `-`."""
     if isinstance(value, int):
         return f"{value:,}"
     runs = [(number, len(list(run))) for number, run in groupby(value)]
@@ -285,12 +285,12 @@ BY_LAYER = {
     "d_ffn_wide": "widths",
     "n_experts": "numbers",
 }
-"""The fields that may be lists by layer, and what these list."""
+"""The fields that may be lists by layer, and the noun for their entries."""
 
 
 @dataclass(frozen=True)
 class LayerConfig(ModelConfig):
-    """One layer's view of a model: that of a model all of whose layers are like this one."""
+    """One layer's view of a model: the configuration of a model with only such layers."""
 
     block: BlockKind = "dual"
     loops: int = 4
@@ -300,7 +300,7 @@ class LayerConfig(ModelConfig):
 
     @property
     def expert_width(self) -> int:
-        """Hidden width of each expert, see `expert_width`; 0 without any."""
+        """Hidden width of each expert, see `expert_width`; 0 without experts."""
         if not self.n_experts or self.d_ffn_wide is None:
             return 0
         return expert_width(self.effective_width(self.d_ffn_wide), self.n_experts, self.top_k)
@@ -308,8 +308,8 @@ class LayerConfig(ModelConfig):
     def step_indices(self, forced: int | None = None) -> list[float]:
         """The router's input for each step k: (k - 1) / (K - 1), or k / (K - 1) for `one_based`.
 
-        With fewer `forced` loops than K it still reaches 1 at the last; with more it stays 1 from
-        step K on.
+        With fewer `forced` loops than K the index still reaches 1 in the last step; with more
+        loops it stays 1 from step K on.
         """
         loops = self.loops if forced is None else forced
         first = 1 if self.step_index == "zero_based" else 0
@@ -332,7 +332,7 @@ def expert_width(dense: int, n_experts: int, top_k: int) -> int:
 
 
 def _unknown(name: str, value: str, built_in: Iterable[str]) -> list[str]:
-    """The fault of the name of a part of the model, which may be a class path."""
+    """The fault of a part's name, which is neither built in nor the path of a class."""
     names = list(built_in)
     if value in names or CLASS_PATH.fullmatch(value):
         return []

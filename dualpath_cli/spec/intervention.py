@@ -25,36 +25,36 @@ class Intervention:
     The default changes nothing.
 
     Raises:
-        ValueError: for a field that means nothing.
+        ValueError: for a value out of range, or fields that exclude each other.
     """
 
     loops: int | None = None
-    """K', the steps that every deep path runs instead of the trained K. The last one takes the
-    remaining mass. Below K the router's step index is rescaled to K' steps; above K it stays that
-    of K steps and at most 1, and the K-th gain repeats."""
+    """K', the steps that every deep path runs instead of the trained K. The last step takes the
+    remaining mass. Below K the router's step index is rescaled to K' steps; above K the index of K
+    steps is kept, at most 1, and the K-th gain repeats."""
     gates: tuple[float, float] | Literal["shuffled"] | None = None
     """(g_d, g_w) of every token in every dual block; or `shuffled`: the learned values of g_d, and
     independently those of g_w, permuted over the positions of each sequence, anew in each layer."""
     experts: int | Literal["random"] | None = None
-    """How many experts each token takes instead of the trained number: so many of the best; or
-    `random`: as many as trained, chosen at random. Their weights are then those of a softmax over
-    the chosen ones, too."""
+    """How many experts each token takes, the best, instead of the trained number; or `random`: the
+    trained number, chosen at random. Weights are a softmax over the chosen experts in both
+    cases."""
     seed: int = 0
     """Seed of the permutations, and of the random choice."""
     halting: float | None = None
-    """Threshold: a token whose remaining mass is at or below it after a step stops there. That step
-    takes what is left, and the later steps of other tokens see its state as it was then."""
+    """Threshold: a token stops after the first step that leaves this mass or less. The step takes
+    the remaining mass, and later steps of other tokens see the state that the token stopped at."""
     skip: float | None = None
-    """Gate below which a token leaves a path of a dual block out: h_deep or h_wide is then the
-    block's input x, as if the path added nothing, and later tokens see x in all of its steps."""
+    """Gate below which a token skips a path of a dual block: h_deep or h_wide is then the block's
+    input x, as if the path added nothing, and later tokens see x in all steps of the path."""
     kv_slots: int | None = None
-    """Keys and values that a deep path keeps of each token, at most: step k writes slot k mod N,
-    from 0. Tokens of one pass see each other in every step; those of passes before are seen as
-    their slots have them. Without a cache each token is a pass."""
+    """The most keys and values that a deep path keeps of each token: step k writes slot k mod N,
+    from 0. Tokens of one pass see each other in every step; tokens of earlier passes are seen
+    through their slots. Without a cache each token is a pass."""
     layers: tuple[int, ...] | None = None
-    """Layers, from 0 on, that all this applies to; None: every one."""
+    """Layers, from 0 on, that the intervention applies to; None: all layers."""
     tokens: str | None = None
-    """Name of a class of tokens, which `token_mask` gives: gates are overridden there alone."""
+    """Name of a class of tokens, given by `token_mask`: only their gates are overridden."""
 
     def __post_init__(self) -> None:
         if self.loops is not None and (type(self.loops) is not int or self.loops < 1):
@@ -79,7 +79,7 @@ class Intervention:
             )
         if self.kv_slots is not None and self.needs_whole_text:
             raise ValueError(
-                "kv_slots goes without shuffled gates and random experts, which need the whole text"
+                "kv_slots excludes shuffled gates and random experts, which need the whole text"
             )
         if type(self.seed) is not int or self.seed < 0:
             raise ValueError(f"seed must be a whole number from 0 on, not {self.seed!r}")
@@ -88,22 +88,22 @@ class Intervention:
                 f"layers must be a tuple of numbers from 0 on in growing order, not {self.layers!r}"
             )
         if self.seed and not self.needs_whole_text:
-            raise ValueError(f"seed={self.seed} goes with shuffled gates and random experts alone")
+            raise ValueError(f"seed={self.seed} needs shuffled gates or random experts")
         others = (self.loops, self.experts, self.halting, self.skip, self.kv_slots)
         alone = all(field is None for field in others)
         if self.layers is not None and alone and self.gates is None:
-            raise ValueError("layers are those of an override, such as gates=1,0: give one, too")
+            raise ValueError("layers restrict an override, such as gates=1,0: give one, too")
         if self.tokens is not None and not (alone and isinstance(self.gates, tuple)):
             raise ValueError(
-                f"tokens='{self.tokens}' goes with constant gates alone: all tokens share the loop"
+                f"tokens='{self.tokens}' needs constant gates alone: all tokens share the loop"
             )
 
     @property
     def name(self) -> str:
         """A short name: `learned`, `K=3`, `gates=1,0`, `shuffled`, with a seed `shuffled:7`.
 
-        Also `experts=1`, `experts=random:7`, `halting=0.1`, `skip=0.2`, `kv_slots=1`; what it is
-        limited to follows: `gates=0,1 layers=0,2 tokens=arithmetic`.
+        Also `experts=1`, `experts=random:7`, `halting=0.1`, `skip=0.2`, `kv_slots=1`; layers and
+        tokens follow: `gates=0,1 layers=0,2 tokens=arithmetic`.
         """
         parts = [] if self.loops is None else [f"K={self.loops}"]
         seed = f":{self.seed}" if self.seed else ""
@@ -112,7 +112,7 @@ class Intervention:
         elif self.gates is not None:
             parts.append("gates=" + ",".join(f"{value:g}" for value in self.gates))
         if self.experts is not None:
-            drawn = self.experts == RANDOM and self.gates != SHUFFLED  # which has the seed already
+            drawn = self.experts == RANDOM and self.gates != SHUFFLED  # else named above
             parts.append(f"experts={self.experts}{seed if drawn else ''}")
         if self.halting is not None:
             parts.append(f"halting={self.halting:g}")
@@ -128,7 +128,7 @@ class Intervention:
 
     @property
     def needs_whole_text(self) -> bool:
-        """Whether it draws from all tokens of a text, which a cache does not have."""
+        """Whether its draws need all tokens of a text, which a cache does not have."""
         return self.gates == SHUFFLED or self.experts == RANDOM
 
     @property
@@ -137,11 +137,11 @@ class Intervention:
         return any(field is not None for field in (self.halting, self.skip, self.kv_slots))
 
     def within(self, layer: int) -> "Intervention | None":
-        """The intervention where it applies to a layer, from 0; else None."""
+        """The intervention if it applies to a layer, from 0; else None."""
         return self if self.layers is None or layer in self.layers else None
 
     def problem(self, config: ModelConfig) -> str | None:
-        """Why this makes no sense for a model, as the end of a message; None if it does."""
+        """Why a model cannot have this intervention, as the end of a message; None if it can."""
         if self.layers is not None and self.layers[-1] >= config.n_layers:
             return f"the model has no layer {self.layers[-1]}: they go up to {config.n_layers - 1}"
         numbers = self.layers or range(config.n_layers)
@@ -168,11 +168,11 @@ class Intervention:
             if self.kv_slots is not None and self.kv_slots >= most:
                 return f"{self.kv_slots} slots leave nothing out of a loop of {most} steps"
         if self.halting is not None and not config.routes_steps:
-            return "the model has no router, so no mass remains that a threshold could be for"
+            return "the model has no router, so there is no remaining mass for a threshold"
         if self.halting is not None and not gives_mass(config):
             return (
-                f"combination {config.combination} has no step_probability, so no mass remains "
-                "that a threshold could be for"
+                f"combination {config.combination} has no step_probability, so there is no "
+                "remaining mass for a threshold"
             )
         return None
 
@@ -207,7 +207,7 @@ def parse_overrides(words: Sequence[str]) -> Intervention | None:
         found = {key: _read(key, value)} | ({"seed": _read("seed", seed)} if drawn else {})
         if not fields.keys().isdisjoint(found):
             raise UserError(
-                f"--intervention '{word}': its key is given already, or by its own option"
+                f"--intervention '{word}': its key is given twice, or also by its own option"
             )
         fields |= found
     try:
@@ -224,7 +224,7 @@ _TYPES |= {"gates": float, "halting": float, "skip": float, "tokens": str}
 
 
 def _read(key: str, text: str) -> Any:
-    """A field of an Intervention, which checks it; what is no number stays a text."""
+    """The value of a field of Intervention, unchecked; text that is no number stays text."""
     try:
         several = key in ("gates", "layers")
         return tuple(map(_TYPES[key], text.split(","))) if several else _TYPES[key](text)

@@ -1,8 +1,8 @@
-"""Custom classes imported where that is allowed, tried, counted, and compared with a run's.
+"""Custom classes: imported if the user allows, tried, counted, and compared with a run's classes.
 
-Importing a class runs its code. A recipe that the user gives is the user's own; a run or folder
-that is read may come from anybody. A run folder keeps the source of classes under `classes/` and
-its hash in versions.json, as numbers follow from it as they do from the recipe.
+Importing a class runs its code. The user trusts a recipe on the command line; a run or folder that
+is read may come from anybody. A run folder keeps the source of classes under `classes/` and its
+hash in versions.json: results depend on the source as on the recipe.
 """
 
 import hashlib
@@ -31,16 +31,16 @@ BATCH, LENGTH = 2, 3
 def import_classes(
     config: ModelConfig, *, allowed: bool, read: Sequence[Path] = (), named: Mapping[str, Any] = {}
 ) -> None:
-    """Imports a model's custom classes into `FOUND`, as nothing else does, and tries them.
+    """Imports a model's custom classes into `FOUND` and tries them; no other function does.
 
-    The user allows all, by giving the recipe or OPTION, or those that `named` has, the model
-    section of the user's own words. Nothing inside of the folders that are `read` is imported.
+    The user allows all classes by giving the recipe or OPTION, or allows those in `named`, the
+    model section of the command line. Nothing inside the folders `read` is imported.
     """
     for role in own_roles(config):
         path, start = getattr(config, role), start_of(config, role)
         if not allowed and path not in named.values():
             raise UserError(
-                f"{start} is named by what is read, and importing it runs its code; give "
+                f"{start} is named by a run or folder, and importing it runs its code; give "
                 "--own-classes if you trust it"
             )
         _check_places(path.rpartition(".")[0], start, {place.resolve() for place in read})
@@ -71,7 +71,7 @@ def start_of(config: ModelConfig, role: Role) -> str:
 
 @contextmanager
 def explained(start: str, what: str, more: str = "") -> Iterator[None]:
-    """Makes one line of what the user's own code raises."""
+    """Turns an exception of the user's code into a UserError of one line."""
     try:
         yield
     except UserError:
@@ -82,17 +82,17 @@ def explained(start: str, what: str, more: str = "") -> Iterator[None]:
 
 
 def _check_places(module: str, start: str, read: set[Path]) -> None:
-    """Refuses a module if importing it runs, or looks into, anything inside of what is read.
+    """Refuses a module if importing it runs, or looks into, a file inside a folder in `read`.
 
-    All is found without running any.
+    The check itself runs no code.
     """
     here = Path.cwd()
     if str(here) not in sys.path and read.isdisjoint([here, *here.parents]):
-        sys.path.append(str(here))  # last: it must not hide what is installed
+        sys.path.append(str(here))  # last, so as not to hide installed packages
     first, *rest = module.split(".")
-    try:  # as Python does, which knows of packages that are installed to be edited
+    try:  # as Python does, editable installs included
         spec = importlib.util.find_spec(first) or PathFinder.find_spec(first, [str(here)])
-    except ValueError:  # what runs as a script has none
+    except ValueError:  # a module that runs as a script has no spec
         return
     while spec is not None:
         search = list(spec.submodule_search_locations or [])
@@ -101,9 +101,9 @@ def _check_places(module: str, start: str, read: set[Path]) -> None:
             for folder in read.intersection([place, *place.parents]):
                 raise UserError(
                     f"{start} would be imported from '{place}', inside of '{folder}', which is "
-                    "read; move a file that you trust out of there, or name less to read"
+                    "read; move a trusted file out of there, or name a smaller folder"
                 )
-        # By its last name: for the whole one Python wants its namespace packages imported.
+        # By the last name: for the whole path Python would import its namespace packages.
         spec = PathFinder.find_spec(rest.pop(0), search) if rest else None
 
 
@@ -145,7 +145,7 @@ def on_meta(config: ModelConfig, role: Role) -> Any:
         if not (isinstance(tensor, torch.nn.Parameter) and tensor.ndim):
             raise UserError(
                 f"{start}: {name} must be a parameter with a dimension, such as torch.empty(1), "
-                "which FSDP2 can divide; make a buffer, which nothing would fill, in forward"
+                "which FSDP2 can divide; compute a buffer in forward, as nothing would fill it"
             )
     return module
 
@@ -173,11 +173,11 @@ def _faults(role: Role, module: Any, config: LayerConfig) -> Iterator[str]:
     named = dict(module.named_parameters())
     for pattern, kind in dict(getattr(type(module), "parameter_kinds", {})).items():
         if not any(fnmatchcase(name, pattern) for name in named):
-            yield f"parameter_kinds has '{pattern}', which none of its parameters is: {[*named]}"
+            yield f"parameter_kinds has '{pattern}', which matches no parameter: {[*named]}"
         if kind not in KINDS:
             yield f"parameter_kinds['{pattern}'] must be one of docs/custom.md's, not {kind!r:.60}"
     generator = torch.Generator().manual_seed(0)
-    for noise in (0, 0.01):  # zeros, from which weights may start, would hide what they do
+    for noise in (0, 0.01):  # weights that start at zero would hide their effect
         for name, parameter in named.items():
             begin = own_kind(name, type(module), role, parameter.ndim).start
             std = 0.02 if begin.startswith("normal") else noise
@@ -188,10 +188,10 @@ def _faults(role: Role, module: Any, config: LayerConfig) -> Iterator[str]:
 
 
 def _faults_of_weights(role: Role, module: Any, config: LayerConfig, count: int) -> Iterator[str]:
-    """The faults of two gates, or of the weights of as many steps."""
+    """The faults of the two gates, or of the weights of `count` steps."""
     import torch
 
-    close = partial(torch.allclose, atol=1e-4)  # two ways to the same number
+    close = partial(torch.allclose, atol=1e-4)  # one number computed in two ways
     indices = config.step_indices(count) if role == "combination" else []
 
     def weigh(h_KBTD: Any) -> list[Any]:
@@ -204,26 +204,26 @@ def _faults_of_weights(role: Role, module: Any, config: LayerConfig, count: int)
     if shapes != [(BATCH, LENGTH, 1)] * count:
         yield f"forward must give {count} tensors of (B, T, 1) = {(BATCH, LENGTH, 1)}, not {shapes}"
     if not all(weight.isfinite().all() for weight in weights):
-        yield "forward gives no finite numbers; parameter_kinds says what weights start from"
+        yield "forward gives no finite numbers; parameter_kinds sets the initial weights"
     if not all(map(close, [w[1:, 1:2] for w in weights], weigh(h_KBTD[:, 1:, 1:2]))):
-        yield "what a token gets must follow from its own states alone, as caches keep no others"
+        yield "a token's weights must depend on its own states alone: caches keep no others"
     module.zero_grad()
     total = torch.stack([(w * (k + 1)).square().sum() for k, w in enumerate(weights)]).sum()
     if total.requires_grad:
         total.backward()
     for name, parameter in module.named_parameters():
         if parameter.grad is None:
-            yield f"parameter {name} gets no gradient, for which DDP would wait; use it"
+            yield f"parameter {name} gets no gradient, and DDP would wait for one; use it"
     if role == "gate":
         return
     if not close(torch.stack(weights).sum(0), torch.ones(BATCH, LENGTH, 1)):
-        yield "the weights of a token's steps must sum to 1, or no mean of steps is one"
+        yield "the weights of a token's steps must sum to 1, as in a mean of steps"
     if hasattr(module, "step_probability"):
         left_BT1 = torch.ones(BATCH, LENGTH, 1)
         for weight, h_BTD, index in zip(weights, h_KBTD, indices[:-1], strict=False):
             share_BT1 = left_BT1 * module.step_probability(h_BTD, index)
             if not close(weight, share_BT1):
-                yield "forward must weigh steps by step_probability, of what earlier ones left"
+                yield "forward must weigh steps by step_probability times the remaining mass"
             left_BT1 = left_BT1 - share_BT1
 
 
@@ -245,11 +245,11 @@ def hashes(config: ModelConfig) -> dict[str, str]:
 def check_as_begun(
     folder: Path, facts: Mapping[str, Any], config: ModelConfig, way_out: str
 ) -> None:
-    """Refuses to continue a run, of these facts, with a class that has changed."""
+    """Refuses to continue a run if a class has changed since the run's `facts`."""
     for path in _changed(facts, config):
         raise UserError(
-            f"{folder} was begun with another source of {path}, kept in {_copy(folder, path)}; go "
-            f"back to that or {way_out}"
+            f"{folder} was begun with another source of {path}, kept in {_copy(folder, path)}; "
+            f"restore this source or {way_out}"
         )
 
 
@@ -260,7 +260,7 @@ def keep_sources(folder: Path, config: ModelConfig) -> None:
 
 
 def _changed(facts: Mapping[str, Any], config: ModelConfig) -> list[str]:
-    """Paths of the classes whose source is not that of a run's facts, where that is known."""
+    """Paths of the classes whose source differs from the one that a run's facts record."""
     before = facts.get("classes")
     if not isinstance(before, dict):
         return []

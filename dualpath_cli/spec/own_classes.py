@@ -1,7 +1,7 @@
 """Custom classes of a model's gate and combination, by dotted path, and kinds of parameters.
 
 `model.gate` and `model.combination` take `my.module.Gate` beside the built-in names; docs/custom.md
-lists the methods of such a class. Nothing is imported here: `own_checks.import_classes` does that.
+lists the methods of such a class. `own_checks.import_classes` imports classes; this file does not.
 """
 
 from fnmatch import fnmatchcase
@@ -38,21 +38,21 @@ def own_class(config: ModelConfig, role: Role) -> Any:
     path = getattr(config, role)
     if path not in FOUND:
         raise UserError(
-            f"model.{role} '{path}' is not imported; dualpath_cli.spec.own_checks."
-            "import_classes(config, allowed=True) does that, which runs its code"
+            f"model.{role} '{path}' is not imported; call dualpath_cli.spec.own_checks."
+            "import_classes(config, allowed=True), which runs its code"
         )
     return FOUND[path]
 
 
 def gives_mass(config: ModelConfig) -> bool:
-    """Whether steps have probabilities, as the router's do, that leave a mass to later steps."""
+    """Whether steps have probabilities, as under the router, which leave mass to later steps."""
     if not config.routes_steps or config.combination == "router":
         return config.routes_steps
     return hasattr(own_class(config, "combination"), "step_probability")
 
 
 class ParameterKind(NamedTuple):
-    """Facts that all parameters of a kind share; the model's own are in `model/parameters.py`."""
+    """Facts that all parameters of a kind share; built-in kinds are in `model/parameters.py`."""
 
     kind: Kind  # group of the optimizer
     start: Start
@@ -65,9 +65,9 @@ class ParameterKind(NamedTuple):
 
 
 def own_kind(name: str, cls: type, role: Role, dimensions: int) -> ParameterKind:
-    """The kind of a parameter of a custom class, by the name that the class gives it.
+    """The kind of a parameter of a custom class, by its name within the class.
 
-    The class's `parameter_kinds` decide. By default a weight of a norm starts at one, a matrix is
+    The class's `parameter_kinds` decides. By default a weight of a norm starts at one, a matrix is
     drawn, and a vector starts at zero and decays as biases do.
     """
     kinds: dict[ParameterGroup, Kind] = {group: kind for kind, group in GROUP_OF.items()}

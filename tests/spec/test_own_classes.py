@@ -132,7 +132,7 @@ def test_a_run_keeps_the_source_and_is_continued_with_the_same_alone(write, fit,
     error = refused(model=model)
     assert re.fullmatch(
         rf"dualpath fit: error: \S+ was begun with another source of {module}.TwoGates, kept in "
-        rf"\S+/classes/{module}.py; go back to that or .*--run.name NAME\)\n", error
+        rf"\S+/classes/{module}.py; restore this source or .*--run.name NAME\)\n", error
     )  # fmt: skip
     assert main(["validate", "--own_classes", "--ckpt_path", str(run)]) == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if module in line]
@@ -155,14 +155,14 @@ MISTAKES = {
     "no FLOPs": ("def flops", "def cost", "flops(config) fails: AttributeError"),
     "half a FLOP": ("4 * c", "0.5 * c", "a whole number from 0 on"),
     "a broken __init__": (".d_model, 2)", ".d, 2)", "__init__(config) fail"),
-    "a buffer": (PROJ, f"self.register_buffer('b', torch.ones(2)); {PROJ}", "make a buffer"),
+    "a buffer": (PROJ, f"self.register_buffer('b', torch.ones(2)); {PROJ}", "compute a buffer"),
     "a scalar": (PROJ, f"self.t = nn.Parameter(torch.ones(())); {PROJ}", "t must be a parameter"),
     "an unused weight": (PROJ, f"self.t = nn.Parameter(torch.ones(1)); {PROJ}", "t gets no grad"),
     "one gate": ("return gates_BT2[..., :1], ", "return ", "must give 2 tensors of (B, T"),
-    "a look at other tokens": ("j(x_BTD)", "j(x_BTD + x_BTD.mean(1, True))", "from its own"),
+    "a look at other tokens": ("j(x_BTD)", "j(x_BTD + x_BTD.mean(1, True))", "on its own"),
     "a failing forward": ("j(x_BTD)", "j(x_BTD[0, 0, 0, 0])", "fails: IndexError"),
     "no number": ("self.proj(x_BTD)", "self.proj(x_BTD / 0)", "no finite"),
-    "a kind of nothing": ('"proj.weight":', '"w":', "has 'w', which none of its parameters is"),
+    "a kind of nothing": ('"proj.weight":', '"w":', "has 'w', which matches no parameter"),
     "no kind": (KIND, '"zero"}', "parameter_kinds['proj.weight'] must be one of"),
     "no kinds": ('{"proj.weight": ' + KIND, "3", "TypeError: 'int' object"),
     "a sum of 2": ("weights, left_BT1]", "weights, left_BT1 + 1]", "must sum to 1"),
