@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def run(options: Flops) -> str:
-    """Prints a table, or returns JSON. Options without effect are named on stderr."""
+    """Prints a table, or returns JSON. Names options without effect on stderr."""
     if options.table:
         found, without_room = configurations(options)
         if without_room:
@@ -65,13 +65,13 @@ def run(options: Flops) -> str:
 
 
 def _console() -> "Console":
-    from dualpath_cli.report.console import plain_console  # with rich, which JSON needs none of
+    from dualpath_cli.report.console import plain_console  # imports rich, which JSON does not need
 
     return plain_console()
 
 
 def _note(text: str) -> None:
-    """Says something beside the answer, so that JSON stays loadable."""
+    """Prints a note on stderr, so that JSON on stdout stays loadable."""
     print(f"dualpath flops: note: {text}", file=sys.stderr)
 
 
@@ -90,10 +90,10 @@ def _name_idle_options(options: Flops) -> None:
 
 
 def _cluster(description: Description, run: RunSettings, optim: OptimSettings) -> Cluster:
-    """The cluster that `--plan` is for; its groups and batch come out even."""
+    """The cluster of `--plan`; UserError unless groups and batch divide evenly."""
     options, seq_len = description.options, description.seq_len
     gpus, batch_tokens = options.gpus, options.batch_tokens or run.batch_tokens
-    if "gpus" not in options.given:  # as many as the sequences of a step can be dealt out to
+    if "gpus" not in options.given:  # the most that get equally many sequences of a step
         gpus = gcd(gpus, batch_tokens // seq_len)
     shard_size = options.shard_size or run.shard_size or gcd(8, gpus)
     if gpus % shard_size:
@@ -104,10 +104,10 @@ def _cluster(description: Description, run: RunSettings, optim: OptimSettings) -
     if not sequences or rest or sequences % gpus:
         fitting = max(1, -(-sequences // gpus)) * gpus * seq_len
         papers = RunSettings().batch_tokens
-        untried = ", a batch that the paper did not train with" if fitting > papers else ""
+        untried = ", a larger batch than the paper's" if fitting > papers else ""
         raise UserError(
             f"a step of {batch_tokens:,} tokens is {batch_tokens / seq_len:,.6g} sequences of "
-            f"{seq_len:,}, of which --gpus {gpus} cannot get equally many; --batch-tokens "
+            f"{seq_len:,}, which --gpus {gpus} cannot share equally; --batch-tokens "
             f"{fitting} would do{untried}"
         )
     micro_batch = gcd(sequences // gpus, options.micro_batch or run.micro_batch)
@@ -131,7 +131,7 @@ def _show_model(console: "Console", description: Description) -> None:
 
 
 def _show_configurations(console: "Console", descriptions: Sequence[Description]) -> None:
-    """A row a solved configuration; under match total each in the multiple that it needed."""
+    """A row for each solved configuration; under match total, with its width multiple."""
     first = descriptions[0]
     matched, decoding = first.matched, first.options.decoding
     columns = [
@@ -156,9 +156,9 @@ def _show_configurations(console: "Console", descriptions: Sequence[Description]
         "total: linear FLOPs, router and attention scores per token and layer, "
         f"{first.seq_len} tokens a sequence": True,
         "KV bytes: keys and values of a token in bf16, all layers": True,
-        "multiple: of both widths and of their effective ones, model.ffn_multiple_of": matched,
+        "multiple: of both widths and of the effective widths, model.ffn_multiple_of": matched,
         f"tokens/s: at most, {decoding and _of(decoding)}": decoding,
-        "*: raised to the smallest multiple, above its share of the budget":
+        "*: raised to the smallest multiple, above the path's share of the budget":
             any(description.clamped for description in descriptions),
     }  # fmt: skip
     console.print()
@@ -191,8 +191,8 @@ def _show_plan(
     _say(console, [
         f"Weights and moments in float32, bf16-mixed, compiled, {cluster.checkpointing} "
         f"checkpointing; gradients travel in {gradients}. hsdp shards over "
-        f"{min(cluster.shard_size, gpus)} GPUs. At once is less than the sum where a step is one "
-        "micro-batch, whose gradients grow while activations go.",
+        f"{min(cluster.shard_size, gpus)} GPUs. At once is less than the sum if a step is one "
+        "micro-batch: gradients grow while activations are freed.",
     ])  # fmt: skip
 
 
@@ -231,7 +231,7 @@ def _matched(target: Target) -> str:
 
 
 def _numbers(description: Description) -> list[tuple[str, Any]]:
-    """A label and its number, a blank for a heading; numbers that are 0 or None are left out."""
+    """Labels with numbers, blank for a heading; rows whose number is 0 or None are left out."""
     config, layer, record = description.config, description.layer, description.record()
     k, decoding, ratio = record["loops"], description.options.decoding, description.budget_ratio
     passes = fmean(count.passes(layer.block, layer.loops) for layer in config.layers)
@@ -301,9 +301,9 @@ def _millions(value: float) -> str:
 
 
 def _notes(description: Description) -> list[str]:
-    """What training and decoding assume, what is above its share, and which sum is not met."""
+    """Assumptions of training and decoding, widths above their share, and an unmet sum."""
     options, notes, ratio = description.options, [], description.budget_ratio
-    # The paper's GPUs are a fair assumption for a budget like the paper's, not for any recipe.
+    # The paper's GPUs are a fair assumption for the paper's budgets, but not for every recipe.
     if description.names_hardware or description.solved:
         sustains = (
             "1 GPU that sustains" if options.gpus == 1 else f"{options.gpus} GPUs that each sustain"
@@ -320,13 +320,13 @@ def _notes(description: Description) -> list[str]:
     if options.decoding:
         notes.append(
             "Decoding: a step reads every weight that a token uses, in bf16, once for all texts "
-            "and loops, and all keys and values. Nothing else is counted, so no step is faster."
+            "and loops, and all keys and values. Only this is counted: a lower bound on its time."
         )
     for target, widths in description.solved:
         exact = dict(zip(("d_ffn", "d_ffn_wide"), target.exact_widths(), strict=True))
         notes += [
-            f"Above its share: {name} is raised to {target.multiple_of}, "
-            f"the smallest multiple, as the exact effective width is {float(exact[name] or 0):.1f}."
+            f"Above its share: {name} is raised to {target.multiple_of}, the smallest multiple; "
+            f"the exact effective width is {float(exact[name] or 0):.1f}."
             for name in widths.clamped
         ]
     if description.matched and ratio is not None and abs(ratio - 1) > TOLERANCE:
@@ -345,5 +345,5 @@ def _label(description: Description) -> str:
 
 
 def _width(description: Description, name: str) -> str:
-    """A configured width, with a star where it was raised and a dash where there is none."""
+    """A configured width, with a star if it was raised; a dash for a path without one."""
     return f"{description.record()[name] or '-'}{'*' if name in description.clamped else ''}"

@@ -8,7 +8,7 @@ sublayer over a token costs
     SwiGLU                  6 d h                     h the effective width, Eq. heff
     attention scores        2 T d                     QK^T and AV, the causal half; not in F_M
 
-A wide path of n experts, of which a token takes k of width H, has 6 k d H + 2 d n for its SwiGLU. A
+A wide path of n experts of width H, with k for each token, has 6 k d H + 2 d n for its SwiGLU. A
 layer adds the gate (4 d) and, in every deep step but the last, the router (2 (d + 1)). A
 custom gate or combination adds the FLOPs that its class declares; its parameters are counted from
 a module of the class.
@@ -31,11 +31,11 @@ class LayerFlops:
     """Forward FLOPs of one layer per token, by part."""
 
     deep: int  # projections and SwiGLU of all K deep steps
-    wide: int  # projections and SwiGLU of the wide pass; of experts the chosen ones
+    wide: int  # projections and SwiGLU, or chosen experts, of the wide pass
     gate: int  # the gate's matrix
     router: int
-    """The router's matrix in K - 1 steps; the last step takes what remains and needs none. Another
-    combination costs what it declares."""
+    """The router's matrix in K - 1 steps; the last step takes the remaining mass without it. For a
+    custom combination, the FLOPs that its class declares."""
     attention_scores: int  # QK^T and AV of every pass, causal
 
     @property
@@ -112,7 +112,7 @@ def flops_by_layer(config: ModelConfig, seq_len: int | None = None) -> list[Laye
 
 
 def mean_layer_flops(config: ModelConfig, seq_len: int | None = None) -> dict[str, int | float]:
-    """FLOPs per token and layer by part, averaged over layers; whole unless they differ."""
+    """FLOPs per token and layer by part, averaged over layers; whole if layers are equal."""
     layers, n = [layer.as_dict() for layer in flops_by_layer(config, seq_len)], config.n_layers
     sums = {part: sum(layer[part] for layer in layers) for part in layers[0]}
     return {part: value // n if value % n == 0 else value / n for part, value in sums.items()}
@@ -124,7 +124,7 @@ def head_flops(config: ModelConfig) -> int:
 
 
 def training_flops_per_token(config: ModelConfig, seq_len: int | None = None) -> int:
-    """FLOPs of forward and backward for one token: thrice those of all layers and the head."""
+    """FLOPs of forward and backward for one token: 3 times the forward FLOPs, head included."""
     layers = sum(layer.total for layer in flops_by_layer(config, seq_len))
     return 3 * (layers + head_flops(config))
 
@@ -132,9 +132,9 @@ def training_flops_per_token(config: ModelConfig, seq_len: int | None = None) ->
 def over_loops(
     counted: Callable[[ModelConfig], float], config: ModelConfig, steps: Mapping[int, float]
 ) -> float:
-    """A count, averaged over numbers of loops by the steps that run each of them.
+    """A count, averaged over numbers of loops, weighted by the steps that run each number.
 
-    `steps` are `StepLoops.counts`; where there are none it is the count of the model itself.
+    `steps` are `StepLoops.counts`; if empty, the count of the model itself is returned.
     """
     if not any(steps.values()):
         return counted(config)
@@ -143,7 +143,7 @@ def over_loops(
 
 
 def newton_schulz_flops(config: ModelConfig) -> int:
-    """FLOPs of Muon's five Newton-Schulz iterations over all of its matrices, an optimizer step.
+    """FLOPs in an optimizer step of Muon's five Newton-Schulz iterations over all its matrices.
 
     An iteration over a matrix of m x n, m <= n, is products of 2 m^2 n, 2 m^3 and 2 m^2 n.
     """
@@ -175,12 +175,12 @@ def parameters(config: ModelConfig) -> int:
 
 
 def has_experts(config: ModelConfig) -> bool:
-    """Whether a layer has a choice of experts to make."""
+    """Whether any layer has experts."""
     return any(layer.n_experts > 1 for layer in config.layers)
 
 
 def active_parameters(config: ModelConfig) -> int:
-    """Number of weights that one token uses: of the experts of a layer those that it takes."""
+    """Number of weights that one token uses: of a layer's experts, only the chosen ones."""
     idle = sum(3 * config.d_model * layer.expert_width * (layer.n_experts - layer.top_k)
                for layer in config.layers if layer.n_experts)  # fmt: skip
     return parameters(config) - idle
@@ -189,8 +189,8 @@ def active_parameters(config: ModelConfig) -> int:
 def kv_bytes(config: ModelConfig) -> int:
     """Bytes in bf16 of the keys and values of one token, in all layers.
 
-    A pass of a sublayer has a cache of its own (`decoding.cache`): one of a wide layer, K of a loop
-    one, K + 1 of a dual one.
+    Each pass of a sublayer has a separate cache (`decoding.cache`): 1 in a wide layer, K in a loop
+    layer, K + 1 in a dual layer.
     """
     return sum(
         passes(layer.block, layer.loops) * 2 * layer.n_kv_heads * layer.head_dim * BFLOAT16
@@ -201,9 +201,9 @@ def kv_bytes(config: ModelConfig) -> int:
 def decoding_seconds(config: ModelConfig, batch: int, context: int, bandwidth: float) -> float:
     """The least seconds of a step that adds a token to each of `batch` texts of `context` tokens.
 
-    What has to be read, over bytes a second: every weight that a token uses, in bf16, once for all
-    texts and loops, and the keys and values of all texts. Of an untied embedding a token reads a
-    row, which is not counted.
+    Bytes to read over `bandwidth` in bytes a second: every weight that a token uses, in bf16, once
+    for all texts and loops, and the keys and values of all texts. The one row that a token reads
+    of an untied embedding is not counted.
     """
     embedding = 0 if config.tie_embeddings else config.vocab_size * config.d_model
     weights = BFLOAT16 * (active_parameters(config) - embedding)

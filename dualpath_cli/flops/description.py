@@ -1,4 +1,4 @@
-"""The model of `dualpath flops`, solved for a budget or of a recipe, and its numbers."""
+"""The model of `dualpath flops`, solved for a budget or read from a recipe, and its numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,19 +25,19 @@ class Description:
     seq_len: int  # tokens that attention scores are averaged over
     tokens: int  # of training
     solved: tuple[tuple[Target, Widths], ...] = ()
-    """What widths were solved for, and the widths, which know what was clamped: one for all layers,
-    or one for each. Empty for a recipe's model."""
+    """Targets with their solved widths (which record clamped ones): one pair for all layers, or one
+    for each. Empty for a recipe's model."""
     step_loops: Mapping[int, float] = field(default_factory=dict)
     """Training steps that run each number of loops; empty where all run the model's own."""
 
     @property
     def target(self) -> Target | None:
-        """What the widths of all layers were solved for; None where layers differ."""
+        """The target of the widths of all layers; None where layers differ."""
         return self.solved[0][0] if len(self.solved) == 1 else None
 
     @property
     def matched(self) -> Target | None:
-        """The target of widths that were solved for equal sums with attention."""
+        """The target under match total; None under match linear and for a recipe's model."""
         return self.target if self.target and self.target.match == "total" else None
 
     @property
@@ -51,7 +51,7 @@ class Description:
 
     @property
     def budget_ratio(self) -> float | None:
-        """The spent part of the budget: linear FLOPs, with attention scores under match total."""
+        """Spent part of the budget: linear FLOPs, and attention scores under match total."""
         spent = self.layer["linear_total"]
         if self.matched:
             return (spent + self.layer["attention_scores"]) / self.matched.matched_budget
@@ -59,13 +59,13 @@ class Description:
 
     @property
     def training_flops(self) -> float:
-        """FLOPs of one token in training, head included: their mean over steps."""
+        """FLOPs of one token in training, head included, averaged over steps."""
         counted = partial(count.training_flops_per_token, seq_len=self.seq_len)
         return count.over_loops(counted, self.config, self.step_loops)
 
     @property
     def names_hardware(self) -> bool:
-        """Whether the user says what trains it; else only a budget's table has hours."""
+        """Whether the user names the hardware; else only a budget's table has hours."""
         return not {"tokens", "gpus", "tflops"}.isdisjoint(self.options.given)
 
     @property
@@ -75,7 +75,7 @@ class Description:
 
     @property
     def decoding(self) -> dict[str, float] | None:
-        """What is decoded, with the least seconds of a step and the most tokens a second."""
+        """The texts decoded, with the least seconds of a step and the most tokens a second."""
         if (asked := self.options.decoding) is None:
             return None
         seconds = count.decoding_seconds(self.config, *asked)
@@ -83,7 +83,7 @@ class Description:
         return asked._asdict() | speed
 
     def record(self) -> dict[str, Any]:
-        """Every number by name, for JSON; `model` is a section of a recipe, for YAML reads JSON."""
+        """Every number by name, for JSON; `model` can be pasted as a recipe's section."""
         config, kinds = self.config, set(self.config.block_kinds)
         alpha = next((t.alpha for t, _ in self.solved if t.block == "dual"), None)
         deep, wide = kinds != {"wide"}, kinds != {"loop"}
@@ -118,7 +118,7 @@ class Description:
 
 
 def described(options: Flops, settings: Settings) -> Description:
-    """A recipe's model; `reading` sets its fields over it."""
+    """A recipe's model, with the fields of `--reading` set over it."""
     config, run = settings.model, settings.run
     if options.reading is not None:
         try:
@@ -136,7 +136,7 @@ def described(options: Flops, settings: Settings) -> Description:
 
 
 def settings_of(names: Sequence[str]) -> Settings:
-    """Those of recipes, later ones over earlier ones."""
+    """The settings of recipes; later recipes override earlier ones."""
     recipe, named = load_recipes(names), f"recipe '{' + '.join(names)}'"
     if not recipe.get("model"):
         raise UserError(f"{named} has no model section to describe")
@@ -154,7 +154,7 @@ def solved(options: Flops) -> Description:
 
 
 def configurations(options: Flops) -> tuple[list[Description], list[str]]:
-    """The paper's 13 that the budget buys, and the labels of those that it has no room for.
+    """Those of the paper's 13 that fit the budget, and the labels of those without room.
 
     Under match total all meet the sum of a dual block with K.
     """
@@ -175,7 +175,7 @@ def _target(options: Flops, block: BlockKind, loops: int) -> Target:
     assert options.budget is not None
     dim, heads = options.dim, options.heads or max(1, options.dim // 64)
     if dim % heads or dim // heads % 2:
-        way_out = f"an odd width has no such heads, --dim {dim + 1} would"
+        way_out = f"an odd width has none, --dim {dim + 1} would"
         if dim % 2 == 0:
             way_out = f"--heads {_nearest_divisor(dim // 2, heads)} would"
         raise UserError(f"--dim {dim} does not split into {heads} heads of an even size; {way_out}")
@@ -220,7 +220,7 @@ def _solved(options: Flops, targets: list[Target]) -> Description:
     )  # fmt: skip
     try:
         config = ModelConfig(**fields)
-    except ValueError as error:  # a budget may buy widths beyond all measure
+    except ValueError as error:  # widths above ModelConfig's range
         raise UserError(f"a budget of {format_size(target.budget)} is too large: {error}") from None
     n = options.experts
     experts = _one_or_list([0 if kind == "loop" else n for kind in config.block_kinds])

@@ -1,4 +1,4 @@
-"""The options of `dualpath flops`, and what is read out of their words."""
+"""The options of `dualpath flops`, and the values parsed from them."""
 
 import re
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ SUSTAINED = {"a100": 68.0, "h200": 395.0}  # TFLOP/s of a GPU in training; docs/
 
 
 class Decoding(NamedTuple):
-    """Texts that grow by a token a step, side by side."""
+    """A batch of texts; each step adds a token to every text."""
 
     texts: int
     context: int  # tokens of each text
@@ -36,10 +36,10 @@ class Flops:
     as written and as trained."""
 
     budget: Size | None = None
-    """Solve FFN widths for so many linear FLOPs per token and layer, such as 80M."""
+    """Solve FFN widths for this number of linear FLOPs per token and layer, such as 80M."""
     config: tuple[Place, ...] = ()
-    """Describe a recipe's model instead (path or name); later ones win. With --budget the model is
-    compared to it."""
+    """Describe the model of a recipe (path or name) instead; later recipes win. With --budget, also
+    compare the model to the budget."""
     table: bool = False
     """Print the paper's 13 configurations, solved for --budget."""
     block: str = "dual"
@@ -51,11 +51,11 @@ class Flops:
     match: Match = "linear"
     """linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and
     attention scores meet the budget plus the K + 1 attention passes of a dual block, to within 1
-    percent, so wide and loop blocks get wider FFNs."""
+    percent; wide and loop blocks then get wider FFNs."""
     width_multiple: int | None = None
-    """Multiple that widths are solved in and that effective widths round up to, under both
-    readings. By default they are solved in 64, and effective widths round to 64 as written, 256 as
-    trained; under --match total it is the coarsest of 64 (256) and its halves that gets within 1
+    """Multiple of solved and effective widths, under both readings. By default widths are solved in
+    multiples of 64, and effective widths round up to 64 as written, 256 as trained. Under --match
+    total the default is the coarsest of 64 (256) and its halves that meets the sum to within 1
     percent."""
     experts: int = 0
     """Experts in each wide path's FFN, at the same FLOPs; 0 is dense."""
@@ -66,7 +66,7 @@ class Flops:
     dim: int = 768
     """Width of the residual stream."""
     heads: int | None = None
-    """Number of query heads. By default one for 64 channels, so 12."""
+    """Number of query heads. By default one for 64 channels: 12."""
     kv_heads: int | None = None
     """Number of key and value heads. By default as many as query heads."""
     vocab: int = 50304
@@ -79,25 +79,25 @@ class Flops:
     """Number of GPUs; --plan by itself takes fewer where a step has too few sequences."""
     tflops: str = "a100"
     """TFLOP/s that each GPU sustains in training, not its peak: a number, or a card's name. a100 is
-    68, the median that the paper's 26 training times imply. h200 is 395, the median of six models
-    that were measured, at 341 to 478."""
+    68, the median implied by the paper's 26 training times. h200 is 395, the median of six measured
+    models (341 to 478)."""
     plan: bool = False
-    """Print the memory of each of --gpus under ddp, fsdp and hsdp instead."""
+    """Print the memory of each GPU under ddp, fsdp and hsdp instead."""
     shard_size: int | None = None
     """GPUs that share one set of weights under hsdp. By default the recipe's, or
     8."""
     micro_batch: int | None = None
-    """Sequences at once, at most. By default the recipe's, or 2."""
+    """Most sequences of a GPU at once. By default the recipe's, or 2."""
     batch_tokens: Size | None = None
     """Tokens of a step, such as 4194304. By default the recipe's, or 2097152."""
     decode: str | None = None
-    """Say how fast texts can grow at most that are decoded side by side: texts x tokens of each @
-    bandwidth of the memory, such as 32x4096@3.35TB/s."""
+    """Print the highest speed of decoding a batch: texts x tokens of each @ memory bandwidth, such
+    as 32x4096@3.35TB/s."""
     reading: paper.Reading | None = None
     """The authors' configuration (as_trained, the default for a budget), or the paper's text
-    (as_written). By default a recipe is taken as it is."""
+    (as_written). By default a recipe is not changed."""
     format: Literal["table", "json"] = "table"
-    """Form of the answer."""
+    """Output format."""
     given: tuple[str, ...] = ()
     """Names of the options that the user gave."""
 
@@ -106,12 +106,12 @@ class Flops:
         ranges |= dict.fromkeys(("budget", "tokens", "batch_tokens"), (1, LARGEST))
         ranges |= dict.fromkeys(("gpus", "shard_size", "micro_batch"), (1, 10**9))
         check_ranges(self, ranges)
-        _ = self.percent, self.sustained, self.decoding, self.by_layer  # which raise
+        _ = self.percent, self.sustained, self.decoding, self.by_layer  # these raise
         if self.plan:
             idle = ("table", "tokens", "tflops", "decode")
-            self._refuse(idle, "--plan is of the memory of one model in training")
+            self._refuse(idle, "--plan shows the memory of one model in training")
         else:
-            self._refuse(_PLAN, "only --plan asks how GPUs share a step")
+            self._refuse(_PLAN, "only --plan shows how GPUs share a step")
         if self.config:
             self._refuse((*_SOLVER, "table"), "--config describes the recipe's own model")
         elif self.budget is None:
@@ -179,7 +179,7 @@ class Flops:
         if longest == 1:
             return [(cast(BlockKind, kinds[0]), int(counts[0]))]
         if self.match == "total":
-            raise UserError("--match total goes with one kind of block and one K, not with a list")
+            raise UserError("--match total takes one kind of block and one K, not a list")
         layers = self.layers or longest
         for name, items in (("block", kinds), ("loops", counts)):
             if len(items) not in (1, layers):

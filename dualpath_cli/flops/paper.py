@@ -18,12 +18,12 @@ from dualpath_cli.spec.config import BlockKind, ModelConfig
 Reading = Literal["as_written", "as_trained"]
 READINGS: tuple[Reading, ...] = get_args(Reading)
 
-# ModelConfig fields that the text settles. It gives no RoPE base, so that stays the default.
+# ModelConfig fields that the text settles. It gives no RoPE base: the default stays.
 AS_WRITTEN: Mapping[str, Any] = {
     "ffn_multiple_of": 64, "tie_embeddings": True, "qk_norm": "before_rope",
     "step_index": "one_based",
 }  # fmt: skip
-# The same fields as the authors trained them, which the Params columns confirm.
+# The same fields as the authors trained them; the Params columns confirm these values.
 AS_TRAINED: Mapping[str, Any] = {
     "ffn_multiple_of": 256, "tie_embeddings": False, "qk_norm": "after_rope",
     "step_index": "zero_based",
@@ -41,14 +41,14 @@ AVERAGES: Mapping[str, tuple[str, ...]] = {
     "Commonsense BPB": tuple(f"{task} BPB" for task in COMMONSENSE),
     "Easy math avg BPB": tuple(f"{task} BPB" for task in MATH),
 }
-"""The rows that a printed average is the mean of."""
+"""The rows of which each printed average is the mean."""
 AGGREGATE = ("C4", "WikiText-103", "Commonsense BPB", "Easy math avg BPB")
-"""The four bits per byte (BPB) that the text's aggregate is the mean of."""
+"""The four bits per byte (BPB) whose mean is the text's aggregate."""
 ALL_BENCHMARKS = (
     *("C4", "WikiText-103"),
     *(f"{task} BPB" for task in (*COMMONSENSE, *MATH, "LAMBADA", "QASPER")),
 )
-"""The 17 BPBs that the parameter-quality figure shows the mean of."""
+"""The 17 BPBs whose mean the parameter-quality figure shows."""
 
 
 def reading_fields(reading: Reading) -> dict[str, Any]:
@@ -74,14 +74,14 @@ class PublishedRow:
 
     @property
     def label(self) -> str:
-        """Short name within a budget, the one of the result columns: wide, loop_k2, a50_k4."""
+        """Short name within a budget, as in the result columns: wide, loop_k2, a50_k4."""
         if self.block == "wide":
             return "wide"
         return f"loop_k{self.loops}" if self.block == "loop" else f"a{self.alpha}_k{self.loops}"
 
     @property
     def recipe(self) -> str:
-        """Name of the recipe that trains it: f80m_a50_k4."""
+        """Name of the configuration's recipe: f80m_a50_k4."""
         return f"{self.budget_name.lower()}_{self.label}"
 
     @property
@@ -90,7 +90,7 @@ class PublishedRow:
         return Target(self.budget, self.block, alpha=alpha, loops=self.loops)
 
     def model_config(self, reading: Reading) -> ModelConfig:
-        """The model under a reading, with the widths that the table prints."""
+        """The model under a reading, with the widths of the paper's table."""
         return ModelConfig(
             block=self.block, loops=self.loops, d_ffn=self.d_ffn, d_ffn_wide=self.d_ffn_wide,
             **reading_fields(reading),
@@ -127,21 +127,21 @@ def results(budget_name: str) -> dict[str, dict[str, float]]:
 
 
 def mean_bpb(budget_name: str, metrics: Sequence[str]) -> dict[str, float]:
-    """The mean of some results, by configuration label."""
+    """The mean of the given metrics, by configuration label."""
     table = results(budget_name)
     return {label: mean(table[metric][label] for metric in metrics) for label in table["C4"]}
 
 
 def inference_ablation(intervention: str, source: str) -> float | None:
-    """Loss of F80M a50 K4 under an intervention (table `ablations`), nats a token, if it is there.
+    """Loss of F80M a50 K4 under an intervention, nats a token; None if not in table `ablations`.
 
-    Sources go by their names: gsm8k, triviaqa, wikitext_103.
+    Names of sources: gsm8k, triviaqa, wikitext_103.
     """
     return _by_source("inference_ablations", intervention, source)
 
 
 def token_class_excess(override: str, source: str) -> float | None:
-    """The authors' cost of forcing a class of tokens beyond random ones, over 15 checkpoints.
+    """The authors' excess cost of forcing a class of tokens over random ones, 15 checkpoints.
 
     `override` is `arithmetic wide` or `function deep`; nats a token, from their revision.
     """

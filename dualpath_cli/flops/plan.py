@@ -1,20 +1,20 @@
-"""`dualpath flops --plan`: the memory of each of many GPUs, by strategy.
+"""`dualpath flops --plan`: the memory of each GPU, by strategy.
 
-Weights, gradients and moments are float32. Each of s GPUs that share one set of weights holds an
-s-th of them, of rows that are filled up to a multiple of s: under ddp s is 1, under fsdp all GPUs,
-under hsdp those of a group. docs/scaling.md compares these with bytes that were counted.
+Weights, gradients and moments are float32. Each of s GPUs that share one set of weights holds
+1 / s of its rows, which are padded to a multiple of s. Under ddp s is 1, under fsdp the number of
+GPUs, under hsdp the number in a group. docs/scaling.md compares the plan with counted bytes.
 
-Activations are those of bf16-mixed, compiled. With `selective` checkpointing a pass keeps q, k, v,
-gate, up and the outputs of attention, o_proj and down_proj in bf16, and softmax statistics in
-float32; a block keeps its input. With `none` a pass keeps besides what norms, rotation and SwiGLU
-give to products and attention in bf16, and in float32 rotated q and k and the states after its
-halves; a block keeps its weights in bf16. With `full` a block keeps its input alone, and works on
-all that `none` keeps.
+Activations are those of compiled blocks in bf16-mixed. With `selective` checkpointing a pass saves
+q, k, v, gate, up and the outputs of attention, o_proj and down_proj in bf16, and softmax statistics
+in float32; a block saves its input. With `none` a pass also saves, in bf16, the outputs of norms,
+rotation and SwiGLU that products and attention read, and, in float32, rotated q and k and the
+states after its halves; a block saves its weights in bf16. With `full` a block saves its input
+alone, and its backward pass needs all that `none` saves.
 
-Two facts decide what is there at once. Gradients are freed by each step, so those of a step of one
-micro-batch grow while activations go; those of more wait beside all activations. And the compiled
-loss writes the gradient of its logits over them. On one H200 (torch 2.11, micro-batches of 4 and 8
-sequences, `selective` and `none`) the most that eight steps held was within 3 % of the plan's peak:
+Two facts decide the peak. Each step frees its gradients: with one micro-batch a step, gradients
+grow while activations are freed; with more, gradients are held beside all activations. And the
+compiled loss overwrites logits by their gradient. On one H200 (torch 2.11, micro-batches of 4 and 8
+sequences, `selective` and `none`) the most memory in eight steps was within 3 % of the plan's peak:
 docs/benchmarks/gpu.md. `full`, documents and experts were not measured.
 """
 
@@ -34,34 +34,34 @@ MAX_LOGITS = 2**30  # logits that the loss holds at once; `model.loss.MAX_LOGITS
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs, and how a step is dealt out to them."""
+    """GPUs, and their shares of a step."""
 
     gpus: int = 1
     shard_size: int = 1  # GPUs of a group under hsdp
     micro_batch: int = 1  # sequences of a GPU's forward pass
     accumulate: int = 1  # micro-batches of a GPU in a step
-    reduce_bytes: int = FLOAT32  # of a gradient that is sent
+    reduce_bytes: int = FLOAT32  # of each number of a gradient in transit
     optimizer: Optimizer = "adamw"
     checkpointing: Checkpointing = "selective"
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one GPU, on the first one where rows do not divide."""
+    """Bytes on one GPU: on the first one, if rows do not divide evenly."""
 
     weights: int
-    gradients: int  # as they are reduced
+    gradients: int  # after reduction
     moments: int
     unreduced: int
-    """Whole gradients that wait for the last micro-batch, or for their unit's turn; ddp's copy."""
-    gathered: int  # whole weights that are there at once: of the root and of two blocks
-    saved: int  # activations that wait for the backward pass
-    working: int  # the most that loss or backward pass need beside these
-    peak: int  # the most that is there at once
+    """Whole gradients before the last micro-batch, or before their unit is reduced; ddp's copy."""
+    gathered: int  # whole weights at once: of the root and of two blocks
+    saved: int  # activations saved for the backward pass
+    working: int  # the most that loss or backward pass need besides
+    peak: int  # the most at once
 
 
 def plan(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Memory:
-    """What training holds on each GPU."""
+    """The memory that training takes on each GPU."""
     shards = {"ddp": 1, "fsdp": cluster.gpus, "hsdp": min(cluster.shard_size, cluster.gpus)}[
         strategy
     ]
@@ -74,7 +74,7 @@ def plan(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Memory:
         if cluster.accumulate > 1:
             unreduced = cluster.reduce_bytes * (count.parameters(config) - _untrained(config, 1))
     moments = 2 * gradients
-    if cluster.optimizer == "muon":  # one instead of two
+    if cluster.optimizer == "muon":  # one moment instead of two
         moments -= FLOAT32 * numbers(hidden(config), shards) // shards
     tokens = cluster.micro_batch * config.max_seq_len
     # The final norm's input and outputs; logits; the head's cast and gradient.
@@ -87,7 +87,7 @@ def plan(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Memory:
         kept, again = saved_by_block(layer, cluster.checkpointing), _backward(layer)
         if cluster.checkpointing == "full":
             again += saved_by_block(layer, "none")
-        # Weights are cast for their products, and have gradients; `none` keeps what was cast.
+        # Weights are cast for their products, and have gradients; `none` keeps the cast weights.
         saved += tokens * kept + BFLOAT16 * weights * (cluster.checkpointing == "none")
         working = max(working, tokens * again + (BFLOAT16 + FLOAT32) * weights)
     working = max(working, loss)
@@ -103,14 +103,14 @@ def _untrained(config: ModelConfig, shards: int) -> int:
 
 
 def saved_by_block(layer: LayerConfig, checkpointing: Checkpointing = "selective") -> int:
-    """Bytes a token that a block saves for its backward pass."""
+    """Bytes for each token that a block saves for its backward pass."""
     d, n, state = layer.d_model, count.passes(layer.block, layer.loops), _residual(layer)
     if checkpointing == "full":
         return state * d
     keys = layer.head_dim * layer.n_kv_heads
     products = n * (4 * d + 2 * keys) + 2 * sum(_widths(layer))
     if layer.n_experts:
-        products += (layer.top_k - 1) * d  # an output for each
+        products += (layer.top_k - 1) * d  # one output for each expert
     numbers = n * layer.n_heads + (layer.loops - 1) * (layer.routes_steps and layer.block != "wide")
     numbers += GATE_OUTPUTS.get(layer.gate, 2) * (layer.block == "dual")  # a custom one: g_d, g_w
     states = 1
@@ -122,7 +122,7 @@ def saved_by_block(layer: LayerConfig, checkpointing: Checkpointing = "selective
 
 
 def _backward(layer: LayerConfig) -> int:
-    """Bytes a token of a block's backward pass: each part is computed again where it is needed."""
+    """Bytes for each token in a block's backward pass, which recomputes each part when needed."""
     state, widths = _residual(layer) * layer.d_model, _widths(layer)
     wide = 5 * state + 3 * BFLOAT16 * widths[-1]
     deep = (2 * layer.loops + 4) * state + 3 * BFLOAT16 * widths[0]  # a loop's states together
@@ -130,7 +130,7 @@ def _backward(layer: LayerConfig) -> int:
 
 
 def _widths(layer: LayerConfig) -> list[int]:
-    """Effective FFN width of each pass of a block: of a token's experts together."""
+    """Effective FFN width of each pass of a block; with experts, the sum over a token's."""
     widths = [layer.effective_width(layer.d_ffn or 0)] * layer.loops
     dense = layer.effective_width(layer.d_ffn_wide or 0)
     widths += [layer.top_k * layer.expert_width if layer.n_experts else dense]

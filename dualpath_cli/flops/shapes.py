@@ -1,7 +1,7 @@
-"""Shapes of a model's parameters by unit, from its configuration alone: what FSDP2 divides by rows.
+"""Shapes of a model's parameters by unit, from its configuration alone. FSDP2 divides their rows.
 
-Torch-free. A unit is what is gathered and reduced at once: each block, and the root with embedding,
-final norm and head. Its shapes come in no particular order.
+Torch-free. A unit is gathered and reduced at once: each block is one, and so is the root, with
+embedding, final norm and head. The shapes of a unit come in no particular order.
 """
 
 from itertools import chain
@@ -16,7 +16,7 @@ PARTS = ("deep", "wide", "gains", "conditioning", "router", "gate")  # the parts
 
 
 def units(config: ModelConfig) -> list[list[Shape]]:
-    """Shapes of the parameters of each block, and last of the root's; a tied head counts once."""
+    """Shapes of the parameters of each block, then of the root; a tied head counts once."""
     embedding, norm = (config.vocab_size, config.d_model), (config.d_model,)
     head = [] if config.tie_embeddings else [embedding]
     blocks = ([*chain.from_iterable(by_part(layer).values())] for layer in config.layers)
@@ -24,7 +24,7 @@ def units(config: ModelConfig) -> list[list[Shape]]:
 
 
 def by_part(layer: LayerConfig) -> dict[str, list[Shape]]:
-    """Shapes of a block's parameters by part: those of PARTS that it has."""
+    """Shapes of a block's parameters by part, for those PARTS that the block has."""
     shapes: dict[str, list[Shape]] = {"gains": []}
     if layer.block != "wide":
         shapes["deep"] = sublayer(layer, layer.effective_width(layer.d_ffn or 0))
@@ -57,7 +57,7 @@ def untrained(layer: LayerConfig) -> list[Shape]:
 
 
 def orthogonal(config: ModelConfig) -> list[tuple[int, Shape]]:
-    """What Muon makes orthogonal: of each of `hidden`, how many matrices lie in it, and a shape."""
+    """The matrices that Muon makes orthogonal: number and shape of those in each of `hidden`."""
     found: list[tuple[int, Shape]] = []
     for layer, part in ((layer, by_part(layer)) for layer in config.layers):
         for path, n in (("deep", 1), ("wide", layer.n_experts or 1)):
@@ -68,7 +68,7 @@ def orthogonal(config: ModelConfig) -> list[tuple[int, Shape]]:
 
 
 def sublayer(config: ModelConfig, width: int, experts: int = 1) -> list[Shape]:
-    """Shapes of the attention, norms and feed-forward of a path; `experts` lie above each other."""
+    """Shapes of the attention, norms and feed-forward of a path; `experts` are stacked by rows."""
     d, kv, h = config.d_model, config.n_kv_heads, experts * width
     heads: list[Shape] = [] if config.qk_norm == "none" else [(config.head_dim,)] * 2
     attention = [(d, d), (kv * config.head_dim, d), (kv * config.head_dim, d), (d, d)]
@@ -94,7 +94,7 @@ def router(layer: LayerConfig) -> list[Shape]:
 def numbers(unit: list[Shape], shards: int = 1) -> int:
     """Numbers in a unit whose parameters are divided by rows among `shards` devices.
 
-    Each device holds as many rows of a parameter as the first one does, so that what is sent is the
-    same for all: rows are filled up to a multiple of `shards`.
+    All devices hold equally many rows of a parameter, so that all send equally much: rows are
+    padded to a multiple of `shards`.
     """
     return sum(-(-shape[0] // shards) * shards * prod(shape[1:]) for shape in unit)

@@ -1,7 +1,7 @@
 """The FFN widths that a FLOP budget buys (appendix FLOP-matching, "Solving for FFN widths").
 
-`solve_widths` follows the paper, in one given multiple. `solve_within` looks for the multiple, too:
-equal sums of linear FLOPs and attention scores (--match total) need finer ones than the paper's.
+`solve_widths` follows the paper, with a given multiple. `solve_within` also finds the multiple:
+equal sums of linear FLOPs and attention scores (--match total) need a finer one than the paper's.
 """
 
 from bisect import bisect
@@ -17,7 +17,7 @@ from dualpath_cli.spec.config import BlockKind, effective_width
 
 Match = Literal["linear", "total"]
 
-TOLERANCE = Fraction(1, 100)  # how far from the matched sum `solve_within` lets a block's FLOPs be
+TOLERANCE = Fraction(1, 100)  # of `solve_within`: deviation of a block's FLOPs
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class Target:
     """
 
     budget: int  # F_M, linear FLOPs per token and layer
-    block: BlockKind = "dual"  # kind of block that spends them
-    alpha: float = 50  # percent of a dual block's FLOPs, gate aside, that its deep path gets
+    block: BlockKind = "dual"  # kind of block that spends the budget
+    alpha: float = 50  # percent of a dual block's FLOPs, gate aside, for the deep path
     loops: int = 4  # K of the deep path
     match: Match = "linear"
     """linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and attention
-    scores together meet the budget plus the reference_loops + 1 attention passes of a dual block,
-    so that blocks with fewer passes get wider FFNs."""
+    scores together meet the budget plus the reference_loops + 1 attention passes of a dual block;
+    blocks with fewer passes then get wider FFNs."""
     reference_loops: int | None = None
-    """K of the dual block that `total` refers to; None means ``loops``."""
+    """K of the reference block of match total; None means ``loops``."""
     d_model: int = 768  # width of the residual stream
     n_heads: int = 12  # number of query heads
     n_kv_heads: int = 12  # number of key and value heads
@@ -58,14 +58,14 @@ class Target:
 
     @property
     def off_the_top(self) -> int:
-        """FLOPs per token and layer that are spent before any path gets its share: the gate's."""
+        """FLOPs per token and layer of the gate, which are spent before the paths' shares."""
         if self.block != "dual":
             return 0
         return 4 * self.d_model if self.gate_flops is None else self.gate_flops
 
     @property
     def reference_passes(self) -> int:
-        """Attention passes of the dual block that `total` refers to."""
+        """Attention passes of the reference block of match total."""
         return passes("dual", self.reference_loops or self.loops)
 
     @property
@@ -77,7 +77,7 @@ class Target:
 
     @property
     def linear_budget(self) -> int:
-        """The part of matched_budget that this block can spend on linear FLOPs."""
+        """The part of matched_budget that is left for this block's linear FLOPs."""
         if self.match == "linear":
             return self.budget
         scores = passes(self.block, self.loops) * score_flops(self.d_model, self.seq_len)
@@ -102,7 +102,7 @@ class Target:
     def spent(self, d_ffn: int | None, d_ffn_wide: int | None) -> int:
         """FLOPs per token and layer of a block with these configured widths.
 
-        Counted as ``matched_budget`` is: linear FLOPs, with attention scores under match total.
+        Counted as in ``matched_budget``: linear FLOPs, and attention scores under match total.
         """
         projections = projection_flops(self.d_model, self.n_heads, self.n_kv_heads)
         flops = self.off_the_top
@@ -114,7 +114,7 @@ class Target:
 
     @property
     def has_room(self) -> bool:
-        """Whether every path has FLOPs left for its FFN after its attention projections."""
+        """Whether every path has FLOPs left for an FFN after its attention projections."""
         return all(exact is None or exact > 0 for exact in self.exact_widths())
 
 
@@ -125,16 +125,16 @@ class Widths:
     d_ffn: int | None  # width of the deep path; None for a wide block
     d_ffn_wide: int | None  # width of the wide path; None for a loop block
     clamped: tuple[str, ...] = ()
-    """Names of widths raised to the smallest multiple, which therefore exceed their share."""
+    """Names of widths that were raised to the smallest multiple, and so exceed their share."""
 
 
 def solve_widths(target: Target) -> Widths:
     """Returns the configured widths for a target.
 
     Loop and dual widths are the largest multiples whose effective width stays at or below the
-    exact one. PureWide rounds up instead, first the effective width, then the configured one,
-    which gives the paper's 24576 and 50624. A width whose exact value is positive but below one
-    multiple is raised to it, as in the paper's F80M a25 K4.
+    exact one. PureWide rounds up instead, first the effective width, then the configured one: this
+    gives the paper's 24576 and 50624. A width whose exact value is positive but below one multiple
+    is raised to one multiple, as in the paper's F80M a25 K4.
     """
     if not target.has_room:
         raise UserError(_no_room(target))
@@ -156,9 +156,9 @@ def solve_within(target: Target) -> tuple[Target, Widths]:
     """The coarsest width multiple that spends the matched budget to within TOLERANCE.
 
     Candidates are ``target.multiple_of`` and its halves, down to an odd number. Returns the target
-    with the multiple found, and the widths in it. Where no candidate meets it, as can be for a
-    ``d_model`` below 150 (one more channel of a pass is then over 1 % of its projections), it is
-    the finest.
+    with the multiple found, and the widths. If no candidate meets the budget, the finest is taken:
+    possible for a ``d_model`` below 150, where one more channel of a pass is over 1 % of its
+    projections.
     """
     while True:
         widths = solve_widths(target)
@@ -186,7 +186,7 @@ def _ceil(value: Fraction | int, multiple_of: int) -> int:
 def ways_out(target: Target) -> dict[str, int]:
     """Nearest whole alpha, largest K and smallest budget (to three digits) that have room.
 
-    Each is a change of that field alone; a field that cannot help is left out.
+    Each changes one field alone; a field that cannot help is left out.
     """
     ways: dict[str, int] = {}
     if target.block == "dual":
@@ -196,7 +196,7 @@ def ways_out(target: Target) -> dict[str, int]:
     if target.block != "wide" and replace(target, loops=1).has_room:
         fewer = range(1, target.loops)
         ways["loops"] = bisect(fewer, False, key=lambda k: not replace(target, loops=k).has_room)
-    # Widths are linear in the budget: from those at 1 and 2 follows where the last becomes 0.
+    # Widths are linear in the budget: values at 1 and 2 give the budget where a width becomes 0.
     at_1, at_2 = (replace(target, budget=budget).exact_widths() for budget in (1, 2))
     paths = zip(at_1, at_2, strict=True)
     zeros = [1 - w / (v - w) for w, v in paths if w is not None and v is not None]
@@ -206,7 +206,7 @@ def ways_out(target: Target) -> dict[str, int]:
 
 
 def _no_room(target: Target) -> str:
-    """One line: which path has no room, and which alpha, K or budget gives it some."""
+    """One line: the path without room, and the alpha, K or budget that gives room."""
     given = {
         "wide": "",
         "loop": f" with K={target.loops}",
