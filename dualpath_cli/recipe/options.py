@@ -14,10 +14,10 @@ from dualpath_cli.spec.intervention import Intervention, parse_overrides
 
 @dataclass(frozen=True, kw_only=True)
 class WithRecipe:
-    """Options of a command with a recipe, of which each key is an option as well."""
+    """Options of a command with a recipe; each key of the recipe is an option, too."""
 
     config: tuple[Place, ...] = field(default=(), metadata={"also": ("-c",), "each": True})
-    """Recipe: a path or the bare name of a packaged one. Of several, later ones win."""
+    """Recipe: a path, or the bare name of a packaged recipe. Of several, later ones win."""
     print_config: bool = False
     """Print the resolved recipe and do nothing else."""
 
@@ -29,20 +29,20 @@ class Fit(WithRecipe):
     config: tuple[Place, ...] = field(metadata={"also": ("-c",), "each": True})
     """Recipe: a path or a packaged name such as quickstart. Of several, later ones win."""
     ckpt_path: Place | None = None
-    """RUN: another run, or a checkpoint of one, whose weights to start from; or an older
-    checkpoint of this run to go back to."""
+    """RUN: another run or its checkpoint, to start from its weights; or an older checkpoint of this
+    run, to go back to it."""
     new_data: bool = False
-    """Continue the run on other data than it has been trained on up to now, from their beginning;
-    else they are refused."""
+    """Continue the run on other data than before, from the beginning of the new data; without this
+    option other data are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnClasses:
-    """Option of a command whose model, and so its classes, is named by what it reads."""
+    """Option of a command that reads the model's configuration from a run or folder."""
 
     own_classes: bool = False
-    """Import the Python class that a run or folder names as its model's gate or combination. This
-    runs the class's code: for runs that you trust."""
+    """Import the Python classes that a run or folder names as its model's gate or combination. This
+    runs the code of the classes: only for runs that you trust."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,10 @@ class OfRun(OwnClasses, WithRecipe):
     """Options of a command that builds a trained model from its run's recipe."""
 
     ckpt_path: Place
-    """Run folder or checkpoint to score; its recipe, tokenizer and model are read from there."""
+    """Run folder or checkpoint to score; recipe, tokenizer and model are read from the run."""
 
     def read(self, recipe: Any, run: Any) -> Self:
-        """Checks options against recipe and RUN, and may change the recipe's data section."""
+        """Checks options against recipe and RUN; may change the recipe's data section."""
         return self
 
     def check(self, settings: Settings) -> None:
@@ -65,8 +65,8 @@ class Average:
     """Option of a command that takes the mean of checkpoints."""
 
     average: int = 1
-    """Take the mean of the weights of the last N checkpoints, up to RUN's own, in place of the last
-    one's; run.keep decides how many there are."""
+    """Take the mean of the weights of the last N checkpoints up to RUN's, instead of the last one;
+    run.keep sets how many checkpoints are kept."""
 
     def __post_init__(self) -> None:
         check_ranges(self, {"average": (1, 10_000)})
@@ -74,11 +74,11 @@ class Average:
 
 @dataclass(frozen=True, kw_only=True)
 class Validate(Average, OfRun):
-    """Scores a run's model on its validation sets, and on those that --data.val.NAME adds to them;
-    --data.val '{NAME: PATH}' takes the place of all.
+    """Scores a run's model on its validation sets. --data.val.NAME PATH adds a set; --data.val
+    '{NAME: PATH}' replaces all sets.
 
-    Each window of a text starts after an end-of-text token; evaluate's rolling_bpb starts after the
-    preceding token and is mostly lower.
+    Each window of a text starts after an end-of-text token. Windows of evaluate's rolling_bpb start
+    after the preceding token; rolling_bpb is mostly lower.
     """
 
 
@@ -89,7 +89,7 @@ class Overrides:
     loops: int | None = None
     """Forced loops of every deep path."""
     intervention: tuple[str, ...] = ()
-    """Other overrides, as results name them: gates=1,0, shuffled, shuffled:7, experts=1,
+    """Other overrides, named as in results: gates=1,0, shuffled, shuffled:7, experts=1,
     experts=random:7, halting=0.1, skip=0.1, kv_slots=1, layers=0,2; K=3 is --loops 3."""
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class Overrides:
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Options of a command that runs a model by itself."""
+    """Options of a command that runs a model without a Trainer."""
 
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type of matrix products: float32 or bfloat16."""
@@ -115,7 +115,7 @@ class Where:
 
 
 def path_of(option: str, text: str) -> Path:
-    """Raises UserError unless a text can be a path on this machine."""
+    """Returns the path of a text. Raises UserError unless the text can be a path here."""
     try:
         check_path(option, text)
     except ValueError as error:
@@ -124,7 +124,7 @@ def path_of(option: str, text: str) -> Path:
 
 
 def folder_of(option: str, text: str | Path) -> Path:
-    """A folder that is there, or can be made. Raises UserError where a file is in its way."""
+    """A folder that exists or can be made. Raises UserError where a file is in the way."""
     folder = path_of(option, str(text))
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     if not existing.is_dir():
@@ -133,12 +133,12 @@ def folder_of(option: str, text: str | Path) -> Path:
 
 
 def read_overrides(options: Overrides) -> Intervention | None:
-    """Reads `--intervention` and `--loops`; None where nothing is changed."""
+    """Reads `--intervention` and `--loops`; None without an override."""
     loops = [] if options.loops is None else [f"K={options.loops}"]
     change = parse_overrides([*loops, *options.intervention])
     if change is not None and change.tokens is not None:
         raise UserError(
-            f"--intervention tokens={change.tokens}: classes of tokens are tagged by `dualpath "
-            "ablate --suite token-classes` alone"
+            f"--intervention tokens={change.tokens}: only `dualpath ablate --suite token-classes` "
+            "tags classes of tokens"
         )
     return change

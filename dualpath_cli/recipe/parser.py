@@ -1,6 +1,6 @@
-"""jsonargparse with mistakes of one line, and checked dataclasses from plain values. Torch-free.
+"""jsonargparse with errors of one line, and checked dataclasses from plain values. Torch-free.
 
-One parser reads recipes, the command line and, as LightningCLI's, the classes of the trainer.
+The same parser reads recipes, the command line and, within LightningCLI, the trainer's classes.
 """
 
 import typing
@@ -21,7 +21,7 @@ from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import PLACES, SIZES, Place, Size, at_home, parse_size
 from dualpath_cli.recipe.recipes import Loader
 
-# Values on the command line are read as those of recipes. There is no public way to say so.
+# Values on the command line are read like those of recipes. jsonargparse has no public way.
 _loaders_dumpers.yaml_default_loader = Loader  # type: ignore[assignment]
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ _NAMES_ELSEWHERE = {
     "seed_everything": "seed",
 }
 OTHER_NAMES = {name: key for key, words in _NAMES_ELSEWHERE.items() for name in words.split()}
-"""Keys of a recipe by the names that other trainers, and Lightning's own, have for them."""
+"""Keys of a recipe by their names in other trainers and in Lightning."""
 
 
 def _size(value: Any) -> Size:
@@ -65,31 +65,31 @@ def _size(value: Any) -> Size:
 register_type(Size, serializer=int, deserializer=_size, type_check=lambda v, _: type(v) is Size)
 
 
-# Never of its type, so each is read: what comes of it is a plain text.
+# A value never has this type, so that each is read, and becomes a plain text.
 register_type(Place, serializer=str, deserializer=at_home, type_check=lambda v, _: False)
 
 
 class OneLine:
-    """Mixin of a jsonargparse parser, whose mistakes become UserErrors of one line."""
+    """Mixin of a jsonargparse parser: a user's mistake becomes a UserError of one line."""
 
     _actions: Any
     words: Sequence[str] | None = None
-    """The user's, by which an option of two names is called. Without, what is wrong are keys."""
+    """The user's words; messages name options as written there. None: messages name keys."""
     prefix = ""
-    """Goes before keys in messages."""
+    """Text before keys in messages."""
 
     def __init__(self, **settings: Any) -> None:
-        # A mistyped option must not pass for another one.
+        # A mistyped option must not be taken for another option.
         ours = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
         super().__init__(**{**ours, **settings})
 
     def read(self, base: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-        """Returns a mapping with the keys that words set, and no default of any other key.
+        """Returns `base` with the keys that `words` set, and no default of any other key.
 
-        Raises UserError for the first mistake in either.
+        Raises UserError for the first mistake in `base` or `words`.
         """
         for action in self._actions:
-            action.required = False  # `construct` says what is missing
+            action.required = False  # `construct` names missing keys
         try:
             return self._parsed(base, words)
         except ArgumentError as error:
@@ -103,7 +103,7 @@ class OneLine:
         return found
 
     def _mistake(self, base: Mapping[str, Any], words: Sequence[str]) -> str:
-        """Names the first key or word that cannot be read by itself, and says what it must be."""
+        """The message for the first key or word that cannot be read, with the values allowed."""
         for key, value in self._leaves(base):
             if not self._action(key):
                 return self.unknown(key)
@@ -112,13 +112,13 @@ class OneLine:
                 self._parsed({section: {name: value}} if section else {key: value})
             except ArgumentError as error:
                 return self._wrong(key, value, error)
-        parts: list[list[str]] = []  # an option with the values after it, or a word before any
+        parts: list[list[str]] = []  # an option and its values, or a word before all options
         for word in words:
             if not parts or word[:1] == "-" or parts[-1][0][:1] != "-":
                 parts.append([])
             parts[-1].append(word)
         for n, (option, *values) in enumerate(parts, 1):
-            try:  # with those before, as words about a class go upon those that name it
+            try:  # with earlier parts: words about a class need the part that names the class
                 self._parsed(base, [*chain(*parts[:n])])
             except ArgumentError as error:
                 return self._wrong_word(option, values, error)
@@ -132,11 +132,11 @@ class OneLine:
                 yield key, value
 
     def _is_section(self, key: str) -> bool:
-        """Whether a key stands for a section of keys; one of Lightning's classes has keys, too."""
+        """Whether a key is a section; a key of a Lightning class has keys below, but is none."""
         return "." not in key and any(a.dest.startswith(f"{key}.") for a in self._actions)
 
     def _action(self, key: str) -> Action | None:
-        """The action of a key; of an entry in a mapping that of the mapping."""
+        """The action of a key; for an entry of a mapping, the action of the mapping."""
         found = [a for a in self._actions if a.dest == key
                  or (key.startswith(f"{a.dest}.") and not self._is_section(a.dest))]  # fmt: skip
         return max(found, key=lambda a: len(a.dest), default=None)
@@ -161,7 +161,7 @@ class OneLine:
         return self._wrong(key, value if equals else " ".join(values), error)
 
     def _wrong(self, key: str, value: Any, error: Exception) -> str:
-        """Says what a key or option must be; of a class that is built, what jsonargparse says."""
+        """The message for a wrong value; for a class that is built, jsonargparse's reason."""
         action = self._action(key)
         annotation = getattr(action, "_typehint", None) or getattr(action, "type", None)
         name, must = self.name_of(key), describe(annotation)
@@ -173,14 +173,14 @@ class OneLine:
             return f"{name}: '{shown:.60}' cannot be built: {_reason(error)}"
         shown = {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
         if name.startswith("--"):
-            must = must.removesuffix(" or null")  # which stands for an option that is left out
+            must = must.removesuffix(" or null")  # null: the option is left out
         choices = choices_of(annotation)
         wrong = [str(part) for part in parts if str(part) not in choices]
         near = did_you_mean(wrong[0], choices) if wrong else ""
         return f"{name} must be {must}, not '{shown:.60}'{near}"
 
     def name_of(self, key: str) -> str:
-        """A key of a recipe as it is, an option as the user wrote it."""
+        """The name in messages: a recipe's key, or an option as the user wrote it."""
         options = [o for action in self._actions if action.dest == key
                    for o in action.option_strings]  # fmt: skip
         if self.words is None or "." in key or not options:
@@ -189,19 +189,19 @@ class OneLine:
         return next((o for o in options if o in given), options[0])
 
     def options(self) -> dict[str, str]:
-        """Every option, by what it is called without hyphens before it.
+        """Every option, by its name without leading hyphens.
 
-        argparse lists them nowhere in public: `tests/cli/options.txt` tells if this changes.
+        argparse has no public list of options: `tests/cli/options.txt` shows a change of this.
         """
         shown = [action for action in self._actions if action.help != SUPPRESS]
         found = [option for action in shown for option in action.option_strings]
         return {option.lstrip("-"): option for option in found if not option.endswith("+")}
 
     def unknown(self, word: str) -> str:
-        """Says that there is no such key or option, and for which one it is likely meant.
+        """The message for an unknown key or option, with the likely intended name.
 
-        Of `--model.loop` the last part is compared: a key is more often put into the wrong section
-        than mistyped. Its own section goes first, and a command's own option before all keys.
+        Of `--model.loop` the part `loop` is compared: a wrong section is more common than a typo.
+        The key's own section goes first, and options of the command go before all keys.
         """
         options, option = self.options(), word.partition("=")[0]
         section, _, name = option.lstrip("-").rpartition(".")
@@ -223,7 +223,7 @@ class Parser(OneLine, ArgumentParser):
 
 
 def _reason(error: Exception) -> str:
-    """What jsonargparse says; of a union the first reason of a kind that the value could be."""
+    """jsonargparse's reason; for a union, the first reason of a type that the value fits."""
     whole = " ".join(str(error).split())
     reasons = [" ".join(part.split()) for part in str(error).split("\n    - ")[1:]]
     reasons = [reason for reason in reasons if not reason.startswith("Expected a <class")]
@@ -231,10 +231,10 @@ def _reason(error: Exception) -> str:
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """Returns the dataclass with these values, those of nested dataclasses being mappings.
+    """Returns the dataclass with these values; nested dataclasses are given as mappings.
 
-    Types are not bent: 2.0 and `true` are no whole numbers, and 3 is no text. `prefix` goes before
-    keys in messages.
+    Types are not converted: 2.0 and `true` are no whole numbers, and 3 is no text. `prefix` is the
+    text before keys in messages.
     """
     parser = reader_of(cls)  # type: ignore[arg-type]
     parser.prefix = prefix
@@ -242,10 +242,10 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def construct(cls: type[T], found: Mapping[str, Any], prefix: str = "") -> T:
-    """Returns the dataclass of values of its fields' types; a ValueError becomes a UserError.
+    """Returns the dataclass from values of its fields' types; a ValueError becomes a UserError.
 
-    A field that is a dataclass has a mapping. Raises UserError also for a key that is missing, and
-    for a null, which jsonargparse takes for any type.
+    A nested dataclass is given as a mapping. Raises UserError also for a missing key, and for a
+    null, which jsonargparse accepts for any type.
     """
     hints = typing.get_type_hints(cls)
     made: dict[str, Any] = {}
@@ -278,7 +278,7 @@ _KINDS = {int: "a whole number", Size: SIZES, float: "a number", bool: "true or 
 
 
 def describe(annotation: Any) -> str:
-    """Says what a value of a type is, as the end of "KEY must be ..."."""
+    """The values of a type in words, as the end of "KEY must be ..."."""
     if annotation in _KINDS:
         return _KINDS[annotation]
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)

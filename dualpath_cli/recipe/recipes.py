@@ -1,8 +1,8 @@
 """Finds a recipe by path or bare name and resolves its `base:`. Torch-free.
 
 A recipe is a YAML file with the sections `model`, `optim`, `run`, `data`, `trainer` and the number
-`seed_everything`. `base: NAME` (or a list of names) starts from other recipes; later ones win, key
-by key.
+`seed_everything`. `base: NAME` (or a list of names) starts from other recipes; of several, later
+recipes win, key by key.
 """
 
 import json
@@ -23,7 +23,7 @@ yaml.SafeDumper.add_representer(Size, yaml.SafeDumper.represent_int)
 Recipe = dict[str, Any]
 
 MOST_CHARACTERS, MOST_PARTS = 50_000, 40_000
-"""Characters of a recipe, and parts of its JSON, those of an alias counted again."""
+"""Most characters of a recipe, and most parts of its JSON, with each alias expanded."""
 
 
 def recipe_folder() -> Path:
@@ -41,12 +41,12 @@ def names(kind: str = "") -> list[str]:
 def find(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
     """Returns the file that `recipe` means: a path has a slash or `.yaml`, a name is packaged.
 
-    A path is relative to `beside`, the folder of the recipe that names it, or to the current one.
-    The repository's path of a packaged recipe means that one where no such file is here. `kind` is
-    the folder of packaged recipes, `data` for preparations.
+    A path is relative to `beside`, the folder of the recipe that names the path, or to the current
+    folder. A path such as recipes/NAME.yaml means the packaged recipe if there is no such file.
+    `kind` is the folder of packaged recipes, `data` for preparations.
     """
     if recipe in ("-", "/dev/stdin"):
-        raise UserError(f"recipe '{recipe}': every rank reads the recipe anew; give a file")
+        raise UserError(f"recipe '{recipe}': every rank reads the recipe again; give a file")
     folder, given = recipe_folder() / kind, Path(recipe)
     is_path = "/" in recipe or recipe.endswith((".yaml", ".yml"))
     places = [(beside or Path()) / recipe, given] if is_path else [folder / f"{recipe}.yaml"]
@@ -63,14 +63,14 @@ def find(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
 
 
 def load_recipes(names: Iterable[str]) -> Recipe:
-    """Reads recipes, each by path or bare name, as one: later ones win, key by key."""
+    """Reads recipes by path or bare name and merges them: later recipes win, key by key."""
     return reduce(merge, map(load, names), {})
 
 
 def load(recipe: str, beside: Path | None = None, seen: tuple[Path, ...] = ()) -> Recipe:
     """Reads a recipe by path or bare name, with its bases resolved; the result has no `base`.
 
-    Bases are looked for beside the recipe; `seen` are those that stand on this one.
+    Bases are relative to the recipe's folder; `seen` are the recipes that build on this one.
     """
     path = find(recipe, beside)
     if path.resolve() in seen:
@@ -85,7 +85,7 @@ def load(recipe: str, beside: Path | None = None, seen: tuple[Path, ...] = ()) -
 
 
 def merge(below: Recipe, above: Recipe) -> Recipe:
-    """Returns both recipes as one: mappings merge key by key, everything else is replaced."""
+    """Returns `below` with `above` over it: mappings merge key by key, others are replaced."""
     merged = dict(below)
     for key, value in above.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -94,14 +94,14 @@ def merge(below: Recipe, above: Recipe) -> Recipe:
 
 
 def read(path: Path) -> Recipe:
-    """Reads a file as one recipe, `base` not yet resolved."""
+    """Reads a file as one recipe, without resolving `base`."""
     return parse(read_text(path), str(path))
 
 
 def parse(text: str, name: str) -> Recipe:
-    """Reads YAML text as one recipe, `base` not yet resolved; `name` is for the error message.
+    """Reads YAML text as one recipe, without resolving `base`; `name` is for the error message.
 
-    Raises UserError for text that is not YAML, not a mapping, or too much.
+    Raises UserError for text that is not YAML, not a mapping, or too long.
     """
     try:
         if len(text) > MOST_CHARACTERS:
@@ -117,7 +117,7 @@ def parse(text: str, name: str) -> Recipe:
         where = f" line {mark.line + 1}" if mark else ""
         what = getattr(error, "problem", None) or getattr(error, "reason", of_content(error))
         raise UserError(f"recipe {name}{where} cannot be read: {what}") from None
-    if not isinstance(content, dict):  # whose value may be anything: it is not quoted
+    if not isinstance(content, dict):  # content of any kind and size: not quoted
         what = "is empty" if content is None else "is no mapping"
         raise UserError(f"recipe {name} {what}; give sections, such as model: {{n_layers: 4}}")
     return content
@@ -126,12 +126,12 @@ def parse(text: str, name: str) -> Recipe:
 class Loader(yaml.SafeLoader):
     """YAML with numbers as people write them, in recipes as on the command line; no key twice.
 
-    Whole numbers are decimal: 010 is ten, and neither 0x10 nor 1:30 is a number. 5e-4 is one, which
-    PyYAML alone reads as text. There are no dates, and keys are texts.
+    Whole numbers are decimal: 010 is ten, and neither 0x10 nor 1:30 is a number. 5e-4 is a number,
+    though text for PyYAML. There are no dates, and keys are texts.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Refuses a repeated key, of which PyYAML would keep the last."""
+        """Refuses a repeated key; PyYAML would keep the last value."""
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
@@ -165,5 +165,5 @@ for _tag, _form in _NUMBERS.items():
 
 
 def dump(recipe: Recipe) -> str:
-    """A recipe as YAML text, from which `parse` gives it back."""
+    """A recipe as YAML text, from which `parse` restores the recipe."""
     return yaml.dump(recipe, Dumper=_Dumper, sort_keys=False)

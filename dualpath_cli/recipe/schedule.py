@@ -1,4 +1,4 @@
-"""Over a run's optimizer steps: rates, decay, loops, micro-batches, epochs. Torch-free."""
+"""Schedules over a run's steps: learning rate, decay, loops, micro-batches. Torch-free."""
 
 import math
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ def learning_rate(step: int, total_steps: int, settings: OptimSettings) -> float
     """Learning rate of optimizer step `step` (from 0) of `total_steps`.
 
     Linear from `lr_start` to `lr` over `warmup_steps`; then a half cosine that arrives at `lr_end`
-    after the last step (appendix A of the paper), or, under `wsd`, `lr` up to `cooldown_start` and
-    a straight line from there.
+    after the last step (appendix A of the paper). Under `wsd`: `lr` up to `cooldown_start`, then
+    linear to `lr_end`.
     """
     if step < settings.warmup_steps:
         return settings.lr_start + (settings.lr - settings.lr_start) * step / settings.warmup_steps
@@ -30,12 +30,12 @@ def learning_rate(step: int, total_steps: int, settings: OptimSettings) -> float
 
 
 def cooldown_start(total_steps: int, settings: OptimSettings) -> int:
-    """The first step below the peak rate under `wsd`; shorter runs are alike up to theirs."""
+    """The first step below the peak rate under `wsd`; up to it, longer runs are the same."""
     return max(settings.warmup_steps, total_steps - round(settings.cooldown * total_steps))
 
 
 def weight_decay(total_steps: int, settings: OptimSettings) -> float:
-    """Weight decay of a run of `total_steps`: as set, or by the sum that is set."""
+    """Weight decay of a run of `total_steps`: `weight_decay`, or from `decay_sum`."""
     if settings.decay_sum is None:
         return settings.weight_decay
     rates = (learning_rate(step, total_steps, settings) for step in range(total_steps))
@@ -44,9 +44,9 @@ def weight_decay(total_steps: int, settings: OptimSettings) -> float:
 
 @dataclass(frozen=True)
 class StepLoops:
-    """The number of loops of each optimizer step: as its phase has it, or drawn from several.
+    """The number of loops of each optimizer step: set by its phase, or drawn from several.
 
-    Step and seed alone decide it, so that ranks, micro-batches and continued runs agree.
+    It depends on step and seed alone, so that ranks, micro-batches and continued runs agree.
     """
 
     phases: tuple[tuple[int, tuple[int, ...]], ...]
@@ -54,7 +54,7 @@ class StepLoops:
     steps: int
     """Optimizer steps of the run."""
     seed: int = 0
-    """Of the draws, in which all numbers are equally probable."""
+    """Seed of the draws; all numbers are equally probable."""
 
     def choices(self, step: int) -> tuple[int, ...]:
         """The numbers that an optimizer step, from 0 on, draws from."""
@@ -66,7 +66,7 @@ class StepLoops:
         return choices[seed_from("train_loops", self.seed, step) % len(choices)]
 
     def counts(self, since: int = 0) -> dict[int, float]:
-        """How many steps from `since` on run each number of loops; of draws, their expectation."""
+        """Steps from `since` on that run each number of loops; for draws, the expected number."""
         counts: dict[int, float] = {}
         ends = [*(first for first, _ in self.phases[1:]), self.steps]
         for (first, choices), end in zip(self.phases, ends, strict=True):
@@ -77,7 +77,7 @@ class StepLoops:
 
 
 def step_loops(run: RunSettings, seed: int = 0) -> StepLoops | None:
-    """The loops of a run's steps; None where all have `model.loops`."""
+    """The loops of a run's steps; None if all steps run `model.loops`."""
     if run.train_loops is not None:
         return StepLoops(((0, tuple(run.train_loops)),), run.steps, seed)
     if run.loop_schedule is not None:
@@ -87,14 +87,14 @@ def step_loops(run: RunSettings, seed: int = 0) -> StepLoops | None:
 
 
 def check_loops(run: RunSettings, model: ModelConfig) -> None:
-    """Raises UserError for loops of steps that the model cannot have, and phases of no step."""
+    """Raises UserError for loops that the model cannot run, and for a phase without a step."""
     loops, schedule = step_loops(run), run.loop_schedule
     if run.train_loops is not None and not isinstance(model.loops, int):
-        raise UserError("run.train_loops goes with one number in model.loops, not with a list")
+        raise UserError("run.train_loops needs one number in model.loops, not a list")
     if schedule is not None and schedule[-1][1] != model.loops:
         raise UserError(
             f"run.loop_schedule ends with {schedule[-1][1]} loops, but model.loops={model.loops} "
-            "is what is validated; end it with that one number, or leave it out"
+            "is validated; end the schedule with this number, or leave it out"
         )
     key = "train_loops" if schedule is None else "loop_schedule"
     for number, steps in (loops.counts() if loops else {}).items():
@@ -108,9 +108,9 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
 
 
 def micro_batches(batch_tokens: int, length: int, ranks: int, micro_batch: int) -> int:
-    """Returns how many micro-batches of sequences of `length` tokens a rank has of each step.
+    """Returns the number of micro-batches of a rank in each step; sequences have `length` tokens.
 
-    Raises UserError unless the step's tokens are equally many whole micro-batches on all ranks.
+    Raises UserError unless the step's tokens divide into whole, equally many micro-batches.
     """
     own, rest = divmod(batch_tokens, length * ranks)
     if rest or own % micro_batch:
@@ -126,15 +126,15 @@ def micro_batches(batch_tokens: int, length: int, ranks: int, micro_batch: int) 
 
 
 def loop_counts(run: RunSettings, since: int = 0) -> dict[int, float]:
-    """`StepLoops.counts` of a run; empty where all steps have `model.loops`."""
+    """`StepLoops.counts` of a run; empty if all steps run `model.loops`."""
     loops = step_loops(run)
     return {} if loops is None else loops.counts(since)
 
 
 def stable_steps(settings: Settings) -> int:
-    """The first steps of a run under `wsd` that any longer run of its settings has as well.
+    """Steps at the start of a run under `wsd` that are the same in longer runs of its settings.
 
-    They end where the cool-down begins, or the second phase of `run.loop_schedule`.
+    They end where the cool-down, or the second phase of `run.loop_schedule`, begins.
     """
     run, loops = settings.run, step_loops(settings.run)
     phases = [first for first, _ in loops.phases[1:]] if loops is not None else []
@@ -143,22 +143,22 @@ def stable_steps(settings: Settings) -> int:
 
 ADAMW: dict[Kind, tuple[float, float]] = {"hidden": (1, 0.5)}
 ADAMW |= dict.fromkeys(("head", "router", "gate"), (1, 1))
-"""Powers of base_width / d_model, by which a kind's learning rate and initial standard deviation
-change: muP for Adam without multipliers, table 3 of Yang et al. 2022, "Tensor Programs V" (arXiv
+"""Powers of base_width / d_model in the factors of a kind's learning rate and initial standard
+deviation: muP for Adam without multipliers, table 3 of Yang et al. 2022, "Tensor Programs V" (arXiv
 2203.03466). Hidden weights map a width to a width; the head, routers and gates map a width to a
-number that stays, as output weights do. All other kinds are as input weights: nothing changes."""
+fixed number, as output weights do. All other kinds are like input weights, with factor 1."""
 
 MUON = {"match_rms_adamw": (0.5, 0.5), "original": (0, 0.5)}
-"""Of `hidden` under Muon, by `muon_adjust`. The spectral norm of an update must stay as widths grow
-in proportion (arXiv 2310.17813): an orthogonal update's does, and `original` keeps it;
-`match_rms_adamw` multiplies it by the root of the width."""
+"""The powers of `hidden` under Muon, by `muon_adjust`. The spectral norm of an update must stay the
+same as widths grow in proportion (arXiv 2310.17813). The norm of an orthogonal update does, also
+under `original`; `match_rms_adamw` multiplies the update by the root of the width."""
 
 
 def rate_factor(kind: Kind, settings: OptimSettings, d_model: int) -> float:
     """The learning rate of a kind, as a multiple of the schedule's.
 
-    It is `lr_scale`, with `base_width` times that of the model's width, with `muon_lr` times its
-    ratio to `lr` for what Muon moves.
+    A product of `lr_scale`, the factor of the width (with `base_width`) and, for Muon's matrices,
+    `muon_lr` / `lr`.
     """
     factor = settings.lr_scale.get(kind, 1.0) * _of_width(kind, settings, d_model)[0]
     if settings.name == "muon" and kind == "hidden" and settings.muon_lr is not None:
@@ -167,12 +167,12 @@ def rate_factor(kind: Kind, settings: OptimSettings, d_model: int) -> float:
 
 
 def std_factors(settings: OptimSettings, d_model: int) -> dict[Kind, float]:
-    """The initial standard deviation of each kind, as a multiple of that by `init_std`."""
+    """The initial standard deviation of each kind, as a multiple of the usual one."""
     return {kind: _of_width(kind, settings, d_model)[1] for kind in GROUP_OF}
 
 
 def _of_width(kind: Kind, settings: OptimSettings, d_model: int) -> tuple[float, float]:
-    """The factors of a kind's learning rate and standard deviation, 1 without `base_width`."""
+    """Factors of a kind's learning rate and standard deviation; 1 without `base_width`."""
     ratio = (settings.base_width or d_model) / d_model
     moved = settings.name == "muon" and kind == "hidden"
     rate, std = MUON[settings.muon_adjust] if moved else ADAMW.get(kind, (0, 0))

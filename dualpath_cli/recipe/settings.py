@@ -26,49 +26,49 @@ class OptimSettings:
     """The optimizer and its learning rate. The defaults are the paper's (appendix A)."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    """adamw; or muon, for the matrices of attention and FFNs, and AdamW for all others."""
+    """adamw; or muon: Muon for the matrices of attention and FFNs, AdamW for all other weights."""
     lr: float = 5e-4
     """Peak learning rate."""
     lr_start: float = 5e-6
     """Learning rate of the first warm-up step."""
     lr_end: float = 5e-5
-    """Learning rate that is reached with the last token."""
+    """Learning rate at the last token."""
     warmup_steps: int = 184
     """Optimizer steps from lr_start to lr."""
     schedule: Literal["cosine", "wsd"] = "cosine"
-    """After the warm-up: half a cosine to lr_end; or wsd, constant, then linear over `cooldown`."""
+    """After the warm-up, half a cosine to lr_end; or wsd: constant, then linear over `cooldown`."""
     cooldown: float = 0.2
-    """The last part of all steps, in which schedule wsd goes down."""
+    """The last part of all steps, in which the rate of schedule wsd falls."""
     muon_lr: float | None = None
-    """Peak learning rate of Muon's matrices, on the schedule of lr with all rates in proportion;
-    null is lr. Only under name muon, as the next two."""
+    """Peak learning rate of Muon's matrices, proportional to the schedule of lr; null is lr. This
+    key and the next two have an effect only under name muon."""
     muon_momentum: float = 0.95
     """Decay rate of Muon's momentum, which is Nesterov's."""
     muon_adjust: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     """Factor on Muon's rate by a matrix's shape: match_rms_adamw is 0.2 sqrt(max(rows, columns)),
-    so that Muon takes a rate and decay that suit AdamW (arXiv 2502.16982); original is
-    sqrt(max(1, rows / columns)), Keller Jordan's, whose muon_lr is 0.02."""
+    so that rates and decay for AdamW also suit Muon (arXiv 2502.16982); original is Keller
+    Jordan's sqrt(max(1, rows / columns)), for a muon_lr of about 0.02."""
     lr_scale: dict[str, float] = field(default_factory=dict)
     """Factors of the learning rate by kind of parameter: hidden (projections of attention, FFNs),
     embedding (also as a tied head), head, router, gate (their matrices), norms, gains, biases,
-    conditioning. A kind that is not named has 1; 0 freezes it, and it does not decay."""
+    conditioning. The default is 1; 0 freezes a kind, which then does not decay either."""
     base_width: int | None = None
     """Width transfer: the model.d_model that lr and model.init_std were tuned at. With r =
-    base_width / d_model, the rate of hidden, head, router and gate is r times lr, and their initial
-    standard deviation times sqrt(r) (hidden) or r (the others): table 3 of arXiv 2203.03466.
-    Muon's rate is times sqrt(r) under match_rms_adamw, else as it is (arXiv 2310.17813). Keep the
-    head size and d_ffn / d_model. null scales nothing."""
+    base_width / d_model, the rates of hidden, head, router and gate are multiplied by r, and their
+    initial standard deviations by sqrt(r) (hidden) or r (the others): table 3 of arXiv 2203.03466.
+    Muon's rate is multiplied by sqrt(r) under match_rms_adamw, else kept (arXiv 2310.17813). Keep
+    the head size and d_ffn / d_model. null scales nothing."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the two moments."""
     eps: float = 1e-8
     """Epsilon in AdamW's denominator."""
     weight_decay: float = 0.3
-    """Decoupled weight decay of the groups in `decay`: a step shrinks by it times the rate of the
-    kind, with lr_scale and base_width."""
+    """Decoupled weight decay of the groups in `decay`: a step shrinks weights by weight_decay times
+    the learning rate of the kind, which includes lr_scale and base_width."""
     decay_sum: float | None = None
-    """Sum of learning rate times weight decay over all steps, which then replaces
-    weight_decay: runs of any length and peak rate shrink their weights alike, and so do kinds of
-    any lr_scale but 0 and base_width. The paper's is 1.51; null keeps weight_decay."""
+    """Sum of learning rate times weight decay over all steps, in place of weight_decay. Weights
+    then shrink alike in runs of any length and peak rate, and in kinds of any lr_scale (but 0) and
+    base_width. The paper's is 1.51; null uses weight_decay."""
     decay: list[ParameterGroup] = field(
         default_factory=lambda: ["matrices", "norms", "gains", "biases"]
     )
@@ -77,8 +77,8 @@ class OptimSettings:
     clip: float = 1.0
     """Global L2 norm that gradients are clipped to; 0 switches clipping off."""
     skip_sigma: float | None = None
-    """Leaves out steps whose gradient norm is this many standard deviations above its mean (of the
-    logarithm, over the last 100 steps); null leaves none out. 6 is a good value."""
+    """Skip steps whose gradient norm is this many standard deviations above the mean (of the norm's
+    logarithm, over the last 100 steps); null skips none. 6 is a good value."""
 
     def __post_init__(self) -> None:
         ranges: dict[str, tuple[float, float]] = dict.fromkeys(("lr", "muon_lr"), (1e-30, 1e9))
@@ -96,12 +96,12 @@ class OptimSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Length and portions of a run, and its output."""
+    """Length, batches and output of a run."""
 
     recipe: str = "custom"
-    """Name of the recipe, and of the folder for its runs; --config sets it."""
+    """Name of the recipe, and of the folder for its runs; set by --config."""
     name: str = "default"
-    """Name of the run folder, below the recipe's."""
+    """Name of the run folder, inside the recipe's folder."""
     dir: Place = "runs"
     """Folder that holds all runs."""
     budget: Size | None = None
@@ -109,24 +109,24 @@ class RunSettings:
     max_tokens: Size = Size(38_503_710_720)
     """Training budget in tokens, rounded down to whole optimizer steps."""
     branch_from: Place | None = None
-    """Run folder of a run that this one takes over, at its last checkpoint before the cool-down
-    (optim.schedule wsd) or second phase of either; all but run.max_tokens is the same."""
+    """Run folder of another run, to continue from its last checkpoint before the cool-down
+    (optim.schedule wsd) or second phase of either run. All keys but run.max_tokens must agree."""
     batch_tokens: Size = Size(2_097_152)
     """Tokens of one optimizer step, over all devices and accumulation."""
     micro_batch: int = 2
-    """Sequences in one forward pass of one device; half of them on a single GPU that has no room
-    for the first steps."""
+    """Sequences in one forward pass of one device. If a single GPU has no room for the first steps,
+    the number is halved."""
     train_loops: list[int] | None = None
-    """Numbers of loops, one of which is drawn for each optimizer step; each has a separate
-    compiled graph. null trains with model.loops, which also validates."""
+    """Numbers of loops; each optimizer step draws one. Each number has a separate compiled graph.
+    null trains with model.loops. Validation always uses model.loops."""
     loop_schedule: list[tuple[float, int]] | None = None
-    """[[0, 1], [0.35, 4]] trains with one loop, and after 35 % of the steps with four. Numbers do
-    not fall, and the last is model.loops, which validates. null trains with model.loops."""
+    """[[0, 1], [0.35, 4]] trains with one loop, and after 35 % of the steps with four. Numbers must
+    not fall and must end with model.loops, used in validation. null trains with model.loops."""
     compile: bool = True
-    """Whether each block is compiled; without a C++ compiler the run continues, with a line."""
+    """Whether each block is compiled; without a C++ compiler the run says so and runs eagerly."""
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
-    """The part of each block that the backward pass computes again: nothing, all but products of
-    matrices and attention, or all. auto is selective where blocks are compiled, else none."""
+    """The part of each block that the backward pass computes again: none; selective, all but matrix
+    products and attention; or full, all. auto is selective if blocks are compiled, else none."""
     log_every: int = 10
     """Optimizer steps between two rows of metrics."""
     gates_every: int = 100
@@ -138,22 +138,22 @@ class RunSettings:
     keep: int = 3
     """The number of newest checkpoints that are kept; 0 keeps all."""
     keep_every: int = 0
-    """Checkpoints whose step is a multiple of this are kept as well; 0 keeps no more."""
+    """Checkpoints whose step is a multiple of this are kept as well; 0 keeps only the newest."""
     tensorboard: bool = True
     """Whether to log to TensorBoard too, where it is installed."""
     wandb: str | None = None
     """Weights & Biases project to log to as well."""
     shard_size: int | None = None
-    """Under hsdp, devices that share one set of weights; null is those of a node."""
+    """Under hsdp, the number of devices that share one set of weights; null is all of a node."""
     reduce_dtype: Literal["bfloat16"] | None = None
-    """Type in which gradients travel between devices: null is the weights' own; bfloat16 halves the
-    bytes. Under fsdp and hsdp gradients are added up in it as well."""
+    """Type of gradients in transit between devices: null is the weights' type; bfloat16 halves the
+    bytes. Under fsdp and hsdp gradients are also summed in this type."""
     rank_timeout: float = 30.0
-    """Minutes that ranks wait for one another at most; then the run ends."""
+    """The most minutes that ranks wait for one another before the run ends."""
     peak_tflops: float | None = None
-    """The device's dense peak in TFLOP/s that MFU is measured against; known GPUs need none."""
+    """The device's dense peak in TFLOP/s, for MFU; known GPUs need none."""
     max_bad_steps: int = 10
-    """So many steps in a row, without a finite loss or gradient or by optim.skip_sigma, end it."""
+    """Consecutive bad steps (no finite loss or gradient, or optim.skip_sigma) that end the run."""
 
     def __post_init__(self) -> None:
         for name in ("recipe", "name", "wandb"):
@@ -172,23 +172,23 @@ class RunSettings:
         check_ranges(self, ranges)
         _check_loops(self.train_loops, self.loop_schedule)
         if self.save_every % self.log_every:
-            # Or the first row after a continuation would lack the tokens before it.
+            # Else the first row after a continuation would lack the tokens before the checkpoint.
             raise ValueError(
                 f"save_every={self.save_every} must be a multiple of log_every={self.log_every}"
             )
 
     @property
     def steps(self) -> int:
-        """Whole optimizer steps in the budget."""
+        """Whole optimizer steps in the token budget."""
         return self.max_tokens // self.batch_tokens
 
 
 MOST_TRAIN_LOOPS = 8
-"""Numbers of loops to draw from at most: each is a graph that is compiled, as long as a run's."""
+"""Most numbers of loops in a run: each is a graph to compile, as long as the whole run's."""
 
 
 def _check_loops(drawn: list[int] | None, pairs: list[tuple[float, int]] | None) -> None:
-    """Raises ValueError for numbers to draw from, or a schedule, that are none, and for both."""
+    """Raises ValueError for wrong numbers to draw from, a wrong schedule, and for both at once."""
     if drawn is not None and pairs is not None:
         both = f"loop_schedule and train_loops={drawn}"
         raise ValueError(f"{both} exclude each other; leave one out")
@@ -206,14 +206,14 @@ def _check_loops(drawn: list[int] | None, pairs: list[tuple[float, int]] | None)
         and (parts[-1] < 1 <= loops[0])
     ):
         raise ValueError(
-            f"loop_schedule must be {most} pairs of a part, which begins at 0 and rises, below 1, "
-            "and loops, which do not fall, such as [[0, 1], [0.35, 4]], not "
+            f"loop_schedule must be {most} pairs [part, loops], such as [[0, 1], [0.35, 4]]; parts "
+            "begin at 0 and rise, below 1, and loops do not fall; not "
             f"{pairs!s:.60}"
         )
 
 
 MOST_WORKERS = 64
-"""Loader processes per device at most: each takes some 300 MB, and one feeds most GPUs."""
+"""Most loader processes per device: each takes some 300 MB, and one is enough for most GPUs."""
 
 
 @dataclass(frozen=True)
@@ -225,16 +225,16 @@ class DataSettings:
     val: dict[str, Place] = field(default_factory=dict)
     """Validation sets by name: prepared data folders or text, JSONL, Parquet files; also s3://."""
     val_tokens: Size | None = None
-    """The most tokens of each validation set, drawn at random from all of its documents."""
+    """The most tokens of each validation set, from documents drawn at random."""
     val_seed: int = 0
     """Seed of that draw."""
     max_epochs: float | None = 1.0
-    """How often the token budget may pass over the training data; null sets no limit."""
+    """The most passes of the token budget over the training data; null sets no limit."""
     workers: int = 1
-    """Loader processes per device; local disks want 0 or 1, S3 1 or 2."""
+    """Loader processes per device: 0 or 1 for local disks, 1 or 2 for S3."""
     verify: Literal["never", "first", "always"] = "first"
     """When chunks are compared with the manifest's sha256: `first` is at the first use on this
-    machine and after a change, `always` at every start."""
+    machine and after a change, `always` is at every start."""
 
     def __post_init__(self) -> None:
         check_path("path", self.path, remote=True)
@@ -247,7 +247,7 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """The arguments of lightning.Trainer that are a recipe's to choose; the rest follow from it."""
+    """The arguments of lightning.Trainer that a recipe sets; the others follow from the recipe."""
 
     accelerator: Literal["auto", "cpu", "cuda", "gpu"] = "auto"
     """The kind of device: auto is a CUDA GPU where there is one, else the CPU."""
@@ -257,12 +257,12 @@ class TrainerSettings:
     """The number of nodes."""
     strategy: Literal["auto", "single", "ddp", "fsdp", "hsdp"] | dict[str, Any] = "auto"
     """How devices share the work: auto is single on one device and ddp on several; fsdp is FSDP2
-    over all devices, hsdp FSDP2 within a node (or run.shard_size devices) and replicas of it
-    across. A class of Lightning's own is given as class_path and init_args."""
+    over all devices; hsdp is FSDP2 within each node (or run.shard_size devices), and nodes are
+    replicas. A class of Lightning is given as class_path and init_args."""
     precision: Literal[
         "32-true", "bf16-mixed", "bf16-true", "64-true", "transformer-engine", "bf16", 32, 64
     ] = "32-true"  # fmt: skip
-    """Of the arithmetic. fp16 is not offered: its gradients would be clipped still scaled."""
+    """Precision of arithmetic. fp16 is not offered: gradients would be clipped while scaled."""
     callbacks: list[dict[str, Any]] | dict[str, Any] | None = None
     """More Lightning callbacks, each by class_path and init_args."""
     plugins: list[dict[str, Any]] | dict[str, Any] | str | None = None
@@ -272,14 +272,14 @@ class TrainerSettings:
     profiler: dict[str, Any] | Literal["simple", "advanced", "pytorch", "xla"] | None = None
     """Lightning's profiler: simple, advanced, pytorch, xla, or a class_path with init_args."""
     max_time: dict[str, int] | str | None = None
-    """When to stop at the latest, as days:hours:minutes:seconds or as whole numbers by unit such as
-    {hours: 11, minutes: 30}; the run can be continued."""
+    """The longest time before the run stops, as days:hours:minutes:seconds or as whole numbers by
+    unit such as {hours: 11, minutes: 30}; the run can be continued."""
     deterministic: bool | Literal["warn"] | None = None
     """Whether PyTorch must use deterministic algorithms."""
     benchmark: bool | None = None
-    """Whether cuDNN tries its kernels out."""
+    """Whether cuDNN tries kernels and takes the fastest."""
     detect_anomaly: bool = False
-    """Whether autograd looks for the operation that made a nan; slow."""
+    """Whether autograd finds the operation that made a nan; slow."""
 
     def __post_init__(self) -> None:
         check_ranges(self, {"num_nodes": (1, 10**5), "devices": (-1, 999)})
@@ -290,7 +290,7 @@ class TrainerSettings:
 
     @property
     def devices_of_a_node(self) -> int | None:
-        """The number of devices of a node; None is all that there are."""
+        """The number of devices of a node; None is all."""
         if self.strategy == "single":
             return 1
         if self.devices in ("auto", -1):
@@ -321,13 +321,13 @@ class Settings:
             )
 
     def as_recipe(self) -> Recipe:
-        """All fields as plain values, defaults filled in: what a run folder keeps."""
+        """All fields as plain values with defaults, as a run folder keeps them."""
         recipe: Recipe = json.loads(json.dumps(asdict(self), default=str))
         return recipe
 
 
 CLASSES = ("callbacks", "plugins", "profiler", "logger")
-"""The keys of a trainer's section that name classes, whose code would run."""
+"""The keys of a trainer's section that name classes; a class runs code."""
 
 SECTIONS: dict[str, type] = get_type_hints(Settings)
 del SECTIONS["seed_everything"]
@@ -342,7 +342,7 @@ def settings_from(recipe: Recipe) -> Settings:
 def check_sections(recipe: Recipe) -> None:
     """Raises UserError unless a recipe's sections are mappings; ignores their content.
 
-    An option's name is no section, though the parser of its command knows it.
+    The name of a command's option is no section, though the command's parser accepts it.
     """
     for name in recipe:
         if name not in SECTIONS and name != "seed_everything":
