@@ -1,7 +1,7 @@
 """The load of experts: counted over micro-batches and ranks, and evened out by moving their biases.
 
-The rule is that of arXiv 2408.15664, algorithm 1. Loads are whole numbers, so that biases do not
-depend on how a step is divided among micro-batches and ranks.
+The rule is algorithm 1 of arXiv 2408.15664. Loads are whole numbers, so that biases do not depend
+on the division of a step among micro-batches and ranks.
 """
 
 import math
@@ -27,12 +27,12 @@ class ExpertLoads:
         self.since_report: dict[int, torch.Tensor] = {}
 
     def add(self, loads: Mapping[int, torch.Tensor]) -> None:
-        """Adds those of a micro-batch on this rank."""
+        """Adds the loads of a micro-batch on this rank."""
         _add(self.of_step, loads)
 
     @torch.no_grad()
     def end_step(self, model: DualPathLM, made: bool) -> None:
-        """Sums a step's loads over ranks and moves the biases; a step left out moves nothing."""
+        """Sums a step's loads over ranks and moves the biases; a skipped step moves nothing."""
         loads, self.of_step = self.of_step, {}
         if not loads or not made:
             return
@@ -63,7 +63,7 @@ class ExpertLoads:
 
 
 def numbers(load: torch.Tensor) -> tuple[float, float, int]:
-    """The largest load over the mean, the entropy over ln n (1: all alike), and idle experts."""
+    """Largest load over the mean, entropy over ln n (1: equal loads), number of idle experts."""
     n, shares = len(load), load.double() / load.sum()
     entropy = torch.special.entr(shares).sum().item() / math.log(n) if n > 1 else 1.0
     return n * shares.max().item(), entropy, int((load == 0).sum())

@@ -1,7 +1,7 @@
 """Checkpoints that are never half-written: under a partial name first, then renamed.
 
-A checkpoint gets its name after all of it is on the disk and hashed (`run/checkpoint_files.py`);
-`last` then points to it.
+A checkpoint gets its name after all its files are on the disk and hashed
+(`run/checkpoint_files.py`); then the link `last` is moved to the checkpoint.
 """
 
 import math
@@ -29,7 +29,7 @@ from dualpath_cli.training.ranks import lost_contact
 class Checkpoints(EachStep):
     """Saves every `run.save_every` steps and after the last one; keeps the newest `run.keep`.
 
-    It comes after all callbacks that write rows: the rows of a checkpoint's step are there.
+    It runs after all callbacks that write rows, so that the rows of a checkpoint's step exist.
     """
 
     def __init__(self, run_folder: Path, settings: RunSettings) -> None:
@@ -53,14 +53,14 @@ class Checkpoints(EachStep):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self.saved_step = self.step  # a run that is continued does not save it again
+        self.saved_step = self.step  # a continued run does not save its first step again
 
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
         if self.step % self.settings.save_every == 0:
             self.save(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps the progress: a checkpoint within a validation is of its beginning."""
+        """Keeps the progress: a checkpoint within a validation stores the state before it."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._progress = trainer.fit_loop.state_dict()
 
@@ -70,7 +70,7 @@ class Checkpoints(EachStep):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Puts the progress before a validation into a checkpoint saved within it."""
+        """Puts the progress from before a validation into a checkpoint saved during it."""
         if self._progress:
             checkpoint["loops"]["fit_loop"] = self._progress
 
@@ -85,11 +85,11 @@ class Checkpoints(EachStep):
         """
         if not finite_weights(trainer.lightning_module):
             message = (
-                f"after step {trainer.global_step} weights are no finite numbers, and not saved; "
+                f"after step {trainer.global_step} weights are not finite, and were not saved; "
                 "lower optim.lr (under another --run.name); "
                 f"{run_folder.way_on(self.folder.parent)}"
             )
-            raise NumbersFailed(message if trainer.is_global_zero else "")  # the first rank tells
+            raise NumbersFailed(message if trainer.is_global_zero else "")  # the first rank reports
         final = self.folder / f"step-{trainer.global_step:08d}"
         partial = final.with_name(final.name + PARTIAL)
         try:
@@ -97,7 +97,7 @@ class Checkpoints(EachStep):
         except (OSError, RuntimeError) as error:
             remove(partial)
             if lost_contact(error):
-                raise  # it is not the disk that failed
+                raise  # not a failure of the disk
             reason = " ".join(str(error).split())[:160]
             raise RunFailed(
                 f"checkpoint '{final}' could not be written: {reason}; "
@@ -113,24 +113,24 @@ class Checkpoints(EachStep):
 
     def _drop_oldest(self, newest: int) -> None:
         steps = run_folder.complete_checkpoints(self.folder.parent)
-        # Later steps are of a run that was taken back: they go first. Clocks may go back, too.
+        # Later steps are from before the run was taken back: delete these first. Clocks may jump.
         steps.sort(key=lambda path: ((step := run_folder.step_of(path)) <= newest, step))
         for old in steps[: -self.settings.keep] if self.settings.keep else []:
             if self.settings.keep_every and run_folder.step_of(old) % self.settings.keep_every == 0:
                 continue
-            # Renamed first: a removal cut short must not leave half a checkpoint under its name.
+            # Renamed first: an interrupted removal must not leave half a checkpoint under its name.
             remove(old.rename(old.with_name(old.name + PARTIAL)))
             remove(manifest_of(old))
 
 
 def finite_weights(model: nn.Module) -> bool:
-    """Whether all parameters are finite; all ranks ask together, and agree.
+    """Whether all parameters are finite; all ranks call it together, and agree.
 
-    One pass over the weights without a copy, and one wait for the device: once a checkpoint, 2 % of
-    the time of an optimizer step on a CPU with 9M parameters and 1,024 tokens.
+    One pass over the weights without a copy, and one wait for the device. Each checkpoint costs 2 %
+    of the time of an optimizer step on a CPU with 9M parameters and 1,024 tokens.
     """
     local = [own_part(parameter.detach()) for parameter in model.parameters()]
-    # A rank may hold nothing of a small parameter, which has no largest number.
+    # A rank's shard of a small parameter may be empty, and an empty tensor has no maximum.
     largest = nn.utils.get_total_norm([part for part in local if part.numel()], math.inf)
     finite = largest.isfinite().to(local[0].device, torch.int32)
     if torch.distributed.is_initialized():

@@ -20,7 +20,7 @@ from dualpath_cli.run.run_folder import TOKENIZER
 
 
 def check_size(settings: Settings) -> None:
-    """Raises UserError unless the weights, in float32, fit into the machines that share them."""
+    """Raises UserError unless the float32 weights fit into the machines that share them."""
     memory, shared = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), ("fsdp", "hsdp")
     size, trainer = 4 * parameters(settings.model), settings.trainer
     if size > memory * (trainer.num_nodes if trainer.strategy in shared else 1):
@@ -52,7 +52,7 @@ def check_training_data(settings: Settings) -> Manifest:
 def epochs(settings: Settings, manifest: Manifest, since: int = 0) -> float:
     """Passes over the blocks of the training data in the run's steps from step `since` on.
 
-    A block has one token more than are trained on, and the last tokens of a chunk make none.
+    A block has one token more than it trains; tokens left over at the end of a chunk are not used.
     """
     run, length = settings.run, settings.model.max_seq_len
     trained = (run.steps - since) * run.batch_tokens
@@ -60,7 +60,7 @@ def epochs(settings: Settings, manifest: Manifest, since: int = 0) -> float:
 
 
 def check_epochs(settings: Settings, manifest: Manifest, since: int) -> None:
-    """Raises UserError where the budget from step `since` on takes more than `data.max_epochs`."""
+    """Raises UserError if the budget from step `since` on takes more than `data.max_epochs`."""
     wanted, most = epochs(settings, manifest, since), settings.data.max_epochs
     if most is not None and wanted > most:
         rest, length = f" from step {since} on" if since else "", settings.model.max_seq_len
@@ -75,7 +75,7 @@ def check_steps(settings: Settings) -> None:
     """Raises UserError unless the budget is enough for a step and the warm-up, a step is whole
     micro-batches on its devices, and the model can have each step's loops.
 
-    Where the number of devices is not known yet, one is taken, and `fit` finds out about all.
+    If the number of devices is not known yet, one is assumed, and `fit` checks again with all.
     """
     run, warmup = settings.run, settings.optim.warmup_steps
     if warmup >= run.steps:
@@ -90,15 +90,15 @@ def check_steps(settings: Settings) -> None:
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
     if tasks > 1 and ranks == 1 and settings.trainer.devices_of_a_node is not None:
         raise UserError(
-            f"srun has started {tasks} tasks (SLURM_STEP_NUM_TASKS), but trainer.devices=1 is one "
-            "for one task; give srun --ntasks=1, or set devices to the tasks of a node"
+            f"srun has started {tasks} tasks (SLURM_STEP_NUM_TASKS), but trainer.devices=1 needs "
+            "one task; give srun --ntasks=1, or set devices to the number of tasks on a node"
         )
     micro_batches(run.batch_tokens, settings.model.max_seq_len, ranks, run.micro_batch)
     check_loops(run, settings.model)
 
 
 def check_effect(settings: Settings) -> None:
-    """Raises UserError for a setting that was given and has no effect."""
+    """Raises UserError for a given setting without effect."""
     for key, other, heeding in (
         *((f"optim.muon_{own}", "optim.name", "muon") for own in ("lr", "momentum", "adjust")),
         ("optim.cooldown", "optim.schedule", "wsd"),
@@ -113,7 +113,7 @@ def check_effect(settings: Settings) -> None:
 def check_validation_sets(settings: Settings, folder: str | Path) -> None:
     """Raises UserError unless every validation set exists, is readable and has the run's tokens.
 
-    The first document of a text on this disk is read: an empty or binary file shows at once.
+    The first document of a text on this disk is read, to find an empty or binary file at once.
     `folder` holds the run's `tokenizer.json`.
     """
     for name, path in settings.data.val.items():
@@ -124,13 +124,13 @@ def check_validation_sets(settings: Settings, folder: str | Path) -> None:
                 tokenizer = Tokenizer.load(local_copy(f"{folder}/{TOKENIZER}"))
                 if manifest.tokenizer != tokenizer.fingerprint:
                     raise UserError(
-                        f"{place} was prepared with another tokenizer than the run's; give its "
-                        "text instead, or prepare it again"
+                        f"{place} was prepared with another tokenizer than the run's; give the "
+                        "text instead, or prepare the folder again"
                     )
             elif not exists(path) and (is_remote(path) or not any(found(path))):
                 raise UserError(
                     f"{place}: no such file or prepared data folder; --data.val '{{NAME: PATH}}' "
-                    "takes the place of all sets, '{}' leaves them out"
+                    "replaces all sets, '{}' means none"
                 )
             elif is_remote(path):
                 if not is_known(Path(path)):
@@ -140,7 +140,7 @@ def check_validation_sets(settings: Settings, folder: str | Path) -> None:
 
 
 def _whole(folder: str, settings: Settings, place: str) -> Manifest:
-    """The manifest of a data folder; UserError unless a chunk has the tokens of one block."""
+    """The manifest of a data folder; UserError unless a chunk is as long as one block."""
     manifest = Manifest.read(folder)
     manifest.check_sizes(folder)
     manifest.check_index(folder)
@@ -154,9 +154,9 @@ def _whole(folder: str, settings: Settings, place: str) -> Manifest:
 
 
 def verify_data(settings: Settings, *, training: bool) -> None:
-    """Raises UserError for a changed chunk on this disk, of validation data or, if `training`, any.
+    """Raises UserError for a changed chunk on this disk, of training data only if `training`.
 
-    Chunks from S3 are verified as they are fetched. May take minutes, so it is the last check.
+    Chunks from S3 are verified when fetched. The last check, as it may take minutes.
     """
     folders = [path for path in settings.data.val.values() if is_data_folder(path)]
     folders += [settings.data.path] if training else []

@@ -47,7 +47,7 @@ class DualPathDataModule(LightningDataModule):
         seed: int,
         data_since: int = 0,
     ) -> None:
-        """`data_since` is the step at which the run began to train on these data."""
+        """`data_since` is the first step that trained on these data."""
         super().__init__()
         self.settings = settings
         self.tokenizer = tokenizer
@@ -59,7 +59,7 @@ class DualPathDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         """Checks that all ranks have the same plan.
 
-        On a shared file system a machine may not see yet what another one wrote.
+        On a shared file system a machine may not yet see files that another machine wrote.
         """
         assert self.trainer is not None
         module = self.trainer.lightning_module
@@ -74,8 +74,8 @@ class DualPathDataModule(LightningDataModule):
                 if value != plans[0][name]:
                     raise UserError(
                         f"ranks differ: {name} is {plans[0][name]} on the first and {value} on "
-                        f"rank {rank}; make their machines alike, give --run.compile, or, where "
-                        "files have just been written, try again"
+                        f"rank {rank}; make the machines alike, give --run.compile, or, if files "
+                        "were just written, try again"
                     )
 
     def train_dataloader(self) -> DataLoader[Tokens]:
@@ -108,7 +108,7 @@ class DualPathDataModule(LightningDataModule):
         return [self.loader(self.windows(name)) for name in self.settings.val]
 
     def windows(self, name: str) -> Windows:
-        """The windows of a validation set, for as many ranks as there are."""
+        """The windows of a validation set, divided among the ranks."""
         assert self.trainer is not None
         settings = self.settings
         path, limit, seed = settings.val[name], settings.val_tokens, settings.val_seed
@@ -129,14 +129,14 @@ class DualPathDataModule(LightningDataModule):
         return Windows(windows, numbers, multiple_of=full)
 
     def batches(self, windows: Windows) -> list[range]:
-        """Places of the windows of each batch, of all ranks."""
+        """Indices of the windows in each batch, over all ranks."""
         assert self.trainer is not None
         return windows.batches(self.micro_batch, self.seq_len, self.trainer.world_size)
 
     def loader(
         self, windows: Windows, collate: Callable[[list[Any]], Any] = collate
     ) -> DataLoader[Any]:
-        """This rank's part of windows: every `ranks`-th of each batch, in order."""
+        """This rank's windows: every `ranks`-th window of each batch, in order."""
         assert self.trainer is not None
         ranks, rank = self.trainer.world_size, self.trainer.global_rank
         own = [list(places[rank::ranks]) for places in self.batches(windows)]
@@ -144,17 +144,17 @@ class DualPathDataModule(LightningDataModule):
 
 
 def _check_shared_memory(workers: int, batch: int, ranks: int) -> None:
-    """UserError where the batches, in bytes, of a machine's ranks have no room: none would come."""
+    """UserError if shared memory cannot hold a machine's batches, of `batch` bytes each."""
     place = Path("/dev/shm")
     if not workers or not place.is_dir():
         return
     usage = shutil.disk_usage(place)
     room = min(usage.free, usage.total // ranks)
-    # Two batches a worker, one given and one let go, each in whole pages; and the workers' locks.
+    # Two batches for each worker, one in use and one released, in whole pages; and workers' locks.
     if room < (wanted := (2 * workers + 2) * (batch + 4096) + workers * (1 << 16)):
         raise UserError(
-            f"{place} has {room / 1e6:.2f} MB for a rank, and data.workers={workers} takes "
-            f"{wanted / 1e6:.2f} MB; give it more (docker run --shm-size 1g), or data.workers=0"
+            f"{place} has {room / 1e6:.2f} MB for each rank, and data.workers={workers} takes "
+            f"{wanted / 1e6:.2f} MB; enlarge it (docker run --shm-size 1g), or set data.workers=0"
         )
 
 
@@ -166,19 +166,19 @@ def split_blocks(blocks: list[Tokens], vocab_size: int, place: str) -> Batch:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-# Faults of reading data while training, whichever process and library they come through
+# Faults of reading data while training, from any process and library
 
 
-# How a UserError is named in a traceback, also in one that a loader process sent as text.
+# The name of a UserError in a traceback, also in the text of one from a loader process.
 _USER_ERROR = re.compile(rf"^{re.escape(UserError.__module__)}\.UserError: (.+)$", re.MULTILINE)
 _FORWARDED = "Caught UserError in "  # what PyTorch puts before an error of a loader process
 
 
 def loading_fault(error: BaseException) -> UserError | RunFailed | None:
-    """The fault of the data or of a loader process; None for others, and for one line already."""
+    """The fault of the data or of a loader process; None for other errors and one-line errors."""
     try:
         return _fault(error)
-    except RuntimeError as late:  # PyTorch's, as the signal of a lost loader arrives only now
+    except RuntimeError as late:  # from PyTorch: the signal of a lost loader arrives only now
         return _fault(late)
 
 
@@ -192,7 +192,7 @@ def _fault(error: BaseException) -> UserError | RunFailed | None:
         return UserError(messages[-1])
     if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
         return _lost_loader(str(error).strip().splitlines()[0].rstrip(". "))
-    # The error of a process that ends while its batch is on the way.
+    # The error if a loader process ends while its batch is in transit.
     files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     if isinstance(error, OSError | EOFError) and dataloader.__file__ in files:
         return _lost_loader(f"a DataLoader worker ended ({type(error).__name__})")

@@ -1,4 +1,4 @@
-"""`dualpath fit`: trains to the token budget, from the newest checkpoint where there is one."""
+"""`dualpath fit`: trains to the token budget, from the newest checkpoint if there is one."""
 
 import re
 import signal
@@ -39,17 +39,17 @@ from dualpath_cli.training.stopping import TIME_OVER, StopTraining
 
 
 class OutOfMemory(RunFailed):
-    """A GPU has no room; `half` is the micro-batch with which training can begin again at once."""
+    """A GPU ran out of memory; `half` is the micro-batch for an immediate restart, if possible."""
 
     half: int | None = None
 
 
 FIRST_STEPS = 2
-"""Optimizer steps after which memory no longer grows: the first one makes the moments."""
+"""Optimizer steps after which memory no longer grows: the first step allocates the moments."""
 
 
 def fit(session: Session[TrainingLaunch]) -> None:
-    """Trains; the run folder fills meanwhile, and at the end its curve is drawn.
+    """Trains, writes the run folder meanwhile, and draws its curve at the end.
 
     Raises:
         RunFailed: if the numbers go wrong, or a loader process is lost.
@@ -59,17 +59,17 @@ def fit(session: Session[TrainingLaunch]) -> None:
     ranks, micro_batch = session.trainer.world_size, session.datamodule.micro_batch
     accumulate = micro_batches(run.batch_tokens, model.max_seq_len, ranks, micro_batch)
     step = session.launch.step
-    # Lightning itself would train on until the next validation, and end there by the same patience.
+    # Lightning would train on until the next validation, and stop there by the same callback.
     patient = any(isinstance(one, EarlyStopping) for one in session.trainer.callbacks)  # type: ignore[attr-defined]
     early = read_text(folder / ENDED_EARLY) if (folder / ENDED_EARLY).exists() else ""
     if patient and f" at step {step}: " in early:
-        session.say(f"{folder} was ended by {early}; to go on, leave it out: nothing to do")
+        session.say(f"{folder} was ended by {early}; remove that callback to continue")
         return
     session.say(_summary(session, accumulate))
     same = {"precision": str(session.trainer.precision), "data_order": order.NAME}
     if checkpoint is not None:
         run_folder.check_same_facts(session.launch.trunk or folder, checkpoint, same)
-    if step is not None and step >= run.steps:  # it lacks the last validation alone
+    if step is not None and step >= run.steps:  # only the last validation is missing
         for callback in session.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, MetricsLog):
                 callback.step = step
@@ -77,7 +77,7 @@ def fit(session: Session[TrainingLaunch]) -> None:
         session.trainer.validate(session.module, datamodule=data, ckpt_path=path, verbose=False)
         session.show_validation()
         return
-    way_out = "wait for its end, or give this run a name (--run.name NAME)"
+    way_out = "wait until it ends, or give this run a name (--run.name NAME)"
     lock = alone(folder / FIT, folder, way_out)
     with lock if session.trainer.is_global_zero else nullcontext():
         _train(session, accumulate, step, same)
@@ -86,15 +86,15 @@ def fit(session: Session[TrainingLaunch]) -> None:
 def _train(
     session: Session[TrainingLaunch], accumulate: int, step: int | None, same: dict[str, str]
 ) -> None:
-    """Trains from step `step`, if there is one, in our folder; `same` are facts that stay."""
+    """Trains in the run folder, from step `step` if any; `same` are facts that do not change."""
     launch, trainer, run = session.launch, session.trainer, session.launch.settings.run
     folder, checkpoint = launch.folder, launch.checkpoint
     gone = checkpoint is not None and not checkpoint.exists()
     begun = checkpoint is not None and launch.trunk is None
     if gone or (checkpoint is None and run_folder.newest_checkpoint(folder) is not None):
-        raise UserError(f"{folder} was written by another fit just now; give the command again")
+        raise UserError(f"{folder} was just written by another fit; give the command again")
     trainer.accumulate_grad_batches = accumulate
-    # Lightning counts micro-batches here. Without an interval only the last step validates.
+    # Lightning counts micro-batches here. Without an interval only the last step is validated.
     trainer.val_check_interval = (run.validate_every or run.steps) * accumulate
     trainer.check_val_every_n_epoch = None
     if trainer.is_global_zero:
@@ -107,7 +107,7 @@ def _train(
         run_folder.start(folder, launch.settings.as_recipe(), facts, step if begun else None)
         keep_sources(folder, launch.settings.model)
         write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
-        for name in TABLES if launch.trunk else ():  # training drops the rows that are too late
+        for name in TABLES if launch.trunk else ():  # training drops rows after the branch
             if (table := Path(f"{launch.trunk}/{name}")).exists():
                 write_text(folder / name, read_text(table))
         begin_wandb(trainer, folder)
@@ -122,11 +122,11 @@ def _train(
         raise _stopped(session, stop.signum) from None
     except NumbersFailed as failure:
         if trainer.is_global_zero:
-            with suppress(OSError):  # why the run ended matters more
+            with suppress(OSError):  # the reason of the run's end matters more
                 write_text(folder / WENT_WRONG, f"{failure}\n")
         raise
     except SystemExit as end:
-        # Lightning leaves by sys.exit(1) after a signal that came before training started.
+        # Lightning calls sys.exit(1) after a signal that came before training started.
         if not isinstance(end.__context__, KeyboardInterrupt):
             raise
         by_signal = isinstance(end.__context__, Terminated)
@@ -152,7 +152,7 @@ def _train(
 
 
 def _facts(session: Session[TrainingLaunch], step: int | None) -> dict[str, Any]:
-    """What is recorded of a run, or of its part from step `step` on."""
+    """The recorded facts of a run, or of its part from step `step` on."""
     launch, settings, sets = session.launch, session.launch.settings, {}
     for name, path in settings.data.val.items():
         if is_data_folder(path):
@@ -175,16 +175,16 @@ def _facts(session: Session[TrainingLaunch], step: int | None) -> dict[str, Any]
 
 
 def _out_of_memory(session: Session[TrainingLaunch], since: int) -> OutOfMemory:
-    """The failure of training from step `since` that did not fit into a GPU.
+    """The failure of a training, from step `since`, that did not fit into a GPU.
 
-    One process can begin again at once, as long as it has saved nothing. Of several one would have
-    to tell the others, which wait for it in a collective.
+    A single process can begin again at once, if it has saved nothing. One of several processes
+    cannot: the others wait for it in a collective.
     """
     trainer, size, launch = session.trainer, session.datamodule.micro_batch, session.launch
     smaller = max((n for n in range(1, size // 2 + 1) if size % n == 0), default=None)
     newest = run_folder.newest_checkpoint(launch.folder)
     first = trainer.world_size == 1 and trainer.global_step < since + FIRST_STEPS
-    way_out = "--run.activation_checkpointing full computes more and keeps less"
+    way_out = "--run.activation_checkpointing full takes less memory and more time"
     if smaller is not None:
         way_out = f"--run.micro_batch {smaller} needs less, and changes neither batch nor data"
     failure = OutOfMemory(
@@ -196,7 +196,7 @@ def _out_of_memory(session: Session[TrainingLaunch], since: int) -> OutOfMemory:
 
 
 def _lost_contact(session: Session[TrainingLaunch], error: Exception) -> RunFailed | None:
-    """The failure to be told where ranks lost each other; None for any other error."""
+    """The failure to report if ranks lost contact; None for any other error."""
     trainer = session.trainer
     if trainer.world_size == 1 or not lost_contact(error):
         return None
@@ -208,8 +208,8 @@ def _lost_contact(session: Session[TrainingLaunch], error: Exception) -> RunFail
 
 
 def _refusal(checkpoint: Path | None, error: Exception) -> UserError | None:
-    """What Lightning or one of its callbacks refuses once training begins, or what a checkpoint's
-    state lacks for going on from it; None for all else."""
+    """The UserError for a refusal by Lightning or a callback as training begins, or for a damaged
+    state of the checkpoint; None for other errors."""
     theirs = re.compile(r"lightning\.(pytorch\.callbacks\.(?!prog)|fabric\.plugins\.env)")
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     modules = [frame.f_globals.get("__name__", "") for frame in frames]
@@ -220,9 +220,9 @@ def _refusal(checkpoint: Path | None, error: Exception) -> UserError | None:
         at_step = ("lightning.pytorch.loops", "torch.optim", "dualpath_cli.training.muon")
         if restoring or modules[-1].startswith(at_step):
             return UserError(
-                f"checkpoint '{checkpoint}' cannot be continued from: {STATE} is not as training "
-                f"wrote it ({type(error).__name__}: {error!s:.160}); put it back, or give an older "
-                "one by --ckpt-path"
+                f"cannot continue from checkpoint '{checkpoint}': {STATE} is not as training wrote "
+                f"it ({type(error).__name__}: {error!s:.160}); restore this file, or give an older "
+                "checkpoint by --ckpt-path"
             )
     refused = isinstance(error, kinds) and any(map(theirs.match, modules))
     if refused or isinstance(error, MisconfigurationException):
@@ -231,7 +231,7 @@ def _refusal(checkpoint: Path | None, error: Exception) -> UserError | None:
 
 
 def _stopped(session: Session[TrainingLaunch], signum: int) -> Stopped:
-    """The end of the command after a signal, with the step that the run continues from."""
+    """The end of the command after a signal; names the step to continue from."""
     endings: dict[int, tuple[str, int]] = {
         signal.SIGINT: ("interrupted", 130),
         TIME_OVER: ("trainer.max_time is over", 0),
@@ -241,7 +241,7 @@ def _stopped(session: Session[TrainingLaunch], signum: int) -> Stopped:
     if (isinstance(environment, LightningEnvironment) and session.trainer.local_rank) or (
         isinstance(environment, SLURMEnvironment) and session.trainer.global_rank
     ):
-        code = 0  # who started the ranks would kill the first one, at its last words, for another
+        code = 0  # else the launcher of ranks would kill the first rank while it prints
     return Stopped(
         f"{name}; {run_folder.way_on(session.launch.folder)}", code, session.console.quiet
     )
@@ -260,7 +260,7 @@ def _summary(session: Session[TrainingLaunch], accumulate: int) -> str:
         ("model", f"{count.parameters(model) / 1e6:,.1f}M parameters{active}, {linear / 1e6:.2f}M "
          f"linear and {total / 1e6:.2f}M total FLOPs per token and layer"),
         ("", sparse and model.top_k == 1 and model.balance != "loss" and
-         "experts are chosen by a router that is not trained: with model.top_k=1 its weight is "
+         "the router of experts is not trained: with model.top_k=1 the weight of an expert is "
          "always 1; take 2, or model.balance=loss"),
         ("", run.budget and f"linear FLOPs are {linear / run.budget:.4f} of the budget of "
          f"{run.budget / 1e6:g}M"),

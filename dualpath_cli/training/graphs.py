@@ -1,8 +1,8 @@
 """Forward, loss and backward of a micro-batch as one CUDA graph.
 
-A small model's kernels end before the host has launched the next one: with 1,250 launches a step a
-GPU was idle for 71 to 87 % of the time. A graph is recorded once and launched as one. What it works
-on stays where it is in memory: tokens, targets, and the gradients, to which it adds.
+A kernel of a small model ends before the host has launched the next one: with 1,250 launches a step
+a GPU was idle for 71 to 87 % of the time. A graph is recorded once and launched at once. Its tokens
+and targets, and the gradients that it adds to, stay in the same memory.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,17 +18,17 @@ from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.spec.own_classes import own_roles
 
 MOST_FLOPS = 3e13
-"""Of a micro-batch. One of 9e13 (F80M, 16,384 tokens) keeps an H200 busy for 267 ms, in which its
-launches take 40; its graph would gain nothing, and hold the memory of its activations for good."""
+"""Most FLOPs of a micro-batch. One of 9e13 (F80M, 16,384 tokens) keeps an H200 busy for 267 ms, and
+its launches take 40; a graph would gain nothing, and hold the memory of activations for good."""
 WARM_STEPS = 3
-"""Optimizer steps before the graph is recorded: in these the model compiles."""
+"""Optimizer steps before the graph is recorded, in which the model compiles."""
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
-"""Others scale the loss, which the graph does not."""
+"""Precisions that do not scale the loss."""
 
 
 @dataclass
 class Losses:
-    """Of a micro-batch: what it minimises, (); nats per position, (B, T); loads of experts."""
+    """Of a micro-batch: the loss to minimise, (); nats per position, (B, T); loads of experts."""
 
     loss: torch.Tensor
     nll: torch.Tensor
@@ -36,7 +36,7 @@ class Losses:
 
 
 def why_launched(settings: Settings, trainer: Trainer, micro_batch: int) -> str:
-    """Why steps are launched kernel by kernel; empty if graphs replace them."""
+    """Why steps are launched kernel by kernel; empty if graphs are used."""
     model, run = settings.model, settings.run
     flops = training_flops_per_token(model) * micro_batch * model.max_seq_len
     reasons = {
@@ -65,14 +65,14 @@ class MicroBatchGraph:
         self._gradients: dict[nn.Parameter, torch.Tensor] = {}
 
     def is_due(self, first: bool) -> bool:
-        """Whether the next micro-batch is a graph's; `first` says that it begins a step."""
+        """Whether the next micro-batch uses the graph; `first`: the micro-batch begins a step."""
         self._steps += first
         return self._steps > WARM_STEPS
 
     def __call__(self, tokens: torch.Tensor, targets: torch.Tensor, first: bool) -> Losses:
         """Adds a micro-batch's gradients to those of its step.
 
-        The next call overwrites `nll` of what it returns.
+        The next call overwrites `nll` of the returned losses.
         """
         if self._replay is None:
             self._inputs = [tokens.clone(), targets.clone()]
@@ -82,12 +82,12 @@ class MicroBatchGraph:
         if first:
             torch._foreach_zero_(list(self._gradients.values()))
         for parameter, gradient in self._gradients.items():
-            parameter.grad = gradient  # a step that was left out has none
+            parameter.grad = gradient  # a skipped step has none
         made = self._replay()
         return Losses(made.loss.clone(), made.nll, {})
 
     def _begin(self) -> None:
-        """Does what will be recorded, and keeps the gradients that this makes."""
+        """Runs the micro-batch that will be recorded, and keeps its gradients."""
         self._module.zero_grad(set_to_none=True)
         self._work()
         parameters = self._module.parameters()

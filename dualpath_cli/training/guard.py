@@ -1,8 +1,8 @@
-"""Which optimizer steps are skipped, and whether all matrices get a gradient in the first ones.
+"""Which optimizer steps are skipped, and whether all matrices get a gradient in the first steps.
 
 The global gradient norm alone decides. It is the same on all ranks (gradients are averaged under
-`ddp`, the norm is summed over shards under `fsdp` and `hsdp`), and a loss that is not finite makes
-gradients that are not.
+`ddp`, the norm is summed over shards under `fsdp` and `hsdp`), and it is not finite if a loss is
+not.
 """
 
 import math
@@ -17,13 +17,13 @@ from dualpath_cli.run.weights import from_all_ranks, own_part
 
 Kind = Literal["loss", "gradient", "outlier"]
 
-PATIENCE = 5  # steps until all matrices must have a gradient; behind one of zeros it comes late
-HISTORY = 100  # steps that the running mean of the norm looks back over; none before is an outlier
+PATIENCE = 5  # steps until all matrices must have a gradient; late behind a matrix of zeros
+HISTORY = 100  # steps in the running mean of the norm; the first HISTORY steps are no outliers
 
 
 @dataclass(frozen=True)
 class BadStep:
-    """A skipped step: why, and the mean of what its micro-batches on this rank minimised, ()."""
+    """A skipped step: the reason, and the mean loss of its micro-batches on this rank, ()."""
 
     kind: Kind
     loss: torch.Tensor
@@ -32,11 +32,11 @@ class BadStep:
 class StepGuard:
     """Judges each optimizer step by its gradient norm, and counts the skipped ones.
 
-    Outliers are those of the norm's logarithm: norms scatter by factors and fall over orders of
-    magnitude during a run, so that their plain standard deviation would be that of the largest so
-    far. Mean and variance are those of all steps seen, exponential ones after HISTORY steps. An
-    outlier enters them as the limit that it passed: one alone moves them little, and a level that
-    stays becomes the usual one.
+    Outliers are found in the norm's logarithm: norms scatter by factors and fall over orders of
+    magnitude during a run, so that the largest norms would dominate a plain standard deviation.
+    Mean and variance are over all steps seen, and exponential after HISTORY steps. An outlier
+    enters them as the limit that it passed: a single outlier changes them little, and a norm that
+    stays high becomes the usual level.
     """
 
     def __init__(self, sigma: float | None) -> None:
@@ -53,7 +53,7 @@ class StepGuard:
         self.variance = 0.0
 
     def judge(self, norm: float) -> Kind | None:
-        """Returns why to skip the step of this norm, or None."""
+        """Returns the reason to skip a step with this gradient norm, or None."""
         kind: Kind | None = None
         if not math.isfinite(norm):
             kind = "gradient"
@@ -80,12 +80,12 @@ class StepGuard:
         self.variance = (1 - weight) * (self.variance + weight * gap**2)
 
     def report(self) -> int:
-        """Returns how many steps were skipped since the last call."""
+        """Returns the number of steps skipped since the last call."""
         count, self.unreported = self.unreported, 0
         return count
 
     def state_dict(self) -> dict[str, Any]:
-        """The state with which a continued run judges as if it had never stopped."""
+        """The state with which a continued run judges steps as if it had never stopped."""
         return {name: value for name, value in vars(self).items() if name != "sigma"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class StepGuard:
 
 
 def without_gradient(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those whose gradient is exactly zero, on all ranks. One whose gradient is None rests."""
+    """Parameters whose gradient is exactly zero on all ranks. A gradient of None does not count."""
     zero = [p.grad is not None and not own_part(p.grad).any() for p in parameters.values()]
     everywhere = map(all, zip(*from_all_ranks(zero), strict=True))
     return dict(compress(parameters.items(), everywhere))

@@ -1,6 +1,6 @@
-"""Every use of Lightning's private parts, and what each gains.
+"""Every use of Lightning's private parts, with its gain.
 
-A release that moves one fails the tests of what it gains.
+A release that moves a private part fails the test of the gain.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ def replace_signal_handlers(trainer: "Trainer", listen: Callable[[], None]) -> N
     """Makes a trainer call `listen` instead of setting its own signal handlers.
 
     Gains an end without a hang: Lightning's handler broadcasts while other ranks are in another
-    collective. And speed: Lightning broadcasts after every micro-batch, waiting for the device.
+    collective. Gains speed: Lightning broadcasts after every micro-batch, and waits for the device.
     """
     trainer._signal_connector.register_signal_handlers = listen  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def validate_between_batches(trainer: "Trainer") -> None:
-    """Runs a validation before training takes its next batch, as the training loop would.
+    """Runs a validation before the next training batch, as the training loop would.
 
-    Gains the validation that an interrupted run did not finish: Lightning counts it as done.
+    Gains the validation that an interrupted run did not finish: Lightning counts this as done.
     """
     loop, connector = trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector
     first = connector._first_loop_iter
@@ -39,14 +39,14 @@ def validate_between_batches(trainer: "Trainer") -> None:
 def count_micro_batches_anew(checkpoint: dict[str, Any], accumulate: int) -> None:
     """Changes the progress in a loaded checkpoint to `accumulate` micro-batches a step.
 
-    Gains runs that continue on other ranks or with another micro-batch: Lightning counts
-    micro-batches, everything here optimizer steps. Checkpoints are written between two steps, and
-    training is one long epoch.
+    Gains runs that continue with another number of ranks or micro-batch: Lightning counts
+    micro-batches, this package counts optimizer steps. Checkpoints are written between two steps,
+    and training is one long epoch.
     """
     micro_batches = checkpoint["global_step"] * accumulate
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for counts in (progress["total"], progress["current"]):
-        # A checkpoint within `on_train_batch_end` is of a micro-batch that is not completed.
+        # A checkpoint from `on_train_batch_end` counts the last micro-batch as not completed.
         open_ones = counts["ready"] - counts["completed"]
         counts |= dict.fromkeys(("ready", "started", "processed"), micro_batches)
         counts["completed"] = micro_batches - open_ones
@@ -55,7 +55,7 @@ def count_micro_batches_anew(checkpoint: dict[str, Any], accumulate: int) -> Non
 def launcher_class() -> Any:
     """The class of the launcher that starts a machine's other ranks as processes.
 
-    Gains Ctrl-C before training: Lightning ends the children of a launcher of this class alone.
+    Gains Ctrl-C before training: Lightning ends children only for a launcher of this class.
     """
     from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
@@ -68,15 +68,15 @@ def set_launcher(strategy: "ParallelStrategy", launcher: Any) -> None:
 
 
 def start_other_ranks(launcher: Any) -> None:
-    """Starts this machine's other ranks, and only that.
+    """Starts this machine's other ranks, without watching them.
 
-    The launcher's own `launch` would also watch them, and kill the first rank without a message.
+    The launcher's `launch` would also watch them, and kill the first rank without a message.
     """
     launcher._call_children_scripts()
 
 
 def share_cores(processes: int) -> None:
-    """Gives each of so many processes its share of the cores, as the launcher's `launch` does."""
+    """Gives each of `processes` its share of the cores, as the launcher's `launch` does."""
     from lightning.fabric.strategies.launchers.subprocess_script import _set_num_threads_if_needed
 
     _set_num_threads_if_needed(processes)
@@ -85,14 +85,14 @@ def share_cores(processes: int) -> None:
 def set_parallel_sizes(strategy: "ModelParallelStrategy", data: int, tensor: int) -> None:
     """Sets the two sizes of a mesh before it is made.
 
-    Gains data parallelism over all devices, which the trainer counts late; Lightning's defaults
-    mean tensor parallelism within a node.
+    Gains data parallelism over all devices, whose number the trainer knows late. Lightning's
+    defaults mean tensor parallelism within a node.
     """
     strategy._data_parallel_size, strategy._tensor_parallel_size = data, tensor
 
 
 def replace_mesh(strategy: "ModelParallelStrategy", mesh: "DeviceMesh") -> None:
-    """Gives a strategy and its module another mesh than the one that was made.
+    """Replaces the mesh of a strategy and its module.
 
     Gains `hsdp`: Lightning makes no mesh of replicas and shards.
     """

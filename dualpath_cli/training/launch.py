@@ -1,4 +1,4 @@
-"""What a command runs on, checked: a training, or a trained run. Imports nothing slow.
+"""The checked subject of a command: a training, or a trained run. Imports nothing slow.
 
 A training begins anew, from its own newest checkpoint, from another run's weights, or as a branch.
 """
@@ -31,9 +31,9 @@ class TrainingLaunch:
     manifest: Manifest  # of the training data
     checkpoint: Path | None = None  # where to continue from
     weights: Path | None = None  # another run's checkpoint, whose weights step 0 begins with
-    trunk: Path | None = None  # another run's folder, whose checkpoint a new run continues from
-    data_since: int = 0  # the step at which the run began to train on its data
-    taken_back: int | None = None  # the older step that --ckpt-path has last taken the run back to
+    trunk: Path | None = None  # another run's folder; a new run continues from its checkpoint
+    data_since: int = 0  # the first step that trained on the run's data
+    taken_back: int | None = None  # the older step to which --ckpt-path last took the run back
 
     @property
     def step(self) -> int | None:
@@ -42,7 +42,7 @@ class TrainingLaunch:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all steps are made, and the last one is validated."""
+        """Whether all steps are done, and the last one is validated."""
         step, run = self.step, self.settings.run
         if step is None or self.trunk is not None or step < run.steps:
             return False
@@ -71,9 +71,9 @@ class StudyLaunch:
 def to_train(
     settings: Settings, start: str | None = None, new_data: bool = False
 ) -> TrainingLaunch:
-    """Checks a recipe, and finds what to continue: its own run, or `start`, the RUN of --ckpt-path.
+    """Checks a recipe, and finds the run to continue: the recipe's, or `start` of --ckpt-path.
 
-    `new_data` goes on with other data than before. Raises UserError for the first mistake.
+    `new_data` continues with other data than before. Raises UserError for the first mistake.
     """
     import_classes(settings.model, allowed=True)
     checks.check_size(settings)
@@ -90,20 +90,20 @@ def to_train(
         taken_back = run_folder.facts_at(folder, checkpoint).get("taken_back")
     if start is not None:
         run = find_run(start)
-        way_out = "put the model of the weights back, or leave --ckpt-path out"
+        way_out = "restore the model of these weights, or leave --ckpt-path out"
         run_folder.check_same_recipe(run.folder, recipe, ("model",), way_out=way_out)
         if run.folder.resolve() == folder.resolve():
-            # Once: the same words, given again after an interruption, go on from there.
+            # Once: the same words, repeated after an interruption, continue from the newest step.
             if taken_back != run.step:
                 checkpoint, taken_back = run.checkpoint, run.step
-        elif checkpoint is None:  # else it began there, and goes on from its own checkpoint
+        elif checkpoint is None:  # else it continues from its own checkpoint
             weights = run.checkpoint
             check_as_trained(run, settings.model, allowed=True)
     if checkpoint is None and weights is None and settings.run.branch_from is not None:
         run = _find_trunk(settings)
         checkpoint, trunk = run.checkpoint, run.folder
     since = 0
-    if checkpoint is None:  # a run that was begun with it keeps it
+    if checkpoint is None:  # a run that began with a value keeps it
         checks.check_effect(settings)
     else:
         begun = trunk or folder
@@ -118,7 +118,7 @@ def to_train(
 
 
 def _data_since(folder: Path, checkpoint: Path, manifest: Manifest, new_data: bool) -> int:
-    """Returns the step at which a run, continued from a checkpoint, began to train on its data.
+    """Returns the first step that trained on the data of a run that a checkpoint continues.
 
     Raises UserError for other data without `new_data`, and for data of other tokens.
     """
@@ -128,14 +128,14 @@ def _data_since(folder: Path, checkpoint: Path, manifest: Manifest, new_data: bo
         return since
     if not new_data:
         raise UserError(
-            f"{folder} was trained on data of the fingerprint {trained_on:.12}, these are "
-            f"{manifest.summary}; go back to those, give this run a name (--run.name NAME), or go "
-            "on with these from their beginning (--new-data)"
+            f"{folder} was trained on data with the fingerprint {trained_on:.12}, the new data are "
+            f"{manifest.summary}; restore the old data, give this run a name (--run.name NAME), or "
+            "continue on the new data from their beginning (--new-data)"
         )
     if Tokenizer.load(folder / TOKENIZER).fingerprint != manifest.tokenizer:
         raise UserError(
-            f"{folder} was trained with another tokenizer than that of the new data, whose ids "
-            "mean other texts; prepare them with the run's: --tokenizer "
+            f"{folder} was trained with another tokenizer, and the ids of the new data mean other "
+            "texts; prepare the new data with the run's tokenizer: --tokenizer "
             f"{folder / TOKENIZER}"
         )
     return step_of(checkpoint)
@@ -144,14 +144,14 @@ def _data_since(folder: Path, checkpoint: Path, manifest: Manifest, new_data: bo
 def _find_trunk(settings: Settings) -> Run:
     """Returns the run to branch from, and its last checkpoint that a run of this length shares.
 
-    Under schedule `wsd` runs of all lengths are alike up to the cool-down of the shortest, so one
-    long run, the trunk, gives the stable part of shorter ones. Raises UserError where there is
-    none, or the two would not have been alike up to there.
+    Under schedule `wsd` runs of all lengths are the same up to the cool-down of the shortest, so
+    that shorter runs can branch off one long run, the trunk. Raises UserError if there is no such
+    checkpoint, or if the two runs would differ before it.
     """
     assert settings.run.branch_from is not None
     if settings.optim.schedule != "wsd" or settings.optim.decay_sum is not None:
         raise UserError(
-            "run.branch_from needs optim.schedule wsd and weight_decay instead of decay_sum: else "
+            "run.branch_from needs optim.schedule wsd, and weight_decay instead of decay_sum: else "
             "runs of different lengths differ from the first step on"
         )
     folder = find_run(settings.run.branch_from).folder
@@ -164,7 +164,7 @@ def _find_trunk(settings: Settings) -> Run:
     if not usable:
         raise UserError(
             f"run.branch_from: '{folder}' has no checkpoint up to step {shared}, where cool-down "
-            "or second phase begins; it must save one (run.save_every) and keep it (run.keep_every)"
+            "or second phase begins; save one (run.save_every) and keep it (run.keep_every)"
         )
     checkpoint = steps[max(usable)]
     run_folder.check_tables(folder, checkpoint=checkpoint)

@@ -1,8 +1,8 @@
 """Lightning's view of the model: its losses, its optimizer, and a callback of optimizer steps.
 
-A step's number of loops (run.train_loops, run.loop_schedule) is forced as `ablate` does. Weights of
-steps of the loop that no optimizer step can have run yet, because the schedule has not come so far,
-rest: neither they nor their moments change. Their gradient is zero, so decay alone would move them.
+A step's number of loops (run.train_loops, run.loop_schedule) is forced as in `ablate`. Weights of
+loop steps that the schedule has not reached yet rest: neither the weights nor their moments change.
+Their gradient is zero, so that only decay would change them.
 """
 
 import re
@@ -45,7 +45,7 @@ from dualpath_cli.training.muon import Muon
 from dualpath_cli.training.parallel import allow_graphs, build_model, sharded_as, sharding_mesh
 
 _ROUTER, _BY_STEP = ".deep.router.", (".deep.gains", ".deep.film")
-"""Names of weights that one loop does not use, and of those with a row for each step."""
+"""Names of weights that a single loop does not use, and of weights with a row for each step."""
 
 
 class DualPathModule(LightningModule):
@@ -67,9 +67,9 @@ class DualPathModule(LightningModule):
     ) -> None:
         """`seed` draws the initial weights; None draws none, as a checkpoint is loaded.
 
-        That is the mean of `weights`, or the one that the Trainer loads to continue a run. Sharded
-        gradients are reduced in `reduce_dtype`; None is their own. Without `step_loops` each step
-        trains with the model's own number of loops.
+        The checkpoint is the mean of `weights`, or the Trainer loads it to continue a run. Sharded
+        gradients are reduced in `reduce_dtype`; None is the gradients' type. Without `step_loops`
+        each step trains with the model's number of loops.
         """
         super().__init__()
         self.config = config
@@ -87,17 +87,17 @@ class DualPathModule(LightningModule):
         self.val_results: dict[str, dict[str, float]] = {}
         self.grad_norm = torch.zeros(())
         self.guard = StepGuard(optim.skip_sigma)
-        self.bad_step: BadStep | None = None  # the last step, if it was left out
+        self.bad_step: BadStep | None = None  # the last step, if it was skipped
         self.resting: dict[str, torch.Tensor] = {}  # matrices without a gradient up to now
         self.expert_loads = ExpertLoads()
-        self.graph: MicroBatchGraph | None = None  # of the micro-batches of training, if it has one
-        self._graphed = False  # whether the graph made the gradients of the newest one
+        self.graph: MicroBatchGraph | None = None  # of training's micro-batches, if any
+        self._graphed = False  # whether the graph made the newest micro-batch's gradients
         self._losses: list[torch.Tensor] = []  # of one step's micro-batches
         self.trained: list[nn.Parameter] = []  # all; finding them takes 0.4 ms of a step
 
     @property
     def forced_loops(self) -> int | None:
-        """The loops that the trainer's optimizer step forces; None where they are the model's."""
+        """The loops forced in the trainer's optimizer step; None for the model's number."""
         if self.step_loops is None:
             return None
         loops = self.step_loops.at(self.trainer.global_step)
@@ -105,7 +105,7 @@ class DualPathModule(LightningModule):
 
     @property
     def most_loops(self) -> int:
-        """The most loops that steps up to this one can have had."""
+        """The most loops that steps up to this one can have run."""
         choices = self.step_loops and self.step_loops.choices(self.trainer.global_step)
         return max(choices) if choices else self.config.most_loops
 
@@ -114,7 +114,7 @@ class DualPathModule(LightningModule):
             keep_freed_memory()
 
     def configure_model(self) -> None:
-        """Builds the model once; a sharding strategy has set the device mesh by now."""
+        """Builds the model once; a sharding strategy has already set the device mesh."""
         if self.model is not None:
             return
         mesh = None if self.device_mesh is None else sharding_mesh(self.device_mesh)
@@ -136,8 +136,8 @@ class DualPathModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Mean loss in nats per token of one micro-batch, all of whose positions are scored.
 
-        Auxiliary losses are minimised, but not logged. Losses that are not finite are not logged
-        either: one would hide all others of its row.
+        Auxiliary losses are minimised, but not logged. Losses that are not finite are not logged:
+        one of them would make the mean of its row useless.
         """
         first = batch_idx % self.trainer.accumulate_grad_batches == 0
         self._graphed = self.graph is not None and self.graph.is_due(first)
@@ -154,7 +154,7 @@ class DualPathModule(LightningModule):
         return made.loss
 
     def losses(self, tokens: torch.Tensor, targets: torch.Tensor) -> Losses:
-        """Those of one micro-batch in the trainer's optimizer step."""
+        """The losses of one micro-batch in the trainer's optimizer step."""
         assert self.model is not None
         auxiliary, loops = AuxiliaryLoss(), self.forced_loops
         forced = None if loops is None else Intervention(loops=loops)
@@ -170,7 +170,7 @@ class DualPathModule(LightningModule):
             super().backward(loss, *args, **kwargs)
 
     def optimizer_zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Comes after `training_step`, in which a graph has made the gradients."""
+        """Keeps gradients of a graph: Lightning calls this after `training_step`."""
         if not self._graphed:
             super().optimizer_zero_grad(*args, **kwargs)
 
@@ -191,7 +191,7 @@ class DualPathModule(LightningModule):
             self.val_results[name] = {k: v.item() for k, v in metric.compute().items()}
             metric.reset()
             for key, value in self.val_results[name].items():
-                # Reduced over ranks by the metric, and so equal on all of them.
+                # Reduced over ranks by the metric, and so equal on all ranks.
                 self.log(f"val/{name}/{key}", value, logger=False)
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
@@ -205,7 +205,7 @@ class DualPathModule(LightningModule):
             _settle_router(self.model, self.most_loops)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Makes a step, and moves the biases of experts by its loads."""
+        """Makes a step, and moves the biases of experts by the step's loads."""
         assert self.model is not None
         with nullcontext() if self.step_loops is None else _at_rest(self.model, self.most_loops):
             super().optimizer_step(*args, **kwargs)
@@ -222,8 +222,8 @@ class DualPathModule(LightningModule):
         self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         losses, self._losses = self._losses, []
         self.bad_step = None
-        # The only wait for the device in an optimizer step: with the judging 1e-4 of its time on a
-        # CPU with 9M parameters (0.2 ms of 2.2 s), 4e-3 with 27 thousand.
+        # The only wait for the device in an optimizer step. With the judging it takes 1e-4 of the
+        # step on a CPU with 9M parameters (0.2 ms of 2.2 s), 4e-3 with 27 thousand.
         kind = self.guard.judge(self.grad_norm.item())
         if kind is not None:
             self.bad_step = BadStep(kind, torch.stack(losses).float().mean())
@@ -236,12 +236,12 @@ class DualPathModule(LightningModule):
                 if self.compile_blocks:
                     way_out = f"--run.compile false, or another torch than {torch.__version__}"
                 text = f"{names} do not train: their gradients are exactly zero; try {way_out}"
-                raise UserError(text if self.trainer.is_global_zero else "")  # the first rank tells
+                raise UserError(text if self.trainer.is_global_zero else "")  # the first reports
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Names all tensors, and adds the guard's state and what the next row of metrics.csv has.
+        """Names all tensors, and adds the state of the guard and of the next row of metrics.csv.
 
-        Tensors are named alike by all strategies, and stay where they are.
+        All strategies name tensors alike, without moving them.
         """
         assert self.model is not None
         for key in ("state_dict", "optimizer_states"):
@@ -270,7 +270,7 @@ class DualPathModule(LightningModule):
 
     def configure_optimizers(self) -> Any:
         assert self.model is not None
-        # Muon's products are of the type of the model's own.
+        # Muon's products have the type of the model's.
         products = torch.bfloat16 if str(self.trainer.precision).startswith("bf16") else None
         self.trained = list(self.parameters())
         matrices = {"embedding", "head", "hidden", "gate"} - set(own_roles(self.config))
@@ -288,7 +288,7 @@ class DualPathModule(LightningModule):
 
 
 class EachStep(Callback):
-    """A callback that does its work in `on_step`; `step` is the newest one that was made."""
+    """A callback that does its work in `on_step`; `step` is the newest finished step."""
 
     step = 0
 
@@ -304,7 +304,7 @@ class EachStep(Callback):
             self.on_step(trainer, pl_module)
 
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
-        """Is called after each optimizer step, also after one that was left out."""
+        """Is called after each optimizer step, also after a skipped step."""
         raise NotImplementedError
 
 
@@ -315,11 +315,11 @@ def build_optimizer(
     config: ModelConfig | None = None,
     products: torch.dtype | None = None,
 ) -> torch.optim.Optimizer:
-    """Returns AdamW or Muon with a group of each kind of parameters; those in `decay` decay.
+    """Returns AdamW or Muon with a group for each kind of parameters; groups in `decay` decay.
 
-    An untied head is a matrix; a tied one is the embedding. `total_steps` are the run's. `config`
+    An untied head is a matrix; a tied head is the embedding. `total_steps` are the run's. `config`
     may be left out for a model without custom classes and experts, and without `base_width`.
-    `products` is the type of Muon's matrix products; None is that of the weights. Raises ValueError
+    `products` is the type of Muon's matrix products; None is the weights' type. Raises ValueError
     for a parameter that `model.parameters` does not know.
     """
     assert config is not None or settings.base_width is None
@@ -336,7 +336,7 @@ def build_optimizer(
     for kind, params in members.items():
         factor = rate_factor(kind, settings, width)
         own = decay if GROUP_OF[kind] in settings.decay else 0.0
-        if settings.decay_sum is not None:  # of rate times decay, whatever the kind's rate
+        if settings.decay_sum is not None:  # rate times decay is the same for all kinds
             own = own / factor if factor else 0.0
         groups.append(
             {"params": params, "name": kind, "lr": settings.lr * factor, "weight_decay": own}
@@ -351,7 +351,7 @@ def build_optimizer(
 def build_scheduler(
     optimizer: torch.optim.Optimizer, total_steps: int, settings: OptimSettings
 ) -> LambdaLR:
-    """The schedule of `learning_rate` of all groups, stepped once an optimizer step."""
+    """The schedule `learning_rate` for all groups, stepped once an optimizer step."""
     return LambdaLR(
         optimizer, lambda step: learning_rate(step, total_steps, settings) / settings.lr
     )
@@ -362,10 +362,10 @@ def _router_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _settle_router(model: nn.Module, most: int) -> None:
-    """Replaces the routers' gradients after a backward pass through one loop, which uses none.
+    """Replaces the routers' gradients after a backward pass through one loop: it uses no router.
 
-    They are zero where no step up to now had more than one (`most`), since sharded checkpoints must
-    have the optimizer's state of all weights. Else None, and the optimizer passes them over.
+    If no step so far had more than one loop (`most`), the gradients are zero: sharded checkpoints
+    need the optimizer's state of all weights. Else they are None, and the optimizer skips them.
     """
     for parameter in _router_of(model):
         parameter.grad = torch.zeros_like(parameter) if most == 1 else None
@@ -373,7 +373,7 @@ def _settle_router(model: nn.Module, most: int) -> None:
 
 @contextmanager
 def _at_rest(model: nn.Module, most: int) -> Iterator[None]:
-    """Keeps the weights of steps of the loop beyond the first `most` as they are, bit by bit."""
+    """Keeps the weights of loop steps after the first `most` unchanged, bit by bit."""
     kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     with torch.no_grad():
         for name, parameter in model.named_parameters():

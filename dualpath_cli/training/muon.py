@@ -1,14 +1,13 @@
 """Muon for hidden matrices, and PyTorch's AdamW for all other parameters, as one optimizer.
 
-A matrix moves by its momentum made orthogonal: equally far in all of its directions. Muon is Keller
-Jordan's (https://kellerjordan.github.io/posts/muon); decoupled decay and the factor
-`match_rms_adamw` are those of arXiv 2502.16982. On one process the step is that of
-torch.optim.Muon, but for the type of its products.
+The update of a matrix is its orthogonalised momentum: equally large in all directions. Muon is by
+Keller Jordan (https://kellerjordan.github.io/posts/muon); decoupled decay and the factor
+`match_rms_adamw` are from arXiv 2502.16982. On one process the step equals torch.optim.Muon's,
+except for the type of its products.
 
-torch.optim.Muon makes each shard of a matrix orthogonal by itself, which is another optimizer for
-each number of ranks. Here every rank gathers a sharded matrix whole, makes all of it orthogonal and
-keeps its own shard, so that the numbers do not depend on the ranks. docs/scaling.md has what this
-costs.
+torch.optim.Muon makes each shard of a matrix orthogonal by itself: a different optimizer for each
+number of ranks. Here every rank gathers a sharded matrix whole, makes it orthogonal and keeps one
+shard, so that the numbers do not depend on the ranks. docs/scaling.md has the cost.
 """
 
 import math
@@ -24,11 +23,11 @@ from dualpath_cli.spec.config import Kind
 from dualpath_cli.training.parallel import sharded_as
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic, which they make steep at 0: after STEPS singular values from 0.002 of the norm on
+"""Coefficients of the quintic, steep at 0: after STEPS, singular values from 0.002 of the norm on
 are between 0.68 and 1.21. Keller Jordan's, as in torch.optim.Muon."""
 STEPS = 5
 HIDDEN: Kind = "hidden"  # the kind of parameters that Muon moves, and the name of their group
-EPS = 1e-7  # the least norm that a matrix is divided by: one of zeros stays so
+EPS = 1e-7  # the least norm to divide a matrix by: a matrix of zeros stays zero
 
 
 class Muon(torch.optim.Optimizer):
@@ -41,10 +40,10 @@ class Muon(torch.optim.Optimizer):
         products: torch.dtype | None = None,
         stacked: Mapping[nn.Parameter, int] | None = None,
     ) -> None:
-        """Makes orthogonal by products of the type `products`; None is that of the weights.
+        """`products` is the type of the matrix products; None is the weights' type.
 
-        `stacked` gives the number of matrices in a parameter of several, one below the other, such
-        as those of experts: each is moved by itself.
+        `stacked` gives the number of matrices stacked in a parameter, such as those of experts:
+        each matrix is updated by itself.
         """
         self.settings, self.products, self.stacked = settings, products, stacked or {}
         self.adamw = torch.optim.AdamW(
@@ -67,7 +66,7 @@ class Muon(torch.optim.Optimizer):
             for matrix in group["params"] if group["name"] == HIDDEN else ():
                 if matrix.grad is not None:
                     self._move(matrix, group["lr"], group["weight_decay"])
-        # State and groups are ours, which a checkpoint replaces.
+        # AdamW works on this optimizer's state and groups; a checkpoint replaces both.
         self.adamw.state = self.state
         self.adamw.param_groups = [g for g in self.param_groups if g["name"] != HIDDEN]
         self.adamw.step()
@@ -80,7 +79,7 @@ class Muon(torch.optim.Optimizer):
             state["momentum_buffer"] = torch.zeros_like(matrix)
         weight = self.settings.muon_momentum
         momentum = state["momentum_buffer"].lerp_(matrix.grad, 1 - weight)
-        # Rounded before it travels: the same numbers, and half the bytes.
+        # Rounded before it is sent: the same numbers, and half the bytes.
         ahead = matrix.grad.lerp(momentum, weight).to(self.products or matrix.dtype)
         whole = ahead.full_tensor() if isinstance(ahead, DTensor) else ahead
         parts = whole.chunk(self.stacked.get(matrix, 1))
@@ -92,10 +91,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """Returns a matrix of the same singular vectors, whose singular values are near 1.
+    """Returns a matrix with the same singular vectors and with singular values near 1.
 
-    Each step of Newton and Schulz makes a s + b s^3 + c s^5 of each singular value s, in the type
-    of `matrix`, beginning with shares of the Frobenius norm.
+    Each Newton-Schulz step maps each singular value s to a s + b s^3 + c s^5, in the type of
+    `matrix`, which is first divided by its Frobenius norm.
     """
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
@@ -110,8 +109,8 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 def shape_factor(shape: torch.Size, adjust: str) -> float:
     """The factor on the rate of a matrix of this shape, by `optim.muon_adjust`.
 
-    An orthogonal matrix has entries of root mean square 1 / sqrt(max(rows, columns)), AdamW's
-    updates usually 0.2 to 0.4 (arXiv 2502.16982, section 2.2).
+    Entries of an orthogonal matrix have a root mean square of 1 / sqrt(max(rows, columns)), entries
+    of AdamW's updates usually one of 0.2 to 0.4 (arXiv 2502.16982, section 2.2).
     """
     rows, columns = shape
     if adjust == "match_rms_adamw":

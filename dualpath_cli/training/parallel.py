@@ -1,22 +1,22 @@
 """Builds the model for one device or many: checkpoint, compile, shard, allocate, draw weights; and
-Lightning's strategies, which say what device holds what.
+Lightning's strategies, which place weights, gradients and moments on devices.
 
 The order matters: recomputation belongs to a block's graph, a compiled block stays one graph within
 its FSDP unit, and with sharding on the meta device no rank ever holds the whole model.
 
 `run.activation_checkpointing`: `none` keeps all activations of a block for its backward pass.
-`selective` keeps the outputs of matrix products and attention, and recomputes the rest: norms,
+`selective` keeps the outputs of matrix products and attention, and recomputes all else: norms,
 rotation, QK-norm, the product in SwiGLU, residual sums, the mixture of steps. No product and no
 attention is computed twice (not verified for FlexAttention on a GPU in eager mode). `full` keeps
 the block's input alone.
 
-`trainer.strategy`, by which gradients are reduced once a step, with its last micro-batch:
+`trainer.strategy`; each reduces gradients once a step, with the step's last micro-batch:
 
     single   one device
     ddp      each device holds all; gradients are all-reduced
     fsdp     weights, gradients and moments are divided among all devices: FSDP2
-    hsdp     they are divided within a group of devices, a node, and each group is a replica:
-             gradients are reduce-scattered within groups, then all-reduced across them
+    hsdp     the three are divided within a group of devices, a node, and each group is a replica:
+             gradients are reduce-scattered within groups, then all-reduced across groups
 """
 
 import logging
@@ -60,8 +60,8 @@ KEPT_OPERATIONS = frozenset(
      "aten::_scaled_dot_product_cudnn_attention",
      "aten::_scaled_dot_product_fused_attention_overrideable")
 )  # fmt: skip
-"""Operations whose outputs `selective` keeps, without the name of an overload, besides this
-package's own."""
+"""Operations whose outputs `selective` keeps, without overload names; the operations of this
+package are kept as well."""
 STRATEGIES = ("ddp", "fsdp", "hsdp")  # for several devices; Lightning's own `auto` chooses
 
 
@@ -77,9 +77,9 @@ def build_model(
     """Returns a model on torch's default device or, sharded by FSDP2, on the devices of a mesh.
 
     Of a mesh of two dimensions the first replicates and the second shards. Gradients are reduced in
-    `reduce_dtype`; None is their own. `seed` and `std_factors` (of `model.parameters`) decide the
-    initial weights, not the number of devices. Without a seed weights are undefined until they are
-    loaded (`run/weights.py`).
+    `reduce_dtype`; None is the gradients' type. Initial weights depend on `seed` and `std_factors`
+    (of `model.parameters`), not on the number of devices. Without a seed weights are undefined
+    until they are loaded (`run/weights.py`).
     """
     device = torch.get_default_device() if mesh is None else torch.device(mesh.device_type)
     with torch.device("meta"):
@@ -89,14 +89,14 @@ def build_model(
         checkpoint_block(block, checkpointing)
     if compile_blocks:
         # Block by block: the graph of one layer serves all layers of its kind. In place, so that
-        # parameter names stay as they are.
+        # parameter names do not change.
         for block in model.blocks:
             block.compile()
         model.loss.compile()
         allow_graphs(len(set(config.layers)))
     if mesh is not None:
-        # Weights stay and are gathered in float32, for autocast to cast: a unit's `param_dtype`
-        # would round its norms, gains and router as well, which the model keeps in float32.
+        # Weights are kept and gathered in float32, and autocast casts them: a unit's `param_dtype`
+        # would also round norms, gains and router, which the model keeps in float32.
         policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -110,7 +110,7 @@ def build_model(
 
 
 def sharded_as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Returns a whole tensor, which every rank holds, sharded as a parameter is, if it is."""
+    """Returns a tensor that every rank holds whole, sharded like a parameter if that is sharded."""
     if not isinstance(parameter, DTensor):
         return value
     return distribute_tensor(
@@ -124,29 +124,29 @@ def sharded_as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 def draw_weights(model: DualPathLM, seed: int, std_factors: Mapping[Kind, float] = {}) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()  # else weights gathered in an earlier forward would be used again
+            module.reshard()  # else weights gathered in an earlier forward are used again
     model.init_weights(seed, lambda own, value: own.copy_(sharded_as(own, value)), std_factors)
 
 
 def allow_graphs(variants: int) -> None:
-    """Lets torch.compile keep the graphs of so many kinds of blocks, and not run them eagerly.
+    """Lets torch.compile keep graphs for `variants` of blocks; beyond its limit it runs eagerly.
 
-    Blocks differ in kind, widths and loops, and a block is another one with each forced number.
+    Blocks differ in kind, widths and loops, and each forced number of loops is another variant.
     """
     config = torch.compiler.config
-    # Each has at most 4 graphs: with and without gradients, and by the first length met.
+    # Each variant has at most 4 graphs: with and without gradients, and by the first length met.
     config.recompile_limit = max(config.recompile_limit, 4 * variants)
 
 
 @cache
 def can_compile(device: torch.device) -> bool:
-    """Whether torch.compile works, tried once on a tiny function; prints why if it does not.
+    """Whether torch.compile works, tried once on a tiny function; prints the reason if not.
 
     On the CPU it needs a C++ compiler and Python's headers, on a GPU Triton.
     """
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
-    except Exception as error:  # the run can go on without it
+    except Exception as error:  # the run can continue eagerly
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         rank_zero_only(print)(
             f"dualpath: running eagerly: torch.compile does not work here ({reason:.120})"
@@ -161,7 +161,7 @@ def can_compile(device: torch.device) -> bool:
 def checkpoint_block(block: DualPathBlock, checkpointing: Checkpointing) -> None:
     """Makes a block recompute activations; call it before compiling and sharding.
 
-    As with `fully_shard`, only the block's class changes: its parameters keep their names.
+    As with `fully_shard`, only the block's class changes: parameters keep their names.
     """
     if checkpointing != "none":
         # Silences a warning of every run: recomputed operations must not work in place.
@@ -172,8 +172,8 @@ def checkpoint_block(block: DualPathBlock, checkpointing: Checkpointing) -> None
 def chosen(setting: Literal["auto"] | Checkpointing, compiled: bool) -> Checkpointing:
     """Resolves `run.activation_checkpointing`: `auto` costs no time.
 
-    For compiled blocks `selective` is as fast as `none`, on an H200 within 1.5 %; in eager mode it
-    is slower.
+    `selective` is as fast as `none` for compiled blocks (on an H200 within 1.5 %), and slower in
+    eager mode.
     """
     return ("selective" if compiled else "none") if setting == "auto" else setting
 
@@ -217,21 +217,21 @@ class SelectiveBlock(FullBlock):
 
 
 class FullyShardedStrategy(ModelParallelStrategy):
-    """FSDP2 over all devices of all nodes, or over groups of them that are replicas.
+    """FSDP2 over all devices of all nodes, or within groups of devices, each a replica.
 
-    Lightning's defaults would mean tensor parallelism within a node, and the trainer counts the
+    Lightning's defaults would mean tensor parallelism within a node, and the trainer counts
     devices late.
     """
 
     def __init__(self, timeout: timedelta, replicate: bool, shard_size: int | None) -> None:
-        """`replicate` makes groups of `shard_size` devices; None: of a node's."""
+        """`replicate` makes groups of `shard_size` devices; None: of all devices of a node."""
         super().__init__(timeout=timeout)
         self._replicate = replicate
         self._shard_size = shard_size
 
     @property
     def shards(self) -> int:
-        """How many devices share one set of weights."""
+        """The number of devices that share one set of weights."""
         if not self._replicate:
             return self.num_nodes * self.num_processes
         return self._shard_size or self.num_processes
@@ -240,7 +240,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         devices = self.num_nodes * self.num_processes
         if self.shards == 1 < devices:
             raise UserError(
-                "trainer.strategy hsdp shards within a node, and each node has one device; use "
+                "trainer.strategy hsdp shards within a node, but each node has one device; use "
                 "ddp or fsdp, or give run.shard_size"
             )
         if devices % self.shards:
@@ -248,7 +248,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
             would = f"{' or '.join(fitting)} would, or " if fitting else ""
             raise UserError(
                 f"run.shard_size={self.shards} does not divide the {devices} devices of this run; "
-                f"{would}null for those of a node"
+                f"{would}null for the devices of a node"
             )
 
     def setup_environment(self) -> None:
@@ -256,8 +256,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
         internals.set_parallel_sizes(self, data=devices, tensor=1)
         super().setup_environment()
         if self.shards < devices:
-            # Neighbours share a group: Lightning, torchrun and SLURM's block distribution number
-            # ranks node by node.
+            # Neighbouring ranks share a group: Lightning, torchrun and SLURM's block distribution
+            # number ranks node by node.
             sizes, names = (devices // self.shards, self.shards), ("replicate", "shard")
             mesh = init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
             internals.replace_mesh(self, mesh)
@@ -289,8 +289,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def block_backward_sync(self) -> Iterator[None]:
         """Keeps gradients on their rank until the last micro-batch of a step.
 
-        Lightning enters it for all micro-batches but the last, as for DDP; its own strategy would
-        reduce in each. Meanwhile a rank holds the gradients of the whole model.
+        Lightning enters this context for all micro-batches but the last, as for DDP; its strategy
+        would reduce in each. Meanwhile a rank holds the gradients of the whole model.
         """
         assert self.model is not None
         units = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
@@ -304,9 +304,9 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
 
 class CompressedDDPStrategy(DDPStrategy):
-    """DDP whose gradients travel in bfloat16, by PyTorch's hook.
+    """DDP that sends gradients in bfloat16, by PyTorch's hook.
 
-    Lightning registers hooks only on CUDA, and ignores them elsewhere without a message.
+    Lightning registers hooks only on CUDA, and elsewhere ignores them without a message.
     """
 
     def configure_ddp(self) -> None:
@@ -322,8 +322,8 @@ def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def build_strategy(name: str, settings: RunSettings) -> Strategy | str:
-    """The Lightning strategy of one of the names that `trainer.strategy` takes."""
-    timeout = timedelta(minutes=settings.rank_timeout)  # a rank that is waited for longer ends all
+    """The Lightning strategy for a name in `trainer.strategy`."""
+    timeout = timedelta(minutes=settings.rank_timeout)  # after a longer wait all ranks end
     if name in ("fsdp", "hsdp"):
         return FullyShardedStrategy(timeout, name == "hsdp", settings.shard_size)
     if name == "ddp":
@@ -333,5 +333,5 @@ def build_strategy(name: str, settings: RunSettings) -> Strategy | str:
 
 
 def reduce_dtype(settings: RunSettings) -> torch.dtype | None:
-    """`run.reduce_dtype` for FSDP2; None leaves gradients in their own type."""
+    """`run.reduce_dtype` for FSDP2; None keeps the gradients' type."""
     return torch.bfloat16 if settings.reduce_dtype == "bfloat16" else None

@@ -1,9 +1,9 @@
-"""How the ranks of a run meet, and how they all end with a message if one dies.
+"""The ranks of a run meet, and all end with a message if one dies.
 
-Ranks on one machine are children of the first one, unless SLURM or torchrun starts and watches
-them. Lightning looks at its children every five seconds and then kills the first rank too, without
-a message or within one; PyTorch makes ranks wait for each other where no signal reaches them. This
-replaces both.
+Ranks on one machine are children of the first rank, unless SLURM or torchrun starts and watches
+them. Lightning checks children every five seconds, and if one is dead kills the first rank too,
+without a message or within one. In PyTorch ranks wait for each other where no signal reaches them.
+This file replaces both.
 """
 
 import os
@@ -27,16 +27,16 @@ from dualpath_cli.base.system import of_children
 from dualpath_cli.training import internals
 
 PATIENCE = 10.0
-"""Seconds for the first rank to end by itself, after another ended with an error that it shares."""
+"""Seconds for the first rank to end by itself, after another rank ended with a shared error."""
 WAIT = 2.0  # seconds from a rank's death to its exit code
 SILENCE = 30.0  # seconds to wait for ranks without a message
-POLL = 0.1  # seconds between two looks at which ranks have come, or died
+POLL = 0.1  # seconds between two checks for ranks that have joined or died
 NAMED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
-"""Variables that tell a node its place among others, if neither SLURM nor torchrun does."""
+"""Variables with a node's place among the others, without SLURM and torchrun."""
 
 
 class Ranks(internals.launcher_class()):  # type: ignore[misc]
-    """Lightning's launcher, for ranks that it starts and for those started from outside."""
+    """Lightning's launcher, for ranks that it starts and for ranks started from outside."""
 
     def __init__(
         self, strategy: ParallelStrategy, command: str, timeout: timedelta,
@@ -56,10 +56,10 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
     def launch(
         self, function: Callable[..., Any], *args: Any, trainer: Trainer | None = None, **named: Any
     ) -> Any:
-        """Starts this machine's other ranks, unless others do, waits for all, and calls.
+        """Starts this machine's ranks if nobody else does, waits for all, and calls `function`.
 
         Raises:
-            RunFailed: if they do not come.
+            RunFailed: if ranks do not join in time.
         """
         self.cluster_environment.validate_settings(self.num_processes, self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
@@ -72,12 +72,12 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         return function(*args, **named)
 
     def kill(self, signum: int) -> None:
-        """Sends the children a signal; their end is then no failure."""
+        """Sends the children a signal; a child that then ends is no failure."""
         self._told = True
         super().kill(signum)
 
     def death(self) -> str | None:
-        """Returns which child has just ended with an error, and how, for the caller to report."""
+        """Returns the message on a child that has ended with an error, for the caller to report."""
         self._told = True
         end = time.monotonic() + WAIT
         while self.procs and time.monotonic() < end:
@@ -87,7 +87,7 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         return None
 
     def _dead(self) -> tuple[int, str] | None:
-        """Exit code and fate of a child that ended with an error."""
+        """Exit code of a child that ended with an error, and the message."""
         for rank, process in enumerate(self.procs, self._before + 1):
             if code := process.poll():
                 name = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -104,10 +104,10 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
             time.sleep(0.5)
 
     def _end(self, fate: str) -> None:
-        """Ends all ranks: the main thread may wait for the dead one for ever."""
-        if self._told:  # by the main thread, meanwhile
+        """Ends all ranks: the main thread may wait forever for the dead rank."""
+        if self._told:  # the main thread has reported meanwhile
             return
-        with suppress(OSError):  # nobody reads it
+        with suppress(OSError):  # nobody reads stderr
             print(
                 f"dualpath {self._command}: failed: {fate}{self._continues()}",
                 file=sys.stderr, flush=True,
@@ -124,7 +124,7 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
             waited, limit = time.monotonic() - begin, self._timeout.total_seconds()
             if waited > limit:
                 raise RunFailed(
-                    f"{missing} did not come to {place} within {limit / 60:g} minutes "
+                    f"{missing} did not join at {place} within {limit / 60:g} minutes "
                     f"(run.rank_timeout){self._continues()}"
                 )
             if silent and waited > SILENCE:
@@ -136,10 +136,10 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
             time.sleep(POLL)
 
     def _missing(self, rank: int) -> str:
-        """Announces this rank; returns which one has not come yet, or nothing."""
+        """Announces this rank; returns a rank that has not joined yet, or nothing."""
         ranks, environment = self.num_processes * self.num_nodes, self.cluster_environment
         if self._store is None:
-            # torchrun serves the store itself: all ranks are clients.
+            # torchrun serves the store: all ranks are clients.
             serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
             host, port = environment.main_address, environment.main_port
             if not serves and not _answers(host, port):
@@ -159,7 +159,7 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
 
 
 def _answers(host: str, port: int) -> bool:
-    """Whether something listens there; PyTorch's client would log each failed try."""
+    """Whether a server listens at the port; PyTorch's client would log each failed try."""
     with suppress(OSError):
         socket.create_connection((host, port), timeout=1.0).close()
         return True
@@ -169,7 +169,7 @@ def _answers(host: str, port: int) -> bool:
 def launch_by(
     trainer: Trainer, command: str, timeout: timedelta, continues: Callable[[], str]
 ) -> None:
-    """Replaces the launcher of a trainer whose ranks are processes by Ranks."""
+    """Replaces a trainer's launcher by `Ranks`, if its ranks are processes."""
     strategy = trainer.strategy
     if not isinstance(strategy, ParallelStrategy) or strategy.cluster_environment is None:
         return
@@ -177,8 +177,8 @@ def launch_by(
     alone = isinstance(strategy.cluster_environment, LightningEnvironment)
     if trainer.num_nodes > 1 and alone and lacking:
         raise UserError(
-            f"trainer.num_nodes={trainer.num_nodes}, but nothing tells this node where the others "
-            "are; start ranks by srun or torchrun, or set MASTER_ADDR=HOST MASTER_PORT=29500 "
+            f"trainer.num_nodes={trainer.num_nodes}, but this node has no address of the others; "
+            "start ranks by srun or torchrun, or set MASTER_ADDR=HOST MASTER_PORT=29500 "
             f"NODE_RANK=N on each node ({', '.join(lacking)} lacking here)"
         )
     if type(strategy.launcher) in (internals.launcher_class(), type(None)):
@@ -186,7 +186,7 @@ def launch_by(
 
 
 def lost_contact(error: BaseException) -> bool:
-    """Whether an error means that another rank cannot be reached any more."""
+    """Whether an error means that another rank cannot be reached."""
     words = ("Connection closed by peer", "Timed out", "Connection reset", "gloo/transport")
     # gloo has no exception class for it.
     in_words = isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -39,7 +39,7 @@ L = TypeVar("L", bound=TrainingLaunch | StudyLaunch)
 
 @dataclass(frozen=True)
 class Session(Generic[L]):
-    """All that a task gets."""
+    """The argument of a task: launch, trainer, module and data."""
 
     launch: L
     trainer: Trainer
@@ -63,15 +63,15 @@ class Session(Generic[L]):
 def build_session(
     launch: L, section: dict[str, Any], module_class: Callable[..., DualPathModule], name: str
 ) -> Session[L]:
-    """Builds what a launch needs; `section` is the trainer's, its classes as objects.
+    """Builds a launch's session; `section` is the trainer's section, with classes as objects.
 
-    `name` is the command's, by which further ranks are started.
+    `name` is the command's name, by which further ranks are started.
     """
     settings, seed = launch.settings, launch.settings.seed_everything
     fitting = isinstance(launch, TrainingLaunch)
     console = plain_console(goes_on=fitting)
     if isinstance(launch, TrainingLaunch) and launch.checkpoint is not None and is_first_rank():
-        # `load_weights` verifies what it loads itself.
+        # `load_weights` verifies the weights that it loads.
         way_out = "; copy it again, or remove it: the branch then begins at an earlier checkpoint"
         verify(launch.checkpoint, way_out=way_out if launch.trunk else None)
     try:
@@ -118,7 +118,7 @@ def build_session(
 def build_trainer(
     launch: TrainingLaunch | StudyLaunch, section: dict[str, Any], console: Console, command: str
 ) -> Trainer:
-    """Returns the trainer of a recipe's parsed `trainer` section, completed with what is ours."""
+    """Returns the trainer of a recipe's parsed `trainer` section, with this package's callbacks."""
     model, run, folder = launch.settings.model, launch.settings.run, launch.folder
     fitting = isinstance(launch, TrainingLaunch)
     name = section["strategy"]
@@ -131,9 +131,9 @@ def build_trainer(
     if name == "auto" and section["num_nodes"] * (there if given is None else given) > 1:
         name = "ddp"
     plugins = as_list(section["plugins"])
-    max_time = section.pop("max_time")  # Lightning's own timer would validate once more
+    max_time = section.pop("max_time")  # Lightning's timer would validate once more
     seconds = None if max_time is None else Timer(max_time).time_remaining()
-    if name not in ("fsdp", "hsdp"):  # whose strategy writes by all ranks
+    if name not in ("fsdp", "hsdp"):  # under these all ranks write
         plugins.append(SafetensorsIO())
     callbacks = as_list(section["callbacks"])
     timeout = timedelta(minutes=run.rank_timeout)
@@ -148,7 +148,7 @@ def build_trainer(
         if run.gates_every:
             callbacks.append(RoutingLog(folder, run.gates_every, model.most_loops))
         checkpoints = Checkpoints(folder, run)
-        # After all that write rows.
+        # After all callbacks that write rows.
         callbacks += [checkpoints, Stopping(checkpoints, timeout, seconds)]
     own = [logger for logger in as_list(section["logger"]) if not isinstance(logger, bool)]
     step = launch.step if isinstance(launch, TrainingLaunch) else None
@@ -160,7 +160,7 @@ def build_trainer(
         "callbacks": callbacks,
         "logger": [*loggers(launch.settings, folder, begins_at), *own] if fitting else False,
         "default_root_dir": str(folder),  # for the traces of a profiler
-        # Ours run in float64 sums, which Apple's MPS lacks: `auto` is a CUDA GPU or the CPU.
+        # Metrics sum in float64, which Apple's MPS lacks: `auto` is a CUDA GPU or the CPU.
         "accelerator": accelerator,
         # FSDP2 must not gather its weights for the first time under inference mode.
         "inference_mode": False,
@@ -195,7 +195,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def validate(session: Session[StudyLaunch]) -> None:
-    """Scores the checkpoint on every validation set; UserError if the run names none."""
+    """Scores the checkpoint on every validation set; UserError if the run has none."""
     if not session.launch.settings.data.val:
         raise UserError("the run names no validation set; give one: --data.val.NAME FILE_OR_FOLDER")
     session.trainer.validate(session.module, datamodule=session.datamodule, verbose=False)

@@ -1,8 +1,8 @@
 """Stopping on a signal: at the end of the same step on all ranks, with a checkpoint.
 
 Preemption sends SIGTERM, SLURM can send SIGUSR1 before the time is up, SIGINT is Ctrl-C, SIGHUP a
-closed terminal. Lightning's own handler broadcasts within the handler, while other ranks are in
-another collective, and hangs.
+closed terminal. Lightning's handler broadcasts while other ranks are in another collective, and
+hangs.
 """
 
 import math
@@ -28,12 +28,12 @@ SIGNALS = [
 ]
 TIME_OVER = signal.SIGALRM  # stands for the end of `trainer.max_time`; no signal is sent
 SECOND = 1.0
-"""Seconds after a signal from which on another one ends the process at once; an earlier one may be
-the same, sent twice."""
+"""Seconds after a signal until another signal ends the process at once; earlier, the first signal
+may have been sent twice."""
 
 
 class StopTraining(BaseException):
-    """Ends training on all ranks, with the finished steps in a checkpoint; no error."""
+    """Ends training on all ranks, with all finished steps in a checkpoint; no error."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -43,7 +43,7 @@ class StopTraining(BaseException):
 class Stopping(EachStep):
     """Notes signals, agrees on them with all ranks, saves, and raises StopTraining.
 
-    It is the last callback: all rows of a step are written before training stops there.
+    The last callback, so that all rows of a step are written before training stops.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Stopping(EachStep):
         self._pending: tuple[Any, torch.Tensor] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Replaces Lightning's handlers, from the moment it would set them."""
+        """Replaces Lightning's handlers, at the time when Lightning would set them."""
         internals.replace_signal_handlers(trainer, self._listen)
         self._launcher = trainer.strategy.launcher
         if trainer.world_size > 1:
-            # A group on the CPU: nothing waits for a GPU.
+            # A group on the CPU, so as not to wait for a GPU.
             self._group = dist.new_group(backend="gloo", timeout=self._timeout)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -76,7 +76,7 @@ class Stopping(EachStep):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Restores them: what has failed stops at no step, and this process may train again."""
+        """Restores the handlers: a failed run stops at no step, and the process may train again."""
         if not isinstance(exception, StopTraining):
             self.teardown(trainer, pl_module, "fit")
 
@@ -89,7 +89,7 @@ class Stopping(EachStep):
         self._stop_if_agreed(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *ignored: Any, **named: Any) -> None:
-        """Stops within a validation, which the continued run repeats."""
+        """Stops within a validation; the continued run repeats it."""
         self._stop_if_agreed(trainer)
 
     def _listen(self) -> None:
@@ -116,7 +116,7 @@ class Stopping(EachStep):
     def _agreed(self, trainer: Trainer) -> int:
         """The signal that any rank had noted by the previous call, or 0; the same on all ranks.
 
-        One call late, so that no rank waits: the numbers are exchanged between the calls.
+        One call late, so that no rank waits: signals are exchanged between two calls.
         """
         if not self.signum and time.monotonic() > self._deadline:
             self.signum = TIME_OVER

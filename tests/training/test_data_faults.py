@@ -191,8 +191,8 @@ def test_too_little_shared_memory_for_loader_processes_is_refused(refused, monke
     usage = SimpleNamespace(total=1 << 16, free=1 << 16)
     monkeypatch.setattr(data_module.shutil, "disk_usage", lambda place: usage)
     said = refused(data={"workers": 1})
-    assert "/dev/shm has 0.07 MB for a rank, and data.workers=1 takes 0.0" in said
-    assert said.endswith("; give it more (docker run --shm-size 1g), or data.workers=0\n")
+    assert "/dev/shm has 0.07 MB for each rank, and data.workers=1 takes 0.0" in said
+    assert said.endswith("; enlarge it (docker run --shm-size 1g), or set data.workers=0\n")
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -185,7 +185,7 @@ def test_a_run_is_not_continued_with_another_seed_or_rate_or_on_other_data(
     shutil.rmtree(data)
     prepare(data, texts / "val.jsonl")
     error = refused(data={"path": str(data), "max_epochs": 9})
-    assert "was trained on data of the fingerprint" in error
+    assert "was trained on data with the fingerprint" in error
     assert "--new-data" in error
 
 
@@ -467,7 +467,7 @@ def test_a_run_that_early_stopping_ends_says_so_and_ends_there_again(fit, capsys
     fit(run={"validate_every": 2}, trainer=stopping)
     said = capsys.readouterr().out
     assert f"{run} was {why}" in said
-    assert said.endswith(": nothing to do\n")
+    assert said.endswith("; remove that callback to continue\n")
     assert find_run(str(run)).step == 4
     fit(run={"validate_every": 2})
     assert find_run(str(run)).step == 6

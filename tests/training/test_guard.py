@@ -228,7 +228,7 @@ def test_a_micro_batch_without_a_loss_is_named_and_left_out_of_the_mean(fit, mon
     assert float(logged["loss"]) == pytest.approx(losses[3][0], rel=1e-5), "of the other one"
     assert float(logged["bits_per_byte"]) > 0
     said = capsys.readouterr().out
-    assert "step 3 is skipped: its loss is no finite number" in said
+    assert "step 3 is skipped: its loss is not finite" in said
     assert f"1 of 6 steps were skipped: see {run / 'bad_steps.csv'}" in said
 
 
@@ -277,7 +277,7 @@ def test_too_many_in_a_row_end_the_run_and_it_can_be_continued(failed, fit, monk
     with monkeypatch.context() as patch:
         patch.setattr(DualPathModule, "training_step", scaled_loss({1, 3, 4, 5}, INF))
         run, said = failed(**changes)
-    assert "steps 3 to 5 were skipped, the last because its loss is no finite number" in said
+    assert "steps 3 to 5 were skipped, the last because its loss is not finite" in said
     assert f"{run / 'bad_steps.csv'} lists them" in said
     assert "lower optim.lr" in said
     assert said.endswith("the same command continues from step 4\n")
@@ -299,7 +299,7 @@ def test_weights_that_are_no_numbers_are_not_saved(failed, monkeypatch):
 
     monkeypatch.setattr(Checkpoints, "save", spoil)
     run, said = failed()
-    assert "after step 4 weights are no finite numbers" in said
+    assert "after step 4 weights are not finite" in said
     assert said.endswith("the same command continues from step 2\n")
     names = sorted(p.name for p in (run / "checkpoints").iterdir())
     assert names == ["last", "manifests", "step-00000002"]

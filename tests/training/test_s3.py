@@ -85,7 +85,7 @@ def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
     assert names_and_sizes[0] == names_and_sizes[1]
     upload(other, URL, lambda count: None, overwrite=True)
     error = refused(data={"path": remote, "max_epochs": 9}, run={"name": "before"})
-    assert "was trained on data of the fingerprint" in error
+    assert "was trained on data with the fingerprint" in error
     local = fit(data={"path": str(other)}, run={"name": "local"})
     distant = fit(data={"path": remote}, run={"name": "after"})
     assert tables(distant) == tables(local)

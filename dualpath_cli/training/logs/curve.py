@@ -1,6 +1,6 @@
 """curve.png: a run at a glance, drawn from its tables when it ends.
 
-``python -P -m dualpath_cli.training.logs.curve RUN`` draws it anew, also while the run goes on.
+``python -P -m dualpath_cli.training.logs.curve RUN`` draws it again, also during the run.
 """
 
 import sys
@@ -74,7 +74,7 @@ def _layers(
 def _line(
     ax: "Axes", rows: list[Row], column: str, per_step: float, label: str | None, **style: Any
 ) -> None:
-    """A column over training tokens, `per_step` a step; rows without a value are left out."""
+    """A column over training tokens, `per_step` each step; rows without a value are left out."""
     rows = [row for row in rows if row[column]]
     tokens = [float(row["step"]) * per_step for row in rows]
     ax.plot(tokens, [float(row[column]) for row in rows], label=label, **style)

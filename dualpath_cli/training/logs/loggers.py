@@ -19,13 +19,13 @@ from dualpath_cli.report.console import Progress, counted
 from dualpath_cli.training.logs.tables import Row
 
 WANDB_ID = "wandb_id"
-"""File of the run folder that holds the id of its W&B run, also when the folder is renamed."""
+"""File of the run folder with the id of its W&B run, which stays if the folder is renamed."""
 
 
 def loggers(settings: Settings, folder: Path, begins_at: int) -> list[Logger]:
-    """TensorBoard where it is installed, W&B where a project is named; CSV files are our own.
+    """TensorBoard if installed, W&B if a project is named; CSV tables are written elsewhere.
 
-    TensorBoard hides what an interrupted start logged from step `begins_at` on.
+    TensorBoard hides rows of an interrupted start from step `begins_at` on.
     """
     run, found = settings.run, importlib.util.find_spec
     made: list[Logger] = []
@@ -37,14 +37,14 @@ def loggers(settings: Settings, folder: Path, begins_at: int) -> list[Logger]:
         kept = folder / WANDB_ID
         one = read_text(kept).strip() if kept.exists() else secrets.token_hex(8)
         title, recipe = f"{run.recipe}/{run.name}", settings.as_recipe()
-        late = {"finish_timeout": 60.0}  # seconds that the run's end waits for rows to be sent
+        late = {"finish_timeout": 60.0}  # seconds to send rows at the run's end
         made.append(WandbLogger(title, folder, project=run.wandb, id=one, config=recipe,
                                 settings=late))  # fmt: skip
     return made
 
 
 def begin_wandb(trainer: Trainer, folder: Path) -> None:
-    """On the first rank starts or continues the W&B run, whose id stays in the run folder."""
+    """On the first rank, starts or continues the W&B run; its id is kept in the run folder."""
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
             try:
@@ -67,11 +67,11 @@ class Bar(RichProgressBar):
 
     @property
     def total_train_batches(self) -> int:
-        """Of all steps: Lightning takes the steps that are left for micro-batches."""
+        """Micro-batches of all steps: Lightning takes the steps left for micro-batches."""
         return int(self.trainer.max_steps) * self.trainer.accumulate_grad_batches
 
     def configure_columns(self, trainer: Trainer) -> list[Any]:
-        """Few enough for 80 columns beside the metrics."""
+        """Columns that leave room for the metrics in a terminal of 80."""
         return [Steps(self), BarColumn(bar_width=12), TimeRemainingColumn()]
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Steps(ProgressColumn):
 
 
 class Lines(Callback):
-    """The same as an occasional line, where there is no terminal."""
+    """The progress as an occasional line, if there is no terminal."""
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(console, "training", counted("steps"))

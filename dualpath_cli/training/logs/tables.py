@@ -45,8 +45,8 @@ Row = dict[str, Any]
 SAID = 20  # skipped steps of a run that get a line each
 
 _CAUSES: dict[Cause, str] = {
-    "loss": "its loss is no finite number",
-    "gradient": "its gradient is no finite number",
+    "loss": "its loss is not finite",
+    "gradient": "its gradient is not finite",
     "outlier": "its gradient norm is far above the mean",
 }
 
@@ -54,8 +54,8 @@ _CAUSES: dict[Cause, str] = {
 def peak_tflops(device: torch.device) -> float | None:
     """A device's dense bfloat16 peak in TFLOP/s; None where it is not known."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    # Lightning 2.6.6 is right for these alone: it has an NVL's sparse peak, the whole GPU's for a
-    # slice (MIG), the L4's for an L40, and for GeForce and workstations that of vector units.
+    # Lightning 2.6.6 is right only for these. It has the sparse peak of an NVL, the whole GPU's for
+    # a slice (MIG), the L4's for an L40, and that of vector units for GeForce and workstations.
     if not re.search(r"H[12]00|A100|L4\b", name) or re.search("NVL|MIG", name):
         return None
     if "H200" in name:
@@ -65,14 +65,14 @@ def peak_tflops(device: torch.device) -> float | None:
 
 
 class CsvTable:
-    """A CSV file that grows by rows and drops those after the step that a run continues from."""
+    """A CSV file that grows by rows; a continued run drops the rows after its first step."""
 
     def __init__(self, path: Path, columns: list[str]) -> None:
         self.path = path
         self.columns = columns
 
     def open(self, continued_from: int) -> None:
-        """Writes the header, and of an existing file the rows up to step `continued_from`."""
+        """Writes the header; keeps an existing file's rows up to step `continued_from`."""
         kept = [row for row in read_csv(self.path) if int(row["step"]) <= continued_from]
         write_text(self.path, format_csv(kept, self.columns))
 
@@ -81,7 +81,7 @@ class CsvTable:
             file.write(format_csv(_short(rows), self.columns, header=False))
 
     def put(self, step: int, rows: Sequence[Row]) -> None:
-        """Writes the rows of a step, all or none, in the place of those from it on."""
+        """Writes all rows of a step or none; replaces rows of this and later steps."""
         kept = [row for row in read_csv(self.path) if int(row["step"]) < step]
         write_text(self.path, format_csv([*kept, *_short(rows)], self.columns))
 
@@ -127,7 +127,7 @@ class MetricsLog(EachStep):
             before = [float(r["seconds"]) for r in rows if int(r["step"]) <= self.step]
             self.total_seconds = before[-1] if before else 0.0
             self.metrics.open(self.step)
-            # A run that begins anew validates its step 0 again, whatever one before it wrote.
+            # A run from step 0 validates this step again, whatever an earlier run wrote.
             self.validation.open(self.step or -1)
         self.validation_due = self._lacks_validation(trainer, pl_module)
         if self.step == 0:
@@ -135,7 +135,7 @@ class MetricsLog(EachStep):
         self.since = time.perf_counter()
 
     def _lacks_validation(self, trainer: Trainer, module: DualPathModule) -> bool:
-        """Whether the run was stopped after this step and before its validation was over."""
+        """Whether the run was stopped after this step, before the end of its validation."""
         every = self.settings.validate_every
         due = bool(module.val_names) and self.step > 0 and every > 0 and self.step % every == 0
         lacks = due and not has_step(self.validation.path, self.step)
@@ -144,7 +144,7 @@ class MetricsLog(EachStep):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Repeats a validation that was cut short; Lightning counts it as done."""
+        """Repeats an interrupted validation, which Lightning counts as done."""
         if self.validation_due:
             self.validation_due = False
             internals.validate_between_batches(trainer)
@@ -259,7 +259,7 @@ class RoutingLog(EachStep):
 
     @torch.no_grad()
     def read_out(self, model: DualPathLM, tokens: torch.Tensor) -> list[Row]:
-        """Means over the tokens (B, T) per layer; a layer leaves out what it does not have."""
+        """Means over the tokens (B, T) per layer; columns that a layer lacks stay empty."""
         trace = RoutingTrace()
         with torch.compiler.set_stance("force_eager"):
             model(tokens, trace=trace)
@@ -288,7 +288,7 @@ def _gains(parameter: torch.Tensor) -> list[float]:
 
 
 class BadSteps(EachStep):
-    """Records what the module's guard skipped; `limit` steps in a row end the run."""
+    """Records the steps that the module's guard skipped; `limit` in a row end the run."""
 
     def __init__(self, run_folder: Path, limit: int, say: Callable[[str], None]) -> None:
         self.run_folder = run_folder
@@ -305,7 +305,7 @@ class BadSteps(EachStep):
         """Records the step if it was skipped; NumbersFailed, on all ranks, after too many."""
         if module.bad_step is None:
             return
-        # Over all ranks: they skip the same steps, and are here together.
+        # Over all ranks: they skip the same steps, and reach this line together.
         loss = float(trainer.strategy.reduce(module.bad_step.loss, reduce_op="mean"))
         kind: Cause = module.bad_step.kind if math.isfinite(loss) else "loss"
         if module.guard.skipped <= SAID:
@@ -316,7 +316,7 @@ class BadSteps(EachStep):
             row = {"step": self.step, "kind": kind, "loss": loss}
             self.table.append({**row, "grad_norm": module.grad_norm.item()})
         if module.guard.in_a_row >= self.limit:
-            # The first rank tells it.
+            # The first rank reports it.
             why = self._why(module.guard.in_a_row, kind) if trainer.is_global_zero else ""
             raise NumbersFailed(why)
 
