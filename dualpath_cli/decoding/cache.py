@@ -1,9 +1,9 @@
-"""Keys and values of earlier tokens, and positions and masks of those that follow, or are padded.
+"""Keys and values of earlier tokens, and positions and masks of the tokens that follow.
 
-Exact: the steps of a deep path share weights, not states, so each has other keys and values, and a
-dual layer keeps K + 1 of both. `Intervention.kv_slots` keeps fewer.
+Exact: the steps of a deep path share weights, not states, so that each step has different keys and
+values, and a dual layer keeps K + 1 of both. `Intervention.kv_slots` keeps fewer.
 
-Shapes: B batch, T positions of a pass, S positions with those of earlier passes, C positions of
+Shapes: B batch, T positions of a pass, S positions including earlier passes, C positions of
 capacity, R some rows of the batch, H heads, N head size, K loops.
 """
 
@@ -25,12 +25,12 @@ UNWRITTEN = -2  # document number of positions that are not written yet
 
 
 class KeysAndValues(Protocol):
-    """A cache, as attention sees it."""
+    """The interface of a cache for attention."""
 
     def append(
         self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds the keys and values of T tokens and returns those of all S so far, (B, S, H, N)."""
+        """Adds keys and values of T tokens; returns those of all S tokens so far, (B, S, H, N)."""
 
 
 @dataclass
@@ -38,14 +38,14 @@ class Span:
     """The T positions of a pass, from `start` on."""
 
     start: int = 0
-    places: torch.Tensor | None = None  # their numbers if shapes are static; else the cache grows
+    places: torch.Tensor | None = None  # the positions if shapes are static; else the cache grows
 
 
 @dataclass
 class KeyValueCache:
     """Keys and values of all tokens that one attention has seen, rotated and normalised.
 
-    Written in place, so for inference only: of steps that share a slot, the last one's stay.
+    Written in place, so for inference only: the last step to write a shared slot overwrites others.
     Positions of a head are adjacent in memory: the attention of one token then reads twice as fast
     on a CPU.
     """
@@ -58,9 +58,9 @@ class KeyValueCache:
     def append(
         self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the keys and values of a pass and returns those of all S so far, (B, S, H, N).
+        """Writes keys and values of a pass; returns those of all S tokens so far, (B, S, H, N).
 
-        With static shapes those of all C positions; the mask hides the ones not written yet.
+        With static shapes returns all C positions; the mask hides positions not written yet.
         """
         k_BHTN, v_BHTN = k_BTHN.transpose(1, 2), v_BTHN.transpose(1, 2)
         places = self.span.places
@@ -91,7 +91,7 @@ class KeyValueCache:
 
 @dataclass
 class RowsOfCache:
-    """The cache of some sequences of a batch, each of which is to read one token."""
+    """The cache of some sequences of a batch, which read one token each."""
 
     cache: KeyValueCache
     rows: torch.Tensor
@@ -99,9 +99,9 @@ class RowsOfCache:
     def append(
         self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes one token's keys and values a row, and returns the rows' so far, (R, S, H, N).
+        """Writes one token's keys and values in each row; returns the rows' so far, (R, S, H, N).
 
-        With static shapes those of all C positions.
+        With static shapes returns all C positions.
         """
         self.write(k_R1HN, v_R1HN)
         keys, values, span = self.cache.keys, self.cache.values, self.cache.span
@@ -127,7 +127,7 @@ class CachedSublayerPass(SublayerPass):
     cache: KeysAndValues | None = None
 
     def seen(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds these keys and values to the cache, and returns those of all tokens so far."""
+        """Adds keys and values to the cache, and returns those of all tokens so far."""
         if self.cache is None:
             return k_BTHN, v_BTHN
         return self.cache.append(k_BTHN.to(v_BTHN.dtype), v_BTHN)
@@ -165,9 +165,9 @@ class Cache:
     ) -> None:
         """`capacity` is the number of positions to allocate at once.
 
-        With `static` shapes, on that device, the cache does not grow, and each pass works on all of
-        it: one compiled or CUDA graph then serves every pass of as many tokens. `draft` is a second
-        intervention, with fewer loops; its positions are forgotten (`rewind`) before others follow.
+        With `static` shapes, on that device, the cache does not grow, and each pass works on the
+        whole cache: one compiled or CUDA graph then serves all passes of equal length. `draft` is a
+        second intervention, with fewer loops; `rewind` its positions before others follow.
         """
         self.config, self.draft = config, draft
         self.capacity, self.static = capacity, static
@@ -187,15 +187,15 @@ class Cache:
 
     @property
     def memory(self) -> torch.Tensor | None:
-        """The keys of the first attention that has any: others once any keys lie elsewhere."""
+        """The first attention's keys: another tensor once any keys have moved in memory."""
         return next((cache.keys for cache in self._caches() if cache.keys is not None), None)
 
     def begin(self, intervention: Intervention | None) -> None:
         """Begins a pass.
 
         Raises:
-            ValueError: if earlier passes had another intervention: other loops would need the keys
-                and values of steps that were not run.
+            ValueError: if earlier passes had another intervention, whose steps may lack the keys
+                and values that this one needs.
         """
         allowed = [self.intervention] if self.draft is None else [self.intervention, self.draft]
         if not self.length and not (self.layers and intervention == self.intervention):
@@ -204,7 +204,7 @@ class Cache:
         elif intervention not in allowed:
             before, now = (change.name if change else LEARNED for change in
                            (self.intervention, intervention))  # fmt: skip
-            raise ValueError(f"{now}: the cache was begun with {before}; begin another one")
+            raise ValueError(f"{now}: the cache was begun with {before}; begin a new cache")
 
     def open(self) -> None:
         self.layers = []
@@ -240,7 +240,7 @@ class Cache:
         """Adds `count` positions and returns the document numbers of all S, or C.
 
         Raises:
-            ValueError: if static shapes leave no room for them.
+            ValueError: if static shapes leave no room for `count` positions.
         """
         start, stop = self.length, self.length + count
         if self.static is not None and stop > self.capacity:
@@ -285,7 +285,7 @@ def positions_in_cache(
     documents_BT = _documents_of(tokens, starts_BT, attention_mask, cache.documents_BS)
     documents_BS = cache.extend(count, documents_BT)
     if documents_BS is not None:
-        # How many of its document's tokens come before each position, (B, S).
+        # The number of earlier tokens in the document of each position, (B, S).
         before_BS = documents_BS.cummax(1).values.roll(1, dims=1)
         before_BS[:, 0] = -1
         seen_BS = (documents_BS >= 0).cumsum(1)
@@ -333,8 +333,8 @@ def _documents_of(
 
 
 def _mask(documents_BS: torch.Tensor | None, places_T: torch.Tensor, S: int) -> Mask:
-    """Mask of tokens at `places_T` over S positions: each sees itself and its document's earlier
-    ones; padding sees padding."""
+    """Mask of tokens at `places_T` over S positions: each sees itself and earlier tokens of its
+    document; padding sees padding."""
     seen_TS = torch.arange(S, device=places_T.device) <= places_T[:, None]
     if documents_BS is None:
         return seen_TS[None, None]

@@ -1,4 +1,4 @@
-"""`dualpath generate`: to the terminal as it is written, or into a file."""
+"""`dualpath generate`: prints text on the terminal as it is generated, or writes a file."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ Pieces: TypeAlias = "Iterator[tuple[Text, str]]"
 
 
 def run(options: Generate) -> str:
-    """Writes texts; returns the file they are in as text, or nothing where they were printed."""
+    """Generates texts; returns the path of their file as text, or nothing if printed."""
     trained, tokenizer, change, prompts = options.read()
     from dualpath_cli.decoding.decoder import Decoder
     from dualpath_cli.decoding.joined import join_products
@@ -51,7 +51,7 @@ def run(options: Generate) -> str:
 
 
 def _to_terminal(pieces: Pieces, texts: "list[Text]", took: "Took") -> None:
-    """Streams a text that is alone, and prints several one after the other as they are done."""
+    """Streams a single text; prints each of several texts when it is finished."""
     from dualpath_cli.report.console import plain_console
 
     console, alone = plain_console(), len(texts) == 1
@@ -77,7 +77,7 @@ def _to_terminal(pieces: Pieces, texts: "list[Text]", took: "Took") -> None:
 
 
 def _to_file(pieces: Pieces, texts: "list[Text]", took: "Took", out: Path) -> None:
-    """Writes all texts in the order of their prompts, or where it is interrupted those done."""
+    """Writes all texts in the order of their prompts; if interrupted, the finished texts."""
     from dualpath_cli.report.console import Progress, counted, plain_console
 
     try:
@@ -89,7 +89,7 @@ def _to_file(pieces: Pieces, texts: "list[Text]", took: "Took", out: Path) -> No
         said = f"none of {len(texts):,} texts was done"
         if ended:
             kept = out.with_name(f"{out.name}.interrupted")
-            if kept.exists():  # the first of PATH-2, PATH-3 ... that is not there yet
+            if kept.exists():  # the first free name of PATH-2, PATH-3 ...
                 numbered = (kept.with_name(f"{kept.name}-{n}") for n in count(2))
                 kept = next(free for free in numbered if not free.exists())
             write_text(kept, _lines(ended))
@@ -106,16 +106,16 @@ def _lines(texts: "list[Text]") -> str:
 
 
 def _show(console: "Console", text: str, dim: bool = False) -> None:
-    """Prints a part of a text as it is, without a new line.
+    """Prints a part of a text unchanged, without a new line.
 
-    On a terminal, which control characters would steer, their escapes are shown.
+    On a terminal, control characters are printed as their escapes.
     """
     shown = "".join(map(_visible, text)) if console.is_terminal else text
     console.out(shown, end="", style="dim" if dim else None, highlight=False)
 
 
 def _summary(took: "Took") -> str:
-    """The last line: how many tokens, how fast, how soon, and what was kept."""
+    """The last line: number of tokens, speed, time to the first token, drafts and cache."""
     from rich.filesize import decimal
 
     parts = [f"{took.tokens:,} new tokens"]

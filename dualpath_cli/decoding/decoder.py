@@ -1,4 +1,4 @@
-"""Decoder: a model that continues what it has read, pass by pass.
+"""Decoder: a model that continues a text, pass by pass.
 
 Shapes: B sequences, T new positions, V rows of the vocabulary.
 """
@@ -22,17 +22,17 @@ from dualpath_cli.model.sublayer import Sublayer
 from dualpath_cli.spec.intervention import Intervention
 
 ROOM = 256
-"""Static caches have a multiple of this many positions: each size is compiled, recorded anew."""
+"""Static caches have a multiple of this many positions: each size is compiled and recorded."""
 GRAPHS = 64
-"""Graphs that one module may need: one for each length of a pass, draft or not, and batch."""
+"""Most graphs of one module: one for each length of a pass, draft or not, and batch."""
 
 
 RECORDERS: dict[str, Callable[..., Callable[[], torch.Tensor]]] = {"cuda": CudaGraph}
-"""How work is recorded, by the type of the device; on others it is run as it is."""
+"""Recorders of work by type of device; on other devices work is not recorded."""
 
 
 class Decoder:
-    """A DualPathLM under an intervention, which keeps the keys and values of what it has read."""
+    """A DualPathLM under an intervention, which keeps keys and values of the tokens read."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class Decoder:
         compiled: bool = False,
         draft: Intervention | None = None,
     ) -> None:
-        """`autocast` is the type of matrix products; None: that of the weights.
+        """`autocast` is the type of matrix products; None: the type of the weights.
 
-        Unless `cached`, and under an intervention that needs it, every pass reads the whole text
+        Without `cached`, or if the intervention needs the whole text, every pass reads all tokens
         again. If `compiled`, the model is compiled in place, and passes after the prompt have
-        static shapes. On a GPU those of known capacity are recorded, compiled or not, unless Python
-        may decide what they run. `draft` is a second intervention, with fewer loops, for drafting.
+        static shapes. On a GPU passes of known capacity are recorded, compiled or not, unless
+        Python decides which parts they run. `draft` is a second intervention, with fewer loops.
         """
         self.model = model.eval()
         self._intervention, self._draft, self._autocast = intervention, draft, autocast
@@ -57,12 +57,12 @@ class Decoder:
         self._cache: Cache | None = None
         change = intervention
         tokens_differ = change and (change.halting is not None or change.skip is not None)
-        # Compiled whole, experts and custom classes leave no decision to Python either.
+        # In whole compiled blocks, experts and custom classes leave Python no decision either.
         own = any(one.n_experts or "." in one.gate + one.combination for one in model.config.layers)
         recordable = self._cached and not tokens_differ and (self._compiled or not own)
         self._record = RECORDERS.get(self.device.type) if recordable else None
         self._recorded: dict[Any, tuple[list[torch.Tensor], Callable[[], torch.Tensor]]] = {}
-        self._memory: torch.Tensor | None = None  # of the cache that these work on
+        self._memory: torch.Tensor | None = None  # of the cache of recorded passes
         self._recording_seconds = 0.0
         if self._compiled:
             compile_for_decoding(model, bool(tokens_differ))
@@ -84,14 +84,14 @@ class Decoder:
 
     @property
     def preparing_seconds(self) -> float:
-        """Seconds that went into compiling, in this process, and into recording."""
+        """Seconds spent on compiling, in this process, and on recording."""
         return self._recording_seconds + _compiling_seconds()
 
     def begin(self, capacity: int = 0) -> None:
-        """Forgets what was read.
+        """Forgets all tokens read.
 
-        `capacity` is the number of positions to come, if known; with static shapes that is all
-        there is room for.
+        `capacity` is the number of positions to come, if known; with static shapes there is room
+        for no more.
         """
         self._past: list[tuple[torch.Tensor, torch.Tensor]] = []
         if not self._cached:
@@ -105,7 +105,7 @@ class Decoder:
             self._cache = Cache(self.model.config, room, self.device, self._draft)
 
     def rewind(self, length: int) -> None:
-        """Forgets what was read after the first `length` positions."""
+        """Forgets all tokens after the first `length` positions."""
         assert self._cache is not None
         self._cache.rewind(length)
 
@@ -132,17 +132,17 @@ class Decoder:
     ) -> torch.Tensor:
         """Reads more tokens; returns the logits of the `last` positions, or of all, (B, T, V).
 
-        If `drafting`, under the intervention for drafts.
+        If `drafting`, the intervention for drafts applies.
         """
         if self._cache is None:
             mask_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT
             self._past.append((ids_BT, mask_BT))
             ids_BT, mask_BT = (torch.cat(parts, dim=1) for parts in zip(*self._past, strict=True))
         padded = mask_BT is not None and not mask_BT.all()
-        # Prompts are read eagerly: each length would be compiled anew.
+        # Prompts are read eagerly: each length would need a compilation.
         eagerly = self._compiled and self.length == 0
         stance = torch.compiler.set_stance("force_eager") if eagerly else nullcontext()
-        # Weights that autocast keeps until its end would be gone when a graph runs again.
+        # Autocast caches cast weights until its end: a graph that runs later would lack them.
         cast = {"enabled": self._autocast is not None, "cache_enabled": self._record is None}
         with stance, torch.autocast(self.device.type, self._autocast, **cast):
             ids_BT = ids_BT.to(self.device)
@@ -159,7 +159,7 @@ class Decoder:
     def _recorded_logits(
         self, cache: Cache, ids_BT: torch.Tensor, last: int | None, drafting: bool
     ) -> torch.Tensor:
-        """`logits`, recorded in the first pass of its kind, and run again in the others."""
+        """`logits`, recorded in the first pass of each kind, and replayed in later passes."""
         assert self._record is not None
         model = self.model
         here = DecodingPass(self._draft if drafting else self._intervention, cache)
@@ -194,7 +194,7 @@ def compile_for_decoding(model: DualPathLM, tokens_differ: bool) -> None:
     """Compiles a model's parts in place, for passes of static shapes.
 
     Whole blocks if every token takes the same steps and paths; otherwise sublayers, as Python
-    decides token by token which of them run.
+    decides token by token which sublayers run.
     """
     warnings.filterwarnings("ignore", message=".*TensorFloat32 tensor cores.*")  # not wanted
     config = torch.compiler.config

@@ -1,6 +1,6 @@
-"""The pass of decoding: it may follow others, be padded, and leave out steps, paths, keys, values.
+"""The pass of decoding: may follow others, be padded, and leave out steps, paths, keys, values.
 
-Tokens leave a path by their gate, or its loop by the mass that the router leaves.
+Tokens skip a path if its gate is small, and leave a loop if little router mass remains.
 
 Shapes: B batch, T positions, R some rows of the batch, D model width, V vocabulary, H heads, N head
 size, K loops.
@@ -36,22 +36,22 @@ from dualpath_cli.spec.intervention import Intervention
 
 
 class EarlyExit:
-    """The loop of a deep path that tokens leave; each step is computed for all of them.
+    """The loop of a deep path with early exit; each step is computed for all tokens.
 
-    A token that has stopped keeps its state, which the others go on seeing, and gives what remained
-    of its step weights to its last step. With a cache all steps are run, also where every token has
-    stopped: a later one may go on further, and asks for their keys and values.
+    A token that has stopped keeps its state, which other tokens still see; its last step gets the
+    remaining mass. With a cache all steps are run, also after every token has stopped: a later
+    token may run more steps, and needs their keys and values.
     """
 
     def __init__(self, path: DeepPath, layer: LayerPass, cache: LayerCache | None) -> None:
         self.path, self.layer, self.cache = path, layer, cache
         self.step_indices = path.config.step_indices(layer.loops)
         self.loops = len(self.step_indices)
-        # A token stops once at most this mass remains; None: never.
+        # A token stops once at most this mass remains; None: no token stops.
         self.threshold = None if layer.intervention is None else layer.intervention.halting
 
     def run(self, x_BTD: torch.Tensor, awake_BT1: torch.Tensor | None) -> torch.Tensor:
-        """h_deep, (B, T, D); where `awake_BT1` is False, no step is taken and x comes out."""
+        """h_deep, (B, T, D); where `awake_BT1` is False, no step is taken, and h_deep is x."""
         active_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
         if awake_BT1 is not None:
             active_BT1 = awake_BT1
@@ -90,11 +90,11 @@ class EarlyExit:
         return self.cache is None
 
     def next_state(self, h_BTD: torch.Tensor, k: int, active_BT1: torch.Tensor) -> torch.Tensor:
-        """h_k, (B, T, D), where `active_BT1` is True; elsewhere h_{k-1}, which is given."""
+        """h_k, (B, T, D), where `active_BT1` is True; elsewhere the given h_{k-1}."""
         return torch.where(active_BT1, self.path.next_state(h_BTD, k, self.layer), h_BTD)
 
     def leave(self, h_BTD: torch.Tensor, who_BT1: torch.Tensor, k: int) -> None:
-        """Takes note of the tokens that stop before step k, with the state h."""
+        """Is told of the tokens that stop before step k, with the state h."""
 
     def counted(self, active_BT1: torch.Tensor) -> torch.Tensor:
         """The active tokens that keep the loop running, (B, T, 1)."""
@@ -104,9 +104,9 @@ class EarlyExit:
     def weights_of_awake(
         self, states: Sequence[torch.Tensor], awake_BT1: torch.Tensor
     ) -> list[torch.Tensor]:
-        """The weight of each state, (B, T, 1), where a token takes all steps or none of them.
+        """The weight of each state, (B, T, 1), if tokens take all steps or none.
 
-        One that takes none has the same state in all of them, and the first one weighs 1.
+        A token without steps has the same state in all steps, and the first gets weight 1.
         """
         weights = self.path.step_weights(states, self.step_indices[: len(states)])
         zero_BT1 = torch.zeros_like(weights[0])
@@ -118,21 +118,21 @@ class EarlyExit:
 
 
 class EarlyExitOfRows(EarlyExit):
-    """The same loop for the next token of each sequence, computed for those that go on.
+    """The same loop for the next token of each sequence, computed only for active tokens.
 
-    One that has stopped leaves each later step the keys and values of its last state.
+    For a stopped token, each later step stores the keys and values of its last state.
     """
 
     may_end = True
 
     def next_state(self, h_BTD: torch.Tensor, k: int, active_BT1: torch.Tensor) -> torch.Tensor:
-        """h_k, (B, 1, D), where `active_BT1` is True; elsewhere h_{k-1}, which is given."""
+        """h_k, (B, 1, D), where `active_BT1` is True; elsewhere the given h_{k-1}."""
         here = self.layer.step(k)
         assert isinstance(here, CachedSublayerPass)
         return only_some(self.path.sublayer, h_BTD, active_BT1[:, 0, 0], self.path.scales(k), here)
 
     def leave(self, h_BTD: torch.Tensor, who_BT1: torch.Tensor, k: int) -> None:
-        """Keeps what tokens to come see, from step k on, of those that stop before it."""
+        """Stores keys and values, from step k on, of the tokens that stop before step k."""
         assert self.cache is not None
         later = range(k, self.loops + 1)
         alike = self.path.config.step_conditioning == "none"  # one pair serves all steps
@@ -155,7 +155,7 @@ def only_some(
 ) -> torch.Tensor:
     """Maps the next tokens of a batch, (B, 1, D), where `chosen_B` is True.
 
-    Of the others, which stay as they are, nothing is computed or kept.
+    Other tokens stay unchanged; nothing is computed or stored for them.
     """
     (rows_R,) = chosen_B.nonzero(as_tuple=True)
     if len(rows_R) == 0:
@@ -203,14 +203,14 @@ def forward(
 ) -> torch.Tensor:
     """`DualPathLM.forward` of tokens (B, T) that may be padded, or follow those in a cache.
 
-    `attention_mask` (B, T) is False at padding, wherever it is: other tokens neither look at it nor
-    count it in their positions; outputs there mean nothing, and interventions leave it out unless
-    `token_mask` includes it. With a `cache` the tokens follow those of earlier passes.
-    `Intervention.kv_slots` without a cache means one pass a token, without gradients.
+    `attention_mask` (B, T) is False at padding, anywhere: other tokens neither look at padding nor
+    count it in their positions; its outputs are meaningless, and interventions apply to it only if
+    `token_mask` includes it. With a `cache` the tokens follow tokens of earlier passes.
+    `Intervention.kv_slots` without a cache means one pass for each token, without gradients.
 
     Raises:
-        ValueError: as the model's own; for a cache of which the intervention needs the whole text,
-            or that was begun under another intervention.
+        ValueError: as in the model's `forward`; also for a cache if the intervention needs the
+            whole text, or if the cache was begun under another intervention.
     """
     if intervention is not None and intervention.needs_whole_text and cache is not None:
         raise ValueError(f"{intervention.name}: needs the whole sequence, without a cache")
@@ -221,7 +221,7 @@ def forward(
         )  # fmt: skip
     if token_mask is None and attention_mask is not None and intervention is not None:
         token_mask = attention_mask.bool()
-    # What overrides `forward` comes here from it; else it is called, so that FSDP2 gathers weights.
+    # An overriding `forward` calls this function; else `forward` is called: FSDP2 gathers weights.
     own = type(model).forward is not DualPathLM.forward
     call = partial(DualPathLM.forward, model) if own else model
     logits: torch.Tensor = call(
@@ -240,8 +240,8 @@ def _token_by_token(
     head: bool,
     **by_position: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`forward` as T passes of one token each, so that a token sees what the earlier ones left in
-    the slots.
+    """`forward` as T passes of one token each, so that a token sees earlier tokens through their
+    slots.
     """
     cache, outputs = Cache(model.config, capacity=tokens.shape[1]), []
     for t in range(tokens.shape[1]):
@@ -261,13 +261,13 @@ class DecodingPass(ModelPass):
 
     intervention: Intervention | None = None
     cache: Cache | None = None
-    attention_mask: torch.Tensor | None = None  # false at padding, (B, T); None: there is none
-    fixed: Positions | None = None  # in place of those after the cache
+    attention_mask: torch.Tensor | None = None  # False at padding, (B, T); None: no padding
+    fixed: Positions | None = None  # replace the positions after the cache
 
     leaves_out = True
 
     def positions(self, config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor) -> Positions:
-        """The positions after those in the cache; they are added to it."""
+        """The positions after those in the cache, added to the cache."""
         if self.fixed is not None:
             return self.fixed
         if self.cache is not None:
@@ -291,7 +291,7 @@ class DecodingLayerPass(LayerPass):
 
     @property
     def writes(self) -> bool:
-        """Whether a layer that is computed twice would write its trace or its cache twice."""
+        """Whether the layer writes a trace or a cache, and so must not be computed twice."""
         return self.cache is not None or super().writes
 
     def wide(self) -> CachedSublayerPass:
@@ -337,11 +337,11 @@ class DecodingLayerPass(LayerPass):
         return only_some(path.sublayer, x_BTD, awake_B, scales, self.wide())
 
     def _awake(self, gate_BT1: torch.Tensor | None) -> torch.Tensor | None:
-        """Which tokens take a path, by its gate, (B, T, 1); None: all do."""
+        """True at tokens that take a path, by its gate, (B, T, 1); None: all tokens."""
         if gate_BT1 is None or self.intervention is None or self.intervention.skip is None:
             return None
         return gate_BT1 >= self.intervention.skip
 
     def _rows_separable(self, x_BTD: torch.Tensor) -> bool:
-        """Whether some sequences of the batch can be computed without the others."""
+        """Whether some sequences of the batch can be computed alone."""
         return self.cache is not None and self.cache.rows_separable and x_BTD.shape[1] == 1

@@ -1,4 +1,4 @@
-"""Products of the same input joined into one, which takes a device one launch for two or three.
+"""Products of the same input joined into one product: one launch instead of two or three.
 
 Shapes: B batch, T positions, D model width.
 """
@@ -46,9 +46,9 @@ JOINED: dict[type[nn.Module], tuple[type[nn.Module], tuple[str, ...]]] = {
 
 
 def join_products(model: nn.Module) -> None:
-    """Joins the products of a model that only decodes from now on, where it is.
+    """Joins the products of a model in place; afterwards it can only decode.
 
-    Its parameters become parts of the joined weights: no more memory, and names as before.
+    Parameters become views of the joined weights: memory and names stay the same.
     """
     for module in model.modules():
         if type(module) in JOINED:

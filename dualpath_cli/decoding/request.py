@@ -30,7 +30,7 @@ from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 
 KEYS = ("prompt", "question", "text")
-"""Fields that may hold a row's prompt; the first one present does."""
+"""Fields that may hold a row's prompt; the first present field is taken."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Prompt:
 
 
 def read_prompts(words: Sequence[str], file: str | None) -> list[Prompt]:
-    """Reads `--prompt` and `--file`; without either there is one prompt, which is empty."""
+    """Reads `--prompt` and `--file`; without either there is one empty prompt."""
     if file == "-":
         try:
             return [_valid(sys.stdin.read(), "stdin")]
@@ -97,9 +97,9 @@ def _of_row(row: dict[str, Any] | BadRow, kind: str, place: str) -> Prompt:
 def ids_of(
     prompts: Sequence[Prompt], tokenizer: Tokenizer, window: int, most_new: int, truncate: bool
 ) -> list[list[int]]:
-    """The ids of each prompt, with end-of-text before them, as before every text in training.
+    """The ids of each prompt after an end-of-text id, as before every text in training.
 
-    With `truncate` a long prompt loses its beginning, so that `most_new` ids fit behind it.
+    With `truncate` the beginning of a long prompt is cut, so that `most_new` ids fit after it.
     """
     if truncate and most_new >= window:
         raise UserError(
@@ -115,7 +115,7 @@ def ids_of(
         if 1 + len(ids) > window:
             raise UserError(
                 f"{prompt.place} has {len(ids):,} tokens, the model's window has room for "
-                f"{window - 1:,}; shorten it, or give --truncate"
+                f"{window - 1:,}; shorten the prompt, or give --truncate"
             )
         found.append([tokenizer.eot_id, *ids])
     return found
@@ -123,40 +123,40 @@ def ids_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Generate(Where, OwnClasses, Overrides, Sampling):
-    """Continues prompts, or begins texts by itself, with sampling as in transformers.
+    """Continues prompts, or writes texts without a prompt, with sampling as in transformers.
 
-    Keys and values of every loop are kept; --intervention kv_slots=1, halting=0.1 or skip=0.1
-    leave some of them, or some compute, out.
+    Keys and values of every loop are kept. --intervention kv_slots=1 keeps fewer; halting=0.1 and
+    skip=0.1 save compute.
     """
 
     ckpt_path: Place
     """Run folder, a checkpoint inside one, or an exported folder."""
     prompt: tuple[str, ...] = ()
-    """Texts to continue; without any, and without --file, the model begins by itself."""
+    """Texts to continue; without --prompt and --file, the model writes from nothing."""
     file: Place | None = None
-    """Prompts instead: .jsonl, also as .gz or .zst, by the field prompt, else question, else text;
-    any other file, or - for stdin, is one prompt."""
+    """File of prompts instead: .jsonl, also .gz or .zst, with a field prompt, question or text (the
+    first present is taken); any other file, or - for stdin, is one prompt."""
     num_samples: int = 1
     """Texts for each prompt."""
     out: Place | None = None
     """Write a JSON object for each text into this file instead of the texts to the terminal."""
     max_new_tokens: int = 100
-    """Longest text; it also ends where the model's window ends."""
+    """Most new tokens of a text; a text also ends at the end of the model's window."""
     stop: tuple[str, ...] = ()
-    """End before any of these texts."""
+    """End a text before any of these strings."""
     ignore_eot: bool = False
-    """Let end-of-text be a token like any other."""
+    """Treat end-of-text as a token like any other."""
     truncate: bool = False
-    """Cut a prompt on the left so that --max-new-tokens fit into the window behind it."""
+    """Cut a prompt on the left so that --max-new-tokens fit into the window after it."""
     seed: int = 0
-    """Each text draws by this, its prompt's number and its own."""
+    """Seed; each text draws by the seed, its prompt's number and its sample's number."""
     speculate: int | None = None
-    """Draft up to N tokens with one loop, then verify them with all loops at once: the texts are
-    distributed as without. One text at a time."""
+    """Draft up to N tokens with one loop, then verify the draft with all loops at once. Texts have
+    the same distribution as without drafts. One text at a time."""
     batch_size: int | None = None
-    """Texts that are written together; by default 16, or 1 with --speculate."""
+    """Texts in a batch; by default 16, or 1 with --speculate."""
     compile: bool = False
-    """Compile the model, a minute or so, for many texts: small batches are then faster."""
+    """Compile the model: takes about a minute, and makes small batches faster."""
 
     def __post_init__(self) -> None:
         for mixin in (Sampling, Overrides, Where):
@@ -175,15 +175,15 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
                 raise UserError(f"--greedy takes the likeliest token: leave out --{option}")
         if self.greedy and self.num_samples > 1:
             raise UserError(
-                f"--greedy would write the same text {self.num_samples:,} times; leave out one of "
-                "both"
+                f"--greedy would write the same text {self.num_samples:,} times; leave out "
+                "--greedy or --num-samples"
             )
         if self.speculate and self.batch_size not in (None, 1):
             raise UserError("--speculate writes one text at a time: leave out --batch-size")
 
     @property
     def together(self) -> int:
-        """How many texts are written together."""
+        """The number of texts in a batch."""
         return self.batch_size or (1 if self.speculate else 16)
 
     def read(
@@ -198,7 +198,7 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
         model = trained.settings.model
         if change is not None and change.needs_whole_text and (self.compile or self.speculate):
             option = "--compile" if self.compile else "--speculate"
-            raise UserError(f"{option} goes with a cache, and {change.name} goes without one")
+            raise UserError(f"{option} needs a cache, and {change.name} excludes a cache")
         if self.speculate:
             _check_drafts(change, model)
         prompts = read_prompts(self.prompt, self.file)
@@ -208,23 +208,23 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
 
 
 def _check_drafts(change: Intervention | None, model: ModelConfig) -> None:
-    """Refuses drafts that cannot be verified, or have no use."""
+    """Refuses drafts that cannot be verified, or are useless."""
     if change is not None and change.kv_slots is not None:
         raise UserError(
-            "--speculate goes without kv_slots: what a draft took the slots of would be lost"
+            "--speculate excludes kv_slots: a draft would overwrite the slots of earlier tokens"
         )
     deep = [(n, layer.loops) for n, layer in enumerate(model.layers) if layer.block != "wide"]
     forced = [(change and change.within(n), loops) for n, loops in deep]
     if all(((own and own.loops) or loops) == 1 for own, loops in forced):
-        raise UserError("--speculate drafts with one loop, and there is no more to verify with")
+        raise UserError("--speculate drafts with one loop, and needs more loops to verify")
 
 
 def _check_writable(out: str) -> None:
     path = path_of("--out", out)
     if path.suffix != ".jsonl":
-        raise UserError(f"--out '{out}' must end in .jsonl: it gets a JSON object a line")
+        raise UserError(f"--out '{out}' must end in .jsonl: one JSON object a line is written")
     if path.exists():
-        raise UserError(f"--out '{out}' is there already; remove it, or give another name")
+        raise UserError(f"--out '{out}' exists already; remove the file, or give another name")
     folder_of("--out", path.parent).mkdir(parents=True, exist_ok=True)
-    with suppress(LookupError), replacing(path):  # refused now, not once the texts are there
+    with suppress(LookupError), replacing(path):  # refused now, not after the texts are written
         raise LookupError

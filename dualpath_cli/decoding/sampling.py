@@ -14,15 +14,15 @@ class Sampling:
     """
 
     repetition_penalty: float = 1.0
-    """Divide positive logits of tokens that are in the text by this; multiply negative ones."""
+    """Divide positive logits of the text's tokens by this factor; multiply negative logits."""
     temperature: float = 1.0
     """Divide logits by this: below 1, likely tokens become likelier."""
     top_k: int | None = None
-    """Draw from the K likeliest tokens, and those as likely as the last of them; 0 is off."""
+    """Draw from the K likeliest tokens, with ties at the last; 0 is off."""
     top_p: float = 1.0
     """Draw from the likeliest tokens that together have this probability."""
     min_p: float | None = None
-    """Draw from the tokens that have at least this fraction of the likeliest's probability."""
+    """Draw from tokens with at least this fraction of the likeliest token's probability."""
     greedy: bool = False
     """Always take the likeliest token, after the penalty."""
 

@@ -1,4 +1,4 @@
-"""The texts of a call, written in batches, and the time that they took."""
+"""The texts of a call, written in batches, and their time."""
 
 import time
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ from dualpath_cli.report.seeds import seed_from
 @dataclass
 class Text:
     prompt: Prompt
-    ids: list[int]  # those of the prompt, end-of-text before them
-    number: int  # of its prompt, from 1
-    sample: int  # its number among those of the prompt, from 1
+    ids: list[int]  # ids of the prompt, after end-of-text
+    number: int  # number of the prompt, from 1
+    sample: int  # number among the prompt's samples, from 1
     text: str = ""
-    new_tokens: int = 0  # end-of-text among them
-    end: End | None = None  # why it has ended; None until it has
+    new_tokens: int = 0  # including end-of-text
+    end: End | None = None  # the reason of the end; None before the end
 
 
 @dataclass
@@ -37,22 +37,22 @@ class Took:
     """Time, tokens and memory of the writing so far."""
 
     first_seconds: list[float] = field(default_factory=list)
-    """From the beginning of each batch to its first token: the time of its prompts."""
-    later_seconds: float = 0.0  # of all tokens after the first of each text, but for these:
-    preparing_seconds: float = 0.0  # in which passes were compiled or recorded
+    """From the start of each batch to its first token: the time of its prompts."""
+    later_seconds: float = 0.0  # of all tokens after the first of each text, without preparation
+    preparing_seconds: float = 0.0  # spent on compiling and recording passes
     tokens: int = 0
-    later_tokens: int = 0  # those after the first of each text
-    drafts: Drafts = field(default_factory=Drafts)  # ids that were drafted, where any were
+    later_tokens: int = 0  # tokens after the first of each text
+    drafts: Drafts = field(default_factory=Drafts)  # drafted ids, if any
     cache_bytes: int = 0  # keys and values of the largest batch
 
 
 def write(
     options: Generate, decoder: Decoder, tokenizer: Tokenizer, texts: list[Text], took: Took
 ) -> Iterator[tuple[Text, str]]:
-    """Writes the texts, those of the longest prompts first; yields a text and its new piece.
+    """Writes the texts, longest prompts first; yields a text and its new piece.
 
     Raises:
-        RunFailed: where the model gives no numbers.
+        RunFailed: if logits are not finite.
     """
     sampler = Sampler(options, tokenizer.vocab_size)
     token_values = tokenizer.token_values()
@@ -69,7 +69,7 @@ def write(
         decoder.begin(capacity=limits.positions([lengths[row] for row in rows]))
         seeds = [seed_from(options.seed, text.number, text.sample) for text in batch]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        if options.compile:  # a smaller batch would be compiled anew
+        if options.compile:  # a smaller batch needs a compilation
             prompts += [prompts[-1][:1]] * (min(options.together, len(texts)) - len(prompts))
         start = last = time.perf_counter()
         prepared = decoder.preparing_seconds
@@ -81,7 +81,7 @@ def write(
             if options.speculate
             else write_on(
                 decoder.next_logits, prompts, sampler, generators, token_values, limits,
-                None if options.compile else decoder.select,  # so would be the rest of one
+                None if options.compile else decoder.select,  # for the same reason
             )
         )  # fmt: skip
         for piece in pieces:
@@ -98,5 +98,5 @@ def write(
             text.new_tokens += 1
             text.end = piece.end
             yield text, piece.text
-            last = time.perf_counter()  # what is done with the piece does not count
+            last = time.perf_counter()  # the caller's time does not count
             prepared = decoder.preparing_seconds

@@ -1,12 +1,12 @@
-"""Writing texts: sampling, a batch of texts an id of each at a time, and one text by drafts.
+"""Writing texts: sampling, a batch of texts id by id, and one text by drafts.
 
-In self-speculation the model drafts with one loop, and verifies what it drafted with all of them.
-Texts are distributed as without drafts: a drafted id is kept with probability min(1, p / q), where
-p is its probability with all loops and q with one; the first that is not kept is drawn again from
+In self-speculation the model drafts with one loop, and verifies the draft with all loops. Texts
+have the same distribution as without drafts: a drafted id is kept with probability min(1, p / q),
+where p is its probability with all loops and q with one; the first rejected id is drawn again from
 max(0, p - q) (Leviathan et al. 2023, arXiv 2211.17192).
 
-Shapes: B prompts, T new positions, V rows of the vocabulary, I ids that the tokenizer has, N ids of
-a draft.
+Shapes: B prompts, T new positions, V rows of the vocabulary, I ids of the tokenizer, N ids of a
+draft.
 """
 
 import codecs
@@ -24,16 +24,16 @@ from dualpath_cli.spec.intervention import Intervention
 
 
 class Sampler:
-    """Draws as `sampling` says, from the ids of the tokenizer."""
+    """Draws ids of the tokenizer by the settings `sampling`."""
 
     def __init__(self, sampling: Sampling, ids: int) -> None:
-        """`ids` are those that the tokenizer has; rows of the vocabulary beyond get nothing."""
+        """`ids` is the tokenizer's number of ids; other rows of the vocabulary get nothing."""
         self._sampling, self._ids = sampling, ids
 
     def probabilities(
         self, logits_BV: torch.Tensor, ids_of_each: Sequence[Sequence[int]]
     ) -> torch.Tensor:
-        """Maps logits to probabilities (B, V), in float32 or, of such logits, in float64.
+        """Maps logits to probabilities (B, V), in float32, or float64 for float64 logits.
 
         `ids_of_each` are the ids of each text so far, with its prompt, without padding.
         """
@@ -54,10 +54,10 @@ class Sampler:
         return F.pad(probs_BI, (0, vocabulary - probs_BI.shape[-1]))
 
     def draw(self, probs_BV: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
-        """Draws an id of each sequence, (B,), on the CPU.
+        """Draws an id for each sequence, (B,), on the CPU.
 
-        Each takes one number of its own generator, on the CPU, so that it depends neither on the
-        batch nor, except for rounding, on the device.
+        Each sequence takes one number from its own generator, on the CPU, so that its id does not
+        depend on the batch nor, except for rounding, on the device.
 
         Raises:
             RunFailed: if probabilities are nan or infinite.
@@ -69,15 +69,15 @@ class Sampler:
         all_B1 = cumulative_BV[:, -1:].contiguous()
         wanted_B1 = numbers_B[:, None].to(probs_BV.device) * all_B1
         ids_B1 = torch.searchsorted(cumulative_BV, wanted_B1, right=True)
-        # Where rounding makes the number the whole sum, the last id that has any probability.
+        # If rounding makes the number the whole sum, the last id with any probability is taken.
         ids_B1 = ids_B1.minimum(torch.searchsorted(cumulative_BV, all_B1))
         ids_B = torch.where(all_B1.isfinite(), ids_B1, -1)[:, 0].cpu()
         if (ids_B < 0).any():
-            raise RunFailed("the model gives no numbers: its logits are nan or infinite")
+            raise RunFailed("the model's logits are nan or infinite")
         return ids_B
 
     def _filtered(self, logits_BI: torch.Tensor) -> torch.Tensor:
-        """Applies top_k, top_p and min_p: the logits of ids that they exclude become -inf."""
+        """Applies top_k, top_p and min_p: the logits of excluded ids become -inf."""
         sampling = self._sampling
         if sampling.top_k:
             least_B1 = logits_BI.topk(min(sampling.top_k, logits_BI.shape[-1])).values[:, -1:]
@@ -95,20 +95,20 @@ class Sampler:
 
 
 End = Literal["eot", "stop", "length", "window"]
-"""Why a text ended: the model wrote end-of-text, or a stop; it has as many ids as were asked for;
-or it fills the model's window."""
+"""The reason of a text's end: the model wrote end-of-text or a stop; the text has the requested
+number of ids; or it fills the model's window."""
 
 
 @dataclass(frozen=True)
 class Limits:
     max_new_tokens: int
-    window: int  # positions that a model reads at most, the prompt's included
-    eot_id: int | None  # end-of-text; None where it is an id like any other
-    stops: tuple[str, ...] = ()  # texts that end a text, and are no part of it
+    window: int  # the most positions that the model reads, prompt included
+    eot_id: int | None  # end-of-text; None if it is an id like any other
+    stops: tuple[str, ...] = ()  # strings that end a text, and are not part of it
 
     def positions(self, lengths: Sequence[int]) -> int:
         """The most positions that a batch of prompts of these lengths takes, with padding."""
-        # The last id of a text is not read again, so that it needs no place.
+        # The last id of a text is not read again, so that it needs no position.
         steps = max(min(self.max_new_tokens, self.window - length + 1) for length in lengths)
         return max(lengths) + steps - 1
 
@@ -119,30 +119,30 @@ class Addition:
 
     row: int  # place of the prompt in its batch
     id: int
-    text: str  # the part that is certain by now; a later id may be needed to complete a character
-    end: End | None = None  # why it is the last one, if it is
+    text: str  # the certain part; a later id may be needed to complete a character
+    end: End | None = None  # the reason, if the text ends with this id
 
 
 class TextStream:
-    """Gives out text as soon as it is certain; the pieces add up to the text before a stop."""
+    """Returns text as soon as it is certain; the pieces add up to the text before a stop."""
 
     def __init__(self, token_values: Sequence[bytes], stops: Sequence[str] = ()) -> None:
         """`token_values` are the bytes of each id. A text ends before the first of `stops`."""
         self._token_values, self._stops = token_values, stops
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
-        self.stopped = False  # whether a stop has come: then all of the text was given out
+        self.stopped = False  # whether a stop was found: then all text was returned
 
     def push(self, id: int) -> str:
-        """Takes the next id and returns what is certain by now.
+        """Takes the next id and returns the text that has become certain.
 
-        Held back are bytes that later ones may complete to a character, and characters that later
-        ones may complete to a stop.
+        Bytes that may be part of an unfinished character, and characters that may be part of an
+        unfinished stop, are held back.
         """
         return self._take(self._decoder.decode(self._token_values[id]))
 
     def finish(self) -> str:
-        """Returns what was held back; half a character becomes U+FFFD."""
+        """Returns the text held back; half a character becomes U+FFFD."""
         text = self._take(self._decoder.decode(b"", final=True))
         rest, self._held = self._held, ""
         return text + rest
@@ -161,7 +161,7 @@ class TextStream:
 
 
 def _begun(text: str, stop: str) -> int:
-    """How many characters at the end of a text are the beginning of a stop."""
+    """The number of characters at the end of a text that begin a stop."""
     most = min(len(text), len(stop) - 1)
     return next((count for count in range(most, 0, -1) if text.endswith(stop[:count])), 0)
 
@@ -177,16 +177,16 @@ def write_on(
 ) -> Iterator[Addition]:
     """Yields a piece for each new id of each text; each prompt has an id, and fits the window.
 
-    `next_logits` maps new ids (B, T), and which of them are not padding (B, T), to the logits of
-    the id after the last, (B, V); it remembers earlier ids. There is one generator a text; prompts
-    beyond them only fill the batch up. Once half of a batch has ended, `select` is called with the
-    places of those that go on; without it, texts that have ended stay in the batch.
+    `next_logits` maps new ids (B, T) and a mask, False at padding, (B, T) to the logits of the next
+    id, (B, V), and remembers earlier ids. Each text has a generator; prompts beyond the generators
+    only fill the batch. Once half of a batch has ended, `select` is called with the places of the
+    other texts; without `select`, ended texts stay in the batch.
     """
     texts = [list(ids) for ids in prompts]
     streams = [TextStream(token_values, limits.stops) for _ in prompts]
     read = list(range(len(prompts)))
     going = set(range(len(generators)))
-    # Filled up on the left with any id: none looks there.
+    # Padded on the left with any id: no token looks at padding.
     longest, lengths_B1 = max(map(len, prompts)), torch.tensor([[len(ids)] for ids in prompts])
     ids_BT = torch.tensor([[*[0] * (longest - len(ids)), *ids] for ids in prompts])
     mask_BT = torch.arange(longest) >= longest - lengths_B1
@@ -215,7 +215,7 @@ def write_on(
 def step(
     stream: TextStream, id: int, new: int, read: int, limits: Limits
 ) -> tuple[str, End | None]:
-    """The addition of an id to a text that has `new` ids now, and why the text ends, if it does."""
+    """The text added by an id (`new` ids with it), and the reason if the text ends."""
     if id == limits.eot_id:
         return stream.finish(), "eot"
     text = stream.push(id)
@@ -229,14 +229,14 @@ def step(
 
 
 def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Numbers of prompts, the longest first: what a batch takes is known at once."""
+    """Indices of prompts by batch, longest first: the first batch shows the most memory."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
 
 
 DRAFT = Intervention(loops=1)
-"""The intervention under which drafts are written: of K + 1 sublayers a layer it takes two."""
+"""The intervention of drafts: runs 2 of the K + 1 sublayers in a layer."""
 
 
 @dataclass
@@ -262,13 +262,13 @@ def write_on_drafts(
     text, stream, end = list(prompt), TextStream(token_values, limits.stops), None
     if len(text) > 1:
         decoder.logits(torch.tensor([text[:-1]]), last=1)
-    while end is None:  # of the text all but the last id is read
+    while end is None:  # all ids of the text but the last have been read
         read = len(text) - 1
-        # A draft and the id after it must not go beyond the last id that may be written.
+        # A draft and the id after it must stay within the limit of the text.
         left = min(limits.max_new_tokens - (len(text) - len(prompt)), limits.window + 1 - len(text))
         drafted: list[int] = []
-        q_NV: list[torch.Tensor] = []  # probabilities (V,) that each was drawn from
-        # With nothing read, there is nothing to come back to.
+        q_NV: list[torch.Tensor] = []  # probabilities (V,) of each draw
+        # If nothing was read before, there is nothing to rewind to.
         for _ in range(min(length, left - 1) if read else 0):
             so_far = [*text, *drafted]
             logits_1V = decoder.logits(torch.tensor([so_far[-1:]]), drafting=True)[:, -1]
@@ -298,14 +298,14 @@ def verified(
     sampler: Sampler,
     generator: torch.Generator,
 ) -> tuple[int, int]:
-    """How many of N drafted ids are kept, and the id that follows them.
+    """The number of drafted ids that are kept, of N, and the id that follows them.
 
-    `q_NV` are the probabilities that they were drawn from, `p_NV` (N + 1, V) the model's own.
+    `q_NV` are the probabilities of the drafts, `p_NV` (N + 1, V) those of the model.
     """
     for place, (id, q_V, p_V) in enumerate(zip(drafted, q_NV, p_NV[:-1], strict=True)):
         chance = torch.rand((), dtype=torch.float64, generator=generator)
-        if not chance * float(q_V[id]) < float(p_V[id]):  # also where p is no number
+        if not chance * float(q_V[id]) < float(p_V[id]):  # also if p is nan
             rest_V = (p_V - q_V).clamp(min=0)
-            rest_V = p_V if float(rest_V.sum()) == 0 else rest_V  # where rounding left nothing
+            rest_V = p_V if float(rest_V.sum()) == 0 else rest_V  # if rounding left nothing
             return place, int(sampler.draw(rest_V[None], [generator]))
     return len(drafted), int(sampler.draw(p_NV[-1:], [generator]))

@@ -113,7 +113,7 @@ def test_a_draw_depends_on_its_own_generator_alone():
 def test_a_model_that_gives_no_numbers_fails(greedy):
     sampler = Sampler(Sampling(greedy=greedy), 3)
     probs = sampler.probabilities(torch.tensor([[0.0, torch.nan, 1.0]]), [[0]])
-    with pytest.raises(RunFailed, match="gives no numbers"):
+    with pytest.raises(RunFailed, match="logits are nan or infinite"):
         sampler.draw(probs, generators(1))
 
 
