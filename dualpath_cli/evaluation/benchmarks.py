@@ -1,8 +1,8 @@
-"""The benchmarks: lm-evaluation-harness's task files in `tasks/`, read without it.
+"""The benchmarks: lm-evaluation-harness's task files in `tasks/`, read without the harness.
 
-Beside what it knows, their `metadata` has the metric that stands for a benchmark (`primary`), its
-name in the paper's tables (`paper`), other names of its local file (`files`), and the `subject` of
-its rows where such a file holds several benchmarks.
+Their `metadata` adds the main metric of a benchmark (`primary`), its name in the paper's tables
+(`paper`), other names of its local file (`files`), and the `subject` of its rows if a file holds
+several benchmarks.
 """
 
 import json
@@ -19,10 +19,10 @@ from dualpath_cli.base.errors import UserError
 TASKS = Path(__file__).parent / "tasks"
 TEXT = "text"  # the task file of the user's texts
 ROLLING = "rolling_bpb"
-"""Bits per byte of texts whose windows are read after the token before them, as in OLMES; those of
+"""Bits per byte of texts; each window is read after the preceding token, as in OLMES. Windows of
 `validate` are read after end-of-text (docs/validate.md)."""
 SPLITS = ("", "_test", "_val", "_validation")  # ends of a local file's name
-PAPER_LIMIT = 1024  # documents of a benchmark that the paper's evaluations were capped at
+PAPER_LIMIT = 1024  # most documents of a benchmark in the paper's evaluations
 
 _MATH = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra",
          "number_theory", "prealgebra", "precalculus")  # fmt: skip
@@ -38,23 +38,23 @@ SUITES["paper"] = SUITES["all"] = NAMES
 
 
 class NoData(UserError):
-    """A benchmark whose documents or few-shot examples are not where they were looked for."""
+    """A benchmark without documents or few-shot examples in the given places."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One of the paper's benchmarks, or a text of the user's by any other name."""
+    """One of the paper's benchmarks, or, by any other name, a text of the user."""
 
     name: str
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Its task file."""
+        """The benchmark's task file."""
         return _read(f"{self.name if self.name in NAMES else TEXT}.yaml")
 
     @property
     def primary(self) -> str:
-        """The metric that stands for it."""
+        """The benchmark's main metric."""
         return str(self.config["metadata"]["primary"])
 
     @property
@@ -63,22 +63,22 @@ class Benchmark:
 
     @property
     def is_written(self) -> bool:
-        """Whether a model writes the answers."""
+        """Whether the model generates the answers."""
         return bool(self.config["output_type"] == "generate_until")
 
     @property
     def paper(self) -> tuple[str | None, str | None]:
-        """The columns of the paper's tables: of its accuracy, of its bits per byte."""
+        """The columns in the paper's tables: for accuracy, for bits per byte."""
         name = self.config["metadata"].get("paper")
         if name is None or self.is_text:
             return None, name
         return f"{name} Acc.", f"{name} BPB"
 
     def local(self, folders: Sequence[Path]) -> dict[str, Any]:
-        """Changes to its task file that take its documents from folders; none without any.
+        """Changes to the task file that take documents from `folders`; no change without folders.
 
         Raises:
-            NoData: where none has a file of it, or of few-shot examples.
+            NoData: if no folder has the benchmark's file, or its few-shot examples.
         """
         if not folders:
             return {}
@@ -101,7 +101,7 @@ class Benchmark:
             files[self.config["fewshot_split"]] = str(rows)
             return changes
         raise NoData(
-            f"{self.name} is asked after {shots} worked examples: give --data DIR with "
+            f"{self.name} needs {shots} worked examples: give --data DIR with "
             f"{self.name}.fewshot.txt or {self.name}_train.jsonl"
         )
 
@@ -113,18 +113,18 @@ def _find(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
 
 
 def _template(path: Path) -> str:
-    """A file's text as a template of the harness that gives it byte for byte."""
+    """A template of the harness that renders a file's text byte for byte."""
     try:
         text = path.read_bytes().decode()
     except UnicodeDecodeError:
         raise UserError(f"{path} is no UTF-8") from None
     if not text.endswith("\n\n"):
-        raise UserError(f"{path} must end in a blank line, which parts it from the question")
+        raise UserError(f"{path} must end in a blank line, before the question")
     return "{{" + json.dumps(text, ensure_ascii=False) + "}}"
 
 
 class _Loader(yaml.SafeLoader):
-    """Leaves `!function` the name that it is."""
+    """Reads `!function` as the function's name."""
 
 
 _Loader.add_constructor("!function", lambda loader, node: str(node.value))

@@ -1,4 +1,4 @@
-"""`dualpath evaluate`: its options, checked without anything slow; all questions, then models."""
+"""`dualpath evaluate`: options, checked without slow imports; first all questions, then models."""
 
 import hashlib
 import importlib.util
@@ -27,19 +27,19 @@ OF_THE_RECIPE = "recipe"  # the paper's row that a run's recipe names
 
 @dataclass(frozen=True)
 class Subject:
-    """A model that is evaluated."""
+    """A model to evaluate."""
 
     path: str  # as it was given
     trained: Trained
 
     @property
     def name(self) -> str:
-        """Of its folder in `--out`."""
+        """Name of the model's folder in `--out`."""
         run = self.trained.settings.run
         return f"{run.recipe}-{run.name}-step-{self.trained.run.step:08d}"
 
     def facts(self, options: "Evaluate") -> dict[str, Any]:
-        """The model and how it was run; reads all of its weights."""
+        """Facts about the model and the evaluation; reads all weights."""
         from dualpath_cli.kernels.device import device_name
         from dualpath_cli.run.weights import device_of
 
@@ -70,8 +70,8 @@ class Evaluate(Where, OwnClasses, Overrides):
     """Scores models on multiple choice, worked answers and texts as OLMES renders them: accuracies
     and bits per byte, straight from checkpoints. Needs dualpath[eval].
 
-    Texts have rolling_bpb: each window starts after the preceding token, not after end-of-text as
-    in validate.
+    Texts get rolling_bpb: each window starts after the preceding token; in validate it starts after
+    end-of-text.
     """
 
     ckpt_path: tuple[Place, ...] = ()
@@ -79,29 +79,29 @@ class Evaluate(Where, OwnClasses, Overrides):
     out: Place
     """Folder for the scores."""
     suite: Literal["lm", "commonsense", "math", "qa", "paper", "all"] | None = None
-    """Benchmarks that belong together: lm, commonsense, math, qa, all, or paper, the default: all,
-    but at most 1,024 documents of each, as in the paper."""
+    """A group of benchmarks: lm, commonsense, math, qa, all, or paper, the default: all, with at
+    most 1,024 documents of each, as in the paper."""
     tasks: tuple[str, ...] = ()
     """Benchmarks by name, such as piqa,arc_easy."""
     sources: tuple[Place, ...] = ()
-    """NAME=PATH of texts whose rolling bits per byte are measured: .txt, .jsonl, .parquet, or a
-    folder."""
+    """NAME=PATH of texts to score by rolling bits per byte: .txt, .jsonl, .parquet, or a folder of
+    these."""
     data: tuple[Place, ...] = ()
-    """Folders with TASK.jsonl, and few-shot examples as TASK.fewshot.txt or TASK_train.jsonl;
-    without any the Hugging Face hub is asked."""
+    """Folders with TASK.jsonl, and few-shot examples as TASK.fewshot.txt or TASK_train.jsonl; by
+    default benchmarks are downloaded from the Hugging Face hub."""
     limit: int | Literal["all"] | None = None
-    """At most this many documents of each, drawn as OLMES draws them, or all."""
+    """The most documents of each benchmark, drawn as in OLMES; or all."""
     requests: bool = False
-    """Write what models would be asked into --out, byte for byte, and ask none."""
+    """Write all requests to a model into --out, byte for byte, without a model."""
     window: int = 2048
-    """Tokens that the model sees at most; its own length if smaller."""
+    """The most tokens that the model sees at once; the model's length if that is smaller."""
     batch_size: int = 16
-    """Requests of a batch; scores move with it."""
+    """Requests in a batch; scores change slightly with the batch size."""
     cache: Literal["exact", "none"] = "exact"
-    """Keys and values: exact, those of every step are kept, or none."""
+    """Keys and values: exact keeps those of every step, none keeps no cache."""
     compare_paper: str | None = field(default=None, metadata={"alone": OF_THE_RECIPE})
-    """Set a row of the paper's tables beside the scores, such as f80m_a50_k4; without a value that
-    of the run's recipe."""
+    """Show a row of the paper's tables beside the scores, such as f80m_a50_k4; without a value, the
+    row of the run's recipe."""
 
     def __post_init__(self) -> None:
         Overrides.__post_init__(self)
@@ -184,12 +184,12 @@ class Evaluate(Where, OwnClasses, Overrides):
             subject.trained.check(change)
         if change.kv_slots is not None:
             raise UserError(
-                f"{change.name}: a text is read in one pass here, whose tokens see each other in "
+                f"{change.name}: evaluate reads a text in one pass, so tokens see each other in "
                 "every step; score texts with ablate --suite kv-slots"
             )
         writing = [name for name in self.benchmarks if Benchmark(name).is_written]
         if writing and change.needs_whole_text and self.cache != "none":
-            raise UserError(f"{change.name} needs whole texts: {writing[0]} goes with --cache none")
+            raise UserError(f"{change.name} needs whole texts: {writing[0]} needs --cache none")
 
 
 def _there(option: str, path: str) -> Path:
@@ -200,9 +200,9 @@ def _there(option: str, path: str) -> Path:
 
 
 def run(options: Evaluate) -> str:
-    """Evaluates, and returns the paths of the scores as text."""
+    """Evaluates all models; returns the paths of the scores as text."""
     out, subjects = folder_of("--out", options.out), options.subjects()
-    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of our own are shown
+    os.environ.setdefault("TQDM_DISABLE", "1")  # this package shows its bars
     asked, skipped = _asked(options)
     from dualpath_cli.evaluation import runner, tables
     from dualpath_cli.evaluation.harness import HarnessModel
@@ -240,7 +240,7 @@ def run(options: Evaluate) -> str:
 
 
 def _asked(options: Evaluate) -> tuple[list["Asked"], dict[str, str]]:
-    """All benchmarks with their documents, and why those of a suite that have none are left out."""
+    """All benchmarks with their documents, and the reasons for leaving out others of a suite."""
     sources, data = options.texts(), [_there("--data", path) for path in options.data]
     changes, skipped = {}, {}
     for name in options.benchmarks:

@@ -1,7 +1,7 @@
-"""Models as lm-evaluation-harness sees them: likelihoods of texts of any length, texts they write.
+"""Models for lm-evaluation-harness: likelihoods of texts of any length, and generated texts.
 
-Shapes: B requests of a batch, T positions, D model width, V ids of the tokenizer, N positions that
-are scored.
+Shapes: B requests of a batch, T positions, D model width, V ids of the tokenizer, N scored
+positions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,15 +23,15 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.report.console import Progress, counted, plain_console
 from dualpath_cli.spec.intervention import Intervention
 
-Part = tuple[list[int], int]  # ids, the last being no input, and how many at the end are scored
-Answer = tuple[float, bool]  # nats, and whether the model would write this itself
+Part = tuple[list[int], int]  # ids, the last of which is no input; number of scored ids at the end
+Answer = tuple[float, bool]  # nats, and whether greedy decoding would give this text
 
 
 def parts_of(context: Sequence[int], ids: Sequence[int], window: int) -> Iterator[Part]:
-    """Yields what is read for each part of a continuation, and how many ids at its end are scored.
+    """Yields the ids read for each part of a continuation, and the number scored at their end.
 
-    Parts have `window` ids, the last one what is left. Each is read after as much of what stands
-    before it as there is room for: `window` ids are read, and one more is scored.
+    Parts have `window` ids; the last part has the rest. Each part is read after as many earlier
+    ids as there is room for: `window` ids are read, and one more is scored.
     """
     whole = [*context, *ids]
     for start in range(len(context), len(whole), window):
@@ -39,15 +39,15 @@ def parts_of(context: Sequence[int], ids: Sequence[int], window: int) -> Iterato
         yield whole[max(0, end - window - 1) : end], end - start
 
 
-LOGITS_AT_ONCE = 1 << 26  # logits held at once; 256 MiB of them in float32
-LEAST_SHARED = 16  # ids that a batch must have in common for them to be read once
+LOGITS_AT_ONCE = 1 << 26  # logits held at once; 256 MiB in float32
+LEAST_SHARED = 16  # least common ids at the start of a batch to read these once
 
 
 class HarnessModel(TemplateLM):
     """A DualPathLM under an intervention, in batches of a pinned size.
 
-    The head is cut to the ids that the tokenizer has: padded rows of the vocabulary get no
-    probability. What is longer than the window is scored in `parts_of` it.
+    The head is cut to the ids of the tokenizer: padded rows of the vocabulary get no probability. A
+    text longer than the window is scored in parts (`parts_of`).
     """
 
     progress = Progress(plain_console(quiet=True), "", counted("requests"))
@@ -62,17 +62,17 @@ class HarnessModel(TemplateLM):
         autocast: torch.dtype | None = None,
         cached: bool = True,
     ) -> None:
-        """Takes the model over, for scoring alone.
+        """Takes the model over; afterwards it can only score.
 
-        `autocast` is the type of matrix products, None that of the weights. If `cached`, keys and
-        values are kept: of what a batch begins with, and in writing of all that went before.
+        `autocast` is the type of matrix products; None is the weights' type. If `cached`, keys and
+        values are kept: of a batch's common beginning, and of all earlier ids in generation.
         """
         super().__init__()
         self._head_VD = model.head.weight.detach()[: tokenizer.vocab_size].float()
         model.head = nn.Identity()  # type: ignore[assignment] # logits are made where they count
         self._model = model.eval().requires_grad_(False)
         self._tokenizer = tokenizer
-        self.window = window  # the most ids that the model sees at once
+        self.window = window  # most ids that the model sees at once
         self._batch_size = batch_size
         self._intervention = intervention
         self._autocast = autocast
@@ -104,7 +104,7 @@ class HarnessModel(TemplateLM):
         return [loglikelihood for loglikelihood, _ in self._loglikelihood_tokens(whole)]
 
     def _loglikelihood_tokens(self, requests: list[Any], **options: Any) -> list[Answer]:
-        """Scores requests of three: their texts, the ids of the context, those to be scored."""
+        """Scores requests, triples of texts, ids of the context, and ids to score."""
         numbers, parts = [], []
         for number, (_, context, ids) in enumerate(requests):
             for part in parts_of(context or [self.prefix_token_id], ids, self.window):
@@ -129,7 +129,7 @@ class HarnessModel(TemplateLM):
             limits = Limits(most, self.window, self.eot_token_id, tuple(options["until"]))
             decoder.begin(limits.positions([len(ids) for ids in read]))
             pieces = write_on(
-                # The model's head gives states, of which logits are made.
+                # The model's head returns states; logits are computed from these.
                 lambda *given, states=decoder.next_logits: self._logits(states(*given)),
                 read,
                 Sampler(Sampling(greedy=True), self._tokenizer.vocab_size),
@@ -144,10 +144,10 @@ class HarnessModel(TemplateLM):
         return texts
 
     def score(self, parts: Sequence[Part]) -> list[Answer]:
-        """Scores parts in batches of like lengths, the longest first.
+        """Scores parts in batches of similar length, longest first.
 
         Raises:
-            RunFailed: where the model gives no numbers.
+            RunFailed: if likelihoods are not finite.
         """
         answers: list[Answer] = [(0.0, True)] * len(parts)
         for rows in batches([len(ids) for ids, _ in parts], self._batch_size):
@@ -160,7 +160,7 @@ class HarnessModel(TemplateLM):
             targets = [id for ids, span in zip(read, spans, strict=True) for id in ids[-span:]]
             logs_N, hits_N = self._logs_and_hits(x_ND, torch.tensor(targets, device=self.device))
             if not logs_N.isfinite().all():
-                raise RunFailed("the model gives no numbers: their likelihoods are not finite")
+                raise RunFailed("the model's likelihoods are not finite")
             scored = zip(rows, logs_N.split(spans), hits_N.split(spans), strict=True)
             for row, logs, hits in scored:
                 answers[row] = float(logs.sum()), bool(hits.all())
@@ -168,9 +168,9 @@ class HarnessModel(TemplateLM):
         return answers
 
     def _states(self, sequences: Sequence[list[int]]) -> torch.Tensor:
-        """The normalised stream of sequences, filled up on the right, (B, T, D).
+        """The normalised residual stream of sequences, padded on the right, (B, T, D).
 
-        What all of them begin with, few-shot examples above all, is read once.
+        Their common beginning, mostly few-shot examples, is read once.
         """
         longest = max(map(len, sequences))
         rows = [[*ids, *[self.eot_token_id] * (longest - len(ids))] for ids in sequences]
@@ -187,7 +187,7 @@ class HarnessModel(TemplateLM):
 
     @torch.inference_mode()
     def _forward(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, **options: Any) -> torch.Tensor:
-        """The normalised stream (B, T, D) of ids, of which `mask_BT` are no filler."""
+        """The normalised residual stream (B, T, D) of ids; `mask_BT` is False at padding."""
         if self._intervention is not None:
             options |= {"intervention": self._intervention, "token_mask": mask_BT.to(self.device)}
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
@@ -200,7 +200,7 @@ class HarnessModel(TemplateLM):
     def _logs_and_hits(
         self, x_ND: torch.Tensor, targets_N: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-likelihood of each target in float64, and whether it is the likeliest id, (N,)."""
+        """Log-likelihood of each target in float64, and whether the target is likeliest, (N,)."""
         parts = -(-len(targets_N) * len(self._head_VD) // LOGITS_AT_ONCE)
         logs, hits = [], []
         for x, targets in zip(
@@ -214,8 +214,8 @@ class HarnessModel(TemplateLM):
 
 
 def shared_beginning(sequences: Sequence[list[int]]) -> int:
-    """How many ids all sequences begin with, one less than the shortest has at most."""
-    least, most = min(sequences), max(sequences)  # all others lie between them
+    """Number of common ids at the start of all sequences, less than the shortest length."""
+    least, most = min(sequences), max(sequences)  # all others lie between these two
     pairs = zip(least, most, strict=False)
     same = next((place for place, (one, other) in enumerate(pairs) if one != other), len(least))
     return min(same, *(len(ids) - 1 for ids in sequences))

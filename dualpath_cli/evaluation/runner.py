@@ -1,7 +1,7 @@
 """Benchmarks by lm-evaluation-harness: tasks from files or the hub, documents drawn, the report.
 
-OUT/<model>/results.json      the harness's report, after each benchmark, with facts on the model
-OUT/<model>/samples/TASK.jsonl  a line a document
+OUT/<model>/results.json        the harness's report, after each benchmark, with facts on the model
+OUT/<model>/samples/TASK.jsonl  a line for each document
 """
 
 import json
@@ -29,18 +29,18 @@ from dualpath_cli.evaluation.harness import HarnessModel
 from dualpath_cli.evaluation.tables import Report, means_of, scores_of
 from dualpath_cli.report.console import Progress, counted
 
-SEED = 1234  # of the documents that a limit leaves, drawn as OLMES draws them
+SEED = 1234  # of the draw of documents under a limit, as in OLMES
 
 for _name in ("lm_eval", "datasets", "huggingface_hub"):
-    logging.getLogger(_name).setLevel(logging.ERROR)  # they tell of each file and attempt
+    logging.getLogger(_name).setLevel(logging.ERROR)  # they log each file and attempt
 
 
 @dataclass(frozen=True)
 class Asked:
     benchmark: Benchmark
     task: ConfigurableTask
-    documents: list[int]  # by their places in file or split
-    whole: bool  # whether these are the benchmark's own documents, not a selection that others made
+    documents: list[int]  # by place in the file or split
+    whole: bool  # whether these are the benchmark's own documents, not somebody's selection
 
     @property
     def samples(self) -> dict[str, list[int]] | None:
@@ -49,17 +49,17 @@ class Asked:
         return None if every else {self.benchmark.name: self.documents}
 
     def requests(self) -> list[Instance]:
-        """All that a model would be asked."""
+        """All requests to a model."""
         samples = self.samples and self.samples[self.benchmark.name]
         self.task.build_all_requests(samples=samples)
         return self.task.instances
 
 
 def write_requests(asked: Asked, out: Path) -> Path:
-    """Writes OUT/requests/TASK.jsonl, a line a request; returns its path.
+    """Writes OUT/requests/TASK.jsonl, a line for each request; returns its path.
 
-    A line has the number of the document, `doc`, that of the request, `idx`, and `context` and
-    `continuation`; or the `context` alone that an answer is written after; or a whole `text`.
+    A line has the number of the document, `doc`, and of the request, `idx`. Then follow `context`
+    and `continuation`; or only the `context` of a generated answer; or a whole `text`.
     """
     path = out / "requests" / f"{asked.benchmark.name}.jsonl"
     names = ("text",) if asked.benchmark.is_text else ("context", "continuation")
@@ -79,7 +79,7 @@ def _manager() -> TaskManager:
 
 
 def ask_text(name: str, spec: str, limit: int | None) -> Asked:
-    """A text of the user's, `NAME=PATH`."""
+    """A text of the user, given as `NAME=PATH`."""
     texts = Dataset.from_list([{"text": text} for text in read_documents(parse_source(spec))])
     if not any(map(len, texts["text"] if len(texts) else ())):
         raise NoData(f"'{spec}' holds no text")
@@ -87,20 +87,20 @@ def ask_text(name: str, spec: str, limit: int | None) -> Asked:
 
 
 def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> Asked:
-    """A benchmark's task file with `changes`, none where the hub is asked, and its documents."""
+    """A benchmark's task file with `changes` (empty for the hub), and its documents."""
     name, config = str(benchmark.config["task"]), benchmark.config
     try:
         group = {"group": "asked", "task": [{"task": name, **changes}]}
         task = _manager().load(group)["tasks"][name]
         docs = task.eval_docs
-        task.fewshot_context(docs[0], num_fewshot=task.config.num_fewshot)  # are there so many?
-    except Exception as error:  # whatever the network, the hub, or a row in another format raises
+        task.fewshot_context(docs[0], num_fewshot=task.config.num_fewshot)  # checks their number
+    except Exception as error:  # anything from network, hub, or a row in another format
         cause = error.__cause__ or error
         reason = f"{benchmark.name} ({type(cause).__name__}: {' '.join(str(cause).split()):.160})"
         if changes:
             files = ", ".join(changes.get("dataset_kwargs", {}).get("data_files", {}).values())
             raise UserError(f"{files} cannot be read as {reason}") from None
-        # Without a network there is no use in trying the others.
+        # Without a network all other benchmarks would fail, too.
         kind = UserError if isinstance(error, ConnectionError) else NoData
         hub = f"hf:{config['dataset_path']}"
         raise kind(f"{hub} cannot be read as {reason}; give --data DIR") from None
@@ -109,7 +109,7 @@ def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> 
     if subject is not None and "subject" in docs.column_names:
         numbers = [number for number, other in enumerate(docs["subject"]) if other == subject]
     if not numbers:
-        raise NoData(f"there is nothing of {benchmark.name} in its file")
+        raise NoData(f"the file of {benchmark.name} has no document of it")
     whole = len(numbers) == len(docs)
     if limit is not None and limit < len(numbers):
         numbers = sorted(random.Random(SEED).sample(numbers, limit))
@@ -123,9 +123,9 @@ def run(
     facts: Mapping[str, Any],
     console: Console,
 ) -> Report:
-    """Returns the harness's report of all benchmarks; writes it, with `facts`, after each.
+    """Returns the harness's report of all benchmarks; writes the report, with `facts`, after each.
 
-    One after the other, so that the requests of a batch share their few-shot examples.
+    Benchmarks run one by one, so that the requests of a batch share few-shot examples.
     """
     report: dict[str, Any] = {}
     for one in asked:

@@ -14,14 +14,14 @@ from dualpath_cli.report.significance import detectable, holm, mcnemar_p, p_valu
 from dualpath_cli.report.table import Column, Columns, Table, with_error
 from dualpath_cli.report.table import interval as interval_text
 
-Report = Mapping[str, Any]  # what the harness returns: `results`, `samples`, `n-samples`
+Report = Mapping[str, Any]  # the harness's report: `results`, `samples`, `n-samples`
 Samples = Sequence[Mapping[str, Any]]  # a benchmark's documents, in their order
 Score = tuple[float, float | None]  # with its standard error over documents
 
 
 @dataclass(frozen=True)
 class ScoreDifference:
-    """One score of a model minus that of the first, over the same documents."""
+    """One score of a model minus the first model's score, over the same documents."""
 
     task: str
     metric: str
@@ -34,14 +34,14 @@ class ScoreDifference:
     better: int  # documents on which the model scores better than the first
     worse: int
     ties: int  # documents on which both score the same
-    detectable: float  # smallest true difference found at 5 % with a probability of 80 %
-    test: str  # McNemar's exact one for accuracies, else Student's t, resampled
+    detectable: float  # smallest true difference found at 5 % with 80 % power
+    test: str  # McNemar's exact test for accuracies, else Student's t, resampled
     p: float
     p_holm: float  # corrected for the tests of all rows
 
 
 def compare(names: Sequence[str], reports: Sequence[Report]) -> list[ScoreDifference]:
-    """Compares every other model with the first one, on the primary metric and bits per byte."""
+    """Compares every model with the first, on the primary metric and bits per byte."""
     rows: list[dict[str, Any]] = []
     for task, first in reports[0]["samples"].items():
         metrics = dict.fromkeys((Benchmark(task).primary, "bpb"))
@@ -71,7 +71,7 @@ def _difference(task: str, metric: str, one: Samples, other: Samples) -> dict[st
     better, worse = int((gains_N > 0).sum()), int((gains_N < 0).sum())
     values_N2 = np.column_stack([(new_N2 - old_N2)[:, 0], old_N2[:, 1]])
     sums_R2 = resampled_sums(task, [sample["doc_id"] for sample in one], values_N2)
-    with np.errstate(invalid="ignore", divide="ignore"):  # a resample of no document
+    with np.errstate(invalid="ignore", divide="ignore"):  # a resample without documents
         differences_R = sums_R2[:, 0] / sums_R2[:, 1]
     low, high = (float(end[()]) for end in interval(differences_R, n))
     return {
@@ -105,7 +105,7 @@ def scores_of(report: Report) -> dict[str, float]:
 
 
 def means_of(scores: Mapping[str, float]) -> dict[str, float]:
-    """The paper's means of those scores that are there: each needs all that it is made of.
+    """The paper's means of `scores`; a mean that lacks one of its scores is left out.
 
     `scores` go by the paper's columns: `PIQA Acc.`, `PIQA BPB`, `C4`. `aggregate BPB` is the mean
     of four, C4, WikiText-103, the mean of commonsense and the mean of math; the parameter-quality
@@ -131,9 +131,9 @@ def paper_scores(recipe: str) -> dict[str, float]:
 def score_table(
     model: Mapping[str, Any], report: Report, paper_row: str | None, own: Set[str]
 ) -> Table:
-    """A row a benchmark, then the means, beside those of the paper's configuration, if any.
+    """A row for each benchmark, then means, beside the paper's scores of `paper_row`, if any.
 
-    `own` are the benchmarks of their own documents, not of a selection that others made.
+    `own` are the benchmarks with their own documents, not somebody's selection.
     """
     theirs = None if paper_row is None else paper_scores(paper_row)
     how = [f"window {model['window']:,}", f"batches of {model['batch_size']}", model["precision"]]
@@ -159,9 +159,9 @@ def score_table(
         rows.append([name, "mean", None, *empty, (value, None), None, beside])
     caption = "± is one standard error over documents"
     if any(Benchmark(task).is_text for task in report["results"]):
-        caption += f"; {ROLLING}: each window of a text is read after the token before it"
+        caption += f"; {ROLLING}: each window of a text is read after the preceding token"
     if paper_row is not None:
-        caption += f"; the paper's row is {paper_row}, of at most 1,024 documents a benchmark"
+        caption += f"; the paper's row is {paper_row}, on at most 1,024 documents a benchmark"
     return Table(columns, rows, f"{model['name']}: {', '.join(how)}", caption)
 
 
@@ -189,6 +189,6 @@ def comparison_table(rows: Sequence[ScoreDifference]) -> Table:
     ]
     return Table.of(
         rows, columns, f"differences to {rows[0].first}, {len(rows)} tests",
-        "detectable: found at 5 % with a probability of 80 %; accuracies by McNemar's exact test",
+        "detectable: found at 5 % with 80 % power; accuracies by McNemar's exact test",
         names=3,
     )  # fmt: skip

@@ -180,7 +180,7 @@ def test_bfloat16_rounds_matrix_products_and_not_sums():
 def test_a_model_that_gives_no_numbers_fails():
     model = harness()
     torch.nn.init.constant_(model._model.norm.weight, math.nan)
-    with pytest.raises(RunFailed, match="the model gives no numbers"):
+    with pytest.raises(RunFailed, match="likelihoods are not finite"):
         model.loglikelihood(asked("loglikelihood", *PAIRS))
 
 

@@ -1,7 +1,7 @@
 """OLMES's renderings of rows, byte for byte, and its scores: the functions of the task files.
 
-A rendering takes a row of the Hugging Face dataset; one that has a `query` is rendered already.
-Logarithms are natural, bytes those of UTF-8. The space that a choice begins with counts among its
+A rendering takes a row of the Hugging Face dataset; a row with a `query` is rendered already.
+Logarithms are natural, bytes are UTF-8. The space at the beginning of a choice counts among its
 bytes and characters.
 """
 
@@ -18,11 +18,11 @@ from lm_eval.api.task import ConfigurableTask
 
 Row = dict[str, Any]
 Scores = dict[str, Any]  # by the metric's name
-Answer = tuple[float, bool]  # log-likelihood, and whether the model would write this itself
+Answer = tuple[float, bool]  # log-likelihood, and whether greedy decoding would give this text
 
 
 class WithUnconditional(ConfigurableTask):
-    """Asks for each choice after `Answer:` alone, too, for `acc_uncond`."""
+    """Also scores each choice after `Answer:` alone, for `acc_uncond`."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config={name: config[name] for name in config if name != "class"})
@@ -48,7 +48,7 @@ def rows(render: Callable[[Row], Row]) -> Callable[[Dataset], Dataset]:
 
     @wraps(render)
     def process(docs: Dataset) -> Dataset:
-        return docs.map(checked, keep_in_memory=True)  # files of it would outlive a change here
+        return docs.map(checked, keep_in_memory=True)  # cached files would outlive a change here
 
     return process
 
@@ -62,14 +62,14 @@ def arc(row: Row) -> Row:
 
 @rows
 def hellaswag(row: Row) -> Row:
-    """HellaSwag, with the marks of WikiHow cleaned up."""
+    """HellaSwag, without the marks of WikiHow."""
     query = f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
     choices = [without_brackets(ending) for ending in row["endings"]]
     return {"query": without_brackets(query), "choices": choices, "gold": int(row["label"])}
 
 
 def without_brackets(text: str) -> str:
-    """Without `[title]`, `[step]` and the like; a title ends the sentence before it."""
+    """A text without `[title]`, `[step]` and the like; a title ends the sentence before it."""
     text = re.sub(r"\.? \[title\]", ". ", text.strip())
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
@@ -123,17 +123,17 @@ def lambada(row: Row) -> Row:
 
 @rows
 def texts(row: Row) -> Row:
-    row["text"].encode()  # is there, and valid Unicode
+    row["text"].encode()  # must exist and be valid Unicode
     return {"text": row["text"]}
 
 
 @rows
 def gsm8k(row: Row) -> Row:
-    """GSM8K: the model writes the answer. `worked` is what OLMES makes of a row as an example.
+    """GSM8K: the model writes the answer. `worked` is OLMES's example from a row.
 
-    By its `normalize_answer_str`: without the calculator's marks, with spaces around operators
-    (hyphens and signs, too), a capital letter first, a full stop, and `So the answer is N.`, N as
-    the row has it.
+    As in `normalize_answer_str` of OLMES: without the calculator's marks, with spaces around
+    operators (hyphens and signs, too), a capital letter first, a full stop, and `So the answer is
+    N.`, with N as in the row.
     """
     answer = row["answer"]
     steps = " ".join(re.sub(r"<<.*?>>", "", answer).split()).partition("####")[0].strip()
@@ -147,7 +147,7 @@ def gsm8k(row: Row) -> Row:
 def last_number(text: str) -> str:
     """The last number of a text, commas inside numbers left out; without one, the text.
 
-    A sign belongs to a decimal fraction alone, which is OLMES's reading.
+    Only a decimal fraction may have a sign, as in OLMES.
     """
     plain = re.sub(r"(\d),(\d)", r"\1\2", text)
     numbers = re.findall(r"[-+]?\d*\.\d+|\d+", plain)
@@ -157,7 +157,7 @@ def last_number(text: str) -> str:
 def choice(doc: Row, results: Sequence[Answer]) -> Scores:
     """Whether a model chooses right, by each normalisation, and the right choice's bits per byte.
 
-    The choice with the largest score is taken, of equal ones the first. `acc_raw` scores by
+    The choice with the largest score is taken; among ties, the first. `acc_raw` scores by
     log-likelihood; `acc_per_char` divides it by the choice's characters; `acc_uncond` subtracts the
     log-likelihood after `Answer:` alone.
     """
@@ -185,15 +185,15 @@ def written(doc: Row, results: Sequence[str]) -> Scores:
 
 
 def text(doc: Row, results: Sequence[float]) -> Scores:
-    """A text's log-likelihood and bytes, which are summed over texts."""
+    """A text's log-likelihood and bytes, for sums over texts."""
     pair = results[0], len(doc["text"].encode())
     return {"rolling_bpb": pair, "rolling_bpb_stderr": pair}
 
 
 def error_of_ratio(pairs: Sequence[tuple[float, int]]) -> float | str:
-    """The standard error of `-sum LL / (ln 2 * sum bytes)`, the texts a sample of many more."""
+    """The standard error of `-sum LL / (ln 2 * sum bytes)`, with texts as a random sample."""
     if len(pairs) < 2:
-        return "N/A"  # as the harness has it
+        return "N/A"  # as in the harness
     bits, sizes = np.array(pairs).T * [[-1 / math.log(2)], [1]]
     residuals, n = bits - bits.sum() / sizes.sum() * sizes, len(pairs)
     return math.sqrt(residuals @ residuals * n / (n - 1)) / sizes.sum()
