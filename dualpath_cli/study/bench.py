@@ -1,8 +1,8 @@
-"""The bench of all studies: runs their passes on any number of devices, and keeps what finishes.
+"""The bench of all studies: runs their passes on any number of devices, and keeps finished passes.
 
-A study is its passes, what a pass does with a batch (`passes.Pass`), and its report. Here is what
-all have in common: all passes go through one `Trainer.validate`, whose strategy places the model
-and deals out the windows; those that an earlier call finished are read from their files.
+A study consists of its passes, their work on a batch (`passes.Pass`), and its report. This file has
+the common part: all passes go through one `Trainer.validate`, whose strategy places the model and
+divides the windows; passes that an earlier call finished are read from their files.
 """
 
 from abc import ABC, abstractmethod
@@ -30,9 +30,9 @@ class Study(ABC, Generic[PassT]):
     """A study: its passes over a source, and its use of their results."""
 
     semantics: int
-    """Raised when the same model and texts would give other numbers than before."""
+    """A version, raised when new code gives other numbers for the same model and texts."""
     folder: Path
-    """Where finished passes are kept."""
+    """The folder of finished passes."""
 
     @abstractmethod
     def passes(self, source: str, windows: Windows, tokenizer: Tokenizer) -> Sequence[PassT]:
@@ -40,16 +40,16 @@ class Study(ABC, Generic[PassT]):
 
     @abstractmethod
     def finish(self, source: str, passes: Sequence[PassT]) -> None:
-        """Takes what the passes over a source gave, on the first rank, once all are finished."""
+        """Takes the finished passes over a source, on the first rank."""
 
 
 class StudyModule(DualPathModule):
-    """Runs passes as Lightning validates: one dataloader a pass, in their order."""
+    """Runs passes as Lightning's validation: one dataloader for each pass, in order."""
 
     def prepare(
         self, study: Study[Any], session: Session[StudyLaunch], progress: Progress, files: ExitStack
     ) -> None:
-        """Says what to run; `files` closes the files of a pass that is interrupted."""
+        """Sets the study to run; `files` closes the files of an interrupted pass."""
         self.facts: dict[str, Any] = {}
         """Facts that all passes share, for the report."""
         self.sources: dict[str, dict[str, Any]] = {}
@@ -57,12 +57,12 @@ class StudyModule(DualPathModule):
         self._study, self._session, self._progress, self._files = study, session, progress, files
         self._passes: dict[str, Sequence[Pass]] = {}
         self._missing: list[Pass] = []
-        self._batches: list[range] = []  # of the pass that runs
+        self._batches: list[range] = []  # of the current pass
 
     def val_dataloader(self) -> list[DataLoader[Tokens]]:
         """A loader for each pass that no earlier call finished.
 
-        Here and not before, for the number of ranks is known only by now.
+        Made here, as the number of ranks is not known earlier.
         """
         launch, datamodule = self._session.launch, self._session.datamodule
         datamodule.trainer = self.trainer
@@ -76,7 +76,7 @@ class StudyModule(DualPathModule):
             self._passes[name] = self._study.passes(name, windows, tokenizer)
             for pass_ in self._passes[name]:
                 pass_.locate(self._study.folder, decisive)
-                # All ranks run what the first one misses: on other nodes are other files.
+                # All ranks run the passes that the first rank lacks: nodes have different files.
                 missing = self.trainer.is_global_zero and not pass_.find()
                 if self.trainer.strategy.broadcast(missing):
                     self._missing.append(pass_)
@@ -114,7 +114,7 @@ class StudyModule(DualPathModule):
                 self._finish(pass_.source)
 
     def on_validation_epoch_end(self) -> None:
-        """Has nothing to publish."""
+        """Publishes no metric."""
 
     def _finish(self, source: str) -> None:
         passes = self._passes[source]
@@ -123,10 +123,10 @@ class StudyModule(DualPathModule):
 
 
 def run(study: Study[Any], session: Session[StudyLaunch]) -> StudyModule:
-    """Runs all passes of a study that are not finished; the module returned has the facts.
+    """Runs all unfinished passes of a study; returns the module, which has the facts.
 
     Raises:
-        KeyboardInterrupt: after Ctrl-C or SIGTERM, with what is kept.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, with the number of passes kept.
     """
     module = session.module
     assert isinstance(module, StudyModule)
@@ -135,7 +135,7 @@ def run(study: Study[Any], session: Session[StudyLaunch]) -> StudyModule:
         try:
             session.trainer.validate(module, verbose=False)
         except SystemExit as end:
-            # Lightning leaves by sys.exit(1) after Ctrl-C.
+            # Lightning calls sys.exit(1) after Ctrl-C.
             if not isinstance(end.__context__, KeyboardInterrupt):
                 raise
             kept = f"{module.kept}; the same command continues"

@@ -1,8 +1,8 @@
-"""The tokens of a class, and random ones beside them: as many, in runs as long, as far in.
+"""The tokens of a class, and matched random tokens: equal number, length of runs, and positions.
 
-Forcing a token costs more where there is context to lose and where its neighbours are forced, too.
-So random tokens stand where the class's tokens stand, counted from the beginning of a window, and
-in runs of as many neighbours, each in a window drawn at random.
+Forcing a token costs more with more context to lose, and if neighbours are forced, too. So random
+tokens have the positions of the class's tokens within a window, and come in runs of the same
+length, each in a window drawn at random.
 
 Shapes: W windows, T positions.
 """
@@ -23,13 +23,13 @@ from dualpath_cli.study.parts_of_speech import Tagger
 Flags = npt.NDArray[np.bool_]
 Tags = list[npt.NDArray[np.str_]]
 Masks = list[npt.NDArray[np.bool_]]
-"""Of each window which of its tokens a class has, (T,); so of `Tags` their parts of speech."""
+"""For each window, True at tokens of a class, (T,); likewise `Tags` with parts of speech."""
 
 
 def tag(ids: Sequence[Tokens], tokenizer: Tokenizer, tagger: Tagger) -> Tags:
     """The part of speech of each token; end-of-text has none, the empty string."""
     values = tokenizer.token_values()
-    values[tokenizer.eot_id] = b"\n\n"  # keeps the words of two documents apart
+    values[tokenizer.eot_id] = b"\n\n"  # separates the words of two documents
     tags = tagger.tags([values[id] for id in window.tolist()] for window in ids)
     return [
         np.where(window == tokenizer.eot_id, "", np.array(window_tags, dtype=np.str_))
@@ -49,10 +49,10 @@ def count(masks: Iterable[npt.NDArray[np.bool_]]) -> int:
 class Match:
     """How closely random tokens match their class; nan for a class without tokens."""
 
-    same_position: float  # share of those as far into their window as their counterpart
-    moved: float  # positions between the two, on average
+    same_position: float  # share of random tokens at the same position as their counterpart
+    moved: float  # mean distance of a random token from this position
     run: float  # mean length of the class's runs of neighbours
-    random_run: float  # that of the random ones
+    random_run: float  # mean length of the random tokens' runs
 
     @classmethod
     def mean(cls, several: "list[Match]") -> "Match":
@@ -61,18 +61,18 @@ class Match:
 
 
 def random_others(tags: Tags, members: Masks, seed: int, name: str) -> tuple[Masks, Match]:
-    """As many tokens as there are members, drawn at random from all others of the source.
+    """As many random tokens as members, drawn from all other tokens of the source.
 
-    Each run of members gets one of as many neighbours at the same position of a window; where no
-    such place is left, at one near it, or in two parts. The draw depends on the seed, the class's
-    name and the source's tags.
+    Each run of members gets a random run of the same length at the same position of a window; if
+    no such place is left, at a near position, or in two parts. The draw depends on the seed, the
+    class's name and the source's tags.
     """
     wanted = count(members)
     others = [(window != "") & ~mask for window, mask in zip(tags, members, strict=True)]
     if (left := count(others)) < wanted:
         raise UserError(
-            f"class '{name}' has {wanted:,} tokens, more than the {left:,} others that "
-            "random ones could be drawn from; choose fewer parts of speech"
+            f"class '{name}' has {wanted:,} tokens, more than the {left:,} other tokens to draw "
+            "random ones from; choose fewer parts of speech"
         )
     digest = hashlib.sha256(np.concatenate(others).tobytes()).hexdigest()
     draw = np.random.default_rng(seed_from(seed, name, digest))
@@ -83,7 +83,7 @@ def random_others(tags: Tags, members: Masks, seed: int, name: str) -> tuple[Mas
     draw.shuffle(runs)
     runs.sort(key=lambda run: run[0])
     while runs:
-        length, start = runs.pop()  # the longest first: they fit in the fewest places
+        length, start = runs.pop()  # longest first: long runs fit in few places
         place = _place(free_TW, taken_TW, start, length, draw)
         if place is None:
             half = length // 2
@@ -119,9 +119,9 @@ def _runs(flags_TW: Flags) -> Iterator[tuple[int, int]]:
 def _place(
     free_TW: Flags, taken_TW: Flags, start: int, length: int, draw: np.random.Generator
 ) -> tuple[int, int] | None:
-    """Finds a free place for a run, (position, window), as near to its own position as can be."""
+    """Finds a free place for a run, (position, window), nearest to the position `start`."""
     last = len(free_TW) - length
-    for reach, apart in ((16, True), (last, False)):  # further away only where none is near
+    for reach, apart in ((16, True), (last, False)):  # further away only if no near place is free
         for distance in range(reach + 1):
             for position in {start - distance, start + distance}:
                 if not 0 <= position <= last:

@@ -19,14 +19,14 @@ class Texts(OfRun):
     """Options of a command that reads texts with a trained model."""
 
     sources: tuple[Place, ...] = ()
-    """NAME=PATH: texts, .txt, .jsonl or .parquet, or prepared data folders; else the run's
+    """NAME=PATH of texts: .txt, .jsonl or .parquet, or prepared data folders; by default the run's
     validation sets."""
     max_tokens: Size | None = None
-    """At most so many tokens of each source, such as 20K, drawn at random from all of its documents
-    with the seed data.val_seed; else data.val_tokens."""
+    """The most tokens of each source, such as 20K, drawn at random from all its documents with the
+    seed data.val_seed; by default data.val_tokens."""
     out: Place | None = None
     kind: ClassVar[str]
-    """Of the results: names their folder in that of the run."""
+    """Kind of the results, and name of their folder in the run folder."""
 
     @property
     def folder(self) -> Path:
@@ -35,7 +35,7 @@ class Texts(OfRun):
         return Path(self.out)
 
     def read(self, recipe: Recipe, run: Run) -> Self:
-        """Puts texts given as NAME=PATH in the place of the run's validation sets.
+        """Replaces the run's validation sets by texts given as NAME=PATH.
 
         Returns the options with the folder to write to, by default RUN/<kind>/step-N.
         """
@@ -55,7 +55,7 @@ class Texts(OfRun):
 
 
 def _name_and_location(spec: str) -> tuple[str, str]:
-    """Reads one of `--sources`; what lies on S3 is checked with the other validation sets."""
+    """Reads one of `--sources`; a path on S3 is checked later, with the validation sets."""
     if is_remote(spec):
         raise UserError(f"--sources '{spec}' has no name; give NAME={spec}")
     name, _, location = spec.partition("=")

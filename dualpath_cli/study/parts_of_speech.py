@@ -1,21 +1,21 @@
-"""The part of speech of each model token, a universal (UPOS) tag, and classes of tokens by it.
+"""The part of speech of each model token, as a universal (UPOS) tag, and classes of tokens by tag.
 
-The tag is by spaCy and a rule for sums; nothing slow is imported before it is asked for.
+Tags are set by spaCy and by a rule for arithmetic; slow imports wait until tags are needed.
 
 1. a window's tokens are joined to text, which may begin and end in the middle of a character;
-2. spaCy splits the text into words and tags them;
-3. what belongs to arithmetic is NUM or SYM, whatever spaCy says;
-4. each model token inherits the tag of the characters that it overlaps most.
+2. spaCy splits the text into words and tags the words;
+3. numbers and operators of arithmetic become NUM or SYM, whatever spaCy's tag is;
+4. each model token gets the tag of the word that shares most characters with the token.
 
 Numbers are NUM: every run of digits, in words too (`1990s`), with its decimal point and commas of
 thousands. Signs without another use are SYM: `=`, `<<`, `>>`, `####`, `%`, `×` and its like, signs
-of currencies. The others, `+ - – * / ^ < >` and the letter x, are SYM only
+of currencies. The signs `+ - – * / ^ < >` and the letter x are SYM only
 
 - between two numbers: `5*3`, `16 - 3`, `48/2`, `(5+3)*$2`, `3 x 4`; so in ranges and dates, too;
 - between blanks, before a number: `2 hours * 3`; `+` and `*` before any word;
 - `+ * ^` inside an expression: `2x+y`, `x^2`; `+ -` as the sign of a number: `(-5)`.
 
-So `well-known`, `30-minute`, `and/or`, `$12/hour`, `x = 5` and `C++` keep spaCy's tags for them.
+So `well-known`, `30-minute`, `and/or`, `$12/hour`, and x and + in `x = 5` and `C++` are spaCy's.
 """
 
 import re
@@ -29,7 +29,7 @@ from typing import Any
 
 from dualpath_cli.base.errors import UserError
 
-TAGGER = "en_core_web_sm"  # the spaCy pipeline by default
+TAGGER = "en_core_web_sm"  # the default spaCy pipeline
 UPOS = (
     "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN",
     "PUNCT", "SCONJ", "SPACE", "SYM", "VERB", "X",
@@ -44,7 +44,7 @@ RANDOM = "random-as-"  # the beginning of the name of the random tokens beside a
 class TokenClass:
     name: str
     upos: tuple[str, ...]
-    forced: bool = False  # whether ablate forces them to each path unless told otherwise
+    forced: bool = False  # whether ablate forces the class to each path by default
 
     def to(self, path: str) -> "ForcedClass":
         return ForcedClass(self.name, self.upos, path)
@@ -52,7 +52,7 @@ class TokenClass:
 
 @dataclass(frozen=True)
 class ForcedClass:
-    """A class of tokens and the path that they are forced to."""
+    """A class of tokens, and the path to which they are forced."""
 
     name: str
     upos: tuple[str, ...]
@@ -64,8 +64,8 @@ STRUCTURE = TokenClass("structure", ("SPACE", "PUNCT", "SYM"))
 FUNCTION = TokenClass("function", ("ADJ", "ADV", "PART", "PRON", "VERB"), forced=True)
 CLOSED = TokenClass("closed-class", ("ADP", "AUX", "CCONJ", "DET", "PART", "PRON", "SCONJ"))
 PAPER = (ARITHMETIC, STRUCTURE, FUNCTION, CLOSED)
-"""The paper's claims are about these. Its authors' revision forces `ARITHMETIC` and `FUNCTION`; the
-paper names `STRUCTURE` as leaning deep; `CLOSED` are function words as grammars have them."""
+"""The classes in the paper's claims. The authors' revision forces `ARITHMETIC` and `FUNCTION`; the
+paper says that `STRUCTURE` leans deep; `CLOSED` are function words in the sense of grammars."""
 
 OTHERS: tuple[TokenClass, ...] = ()
 """Further classes. `routing` measures them for summary.json; `ablate --suite token-classes` forces
@@ -79,10 +79,10 @@ def measured() -> tuple[TokenClass, ...]:
 Span = tuple[int, int, str]  # the first character, the one after the last, and their tag
 
 MOST_CHARACTERS = 50_000
-"""Characters that spaCy tags at once: it takes 4 kB for each and refuses a million of them."""
+"""Characters that spaCy tags at once: each takes 4 kB, and spaCy refuses a million."""
 BATCH = 8
 
-_NUMBER = r"\(*[$€£¥¢]?(?:\.?\d|<<)"  # how one begins
+_NUMBER = r"\(*[$€£¥¢]?(?:\.?\d|<<)"  # the beginning of a number
 _ARITHMETIC = re.compile(
     rf"""
     (?P<NUM> \d{{1,3}}(?:,\d{{3}})+(?!\d)(?:\.\d+)? | \d+(?:\.\d+)? | (?<![\w.])\.\d+ )
@@ -118,8 +118,8 @@ class Tagger:
     def tags(self, windows: Iterable[Sequence[bytes]]) -> Iterator[list[str]]:
         """Yields a tag per token of each window, in order.
 
-        A token is the bytes that it stands for, `Tokenizer.token_values()[id]`. One of blanks only
-        is SPACE. One of no bytes, as special tokens should be given, is "".
+        A token is given by its bytes, `Tokenizer.token_values()[id]`. A token of blanks only is
+        SPACE. A token without bytes, as for special tokens, is "".
         """
         sections = (
             (text[start : start + MOST_CHARACTERS], (window, text, start))
@@ -131,7 +131,7 @@ class Tagger:
             words += (
                 (start + word.idx, start + word.idx + len(word), word.pos_ or "X")
                 for word in doc
-                if not word.is_space  # a pipeline trained on a treebank has no tag for these
+                if not word.is_space  # pipelines trained on treebanks have no tag for blanks
             )
             if start + MOST_CHARACTERS >= len(text):
                 yield align(window, words + arithmetic(text))
@@ -150,10 +150,10 @@ def arithmetic(text: str) -> list[Span]:
 
 
 def align(window: Sequence[bytes], spans: Iterable[Span]) -> list[str]:
-    """Returns the tag of each token, given spans of the window's text; later ones hide earlier.
+    """Returns the tag of each token, given spans of the window's text; later spans hide earlier.
 
-    A token takes the tag of the span that it shares the most bytes with, of equals the first.
-    Characters in no span weigh nothing, so ` I` is a word; a token in no span at all is SPACE.
+    A token takes the tag of the span with the most common bytes; among ties, of the first.
+    Characters in no span do not count, so ` I` is a word; a token outside all spans is SPACE.
     """
     characters = b"".join(window).decode(errors="surrogateescape")
     sizes = (len(c.encode(errors="surrogateescape")) for c in characters)
@@ -169,7 +169,7 @@ def align(window: Sequence[bytes], spans: Iterable[Span]) -> list[str]:
     for token in window:
         start, end = end, end + len(token)
         shared = Counter(number for number in span_of_byte[start:end] if number >= 0)
-        if shared:  # a counter lists equals in the order in which it met them
+        if shared:  # a counter lists ties in order of appearance
             tags.append(tag_of_span[shared.most_common(1)[0][0]])
         else:
             tags.append("SPACE" if token else "")
@@ -177,9 +177,9 @@ def align(window: Sequence[bytes], spans: Iterable[Span]) -> list[str]:
 
 
 def check_pipeline(pipeline: str) -> str:
-    """Looks whether spaCy and a pipeline are there, without importing either.
+    """Raises UserError unless spaCy and a pipeline are installed, without importing either.
 
-    Returns what to do if the pipeline should turn out to be damaged.
+    Returns the way out for a message, if the pipeline proves to be damaged.
     """
     if find_spec("spacy") is None:
         raise UserError("parts of speech need the package spacy: pip install 'dualpath[pos]'")
@@ -195,7 +195,7 @@ def check_pipeline(pipeline: str) -> str:
 
 
 def _load(pipeline: str) -> Any:
-    """spaCy's pipeline without the components that do nothing for universal tags."""
+    """spaCy's pipeline without components that universal tags do not need."""
     way_out = check_pipeline(pipeline)
     import spacy
 
@@ -204,12 +204,12 @@ def _load(pipeline: str) -> Any:
         if "parser" in nlp.pipe_names and "attribute_ruler" not in nlp.pipe_names:
             nlp.disable_pipe("parser")  # only the ruler's tags depend on the parse
         tagged = any(word.pos_ for word in nlp("She sees 3 dogs."))
-    except Exception as error:  # whatever a damaged folder or a missing component raises
+    except Exception as error:  # from a damaged folder or a missing component
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"spaCy pipeline '{pipeline}': {reason}; {way_out}") from None
     if not tagged:
         raise UserError(
             f"spaCy pipeline '{pipeline}' sets no universal part-of-speech tags; "
-            f"give one that does: python -m spacy download {TAGGER}"
+            f"give another: python -m spacy download {TAGGER}"
         )
     return nlp

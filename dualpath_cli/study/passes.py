@@ -1,8 +1,8 @@
 """Passes, of which every study consists, and the facts that decide their numbers.
 
-A *pass* is one source with one thing done to the model. A finished pass is a file of arrays, found
-again by what decides its numbers: checkpoint, texts, ways of computing. So a study is continued
-where it stopped.
+A *pass* is one source under one change of the model. A finished pass is a file of arrays, named by
+a hash of the facts that decide its numbers: checkpoint, texts, precision and so on. So a study
+continues where it stopped.
 
 Shapes: B windows of a batch, T positions.
 """
@@ -52,14 +52,14 @@ def study_facts(launch: StudyLaunch, trainer: Trainer) -> dict[str, Any]:
 
 
 def checkpoint_facts(launch: StudyLaunch) -> dict[str, Any]:
-    """Its path, step, and the hash of its safetensors."""
+    """The checkpoint's path, step, and the hash of its safetensors."""
     path = launch.run.checkpoint
     digest = _file_digest(sorted(path.glob("*.safetensors")))
     return {"path": str(path), "step": launch.run.step, "sha256": digest}
 
 
 def decisive_facts(facts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
-    """The facts that decide numbers to the last bit; not where files are."""
+    """The facts that decide numbers to the last bit; paths of files are not among these."""
     names = ("model", "seed", "precision", "device", "torch", "devices", "micro_batch")
     return {name: facts[name] for name in names} | {
         "checkpoint": facts["checkpoint"]["sha256"],
@@ -69,9 +69,9 @@ def decisive_facts(facts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
 
 
 def source_facts(name: str, location: str, windows: Windows, tokenizer: str) -> dict[str, Any]:
-    """What a source is; `tokenizer` is the fingerprint of the one that cut it.
+    """Facts about a source; `tokenizer` is the fingerprint of its tokenizer.
 
-    `sha256` is that of its file, of its files one after the other; or a data folder's fingerprint.
+    `sha256` is the hash of the source's file or concatenated files, or a data folder's fingerprint.
     """
     if exists(f"{location}/{MANIFEST}"):
         digest = Manifest.read(location).fingerprint
@@ -89,7 +89,7 @@ def source_facts(name: str, location: str, windows: Windows, tokenizer: str) -> 
 
 
 def array_digest(arrays: Iterable[npt.NDArray[Any]]) -> str:
-    """Hash of arrays of whole numbers, and of where one ends."""
+    """Hash of arrays of whole numbers, and of their lengths."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{len(array)}/".encode())
@@ -105,7 +105,7 @@ def _file_digest(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-Arrays = dict[str, npt.NDArray[Any]]  # the results of a pass, by name
+Arrays = dict[str, npt.NDArray[Any]]  # results of a pass by name
 
 _SEAL = "seal"  # the name, in a pass's file, of `Pass._seal`
 FILLER = -1  # the place of a window that only fills up a batch
@@ -113,7 +113,7 @@ FILLER = -1  # the place of a window that only fills up a batch
 
 @dataclass
 class Pass(ABC):
-    """One source with one thing done to the model; a study says what its passes do."""
+    """One source under one change of the model; each study has its own class of passes."""
 
     source: str
     windows: Windows
@@ -124,43 +124,43 @@ class Pass(ABC):
 
     @property
     def table(self) -> str | None:
-        """Suffix of a further file that a finished pass has, beside its arrays."""
+        """Suffix of a second file of a finished pass, beside the file of arrays."""
         return None
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """Its name on the screen."""
+        """The pass's name on the screen."""
 
     @property
     @abstractmethod
     def decisive(self) -> Mapping[str, Any]:
-        """Facts that decide its numbers, for JSON, besides the windows and those of all passes."""
+        """Facts, for JSON, that decide this pass's numbers, besides windows and shared facts."""
 
     @abstractmethod
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
-        """Starts on all ranks, before the first batch.
+        """Starts the pass, on all ranks, before the first batch.
 
-        A file that is entered into `files` is whole when the pass ends, and gone if it does not.
+        A file entered into `files` is complete when the pass ends, and deleted if it fails.
         """
 
     @abstractmethod
     def step(self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]) -> None:
         """Runs the model on one batch of this rank, (B, T) each.
 
-        `places` are those of the windows in `windows`, or `FILLER`.
+        `places` are the indices of the batch's windows in `windows`, or `FILLER`.
         """
 
     @abstractmethod
     def end(self) -> Arrays:
-        """Returns what the pass gave, that of all ranks; all ranks call it after the last batch."""
+        """Returns the results of all ranks; all ranks call it after the last batch."""
 
     def locate(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Names its file by what decides its numbers.
+        """Sets the path of the pass's file, by the facts that decide its numbers.
 
-        `facts` are those that all passes share: checkpoint, precision and so on.
+        `facts` are the facts that all passes share: checkpoint, precision and so on.
         """
-        # The windows are what is scored, wherever it came from.
+        # The windows' tokens decide the numbers, wherever the text came from.
         read = {
             "windows": array_digest(self.windows.windows),
             "clusters": clusters_of(self.windows).of_window,
@@ -170,7 +170,7 @@ class Pass(ABC):
         self.path = folder / f"{self.source}-{self._key[:16]}.npz"
 
     def find(self) -> bool:
-        """Reads its arrays where an earlier call finished it and its files are this pass's own."""
+        """Reads the arrays of a finished pass; False if there are none, or if the seal differs."""
         try:
             arrays = read_arrays(self.path)
             found = arrays.pop(_SEAL, np.array("")).item() == self._seal(arrays)
@@ -181,14 +181,14 @@ class Pass(ABC):
         return found
 
     def keep(self, arrays: Arrays) -> None:
-        """Writes its arrays, whole or not at all: they say that it is finished."""
+        """Writes the arrays, whole or not at all: their file marks the pass as finished."""
         with replacing(self.path) as partial, partial.open("wb") as file:
             sealed = arrays | {_SEAL: np.array(self._seal(arrays))}
             np.savez_compressed(file, **sealed)  # type: ignore[arg-type]
         self.arrays = arrays
 
     def _seal(self, arrays: Arrays) -> str:
-        """A hash of what decides the numbers, and of the numbers: a file renamed has another."""
+        """A hash of the deciding facts and of the numbers: a renamed file fails the check."""
         digest = hashlib.sha256(self._key.encode())
         for name, array in sorted(arrays.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())

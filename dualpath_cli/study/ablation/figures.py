@@ -1,6 +1,6 @@
 """Figures of an ablation: loss against forced loops, expected loops and passes; layers.
 
-A source has the same colour in all of them.
+A source has the same colour in all figures.
 """
 
 import math
@@ -22,7 +22,7 @@ TITLE = "loss less that of the learned router (nats per token)"
 
 
 def draw(folder: Path, results: Sequence[Result], loops: int | None) -> list[Path]:
-    """Writes the figures that the results have rows for, as PNG and PDF; returns their paths."""
+    """Writes each figure with rows in the results, as PNG and PDF; returns their paths."""
     return save(folder, {
         "forced_loops": _forced_loops(results, loops), "halting": _halting(results),
         "layers": _layers(results), "passes": _passes(results),
@@ -30,7 +30,7 @@ def draw(folder: Path, results: Sequence[Result], loops: int | None) -> list[Pat
 
 
 def _forced_loops(results: Sequence[Result], trained: int | None) -> Figure | None:
-    """Difference to the learned router against forced K, a line a source; the trained K marked."""
+    """Difference to the learned router by forced K, a line a source; marks the trained K."""
     points = [
         (loops, r)
         for r in results
@@ -54,7 +54,7 @@ def _forced_loops(results: Sequence[Result], trained: int | None) -> Figure | No
 
 
 def _halting(results: Sequence[Result]) -> Figure | None:
-    """Difference against mean expected loops, a line a source; labelled by the threshold."""
+    """Difference by mean expected loops, a line a source; points labelled by threshold."""
     if not any(r.suite == "halting" for r in results):
         return None
     rows = [r for r in results if r.suite in ("halting", BASELINE)]
@@ -77,7 +77,7 @@ def _halting(results: Sequence[Result]) -> Figure | None:
 
 
 def _passes(results: Sequence[Result]) -> Figure | None:
-    """Difference against the sublayers that a token passes: a panel a source, a line a rule."""
+    """Difference by the number of sublayers for a token: a panel a source, a line a rule."""
     rows = [r for r in results if r.suite in SHORTER]
     if not any(r.suite != "halting" for r in rows):
         return None
@@ -85,7 +85,7 @@ def _passes(results: Sequence[Result]) -> Figure | None:
     figure, axes = panels(1.2 + 3.4 * len(sources), 3.4, 1, len(sources), sharey=True)
 
     def rule(row: Result) -> str:
-        """The savings that end a token's loop or leave a path out."""
+        """The saving of a row: the rule that ends a token's loop or skips a path."""
         return "gates" if row.intervention.halting is None else "remaining mass"
 
     for ax, source in zip(axes[0], sources, strict=True):
@@ -104,7 +104,7 @@ def _passes(results: Sequence[Result]) -> Figure | None:
 
 
 def _layers(results: Sequence[Result]) -> Figure | None:
-    """Heat map a source: an override a row, the layer that it is made in a column."""
+    """A heat map for each source: an override a row, its layer a column."""
     rows = [r for r in results if r.suite == "layers"]
     if not rows:
         return None
@@ -138,7 +138,7 @@ def _curve(ax: Axes, x: Sequence[float], rows: Sequence[Result], color: str) -> 
 
 
 def _apart(rows: Sequence[Result]) -> list[Result]:
-    """Those of growing expected loops that are far enough from the one before for a label."""
+    """Rows, by growing expected loops, far enough from the previous row for a label."""
     least = 0.06 * (rows[-1].expected_loops - rows[0].expected_loops)
     chosen: list[Result] = []
     for row in rows:

@@ -26,10 +26,10 @@ from dualpath_cli.study.parts_of_speech import (
 MOST_LOOPS = 100
 GATES = {(1.0, 0.0): "deep only", (0.0, 1.0): "wide only", (0.5, 0.5): "uniform",
          (1.0, 1.0): "fully open"}  # fmt: skip
-"""Constant (g_d, g_w), and what the paper calls them (table `ablations`)."""
+"""Constant (g_d, g_w), and their names in the paper (table `ablations`)."""
 
 REPORT = "ablations.json"
-"""The file of a folder of results that holds all of them."""
+"""The file with all results, in the folder of results."""
 SHORTER = ("halting", "skip")
 """Suites whose rows leave steps or paths out."""
 BASELINE = "baseline"
@@ -38,22 +38,22 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class Row:
-    """An intervention, and what decides which tokens it is about."""
+    """An intervention, with the tokens that it applies to."""
 
     suite: str
     intervention: Intervention
-    token_class: ForcedClass | None = None  # overridden, or what random tokens stand against
-    random_seed: int | None = None  # of the random tokens; None where it is the class itself
+    token_class: ForcedClass | None = None  # the class overridden, or matched by random tokens
+    random_seed: int | None = None  # of the random tokens; None if the class is overridden
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The interventions that are scored beside the learned router."""
+    """The interventions to score beside the learned router."""
 
     suites: tuple[str, ...]  # keys of `SUITES`
     loops: tuple[int, ...]  # forced loop counts of the suites `paper` and `layers`
-    shuffles: int  # seeds of shuffled gates, and of random experts, from 0 on, a row each
-    controls: int  # seeds of the random tokens that a class stands against; their mean counts
+    shuffles: int  # number of seeds of shuffled gates and of random experts; a row each
+    controls: int  # number of seeds of random tokens beside a class; their mean is reported
     classes: tuple[ForcedClass, ...]
 
     def rows(self, config: ModelConfig) -> list[Row]:
@@ -62,7 +62,7 @@ class Selection:
         return [Row(BASELINE, Intervention()), *chain.from_iterable(chosen)]
 
     def overrides(self) -> list[Intervention]:
-        """Those of the paper's table `ablations`: loops, constant and shuffled gates."""
+        """The overrides of the paper's table `ablations`: loops, constant and shuffled gates."""
         return [
             *(Intervention(loops=count) for count in self.loops),
             *(Intervention(gates=gates) for gates in GATES),
@@ -71,7 +71,7 @@ class Selection:
 
 
 def _token_class_rows(selection: Selection, config: ModelConfig) -> list[Row]:
-    """Each class under its override, and random tokens in its place, a row a seed."""
+    """Each class under its override, and matched random tokens, a row for each seed."""
 
     def name_of(forced: ForcedClass, seed: int | None) -> str:
         random = "" if seed is None else RANDOM
@@ -88,9 +88,9 @@ def _token_class_rows(selection: Selection, config: ModelConfig) -> list[Row]:
 
 
 def _layer_rows(selection: Selection, config: ModelConfig) -> list[Row]:
-    """Each override in one layer at a time, but for the trained loops: they change nothing.
+    """Each override in one layer at a time; the trained K, which changes nothing, is left out.
 
-    What a layer has no path or gate for is left out, unless that is so of the whole model.
+    An override of a path or gate that a layer lacks is left out, unless the whole model lacks it.
     """
     return [
         Row("layers", in_layer)
@@ -103,7 +103,7 @@ def _layer_rows(selection: Selection, config: ModelConfig) -> list[Row]:
 
 
 def _expert_rows(selection: Selection, config: ModelConfig) -> list[Row]:
-    """Fewer and up to twice as many of the best experts, and random ones, a row a seed."""
+    """Fewer and up to twice as many of the best experts; random experts, a row for each seed."""
     most = min((layer.n_experts for layer in config.layers if layer.n_experts), default=0)
     counts = (k for k in range(1, min(2 * config.top_k, most) + 1) if k != config.top_k)
     seeds = range(selection.shuffles)
@@ -130,11 +130,11 @@ SUITES: Mapping[str, Callable[[Selection, ModelConfig], list[Row]]] = {
         Row("kv-slots", Intervention(kv_slots=count)) for count in range(1, config.most_loops)
     ],
 }
-"""The rows of each suite, by its name; `Ablate` says what they are."""
+"""The rows of each suite by name; the docstring of `Ablate.suite` describes the suites."""
 
 
 def applicable(rows: Iterable[Row], config: ModelConfig) -> tuple[list[Row], dict[str, str]]:
-    """Splits into rows that make sense for a model, and the names and reasons of the others."""
+    """Splits rows into those that a model can run, and names of others with the reasons."""
     chosen, skipped = [], {}
     for row in rows:
         problem = row.intervention.problem(config)
@@ -147,33 +147,33 @@ def applicable(rows: Iterable[Row], config: ModelConfig) -> tuple[list[Row], dic
 
 @dataclass(frozen=True, kw_only=True)
 class Ablate(Texts):
-    """Scores a run's model with forced loops and overridden gates, by layer, by class of token,
-    with halting: each paired with the learned router on identical tokens.
+    """Scores a run's model with forced loops, overridden gates or halting, by layer or by class of
+    token. Each score is paired with the learned router's on identical tokens.
     """
 
     suite: tuple[str, ...] = ()
     """One or more, or all. paper, the default: the 16 rows of the paper's inference-time ablations;
-    token-classes: classes of tokens forced wide and deep, beside as many random tokens like them;
-    layers: each row of paper in one layer at a time; experts: fewer or more of a token's best
-    experts, and a random choice; halting: thresholds of remaining mass at which a token stops
-    looping; skip: gates below which a token leaves its loops or the wide path out; kv-slots: fewer
-    keys and values for the steps of a loop, token by token."""
+    token-classes: classes of tokens forced wide and deep, beside equally many matched random
+    tokens; layers: each row of paper in one layer at a time; experts: fewer or more of a token's
+    best experts, and a random choice; halting: thresholds of remaining mass at which a token stops
+    looping; skip: gates below which a token skips its loops or the wide path; kv-slots: fewer keys
+    and values for the steps of a loop, token by token."""
     loops: str = "1-10"
     """Forced loop counts, such as 1-10 or 1,2,8."""
     seeds: int | None = None
-    """Seeds of the shuffled gates and of the random experts, a row each (1 by default), and of the
-    random tokens, whose mean counts (5 by default)."""
+    """Number of seeds: of shuffled gates and random experts, a row each (1 by default), and of
+    random tokens, whose mean is reported (5 by default)."""
     classes: tuple[str, ...] = ()
     """Classes of tokens by universal part of speech, as NAME=UPOS,UPOS. Each is forced wide and
-    deep, or one of the two: NAME=UPOS,UPOS:wide, :deep. By default arithmetic=NUM,SYM and
+    deep, or to one path: NAME=UPOS,UPOS:wide, :deep. By default arithmetic=NUM,SYM and
     function=ADJ,ADV,PART,PRON,VERB."""
     tagger: Place = TAGGER
     """The spaCy pipeline for token-classes, by name or path."""
     out: Place | None = None
-    """Folder for tables and figures; else RUN/ablations/step-N. What is in it already is not scored
-    again, but tables and figures of a call before are replaced."""
+    """Folder for tables and figures; by default RUN/ablations/step-N. Finished passes in the folder
+    are not scored again; tables and figures of an earlier call are replaced."""
     compare_paper: bool = False
-    """Set the paper's numbers beside the loss, where source and row are in its table."""
+    """Show the paper's numbers beside the loss, if source and row are in the paper's table."""
     kind = "ablations"
 
     def __post_init__(self) -> None:
@@ -181,7 +181,7 @@ class Ablate(Texts):
 
     @cached_property
     def selection(self) -> Selection:
-        """The interventions that the words ask for."""
+        """The interventions that the options select."""
         return Selection(
             _suites(self.suite), _loops(self.loops), shuffles=self.seeds or 1,
             controls=self.seeds or 5, classes=_classes(self.classes),
@@ -192,7 +192,7 @@ class Ablate(Texts):
         if len(rows) == 1:  # the learned router
             reason = next(iter(skipped.values()), "its loops have one step")
             raise UserError(
-                f"--suite {','.join(self.selection.suites)} has nothing to try here: {reason}"
+                f"--suite {','.join(self.selection.suites)} has no row for this model: {reason}"
             )
         if any(row.token_class for row in rows):
             check_pipeline(self.tagger)
@@ -222,10 +222,10 @@ def _loops(text: str) -> tuple[int, ...]:
 
 
 def default_classes() -> tuple[ForcedClass, ...]:
-    """The classes that are forced unless others are given, each to both paths.
+    """The classes that are forced by default, each to both paths.
 
-    A class that suffers from one path alone leans to the other; one that suffers from both is
-    merely sensitive.
+    A class whose loss rises under one path only leans to the other; a class whose loss rises under
+    both is merely sensitive.
     """
     return tuple(chosen.to(path) for chosen in measured() if chosen.forced for path in PATHS)
 
@@ -240,13 +240,13 @@ def _classes(specs: tuple[str, ...]) -> tuple[ForcedClass, ...]:
 
 
 def _class(spec: str) -> list[ForcedClass]:
-    """The class that a word describes, forced to the path it names or to each of them."""
+    """The class that a word describes, forced to the named path or to each path."""
     match = re.fullmatch(r"([\w-]+)=([\w,]+)(?::(wide|deep))?", spec)
     if not match:
         raise UserError(f"--classes '{spec}': give NAME=UPOS,UPOS, maybe with :wide or :deep")
     name, tags, path = match[1], tuple(match[2].split(",")), match[3]
     if name.startswith(RANDOM):
-        raise UserError(f"--classes '{spec}': names with {RANDOM} are those of the random tokens")
+        raise UserError(f"--classes '{spec}': names with {RANDOM} are reserved for random tokens")
     for tag in tags:
         if tag not in UPOS:
             hint = did_you_mean(tag.upper(), UPOS) or f"; choose from {', '.join(UPOS)}"

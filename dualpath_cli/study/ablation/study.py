@@ -1,8 +1,8 @@
-"""`dualpath ablate`: what interventions on one checkpoint cost, paired on identical windows.
+"""`dualpath ablate`: the cost of interventions on one checkpoint, paired on identical windows.
 
-1. every source is cut into the windows that `validate` scores;
+1. every source is cut into the same windows as in `validate`;
 2. each source is scored under the learned router, then under each intervention of the suites
-   (`options.py`); what an earlier call finished is not scored again (`bench.py`);
+   (`options.py`); finished passes of an earlier call are not scored again (`bench.py`);
 3. each intervention is compared with the learned router window by window, with a bootstrap
    interval over documents; tables and figures are written (`tables.py`, `figures.py`).
 
@@ -51,8 +51,8 @@ from dualpath_cli.training.session import Session
 @dataclass
 class Scoring(Pass):
     row: Row
-    masks: Masks | None = None  # which input tokens of each window are overridden; None: all
-    match: Match | None = None  # how closely tokens drawn at random match their class
+    masks: Masks | None = None  # True at overridden input tokens of each window; None: all
+    match: Match | None = None  # how closely random tokens match their class
 
     @property
     def title(self) -> str:
@@ -82,7 +82,7 @@ class Scoring(Pass):
             torch.stack([nll.double().sum(1), _loops(trace, scored), _passes(trace, scored)], dim=1)
         )
         runs = [layer.loops_run for layer in trace.layers if layer.loops_run is not None]
-        # A batch of padding alone, which fills up a rank's share, halts at once.
+        # A batch of padding alone, a filler for a rank's share, halts at once.
         counts = bool(runs) and bool(scored.any())
         self._loops_run.append(float(np.mean(runs)) if counts else float("nan"))
 
@@ -91,7 +91,7 @@ class Scoring(Pass):
         scores_WC = torch.cat(self._columns)
         runs = torch.tensor(self._loops_run, device=scores_WC.device)
         gathered, all_runs = self._module.all_gather((scores_WC, runs))
-        # Ranks take turns with the windows; the last ones may only fill up a batch.
+        # Ranks take turns with the windows; the last windows may be fillers of a batch.
         in_order = gathered.reshape(-1, *scores_WC.shape).transpose(0, 1).reshape(-1, 3)
         columns = in_order[: self.windows.n_filled].cpu().numpy()
         nats, loops, passes = columns.T
@@ -107,7 +107,7 @@ class Scoring(Pass):
 
 
 def _loops(trace: RoutingTrace, scored: torch.Tensor) -> torch.Tensor:
-    """Expected loops of each window's tokens, summed, (B,): of each the mean over layers."""
+    """Sum over each window's tokens of the expected loops, averaged over layers, (B,)."""
     layers = [layer.expected_loops for layer in trace.layers]
     loops = [layer.double() for layer in layers if layer is not None]
     if not loops:
@@ -116,7 +116,7 @@ def _loops(trace: RoutingTrace, scored: torch.Tensor) -> torch.Tensor:
 
 
 def _passes(trace: RoutingTrace, scored: torch.Tensor) -> torch.Tensor:
-    """Sublayers that each window's tokens passed, summed, (B,): of each the mean over layers."""
+    """Sum over each window's tokens of the sublayers passed, averaged over layers, (B,)."""
     passes = torch.stack([layer.passes for layer in trace.layers]).double()
     return (passes.mean(0) * scored).sum(1)
 
@@ -181,7 +181,7 @@ class Ablation(bench.Study[Scoring]):
             self._console.print(f"tagging {source}", highlight=False)
             inputs = [window[:-1] for window in windows.windows[: windows.n_filled]]
             tags = tag(inputs, tokenizer, self._tagger)
-            # Both paths are forced on the same tokens, random ones as well.
+            # Both paths are forced on the same tokens, also on the same random tokens.
             masks: dict[tuple[str, int | None], tuple[Masks, Match | None]] = {}
             for pass_ in passes:
                 forced, seed = pass_.row.token_class, pass_.row.random_seed

@@ -1,6 +1,6 @@
 """The numbers of an ablation, and its tables: screen, CSV, JSON, Markdown.
 
-Passes are set against that of the learned router, window by window.
+Each pass is compared with the learned router's pass, window by window.
 
 Shapes: W windows, C columns, P passes, R 1 + resamples.
 """
@@ -27,58 +27,58 @@ from dualpath_cli.study.parts_of_speech import ARITHMETIC, FUNCTION, ForcedClass
 
 Numbers = npt.NDArray[np.integer]
 LAST_LAYER = (
-    "The final RMSNorm takes the scale out of the last layer's output: only g_d : g_w counts "
-    "there, so that what depends on the size of its gates cannot be set beside other layers."
+    "The final RMSNorm removes the scale of the last layer's output: only g_d : g_w counts there. "
+    "Differences that depend on the size of its gates cannot be compared with other layers."
 )
-"""The caption of the table of layers, where the last one has gates."""
+"""The caption of the table of layers, if the last layer has gates."""
 AUTHORS = (ARITHMETIC.to("wide"), FUNCTION.to("deep"))
-"""The classes of the authors' revision, each forced to the path that it is said not to lean to."""
+"""The classes of the authors' revision, each forced to the path away from its claimed lean."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The results of one pass; W windows, the longest first. Without loops theirs are nan."""
+    """The results of one pass; W windows, longest first. Without loops their numbers are nan."""
 
     nats: Floats  # sum of the losses of each window's tokens, (W,)
-    loops: Floats  # sum of the expected loops of its tokens, of each the mean over layers, (W,)
-    passes: Floats  # sum of the sublayers that they passed, of each the mean over layers, (W,)
-    loops_run: npt.NDArray[np.float64]  # mean steps that a batch really ran in a layer, ()
+    loops: Floats  # sum over each window's tokens of expected loops, mean over layers, (W,)
+    passes: Floats  # sum over each window's tokens of sublayers passed, mean over layers, (W,)
+    loops_run: npt.NDArray[np.float64]  # mean number of steps run by a batch in a layer, ()
 
 
 @dataclass(frozen=True)
 class Result:
-    """One intervention on one source; losses are nats per token. Without loops theirs are nan."""
+    """One intervention on one source; losses in nats per token. Without loops these are nan."""
 
     suite: str
     intervention: Intervention
     source: str
     loss: float
-    difference: float  # loss less that of the learned router on the same windows
-    low: float  # of the difference's 95 % interval; nan where the clusters of text are too few
+    difference: float  # loss minus the learned router's loss on the same windows
+    low: float  # of the difference's 95 % interval; nan with too few clusters of text
     high: float
     expected_loops: float  # mean over tokens and layers of the step number under the step weights
-    passes: float  # mean over tokens and layers of the sublayers passed; of a dual layer K + 1
-    loops_run: float  # mean steps that a batch really ran in a layer
+    passes: float  # mean over tokens and layers of the sublayers passed; K + 1 in a dual layer
+    loops_run: float  # mean number of steps run by a batch in a layer
 
 
 @dataclass(frozen=True)
 class Excess:
-    """The cost of overriding a class of tokens beyond that of as many random others.
+    """The excess cost of overriding a class of tokens over equally many random tokens.
 
-    Spread over all tokens of the source it is what the source's loss shows, and is small where the
-    class is rare; over the tokens that are forced it can be compared between sources.
+    The excess per token of the source is the change of the source's loss, and small for a rare
+    class; the excess per forced token can be compared between sources.
     """
 
     token_class: ForcedClass
     source: str
     tokens: int  # of the class
     share: float  # of all tokens of the source
-    difference: float  # loss with the class overridden less that of the learned router
-    random_difference: float  # the same for random others, the mean over seeds
+    difference: float  # loss with the class overridden minus the learned router's loss
+    random_difference: float  # the same for random tokens, mean over seeds
     excess: float  # the difference of the two
     low: float  # of the excess's 95 % interval, given the random draws
     high: float
-    per_forced: float  # the excess over the tokens of the class alone
+    per_forced: float  # the excess per token of the class
     per_forced_low: float
     per_forced_high: float
     match: Match  # how closely the random tokens match the class
@@ -91,7 +91,7 @@ class Excess:
 def compare(
     source: str, rows: Sequence[Row], scores: Sequence[Scores], windows: Windows
 ) -> list[Result]:
-    """A result per row: its loss, and the difference to the first one's."""
+    """A result for each row: its loss, and the difference to the first row's."""
     nats_WP = np.stack([scored.nats for scored in scores], axis=1)
     mean_P, low_P, high_P = _ratios(
         source, nats_WP - nats_WP[:, :1], windows.tokens[:, None], windows
@@ -118,11 +118,11 @@ def excess(
     windows: Windows,
     match: Match,
 ) -> Excess:
-    """The cost of overriding a class beyond the mean over seeds of random others.
+    """The excess cost of overriding a class over the mean of random tokens over seeds.
 
-    `chosen_W` is the number of the class's tokens in each window; the others are nats of each
-    window, of the random ones for each seed. The intervals are over the text: what another random
-    draw would change is not in them. A class without tokens has no excess: nan.
+    `chosen_W` is the number of the class's tokens in each window; other arrays are nats of each
+    window, for random tokens by seed. Intervals cover the text, not the random draw of tokens. For
+    a class without tokens the excess is nan.
     """
     chosen = int(chosen_W.sum())
     mean_random_W = np.mean(random_W, axis=0) if chosen else np.full(windows.n_filled, np.nan)
@@ -142,14 +142,14 @@ def excess(
 def _ratios(
     source: str, nats_WC: Floats, tokens_WC: Numbers, windows: Windows
 ) -> tuple[Floats, Floats, Floats]:
-    """The nats of all windows over the tokens of all, and the ends of 95 % intervals, (C,) each.
+    """Nats per token over all windows, and the ends of 95 % intervals, (C,) each.
 
-    `tokens_WC` may be one column for all.
+    `tokens_WC` may have one column for all.
     """
     clusters = clusters_of(windows)
     nats_RC = resampled_sums(source, clusters.of_window, nats_WC)
     tokens_RC = resampled_sums(source, clusters.of_window, tokens_WC.astype(float))
-    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may have no such token
+    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may have no token
         means_RC = nats_RC / tokens_RC
     return means_RC[0], *bootstrap.interval(means_RC, clusters.count)
 
@@ -205,7 +205,7 @@ _EXCESS: Columns[Excess] = [
 def layer_table(title: str, results: Sequence[Result], last_is_dual: bool) -> Table:
     """A table of one source's differences, an override a row and a layer a column.
 
-    `last_is_dual` tells whether the model's last layer has gates, of which only the ratio counts.
+    `last_is_dual`: whether the model's last layer has gates; only their ratio counts.
     """
     overrides, layers, differences = by_layer(results)
     rows = [
@@ -238,7 +238,7 @@ def label(intervention: Intervention, loops: int | None) -> str:
 
 
 def meaning_of(intervention: Intervention) -> str | None:
-    """The paper's name of constant gates in all layers; None for all else."""
+    """The paper's name of constant gates in all layers; None for other interventions."""
     gates = intervention.gates
     if not isinstance(gates, tuple) or intervention != Intervention(gates=gates):
         return None
@@ -246,7 +246,7 @@ def meaning_of(intervention: Intervention) -> str | None:
 
 
 def _paper(row: Result) -> tuple[float | None, float | None]:
-    """The paper's loss and its difference to that of the learned router, if it has them."""
+    """The paper's loss and difference to the learned router; None if not in the paper."""
     loss = inference_ablation(row.intervention.name, row.source)
     learned = inference_ablation(LEARNED, row.source)
     return (None, None) if loss is None or learned is None else (loss, loss - learned)
@@ -283,7 +283,7 @@ def write(
     }
     if excesses:
         texts["token_classes.csv"] = format_csv(excess_rows)
-    else:  # of an earlier study, with other suites
+    else:  # left from an earlier study with other suites
         (folder / "token_classes.csv").unlink(missing_ok=True)
     return write_texts(folder, texts)
 
@@ -312,7 +312,7 @@ def _tables(
         title = f"{suite}: nats per token (difference to the learned router)"
         tables.append(Table(columns, rows, title))
     if excesses:
-        title = "excess of a class over as many random tokens, nats over all tokens and per forced"
+        title = "excess of a class over random tokens, nats per token and per forced token"
         source: Columns[Excess] = [(Column("source"), lambda row: row.source)]
         tables.append(Table.of(excesses, [_FORCED, *source, *_EXCESS], title))
     return tables
