@@ -1,1 +1,1 @@
-"""Numbers and how they are shown: intervals and tests; console, tables, figures, pages."""
+"""Numbers and their display: intervals and tests; console, tables, figures, pages."""

@@ -1,15 +1,15 @@
 """Paired tests over seeds, by randomised blocks.
 
-The same seed has the same data order and shared initial weights in every configuration, so that a
-seed is a block. Where C configurations have all S seeds, with y_cs = m + a_c + b_s + e_cs, the
-variance of e is estimated from all of them together,
+A seed is a block: it has the same data order and shared initial weights in every configuration. If
+C configurations have all S seeds, with y_cs = m + a_c + b_s + e_cs, the variance of e is estimated
+from all of them together,
 
     s^2 = sum_cs (y_cs - mean_c - mean_s + mean)^2 / ((C - 1) (S - 1)),
 
 and the difference of two configurations has the standard error s sqrt(2 / S) with (C - 1)(S - 1)
-degrees of freedom. It assumes that e varies equally in all configurations. With C = 2 this is
-Student's t of the pair's own differences, which assumes nothing of others, but has only S - 1
-degrees of freedom.
+degrees of freedom. This assumes that e varies equally in all configurations. With C = 2 the test is
+Student's t of the pair's differences, which assumes nothing of other configurations, but has only
+S - 1 degrees of freedom.
 
 Shapes: C configurations, S seeds.
 """
@@ -29,10 +29,10 @@ Scores = Mapping[str, Mapping[int, float]]  # by configuration and seed
 
 @dataclass(frozen=True)
 class Spread:
-    """How much chance is in a difference."""
+    """The uncertainty of a difference."""
 
-    error: float  # its standard error
-    df: int  # degrees of freedom of the variance behind it
+    error: float  # standard error of the difference
+    df: int  # degrees of freedom of its variance
 
     @property
     def reach(self) -> float:
@@ -43,13 +43,13 @@ class Spread:
 
     @property
     def reach_90(self) -> float:
-        """Half the width of the 90 % interval, which is two one-sided tests at 5 %."""
+        """Half the width of the 90 % interval, as of two one-sided tests at 5 %."""
         from scipy.stats import t
 
         return float(t.ppf(1 - LEVEL, self.df)) * self.error
 
     def p(self, difference: float) -> float:
-        """The two-sided p-value that the true difference is zero."""
+        """The two-sided p-value of a true difference of zero."""
         from scipy.stats import t
 
         if self.error == 0:
@@ -58,9 +58,9 @@ class Spread:
 
     @property
     def detectable(self) -> float:
-        """The smallest true difference that the test finds at 5 % with a probability of 80 %.
+        """The smallest true difference that the test finds at 5 % with 80 % power.
 
-        By the noncentral t, given that the true spread is the estimated one.
+        By the noncentral t, with the estimated spread as the true one.
         """
         return noncentrality(self.df) * self.error
 
@@ -76,10 +76,10 @@ class SeedBlocks:
 
 
 def find_blocks(scores: Scores, one: str, other: str) -> SeedBlocks:
-    """Returns the complete blocks with both in them that detect the smallest difference of the two.
+    """Returns the complete blocks with both configurations that detect their smallest difference.
 
-    Which these are depends on who has which seeds alone. More seeds make the difference surer, more
-    configurations its error. Where the two share fewer than two seeds, these are the pair's own.
+    The blocks depend only on which configurations have which seeds. More seeds make the difference
+    surer, more configurations its error. With fewer than two common seeds they hold only the pair.
     """
     shared = scores[one].keys() & scores[other].keys()
     found = SeedBlocks(tuple(n for n in scores if n in (one, other)), tuple(sorted(shared)))
@@ -90,14 +90,14 @@ def find_blocks(scores: Scores, one: str, other: str) -> SeedBlocks:
 
 
 def _detectable(blocks: SeedBlocks) -> float:
-    """The difference that they detect, in standard deviations of e; infinite without a test."""
+    """The detectable difference, in standard deviations of e; infinite without a test."""
     return noncentrality(blocks.df) * sqrt(2 / len(blocks.seeds)) if blocks.df > 0 else inf
 
 
 def block_spread(values_CS: npt.ArrayLike) -> Spread:
     """Returns the spread of the difference of any two rows of complete blocks, (C, S).
 
-    The difference of two rows is that of their means.
+    The difference of two rows is the difference of their means.
     """
     values = np.asarray(values_CS, np.float64)
     left = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
@@ -111,9 +111,9 @@ def block_spread(values_CS: npt.ArrayLike) -> Spread:
 
 @cache
 def noncentrality(df: int) -> float:
-    """The true difference in standard errors at which a two-sided test has its power.
+    """The true difference, in standard errors, that a two-sided test finds with power POWER.
 
-    The tail on the wrong side is left out: there, it is below 1e-4.
+    The tail on the wrong side is left out: it is below 1e-4 at this difference.
     """
     from scipy.optimize import brentq
     from scipy.stats import nct, t

@@ -1,10 +1,10 @@
 """Intervals by the Poisson bootstrap over clusters of text: documents, or else windows.
 
-Tokens of one document are alike, so a document is drawn whole. Each of 1,000 resamples weighs every
-cluster by an independent Poisson(1) number. A weight depends on the source's name and the cluster's
-number alone: not on batches or ranks, so that a stream needs not know how many follow, and is the
-same for all rows and runs on one source. Whatever is computed from sums over windows is computed
-from the plain sums and from every resample's. How well the intervals cover is simulated in
+Tokens of one document are correlated, so a document is drawn whole. Each of 1,000 resamples weighs
+every cluster by an independent Poisson(1) number. A weight depends only on the source's name and
+the cluster's number, not on batches or ranks. So the total number need not be known, and weights
+are the same for all rows and runs on one source. Every statistic of sums over windows is computed
+from the plain sums and from each resample's sums. The coverage of the intervals is simulated in
 tests/report/test_bootstrap.py.
 
 Shapes: W windows, R 1 + resamples, C columns.
@@ -22,10 +22,10 @@ from dualpath_cli.report.seeds import seed_from
 RESAMPLES = 1000
 SEED = 0
 LEAST_CLUSTERS = 10
-"""Fewer say too little about others: they have no interval and no test, in any command. Windows are
-the clusters of a source with fewer documents."""
+"""With fewer clusters no command gives an interval or a test. If a source has fewer documents, its
+windows are the clusters."""
 LEAST_KNOWN = 0.99
-"""Nor has what so few clusters hold that a larger share of resamples than the rest has none."""
+"""The least share of resamples with a number; with a smaller share there is no interval either."""
 FACTS: dict[str, Any] = {
     "resamples": RESAMPLES,
     "seed": SEED,
@@ -40,11 +40,11 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Clusters:
-    """The tokens of a source that are drawn together."""
+    """The units of a source that are resampled whole: documents or windows."""
 
     unit: str  # `documents` or `windows`
     of_window: Sequence[int]
-    """Number of the cluster that each window is in, of those that do not only fill up a batch."""
+    """Number of the cluster of each window, without windows that only fill up a batch."""
 
     @property
     def count(self) -> int:
@@ -69,28 +69,28 @@ class NumberedWindows(Protocol):
 
     @property
     def numbers(self) -> Sequence[int]:
-        """Place of each window among those that were cut."""
+        """Index of each window among all windows cut."""
 
     @property
     def documents(self) -> Sequence[int] | None:
-        """Number of the document that each was cut from; None where unknown."""
+        """Number of the document of each window; None if unknown."""
 
 
 def clusters_of(windows: NumberedWindows) -> Clusters:
-    """Returns a source's documents; its windows where those are too few or unknown."""
+    """Returns a source's documents; its windows if documents are too few or unknown."""
     if windows.documents is not None and len(set(windows.documents)) >= LEAST_CLUSTERS:
         return Clusters("documents", windows.documents)
     return Clusters("windows", windows.numbers)
 
 
 def resample_weights(source: str, cluster: int) -> Floats:
-    """Returns how often each resample has a cluster, (R,), the first one being 1."""
+    """Returns the weight of a cluster in each resample, (R,); the first weight is 1."""
     drawn = np.random.default_rng((SEED, seed_from(source), cluster)).poisson(1, RESAMPLES)
     return np.concatenate(([1.0], drawn))
 
 
 def resampled_sums(source: str, clusters: Sequence[int], values_WC: Floats) -> Floats:
-    """Returns sums over windows in these clusters, as they are and resampled, (R, C)."""
+    """Returns sums over windows in these clusters, plain (first) and resampled, (R, C)."""
     numbers, places = np.unique(clusters, return_inverse=True)
     totals = np.zeros((len(numbers), values_WC.shape[1]))
     np.add.at(totals, places, values_WC)
@@ -106,9 +106,9 @@ def interval(values_R: Floats, clusters: int) -> tuple[Floats, Floats]:
     """Returns the ends of the 95 % interval of values (R, ...), computed from resampled sums.
 
     Expanded percentiles (Hesterberg 2015, "What teachers should know about the bootstrap", section
-    5.3): those of `clusters` resampled clusters alone would be too narrow by the square root of
-    n / (n - 1) and by the normal distribution's tails in the place of Student's. Both ends are nan
-    where little is known (`LEAST_CLUSTERS`, `LEAST_KNOWN`).
+    5.3): plain percentiles over n = `clusters` would be too narrow, by the square root of
+    n / (n - 1) and by the tails of a normal distribution instead of Student's. Both ends are nan if
+    clusters or resamples are too few (`LEAST_CLUSTERS`, `LEAST_KNOWN`).
     """
     from scipy.stats import norm, t
 

@@ -1,7 +1,7 @@
-"""The console that everything is printed on, and the progress of long work on it.
+"""The console for all output, and the progress of long work.
 
-Texts are shown without markup: a name such as `[red]` or `:smile:` is a name, not a style and not a
-picture. Progress is a bar on a terminal, an occasional line elsewhere.
+Texts are shown without markup: a name such as `[red]` or `:smile:` is neither a style nor a
+picture. Progress is a bar on a terminal, and an occasional line elsewhere.
 """
 
 import time
@@ -15,11 +15,11 @@ from rich.filesize import decimal
 from dualpath_cli.base.streams import to_nobody
 
 NARROWEST = 20
-"""Columns that a terminal is taken to have at least: rich draws nothing in one or two."""
+"""Least assumed columns of a terminal: rich draws nothing in one or two."""
 
 
 def plain_console(*, goes_on: bool = False, **options: Any) -> Console:
-    """A console without markup; BrokenPipeError if its reader left, or silent if it `goes_on`."""
+    """A console without markup; BrokenPipeError if its reader left; silent then if `goes_on`."""
     return _Console(goes_on, markup=False, emoji=False, **options)
 
 
@@ -28,15 +28,15 @@ class _Console(Console):
         super().__init__(**options)
         self._goes_on = goes_on
 
-    @property  # type: ignore[misc]  # rich's can be set
+    @property  # type: ignore[misc]  # rich's has a setter
     def size(self) -> ConsoleDimensions:
         width, height = super().size
-        # In a file or a pipe no row of a table is cut or folded, whatever COLUMNS says.
+        # In a file or a pipe no row of a table is cut or folded, for any COLUMNS.
         width = max(width, NARROWEST) if self.is_terminal else 10_000
         return ConsoleDimensions(width, height)
 
     def on_broken_pipe(self) -> None:
-        """Takes the place of rich's, which would leave by `sys.exit(1)`."""
+        """Replaces rich's method, which would call `sys.exit(1)`."""
         self.quiet = True
         if not self._goes_on:
             raise BrokenPipeError
@@ -46,7 +46,7 @@ class _Console(Console):
 LINE_EVERY = 15.0  # seconds between two lines where no terminal shows the bar
 
 Amounts = Callable[[int, int | None], str]
-"""Text for how much is done, and of how much, where that is known."""
+"""A text for the amount done and the total, if known."""
 
 
 def counted(unit: str) -> Amounts:
@@ -69,7 +69,7 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Shows how much of some work is done; a context manager around that work."""
+    """Shows the progress of some work; a context manager around the work."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Progress:
         *,
         transient: bool = False,
     ) -> None:
-        """`total` is what `advance` adds up to, if known; a `transient` bar leaves at the end."""
+        """`total` is the sum of all `advance`, if known; a `transient` bar is erased at the end."""
         self._console = console
         self._title, self._amounts, self._status = title, amounts, ""
         self._bar = rich_progress.Progress(
@@ -106,7 +106,7 @@ class Progress:
         self._bar.start()
 
     def stop(self, last_line: bool = False) -> None:
-        """Leaves the bar in its state; `last_line` prints a line where there is no terminal."""
+        """Leaves the bar as it is; `last_line` prints a line if there is no terminal."""
         self._show(time.monotonic(), line=last_line and not self._console.is_terminal)
         self._bar.stop()
 

@@ -1,6 +1,6 @@
 """Figures as files, the same bytes for the same numbers; and the colours of figures and pages.
 
-matplotlib is imported where something is drawn: many need the colours alone.
+matplotlib is imported when a figure is drawn: many callers need only the colours.
 """
 
 import io
@@ -31,14 +31,14 @@ DEEP, WIDE = "#C7734C", "#4C8CB8"
 EVEN = "#F6F5F2"  # between the two, where both paths have equal shares
 INK, MUTED = "#1F2A44", "#56607A"
 FAMILY_COLORS = {"wide": WIDE, "expanded": "#1F5C4A", "loop": DEEP, "dual": "#7D4570"}
-"""A family of models each, those of one path in its colour."""
+"""A colour for each family of models; families with one path have the path's colour."""
 SOURCES = ("#7B5AAE", "#B18E15", "#4EA683", "#86281D", "#2E7065", "#AB8BE3", "#856B1B")
-"""A source or run each: no path's and no family's colour."""
-REACH = 0.1  # how much lighter and darker, in OKLab, the ends of a colour's shades are
+"""Colours of sources or runs, different from those of paths and families."""
+REACH = 0.1  # lightness, in OKLab, from a colour to the lightest and darkest shade
 
 
 def shades(color: str, count: int) -> list[str]:
-    """A colour's shades from light to dark, as many as are asked for; of one, the colour itself."""
+    """`count` shades of a colour from light to dark; for one, the colour itself."""
     from matplotlib.colors import to_hex, to_rgb
 
     lab = _oklab(np.array(to_rgb(color)))
@@ -88,7 +88,7 @@ def panels(
     square: bool = False,
     **options: Any,
 ) -> "tuple[Figure, Any]":
-    """A figure of a size in inches and its axes (rows, columns), `square` ones close together."""
+    """A figure, with its size in inches, and its axes (rows, columns); `square`: close axes."""
     from matplotlib.figure import Figure
 
     layout: Literal["compressed", "constrained"] = "compressed" if square else "constrained"
@@ -111,14 +111,14 @@ def heat_map(
 
 
 def layer_ticks(axis: "Axis", layers: Sequence[int], **options: Any) -> None:
-    """Labels places along an axis with the numbers of their layers, every third where many are."""
+    """Labels an axis with the numbers of layers; with many layers, every third number."""
     step = 1 if len(layers) <= 8 else 3
     labels = [str(layer) for layer in layers[::step]]
     axis.set_ticks(range(0, len(layers), step), labels, **options)
 
 
 def save(folder: Path, figures: "Mapping[str, Figure | None]") -> list[Path]:
-    """Writes figures as PNG and PDF, deletes earlier ones that are None now; returns paths."""
+    """Writes figures as PNG and PDF, deletes old files of figures that are None; returns paths."""
     written = []
     for name, figure in figures.items():
         for suffix in ("png", "pdf"):
@@ -130,7 +130,7 @@ def save(folder: Path, figures: "Mapping[str, Figure | None]") -> list[Path]:
             undated = {"CreationDate": None} if suffix == "pdf" else {}
             with replacing(path) as partial, _any_glyph():
                 figure.savefig(partial, format=suffix, dpi=160, metadata=undated)
-            figure.set_layout_engine("none")  # it is laid out: the second file needs no other
+            figure.set_layout_engine("none")  # the second file keeps the first file's layout
             written.append(path)
     return written
 
@@ -139,15 +139,15 @@ ON_PAGE = {
     **dict.fromkeys(("#000000", INK.lower()), "currentColor"),
     "#ffffff": "var(--page)",
     MUTED.lower(): "var(--muted)",
-}  # the colours that are a page's own; all others are lighter where it is dark
+}  # colours defined by the page; all others get lighter on a dark page
 
 
 def svg(figure: "Figure", words: str) -> str:
-    """A figure as an element of a page (`report.page`), in its colours, read out as `words`."""
+    """A figure as an element of a page (`report.page`), in the page's colours, labelled `words`."""
     import matplotlib as mpl
 
     written = io.StringIO()
-    with _any_glyph(), mpl.rc_context({"svg.hashsalt": "dualpath"}):  # else ids are drawn anew
+    with _any_glyph(), mpl.rc_context({"svg.hashsalt": "dualpath"}):  # else ids are random
         undated = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(written, format="svg", transparent=True, metadata=undated)
     text = written.getvalue()

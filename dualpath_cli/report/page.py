@@ -39,7 +39,7 @@ def terms(facts: Sequence[tuple[str, str]]) -> str:
 
 
 def tables(shown: Sequence[Table]) -> str:
-    """Returns a section a table; headings are buttons that sort by the numbers, in `data-order`."""
+    """Returns a section for each table; headings are buttons that sort by `data-order`."""
     return "\n".join(map(_section, shown))
 
 
@@ -69,7 +69,7 @@ def _section(table: Table) -> str:
 
 
 def pictures(figures: Mapping[str, "Figure | None"], captions: Mapping[str, str]) -> str:
-    """Returns those of the figures that are there, in the order of their captions."""
+    """Returns all figures that are not None, in the order of their captions."""
     from dualpath_cli.report.figures import svg
 
     shown = "\n".join(

@@ -13,8 +13,8 @@ POWER = 0.8  # the probability of finding the smallest detectable difference
 def p_value(values_R: Floats, bound: float, clusters: int) -> float:
     """Returns the two-sided p-value of a number against a bound by Student's t.
 
-    `values_R` holds the number and 1,000 resampled ones, (R,), whose spread is its standard error;
-    `clusters` of text were resampled. nan where too little is known for an interval.
+    `values_R` holds the number and 1,000 resampled numbers, (R,), whose spread is the standard
+    error; `clusters` of text were resampled. nan where `bootstrap.interval` gives nan.
     """
     from scipy.stats import t
 
@@ -26,10 +26,10 @@ def p_value(values_R: Floats, bound: float, clusters: int) -> float:
 
 
 def standard_error(values_R: Floats, clusters: int) -> float:
-    """Returns the standard error of a number, by the spread of the resampled ones behind it, (R,).
+    """Returns the standard error of a number, from the resampled numbers after it in (R,).
 
     Resamples of n clusters vary too little by the square root of n / (n - 1). A few resamples may
-    have no number; nan where too little is known for an interval.
+    have no number; nan where `bootstrap.interval` gives nan.
     """
     resampled = values_R[1:][np.isfinite(values_R[1:])]
     known = len(resampled) >= LEAST_KNOWN * (len(values_R) - 1) and np.isfinite(values_R[0])
@@ -39,7 +39,7 @@ def standard_error(values_R: Floats, clusters: int) -> float:
 
 
 def detectable(values_R: Floats, clusters: int) -> float:
-    """Returns the smallest true difference that a test at 5 % finds with a probability of 80 %.
+    """Returns the smallest true difference that a test at 5 % finds with 80 % power.
 
     `values_R` and nan are as in `standard_error`.
     """
@@ -50,10 +50,10 @@ def detectable(values_R: Floats, clusters: int) -> float:
 
 
 def mcnemar_p(better: int, worse: int) -> float:
-    """Returns the exact two-sided p-value that two models are right as often (McNemar's test).
+    """Returns the exact two-sided p-value of two models being right equally often (McNemar).
 
-    `better` and `worse` count the documents on which one of them alone is right. The others say
-    nothing; without any of these it is 1.
+    `better` and `worse` count the documents on which only one model is right. Other documents do
+    not count; without such documents p is 1.
     """
     from scipy.stats import binomtest
 
@@ -65,7 +65,7 @@ def mcnemar_p(better: int, worse: int) -> float:
 def signed_rank_p(differences_N: Sequence[float]) -> float:
     """Returns the two-sided p-value of Wilcoxon's signed-rank test, (N,); nan where all are zero.
 
-    Each difference is of one run. Fewer than six runs cannot give p < 0.05.
+    Each run gives one difference. Fewer than six runs cannot give p < 0.05.
     """
     from scipy.stats import wilcoxon
 
@@ -75,9 +75,9 @@ def signed_rank_p(differences_N: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns p-values corrected for their number (Holm 1979); nan, no test, stays and counts not.
+    """Returns p-values corrected for their number (Holm 1979); nan (no test) stays, uncounted.
 
-    Rejecting all that are below 0.05 rejects a true hypothesis in one of twenty families.
+    Rejecting all values below 0.05 rejects a true hypothesis in at most one of twenty families.
     """
     order = sorted((n for n, p in enumerate(p_values) if p == p), key=lambda n: p_values[n])
     corrected = [float("nan")] * len(p_values)

@@ -1,10 +1,10 @@
-"""One table, and how a terminal, a log and Markdown show it.
+"""One table, and its forms on a terminal, in a log and in Markdown.
 
     columns = [Column("configuration"), Column("loss", ".4f", marks_lowest=True), Column("n", ",")]
     rows = [("wide", 2.25, 719_000_000), ("dual", 2.125, None)]
     show(plain_console(), Table(columns, rows, title="two models", caption="loss in nats"))
 
-Pages show it by `page.tables`, papers by `compare.latex`. CSV files hold records with all digits
+`page.tables` writes HTML, `compare.latex` LaTeX. CSV files hold records with all digits
 (`files.format_csv`), not the texts of a table.
 """
 
@@ -22,21 +22,21 @@ T = TypeVar("T")
 Format = str | Callable[[Any], str]
 
 FOLDED = 24
-"""Characters a line that a terminal may fold words to, before it prints a table in parts."""
-LOG_WIDTH = 100  # characters a line of a caption where the output is no terminal
+"""Least characters of a column of folded words; narrower terminals print a table in parts."""
+LOG_WIDTH = 100  # characters in a line of a caption if the output is no terminal
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, and how the values below it become text."""
+    """A heading, and the format of the values below."""
 
     heading: str
-    """`\\n` begins another line, on the terminal."""
+    """On the terminal `\\n` begins another line."""
     format: Format | None = None
-    """A format such as `+.4f`, or a function of the value. A column without one holds words and is
-    aligned left, all others are aligned right; `""` is for numbers that are text already."""
+    """A format such as `+.4f`, or a function of the value. A column without a format holds words
+    and is aligned left, others are aligned right; `""` is for numbers that are text already."""
     marks_lowest: bool = False
-    """Whether the lowest of several numbers is marked: by a star, or in bold."""
+    """Whether the lowest of several numbers is marked, by a star or in bold."""
     style: Callable[[Any], str] | None = None
     """The style of a value on the terminal, in rich's words, such as `#1F2A44 on #4C8CB8`."""
 
@@ -45,7 +45,7 @@ class Column:
         return " ".join(self.heading.split("\n")).strip()
 
     def text(self, value: Any) -> str:
-        """A value as text; nothing for None, nan, and a tuple that begins with either."""
+        """A value as text; empty for None, nan, and tuples that begin with None or nan."""
         first = value[0] if isinstance(value, tuple) else value
         if first is None or first != first:
             return ""
@@ -55,7 +55,7 @@ class Column:
 
 
 Columns = list[tuple[Column, Callable[[T], Any]]]
-"""Columns with what each shows of a row's object, as `Table.of` takes them."""
+"""Columns, each with a function from a row's object to the value, for `Table.of`."""
 
 
 def interval(spec: str) -> Callable[[tuple[float, float]], str]:
@@ -88,11 +88,11 @@ def with_error(spec: str) -> Callable[[tuple[float, float | None]], str]:
 class Entry(NamedTuple):
     value: Any
     text: str
-    lowest: bool  # whether it is the lowest of a column that marks it
+    lowest: bool  # whether the value is the lowest, in a column that marks it
 
     @property
     def number(self) -> float | None:
-        """The value, of a tuple its first one; None for words and nan."""
+        """The value, or the first value of a tuple; None for words and nan."""
         first = self.value[0] if isinstance(self.value, tuple) else self.value
         return float(first) if isinstance(first, Real) and first == first else None
 
@@ -106,26 +106,26 @@ class Table:
     """Columns, and rows with a value for each of them.
 
     A shorter row ends in empty cells, values beyond the last column are not shown; an empty row
-    divides the rows before from those after.
+    draws a line between its neighbours.
     """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Any]]
     title: str = ""
     caption: str = ""
-    names: int = 1  # the first columns, which name a row: every part of a table begins with them
+    names: int = 1  # first columns, which name a row; they begin every part of a table
 
     @classmethod
     def of(
         cls, items: Iterable[T], columns: Columns[T], title: str = "", caption: str = "",
         names: int = 1,
     ) -> "Table":  # fmt: skip
-        """A table with a row an item; each column has a function that gives its value."""
+        """A table with a row for each item; each column has a function for its value."""
         rows = [[value(item) for _, value in columns] for item in items]
         return cls([column for column, _ in columns], rows, title, caption, names)
 
     def cells(self) -> list[list[Entry]]:
-        """The rows, each as long as the columns, or empty where it divides."""
+        """The rows, each as long as the columns, or empty for a line."""
         found = []
         for row in self.rows:
             values = [*row, *[None] * len(self.columns)]
@@ -152,10 +152,10 @@ def show(console: "Console", table: Table, *, box: bool = True) -> None:
 
 
 def drawn(table: Table, room: int | None, *, box: bool = True) -> "Group":
-    """A table as rich draws it in a terminal of `room` columns, or where there is none, in None.
+    """A table drawn by rich for a terminal of `room` columns; None: not a terminal.
 
-    A terminal too narrow for it folds words, and then prints the columns in several parts, each
-    with the names of its rows. Elsewhere a row is a line.
+    On a narrow terminal words are folded, and then columns are printed in several parts, each
+    with the names of the rows. Without a terminal each row is one line.
     """
     from rich import box as boxes
     from rich.cells import cell_len
@@ -177,7 +177,7 @@ def drawn(table: Table, room: int | None, *, box: bool = True) -> "Group":
         widths = {place: natural[place] for place in places}
         while room is not None and sum(widths.values()) + beside * len(places) + around > room:
             wide = [place for place in places if widths[place] > least[place]]
-            if not wide:  # no part can be narrower: rich folds its numbers
+            if not wide:  # no part can be narrower: rich folds numbers
                 break
             widths[max(wide, key=lambda place: widths[place])] -= 1
         drawing = Drawing(
