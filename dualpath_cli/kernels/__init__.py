@@ -1,1 +1,1 @@
-"""Kernels: operations that PyTorch has none fast enough for, each one call with its derivative."""
+"""Kernels: operations for which PyTorch is too slow, each one call with its derivative."""

@@ -1,6 +1,6 @@
-"""Causal attention by the fastest kernel there is for a device, a type and a mask.
+"""Causal attention by the fastest kernel for a device, a type and a mask.
 
-Shapes: B batch, T positions, S positions with those seen before, H heads, N head size.
+Shapes: B batch, T positions, S positions including cached ones, H heads, N head size.
 """
 
 from contextlib import nullcontext
@@ -13,20 +13,20 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from dualpath_cli.kernels.blockwise_attention import AMX, blockwise_attention
 
 Mask = torch.Tensor | BlockMask
-"""Where a query may look: blocks for FlexAttention, or (B, 1, T, S) of bool."""
+"""The keys that each query may look at: blocks for FlexAttention, or bool (B, 1, T, S)."""
 
 BY_BLOCKS = range(64, 1536 if AMX else 2**31)
-"""Positions with which attention by blocks is faster than PyTorch's kernel for the CPU."""
+"""Numbers of positions for which attention by blocks beats PyTorch's CPU kernel."""
 
 MASKED = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Kernels for gradients under a mask of bool on a GPU: those of cuDNN are NaN where T % 128 = 64
+"""Kernels for gradients under a bool mask on a GPU: cuDNN's gradients are NaN if T % 128 = 64
 (pytorch/pytorch#196678)."""
 KERNELS = {"CUDNN_ATTENTION": "cuDNN", "FLASH_ATTENTION": "FlashAttention 2",
            "EFFICIENT_ATTENTION": "memory-efficient", "MATH": "products and softmax"}  # fmt: skip
 NEWER_CUDNN = (9, 15)
-"""From which version on PyTorch prefers cuDNN's kernel on Hopper: 60,000 tokens/s for 49,000."""
+"""The first version whose kernel PyTorch prefers on Hopper: 60,000 tokens/s instead of 49,000."""
 
-_flex_attention = torch.compile(flex_attention)  # uncompiled it would hold all scores
+_flex_attention = torch.compile(flex_attention)  # uncompiled, it holds all scores
 
 
 def attend(
@@ -34,8 +34,8 @@ def attend(
 ) -> torch.Tensor:
     """Causal attention of the last T of S positions, (B, T, H, N) in the type of the values.
 
-    Keys and values may have fewer heads, each for as many neighbouring query heads. Without a
-    `mask` every token looks at itself and all before it.
+    Keys and values may have fewer heads, each for an equal number of neighbouring query heads.
+    Without a `mask` every token looks at itself and at all earlier tokens.
     """
     T, S = q_BTHN.shape[1], k_BSHN.shape[1]
     by_blocks = T == S and T in BY_BLOCKS and v_BSHN.dtype == torch.bfloat16
@@ -48,7 +48,7 @@ def attend(
         y_BHTN = _flex_attention(q_BHTN, k_BHSN, v_BHSN, block_mask=mask, enable_gqa=shared)
     else:
         causal = mask is None and T == S
-        if mask is None and 1 < T < S:  # the kernel's own mask lets the first query see one key
+        if mask is None and 1 < T < S:  # the kernel's causal mask shows the first query one key
             mask = torch.ones(T, S, dtype=torch.bool, device=q_BTHN.device).tril(S - T)
         trains = mask is not None and torch.is_grad_enabled() and q_BHTN.device.type == "cuda"
         with sdpa_kernel(MASKED) if trains else nullcontext():
@@ -64,7 +64,7 @@ def _attend_by_blocks(
     shared = q_BTHN.shape[2] // k_BTHN.shape[2]
     if shared > 1:
         k_BTHN, v_BTHN = (x.repeat_interleave(shared, dim=2) for x in (k_BTHN, v_BTHN))
-    q_BTHN = q_BTHN * q_BTHN.shape[-1] ** -0.5  # before it is rounded
+    q_BTHN = q_BTHN * q_BTHN.shape[-1] ** -0.5  # before rounding
     q_BTHN, k_BTHN = q_BTHN.to(v_BTHN.dtype), k_BTHN.to(v_BTHN.dtype)
     return blockwise_attention(q_BTHN, k_BTHN, v_BTHN, None if mask is None else mask[:, 0])
 
@@ -72,7 +72,7 @@ def _attend_by_blocks(
 def kernel_on_gpu(
     heads: int, head_dim: int, length: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[str, str]:
-    """The kernel of PyTorch that training takes on a CUDA device, and a way to a faster one."""
+    """PyTorch's kernel for training on a CUDA device, and advice on a faster kernel."""
     x_BHTN = torch.empty(1, heads, length, head_dim, dtype=dtype, device=device, requires_grad=True)
     choice = SDPBackend(torch._fused_sdp_choice(x_BHTN, x_BHTN, x_BHTN, is_causal=True))
     number = torch.backends.cudnn.version() or 0

@@ -1,10 +1,10 @@
 """Causal attention for the CPU as matrix products over blocks of queries, forward and backward.
 
-Products, softmax and its derivative are each one call on a block of queries and the keys up to its
-end. Nothing of a block is kept for the backward pass, which computes its weights again from queries
-and keys. Times beside PyTorch's own kernel are in docs/benchmarks/speed.md.
+Products, softmax and its derivative are each one call on a block of queries and all keys up to the
+block's end. The backward pass computes attention weights again from queries and keys, so nothing of
+a block is kept. Times beside PyTorch's kernel are in docs/benchmarks/speed.md.
 
-Shapes: B batch, T positions, H heads, N head size; of a block G heads of some sequences, R queries,
+Shapes: B batch, T positions, H heads, N head size; in a block G heads of some sequences, R queries,
 S keys.
 """
 
@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from dualpath_cli.kernels.operations import unused
 
 AMX: bool = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
-"""Whether this CPU has AMX. Then PyTorch's kernel is the faster one in the forward pass."""
+"""Whether this CPU has AMX. With AMX, PyTorch's kernel is faster in the forward pass."""
 
 WEIGHTS = 2**19
-"""Attention weights held at once, for as many sequences and heads as that allows: 1 MiB of them
-stays in a core's cache, and one call for all of them costs less than one for each."""
+"""Attention weights held at once, over several sequences and heads: 1 MiB of weights stays in a
+core's cache, and one call for several heads costs less than one call for each."""
 
 
 @torch.library.custom_op(unused("blockwise_attention"), mutates_args=())
@@ -32,9 +32,9 @@ def blockwise_attention(
 ) -> torch.Tensor:
     """``softmax(q k^T) v`` where no query sees a later key, (B, T, H, N).
 
-    Queries come scaled by 1 / sqrt(N). Where `seen_BTT`, of bool, is False, a query does not see an
-    earlier key either; it must see itself. In bf16 the scores of blocks are rounded to bf16 before
-    the softmax; those of PyTorch's kernel are not.
+    Queries must be scaled by 1 / sqrt(N). Where the bool `seen_BTT` is False, a query does not see
+    an earlier key either; every query must see its own key. In bf16 the scores of blocks are
+    rounded to bf16 before the softmax; scores in PyTorch's kernel are not.
     """
     if AMX and seen_BTT is None:
         q_BHTN, k_BHTN, v_BHTN = (x.transpose(1, 2) for x in (q_BTHN, k_BTHN, v_BTHN))
@@ -60,7 +60,7 @@ def _backward(
     seen_BTT: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     grad_q, grad_k, grad_v = _contiguous_like(q_BTHN, k_BTHN, v_BTHN)
-    # Keys and values gather from all later blocks: not in bf16.
+    # Gradients of keys and values are summed over all later blocks: not in bf16.
     wide = torch.promote_types(k_BTHN.dtype, torch.float32)
     later_RR = _later(q_BTHN)
     T = q_BTHN.shape[1]
@@ -76,7 +76,7 @@ def _backward(
             _put(grad_q[b, queries, heads], torch.bmm(grad_s_GRS, k_GSN))
             grad_k_GSN = torch.bmm(grad_s_GRS.transpose(1, 2), q_GRN)
             grad_v_GSN = torch.bmm(p_GRS.transpose(1, 2), grad_GRN)
-            if keys.stop == T:  # the first block, which sees all keys
+            if keys.stop == T:  # the first block processed: it sees all keys
                 sum_k_GTN, sum_v_GTN = grad_k_GSN.to(wide), grad_v_GSN.to(wide)
             else:
                 sum_k_GTN[:, keys].add_(grad_k_GSN)
@@ -87,13 +87,13 @@ def _backward(
 
 
 def _queries(T: int) -> int:
-    """Queries of a block. More compute more that the causal mask throws away, fewer make products
-    that are small for AMX."""
+    """Queries of a block. With more, more scores are masked away; with fewer, products are too
+    small for AMX."""
     return min(T, 256 if AMX and T >= 512 else 128)
 
 
 def _groups(q_BTHN: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yields sequences and heads: as many heads as WEIGHTS allows, of several sequences if all."""
+    """Yields sequences and heads: as many heads as WEIGHTS allows; with all, several sequences."""
     B, T, H, _ = q_BTHN.shape
     most = max(1, WEIGHTS // (_queries(T) * T))
     n_heads, n_sequences = min(most, H), max(1, most // H)
@@ -103,24 +103,24 @@ def _groups(q_BTHN: torch.Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _blocks(T: int) -> Iterator[tuple[slice, slice]]:
-    """Yields queries and the keys that the last of them sees, the last queries first."""
+    """Yields a block's queries and the keys that its last query sees; last queries first."""
     for start in reversed(range(0, T, _queries(T))):
         end = min(start + _queries(T), T)
         yield slice(start, end), slice(0, end)
 
 
 def _by_head(x_bRHN: torch.Tensor) -> torch.Tensor:
-    """(G, R, N) and contiguous, which matrix products would make of it each time."""
+    """Contiguous (G, R, N): else each matrix product would make a contiguous copy."""
     return x_bRHN.transpose(1, 2).flatten(0, 1).contiguous()
 
 
 def _put(place_bRHN: torch.Tensor, x_GRN: torch.Tensor) -> None:
-    """Writes what `_by_head` has parted back into a place of the whole."""
+    """Writes a tensor from `_by_head` back into its place."""
     place_bRHN.transpose(1, 2).copy_(x_GRN.view(place_bRHN.transpose(1, 2).shape))
 
 
 def _later(q_BTHN: torch.Tensor) -> torch.Tensor:
-    """The addend of a block's scores for the keys of its own queries: -inf for later ones."""
+    """The addend of a block's scores at its queries' keys: -inf for later keys."""
     R = _queries(q_BTHN.shape[1])
     return torch.full((R, R), -torch.inf, dtype=q_BTHN.dtype, device=q_BTHN.device).triu_(1)
 

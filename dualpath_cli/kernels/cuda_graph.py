@@ -1,4 +1,4 @@
-"""Work of a GPU captured once, and launched as one."""
+"""Work of a GPU captured once, and replayed with one launch."""
 
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -9,18 +9,18 @@ T = TypeVar("T")
 
 
 class CudaGraph(Generic[T]):
-    """Work on tensors that stay in their places; a call launches all of it.
+    """Work on tensors with fixed addresses; a call launches the whole work.
 
-    Its result is overwritten by the next call, also of one of the `others`.
+    The next call, also of one of the `others`, overwrites the result.
     """
 
     def __init__(
         self, work: Callable[[], T], device: torch.device, warm_up: Callable[[], object],
         others: Sequence["CudaGraph[T]"] = (),
     ) -> None:  # fmt: skip
-        """`warm_up` does the same thrice before: it compiles, and lets libraries load kernels.
+        """`warm_up` does the same work, thrice before: compiles, and lets libraries load kernels.
 
-        `others` share their memory with this one, and never run at the same time.
+        `others` share their memory with this graph, and never run at the same time.
         """
         with torch.cuda.device(device):
             self._side: torch.cuda.Stream = others[0]._side if others else torch.cuda.Stream()
@@ -31,8 +31,8 @@ class CudaGraph(Generic[T]):
             torch.cuda.current_stream().wait_stream(self._side)
             self._graph = torch.cuda.CUDAGraph()
             pool = others[0]._graph.pool() if others else None
-            torch._C._cuda_clearCublasWorkspaces()  # the graph's must be in its own memory
-            # Other threads, such as a loader's, go on to allocate memory.
+            torch._C._cuda_clearCublasWorkspaces()  # the graph needs workspaces in its memory
+            # Other threads, such as a loader's, may allocate memory meanwhile.
             with torch.cuda.graph(self._graph, pool, self._side, "thread_local"):
                 self._result = work()
             torch._C._cuda_clearCublasWorkspaces()

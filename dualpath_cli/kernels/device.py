@@ -1,10 +1,10 @@
-"""The name of the device that computes, by which results of two machines can be told apart."""
+"""The name of the computing device, to tell results of two machines apart."""
 
 import torch
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's name; of a CPU, for which PyTorch has several kernels, those: `cpu (AVX2)`."""
+    """The GPU's name; for a CPU, the kind of PyTorch's kernels: `cpu (AVX2)`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":

@@ -1,6 +1,6 @@
-"""Products of groups of rows with a matrix each, forward and backward: the experts of an FFN.
+"""Products of groups of rows, each with its matrix, forward and backward: the experts of an FFN.
 
-Shapes: R rows in order of their groups, E groups, D inputs, H outputs of a group's matrix.
+Shapes: R rows sorted by group, E groups, D inputs, H outputs of a group's matrix.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from dualpath_cli.kernels.operations import unused
 
 ROW_BYTES = 16
-"""PyTorch's kernel wants the rows of each matrix to begin at a multiple of this."""
+"""In PyTorch's kernel the rows of each matrix must begin at a multiple of this."""
 
 
 def grouped_products(x_RD: torch.Tensor, w_EHD: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
@@ -28,7 +28,7 @@ def grouped_products(x_RD: torch.Tensor, w_EHD: torch.Tensor, ends_E: torch.Tens
 def has_kernel(x_RD: torch.Tensor, w_EHD: torch.Tensor) -> bool:
     """Whether PyTorch has a kernel for the device, the type and the widths.
 
-    For CPUs its kernel is a loop over groups as well, for fewer types and strides.
+    PyTorch's kernel for CPUs is also a loop over groups, with fewer types and strides.
     """
     widths = w_EHD.shape[1:]
     fits = not any(n * x_RD.itemsize % ROW_BYTES for n in widths)
@@ -39,7 +39,7 @@ def has_kernel(x_RD: torch.Tensor, w_EHD: torch.Tensor) -> bool:
 def group_by_group(x_RD: torch.Tensor, w_EHD: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
     """`grouped_products` by a product for each group, in any type.
 
-    One operation, so that a compiled graph holds for each number of rows in a group.
+    One operation, so that a compiled graph serves any number of rows in a group.
     """
     y_RH = x_RD.new_empty(len(x_RD), w_EHD.shape[1])
     for w_HD, rows in zip(w_EHD, _rows_of_groups(ends_E), strict=True):

@@ -1,7 +1,7 @@
-"""Linear maps to one or two numbers, which a GPU computes best as sums.
+"""Linear maps to one or two numbers, fastest on a GPU as sums.
 
-A product of so few columns is a kernel of its own. A sum becomes part of the compiled kernel that
-makes the input: training steps took 0.985 of the time (docs/benchmarks/speed.md).
+A matrix product of few columns is a separate kernel. A sum becomes part of the compiled kernel that
+computes the input: training steps took 0.985 of the time (docs/benchmarks/speed.md).
 """
 
 import torch
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 SUMMED = ("cuda",)
-"""Devices whose compiled kernels take a sum in, but no product. On a CPU the product is faster."""
+"""Devices whose compiled kernels fuse a sum, but not a product. On a CPU the product is faster."""
 
 
 def to_few(x: torch.Tensor, weight_OD: torch.Tensor, bias_O: torch.Tensor) -> torch.Tensor:

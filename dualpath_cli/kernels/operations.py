@@ -4,10 +4,10 @@ import torch
 
 
 def unused(name: str) -> str:
-    """The name of an operation, numbered where another copy of this code has it already.
+    """The name of an operation, with a number if another copy of this code uses the name.
 
-    Exported folders bring copies along. Torch would drop the first operation of the same name, and
-    its owner's next call would use freed memory.
+    Exported folders contain copies. For two operations of one name torch would drop the first, and
+    the next call of the first would use freed memory.
     """
     free, number = name, 1
     while hasattr(torch.ops.dualpath, free):

@@ -1,7 +1,7 @@
 """Rotary positions of queries and keys, alone or followed by the RMSNorm of each head.
 
-Half-split: channel i of a head turns together with channel i + N/2. The halves are a dimension of
-their own, which torch.compile reads in place; parted and joined again they would take several times
+Half-split: channel i of a head rotates together with channel i + N/2. The halves are a separate
+dimension, which torch.compile reads in place; splitting and joining them would take several times
 the loads (docs/benchmarks/speed.md).
 
 Shapes: B batch, T positions, H heads, N head size, M = N/2.
@@ -15,7 +15,7 @@ from torch import nn
 
 
 class Rope(NamedTuple):
-    """Cosine and sine of every position's angles, with a dimension B where sequences differ."""
+    """Cosine and sine of every position's angles, with a dimension B if sequences differ."""
 
     cos: torch.Tensor
     """(T, 1, 1, M) or (B, T, 1, 1, M)."""
@@ -30,7 +30,7 @@ def rope_of(angles: torch.Tensor, dtype: torch.dtype) -> Rope:
 
 
 def rotate(x_BTHN: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Turns each head's channel pairs by their position's angles; the tables' type comes out."""
+    """Rotates each head's channel pairs by the position's angles; returns the tables' type."""
     return _turn(_halves(x_BTHN), *rope).flatten(-2)
 
 
@@ -47,15 +47,15 @@ class RotatedNorm(nn.Module):
             turned_BTHN = rotate(x_BTHN, rope).to(self.weight.dtype)
             return F.rms_norm(turned_BTHN, self.weight.shape, self.weight, self.eps)
         normed_BTHN: torch.Tensor = _RotatedNorm.apply(x_BTHN, self.weight, *rope, self.eps)
-        # Not in there: a cast that changes nothing gives compiled gradients of zero in torch 2.11.
+        # Cast here: in the function, a cast to the same type gives zero gradients in torch 2.11.
         return normed_BTHN.to(self.weight.dtype)
 
 
 class _RotatedNorm(torch.autograd.Function):
-    """A rotation leaves the mean square as it is, so the norm is a scale of each head.
+    """A rotation does not change the mean square, so the norm is a scale of each head.
 
-    The gradient computes the rotation again from x. PyTorch's would share it with the forward pass,
-    and then compiled kernels write it, in float32, to read it again.
+    The gradient computes the rotation again from x. PyTorch's gradient would share the rotation
+    with the forward pass, and compiled kernels would write and read it in float32.
     """
 
     @staticmethod
@@ -78,7 +78,7 @@ class _RotatedNorm(torch.autograd.Function):
         x_BTHN, weight_N, cos, sin = ctx.saved_tensors
         x_BTH2M, grad_BTH2M = _halves(x_BTHN.to(cos.dtype)), _halves(grad_BTHN)
         scale_BTH11, turned_BTH2M = _scale(x_BTH2M, ctx.eps), _turn(x_BTH2M, cos, sin)
-        normed_BTH2M = grad_BTH2M * _halves(weight_N)  # the gradient of the normed values
+        normed_BTH2M = grad_BTH2M * _halves(weight_N)  # gradient of the normed values
         along_BTH11 = (normed_BTH2M * turned_BTH2M).mean((-2, -1), keepdim=True)
         back_BTH2M = normed_BTH2M * cos + (normed_BTH2M * sin).flip(-2)
         grad_x = back_BTH2M * scale_BTH11 - x_BTH2M * (scale_BTH11**3 * along_BTH11)
