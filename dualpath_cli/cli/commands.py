@@ -1,7 +1,7 @@
-"""The commands of `dualpath`, a record each: all that help, parser and dispatch know of them.
+"""The commands of `dualpath`, one record each, for help, parser and dispatch.
 
-What a command runs is named `module:function` and imported when it runs, so that this file, and
-with it `dualpath --help`, imports nothing slow.
+A command's function is named as `module:function` and imported when the command runs, so that this
+file, and with it `dualpath --help`, imports nothing slow.
 """
 
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its words, and the classes and functions behind it, as `module:name`."""
+    """A command: its name, and its classes and functions, as `module:name`."""
 
     name: str
     purpose: str  # a sentence for `dualpath --help`
     options: str
     """A frozen dataclass: its docstring describes the command, its fields are the options."""
     launch: str | None = None
-    """Makes the words into what the command runs on, a training or a study, and the parsed line.
-    Without it the command parses its words and runs on its options."""
+    """Turns words into a training or a study, and the parsed line. Without `launch` the command
+    parses its words and runs on its options."""
     run: str = "dualpath_cli.cli.lightning:run"
-    """Runs the launch. Without a launch it takes the options, and returns the text to print, or
-    None."""
+    """Runs the launch. Without `launch` the function takes the options, and returns the text to
+    print, or None."""
     task: str | None = None  # called with the Session, once trainer, module and data are built
     module: str = "dualpath_cli.training.module:DualPathModule"
-    alone: str | None = None  # whether it did all by itself, without a trainer, on the launch
-    varies: bool = False  # whether `run` takes a recipe, too, which the words change
+    alone: str | None = None  # whether the command finished without a trainer, given the launch
+    varies: bool = False  # whether `run` also takes a recipe, changed by the words
 
     @property
     def has_recipe(self) -> bool:
@@ -33,7 +33,7 @@ class Command:
 
 
 def _alone(name: str, purpose: str, options: str) -> Command:
-    """A command that needs nothing, whose `run` stands beside its options."""
+    """A command without a launch, whose `run` is in the module of its options."""
     return Command(name, purpose, options, run=f"{options.partition(':')[0]}:run")
 
 

@@ -1,7 +1,7 @@
-"""From a command's words to what it runs on: a training, or a trained run. Imports nothing slow.
+"""From a command's words to a training or a trained run. Imports nothing slow.
 
-The recipe is that of --config, or of the RUN with --config upon it; the words go upon either. Then
-types are checked, and the values of a section together (`settings`), and then data and checkpoints.
+The recipe is from --config, or from the RUN with --config over it; the words override both. Checks
+are in order of types, values of a section together (`settings`), data, and checkpoints.
 """
 
 import glob
@@ -31,7 +31,7 @@ _ELSEWHERE = {"trainer": {"accelerator": "auto", "devices": 1, "num_nodes": 1, "
 def training(words: Words) -> tuple[TrainingLaunch, Line]:
     """The run that `fit` begins or continues.
 
-    Raises UserError for the first mistake, SystemExit where there is nothing to do.
+    Raises UserError for the first mistake, SystemExit if there is nothing to do.
     """
     _check_one(words)
     names = [{"run": {"recipe": Path(name).stem}} for name in words.places("--config", "-c")]
@@ -50,7 +50,7 @@ def study(words: Words) -> tuple[StudyLaunch, Line]:
     Raises UserError for the first mistake.
     """
     if not (given := words.places("--ckpt-path")):
-        words.upon({})  # which says that the option must be given
+        words.upon({})  # raises: the option must be given
     _check_one(words)
     own, run = words.recipes, find_run(given[0])
     layers = [{"data": {"val": {}}}, read_recipe(run.folder), _ELSEWHERE, own]
@@ -59,7 +59,7 @@ def study(words: Words) -> tuple[StudyLaunch, Line]:
     sets = line.recipe["data"]["val"]
     options = line.options.read(line.recipe, run)
     settings = _settings(line)
-    if line.recipe["data"]["val"] is sets:  # else they were given by --sources
+    if line.recipe["data"]["val"] is sets:  # else --sources replaced the sets
         _check_followed(settings.data.val, words.given("data.val", own), run.folder)
     model = line.recipe.get("model", {})
     named = {key: model[key] for key in words.given("model", own) & model.keys()}
@@ -76,9 +76,9 @@ def _check_one(words: Words) -> None:
 
 
 def _check_followed(sets: Mapping[str, str], given: set[str], folder: Path) -> None:
-    """Refuses validation sets that a run's recipe alone names, and that are no file or data folder.
+    """Refuses validation sets named only by a run's recipe, unless files or data folders.
 
-    Whoever wrote a recipe that was received does not choose where its reader looks.
+    The author of a received recipe must not choose where the user's machine looks.
     """
     for name, path in sets.items():
         if name in given:

@@ -1,4 +1,4 @@
-"""LightningCLI behind every command that builds a model: the Trainer's own classes, from words."""
+"""LightningCLI for every command that builds a model: builds the Trainer's classes from words."""
 
 import gc
 import logging
@@ -30,7 +30,7 @@ _INSTEAD = {
     "BatchSizeFinder": "run.micro_batch",
     "LearningRateFinder": "dualpath sweep --set optim.lr=A,B",
 }
-"""Lightning's callbacks that cannot work here, and what there is for their purpose."""
+"""Lightning's callbacks that cannot work here, and their replacements."""
 
 
 class TrainerParser(OneLine, LightningArgumentParser):
@@ -40,15 +40,15 @@ class TrainerParser(OneLine, LightningArgumentParser):
 class DualPathCLI(LightningCLI):
     """Runs a command's task on a checked launch.
 
-    The parser has Trainer's arguments alone. It reads the words about Trainer's own classes
-    (callbacks, loggers, plugins, a profiler, a strategy) upon the recipe's section.
+    The parser has only Trainer's arguments. It reads the words about Trainer's classes (callbacks,
+    loggers, plugins, a profiler, a strategy) over the recipe's section.
     """
 
     def __init__(
         self, command: Command, launch: TrainingLaunch | StudyLaunch, words: Sequence[str]
     ) -> None:
         self.command, self.launch = command, launch
-        # The run folder holds the recipe; Lightning's subcommands are methods of a trainer.
+        # The run folder holds the recipe; Lightning's subcommands are methods of Trainer.
         super().__init__(
             DualPathModule,
             args=list(words),
@@ -76,7 +76,7 @@ class DualPathCLI(LightningCLI):
         settings = replace(settings, trainer=replace(settings.trainer, **given))
         try:
             built = dict(self.parser.instantiate(self.config).trainer)
-        except Exception as error:  # a class that the recipe names may raise anything
+        except Exception as error:  # a class named by the recipe may raise anything
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"trainer: a class cannot be built ({reason})") from error
         _check_callbacks(as_list(built["callbacks"]), settings.data.val)
@@ -90,7 +90,7 @@ class DualPathCLI(LightningCLI):
 
 
 def _check_callbacks(callbacks: Sequence[Any], sets: Iterable[str]) -> None:
-    """Raises UserError for one that cannot work, or waits for a metric that no validation gives."""
+    """Raises UserError for a callback that cannot work, or monitors an unknown metric."""
     known = [f"val/{name}/{key}" for name in sets for key in ("loss", "bits_per_byte")]
     all_theirs = all(type(one).__module__.startswith("lightning.") for one in callbacks)
     for callback in callbacks:
@@ -98,15 +98,15 @@ def _check_callbacks(callbacks: Sequence[Any], sets: Iterable[str]) -> None:
         if name in _INSTEAD:
             raise UserError(f"trainer.callbacks: {name} cannot work; use {_INSTEAD[name]}")
         needed = isinstance(metric, str) and getattr(callback, "strict", True)
-        if needed and metric not in known and all_theirs:  # others may log metrics
+        if needed and metric not in known and all_theirs:  # custom callbacks may log metrics
             hint = did_you_mean(str(metric), known) or f"; there are {', '.join(known) or 'none'}"
             raise UserError(f"trainer.callbacks: {name} monitors '{metric:.60}', no metric{hint}")
 
 
 def run(command: Command, launch: TrainingLaunch | StudyLaunch, words: Sequence[str]) -> None:
-    """Runs a command's task through LightningCLI; `words` are those about Trainer's own classes.
+    """Runs a command's task through LightningCLI; `words` are those about Trainer's classes.
 
-    A training that is too large for the GPU begins again with half the micro-batch, once.
+    A training too large for the GPU begins again once, with half the micro-batch.
     """
     _quiet()
     settings = launch.settings
@@ -117,30 +117,30 @@ def run(command: Command, launch: TrainingLaunch | StudyLaunch, words: Sequence[
         half = failure.half
         if half is None:
             raise
-    # Nothing refers any longer to what was allocated.
+    # No reference to the failed training's memory is left.
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()
     print(
         f"memory  run.micro_batch={settings.run.micro_batch} does not fit into the GPU; "
-        f"beginning again with {half}, accumulated over more micro-batches to the same batch"
+        f"restarting with {half}, and more micro-batches for the same batch"
     )
     halved = replace(settings, run=replace(settings.run, micro_batch=half))
     DualPathCLI(command, replace(launch, settings=halved), words)
 
 
 def _quiet() -> None:
-    """Silences what Lightning tells every user in every run."""
-    # TensorBoard's thread hands the disk's failures to the next write of the main one, which says
-    # them in one line.
+    """Silences messages that Lightning prints in every run."""
+    # TensorBoard's thread passes failures of the disk to the main thread's next write, which
+    # reports them in one line.
     threading.excepthook = lambda failure: (
         None if isinstance(failure.exc_value, OSError) else threading.__excepthook__(failure)
     )
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for name in ("profilers", "callbacks", "utilities.model_summary"):  # which were asked for
+    for name in ("profilers", "callbacks", "utilities.model_summary"):  # these were requested
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
-    # A compiler of CUDA without a GPU, which torch looks for as it compiles for the CPU.
+    # Compiling for the CPU, torch looks for CUDA, and warns if there is none.
     logging.getLogger("torch.utils.cpp_extension").addFilter(
         lambda record: not record.getMessage().startswith("No CUDA runtime is found")
     )
@@ -148,9 +148,9 @@ def _quiet() -> None:
     for message in (
         ".*srun. command is available.*",
         ".*tensorboardX.*",
-        ".*`broadcast_buffers` is deprecated.*",  # ours are equal on all ranks
+        ".*`broadcast_buffers` is deprecated.*",  # buffers are equal on all ranks
         ".*isinstance.treespec, LeafSpec.*",
         ".*TensorFloat32 tensor cores.*",  # float32 is meant to be float32
-        ".*across ranks is zero.*",  # an ablation all of whose passes are there already
+        ".*across ranks is zero.*",  # an ablation with all passes finished
     ):
         warnings.filterwarnings("ignore", message=message)

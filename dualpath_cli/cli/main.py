@@ -1,4 +1,4 @@
-"""The `dualpath` command: looks at the first word and imports only what that word needs."""
+"""The `dualpath` command: reads the first word and imports only that command's modules."""
 
 import os
 import signal
@@ -43,8 +43,8 @@ name:
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
-    0 done, 2 a user's mistake, 1 the machine's failure, one line each; 130 after Ctrl-C, 143 after
-    another signal, 141 where the reader of the output left early, in which case `fit` trains on.
+    0: done. 2: a user's mistake, 1: a failure of the machine, with one line each. 130: Ctrl-C, 143:
+    another signal. 141: the reader of the output left early (`fit` trains on).
     """
     words = sys.argv[1:] if arguments is None else arguments
     escape_unprintable()
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         code = _main(words, came)
     try:
         sys.stdout.flush()
-    except OSError as error:  # reported here: Python would print a traceback as it ends
+    except OSError as error:  # reported here: Python would print a traceback at exit
         to_nobody(sys.stdout)
         code = code or _refused("".join(words[:1]), error)
     return code
@@ -61,12 +61,12 @@ def main(arguments: list[str] | None = None) -> int:
 def _main(words: Sequence[str], came: Sequence[BaseException]) -> int:
     first = 2 if " ".join(words[:2]) in COMMANDS else 1  # `prepare inspect` is a command
     name, rest = (" ".join(words[:first]), words[first:]) if words else ("--help", [])
-    # Waiting threads must not spin: beside a busy process, spinning ones take each other's cores.
-    # OpenMP reads this as torch is imported (docs/fit.md#speed).
+    # Waiting threads must not spin: beside a busy process, they would take each other's cores.
+    # OpenMP reads this variable when torch is imported (docs/fit.md#speed).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # No process that is started from here looks for modules in the working directory.
+    # No child process looks for modules in the working directory.
     os.environ["PYTHONSAFEPATH"] = "1"
-    os.environ["RUST_BACKTRACE"] = "0"  # a line of ours says why a tokenizer's library gave up
+    os.environ["RUST_BACKTRACE"] = "0"  # one line reports a failure of a tokenizer's library
     try:
         end_with_parent()
         if name in ("-h", "--help", "help"):
@@ -81,7 +81,7 @@ def _main(words: Sequence[str], came: Sequence[BaseException]) -> int:
         try:
             return _run(COMMANDS[name], rest)
         except Exception:
-            if came:  # matplotlib makes a TypeError of a signal
+            if came:  # matplotlib turns a signal into a TypeError
                 raise came[-1] from None
             raise
     except UserError as error:
@@ -91,25 +91,25 @@ def _main(words: Sequence[str], came: Sequence[BaseException]) -> int:
     except OSError as error:
         return _refused(name, error)
     except MemoryError:
-        text = "error: out of memory; a smaller model or fewer texts would need less"
+        text = "error: out of memory; take a smaller model or fewer texts"
         return _end(name, 1, text)
     except Stopped as stop:
         return _end(name, stop.code, "" if stop.quiet else stop.text, sys.stdout)
     except (SystemExit, KeyboardInterrupt) as end:
         interrupt = end if isinstance(end, KeyboardInterrupt) else end.__context__
-        if not isinstance(interrupt, KeyboardInterrupt):  # by which Lightning ends, too
+        if not isinstance(interrupt, KeyboardInterrupt):  # SystemExit: Lightning ends so, too
             if end.code:  # type: ignore[union-attr]
                 raise
             return 0  # after --help and --print-config
         by_signal = isinstance(interrupt, Terminated)
         how = "stopped by SIGTERM" if by_signal else "interrupted"
         said = "; ".join([how, *map(str, interrupt.args)])
-        speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # the first of a machine, for the others
+        speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # a machine's first rank, for all
         return _end(name, 143 if by_signal else 130, said if speaks else "", sys.stdout)
 
 
 def _refused(name: str, error: OSError) -> int:
-    """Prints what the system refused, if anybody reads the output; returns the exit code."""
+    """Prints the system's error, if anybody reads the output; returns the exit code."""
     if isinstance(error, BrokenPipeError):  # `dualpath ... | head`
         return 128 + signal.SIGPIPE
     code, text = of_system(error)
@@ -129,7 +129,7 @@ def _end(name: str, code: int, text: str, stream: TextIO | None = None) -> int:
 
 
 def _run(command: Command, words: Sequence[str]) -> int:
-    """Reads a command's words, and runs it on what they name."""
+    """Reads a command's words, and runs the command."""
     from dualpath_cli.cli.words import read
 
     found = read(command, words)

@@ -1,6 +1,6 @@
 """`dualpath quickstart`: a corpus, a model, its ablation and the page of its routing.
 
-In one process: each command by itself would take some seconds to import PyTorch and Lightning.
+All in one process: separate commands would each import PyTorch and Lightning for some seconds.
 """
 
 from dataclasses import dataclass
@@ -23,18 +23,18 @@ try:  dualpath fit --config quickstart --run.name wide --model.block wide --mode
 
 @dataclass(frozen=True)
 class Quickstart:
-    """Runs four commands, each shown as it can be typed, in the current folder: the sample corpus,
-    a model of 1.6M parameters in some 80 seconds on two cores, its ablation, and the page of its
-    routing. Interrupted, the same command continues.
+    """Runs and shows four commands in the current folder: the sample corpus, a model of 1.6M
+    parameters in some 80 seconds on two cores, its ablation, and the page of its routing. After an
+    interruption the same command continues.
     """
 
 
 def run(_: Quickstart) -> str:
-    """Shows and runs the commands, up to one that fails; returns what to look at and try then."""
+    """Shows and runs the commands, up to the first failure; returns the next things to try."""
     for words in STEPS:
         print(f"dualpath {words}", flush=True)
         if code := main(words.split()):
-            again = "" if code == 2 else "; the same command continues"  # not a mistake here
+            again = "" if code == 2 else "; the same command continues"  # not for a mistake
             raise Stopped(f"ended at {words.split()[0]}{again}", code, False)
         print()
     return NEXT

@@ -1,8 +1,8 @@
 """The words after a command: its own options, and keys of a recipe.
 
-Each command has one parser, of jsonargparse: the fields of its dataclass are its options, and where
-it has a recipe, `--SECTION.KEY VALUE` sets a key of that. Words are parsed once, upon the recipe;
-those about Lightning's own classes are left to LightningCLI.
+Each command has one parser, of jsonargparse: the fields of its dataclass are its options, and
+`--SECTION.KEY VALUE` sets a key of the recipe, if the command has one. Words are parsed once, over
+the recipe; words about Lightning's classes are left to LightningCLI.
 """
 
 import json
@@ -33,42 +33,42 @@ _OF_A_CLASS = re.compile(
     r"|(callbacks|plugins|logger)(?==(?!null$)[^\[{])"
     r"|(profiler|strategy)(?==[\w.]+\.))"
 )
-"""Words about Lightning's own classes, which its parser alone can read."""
+"""Words about Lightning's classes, which only LightningCLI's parser can read."""
 _BESIDE_A_CLASS = re.compile(r"--trainer\.(callbacks|plugins|profiler|logger|strategy)\b")
-"""All words about the same keys, which Lightning's parser gets in order: the last one counts."""
+"""All words about the same keys. Lightning's parser gets them in order; the last one counts."""
 
 _METAVARS = {"ckpt_path": "RUN", "config": "RECIPE", "folder": "DIR", "vocab_size": "N"}
-GIVEN = "given"  # A field with this name is no option: it holds the names of those that were given
+GIVEN = "given"  # A field with this name is no option: it holds the names of the given options
 
 
 @dataclass(frozen=True)
 class Line:
-    """A command line, parsed: the command's own options, and the recipe that the words make."""
+    """A parsed command line: the command's own options, and the resulting recipe."""
 
     options: Any  # the command's dataclass
-    recipe: Recipe  # what recipes and words say, each key of a section's type
-    of_classes: tuple[str, ...]  # for Lightning's parser; empty where none is about its classes
+    recipe: Recipe  # recipes with words over them; each key has the type in its section
+    of_classes: tuple[str, ...]  # words for Lightning's parser; empty if none name its classes
 
 
 @dataclass(frozen=True)
 class Words:
-    """The words after a command, each option as its parser calls it."""
+    """The words after a command, with each option by its name in the parser."""
 
     command: Command
     words: tuple[str, ...]
 
     def places(self, *options: str) -> list[str]:
-        """The paths that an option is given, in order, before the words are parsed."""
+        """The paths given to an option, in order, before the words are parsed."""
         parts = (word.partition("=") for word in self.words)
         return [_place(name, value) for name, _, value in parts if name in options]
 
     @property
     def recipes(self) -> Recipe:
-        """The recipes of --config; later ones win."""
+        """The recipes of --config, merged; later recipes win."""
         return load_recipes(self.places("--config", "-c"))
 
     def upon(self, base: Recipe) -> Line:
-        """Parses the words, once, upon a recipe; raises UserError for the first mistake."""
+        """Parses the words, once, over a recipe; raises UserError for the first mistake."""
         parser, command = parser_of(self.command), self.command
         check_sections(base)
         parser.words = self.words
@@ -82,12 +82,12 @@ class Words:
         return Line(_options(parser, command, found, given), recipe, of_classes)
 
     def given(self, place: str, recipe: Recipe) -> set[str]:
-        """The keys of a section, or of a mapping in one, that a recipe or the words name."""
+        """The keys named by a recipe or the words, in a section or in a mapping inside one."""
         layers, names = [recipe], set()
         for name, _, value in (word.partition("=") for word in self.words):
             if name.startswith(f"--{place}."):
                 names.add(name.removeprefix(f"--{place}.").partition(".")[0])
-            elif f"--{place}.".startswith(f"{name}."):  # the mapping, or the section that has it
+            elif f"--{place}.".startswith(f"{name}."):  # the mapping, or its section
                 keys = reversed(name[2:].split("."))
                 layers.append(reduce(lambda inner, key: {key: inner}, keys, parse(value, name)))
         for layer in layers:
@@ -98,12 +98,12 @@ class Words:
 
 
 def read(command: Command, words: Sequence[str]) -> Words:
-    """Reads a command's words as far as needs no parser's types.
+    """Reads a command's words, without types.
 
     Raises SystemExit after --help and --help-recipe.
     """
     parser, asked = parser_of(command), {"--help", "--help-recipe", "--help_recipe"} & set(words)
-    joined = ["-h"] if asked else _joined(words, parser)  # in which a value may be -h
+    joined = ["-h"] if asked else _joined(words, parser)  # here a value may be -h
     if "-h" in joined:
         print(help_of(command, recipe="--help" not in words and "-h" not in words), end="")
         raise SystemExit(0)
@@ -111,7 +111,7 @@ def read(command: Command, words: Sequence[str]) -> Words:
 
 
 def _options(parser: Parser, command: Command, found: Recipe, given: frozenset[str]) -> Any:
-    """The command's dataclass, of what was parsed; a ValueError of it becomes a UserError."""
+    """The command's dataclass from parsed values; its ValueError becomes a UserError."""
     options = resolve_name(command.options)
     found[GIVEN] = [a.dest for a in parser._actions if given.intersection(a.option_strings)]
     values = {field.name: found[field.name] for field in fields(options) if field.name in found}
@@ -125,7 +125,7 @@ def _options(parser: Parser, command: Command, found: Recipe, given: frozenset[s
             raise UserError(f"{command.name} needs {_usage(field)}; see {help_}")
     try:
         return options(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-    except ValueError as error:  # whose first word is the field
+    except ValueError as error:  # the message begins with the field
         name, _, rest = str(error).partition(" ")
         raise UserError(f"{parser.name_of(name)} {rest}") from None
 
@@ -151,21 +151,21 @@ def _usage(field: Field[Any]) -> str:
 
 
 def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> None:
-    """Adds a command's own options to a jsonargparse parser, those of mixins last.
+    """Adds a command's own options to a jsonargparse parser, options of mixins last.
 
-    The field's type says how words become its value: a flag, a list of words, or one value. Its
-    metadata may say more: `option` and `also` are names of the option, `alone` is the value of one
-    that is given without, a list with `each` takes one value each time, `positional` words have no
-    option. `texts` are for help.
+    A field's type decides the form: a flag, a list of words, or one value. Its metadata may add:
+    `option` and `also`, names of the option; `alone`, the value of an option given without one;
+    `each`, for a list that takes one value each time; `positional`, for words without an option.
+    `texts` are for help.
     """
     options = resolve_name(command.options)
     kinds, own = typing.get_type_hints(options), get_annotations(options)
-    # Beside words without an option, a list takes one value each time, or it would take those too.
+    # Beside positional words a list takes one value each time, else it would take these words, too.
     beside = any(field.metadata.get("positional") for field in fields(options))
     shown = [field for field in fields(options) if field.name != GIVEN]
     for field in sorted(shown, key=lambda field: field.name not in own):
         kind, metadata = kinds[field.name], field.metadata
-        if type(None) in (parts := typing.get_args(kind)):  # said by no word, `null` is a text
+        if type(None) in (parts := typing.get_args(kind)):  # no word means None: `null` is text
             kind = typing.Union[tuple(part for part in parts if part is not type(None))]  # noqa: UP007
         default = None if _is_needed(field) else field.default
         how: dict[str, Any] = {"help": texts.get(field.name), "default": default}
@@ -187,7 +187,7 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
             number = [numbers[k] for k in (kind, *typing.get_args(kind)) if k in numbers]
             how["type"] = kind
             metavar = number[0] if number else metavar
-            how |= {"metavar": metavar} if metavar else {}  # else jsonargparse's, with the choices
+            how |= {"metavar": metavar} if metavar else {}  # else jsonargparse's
         parser.add_argument(*names, **how)
 
 
@@ -201,7 +201,7 @@ def parser_of(command: Command) -> Parser:
 
 
 def help_of(command: Command, recipe: bool = False) -> str:
-    """The text of --help, or that of --help-recipe with all keys."""
+    """The text of --help, or, with all keys, of --help-recipe."""
     from docstring_parser import parse_from_object
 
     set_parsing_settings(docstring_parse_attribute_docstrings=True)  # slow, and for help alone
@@ -217,13 +217,13 @@ def help_of(command: Command, recipe: bool = False) -> str:
     found = [text for cls in bases for text in parse_from_object(cls).params]
     add_words(parser, command, {text.arg_name: text.description or "" for text in found})
     if command.has_recipe:
-        text = "List the keys of the recipe, which --SECTION.KEY VALUE sets."
+        text = "List the keys of the recipe; --SECTION.KEY VALUE sets a key."
         parser.add_argument("--help-recipe", action="store_true", help=text)
     return parser.format_help()
 
 
 class _Help(DefaultHelpFormatter):
-    """Says choices and defaults, but no type, which the metavar shows; examples stay as is."""
+    """Shows choices and defaults, but no types: the metavar has the type; keeps examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
@@ -243,10 +243,10 @@ class _Help(DefaultHelpFormatter):
 
 
 def _joined(words: Sequence[str], parser: OneLine) -> list[str]:
-    """Writes options as the parser has them, and those of one value as `--option=value`.
+    """Writes options by their names in the parser, with a single value as `--option=value`.
 
-    Dashes and underscores are one. A section's file becomes what it holds. A value may begin with a
-    dash, such as -80M, but not with two.
+    Dashes and underscores are the same. The file of a section is replaced by its content. A value
+    may begin with one dash, such as -80M, but not with two.
     """
     options = {o.lstrip("-").replace("-", "_"): o for o in parser.options().values()}
     counts = {o: action.nargs for action in parser._actions for o in action.option_strings}
@@ -264,7 +264,7 @@ def _joined(words: Sequence[str], parser: OneLine) -> list[str]:
                 equals, value = "=", queue.pop()
             if counts.get(name) == "+" and not equals and re.match("-[^-]", "".join(queue[-1:])):
                 equals, value = "=", queue.pop()
-                queue += [name] if queue and queue[-1][:1] != "-" else []  # for the values after it
+                queue += [name] if queue and queue[-1][:1] != "-" else []  # for the option's values
             if (takes_one and not equals) or (name.startswith("--") and value == "--"):
                 raise UserError(f"{name} needs a value")
             if any(key.startswith(f"{name[2:]}.") for key in options) and isfile(value):
