@@ -89,7 +89,10 @@ def run(options: Retrofit) -> str:
     shown = f"--pretrained '{options.pretrained}'"
     given = pretrained.Pretrained(place, gguf, shown)
     changes: dict[str, Any] = {"block": options.block, "loops": options.loops}
-    config = with_new_path(replace(given.config, **changes), options)
+    try:
+        config = with_new_path(replace(given.config, **changes), options)
+    except ValueError as error:  # a list of another length; a head size that no block can have
+        raise UserError(f"{shown}: {error}") from None
     tokenizer = given.tokenizer()
     settings = Settings(
         config, OptimSettings(), RunSettings(recipe=_name(options), name="retrofit"),

@@ -113,6 +113,10 @@ def test_a_retrofitted_folder_is_a_run_and_says_where_it_is_from(
     ]
     assert all("│" in loss for loss in losses)
     assert "g_d" in output_of("routing", "--ckpt_path", out, "--text", "a b", "--tagger", "none")
+    words = ("fit", "--config", out / "recipe.yaml", "--run.init_from", out)
+    words += ("--data.path", texts / "train", "--run.dir", tmp_path / "runs", "--run.compile")
+    words += ("false", "--model.max_seq_len", 32, "--run.batch_tokens", 64, "--run.max_tokens")
+    assert "begins with the weights of" in output_of(*words, 128, "--optim.warmup_steps", 1)
     assert output_of("generate", "--ckpt_path", out, "--prompt", "a", "--max_new_tokens", "2")
 
 
@@ -138,20 +142,18 @@ def test_a_feature_that_no_block_has_is_named(
     assert f"has {feature}" in error
 
 
-def test_what_cannot_be_read_is_named(pretrained, tmp_path, said):
+def test_what_cannot_be_read_or_built_is_named(pretrained, tmp_path, said):
     folder, out = pretrained("llama"), tmp_path / "out"
-    (tmp_path / "file").write_text("")
-    for place, why in ((tmp_path / "nowhere", "does not exist"), (tmp_path / "file", "no GGUF"),
-                       (tmp_path, "cannot be read")):  # fmt: skip
-        assert why in said("retrofit", "--pretrained", place, "--out", out)
-    assert "leave one out" in said(
-        "retrofit", "--pretrained", folder, "--out", out, "--alpha", 50, "--budget", "1M"
-    )
+    for place, words, why in (
+        (tmp_path, (), "cannot be read"),
+        (folder, ("--loops", 0), "loops must be"),
+        (folder, ("--loops", "[1, 2, 3]"), "loops lists 3 numbers"),
+    ):
+        assert why in said("retrofit", "--pretrained", place, "--out", out, *words)
     dual = ("retrofit", "--pretrained", folder, "--out", out, "--block", "dual")
     (least,) = re.findall(r"--budget (\d+) would do", said(*dual, "--alpha", 99))
     said(*dual, "--budget", int(least) - 1)
     assert main([str(word) for word in (*dual, "--budget", least)]) == 0
-    assert "is the folder that is read" in said("retrofit", "--pretrained", folder, "--out", folder)
 
 
 def test_a_new_path_has_the_width_that_a_share_or_a_budget_gives(pretrained, tmp_path):
