@@ -58,7 +58,7 @@ test-all: $(VENV)/dev ## Runs all tests, also those that are rare and long, as t
 
 test-lowest: ## Runs tests of numbers with the lowest versions that pyproject.toml allows.
 	UV_RESOLUTION=lowest-direct $(MAKE) test VENV=.venv-lowest TESTS="tests/kernels tests/model \
-		tests/test_golden.py tests/training/test_activation_checkpointing.py"
+		tests/training/test_golden.py tests/training/test_activation_checkpointing.py"
 
 lint: $(VENV)/dev ## Checks style, formatting and types.
 	$(BIN)/ruff check .
@@ -77,4 +77,4 @@ prepare-data: setup ## Makes a data folder, by default of a file of Nemotron-CC:
 torture: $(VENV)/dev ## Kills preparations and runs a thousand times, and fuzzes; hours, resumable.
 	$(BIN)/pytest tests/data_prep/test_kills.py --kills 200
 	$(BIN)/pytest tests/cli/test_fuzz.py --hypothesis-profile torture
-	$(BIN)/python -m tests.torture --kills 1000 --signals 300 --done build/torture.json
+	$(BIN)/python -m tests.training.torture --kills 1000 --signals 300 --done build/torture.json

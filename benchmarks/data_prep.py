@@ -28,8 +28,8 @@ from data_prep.executors import on_this_machine
 from data_prep.prepare import Request, prepare
 from data_prep.settings import Preparation, SourceSettings
 from data_prep.sources.corpora import find
-from dualpath_cli.text.documents import Source, read_documents
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.data.documents import Source, read_documents
+from dualpath_cli.data.tokenizer import Tokenizer
 
 FILES = 8
 BATCH = 64

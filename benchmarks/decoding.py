@@ -9,6 +9,7 @@ tokens.
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -17,11 +18,12 @@ import torch
 from benchmarks.llama import llama_config
 from benchmarks.results import Rows, failed, publish, spread
 from benchmarks.turns import Timed, bandwidth, clock, in_turns, ratios
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoder import ROOM, Decoder
+from dualpath_cli.decoding.joined import join_products
 from dualpath_cli.flops.count import passes, training_flops_per_token
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.weights import round_weights
+from dualpath_cli.spec.config import ModelConfig
 
 
 class Work(NamedTuple):
@@ -52,12 +54,14 @@ def decoded(
 ) -> Rows:
     """Decodes by turns with a model and a Llama of as many layers and training FLOPs.
 
-    Each eagerly and compiled; one that fails gives its reason. `alone` is called before the time is
-    taken.
+    The model as it is and with joined products, each eagerly and compiled; one that fails gives its
+    reason. `alone` is called before the time is taken.
     """
     variants, rows = {}, {}
     for compiled in (False, True):
-        for name, build in ((f"dual K{config.loops}", ours), ("Llama", llama)):
+        name = f"dual K{config.loops}"
+        builds = ((name, ours), (f"{name}, joined", partial(ours, joined=True)), ("Llama", llama))
+        for name, build in builds:
             title = f"{name}, {'compiled' if compiled else 'eager'}"
             try:
                 variants[title] = build(config, device, work, compiled)
@@ -76,11 +80,15 @@ def decoded(
     return {f"context {work.context}, batch {work.batch}: {t}": row for t, row in rows.items()}
 
 
-def ours(config: ModelConfig, device: torch.device, work: Work, compiled: bool) -> Variant:
+def ours(
+    config: ModelConfig, device: torch.device, work: Work, compiled: bool, joined: bool = False
+) -> Variant:
     """Decodes after a context of random ids."""
     model = DualPathLM(config, seed=0).to(device).requires_grad_(False)
     if work.autocast is not None:
         round_weights(model, work.autocast)
+    if joined:
+        join_products(model)
     decoder = Decoder(model, autocast=work.autocast, compiled=compiled)
     prompt_BT = _prompt(config, work)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.spec.config import ModelConfig
 
 CAUSAL = "causal_kernel"
 """The name of `causal_kernel` among transformers' kinds of attention."""

@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from dualpath_cli.errors import UserError, one_line
+from dualpath_cli.base.errors import UserError, one_line
+from dualpath_cli.base.system import write_text
 from dualpath_cli.kernels.device import device_name
-from dualpath_cli.output.table import Column, Table, markdown
+from dualpath_cli.report.table import Column, Table, markdown
 from dualpath_cli.run.run_folder import package_versions, versions
-from dualpath_cli.system import write_text
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- results -->\n", "<!-- end -->"

@@ -20,9 +20,9 @@ from torch import nn
 from benchmarks.llama import TransformersLlama
 from benchmarks.results import Rows, publish
 from benchmarks.turns import in_turns, ratios, timed
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import passes, training_flops_per_token
 from dualpath_cli.flops.widths import Target, solve_widths
+from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.training.parallel import build_model
 
 MODELS: dict[str, dict[str, Any]] = {

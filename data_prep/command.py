@@ -12,13 +12,13 @@ from data_prep.documents.text import Contamination
 from data_prep.settings import NEMOTRON, SAMPLE, Preparation, settings_from
 from data_prep.sources.corpora import MIRROR, find
 from data_prep.writing.out_folder import finished_remote, upload
-from dualpath_cli.errors import RunFailed, UserError, of_system
-from dualpath_cli.ranges import Place, Size, check_ranges
+from dualpath_cli.base.errors import RunFailed, UserError, of_system
+from dualpath_cli.base.ranges import Place, Size, check_ranges
+from dualpath_cli.base.system import cores
+from dualpath_cli.data.documents import Source, parse_source, read_documents, source_files
+from dualpath_cli.data.manifest import Manifest
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe import recipes
-from dualpath_cli.system import cores
-from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
-from dualpath_cli.text.manifest import Manifest
-from dualpath_cli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from data_prep.executors import PieceExecutor
@@ -185,7 +185,7 @@ def _check_places(settings: Preparation, out: Path, downloads: Path) -> None:
 def _upload(folder: Path, url: str, overwrite: bool) -> None:
     from rich.console import Console
 
-    from dualpath_cli.output.console import Progress, bytes_of_bytes
+    from dualpath_cli.report.console import Progress, bytes_of_bytes
 
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     console, title = Console(stderr=True), f"uploading to {url}"

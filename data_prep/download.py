@@ -17,10 +17,10 @@ from pathlib import Path, PurePosixPath
 import requests
 import urllib3
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.system import alone, naming, sync
-from dualpath_cli.text.hub import FIRST_ANSWER_SECONDS, within
-from dualpath_cli.text.rows import BUFFER_BYTES, decompress, suffixes
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import alone, naming, sync
+from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, within
+from dualpath_cli.data.rows import BUFFER_BYTES, decompress, suffixes
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import data_prep
 import dualpath_cli
-from dualpath_cli.errors import UserError, one_line
+from dualpath_cli.base.errors import UserError, one_line
 
 
 class PieceExecutor(Executor):

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.output.console import plain_console
-from dualpath_cli.output.table import Column, Table, show
-from dualpath_cli.ranges import Place, check_ranges
-from dualpath_cli.text.manifest import AGAIN, HEADER, MANIFEST, Manifest, readable, sha256_of
-from dualpath_cli.text.storage import is_remote
-from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.text.verification import verify_chunks
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import Place, check_ranges
+from dualpath_cli.data.manifest import AGAIN, HEADER, MANIFEST, Manifest, readable, sha256_of
+from dualpath_cli.data.storage import is_remote
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.verification import verify_chunks
+from dualpath_cli.report.console import plain_console
+from dualpath_cli.report.table import Column, Table, show
 
 SHOWN = 400
 """Characters shown of a document."""

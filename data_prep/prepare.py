@@ -23,11 +23,11 @@ from data_prep.writing import records
 from data_prep.writing.mix import Pool, Portion, interleave, portions, wanted_tokens
 from data_prep.writing.out_folder import WorkFolder, remove_leftovers
 from data_prep.writing.shards import write_shards
-from dualpath_cli.errors import UserError
-from dualpath_cli.output.console import Progress, counted
-from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
-from dualpath_cli.text.rows import OnRead
-from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest
+from dualpath_cli.data.rows import OnRead
+from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
+from dualpath_cli.report.console import Progress, counted
 
 _PIPELINE = 1  # raised when the same request would give other bytes than before
 

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.ranges import Place, Size, check_range, check_ranges
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import Place, Size, check_range, check_ranges
+from dualpath_cli.data.documents import NAME, split_name, stem
+from dualpath_cli.data.manifest import HUB
 from dualpath_cli.recipe.parser import build
-from dualpath_cli.text.documents import NAME, split_name, stem
-from dualpath_cli.text.manifest import HUB
 
 SAMPLE = "sample"
 NEMOTRON = "nemotron-cc"

@@ -8,14 +8,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.filesize import decimal
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
-from dualpath_cli.output.table import Column, Table, show
-from dualpath_cli.ranges import Place, Size, check_ranges
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import Place, Size, check_ranges
+from dualpath_cli.base.system import read_text, write_text
+from dualpath_cli.data.documents import Source, parse_source, read_documents, source_files
+from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer, train_bpe
 from dualpath_cli.recipe.options import folder_of
-from dualpath_cli.system import read_text, write_text
-from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
-from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer, train_bpe
+from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
+from dualpath_cli.report.table import Column, Table, show
 
 MEASURED_BYTES = 4_000_000
 """Text of each source that is kept while it is read, to be encoded afterwards."""

@@ -2,17 +2,18 @@
 
 from typing import TYPE_CHECKING, Any
 
+from dualpath_cli.base.version import __version__
+
 if TYPE_CHECKING:
-    from dualpath_cli.evaluation.loaded import LoadedModel, Loss, Routing, load
+    from dualpath_cli.api import LoadedModel, Loss, Routing, load
 
 __all__ = ["LoadedModel", "Loss", "Routing", "__version__", "load"]
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
     """Imports torch with the first use of a name, so that `dualpath --help` does not."""
     if name not in __all__:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    from dualpath_cli.evaluation import loaded
+    from dualpath_cli import api
 
-    return getattr(loaded, name)
+    return getattr(api, name)

@@ -10,11 +10,11 @@ from typing import Any
 import hypothesis
 import pytest
 
+from dualpath_cli.base.system import alone
 from dualpath_cli.cli.main import main
-from dualpath_cli.system import alone
-from tests.s3 import s3_bucket, s3_server
+from tests.data.s3 import s3_bucket, s3_server
 
-pytest_plugins = ["tests.tiny_run", "tests.faulty_data", "tests.browser"]
+pytest_plugins = ["tests.training.tiny_run", "tests.data.faulty_data", "tests.report.browser"]
 
 # Tiny models gain nothing from threads and lose 40 times on a busy machine.
 os.environ["OMP_NUM_THREADS"] = "1"  # also of the processes that tests start
@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def _refuse_to_start_ranks() -> None:
     """Ranks would be copies of the tests' own process, which they end and leave hanging."""
-    raise AssertionError("a test that trains on several ranks starts them by tests/processes.py")
+    raise AssertionError("a test of several ranks starts them by tests/cli/processes.py")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.results import Rows
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.paper import configurations
+from dualpath_cli.spec.config import ModelConfig
 
 MAIN = "f80m_a50_k4"
 """The configuration that most is measured with."""

@@ -11,9 +11,9 @@ import torch
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.step import TrainingStep
 from benchmarks.results import Row, Rows
-from dualpath_cli.config import BlockKind, Checkpointing, ModelConfig
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.parameters import kind_of
+from dualpath_cli.spec.config import BlockKind, Checkpointing, ModelConfig
 from tests.model import reference
 
 KINDS: dict[str, dict[str, Any]] = {kind: {"block": kind} for kind in get_args(BlockKind)}

@@ -29,8 +29,8 @@ from benchmarks import results
 from benchmarks.gpu import correct, kernels, step
 from benchmarks.gpu.bench import MAIN, Bench, Cell, Rehearsal, Sizes
 from benchmarks.results import Rows, failed
-from dualpath_cli.errors import UserError, one_line
-from dualpath_cli.system import write_text
+from dualpath_cli.base.errors import UserError, one_line
+from dualpath_cli.base.system import write_text
 
 PHASES: list[tuple[float, float, dict[str, Cell]]] = [
     (260, 60, {

@@ -17,11 +17,11 @@ from torch import nn
 from benchmarks.gpu.bench import MAIN, Bench
 from benchmarks.results import Row, Rows
 from benchmarks.turns import seconds_of
-from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.flops.count import training_flops_per_token
 from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.positions import whole_sequences
 from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.spec.config import Checkpointing, ModelConfig
 from dualpath_cli.training.module import build_optimizer
 from dualpath_cli.training.parallel import build_model
 

@@ -20,10 +20,10 @@ from data_prep.documents.pieces import CorpusFile, FileEnd, Made, Piece, PieceSe
 from data_prep.download import Unavailable
 from data_prep.executors import PieceExecutor
 from data_prep.sources.corpora import Corpus, InputFile
-from dualpath_cli.errors import UserError
-from dualpath_cli.output.console import Progress, bytes_of_bytes, counted
-from dualpath_cli.system import replacing
-from dualpath_cli.text.rows import OnRead
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import replacing
+from dualpath_cli.data.rows import OnRead
+from dualpath_cli.report.console import Progress, bytes_of_bytes, counted
 
 PIECE_BYTES = 8 << 20  # uncompressed size of the rows that make a piece; a longer row goes alone
 

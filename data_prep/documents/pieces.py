@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from data_prep.documents.text import BANDS, Contamination, band_keys, problem
 from data_prep.settings import SourceSettings
-from dualpath_cli.errors import UserError
-from dualpath_cli.system import replacing
-from dualpath_cli.text.documents import IDS, clean, document_id, format_of
-from dualpath_cli.text.rows import BadRow, OnRead, Rows, UnreadableFile, kind_of, read_rows
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import replacing
+from dualpath_cli.data.documents import IDS, clean, document_id, format_of
+from dualpath_cli.data.rows import BadRow, OnRead, Rows, UnreadableFile, kind_of, read_rows
+from dualpath_cli.data.tokenizer import Tokenizer
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 

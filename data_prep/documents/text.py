@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.text.documents import clean
+from dualpath_cli.data.documents import clean
 
 
 def problem(text: str, min_chars: int) -> str | None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
-from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.system import write_text
-from dualpath_cli.text.documents import Source, source_files
-from dualpath_cli.text.hub import FIRST_ANSWER_SECONDS, connect, explained, within
-from dualpath_cli.text.rows import is_known, kind_of
+from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.system import write_text
+from dualpath_cli.data.documents import Source, source_files
+from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, connect, explained, within
+from dualpath_cli.data.rows import is_known, kind_of
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import DatasetInfo, RepoFile

@@ -13,8 +13,8 @@ from rich.filesize import decimal
 
 from data_prep.download import Downloads, RemoteFile
 from data_prep.sources.corpora import FILE_BYTES, FILE_TOKENS, Corpus, InputFile
-from dualpath_cli.errors import UserError
-from dualpath_cli.text.rows import OnRead
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.rows import OnRead
 
 ASK_ABOVE = 20 * 10**9  # bytes to download that are asked about first
 

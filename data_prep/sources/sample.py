@@ -21,8 +21,8 @@ from typing import Any, Literal
 import yaml
 
 from data_prep.sources.arithmetic import problems
-from dualpath_cli.system import write_text
-from dualpath_cli.text.tokenizer import Tokenizer, train_bpe
+from dualpath_cli.base.system import write_text
+from dualpath_cli.data.tokenizer import Tokenizer, train_bpe
 
 GRAMMAR: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("grammar.yaml").read_text(encoding="utf-8")

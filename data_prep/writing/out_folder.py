@@ -6,11 +6,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.system import OURS, alone, read_json, remove, sync, unfinished, write_text
-from dualpath_cli.text import storage
-from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
-from dualpath_cli.text.tokenizer import TOKENIZER
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import OURS, alone, read_json, remove, sync, unfinished, write_text
+from dualpath_cli.data import storage
+from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest
+from dualpath_cli.data.tokenizer import TOKENIZER
 
 _REQUEST, _REPLACED = "request.json", "replaced"
 

@@ -19,9 +19,9 @@ from data_prep.documents.pieces import REJECTED, Piece, file_number
 from data_prep.settings import SourceSettings
 from data_prep.sources.corpora import Corpus
 from data_prep.writing.mix import Pool, Portion
-from dualpath_cli.system import replacing
-from dualpath_cli.text.manifest import INDEX, MANIFEST, SourceCount, StoredFile, sha256_of
-from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
+from dualpath_cli.base.system import replacing
+from dualpath_cli.data.manifest import INDEX, MANIFEST, SourceCount, StoredFile, sha256_of
+from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 
 OnPiece = Callable[[int], None]  # called with the number of pieces gone through since the last call
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from data_prep.documents.pieces import Tokens, read_sealed, write_sealed
-from dualpath_cli.system import replacing, write_text
-from dualpath_cli.text.manifest import FORMATS, HEADER, INDEX, StoredFile
-from dualpath_cli.text.storage import sha256_of
+from dualpath_cli.base.system import replacing, write_text
+from dualpath_cli.data.manifest import FORMATS, HEADER, INDEX, StoredFile
+from dualpath_cli.data.storage import sha256_of
 
 _CONFIG: dict[str, Any] = {
     "chunk_bytes": None,

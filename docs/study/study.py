@@ -22,11 +22,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import f, norm, ttest_ind
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import parameters, training_flops_per_token
-from dualpath_cli.output.figures import FAMILY_COLORS
-from dualpath_cli.statistics.blocks import Spread
-from dualpath_cli.statistics.significance import LEVEL, holm
+from dualpath_cli.report.blocks import Spread
+from dualpath_cli.report.figures import FAMILY_COLORS
+from dualpath_cli.report.significance import LEVEL, holm
+from dualpath_cli.spec.config import ModelConfig
 
 STUDY = Path(__file__).parent
 SETS = ("novels", "peps", "rust_rfcs", "gsm8k")

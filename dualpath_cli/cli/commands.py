@@ -81,8 +81,8 @@ _RECORDS = (
         "sweep",
         "Train configurations of equal FLOPs, with seeds, and controls beside them.",
         varies=True,
-        options="dualpath_cli.sweep.request:Sweep",
-        run="dualpath_cli.sweep.command:run",
+        options="dualpath_cli.compare.sweep.request:Sweep",
+        run="dualpath_cli.compare.sweep.command:run",
     ),
     _alone(
         "compare",

@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.streams import is_first_rank
 from dualpath_cli.cli.words import Line, Words
-from dualpath_cli.errors import UserError
-from dualpath_cli.output import is_first_rank
-from dualpath_cli.own_classes.checks import check_as_trained
+from dualpath_cli.data.manifest import is_data_folder
+from dualpath_cli.data.storage import exists, is_remote
 from dualpath_cli.recipe.parser import construct
 from dualpath_cli.recipe.recipes import dump, merge
 from dualpath_cli.recipe.settings import CLASSES, Settings
 from dualpath_cli.run.run_folder import RECIPE, read_recipe
 from dualpath_cli.run.trained import averaged, find_run
-from dualpath_cli.text.manifest import is_data_folder
-from dualpath_cli.text.storage import exists, is_remote
+from dualpath_cli.spec.own_checks import check_as_trained
 from dualpath_cli.training.checks import check_validation_sets, verify_data
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch, to_train
 

@@ -14,8 +14,8 @@ from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.cli.commands import Command
-from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.recipe.parser import OneLine
 from dualpath_cli.recipe.settings import CLASSES
 from dualpath_cli.training.fit import OutOfMemory

@@ -9,11 +9,18 @@ from pkgutil import resolve_name
 from textwrap import fill
 from typing import TextIO
 
-from dualpath_cli import __version__
+from dualpath_cli.base.errors import (
+    RunFailed,
+    Stopped,
+    UserError,
+    did_you_mean,
+    of_system,
+    one_line,
+)
+from dualpath_cli.base.streams import escape_unprintable, to_nobody
+from dualpath_cli.base.system import Terminated, claimed, end_with_parent, ended_by_signals
+from dualpath_cli.base.version import __version__
 from dualpath_cli.cli.commands import COMMANDS, Command
-from dualpath_cli.errors import RunFailed, Stopped, UserError, did_you_mean, of_system, one_line
-from dualpath_cli.output import escape_unprintable, to_nobody
-from dualpath_cli.system import Terminated, claimed, end_with_parent, ended_by_signals
 
 _LINES = [
     fill(f"  {name:17}{command.purpose}", 80, subsequent_indent=" " * 19, break_on_hyphens=False)

@@ -5,8 +5,8 @@ In one process: each command by itself would take some seconds to import PyTorch
 
 from dataclasses import dataclass
 
+from dualpath_cli.base.errors import Stopped
 from dualpath_cli.cli.main import main
-from dualpath_cli.errors import Stopped
 
 RUN = "runs/quickstart/default"
 STEPS = (

@@ -20,9 +20,9 @@ from typing import Any
 
 from jsonargparse import DefaultHelpFormatter, set_parsing_settings
 
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import Place, Size, at_home
 from dualpath_cli.cli.commands import Command
-from dualpath_cli.errors import UserError
-from dualpath_cli.ranges import Place, Size, at_home
 from dualpath_cli.recipe.parser import OneLine, Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load_recipes, parse
 from dualpath_cli.recipe.recipes import read as read_recipe

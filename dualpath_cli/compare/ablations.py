@@ -5,13 +5,13 @@ from itertools import chain
 from statistics import mean, stdev
 from typing import Any
 
+from dualpath_cli.base.errors import UserError, of_content
+from dualpath_cli.base.system import read_json, without_nan
 from dualpath_cli.compare.groups import Group
-from dualpath_cli.errors import UserError, of_content
-from dualpath_cli.output.table import Column, Table
-from dualpath_cli.statistics.significance import holm, signed_rank_p
+from dualpath_cli.report.significance import holm, signed_rank_p
+from dualpath_cli.report.table import Column, Table
 from dualpath_cli.study.ablation.options import REPORT
 from dualpath_cli.study.parts_of_speech import PAPER
-from dualpath_cli.system import read_json, without_nan
 
 Record = dict[str, Any]
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import Place
+from dualpath_cli.base.system import claimed, format_csv, write_texts
 from dualpath_cli.compare.groups import Group, groups_of
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, read_run
 from dualpath_cli.compare.tables import Difference, differences_of
-from dualpath_cli.errors import UserError
-from dualpath_cli.own_classes.checks import import_classes
-from dualpath_cli.ranges import Place
 from dualpath_cli.recipe.options import Average, OwnClasses, folder_of
 from dualpath_cli.run.run_folder import RECIPE
-from dualpath_cli.system import claimed, format_csv, write_texts
+from dualpath_cli.spec.own_checks import import_classes
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,10 @@ def _answer(
     """Prints tables and writes all files, with a line for all that is left out; returns paths."""
     from dualpath_cli.compare import figures, tables
     from dualpath_cli.compare.ablations import ablations_of, table_of_classes
-    from dualpath_cli.output import page
-    from dualpath_cli.output.console import plain_console
-    from dualpath_cli.output.figures import save
-    from dualpath_cli.output.table import markdown, show
+    from dualpath_cli.report import page
+    from dualpath_cli.report.console import plain_console
+    from dualpath_cli.report.figures import save
+    from dualpath_cli.report.table import markdown, show
 
     ablations, classes, damaged = ablations_of(groups)
     console = plain_console()

@@ -16,11 +16,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from dualpath_cli.base.ranges import format_size
 from dualpath_cli.compare.groups import FAMILIES, Configuration, Group
 from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.compare.tables import Difference
-from dualpath_cli.output.figures import FAMILY_COLORS, MUTED, panels, plain, shades
-from dualpath_cli.ranges import format_size
+from dualpath_cli.report.figures import FAMILY_COLORS, MUTED, panels, plain, shades
 
 CAPTIONS = {
     "quality": "Bits per byte against parameters; lower and further left is better.",

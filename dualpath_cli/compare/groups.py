@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.ranges import format_size
 from dualpath_cli.compare.rates import lowest
 from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.flops import count
-from dualpath_cli.ranges import format_size
 from dualpath_cli.recipe.schedule import loop_counts
+from dualpath_cli.spec.config import ModelConfig
 
 Family = Literal["wide", "expanded", "loop", "dual"]
 FAMILIES: tuple[Family, ...] = ("wide", "expanded", "loop", "dual")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.statistics.blocks import Spread
+from dualpath_cli.report.blocks import Spread
 
 Floats = npt.NDArray[np.float64]
 RESAMPLES, SEED = 20_000, 0

@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import fmean, harmonic_mean, median
 from typing import Any
 
-from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.system import read_csv, read_text
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.run_folder import (
@@ -21,7 +22,6 @@ from dualpath_cli.run.run_folder import (
     facts_now,
     read_recipe,
 )
-from dualpath_cli.system import read_csv, read_text
 
 AGGREGATE = "aggregate"  # the mean of a run's validation sets
 MOST_POINTS = 200  # points of a curve; more rows are averaged in groups

@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from dualpath_cli.base.system import without_nan
 from dualpath_cli.compare.groups import Configuration, Group
 from dualpath_cli.compare.rates import resampled
 from dualpath_cli.compare.runs import AGGREGATE
-from dualpath_cli.output.table import (
+from dualpath_cli.report.blocks import SeedBlocks, block_spread, find_blocks
+from dualpath_cli.report.significance import LEVEL, holm
+from dualpath_cli.report.table import (
     Column,
     Columns,
     Entry,
@@ -24,9 +27,6 @@ from dualpath_cli.output.table import (
     with_error,
     with_interval,
 )
-from dualpath_cli.statistics.blocks import SeedBlocks, block_spread, find_blocks
-from dualpath_cli.statistics.significance import LEVEL, holm
-from dualpath_cli.system import without_nan
 
 BLOCKS, PAIR, BEST = "randomised blocks", "paired t", "best rates, resampled"
 AFTER = "not tested: the test before found no difference"  # of pairs in a fixed order

@@ -14,12 +14,12 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.intervention import LEARNED, Intervention
 from dualpath_cli.kernels.attention import Mask
 from dualpath_cli.kernels.rotary import Rope
 from dualpath_cli.model.layer_pass import SublayerPass
 from dualpath_cli.model.positions import Positions, rope_at
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import LEARNED, Intervention
 
 UNWRITTEN = -2  # document number of positions that are not written yet
 
@@ -70,9 +70,6 @@ class KeyValueCache:
         if self.keys is None or self.values is None or len(self.keys) != len(k_BHTN):
             (B, H, _, N), room = k_BHTN.shape, max(stop, self.capacity)
             self.keys, self.values = (x.new_zeros(B, H, room, N) for x in (k_BHTN, v_BHTN))
-            if places is not None:  # CUDA graphs want addresses that do not change
-                torch._dynamo.mark_static_address(self.keys)
-                torch._dynamo.mark_static_address(self.values)
         if places is not None:
             self.keys.index_copy_(2, places, k_BHTN)
             self.values.index_copy_(2, places, v_BHTN)
@@ -188,6 +185,11 @@ class Cache:
         kept = [x for cache in self._caches() for x in (cache.keys, cache.values) if x is not None]
         return sum(x.numel() * x.element_size() for x in kept)
 
+    @property
+    def memory(self) -> torch.Tensor | None:
+        """The keys of the first attention that has any: others once any keys lie elsewhere."""
+        return next((cache.keys for cache in self._caches() if cache.keys is not None), None)
+
     def begin(self, intervention: Intervention | None) -> None:
         """Begins a pass.
 
@@ -217,8 +219,7 @@ class Cache:
 
     def select(self, rows: Sequence[int]) -> None:
         """Keeps these sequences of the batch, in this order; one may be repeated."""
-        first = next((cache.keys for cache in self._caches() if cache.keys is not None), None)
-        chosen = torch.tensor(rows, device=None if first is None else first.device)
+        chosen = torch.tensor(rows, device=None if self.memory is None else self.memory.device)
         for cache in self._caches():
             cache.select(chosen)
         if self.documents_BS is not None:

@@ -8,9 +8,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from dualpath_cli.base.errors import RunFailed
+from dualpath_cli.base.system import write_text
 from dualpath_cli.decoding.request import Generate
-from dualpath_cli.errors import RunFailed
-from dualpath_cli.system import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +24,7 @@ def run(options: Generate) -> str:
     """Writes texts; returns the file they are in as text, or nothing where they were printed."""
     trained, tokenizer, change, prompts = options.read()
     from dualpath_cli.decoding.decoder import Decoder
+    from dualpath_cli.decoding.joined import join_products
     from dualpath_cli.decoding.texts import Text, Took, write
     from dualpath_cli.decoding.writing import DRAFT
     from dualpath_cli.run.weights import autocast_of, device_of, load_model, round_weights
@@ -31,6 +32,7 @@ def run(options: Generate) -> str:
     model, autocast = load_model(trained, device_of(options.device)), autocast_of(options.precision)
     if autocast is not None:
         round_weights(model, autocast)
+    join_products(model)
     draft = DRAFT if options.speculate else None
     decoder = Decoder(model, change, autocast, compiled=options.compile, draft=draft)
     texts = [
@@ -50,7 +52,7 @@ def run(options: Generate) -> str:
 
 def _to_terminal(pieces: Pieces, texts: "list[Text]", took: "Took") -> None:
     """Streams a text that is alone, and prints several one after the other as they are done."""
-    from dualpath_cli.output.console import plain_console
+    from dualpath_cli.report.console import plain_console
 
     console, alone = plain_console(), len(texts) == 1
     if alone:
@@ -76,7 +78,7 @@ def _to_terminal(pieces: Pieces, texts: "list[Text]", took: "Took") -> None:
 
 def _to_file(pieces: Pieces, texts: "list[Text]", took: "Took", out: Path) -> None:
     """Writes all texts in the order of their prompts, or where it is interrupted those done."""
-    from dualpath_cli.output.console import Progress, counted, plain_console
+    from dualpath_cli.report.console import Progress, counted, plain_console
 
     try:
         with Progress(plain_console(), "writing", counted("texts"), len(texts)) as progress:
@@ -123,6 +125,8 @@ def _summary(took: "Took") -> str:
     if batches := len(took.first_seconds):
         mean = f" (mean of {batches:,} batches)" if batches > 1 else ""
         parts.append(f"first token after {sum(took.first_seconds) / batches:.2f} s{mean}")
+    if took.preparing_seconds >= 0.01:
+        parts.append(f"prepared in {took.preparing_seconds:.2f} s")
     if took.drafts.ids:
         share = took.drafts.accepted / took.drafts.ids
         parts.append(f"{share:.0%} of {took.drafts.ids:,} drafted tokens accepted")

@@ -3,22 +3,59 @@
 Shapes: B sequences, T new positions, V rows of the vocabulary.
 """
 
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
+from torch._dynamo.utils import calculate_time_spent
 
 from dualpath_cli.decoding.cache import Cache
-from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.intervention import Intervention
+from dualpath_cli.decoding.decoding_pass import DecodingPass, forward
+from dualpath_cli.kernels.rotary import Rope
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.sublayer import Sublayer
+from dualpath_cli.spec.intervention import Intervention
 
 ROOM = 256
-"""Caches of compiled passes have a multiple of this many positions: each size is compiled anew."""
+"""Static caches have a multiple of this many positions: each size is compiled, recorded anew."""
 GRAPHS = 64
 """Graphs that one module may need: one for each length of a pass, draft or not, and batch."""
+
+
+class CudaGraph:
+    """Work on tensors that stay in their places, captured once; a call runs it in one launch.
+
+    Its result is overwritten by the next call, also of one of the `others`.
+    """
+
+    def __init__(
+        self, work: Callable[[], torch.Tensor], device: torch.device, others: Sequence["CudaGraph"]
+    ) -> None:
+        """`others` share their memory with this one, and never run at the same time."""
+        with torch.cuda.device(device):
+            self._side: torch.cuda.Stream = others[0]._side if others else torch.cuda.Stream()
+            self._side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._side):
+                for _ in range(3):  # compiles, and lets libraries choose and load kernels
+                    work()
+            self._graph = torch.cuda.CUDAGraph()
+            pool = others[0]._graph.pool() if others else None
+            torch._C._cuda_clearCublasWorkspaces()  # the graph's must be in its own memory
+            with torch.cuda.graph(self._graph, pool, self._side):
+                self._result = work()
+            torch._C._cuda_clearCublasWorkspaces()
+
+    def __call__(self) -> torch.Tensor:
+        self._graph.replay()
+        return self._result
+
+
+RECORDERS: dict[str, Callable[..., Callable[[], torch.Tensor]]] = {"cuda": CudaGraph}
+"""How work is recorded, by the type of the device; on others it is run as it is."""
 
 
 class Decoder:
@@ -37,15 +74,25 @@ class Decoder:
 
         Unless `cached`, and under an intervention that needs it, every pass reads the whole text
         again. If `compiled`, the model is compiled in place, and passes after the prompt have
-        static shapes. `draft` is a second intervention, with fewer loops, for drafting.
+        static shapes. On a GPU those of known capacity are recorded, compiled or not, unless Python
+        may decide what they run. `draft` is a second intervention, with fewer loops, for drafting.
         """
         self.model = model.eval()
         self._intervention, self._draft, self._autocast = intervention, draft, autocast
         self._cached = cached and not (intervention and intervention.needs_whole_text)
         self._compiled = compiled and self._cached
         self._cache: Cache | None = None
+        change = intervention
+        tokens_differ = change and (change.halting is not None or change.skip is not None)
+        # Compiled whole, experts and custom classes leave no decision to Python either.
+        own = any(one.n_experts or "." in one.gate + one.combination for one in model.config.layers)
+        recordable = self._cached and not tokens_differ and (self._compiled or not own)
+        self._record = RECORDERS.get(self.device.type) if recordable else None
+        self._recorded: dict[Any, tuple[list[torch.Tensor], Callable[[], torch.Tensor]]] = {}
+        self._memory: torch.Tensor | None = None  # of the cache that these work on
+        self._recording_seconds = 0.0
         if self._compiled:
-            compile_for_decoding(model, intervention)
+            compile_for_decoding(model, bool(tokens_differ))
         self.begin()
 
     @property
@@ -62,18 +109,24 @@ class Decoder:
         """Memory of keys and values, unused capacity included."""
         return 0 if self._cache is None else self._cache.bytes
 
+    @property
+    def preparing_seconds(self) -> float:
+        """Seconds that went into compiling, in this process, and into recording."""
+        return self._recording_seconds + _compiling_seconds()
+
     def begin(self, capacity: int = 0) -> None:
         """Forgets what was read.
 
-        `capacity` is the number of positions to come, if known; a compiled model reads no more.
+        `capacity` is the number of positions to come, if known; with static shapes that is all
+        there is room for.
         """
         self._past: list[tuple[torch.Tensor, torch.Tensor]] = []
         if not self._cached:
             return
-        if not self._compiled:
+        if not self._compiled and not (self._record and capacity):
             self._cache = Cache(self.model.config, capacity, draft=self._draft)
-        elif self._cache is not None and capacity <= self._cache.capacity:
-            self._cache.rewind(0)  # compiled code goes on with the same memory
+        elif self._cache is not None and self._cache.static and capacity <= self._cache.capacity:
+            self._cache.rewind(0)  # compiled and recorded passes go on with the same memory
         else:
             room = -(-capacity // ROOM) * ROOM
             self._cache = Cache(self.model.config, room, self.device, self._draft)
@@ -113,42 +166,70 @@ class Decoder:
             self._past.append((ids_BT, mask_BT))
             ids_BT, mask_BT = (torch.cat(parts, dim=1) for parts in zip(*self._past, strict=True))
         padded = mask_BT is not None and not mask_BT.all()
-        if self._compiled:
-            # On a GPU each part is a CUDA graph of its own, and the next part reads its output: all
-            # of a pass are one step, or a graph frees what the next one reads (pytorch#152887).
-            torch.compiler.cudagraph_mark_step_begin()
         # Prompts are read eagerly: each length would be compiled anew.
         eagerly = self._compiled and self.length == 0
         stance = torch.compiler.set_stance("force_eager") if eagerly else nullcontext()
-        enabled = self._autocast is not None
-        with stance, torch.autocast(self.device.type, self._autocast, enabled=enabled):
+        # Weights that autocast keeps until its end would be gone when a graph runs again.
+        cast = {"enabled": self._autocast is not None, "cache_enabled": self._record is None}
+        with stance, torch.autocast(self.device.type, self._autocast, **cast):
+            ids_BT = ids_BT.to(self.device)
+            if self._record and self._cache and self._cache.static and self.length and not padded:
+                return self._recorded_logits(self._cache, ids_BT, last, drafting)
             x_BTD = forward(
-                self.model, ids_BT.to(self.device), cache=self._cache,
+                self.model, ids_BT, cache=self._cache,
                 attention_mask=mask_BT.to(self.device) if padded and mask_BT is not None else None,
                 head=False, intervention=self._draft if drafting else self._intervention,
             )  # fmt: skip
             logits: torch.Tensor = self.model.head(x_BTD if last is None else x_BTD[:, -last:])
             return logits
 
+    def _recorded_logits(
+        self, cache: Cache, ids_BT: torch.Tensor, last: int | None, drafting: bool
+    ) -> torch.Tensor:
+        """`logits`, recorded in the first pass of its kind, and run again in the others."""
+        assert self._record is not None
+        model = self.model
+        here = DecodingPass(self._draft if drafting else self._intervention, cache)
+        positions = here.positions(model.config, ids_BT, like=model.embed.weight)
+        given: list[Any] = [ids_BT, cache.span.places, *positions.rope, positions.mask]
+        if self._memory is not cache.memory:
+            self._recorded, self._memory = {}, cache.memory
+        kind = (last, drafting, *(x.shape for x in given))
+        if kind not in self._recorded:
+            start = time.perf_counter() - _compiling_seconds()
+            own = [x.clone() for x in given]
+            cache.span.places, here.fixed = own[1], Positions(Rope(*own[2:4]), own[4])
 
-def compile_for_decoding(model: DualPathLM, intervention: Intervention | None) -> None:
+            def work() -> Any:
+                x_BTD = model(own[0], intervention=here.intervention, head=False, model_pass=here)
+                return model.head(x_BTD if last is None else x_BTD[:, -last:])
+
+            others = [replay for _, replay in self._recorded.values()]
+            self._recorded[kind] = own, self._record(work, self.device, others)
+            self._recording_seconds += time.perf_counter() - _compiling_seconds() - start
+        own, replay = self._recorded[kind]
+        for place, new in zip(own, given, strict=True):
+            place.copy_(new)
+        return replay().clone()
+
+
+def _compiling_seconds() -> float:
+    return calculate_time_spent().get("total_wall_time", 0.0)
+
+
+def compile_for_decoding(model: DualPathLM, tokens_differ: bool) -> None:
     """Compiles a model's parts in place, for passes of static shapes.
 
     Whole blocks if every token takes the same steps and paths; otherwise sublayers, as Python
-    decides token by token which of them run. On a GPU they become CUDA graphs, so that each pass
-    must begin with `torch.compiler.cudagraph_mark_step_begin`.
+    decides token by token which of them run.
     """
     warnings.filterwarnings("ignore", message=".*TensorFloat32 tensor cores.*")  # not wanted
     config = torch.compiler.config
     config.recompile_limit = max(config.recompile_limit, GRAPHS)
-    mode = "reduce-overhead" if model.embed.weight.device.type == "cuda" else None
-    tokens_differ = intervention is not None and (
-        intervention.halting is not None or intervention.skip is not None
-    )
     if not tokens_differ:
         for block in model.blocks:
-            block.compile(fullgraph=True, dynamic=False, mode=mode)
+            block.compile(fullgraph=True, dynamic=False)
         return
     for module in model.modules():
         if isinstance(module, Sublayer):
-            module.compile(fullgraph=True, mode=mode)
+            module.compile(fullgraph=True)

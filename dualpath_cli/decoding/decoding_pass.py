@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.cache import (
     Cache,
     CachedSublayerPass,
@@ -25,7 +24,6 @@ from dualpath_cli.decoding.cache import (
     positions_in_cache,
     rows_of,
 )
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.model.block import WidePath
 from dualpath_cli.model.deep_path import DeepPath, mixture
 from dualpath_cli.model.language_model import DualPathLM
@@ -33,6 +31,8 @@ from dualpath_cli.model.layer_pass import LayerPass, ModelPass
 from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.routing import RoutingTrace
 from dualpath_cli.model.sublayer import Scales, Sublayer
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 
 
 class EarlyExit:
@@ -262,11 +262,14 @@ class DecodingPass(ModelPass):
     intervention: Intervention | None = None
     cache: Cache | None = None
     attention_mask: torch.Tensor | None = None  # false at padding, (B, T); None: there is none
+    fixed: Positions | None = None  # in place of those after the cache
 
     leaves_out = True
 
     def positions(self, config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor) -> Positions:
         """The positions after those in the cache; they are added to it."""
+        if self.fixed is not None:
+            return self.fixed
         if self.cache is not None:
             self.cache.begin(self.intervention)
         elif self.attention_mask is None:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.ranges import Place, check_ranges
+from dualpath_cli.base.system import replacing
+from dualpath_cli.data.documents import format_of
+from dualpath_cli.data.rows import BadRow, kind_of, read_rows
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.sampling import Sampling
-from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.intervention import Intervention
-from dualpath_cli.ranges import Place, check_ranges
 from dualpath_cli.recipe.options import (
     Overrides,
     OwnClasses,
@@ -24,10 +26,8 @@ from dualpath_cli.recipe.options import (
     read_overrides,
 )
 from dualpath_cli.run.trained import Trained, find
-from dualpath_cli.system import replacing
-from dualpath_cli.text.documents import format_of
-from dualpath_cli.text.rows import BadRow, kind_of, read_rows
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 
 KEYS = ("prompt", "question", "text")
 """Fields that may hold a row's prompt; the first one present does."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dualpath_cli.ranges import check_ranges
+from dualpath_cli.base.ranges import check_ranges
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.request import Generate, Prompt
 from dualpath_cli.decoding.writing import (
@@ -17,8 +18,7 @@ from dualpath_cli.decoding.writing import (
     write_on,
     write_on_drafts,
 )
-from dualpath_cli.statistics.seeds import seed_from
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.report.seeds import seed_from
 
 
 @dataclass
@@ -38,7 +38,8 @@ class Took:
 
     first_seconds: list[float] = field(default_factory=list)
     """From the beginning of each batch to its first token: the time of its prompts."""
-    later_seconds: float = 0.0  # the seconds of all tokens after the first of each text
+    later_seconds: float = 0.0  # of all tokens after the first of each text, but for these:
+    preparing_seconds: float = 0.0  # in which passes were compiled or recorded
     tokens: int = 0
     later_tokens: int = 0  # those after the first of each text
     drafts: Drafts = field(default_factory=Drafts)  # ids that were drafted, where any were
@@ -71,6 +72,7 @@ def write(
         if options.compile:  # a smaller batch would be compiled anew
             prompts += [prompts[-1][:1]] * (min(options.together, len(texts)) - len(prompts))
         start = last = time.perf_counter()
+        prepared = decoder.preparing_seconds
         pieces = (
             write_on_drafts(
                 decoder, prompts[0], sampler, generators[0], token_values, limits,
@@ -88,11 +90,13 @@ def write(
                 took.first_seconds.append(now - start)
                 took.cache_bytes = max(took.cache_bytes, decoder.cache_bytes)
             elif text.new_tokens:
-                took.later_seconds += now - last
+                took.later_seconds += now - last - (decoder.preparing_seconds - prepared)
                 took.later_tokens += 1
+            took.preparing_seconds += decoder.preparing_seconds - prepared
             took.tokens += 1
             text.text += piece.text
             text.new_tokens += 1
             text.end = piece.end
             yield text, piece.text
             last = time.perf_counter()  # what is done with the piece does not count
+            prepared = decoder.preparing_seconds

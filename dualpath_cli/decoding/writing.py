@@ -17,10 +17,10 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from dualpath_cli.base.errors import RunFailed
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.sampling import Sampling
-from dualpath_cli.errors import RunFailed
-from dualpath_cli.intervention import Intervention
+from dualpath_cli.spec.intervention import Intervention
 
 
 class Sampler:

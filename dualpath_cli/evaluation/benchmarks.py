@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
 
 TASKS = Path(__file__).parent / "tasks"
 TEXT = "text"  # the task file of the user's texts

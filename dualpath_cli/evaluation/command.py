@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.ranges import Place, check_name, check_ranges
+from dualpath_cli.base.system import format_csv, without_nan, write_text
+from dualpath_cli.data.documents import split_name, stem
 from dualpath_cli.evaluation.benchmarks import NAMES, PAPER_LIMIT, SUITES, Benchmark, NoData
 from dualpath_cli.flops.paper import configurations
-from dualpath_cli.ranges import Place, check_name, check_ranges
 from dualpath_cli.recipe.options import Overrides, OwnClasses, Where, folder_of, read_overrides
 from dualpath_cli.run.checkpoint_files import describe
 from dualpath_cli.run.run_folder import package_versions
 from dualpath_cli.run.trained import Trained, find
-from dualpath_cli.system import format_csv, without_nan, write_text
-from dualpath_cli.text.documents import split_name, stem
 
 if TYPE_CHECKING:
     from dualpath_cli.evaluation.runner import Asked
@@ -206,8 +206,8 @@ def run(options: Evaluate) -> str:
     asked, skipped = _asked(options)
     from dualpath_cli.evaluation import runner, tables
     from dualpath_cli.evaluation.harness import HarnessModel
-    from dualpath_cli.output.console import plain_console
-    from dualpath_cli.output.table import show
+    from dualpath_cli.report.console import plain_console
+    from dualpath_cli.report.table import show
     from dualpath_cli.run.weights import autocast_of, device_of, load_model
 
     if options.requests:

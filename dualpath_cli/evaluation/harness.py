@@ -12,16 +12,16 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from torch import nn
 
+from dualpath_cli.base.errors import RunFailed
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import Limits, Sampler, batches, write_on
-from dualpath_cli.errors import RunFailed
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.output.console import Progress, counted, plain_console
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.report.console import Progress, counted, plain_console
+from dualpath_cli.spec.intervention import Intervention
 
 Part = tuple[list[int], int]  # ids, the last being no input, and how many at the end are scored
 Answer = tuple[float, bool]  # nats, and whether the model would write this itself
@@ -125,15 +125,17 @@ class HarnessModel(TemplateLM):
             options = requests[rows[0]].args[1]
             most = min(options["max_gen_toks"], self.window // 2)
             decoder = Decoder(self._model, self._intervention, self._autocast, self._cached)
-            decoder.begin(self.window)
+            read = [prompts[row][-(self.window - most) :] for row in rows]
+            limits = Limits(most, self.window, self.eot_token_id, tuple(options["until"]))
+            decoder.begin(limits.positions([len(ids) for ids in read]))
             pieces = write_on(
                 # The model's head gives states, of which logits are made.
                 lambda *given, states=decoder.next_logits: self._logits(states(*given)),
-                [prompts[row][-(self.window - most) :] for row in rows],
+                read,
                 Sampler(Sampling(greedy=True), self._tokenizer.vocab_size),
                 [torch.Generator()] * len(rows),
                 self._tokenizer.token_values(),
-                Limits(most, self.window, self.eot_token_id, tuple(options["until"])),
+                limits,
                 decoder.select,
             )
             for piece in pieces:

@@ -21,13 +21,13 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable
 from rich.console import Console
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import write_text
+from dualpath_cli.data.documents import parse_source, read_documents
 from dualpath_cli.evaluation.benchmarks import TASKS, Benchmark, NoData
 from dualpath_cli.evaluation.harness import HarnessModel
 from dualpath_cli.evaluation.tables import Report, means_of, scores_of
-from dualpath_cli.output.console import Progress, counted
-from dualpath_cli.system import write_text
-from dualpath_cli.text.documents import parse_source, read_documents
+from dualpath_cli.report.console import Progress, counted
 
 SEED = 1234  # of the documents that a limit leaves, drawn as OLMES draws them
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from dualpath_cli.evaluation.benchmarks import ROLLING, Benchmark
 from dualpath_cli.flops import paper
-from dualpath_cli.output.table import Column, Columns, Table, with_error
-from dualpath_cli.output.table import interval as interval_text
-from dualpath_cli.statistics.bootstrap import Floats, interval, resampled_sums
-from dualpath_cli.statistics.significance import detectable, holm, mcnemar_p, p_value
+from dualpath_cli.report.bootstrap import Floats, interval, resampled_sums
+from dualpath_cli.report.significance import detectable, holm, mcnemar_p, p_value
+from dualpath_cli.report.table import Column, Columns, Table, with_error
+from dualpath_cli.report.table import interval as interval_text
 
 Report = Mapping[str, Any]  # what the harness returns: `results`, `samples`, `n-samples`
 Samples = Sequence[Mapping[str, Any]]  # a benchmark's documents, in their order

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import Place
+from dualpath_cli.data import hub
+from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, within
 from dualpath_cli.export.hf.card import read_results
-from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
-from dualpath_cli.own_classes.checks import option_of
-from dualpath_cli.ranges import Place
 from dualpath_cli.recipe.options import Average, OwnClasses, path_of
 from dualpath_cli.recipe.settings import Settings
+from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.exported_folder import MODELING, check_ours, is_exported
 from dualpath_cli.run.run_folder import Run
 from dualpath_cli.run.trained import find, label_of_average
-from dualpath_cli.text import hub
-from dualpath_cli.text.hub import FIRST_ANSWER_SECONDS, within
+from dualpath_cli.spec.own_checks import option_of
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -17,13 +17,13 @@ from typing import Any, Literal
 import yaml
 from rich.filesize import decimal
 
-from dualpath_cli.config import BlockKind, ModelConfig
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import LARGEST, Place, Size, check_ranges
+from dualpath_cli.base.system import read_text
+from dualpath_cli.data import hub
 from dualpath_cli.export.command import check_license, check_out
 from dualpath_cli.flops.count import gate_flops, projection_flops
 from dualpath_cli.flops.widths import largest_width
-from dualpath_cli.output.console import Progress, bytes_of_bytes, plain_console
-from dualpath_cli.ranges import LARGEST, Place, Size, check_ranges
 from dualpath_cli.recipe.options import path_of
 from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.settings import (
@@ -33,10 +33,10 @@ from dualpath_cli.recipe.settings import (
     Settings,
     TrainerSettings,
 )
+from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.exported_folder import CARD
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, Run, versions
-from dualpath_cli.system import read_text
-from dualpath_cli.text import hub
+from dualpath_cli.spec.config import BlockKind, ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

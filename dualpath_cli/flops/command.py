@@ -10,8 +10,8 @@ from statistics import fmean
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from dualpath_cli.config import by_layer
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import format_size
 from dualpath_cli.flops import count
 from dualpath_cli.flops.description import (
     Description,
@@ -23,9 +23,9 @@ from dualpath_cli.flops.description import (
 from dualpath_cli.flops.options import Decoding, Flops, flag
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Memory, Strategy, plan
 from dualpath_cli.flops.widths import TOLERANCE, Target
-from dualpath_cli.output.table import LOG_WIDTH, Column, Table, show
-from dualpath_cli.ranges import format_size
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
+from dualpath_cli.report.table import LOG_WIDTH, Column, Table, show
+from dualpath_cli.spec.config import by_layer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,7 +65,7 @@ def run(options: Flops) -> str:
 
 
 def _console() -> "Console":
-    from dualpath_cli.output.console import plain_console  # with rich, which JSON needs none of
+    from dualpath_cli.report.console import plain_console  # with rich, which JSON needs none of
 
     return plain_console()
 

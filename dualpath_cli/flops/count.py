@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
-from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, LayerConfig, ModelConfig
 from dualpath_cli.flops import shapes
-from dualpath_cli.own_classes.checks import declared_flops
+from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, LayerConfig, ModelConfig
+from dualpath_cli.spec.own_checks import declared_flops
 
 BFLOAT16 = 2  # bytes of a number
 NEWTON_SCHULZ_STEPS = 5  # `training.muon.STEPS`

@@ -5,16 +5,16 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from dualpath_cli.config import BlockKind, ModelConfig
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import format_size
 from dualpath_cli.flops import count, paper
 from dualpath_cli.flops.options import Flops
 from dualpath_cli.flops.widths import Target, Widths, solve_widths, solve_within
-from dualpath_cli.own_classes.checks import import_classes
-from dualpath_cli.ranges import format_size
 from dualpath_cli.recipe.recipes import load_recipes
 from dualpath_cli.recipe.schedule import check_loops, loop_counts
 from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.spec.config import BlockKind, ModelConfig
+from dualpath_cli.spec.own_checks import import_classes
 
 
 @dataclass(frozen=True)

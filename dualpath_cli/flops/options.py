@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, cast, get_args
 
-from dualpath_cli.config import RANGES, BlockKind
-from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.ranges import LARGEST, Place, Range, Size, check_range, check_ranges
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.widths import Match
-from dualpath_cli.ranges import LARGEST, Place, Range, Size, check_range, check_ranges
+from dualpath_cli.spec.config import RANGES, BlockKind
 
 _FIELDS = {  # of a model, by the option that sets it
     "vocab": "vocab_size", "layers": "n_layers", "dim": "d_model", "heads": "n_heads",

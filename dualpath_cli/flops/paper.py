@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Literal, cast, get_args
 
-from dualpath_cli.config import BlockKind, ModelConfig
 from dualpath_cli.flops.widths import Target
+from dualpath_cli.spec.config import BlockKind, ModelConfig
 
 Reading = Literal["as_written", "as_trained"]
 READINGS: tuple[Reading, ...] = get_args(Reading)

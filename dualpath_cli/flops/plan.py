@@ -21,9 +21,9 @@ docs/benchmarks/gpu.md. `full`, documents and experts were not measured.
 from dataclasses import dataclass
 from typing import Literal
 
-from dualpath_cli.config import GATE_OUTPUTS, Checkpointing, LayerConfig, ModelConfig
 from dualpath_cli.flops import count
 from dualpath_cli.flops.shapes import hidden, numbers, units, untrained
+from dualpath_cli.spec.config import GATE_OUTPUTS, Checkpointing, LayerConfig, ModelConfig
 
 Strategy = Literal["ddp", "fsdp", "hsdp"]
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp", "hsdp")

@@ -7,8 +7,8 @@ final norm and head. Its shapes come in no particular order.
 from itertools import chain
 from math import prod
 
-from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, LayerConfig, ModelConfig
-from dualpath_cli.own_classes.checks import own_shapes
+from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS, LayerConfig, ModelConfig
+from dualpath_cli.spec.own_checks import own_shapes
 
 Shape = tuple[int, ...]
 

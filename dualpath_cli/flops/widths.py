@@ -10,10 +10,10 @@ from fractions import Fraction
 from math import floor
 from typing import Literal
 
-from dualpath_cli.config import BlockKind, effective_width
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import format_size
 from dualpath_cli.flops.count import passes, projection_flops, score_flops
-from dualpath_cli.ranges import format_size
+from dualpath_cli.spec.config import BlockKind, effective_width
 
 Match = Literal["linear", "total"]
 

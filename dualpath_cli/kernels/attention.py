@@ -3,8 +3,11 @@
 Shapes: B batch, T positions, S positions with those seen before, H heads, N head size.
 """
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from dualpath_cli.kernels.blockwise_attention import AMX, blockwise_attention
@@ -14,6 +17,14 @@ Mask = torch.Tensor | BlockMask
 
 BY_BLOCKS = range(64, 1536 if AMX else 2**31)
 """Positions with which attention by blocks is faster than PyTorch's kernel for the CPU."""
+
+MASKED = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Kernels for gradients under a mask of bool on a GPU: those of cuDNN are NaN where T % 128 = 64
+(pytorch/pytorch#196678)."""
+KERNELS = {"CUDNN_ATTENTION": "cuDNN", "FLASH_ATTENTION": "FlashAttention 2",
+           "EFFICIENT_ATTENTION": "memory-efficient", "MATH": "products and softmax"}  # fmt: skip
+NEWER_CUDNN = (9, 15)
+"""From which version on PyTorch prefers cuDNN's kernel on Hopper: 60,000 tokens/s for 49,000."""
 
 _flex_attention = torch.compile(flex_attention)  # uncompiled it would hold all scores
 
@@ -39,9 +50,11 @@ def attend(
         causal = mask is None and T == S
         if mask is None and 1 < T < S:  # the kernel's own mask lets the first query see one key
             mask = torch.ones(T, S, dtype=torch.bool, device=q_BTHN.device).tril(S - T)
-        y_BHTN = F.scaled_dot_product_attention(
-            q_BHTN, k_BHSN, v_BHSN, attn_mask=mask, is_causal=causal, enable_gqa=shared
-        )
+        trains = mask is not None and torch.is_grad_enabled() and q_BHTN.device.type == "cuda"
+        with sdpa_kernel(MASKED) if trains else nullcontext():
+            y_BHTN = F.scaled_dot_product_attention(
+                q_BHTN, k_BHSN, v_BHSN, attn_mask=mask, is_causal=causal, enable_gqa=shared
+            )
     return y_BHTN.transpose(1, 2)
 
 
@@ -54,3 +67,22 @@ def _attend_by_blocks(
     q_BTHN = q_BTHN * q_BTHN.shape[-1] ** -0.5  # before it is rounded
     q_BTHN, k_BTHN = q_BTHN.to(v_BTHN.dtype), k_BTHN.to(v_BTHN.dtype)
     return blockwise_attention(q_BTHN, k_BTHN, v_BTHN, None if mask is None else mask[:, 0])
+
+
+def kernel_on_gpu(
+    heads: int, head_dim: int, length: int, dtype: torch.dtype, device: torch.device
+) -> tuple[str, str]:
+    """The kernel of PyTorch that training takes on a CUDA device, and a way to a faster one."""
+    x_BHTN = torch.empty(1, heads, length, head_dim, dtype=dtype, device=device, requires_grad=True)
+    choice = SDPBackend(torch._fused_sdp_choice(x_BHTN, x_BHTN, x_BHTN, is_causal=True))
+    number = torch.backends.cudnn.version() or 0
+    version = number // 10_000, number // 100 % 100
+    hopper = torch.cuda.get_device_capability(device)[0] == 9
+    advice = ""
+    if hopper and version < NEWER_CUDNN and dtype.itemsize == 2:
+        wanted = ".".join(map(str, NEWER_CUDNN))
+        advice = (
+            f"cuDNN {version[0]}.{version[1]} is older than {wanted}, whose kernel is faster on "
+            f"this GPU: pip install 'nvidia-cudnn-cu{torch.version.cuda[:2]}>={wanted}'"
+        )
+    return KERNELS.get(choice.name, choice.name), advice

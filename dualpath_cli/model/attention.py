@@ -7,12 +7,12 @@ width.
 import torch
 from torch import nn
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.kernels.attention import attend
 from dualpath_cli.kernels.rms_norm import RMSNorm
 from dualpath_cli.kernels.rotary import Rope, RotatedNorm, rotate
 from dualpath_cli.model.layer_pass import SublayerPass
 from dualpath_cli.model.positions import Positions
+from dualpath_cli.spec.config import ModelConfig
 
 
 class Attention(nn.Module):

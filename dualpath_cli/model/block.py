@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dualpath_cli.config import LayerConfig
 from dualpath_cli.model.deep_path import DeepPath
 from dualpath_cli.model.experts import Experts
 from dualpath_cli.model.gates import Gates, path_gate
 from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.sublayer import Scales, Sublayer, SwiGLU
+from dualpath_cli.spec.config import LayerConfig
 
 
 class WidePath(nn.Module):

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.kernels.linear import to_few
-from dualpath_cli.own_classes.classes import own_class
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.own_classes import own_class
 
 
 class StepRouter(nn.Module):

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dualpath_cli.config import LayerConfig
 from dualpath_cli.model.combinations import learned_combination
 from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.sublayer import Scales, Sublayer, SwiGLU
+from dualpath_cli.spec.config import LayerConfig
 
 
 class DeepPath(nn.Module):

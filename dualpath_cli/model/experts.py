@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dualpath_cli.config import BALANCE_RATES, LayerConfig
 from dualpath_cli.kernels.grouped_products import grouped_products
 from dualpath_cli.model.layer_pass import SublayerPass
+from dualpath_cli.spec.config import BALANCE_RATES, LayerConfig
 
 
 class Experts(nn.Module):

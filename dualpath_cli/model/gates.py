@@ -6,9 +6,9 @@ Shapes: B batch, T positions, D model width.
 import torch
 from torch import nn
 
-from dualpath_cli.config import GATE_OUTPUTS, ModelConfig
 from dualpath_cli.kernels.linear import ToFew
-from dualpath_cli.own_classes.classes import own_class
+from dualpath_cli.spec.config import GATE_OUTPUTS, ModelConfig
+from dualpath_cli.spec.own_classes import own_class
 
 Gates = tuple[torch.Tensor, torch.Tensor]
 """g_d and g_w, each (B, T, 1)."""

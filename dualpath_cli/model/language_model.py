@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from dualpath_cli.config import Kind, ModelConfig
-from dualpath_cli.intervention import RANDOM, SHUFFLED, Intervention
 from dualpath_cli.kernels.rms_norm import RMSNorm
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import (
@@ -23,6 +21,8 @@ from dualpath_cli.model.layer_pass import (
 from dualpath_cli.model.loss import NextTokenLoss
 from dualpath_cli.model.parameters import initial_value
 from dualpath_cli.model.routing import RoutingTrace
+from dualpath_cli.spec.config import Kind, ModelConfig
+from dualpath_cli.spec.intervention import RANDOM, SHUFFLED, Intervention
 
 
 class DualPathLM(nn.Module):

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.intervention import RANDOM, SHUFFLED, Intervention
 from dualpath_cli.model.gates import Gates
 from dualpath_cli.model.positions import Positions, whole_sequences
 from dualpath_cli.model.routing import LayerTrace
-from dualpath_cli.statistics.seeds import seed_from
+from dualpath_cli.report.seeds import seed_from
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import RANDOM, SHUFFLED, Intervention
 
 
 @dataclass

@@ -38,7 +38,7 @@ class NextTokenLoss(nn.Module):
         else:
             nll = torch.cat(
                 [
-                    checkpoint(_nll, x, head_VD, t, use_reentrant=False)
+                    checkpoint(_nll, x, head_VD, t, use_reentrant=False, preserve_rng_state=False)
                     for x, t in zip(
                         positions.tensor_split(n_parts), targets.tensor_split(n_parts), strict=True
                     )

@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from dualpath_cli.config import Kind, ModelConfig
-from dualpath_cli.own_classes.classes import ParameterKind, Role, own_class, own_kind, own_roles
-from dualpath_cli.statistics.seeds import seed_from
+from dualpath_cli.report.seeds import seed_from
+from dualpath_cli.spec.config import Kind, ModelConfig
+from dualpath_cli.spec.own_classes import ParameterKind, Role, own_class, own_kind, own_roles
 
 KINDS = {
     "embed.weight": ParameterKind("embedding", "normal"),  # also as a tied head

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.kernels.attention import Mask
 from dualpath_cli.kernels.rotary import Rope, rope_of
+from dualpath_cli.spec.config import ModelConfig
 
 
 class Positions(NamedTuple):

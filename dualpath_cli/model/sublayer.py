@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.kernels.rms_norm import RMSNorm
 from dualpath_cli.model.attention import Attention
 from dualpath_cli.model.layer_pass import SublayerPass
+from dualpath_cli.spec.config import ModelConfig
 
 
 class Scales(NamedTuple):

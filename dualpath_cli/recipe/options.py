@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.intervention import Intervention, parse_overrides
-from dualpath_cli.ranges import Place, check_path, check_ranges
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import Place, check_path, check_ranges
+from dualpath_cli.base.system import visible_gpus
 from dualpath_cli.recipe.settings import Settings
-from dualpath_cli.system import visible_gpus
+from dualpath_cli.spec.intervention import Intervention, parse_overrides
 
 
 @dataclass(frozen=True, kw_only=True)

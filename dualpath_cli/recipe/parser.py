@@ -17,8 +17,8 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, _loaders_dumpers
 from jsonargparse.typing import register_type
 
-from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.ranges import PLACES, SIZES, Place, Size, at_home, parse_size
+from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.ranges import PLACES, SIZES, Place, Size, at_home, parse_size
 from dualpath_cli.recipe.recipes import Loader
 
 # Values on the command line are read as those of recipes. There is no public way to say so.

@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from dualpath_cli.errors import UserError, did_you_mean, of_content
-from dualpath_cli.ranges import Size
-from dualpath_cli.system import read_text
+from dualpath_cli.base.errors import UserError, did_you_mean, of_content
+from dualpath_cli.base.ranges import Size
+from dualpath_cli.base.system import read_text
 
 yaml.SafeDumper.add_representer(Size, yaml.SafeDumper.represent_int)
 

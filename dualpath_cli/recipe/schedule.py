@@ -2,16 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from dualpath_cli.config import GROUP_OF, Kind, ModelConfig
-from dualpath_cli.errors import UserError
-from dualpath_cli.intervention import Intervention
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings, Settings
-from dualpath_cli.statistics.seeds import seed_from
-
-if TYPE_CHECKING:
-    from dualpath_cli.text.manifest import Manifest
+from dualpath_cli.report.seeds import seed_from
+from dualpath_cli.spec.config import GROUP_OF, Kind, ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 
 
 def learning_rate(step: int, total_steps: int, settings: OptimSettings) -> float:
@@ -109,16 +105,6 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
                 f"run.{key} trains with {number} in none of the run's steps; leave it out, or "
                 "raise run.max_tokens"
             )
-
-
-def epochs(settings: Settings, manifest: "Manifest", since: int = 0) -> float:
-    """Passes over the blocks of the training data in the run's steps from step `since` on.
-
-    A block has one token more than are trained on, and the last tokens of a chunk make none.
-    """
-    run, length = settings.run, settings.model.max_seq_len
-    trained = (run.steps - since) * run.batch_tokens
-    return trained / (length * sum(manifest.chunk_blocks(length + 1)))
 
 
 def micro_batches(batch_tokens: int, length: int, ranks: int, micro_batch: int) -> int:

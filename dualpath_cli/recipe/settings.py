@@ -4,9 +4,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_type_hints
 
-from dualpath_cli.config import GROUP_OF, RANGES, ModelConfig, ParameterGroup
-from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.ranges import (
+from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.ranges import (
     LARGEST,
     Place,
     Size,
@@ -17,6 +16,7 @@ from dualpath_cli.ranges import (
 )
 from dualpath_cli.recipe.parser import build, reader_of
 from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.spec.config import GROUP_OF, RANGES, ModelConfig, ParameterGroup
 
 _SEED = (0, 2**32 - 1)
 

@@ -1,6 +1,6 @@
 """The files of a checkpoint, what they must hold, and which checkpoints are whole. Torch-free.
 
-A checkpoint is a folder (`training/checkpoint_folder.py`). Beside the checkpoints,
+A checkpoint is a folder (`checkpoint_folder.py`). Beside the checkpoints,
 `manifests/step-N.json` holds the size and the sha256 of each file of `step-N`.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.errors import UserError, of_content
-from dualpath_cli.system import open_regular, read_json, write_text
+from dualpath_cli.base.errors import UserError, of_content
+from dualpath_cli.base.system import open_regular, read_json, write_text
 
 Files = dict[str, dict[str, Any]]
 """By name inside the checkpoint: `bytes` and `sha256`."""

@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
-from dualpath_cli.config import RENAMED, ModelConfig
-from dualpath_cli.errors import UserError, of_content
-from dualpath_cli.ranges import check_range
+from dualpath_cli.base.errors import UserError, of_content
+from dualpath_cli.base.ranges import check_range
+from dualpath_cli.base.system import read_json, read_text
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.run.run_folder import RECIPE, TABLES, TOKENIZER, VERSIONS, Run
-from dualpath_cli.system import read_json, read_text
+from dualpath_cli.spec.config import RENAMED, ModelConfig
 
 LISTING = "SHA256SUMS"
 CONFIG = "config.json"

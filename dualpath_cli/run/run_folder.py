@@ -30,13 +30,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli import __version__
-from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.output import is_first_rank
+from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.streams import is_first_rank
+from dualpath_cli.base.system import WAY_OUT, read_csv, read_json, read_text, write_text
+from dualpath_cli.base.version import __version__
 from dualpath_cli.recipe.recipes import Recipe, dump, merge, read
 from dualpath_cli.recipe.settings import TrainerSettings, check_sections, settings_from
 from dualpath_cli.run.checkpoint_files import facts_of, fault_of, rows_of
-from dualpath_cli.system import WAY_OUT, read_csv, read_json, read_text, write_text
 
 RECIPE = "recipe.yaml"
 VERSIONS = "versions.json"
@@ -193,7 +193,7 @@ def check_as_written(folder: Path, checkpoint: Path) -> None:
 
     Of an exported folder, which is both, model and tokenizer.
     """
-    from dualpath_cli.text.tokenizer import Tokenizer
+    from dualpath_cli.data.tokenizer import Tokenizer
 
     recipe, facts = read_recipe(folder), facts_at(folder, checkpoint)
     for key in ("id", "step", "model", "tokenizer"):

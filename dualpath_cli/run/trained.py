@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.intervention import Intervention
-from dualpath_cli.own_classes.checks import check_as_trained
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import format_csv, read_csv, write_text
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
@@ -23,8 +23,8 @@ from dualpath_cli.run.run_folder import (
     complete_checkpoints,
     step_of,
 )
-from dualpath_cli.system import format_csv, read_csv, write_text
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.spec.intervention import Intervention
+from dualpath_cli.spec.own_checks import check_as_trained
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import open_regular
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import Files, damaged, describe, fault_of, files_of
 from dualpath_cli.run.exported_folder import PREFIX, check_unchanged, is_exported
 from dualpath_cli.run.trained import Trained
-from dualpath_cli.system import open_regular
+from dualpath_cli.spec.config import ModelConfig
 
 T = TypeVar("T")
 warnings.filterwarnings("ignore", message=".*in a single process.*")  # as `no_dist` asks

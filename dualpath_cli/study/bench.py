@@ -14,11 +14,11 @@ from typing import Any, Generic, TypeVar
 
 from torch.utils.data import DataLoader
 
-from dualpath_cli.output.console import Progress, counted
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.windows import Tokens, Windows, collate
+from dualpath_cli.report.console import Progress, counted
 from dualpath_cli.study.passes import FILLER, Pass, decisive_facts, source_facts, study_facts
-from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.data.data_module import Batch
-from dualpath_cli.training.data.windows import Tokens, Windows, collate
+from dualpath_cli.training.data_module import Batch
 from dualpath_cli.training.launch import StudyLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.session import Session

@@ -14,11 +14,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.statistics.seeds import seed_from
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.windows import Tokens
+from dualpath_cli.report.seeds import seed_from
 from dualpath_cli.study.parts_of_speech import Tagger
-from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.data.windows import Tokens
 
 Flags = npt.NDArray[np.bool_]
 Tags = list[npt.NDArray[np.str_]]

@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.ranges import Place, Size
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import Place, Size
+from dualpath_cli.data.documents import parse_source, split_name
+from dualpath_cli.data.manifest import is_data_folder
+from dualpath_cli.data.storage import is_remote
 from dualpath_cli.recipe.options import OfRun, folder_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.run.run_folder import Run
-from dualpath_cli.text.documents import parse_source, split_name
-from dualpath_cli.text.manifest import is_data_folder
-from dualpath_cli.text.storage import is_remote
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
 
 TAGGER = "en_core_web_sm"  # the spaCy pipeline by default
 UPOS = (

@@ -23,14 +23,14 @@ import numpy.typing as npt
 import torch
 from lightning.pytorch import Trainer
 
+from dualpath_cli.base.system import open_regular, replacing
+from dualpath_cli.data.documents import Source, source_files
+from dualpath_cli.data.manifest import MANIFEST, Manifest
+from dualpath_cli.data.storage import exists, local_copy
+from dualpath_cli.data.windows import Windows
 from dualpath_cli.kernels.device import device_name
+from dualpath_cli.report.bootstrap import clusters_of
 from dualpath_cli.run.checkpoint_files import hash_file
-from dualpath_cli.statistics.bootstrap import clusters_of
-from dualpath_cli.system import open_regular, replacing
-from dualpath_cli.text.documents import Source, source_files
-from dualpath_cli.text.manifest import MANIFEST, Manifest
-from dualpath_cli.text.storage import exists, local_copy
-from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.launch import StudyLaunch
 from dualpath_cli.training.module import DualPathModule
 

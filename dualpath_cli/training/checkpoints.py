@@ -13,13 +13,14 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from dualpath_cli.errors import NumbersFailed, RunFailed
+from dualpath_cli.base.errors import NumbersFailed, RunFailed
+from dualpath_cli.base.system import PARTIAL, remove
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.checkpoint_files import Files, manifest_of, write_manifest
-from dualpath_cli.run.run_folder import CHECKPOINTS, LAST, TABLES
+from dualpath_cli.run.checkpoint_files import manifest_of
+from dualpath_cli.run.checkpoint_folder import publish
+from dualpath_cli.run.run_folder import CHECKPOINTS
 from dualpath_cli.run.weights import hashed, own_part
-from dualpath_cli.system import PARTIAL, remove, sync
 from dualpath_cli.training import internals
 from dualpath_cli.training.module import DualPathModule, EachStep
 from dualpath_cli.training.ranks import lost_contact
@@ -135,24 +136,3 @@ def finite_weights(model: nn.Module) -> bool:
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)
     return bool(finite.item())
-
-
-def publish(partial: Path, final: Path, files: Files) -> None:
-    """Syncs a written checkpoint to disk, gives it its name and points `last` to it."""
-    for path in [*partial.rglob("*"), partial]:
-        sync(path)
-    replaced = final.with_name(final.name + ".replaced" + PARTIAL)
-    if final.exists():  # from a run that is being repeated from an older checkpoint
-        final.rename(replaced)
-    folder = final.parents[1]
-    tables = [folder / name for name in TABLES if (folder / name).is_file()]
-    rows = {path.name: path.read_bytes().count(b"\n") - 1 for path in tables}
-    facts = {**run_folder.facts_now(folder), "step": run_folder.step_of(final), "rows": rows}
-    write_manifest(final, files, facts)
-    partial.rename(final)
-    link = final.with_name(LAST + PARTIAL)
-    link.unlink(missing_ok=True)
-    link.symlink_to(final.name)
-    link.replace(final.with_name(LAST))
-    sync(final.parent)
-    remove(replaced)

@@ -5,18 +5,18 @@ from math import ceil
 from operator import attrgetter
 from pathlib import Path
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import cores
+from dualpath_cli.data.documents import FORMATS, Source, found, read_documents
+from dualpath_cli.data.manifest import Manifest, is_data_folder, readable
+from dualpath_cli.data.rows import is_known
+from dualpath_cli.data.storage import exists, is_remote, local_copy
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.verification import verify_chunks
 from dualpath_cli.flops.count import parameters
-from dualpath_cli.recipe.schedule import check_loops, epochs, micro_batches
+from dualpath_cli.recipe.schedule import check_loops, micro_batches
 from dualpath_cli.recipe.settings import SECTIONS, Settings
 from dualpath_cli.run.run_folder import TOKENIZER
-from dualpath_cli.system import cores
-from dualpath_cli.text.documents import FORMATS, Source, found, read_documents
-from dualpath_cli.text.manifest import Manifest, is_data_folder, readable
-from dualpath_cli.text.rows import is_known
-from dualpath_cli.text.storage import exists, is_remote, local_copy
-from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.text.verification import verify_chunks
 
 
 def check_size(settings: Settings) -> None:
@@ -47,6 +47,16 @@ def check_training_data(settings: Settings) -> Manifest:
             f"its end-of-text token is {manifest.eot_id}"
         )
     return manifest
+
+
+def epochs(settings: Settings, manifest: Manifest, since: int = 0) -> float:
+    """Passes over the blocks of the training data in the run's steps from step `since` on.
+
+    A block has one token more than are trained on, and the last tokens of a chunk make none.
+    """
+    run, length = settings.run, settings.model.max_seq_len
+    trained = (run.steps - since) * run.batch_tokens
+    return trained / (length * sum(manifest.chunk_blocks(length + 1)))
 
 
 def check_epochs(settings: Settings, manifest: Manifest, since: int) -> None:

@@ -13,19 +13,22 @@ from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnv
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import EarlyStopping
 
-from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
+from dualpath_cli.base.errors import NumbersFailed, RunFailed, Stopped, UserError
+from dualpath_cli.base.system import FIT, Terminated, alone, read_text, write_text
+from dualpath_cli.data import order
+from dualpath_cli.data.manifest import Manifest, is_data_folder
+from dualpath_cli.data.storage import local_copy
 from dualpath_cli.flops import count
+from dualpath_cli.kernels.attention import kernel_on_gpu
 from dualpath_cli.kernels.device import device_name
-from dualpath_cli.own_classes.checks import hashes, keep_sources, option_of
-from dualpath_cli.recipe.schedule import epochs, micro_batches
+from dualpath_cli.recipe.schedule import micro_batches
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE
 from dualpath_cli.run.run_folder import ENDED_EARLY, TABLES, TOKENIZER, WENT_WRONG
-from dualpath_cli.system import FIT, Terminated, alone, read_text, write_text
-from dualpath_cli.text.manifest import Manifest, is_data_folder
-from dualpath_cli.text.storage import local_copy
-from dualpath_cli.training.data import order
-from dualpath_cli.training.data.data_module import loading_fault
+from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
+from dualpath_cli.training.checks import epochs
+from dualpath_cli.training.data_module import loading_fault
+from dualpath_cli.training.graphs import MicroBatchGraph, why_launched
 from dualpath_cli.training.launch import TrainingLaunch
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.logs.loggers import begin_wandb
@@ -108,6 +111,8 @@ def _train(
             if (table := Path(f"{launch.trunk}/{name}")).exists():
                 write_text(folder / name, read_text(table))
         begin_wandb(trainer, folder)
+    if not _launched(session):
+        session.module.graph = MicroBatchGraph(session.module.losses, session.module, accumulate)
     path = None if checkpoint is None else str(checkpoint)
     try:
         trainer.fit(session.module, datamodule=session.datamodule, ckpt_path=path)
@@ -271,8 +276,31 @@ def _summary(session: Session[TrainingLaunch], accumulate: int) -> str:
         ("run", f"{run.steps:,} steps of {run.batch_tokens:,} tokens: "
          f"{session.trainer.world_size} x {session.datamodule.micro_batch} sequences of "
          f"{model.max_seq_len}, accumulated {accumulate} times"),
+        *_on_gpu(session),
         ("folder", str(launch.folder)),
         ("", launch.weights and f"begins with the weights of {launch.weights}"),
         ("", checkpoint and f"continued from step {run_folder.step_of(checkpoint)}{whose}"),
     ]  # fmt: skip
     return "\n".join(f"{label:8}{text}" for label, text in lines if text)
+
+
+def _launched(session: Session[TrainingLaunch]) -> str:
+    settings, micro_batch = session.launch.settings, session.datamodule.micro_batch
+    return why_launched(settings, session.trainer, micro_batch)
+
+
+def _on_gpu(session: Session[TrainingLaunch]) -> list[tuple[str, str]]:
+    """Lines of the summary: how a CUDA GPU is given its work."""
+    device, model = session.trainer.strategy.root_device, session.launch.settings.model
+    if device.type != "cuda":
+        return []
+    reason = _launched(session)
+    steps = f"launched kernel by kernel ({reason})" if reason else "a micro-batch is one CUDA graph"
+    low = str(session.trainer.precision).startswith("bf16")
+    kernel, advice = kernel_on_gpu(
+        model.n_heads, model.head_dim, model.max_seq_len,
+        torch.bfloat16 if low else torch.float32, device,
+    )  # fmt: skip
+    if model.document_start is not None:
+        kernel, advice = "FlexAttention within documents", ""
+    return [("gpu", f"{steps}; attention: {kernel}"), ("", advice)]

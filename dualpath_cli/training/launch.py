@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, import_classes
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import has_step
+from dualpath_cli.data.manifest import Manifest
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
@@ -17,9 +19,7 @@ from dualpath_cli.run.checkpoint_files import fault_of, hash_file, manifest_of
 from dualpath_cli.run.exported_folder import LISTING
 from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VALIDATION, Run, step_of
 from dualpath_cli.run.trained import find_run
-from dualpath_cli.system import has_step
-from dualpath_cli.text.manifest import Manifest
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.spec.own_checks import check_as_begun, check_as_trained, import_classes
 from dualpath_cli.training import checks
 
 

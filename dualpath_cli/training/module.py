@@ -18,14 +18,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from dualpath_cli.config import GROUP_OF, Checkpointing, Kind, ModelConfig
-from dualpath_cli.errors import UserError
-from dualpath_cli.intervention import Intervention
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.metrics import LanguageModelLoss
 from dualpath_cli.kernels.freed_memory import keep_freed_memory
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.model.parameters import kind_of, matrices_in
-from dualpath_cli.own_classes.classes import own_roles
 from dualpath_cli.recipe.schedule import (
     StepLoops,
     learning_rate,
@@ -34,12 +32,15 @@ from dualpath_cli.recipe.schedule import (
     weight_decay,
 )
 from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.run.checkpoint_folder import optimizer_states, tensors_of
 from dualpath_cli.run.weights import fill, load_average, own_part
+from dualpath_cli.spec.config import GROUP_OF, Checkpointing, Kind, ModelConfig
+from dualpath_cli.spec.intervention import Intervention
+from dualpath_cli.spec.own_classes import own_roles
 from dualpath_cli.training.balance import ExpertLoads
-from dualpath_cli.training.checkpoint_folder import optimizer_states, tensors_of
-from dualpath_cli.training.data.data_module import Batch
+from dualpath_cli.training.data_module import Batch
+from dualpath_cli.training.graphs import Losses, MicroBatchGraph
 from dualpath_cli.training.guard import PATIENCE, BadStep, StepGuard, without_gradient
-from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.muon import Muon
 from dualpath_cli.training.parallel import allow_graphs, build_model, sharded_as, sharding_mesh
 
@@ -89,6 +90,8 @@ class DualPathModule(LightningModule):
         self.bad_step: BadStep | None = None  # the last step, if it was left out
         self.resting: dict[str, torch.Tensor] = {}  # matrices without a gradient up to now
         self.expert_loads = ExpertLoads()
+        self.graph: MicroBatchGraph | None = None  # of the micro-batches of training, if it has one
+        self._graphed = False  # whether the graph made the gradients of the newest one
         self._losses: list[torch.Tensor] = []  # of one step's micro-batches
 
     @property
@@ -135,22 +138,40 @@ class DualPathModule(LightningModule):
         Auxiliary losses are minimised, but not logged. Losses that are not finite are not logged
         either: one would hide all others of its row.
         """
+        first = batch_idx % self.trainer.accumulate_grad_batches == 0
+        self._graphed = self.graph is not None and self.graph.is_due(first)
+        if self._graphed:
+            assert self.graph is not None
+            made = self.graph(*batch, first)
+        else:
+            made = self.losses(*batch)
+        self.expert_loads.add(made.loads)
+        nll, targets = made.nll.detach(), batch[1]
+        finite = nll.isfinite().all()
+        self.train_loss.update(torch.where(finite, nll, 0.0), torch.where(finite, targets, IGNORE))
+        self._losses.append(made.loss.detach())
+        return made.loss
+
+    def losses(self, tokens: torch.Tensor, targets: torch.Tensor) -> Losses:
+        """Those of one micro-batch in the trainer's optimizer step."""
         assert self.model is not None
-        tokens, targets = batch
         auxiliary, loops = AuxiliaryLoss(), self.forced_loops
         forced = None if loops is None else Intervention(loops=loops)
         nll = self.model(tokens, targets, auxiliary=auxiliary, intervention=forced)
-        self.expert_loads.add(auxiliary.loads)
-        finite = nll.detach().isfinite().all()
-        self.train_loss.update(
-            torch.where(finite, nll.detach(), 0.0), torch.where(finite, targets, IGNORE)
-        )
         loss = nll.mean() + auxiliary.total
         if loops == 1 and self.device_mesh is None:
             # Adds nothing; DDP waits for a gradient of every weight in each backward pass.
             loss = loss + 0 * sum(parameter.sum() for parameter in _router_of(self.model))
-        self._losses.append(loss.detach())
-        return loss
+        return Losses(loss, nll, auxiliary.loads)
+
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        if not self._graphed:
+            super().backward(loss, *args, **kwargs)
+
+    def optimizer_zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Comes after `training_step`, in which a graph has made the gradients."""
+        if not self._graphed:
+            super().optimizer_zero_grad(*args, **kwargs)
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         tokens, targets = batch

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dualpath_cli.config import Kind
 from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.spec.config import Kind
 from dualpath_cli.training.parallel import sharded_as
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

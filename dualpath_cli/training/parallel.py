@@ -43,14 +43,14 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from dualpath_cli.config import Checkpointing, Kind, ModelConfig
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import LayerAuxiliary, LayerPass
 from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.run.checkpoint_folder import read, write
+from dualpath_cli.spec.config import Checkpointing, Kind, ModelConfig
 from dualpath_cli.training import internals
-from dualpath_cli.training.checkpoint_folder import read, write
 
 KEPT_OPERATIONS = frozenset(
     ("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm", "flex_attention",

@@ -22,8 +22,8 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ParallelStrategy
 
-from dualpath_cli.errors import RunFailed, UserError
-from dualpath_cli.system import of_children
+from dualpath_cli.base.errors import RunFailed, UserError
+from dualpath_cli.base.system import of_children
 from dualpath_cli.training import internals
 
 PATIENCE = 10.0

@@ -13,20 +13,20 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from rich.console import Console
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.output import is_first_rank
-from dualpath_cli.output.console import plain_console
-from dualpath_cli.output.table import Column, Table, show
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.streams import is_first_rank
+from dualpath_cli.data.storage import local_copy
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.schedule import step_loops
+from dualpath_cli.report.console import plain_console
+from dualpath_cli.report.table import Column, Table, show
+from dualpath_cli.run.checkpoint_folder import SafetensorsIO
 from dualpath_cli.run.run_folder import TOKENIZER, way_on
 from dualpath_cli.run.trained import keep_scores, label_of_average
 from dualpath_cli.run.weights import verify
-from dualpath_cli.text.storage import local_copy
-from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training import parallel
-from dualpath_cli.training.checkpoint_folder import SafetensorsIO
 from dualpath_cli.training.checkpoints import Checkpoints
-from dualpath_cli.training.data.data_module import DualPathDataModule
+from dualpath_cli.training.data_module import DualPathDataModule
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
 from dualpath_cli.training.logs.loggers import Bar, Lines, loggers
 from dualpath_cli.training.logs.tables import BadSteps, MetricsLog, RoutingLog

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import yaml
 
+from dualpath_cli.base.system import format_csv
+from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import describe, files_of, write_manifest
-from dualpath_cli.system import format_csv
-from dualpath_cli.text.manifest import Manifest
-from tests.tiny_run import prepare, tiny_recipe, write_text
+from tests.training.tiny_run import prepare, tiny_recipe, write_text
 
 RUN = "runs/tiny/default"
 

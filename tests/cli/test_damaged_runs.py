@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from dualpath_cli.base.system import read_csv
 from dualpath_cli.cli.main import main
 from dualpath_cli.run.run_folder import check_tables
-from dualpath_cli.system import read_csv
 from tests.cli.home import RUN, write_home
 from tests.conftest import Share
-from tests.tiny_run import back_to_step, tables
+from tests.training.tiny_run import back_to_step, tables
 
 FIT = "fit --config tiny.yaml"
 OTHERS = [

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dualpath_cli import system
-from dualpath_cli.errors import LONGEST, UserError, one_line
+from dualpath_cli.base import system
+from dualpath_cli.base.errors import LONGEST, UserError, one_line
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.training import checks
@@ -32,7 +32,7 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch):
     with pytest.raises(UserError, match="devices=100 is too many for 4 cores; use 32"):
         checks.check_steps(settings_from(merge(recipe_of_home(), many)))
     given = re.compile(r"os\.(process_)?cpu_count|multiprocessing\.cpu_count")
-    package = Path(system.__file__).parent
+    package = Path(system.__file__).parents[1]
     users = {path.name for path in package.rglob("*.py") if given.search(path.read_text())}
     assert users == {"system.py"}
 

@@ -19,8 +19,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dualpath_cli.base.errors import LONGEST, UserError
 from dualpath_cli.cli.main import main
-from dualpath_cli.errors import LONGEST, UserError
 from tests.cli.home import RUN, recipe_of_home, write_home
 from tests.cli.test_messages import BOMB, PREFIX
 from tests.cli.test_settings import FIELDS, OPTIONS
@@ -113,7 +113,7 @@ def home(share: Share, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     folder = share("home", write_home)  # before commands end where they begin
     monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups, rows: {})
-    monkeypatch.setattr("dualpath_cli.sweep.command.run_all", train)
+    monkeypatch.setattr("dualpath_cli.compare.sweep.command.run_all", train)
     monkeypatch.setattr(
         "dualpath_cli.cli.main.resolve_name",
         lambda name: resolve_name(name) if ".cli.launch:" in name else lambda *_: 0,

@@ -11,10 +11,10 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli import launch, lightning
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import read
-from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.parser import OTHER_NAMES
 from dualpath_cli.recipe.settings import TrainerSettings
 

@@ -11,8 +11,8 @@ import torch
 import yaml
 
 from dualpath_cli.training.module import DualPathModule
-from tests.processes import run_on_two_ranks
-from tests.tiny_run import back_to_step, tables, weights
+from tests.cli.processes import run_on_two_ranks
+from tests.training.tiny_run import back_to_step, tables, weights
 
 STEP = DualPathModule.training_step
 

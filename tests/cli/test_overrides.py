@@ -5,9 +5,9 @@ from argparse import Namespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.intervention import RANDOM, SHUFFLED, Intervention
-from dualpath_cli.intervention import parse_overrides as parse
 from dualpath_cli.recipe.options import read_overrides as read
+from dualpath_cli.spec.intervention import RANDOM, SHUFFLED, Intervention
+from dualpath_cli.spec.intervention import parse_overrides as parse
 
 PERMILLE = st.integers(0, 1000).map(lambda n: n / 1000)
 FIELDS = {

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
+from dualpath_cli.base.ranges import Place, Size
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import main
 from dualpath_cli.cli.words import help_of, parser_of
-from dualpath_cli.ranges import Place, Size
 from dualpath_cli.recipe.parser import choices_of
 from dualpath_cli.recipe.settings import SECTIONS
 

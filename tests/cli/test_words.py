@@ -5,11 +5,11 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import _joined, parser_of, read
-from dualpath_cli.errors import UserError
+from dualpath_cli.data.documents import split_name
 from dualpath_cli.recipe.settings import SECTIONS
-from dualpath_cli.text.documents import split_name
 
 
 def changed(recipe: dict[str, Any], *words: str) -> dict[str, Any]:

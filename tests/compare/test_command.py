@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dualpath_cli.base.system import OURS, read_csv
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.tables import AFTER, SAME
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import read_recipe
-from dualpath_cli.system import OURS, read_csv
 from tests.cli.test_cli import run_without_slow_imports
 from tests.compare.run_folders import BATCH, model_of, write_run, write_sweep
-from tests.tiny_run import prepare
+from tests.training.tiny_run import prepare
 
 CELLS = ("wide", "loop_k2", "loop_k4", "a50_k2")
 WRITTEN = {

@@ -8,7 +8,7 @@ from dualpath_cli.compare import figures
 from dualpath_cli.compare.groups import Group, groups_of
 from dualpath_cli.compare.runs import find_folders, read_run
 from dualpath_cli.compare.tables import differences_of
-from dualpath_cli.output.figures import FAMILY_COLORS, save
+from dualpath_cli.report.figures import FAMILY_COLORS, save
 from tests.compare.run_folders import (
     BATCH,
     configuration,

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import format_csv, read_csv
 from dualpath_cli.compare.groups import Configuration, Group, groups_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
 from dualpath_cli.compare.tables import group_tables
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError
 from dualpath_cli.flops.count import flops_by_layer
-from dualpath_cli.system import format_csv, read_csv
+from dualpath_cli.spec.config import ModelConfig
 from tests.compare.run_folders import BATCH, CELLS, STEPS, model_of, write_run, write_sweep
 
 SCORES = {"novels": 2.0, "peps": 2.5}

@@ -7,9 +7,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from dualpath_cli.compare.figures import CAPTIONS
-from dualpath_cli.output.figures import MUTED, WIDE, panels
-from dualpath_cli.output.page import page, pictures, tables, terms
-from dualpath_cli.output.table import Column, Table
+from dualpath_cli.report.figures import MUTED, WIDE, panels
+from dualpath_cli.report.page import page, pictures, tables, terms
+from dualpath_cli.report.table import Column, Table
 
 NAMES = ("a_k10", "a_k2", "<b>&amp;</b>", "none")
 NUMBERS = (-1.5, 2.0, -20.0, math.nan)

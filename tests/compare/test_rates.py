@@ -10,7 +10,7 @@ from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.rates import lowest, resampled
 from dualpath_cli.compare.runs import find_folders, read_run
 from dualpath_cli.compare.tables import BEST, differences_of
-from dualpath_cli.statistics.blocks import block_spread
+from dualpath_cli.report.blocks import block_spread
 from tests.compare.run_folders import model_of, write_run
 from tests.compare.test_tables import difference
 

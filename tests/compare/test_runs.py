@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.compare import runs
 from dualpath_cli.compare.runs import AGGREGATE, TrainedRun, check_same_data, find_folders, read_run
-from dualpath_cli.errors import UserError
 from tests.compare.run_folders import BATCH, STEPS, model_of, write_run
 
 WIDE = model_of("wide")

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from dualpath_cli.base.system import format_csv
 from dualpath_cli.compare.groups import Configuration
 from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.compare.tables import (
@@ -25,11 +26,10 @@ from dualpath_cli.compare.tables import (
     records_of_groups,
     tables_of_tests,
 )
-from dualpath_cli.output.table import Column, Entry, Table
-from dualpath_cli.statistics.significance import holm
-from dualpath_cli.system import format_csv
+from dualpath_cli.report.significance import holm
+from dualpath_cli.report.table import Column, Entry, Table
+from tests.base.lazy import Lazy
 from tests.compare.run_folders import configuration, group, wide
-from tests.lazy import Lazy
 
 stats = Lazy("scipy.stats")
 

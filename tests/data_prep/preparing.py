@@ -10,7 +10,7 @@ import litdata
 import zstandard
 
 from data_prep.settings import SourceSettings
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.data.tokenizer import Tokenizer
 
 
 def source(name: str, path: Path | str, **settings: Any) -> SourceSettings:

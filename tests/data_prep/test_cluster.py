@@ -19,7 +19,7 @@ from data_prep.__main__ import main
 from data_prep.documents import encoding
 from data_prep.executors import DaskCluster, Here
 from data_prep.prepare import Request, prepare
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
 from tests.data_prep.preparing import contents, source, write_jsonl
 from tests.data_prep.web import wait_for
 

@@ -12,11 +12,11 @@ from data_prep.settings import SourceSettings, settings_from
 from data_prep.sources import sample
 from data_prep.tokenizer import MEASURED_BYTES, _Kept
 from dualpath_cli.cli.main import main
+from dualpath_cli.data.manifest import Manifest, sha256_of
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.recipes import find, read
-from dualpath_cli.text.manifest import Manifest, sha256_of
-from dualpath_cli.text.tokenizer import Tokenizer
+from tests.data.manifests import intact
 from tests.data_prep.preparing import rows_of, write_jsonl
-from tests.manifests import intact
 
 
 def test_a_recipe_becomes_settings_and_back():

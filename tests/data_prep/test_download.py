@@ -22,9 +22,9 @@ from data_prep.settings import SourceSettings
 from data_prep.sources import corpora
 from data_prep.sources.corpora import Corpus, InputFile, hub_files
 from data_prep.sources.fetching import Fetcher
-from dualpath_cli.errors import RunFailed, UserError
-from dualpath_cli.text import tokenizer
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.base.errors import RunFailed, UserError
+from dualpath_cli.data import tokenizer
+from dualpath_cli.data.tokenizer import Tokenizer
 from tests.data_prep.web import Fault, Web, wait_for
 
 CONTENT = bytes(range(256)) * 1000

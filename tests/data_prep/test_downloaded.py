@@ -13,8 +13,8 @@ from data_prep import download
 from data_prep.__main__ import main
 from data_prep.sources import corpora, fetching
 from data_prep.sources.corpora import nemotron_files
-from dualpath_cli.errors import UserError
-from dualpath_cli.text.manifest import Manifest
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.manifest import Manifest
 from tests.data_prep.preparing import texts_of
 from tests.data_prep.web import Fault, Web
 

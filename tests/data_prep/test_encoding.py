@@ -5,7 +5,7 @@ import pytest
 from data_prep.documents import pieces
 from data_prep.executors import Here
 from data_prep.prepare import prepare
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
 from tests.data_prep.preparing import contents, write_jsonl
 
 

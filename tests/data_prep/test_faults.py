@@ -18,8 +18,8 @@ import zstandard
 from data_prep.documents import encoding
 from data_prep.executors import on_this_machine
 from data_prep.prepare import prepare
-from dualpath_cli.errors import UserError
-from dualpath_cli.text.rows import read_rows
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.rows import read_rows
 from tests.data_prep.preparing import rows_of, texts_of, write_jsonl
 
 GOOD = [f"good document {n}" for n in range(3)]

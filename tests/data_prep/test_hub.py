@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from data_prep.download import Downloads
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
 from tests.data_prep.web import Fault, Web
 
 constants = pytest.importorskip(

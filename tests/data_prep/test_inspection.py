@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.__main__ import main
-from dualpath_cli.errors import RunFailed, UserError
-from dualpath_cli.text.manifest import Manifest
-from dualpath_cli.text.tokenizer import Tokenizer
-from tests.manifests import source_count, write_data_folder
+from dualpath_cli.base.errors import RunFailed, UserError
+from dualpath_cli.data.manifest import Manifest
+from dualpath_cli.data.tokenizer import Tokenizer
+from tests.data.manifests import source_count, write_data_folder
 
 TEXTS = ["hello world", "Ünï 日本 \U0001f600\n", "[bold]hell[/bold]\x1b[31m :smile:", "x" * 900]
 TEXTS += [f"{n} hello" * n for n in range(1, 11)]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.text.manifest import Manifest
+from dualpath_cli.data.manifest import Manifest
+from tests.data.manifests import intact
 from tests.data_prep.preparing import write_jsonl
-from tests.manifests import intact
 
 RUN = """
 import sys

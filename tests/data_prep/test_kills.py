@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.system import remove
+from dualpath_cli.base.system import remove
+from tests.cli.processes import SERVER
 from tests.data_prep.preparing import contents, write_jsonl
-from tests.processes import SERVER
 
 
 def _run(words: list[str], kill: int, changes: Path) -> None:

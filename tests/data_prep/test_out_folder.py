@@ -14,12 +14,12 @@ import pytest
 from data_prep.documents import encoding
 from data_prep.prepare import finished, prepare
 from data_prep.writing.out_folder import finished_remote, upload
-from dualpath_cli.errors import UserError
-from dualpath_cli.text import storage
-from dualpath_cli.text.manifest import Manifest
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data import storage
+from dualpath_cli.data.manifest import Manifest
+from dualpath_cli.data.tokenizer import Tokenizer
+from tests.data.manifests import intact, manifest_of, source_count
 from tests.data_prep.preparing import contents, write_jsonl
-from tests.manifests import intact, manifest_of, source_count
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "hello hello"]
 

@@ -15,12 +15,12 @@ from data_prep.executors import Here, on_this_machine
 from data_prep.prepare import prepare
 from data_prep.sources import sample
 from data_prep.sources.corpora import InputFile
-from dualpath_cli.errors import UserError
-from dualpath_cli.text.manifest import Manifest
-from dualpath_cli.text.rows import OnRead
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.manifest import Manifest
+from dualpath_cli.data.rows import OnRead
+from dualpath_cli.data.tokenizer import Tokenizer
+from tests.data.manifests import intact
 from tests.data_prep.preparing import contents, rows_of, source, texts_of, write_jsonl
-from tests.manifests import intact
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "é 日本\n" * 40, "hello hello"]
 

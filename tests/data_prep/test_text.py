@@ -25,7 +25,7 @@ from data_prep.documents.text import (
     shingles,
     signature,
 )
-from dualpath_cli.text.documents import clean
+from dualpath_cli.data.documents import clean
 
 
 def words_of(text: str) -> list[str]:

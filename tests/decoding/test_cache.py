@@ -5,10 +5,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS
 from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import DualPathLM, Intervention
+from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS
 from tests.model.reference import difference, random_tokens
 from tests.model.small_models import ALL_KINDS, OUTPUTS, SHOWS, TOKENS, UNEVEN, small, with_weights
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,16 @@ import pytest
 import torch
 import zstandard
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.decoding import texts
+from dualpath_cli.decoding.decoder import RECORDERS
 from dualpath_cli.decoding.request import Prompt, ids_of, read_prompts
-from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.recipes import merge
 from tests.conftest import OutputOf
-from tests.small_tokenizer import tokenizer_with
+from tests.data.small_tokenizer import tokenizer_with
 from tests.study.conftest import OPEN
-from tests.tiny_run import Fit
+from tests.training.tiny_run import Fit
 
 LONG: dict[str, Any] = {
     "model": {"max_seq_len": 64}, "run": {"batch_tokens": 256, "max_tokens": 6 * 256}
@@ -70,6 +72,21 @@ def test_one_text_is_streamed_and_its_speed_and_drafts_go_to_stderr(
         rf"{row['new_tokens']} new tokens, [\d,.]+ tokens/s without the prompt, "
         rf"first token after \d+\.\d\d s, {counted}cache [\d.]+ kB", line
     )  # fmt: skip
+
+
+def test_the_time_to_record_is_told_apart_from_the_speed(run, capsys, monkeypatch):
+    def record(work: Callable[[], object], *_: object) -> Callable[[], object]:
+        time.sleep(60)
+        return work
+
+    now, clock = [0.0], time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setitem(RECORDERS, "cpu", record)
+    assert main(["generate", "--ckpt_path", str(run), "--prompt", "the", "--ignore_eot"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "s, prepared in 60." in line
+    assert float(re.findall(r"([\d,.]+) tokens/s", line)[0].replace(",", "")) > 2
 
 
 def test_several_texts_are_printed_whole_with_their_numbers(run, rows, capsys):

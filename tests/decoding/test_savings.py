@@ -7,10 +7,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli.config import COMBINATIONS, ModelConfig
 from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import Intervention, RoutingTrace
+from dualpath_cli.spec.config import COMBINATIONS, ModelConfig
 from tests.decoding.test_cache import in_chunks
 from tests.model import decoding_reference, reference
 from tests.model.reference import difference, random_tokens

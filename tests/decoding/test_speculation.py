@@ -21,9 +21,9 @@ from dualpath_cli.decoding.writing import (
     write_on,
     write_on_drafts,
 )
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
-from tests.lazy import Lazy
+from dualpath_cli.spec.intervention import Intervention
+from tests.base.lazy import Lazy
 from tests.model.small_models import small, with_weights
 
 stats = Lazy("scipy.stats")

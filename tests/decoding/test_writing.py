@@ -7,13 +7,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dualpath_cli.base.errors import RunFailed
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import Addition, Limits, Sampler, TextStream, write_on
-from dualpath_cli.errors import RunFailed
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.weights import round_weights
+from dualpath_cli.spec.intervention import Intervention
 from tests.model import reference
 from tests.model.reference import random_tokens
 from tests.model.small_models import ALL_KINDS, small, with_weights

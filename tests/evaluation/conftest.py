@@ -8,7 +8,7 @@ import pytest
 
 from dualpath_cli.cli.main import main
 from tests.conftest import Share
-from tests.tiny_run import Fit
+from tests.training.tiny_run import Fit
 
 pytest.importorskip("lm_eval", reason="needs the extra `eval`")
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from dualpath_cli.base.errors import RunFailed
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.errors import RunFailed
 from dualpath_cli.evaluation.harness import HarnessModel, parts_of
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.spec.intervention import Intervention
+from tests.data.small_tokenizer import tokenizer_with
 from tests.model import reference
 from tests.model.small_models import ALL_KINDS, small
-from tests.small_tokenizer import tokenizer_with
 
 TOKENIZER = tokenizer_with(["h e", "l l", "he ll", "Ġ t"])
 IDS = TOKENIZER.vocab_size

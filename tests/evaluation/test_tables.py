@@ -8,7 +8,7 @@ import pytest
 
 from dualpath_cli.evaluation.tables import AGGREGATE, ALL, compare, means_of, paper_scores
 from dualpath_cli.flops import paper
-from dualpath_cli.statistics.significance import holm
+from dualpath_cli.report.significance import holm
 
 
 def report(task: str, rows: list[dict[str, Any]], **scores: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.evaluation.benchmarks import SUITES, Benchmark, NoData
 from dualpath_cli.evaluation.runner import Asked, ask, write_requests
 from dualpath_cli.evaluation.tasks import olmes

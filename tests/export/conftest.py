@@ -13,7 +13,7 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.trained import find
 from dualpath_cli.run.weights import empty_model, load_weights
 from tests.conftest import Share
-from tests.tiny_run import Fit
+from tests.training.tiny_run import Fit
 
 Pair = tuple[Path, Path]  # a run, and the folder that it was exported to
 Exported = Callable[..., Pair]

@@ -13,17 +13,17 @@ import yaml
 from safetensors import safe_open
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.export.hf import folder as hf
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.exported_folder import changed
 from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS, newest_checkpoint, read_recipe
+from dualpath_cli.spec.config import ModelConfig
+from tests.cli.processes import run_on_ranks, start
 from tests.conftest import Share
 from tests.export.conftest import contents, export, words
-from tests.processes import run_on_ranks, start
 from tests.study.conftest import USERS_OF_FIGURES
-from tests.tiny_run import rows, saved, tiny_recipe
 from tests.training.test_checkpoint_faults import flip
+from tests.training.tiny_run import rows, saved, tiny_recipe
 
 rare = pytest.mark.slow
 

@@ -16,7 +16,7 @@ import yaml
 from dualpath_cli.cli.main import main
 from dualpath_cli.run.trained import find
 from tests.export.conftest import contents, export, model_of, words
-from tests.tiny_run import Fit
+from tests.training.tiny_run import Fit
 
 
 @pytest.fixture

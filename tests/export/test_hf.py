@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.intervention import Intervention
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.spec.intervention import Intervention
 from tests.export.conftest import Exported, Pair, export, model_of
 
 transformers = pytest.importorskip("transformers")
@@ -363,7 +363,7 @@ def test_nothing_of_the_project_is_needed(exported, tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "dualpath_cli"]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError):
-        import dualpath_cli.config  # noqa: F401
+        import dualpath_cli.spec.config  # noqa: F401
     # Under another name its code is run anew.
     alone = load(shutil.copytree(folder, tmp_path / "without_the_project"))
     torch.testing.assert_close(alone(tokens).logits, wanted, atol=1e-6, rtol=0)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.faulty_data import flip
 from tests.data_prep.web import Fault
 from tests.export.conftest import contents, words
 from tests.export.model_hub import TOKEN, ModelHub, Repo
-from tests.faulty_data import flip
 
 hub_constants = pytest.importorskip(
     "huggingface_hub.constants", reason="the extra `hub` is not installed"
@@ -72,7 +72,7 @@ def test_an_upload_that_was_cut_off_goes_on(
 def test_a_hub_that_accepts_the_commit_and_never_answers_is_given_up(
     hub, trained, tmp_path, said, monkeypatch
 ):
-    monkeypatch.setattr("dualpath_cli.text.hub.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("dualpath_cli.data.hub.ANSWER_SECONDS", 0.5)
     hub.faults[COMMIT] = [Fault(silent=3.0)]
     error = said(*words(trained(), tmp_path / "hf", "--push", NAME), code=1)
     assert "cannot be reached (" in error

@@ -13,10 +13,10 @@ import torch
 from dualpath_cli.cli.main import main
 from dualpath_cli.flops.count import layer_flops
 from dualpath_cli.run.trained import find
+from tests.data.small_tokenizer import definition_with
 from tests.export.conftest import export, model_of
-from tests.small_tokenizer import definition_with
 from tests.study.conftest import USERS_OF_FIGURES
-from tests.tiny_run import MERGES
+from tests.training.tiny_run import MERGES
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("remote_code")

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.shapes import units
 from dualpath_cli.model.language_model import DualPathLM
 from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
 from dualpath_cli.training.module import build_optimizer
 from tests.flops.test_count_and_widths import small
 

@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
-from dualpath_cli.output.console import NARROWEST
+from dualpath_cli.report.console import NARROWEST
+from dualpath_cli.spec.config import ModelConfig
 from tests.conftest import OutputOf
 from tests.flops.test_count_and_widths import small
 
@@ -100,7 +100,7 @@ def test_the_model_of_json_is_a_section_of_a_recipe(line, described, tmp_path):
 
 
 def test_the_table_says_what_hardware_is_assumed_and_what_is_raised(answer):
-    """All of its numbers are compared with docs/flops.md (tests/test_docs.py)."""
+    """All of its numbers are compared with docs/flops.md (tests/docs/test_docs.py)."""
     assert "d_ffn is raised to 64" in answer("--budget 80M --alpha 25 --k 4")
     for tflops, sustained in ((400, 400), ("h200", 395)):
         own = answer(f"{DUAL} --gpus 1 --tflops {tflops}")

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dualpath_cli.config import GATE_OUTPUTS, BlockKind, ModelConfig, effective_width
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import format_size, parse_size
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.widths import Match, Target, solve_widths, solve_within, ways_out
-from dualpath_cli.ranges import format_size, parse_size
+from dualpath_cli.spec.config import GATE_OUTPUTS, BlockKind, ModelConfig, effective_width
 
 CONFIGURATIONS = paper.configurations()
 each_configuration = pytest.mark.parametrize("row", CONFIGURATIONS, ids=lambda row: row.recipe)

@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.flops.options import SUSTAINED
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.flops.plan import (
@@ -32,6 +31,7 @@ from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.positions import Positions, rope_tables
 from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.spec.config import Checkpointing, ModelConfig
 from dualpath_cli.training.module import build_optimizer
 from dualpath_cli.training.parallel import build_model, checkpoint_block
 from tests.conftest import OutputOf

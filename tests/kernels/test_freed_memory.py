@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dualpath_cli.training.module import DualPathModule
-from tests.processes import call_on_ranks
+from tests.cli.processes import call_on_ranks
 
 
 def print_faults(device: str) -> None:

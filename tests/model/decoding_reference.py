@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.intervention import Intervention
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 from tests.model import reference
 from tests.model.reference import Weights, below
 

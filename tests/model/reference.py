@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.spec.config import ModelConfig
 
 Weights = dict[str, Tensor]
 Stream = list[Tensor]

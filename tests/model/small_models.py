@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import DualPathLM, RoutingTrace
+from dualpath_cli.spec.config import ModelConfig
 from tests.model import reference
 from tests.model.reference import Weights, random_tokens
 

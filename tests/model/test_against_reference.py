@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
+from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
 from tests.model import reference
 from tests.model.reference import difference, random_tokens
 from tests.model.small_models import EXPERTS, OUTPUTS, UNEVEN, traced, with_weights

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.kernels.attention import attend
 from dualpath_cli.model import positions
 from dualpath_cli.model.positions import document_mask, in_document
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.training.parallel import checkpoint_block
 from tests.model.reference import difference
 from tests.model.small_models import SMALL, with_weights

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.kernels.grouped_products import group_by_group
 from dualpath_cli.model import DualPathLM, Intervention
 from dualpath_cli.model.experts import Experts
 from dualpath_cli.model.layer_pass import LayerAuxiliary, SublayerPass
 from dualpath_cli.model.positions import whole_sequences
+from dualpath_cli.spec.config import ModelConfig
 from tests.model import reference
 from tests.model.reference import Weights, difference, random_tokens
 from tests.model.small_models import (

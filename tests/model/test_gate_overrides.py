@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dualpath_cli.config import GATE_OUTPUTS, ModelConfig
 from dualpath_cli.model import Intervention
 from dualpath_cli.model.layer_pass import shuffled_positions
+from dualpath_cli.spec.config import GATE_OUTPUTS, ModelConfig
 from tests.model import reference
 from tests.model.reference import Weights, difference, random_tokens
 from tests.model.small_models import OUTPUTS, SHOWS, SMALL, small, traced, with_weights

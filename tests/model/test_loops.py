@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import Intervention
 from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.spec.config import ModelConfig
 from tests.model import reference
 from tests.model.reference import Stream, Weights, difference, random_tokens
 from tests.model.small_models import OUTPUTS, SHOWS, SMALL, UNEVEN, small, traced, with_weights

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.spec.config import ModelConfig
 from tests.model import reference
 from tests.model.reference import difference, random_tokens
 from tests.model.small_models import (

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS
 from dualpath_cli.flops.count import parameters_by_part
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.parameters import KINDS, kind_of
 from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS
 from dualpath_cli.training.module import build_optimizer
 from tests.model.reference import random_tokens
 from tests.model.small_models import ALL_KINDS, MEDIUM, SMALL, UNEVEN, medium, same_weights, small

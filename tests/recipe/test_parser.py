@@ -5,8 +5,8 @@ from typing import Literal
 
 import pytest
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.ranges import Size
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import Size
 from dualpath_cli.recipe.parser import build
 
 

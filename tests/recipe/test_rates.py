@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.config import GROUP_OF
 from dualpath_cli.recipe.schedule import rate_factor, std_factors
 from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.spec.config import GROUP_OF
 from dualpath_cli.training.muon import shape_factor
 
 WIDTHS = st.sampled_from([16, 32, 96, 128, 768, 1000])

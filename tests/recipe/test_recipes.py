@@ -14,11 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli import launch
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import read
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.widths import Target, solve_widths
@@ -26,6 +25,7 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.training import checks
 from dualpath_cli.training.launch import TrainingLaunch
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from dualpath_cli.base.system import read_csv
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.runs import read_run
 from dualpath_cli.model import DualPathLM
@@ -19,10 +20,9 @@ from dualpath_cli.run.checkpoint_files import describe, files_of, manifest_of, w
 from dualpath_cli.run.run_folder import AVERAGES, step_of
 from dualpath_cli.run.trained import lineage
 from dualpath_cli.run.weights import load_average
-from dualpath_cli.system import read_csv
 from tests.export.conftest import model_of
 from tests.model.small_models import ALL_KINDS, small
-from tests.tiny_run import back_to_step, rows, saved
+from tests.training.tiny_run import back_to_step, rows, saved
 
 CONFIG = small(**ALL_KINDS, tie_embeddings=True)
 

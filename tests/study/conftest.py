@@ -15,15 +15,15 @@ import yaml
 from matplotlib.figure import Figure
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.output.figures import save
 from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.report.figures import save
 from dualpath_cli.run.weights import load_weights
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.spec.config import ModelConfig
 from tests.conftest import Share
-from tests.small_tokenizer import tokenizer_with
-from tests.tiny_run import tiny_recipe, train
+from tests.data.small_tokenizer import tokenizer_with
+from tests.training.tiny_run import tiny_recipe, train
 
 OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3, "loops": 3}, "optim": {"lr": 0.05}}
 """A model whose gates, paths and loops matter after six steps."""

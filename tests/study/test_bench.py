@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dualpath_cli import system
+from dualpath_cli.base import system
 from dualpath_cli.cli.main import main
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.training.module import DualPathModule
-from tests.processes import run_on_two_ranks
+from tests.cli.processes import run_on_two_ranks
 from tests.study.conftest import OPEN
 from tests.study.routing.test_study import PER_LAYER, rows_of
-from tests.tiny_run import SEQ_LEN
+from tests.training.tiny_run import SEQ_LEN
 
 
 def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.study.controls import Masks, Match, members_of, random_others, tag
-from tests.small_tokenizer import tokenizer_with
+from tests.data.small_tokenizer import tokenizer_with
 
 NUMBERS = ("NUM", "SYM")
 tags_of_windows = st.lists(

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from spacy.language import Language
 from spacy.tokens import Doc
 
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.study import parts_of_speech
 from dualpath_cli.study.parts_of_speech import Span, Tagger, align, arithmetic, text_of
-from dualpath_cli.text.tokenizer import Tokenizer
 
 # Alignment
 

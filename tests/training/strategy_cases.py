@@ -20,12 +20,12 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dualpath_cli.config import Checkpointing, ModelConfig
-from dualpath_cli.own_classes.checks import import_classes
 from dualpath_cli.recipe.schedule import StepLoops
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
-from dualpath_cli.training.checkpoint_folder import SafetensorsIO
-from dualpath_cli.training.data.data_module import Batch
+from dualpath_cli.run.checkpoint_folder import SafetensorsIO
+from dualpath_cli.spec.config import Checkpointing, ModelConfig
+from dualpath_cli.spec.own_checks import import_classes
+from dualpath_cli.training.data_module import Batch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_strategy, reduce_dtype, sharding_mesh
 
@@ -36,7 +36,10 @@ MODEL = ModelConfig(
     n_kv_heads=1, max_seq_len=LENGTH, loops=2, d_ffn=24, d_ffn_wide=40, ffn_multiple_of=8,
     gain_init=-1.0,
 )  # fmt: skip
-OWN = {"gate": "tests.custom_classes.TwoGates", "combination": "tests.custom_classes.Router"}
+OWN = {
+    "gate": "tests.spec.custom_classes.TwoGates",
+    "combination": "tests.spec.custom_classes.Router",
+}
 OPTIM = OptimSettings(lr=1e-2, lr_start=1e-3, lr_end=1e-3, warmup_steps=4, clip=0.5)
 UNEVEN: dict[str, Any] = {
     "tie_embeddings": True, "block": "dual", "loops": [3, 2], "d_ffn": [24, 16],

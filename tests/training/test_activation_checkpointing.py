@@ -14,9 +14,9 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._logging._internal import warning_once
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM, RoutingTrace
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.training.parallel import checkpoint_block, keeps
 from tests.model.small_models import (
     ALL_KINDS,

@@ -15,8 +15,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
-from dualpath_cli.errors import UserError
 from dualpath_cli.run.checkpoint_files import (
     describe,
     facts_of,
@@ -24,10 +24,10 @@ from dualpath_cli.run.checkpoint_files import (
     manifest_of,
     write_manifest,
 )
+from dualpath_cli.run.checkpoint_folder import read, write
 from dualpath_cli.run.run_folder import newest_checkpoint
 from dualpath_cli.run.weights import tensors_in
-from dualpath_cli.training.checkpoint_folder import read, write
-from tests.tiny_run import back_to_step, rows, saved
+from tests.training.tiny_run import back_to_step, rows, saved
 
 NAME = "embed.weight"
 LAST, BEFORE = "step-00000006", "step-00000004"
@@ -263,7 +263,7 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_once_more(
         save(tensors, storage_writer=storage_writer, no_dist=no_dist)
 
     monkeypatch.setattr(dcp, "save", full)
-    monkeypatch.setattr("dualpath_cli.training.checkpoint_folder.RETRY", 0.0)
+    monkeypatch.setattr("dualpath_cli.run.checkpoint_folder.RETRY", 0.0)
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "full"]
     capsys.readouterr()
     assert main(words) == code

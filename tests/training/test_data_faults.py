@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 
+from dualpath_cli.data.manifest import MANIFEST
+from dualpath_cli.data.tokenizer import TOKENIZER
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
-from dualpath_cli.text.manifest import MANIFEST
-from dualpath_cli.text.tokenizer import TOKENIZER
-from dualpath_cli.training import checkpoints
-from dualpath_cli.training.data import data_module
-from dualpath_cli.training.data.data_module import loading_fault
-from tests.faulty_data import (
+from dualpath_cli.training import checkpoints, data_module
+from dualpath_cli.training.data_module import loading_fault
+from tests.data.faulty_data import (
     CHANGED,
     Damage,
     cut,
@@ -39,7 +38,7 @@ from tests.faulty_data import (
     swap_ids,
     write,
 )
-from tests.tiny_run import SEQ_LEN, rows, tiny_recipe, train
+from tests.training.tiny_run import SEQ_LEN, rows, tiny_recipe, train
 
 UNREADABLE = r"manifest\.json: cannot be read "
 MANIFEST_FAULTS = [

@@ -15,14 +15,14 @@ import torch
 import yaml
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import newest_checkpoint, read_recipe
 from dualpath_cli.run.weights import load_weights
+from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_model
-from tests.processes import exit_codes, run_on_ranks, start
-from tests.tiny_run import (
+from tests.cli.processes import exit_codes, run_on_ranks, start
+from tests.training.tiny_run import (
     SEQ_LEN,
     back_to_step,
     prepare,

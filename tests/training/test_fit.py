@@ -18,19 +18,28 @@ import yaml
 from lightning.pytorch import Callback
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.config import GROUP_OF
-from dualpath_cli.output import figures
+from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.report import figures
 from dualpath_cli.run.checkpoint_files import Files
+from dualpath_cli.run.checkpoint_folder import publish
 from dualpath_cli.run.run_folder import complete_checkpoints, find_run, newest_checkpoint, step_of
-from dualpath_cli.text.manifest import Manifest
+from dualpath_cli.spec.config import GROUP_OF
 from dualpath_cli.training import checkpoints, parallel
-from dualpath_cli.training.checkpoints import Checkpoints, publish
+from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.logs.tables import CsvTable
 from dualpath_cli.training.module import DualPathModule
-from tests.processes import exit_codes, start
-from tests.tiny_run import SEQ_LEN, back_to_step, prepare, rows, tables, weights, write_blocks
+from tests.cli.processes import exit_codes, start
+from tests.training.tiny_run import (
+    SEQ_LEN,
+    back_to_step,
+    prepare,
+    rows,
+    tables,
+    weights,
+    write_blocks,
+)
 
 
 def test_a_run_folder_holds_what_the_run_was(trained, texts):

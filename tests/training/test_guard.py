@@ -23,8 +23,8 @@ from dualpath_cli.training.checkpoints import Checkpoints, finite_weights
 from dualpath_cli.training.guard import HISTORY, PATIENCE, StepGuard
 from dualpath_cli.training.logs import tables as tables_of_a_run
 from dualpath_cli.training.module import DualPathModule
-from tests.processes import run_on_two_ranks
-from tests.tiny_run import (
+from tests.cli.processes import run_on_two_ranks
+from tests.training.tiny_run import (
     SEQ_LEN,
     Fit,
     back_to_step,

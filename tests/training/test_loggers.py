@@ -9,10 +9,10 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dualpath_cli.output.console import plain_console
+from dualpath_cli.report.console import plain_console
 from dualpath_cli.training import session
 from dualpath_cli.training.logs.tables import peak_tflops
-from tests.tiny_run import back_to_step, rows
+from tests.training.tiny_run import back_to_step, rows
 
 wandb = pytest.importorskip("wandb")
 

@@ -19,7 +19,7 @@ from dualpath_cli.training.balance import ExpertLoads, numbers
 from dualpath_cli.training.module import build_optimizer, build_scheduler
 from dualpath_cli.training.muon import COEFFICIENTS, STEPS, Muon, orthogonal
 from tests.model.small_models import EXPERTS, SMALL, same_weights, small, with_weights
-from tests.tiny_run import back_to_step, rows, weights
+from tests.training.tiny_run import back_to_step, rows, weights
 
 MUON = OptimSettings(name="muon", lr=2e-3, lr_start=0, lr_end=2e-4, warmup_steps=2)
 sides = st.integers(1, 12)

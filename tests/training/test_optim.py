@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dualpath_cli.data.metrics import LanguageModelLoss
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.recipe.schedule import cooldown_start, learning_rate, std_factors
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
-from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.module import DualPathModule, build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
 from tests.model.small_models import SMALL, TARGETS, TOKENS

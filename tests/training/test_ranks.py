@@ -20,8 +20,8 @@ from lightning.pytorch.strategies.launchers import subprocess_script
 
 import dualpath_cli
 from dualpath_cli.training import internals, ranks
-from tests.processes import exit_codes, start
-from tests.tiny_run import Fit
+from tests.cli.processes import exit_codes, start
+from tests.training.tiny_run import Fit
 
 rare = pytest.mark.slow
 
@@ -39,7 +39,7 @@ IN_SHORT = [
     "-c",
     """
 import sys, time
-from dualpath_cli.system import Terminated, end_with_parent
+from dualpath_cli.base.system import Terminated, end_with_parent
 try:
     end_with_parent()
 except Terminated:

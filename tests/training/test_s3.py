@@ -14,14 +14,13 @@ import torch
 
 from data_prep.__main__ import main as data_prep
 from data_prep.writing.out_folder import upload
-from dualpath_cli.text import storage
-from dualpath_cli.text.manifest import Manifest
-from dualpath_cli.training.data import blocks
-from dualpath_cli.training.data.blocks import Blocks, OrderedBlocks
-from tests.manifests import write_data_folder
-from tests.processes import run_on_two_ranks
-from tests.small_tokenizer import tokenizer_with
-from tests.tiny_run import SEQ_LEN, back_to_step, rows, tables, weights, write_text
+from dualpath_cli.data import blocks, storage
+from dualpath_cli.data.blocks import Blocks, OrderedBlocks
+from dualpath_cli.data.manifest import Manifest
+from tests.cli.processes import run_on_two_ranks
+from tests.data.manifests import write_data_folder
+from tests.data.small_tokenizer import tokenizer_with
+from tests.training.tiny_run import SEQ_LEN, back_to_step, rows, tables, weights, write_text
 
 URL = "s3://bucket/train"
 workers = pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])

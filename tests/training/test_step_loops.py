@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch._dynamo.utils import counters
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.base.system import read_csv
 from dualpath_cli.flops.count import over_loops, training_flops_per_token
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.parameters import initial_value
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.schedule import StepLoops, step_loops
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.run_folder import read_recipe
-from dualpath_cli.system import read_csv
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.training.parallel import allow_graphs, build_model
 from tests.model.small_models import SMALL
-from tests.tiny_run import SEQ_LEN, back_to_step, rows, saved, tables, weights
+from tests.training.tiny_run import SEQ_LEN, back_to_step, rows, saved, tables, weights
 
 
 def drawn_from(*choices: int, seed: int = 0, steps: int = 6) -> StepLoops:

@@ -19,9 +19,9 @@ from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training import session, stopping
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.module import DualPathModule
-from tests.processes import exit_codes, run_on_ranks, run_on_two_ranks, start
-from tests.tiny_run import SEQ_LEN, Fit, rows, tables, weights
+from tests.cli.processes import exit_codes, run_on_ranks, run_on_two_ranks, start
 from tests.training.test_ranks import rank_1_of
+from tests.training.tiny_run import SEQ_LEN, Fit, rows, tables, weights
 
 rare = pytest.mark.slow
 STEPS = 8

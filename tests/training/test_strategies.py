@@ -20,14 +20,14 @@ from lightning.pytorch.strategies import Strategy
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.flops.plan import Cluster, plan
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import FullyShardedStrategy, build_strategy
+from tests.cli.processes import call_on_ranks
 from tests.export.test_export import put_together
-from tests.processes import call_on_ranks
 from tests.training.strategy_cases import HALF, SEQUENCES, STEPS, Case, train_all
 
 PAIRS = RunSettings(shard_size=2)

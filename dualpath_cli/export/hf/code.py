@@ -3,7 +3,7 @@
 Remote code of transformers is a file or two beside the weights. Its source stays that of the
 project, comments and docstrings included: there is no second text of the model to keep in step.
 The source of custom classes goes beside it: a class may import PyTorch, what comes with Python, and
-`dualpath_cli.config`, which the folder has as `configuration_dualpath`.
+`dualpath_cli.spec.config`, which the folder has as `configuration_dualpath`.
 """
 
 import ast
@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError
-from dualpath_cli.own_classes.checks import sources
-from dualpath_cli.own_classes.classes import FOUND, own_class, own_roles
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.own_checks import sources
+from dualpath_cli.spec.own_classes import FOUND, own_class, own_roles
 
 PROJECT = "dualpath_cli"
-CONFIG = "dualpath_cli.config"
+CONFIG = "dualpath_cli.spec.config"
 ALLOWED = {"torch", *sys.stdlib_module_names}
 LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from dualpath_cli.config import RENAMED, ModelConfig
+from dualpath_cli.spec.config import RENAMED, ModelConfig
 
 
 class DualPathConfig(PretrainedConfig):

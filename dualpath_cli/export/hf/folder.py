@@ -23,13 +23,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from dualpath_cli.config import RENAMED, ModelConfig
-from dualpath_cli.errors import RunFailed
+from dualpath_cli.base.errors import RunFailed
+from dualpath_cli.base.system import format_csv, read_csv, read_text, replacing_folder
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.export.hf.card import Results, model_card
 from dualpath_cli.export.hf.code import flatten, own_files, registration
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.output.console import Progress
 from dualpath_cli.recipe.settings import Settings
+from dualpath_cli.report.console import Progress
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.run.exported_folder import (
@@ -52,8 +53,7 @@ from dualpath_cli.run.weights import (
     read_weights,
     tensors_in,
 )
-from dualpath_cli.system import format_csv, read_csv, read_text, replacing_folder
-from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.spec.config import RENAMED, ModelConfig
 
 CONFIGURATION = "dualpath_cli.export.hf.configuration"
 MODELING = "dualpath_cli.export.hf.modeling"

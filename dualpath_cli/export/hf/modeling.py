@@ -20,16 +20,16 @@ from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.cache import Cache, LayerCache
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.export.hf.configuration import DualPathConfig
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.language_model import DualPathLM
 from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.parameters import initial_value
 from dualpath_cli.model.routing import RoutingTrace
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 
 CASTED_WEIGHT = {
     "dual": "wide.sublayer.attn.q_proj.weight",

@@ -20,11 +20,11 @@ from typing import Any, Literal
 import torch
 import transformers
 
-from dualpath_cli.config import BlockKind, ModelConfig
-from dualpath_cli.errors import UserError, of_content
+from dualpath_cli.base.errors import UserError, of_content
+from dualpath_cli.data.tokenizer import Tokenizer, name_end_of_text
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.checkpoint_files import hash_file
-from dualpath_cli.text.tokenizer import Tokenizer, name_end_of_text
+from dualpath_cli.spec.config import BlockKind, ModelConfig
 
 PathKind = Literal["deep", "wide"]
 FAMILIES: dict[str, Literal["none", "before_rope"]] = {

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
-from dualpath_cli.intervention import Intervention
-from dualpath_cli.output.figures import MUTED, SOURCES, panels, plain, save
+from dualpath_cli.report.figures import MUTED, SOURCES, panels, plain, save
+from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation.options import BASELINE, SHORTER
 from dualpath_cli.study.ablation.tables import Result, by_layer, meaning_of
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
-from dualpath_cli import intervention
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.intervention import SHUFFLED, Intervention
-from dualpath_cli.ranges import Place, check_ranges
+from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.recipe.settings import Settings
+from dualpath_cli.spec import intervention
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import SHUFFLED, Intervention
 from dualpath_cli.study.options import Texts
 from dualpath_cli.study.parts_of_speech import (
     PATHS,

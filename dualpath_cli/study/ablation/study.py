@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.windows import Windows
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.output.table import show
-from dualpath_cli.statistics import bootstrap
-from dualpath_cli.statistics.bootstrap import clusters_of
+from dualpath_cli.report import bootstrap
+from dualpath_cli.report.bootstrap import clusters_of
+from dualpath_cli.report.table import show
 from dualpath_cli.study import bench
 from dualpath_cli.study.ablation import figures as ablation_figures
 from dualpath_cli.study.ablation.options import BASELINE, SHORTER, Ablate, Row, applicable
@@ -41,8 +43,6 @@ from dualpath_cli.study.ablation.tables import (
 from dualpath_cli.study.controls import Masks, Match, members_of, random_others, tag
 from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.study.passes import FILLER, Arrays, Pass, array_digest
-from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.launch import StudyLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.session import Session

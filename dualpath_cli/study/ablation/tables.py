@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dualpath_cli.base.system import format_csv, without_nan, write_texts
+from dualpath_cli.data.windows import Windows
 from dualpath_cli.flops.paper import inference_ablation, token_class_excess
-from dualpath_cli.intervention import LEARNED, Intervention
-from dualpath_cli.output.table import Column, Columns, Table, interval, markdown
-from dualpath_cli.statistics import bootstrap
-from dualpath_cli.statistics.bootstrap import Floats, clusters_of, resampled_sums
+from dualpath_cli.report import bootstrap
+from dualpath_cli.report.bootstrap import Floats, clusters_of, resampled_sums
+from dualpath_cli.report.table import Column, Columns, Table, interval, markdown
+from dualpath_cli.spec.intervention import LEARNED, Intervention
 from dualpath_cli.study.ablation.options import BASELINE, GATES, REPORT, SHORTER, Row
 from dualpath_cli.study.controls import Match
 from dualpath_cli.study.parts_of_speech import ARITHMETIC, FUNCTION, ForcedClass
-from dualpath_cli.system import format_csv, without_nan, write_texts
-from dualpath_cli.training.data.windows import Windows
 
 Numbers = npt.NDArray[np.integer]
 LAST_LAYER = (

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
-from dualpath_cli.output.figures import (
+from dualpath_cli.report.bootstrap import Floats
+from dualpath_cli.report.figures import (
     DEEP,
     INK,
     MUTED,
@@ -24,7 +25,6 @@ from dualpath_cli.output.figures import (
     shades,
     share_colormap,
 )
-from dualpath_cli.statistics.bootstrap import Floats
 from dualpath_cli.study.parts_of_speech import UPOS
 from dualpath_cli.study.routing.readouts import CONTRIBUTION_BINS, CONTRIBUTION_END, Sums
 from dualpath_cli.study.routing.summary import Summary

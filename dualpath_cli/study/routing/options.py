@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
-from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.ranges import Place, check_ranges
+from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings

@@ -1,6 +1,6 @@
 """Read-outs of every token in every layer with gates, and their sums over a source's tokens.
 
-Each sum is kept 1 + 1,000 times, first as it is, then resampled (`statistics/bootstrap.py`);
+Each sum is kept 1 + 1,000 times, first as it is, then resampled (`report/bootstrap.py`);
 whatever is computed from sums is computed from all of them, in memory that stays fixed.
 
 Shapes: B sequences, T positions, L layers with gates, K loops, C experts that a token takes, R 1 +
@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torchmetrics import Metric
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.statistics.bootstrap import RESAMPLES
+from dualpath_cli.report.bootstrap import RESAMPLES
+from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.study.parts_of_speech import UPOS
 
 Values = TypeVar("Values", torch.Tensor, np.ndarray)

@@ -7,10 +7,12 @@ from typing import Any
 
 from rich.console import Console
 
-from dualpath_cli.output.figures import save
-from dualpath_cli.output.table import Column, Table, show, with_interval
-from dualpath_cli.statistics import bootstrap
-from dualpath_cli.statistics.bootstrap import LEAST_CLUSTERS, clusters_text
+from dualpath_cli.base.system import write_text
+from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
+from dualpath_cli.report import bootstrap
+from dualpath_cli.report.bootstrap import LEAST_CLUSTERS, clusters_text
+from dualpath_cli.report.figures import save
+from dualpath_cli.report.table import Column, Table, show, with_interval
 from dualpath_cli.study.routing import figures
 from dualpath_cli.study.routing.options import SUMMARY
 from dualpath_cli.study.routing.page import page
@@ -18,8 +20,6 @@ from dualpath_cli.study.routing.page.passes import read_page
 from dualpath_cli.study.routing.readouts import Sums, gated_layers, most_steps
 from dualpath_cli.study.routing.summary import Summary, expert_loads, plain
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
-from dualpath_cli.system import write_text
-from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 from dualpath_cli.training.launch import StudyLaunch
 
 PAGE = "index.html"

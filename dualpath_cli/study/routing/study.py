@@ -24,9 +24,12 @@ import numpy.typing as npt
 import torch
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.metrics import LanguageModelLoss
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.windows import Windows
 from dualpath_cli.model import RoutingTrace
-from dualpath_cli.statistics.bootstrap import RESAMPLES, clusters_of, resample_weights
+from dualpath_cli.report.bootstrap import RESAMPLES, clusters_of, resample_weights
 from dualpath_cli.study import bench
 from dualpath_cli.study.controls import tag
 from dualpath_cli.study.parts_of_speech import UPOS, Tagger
@@ -44,10 +47,7 @@ from dualpath_cli.study.routing.readouts import (
     most_steps,
 )
 from dualpath_cli.study.routing.tokens import TOKENS, TokenTable, merge, token_table
-from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.launch import StudyLaunch
-from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.session import Session
 

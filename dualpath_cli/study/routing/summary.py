@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import entr
 
-from dualpath_cli.statistics.bootstrap import Floats, interval
+from dualpath_cli.report.bootstrap import Floats, interval
 from dualpath_cli.study.parts_of_speech import UPOS, TokenClass, measured
 from dualpath_cli.study.routing.readouts import Sums, columns
 

@@ -11,12 +11,15 @@ from matplotlib.colors import to_hex
 from rich.console import Console
 from rich.text import Text
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.documents import clean
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.windows import Windows, collate, document_windows
 from dualpath_cli.model import DualPathLM, RoutingTrace
-from dualpath_cli.output import table
-from dualpath_cli.output.console import plain_console
-from dualpath_cli.output.figures import INK, share_colormap
-from dualpath_cli.output.table import Column, Table
+from dualpath_cli.report import table
+from dualpath_cli.report.console import plain_console
+from dualpath_cli.report.figures import INK, share_colormap
+from dualpath_cli.report.table import Column, Table
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.run.weights import load_weights
 from dualpath_cli.study.passes import checkpoint_facts
@@ -34,9 +37,6 @@ from dualpath_cli.study.routing.readouts import (
     two_digits,
 )
 from dualpath_cli.study.routing.tokens import TOKENS, token_table, token_texts
-from dualpath_cli.text.documents import clean
-from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.data.windows import Windows, collate, document_windows
 from dualpath_cli.training.launch import StudyLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_model

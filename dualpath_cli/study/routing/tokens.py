@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from dualpath_cli.base.system import replacing
 from dualpath_cli.study.routing.readouts import EXPERT_READOUTS, READOUTS, STEP_READOUTS, by_name
-from dualpath_cli.system import replacing
 
 Floats = npt.NDArray[np.floating]
 

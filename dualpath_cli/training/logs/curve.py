@@ -8,8 +8,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dualpath_cli.output.figures import DEEP, MUTED, SOURCES, WIDE
-from dualpath_cli.system import read_csv, replacing
+from dualpath_cli.base.system import read_csv, replacing
+from dualpath_cli.report.figures import DEEP, MUTED, SOURCES, WIDE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ def draw(run: Path) -> Path:
     """Draws bits per byte, gates and expected loops over training tokens; returns the file."""
     from matplotlib.ticker import EngFormatter
 
-    from dualpath_cli.output.figures import panels, plain
+    from dualpath_cli.report.figures import panels, plain
 
     metrics, validation, routing = (
         read_csv(run / f"{name}.csv") for name in ("metrics", "validation", "routing")

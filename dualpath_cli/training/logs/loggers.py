@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TimeRemainingColumn
 from rich.text import Text
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.output.console import Progress, counted
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import read_text, write_text
 from dualpath_cli.recipe.settings import Settings
-from dualpath_cli.system import read_text, write_text
+from dualpath_cli.report.console import Progress, counted
 from dualpath_cli.training.logs.tables import Row
 
 WANDB_ID = "wandb_id"

@@ -26,15 +26,15 @@ from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import LightningModule, Trainer
 from torch.distributed.tensor import DTensor
 
-from dualpath_cli.config import Kind
-from dualpath_cli.errors import NumbersFailed
+from dualpath_cli.base.errors import NumbersFailed
+from dualpath_cli.base.system import format_csv, has_step, read_csv, write_text
 from dualpath_cli.flops.count import over_loops, training_flops_per_token
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.recipe.schedule import learning_rate, rate_factor
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.run_folder import VALIDATION, way_on
-from dualpath_cli.system import format_csv, has_step, read_csv, write_text
+from dualpath_cli.spec.config import Kind
 from dualpath_cli.training import internals
 from dualpath_cli.training.balance import COLUMNS
 from dualpath_cli.training.guard import Kind as Cause

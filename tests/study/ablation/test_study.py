@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 import torch
 
+from dualpath_cli.base.system import OURS, read_csv
 from dualpath_cli.cli.main import main
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.data.documents import Source, read_documents
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.windows import Windows, document_windows
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import DualPathLM, Intervention
+from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.study.ablation.options import Row
 from dualpath_cli.study.ablation.tables import Scores, compare, excess
 from dualpath_cli.study.controls import Match
 from dualpath_cli.study.parts_of_speech import ForcedClass
-from dualpath_cli.system import OURS, read_csv
-from dualpath_cli.text.documents import Source, read_documents
-from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.data.windows import Windows, document_windows
 from tests.study.ablation.test_tables import NAMES, names
 from tests.study.conftest import Studied, Study, model_of
-from tests.tiny_run import SEQ_LEN
+from tests.training.tiny_run import SEQ_LEN
 
 KINDS = ("png", "pdf")
 FILES = {"ablations.json", "ablations.csv", "ablations.md"}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.paper import inference_ablation, token_class_excess
-from dualpath_cli.intervention import Intervention
-from dualpath_cli.output.console import plain_console
-from dualpath_cli.output.table import Table, show
+from dualpath_cli.report.console import plain_console
+from dualpath_cli.report.table import Table, show
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation.figures import draw
 from dualpath_cli.study.ablation.options import SUITES, Selection, applicable, default_classes
 from dualpath_cli.study.ablation.tables import (

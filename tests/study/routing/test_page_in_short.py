@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.study.routing.page import page
 from dualpath_cli.study.routing.page.page import write
 from tests.study.routing.conftest import (

@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.intervention import Intervention
+from dualpath_cli.data.documents import Source, read_documents
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.windows import document_windows
 from dualpath_cli.model import RoutingTrace
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.passes import read_arrays
-from dualpath_cli.text.documents import Source, read_documents
-from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.data.windows import document_windows
 from tests.model import reference
 from tests.study.conftest import Studied, Study, model_of
 from tests.study.routing.conftest import data_of
 from tests.study.routing.test_study import routing, rows_of
-from tests.tiny_run import SEQ_LEN, weights
+from tests.training.tiny_run import SEQ_LEN, weights
 
 MIXED = {
     "n_layers": 3, "block": ["dual", "loop", "dual"], "loops": [3, 4, 2], "n_experts": [5, 0, 0],

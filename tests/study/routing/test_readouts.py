@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.model.routing import LayerTrace, RoutingTrace
-from dualpath_cli.output.console import plain_console
-from dualpath_cli.statistics.bootstrap import resample_weights
+from dualpath_cli.report.bootstrap import resample_weights
+from dualpath_cli.report.console import plain_console
 from dualpath_cli.study.parts_of_speech import UPOS
 from dualpath_cli.study.routing.readouts import (
     CONTRIBUTION_BINS,

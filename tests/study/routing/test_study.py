@@ -12,17 +12,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import OURS
 from dualpath_cli.cli.main import main
-from dualpath_cli.errors import UserError
+from dualpath_cli.data.documents import Source, read_documents
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.study.parts_of_speech import measured
 from dualpath_cli.study.routing import options
 from dualpath_cli.study.routing.tokens import token_texts
-from dualpath_cli.system import OURS
-from dualpath_cli.text.documents import Source, read_documents
 from tests.study.conftest import Studied, Study, model_of
 from tests.study.routing.conftest import data_of
-from tests.tiny_run import SEQ_LEN
+from tests.training.tiny_run import SEQ_LEN
 
 FIGURES = {"depth", "steps", "gate_density", "tokens", "parts_of_speech"}
 FILES = {"routing.parquet", "passes", "page", "summary.json", "index.html"}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dualpath_cli.statistics.bootstrap import RESAMPLES
+from dualpath_cli.report.bootstrap import RESAMPLES
 from dualpath_cli.study.parts_of_speech import UPOS, measured
 from dualpath_cli.study.routing.readouts import READOUTS
 from dualpath_cli.study.routing.summary import Summary

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import write_text
 from dualpath_cli.study.routing.tokens import Example, Floats, Model, share_reach
-from dualpath_cli.system import write_text
 
 MOST_BYTES = 5_000_000  # of a page: what mail and browsers take without complaint
 SCRIPTS = ("numbers", "texts", "panel", "early", "density", "link", "keys")

@@ -21,18 +21,18 @@ import torch.nn.functional as F
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.intervention import Intervention
+from dualpath_cli.base.system import replacing
+from dualpath_cli.data.windows import Windows
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.run.weights import from_all_ranks
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.passes import FILLER, Arrays, Pass, read_arrays
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page.page import likely_tokens
 from dualpath_cli.study.routing.readouts import experts_by_layer, gated_layers, is_text, most_steps
 from dualpath_cli.study.routing.tokens import TOKENS, Example, Model, read_examples
-from dualpath_cli.system import replacing
-from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.module import DualPathModule
 
 TOP = 3  # tokens of a state's prediction that are kept, the likeliest ones

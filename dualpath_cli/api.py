@@ -1,0 +1,244 @@
+"""A trained model in Python: `dualpath_cli.load(RUN)`.
+
+    import dualpath_cli as dualpath
+
+    m = dualpath.load("runs/quickstart/default")
+    m.routing("Tom has 5 apples.").gate_deep
+
+Shapes: N ids of a text, end-of-text the first of them, V ids of the tokenizer, L layers, K loops.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import check_range
+from dualpath_cli.data.documents import clean
+from dualpath_cli.data.metrics import LanguageModelLoss
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.windows import Windows, collate, document_windows
+from dualpath_cli.decoding.decoder import Decoder
+from dualpath_cli.decoding.decoding_pass import forward
+from dualpath_cli.decoding.sampling import Sampling
+from dualpath_cli.decoding.writing import Limits, Sampler, write_on
+from dualpath_cli.model import DualPathLM, RoutingTrace
+from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.run.trained import find
+from dualpath_cli.run.weights import device_of, load_model
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import Intervention, parse_overrides
+
+if TYPE_CHECKING:
+    import pandas
+
+MICRO_BATCH = 8  # windows that `loss` scores at once
+
+
+class Loss(NamedTuple):
+    """A loss over texts."""
+
+    nats_per_token: float
+    bits_per_byte: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The routing of each token of a text; NaN where a layer's block has no such choice.
+
+    Row n is about the n-th id, of which the first is end-of-text.
+    """
+
+    tokens: list[str]
+    """The text of each id, N; broken UTF-8 shows as U+FFFD."""
+    gate_deep: torch.Tensor
+    """g_d, (N, L) (Eq. 5)."""
+    gate_wide: torch.Tensor
+    """g_w, (N, L) (Eq. 5)."""
+    step_weights: torch.Tensor
+    """Weight of each step in h_deep, (N, L, K) (Eq. 3); 0 for steps that a layer did not run."""
+    expected_loops: torch.Tensor
+    """Mean step number under these weights, (N, L)."""
+    update_deep: torch.Tensor
+    """‖h_deep - x‖, (N, L)."""
+    update_wide: torch.Tensor
+    """‖h_wide - x‖, (N, L)."""
+    cosine: torch.Tensor
+    """Cosine of both updates, (N, L) (Eq. 7)."""
+    deep_share: torch.Tensor
+    """The deep path's part of the gated update, (N, L) (Eq. 6)."""
+
+    def frame(self) -> "pandas.DataFrame":
+        """A row for each token and layer; weights of steps are `step_weight_1` .. `step_weight_K`.
+
+        Raises:
+            ImportError: without pandas, which dualpath itself does not need.
+        """
+        import pandas as pd
+
+        count, layers, loops = self.step_weights.shape
+        columns: dict[str, Any] = {
+            "position": torch.arange(count).repeat_interleave(layers),
+            "token": [token for token in self.tokens for _ in range(layers)],
+            "layer": torch.arange(layers).repeat(count),
+        }
+        for field in fields(self):
+            if field.name not in ("tokens", "step_weights"):
+                columns[field.name] = getattr(self, field.name).flatten()
+        for step in range(loops):
+            columns[f"step_weight_{step + 1}"] = self.step_weights[..., step].flatten()
+        return pd.DataFrame(columns)
+
+
+class LoadedModel:
+    """A trained model with its tokenizer, in float32, for reading: no gradients are kept."""
+
+    def __init__(self, model: DualPathLM, tokenizer: Tokenizer) -> None:
+        self.model = model
+        """An `nn.Module`; ``model(tokens, trace=RoutingTrace())`` gives all that it writes down."""
+        self.tokenizer = tokenizer
+        self.config: ModelConfig = model.config
+        """Widths, loops, kinds of blocks."""
+
+    def logits(self, text: str, intervention: Intervention | str | None = None) -> torch.Tensor:
+        """The logits after end-of-text and each token of a text, (N, V).
+
+        `intervention` is an override of loops or gates, in the words of the command line
+        (``"K=1"``, ``"gates=1,0 layers=0,2"``) or as an object.
+
+        Raises:
+            UserError: for a text that is longer than the model, or an override that it cannot obey.
+        """
+        logits_1NV = self._forward(self._ids(text), intervention)
+        return logits_1NV[0, :, : self.tokenizer.vocab_size]
+
+    def routing(self, text: str, intervention: Intervention | str | None = None) -> Routing:
+        """Gates, weights of steps and norms of each token of a text.
+
+        Raises:
+            UserError: as `logits`.
+        """
+        trace, ids = RoutingTrace(), self._ids(text)
+        self._forward(ids, intervention, trace=trace)
+        shape = (len(ids), len(trace.layers))
+        values = {
+            field.name: torch.full(shape, torch.nan)
+            for field in fields(Routing)
+            if field.name != "tokens"
+        }
+        steps = [0 if w is None else w.shape[-1] for w in (t.step_weights for t in trace.layers)]
+        values["step_weights"] = torch.full((*shape, max(steps)), torch.nan)
+        for number, layer in enumerate(trace.layers):
+            for name, tensor in values.items():
+                value = getattr(layer, name)
+                if name == "step_weights" and value is not None:  # an override may be of one layer
+                    value = F.pad(value, (0, max(steps) - value.shape[-1]))
+                if value is not None:
+                    tensor[:, number] = value[0].cpu()
+        return Routing([self.tokenizer.decode([id]) for id in ids], **values)
+
+    @torch.no_grad()
+    def loss(
+        self, texts: str | Sequence[str], intervention: Intervention | str | None = None
+    ) -> Loss:
+        """The loss of one or more texts, cleaned and cut into windows as `validate` does.
+
+        Raises:
+            UserError: for texts without a token, or an override that the model cannot obey.
+        """
+        change = self._change(intervention)
+        documents = map(clean, [texts] if isinstance(texts, str) else texts)
+        cut, _ = document_windows(documents, self.tokenizer, self.config.max_seq_len)
+        windows = Windows(cut)
+        if not windows.n_tokens:
+            raise UserError("the texts have no token to be scored")
+        loss = LanguageModelLoss(self.tokenizer.token_bytes()).to(self._device)
+        for places in windows.batches(MICRO_BATCH, self.config.max_seq_len):
+            tokens, targets = collate([windows[place] for place in places])
+            tokens, targets = tokens.to(self._device), targets.to(self._device)
+            scored = targets != IGNORE
+            nll = forward(self.model, tokens, targets, intervention=change, token_mask=scored)
+            loss.update(nll, targets)
+        values = loss.compute()
+        return Loss(float(values["loss"]), float(values["bits_per_byte"]), windows.n_tokens)
+
+    def generate(
+        self,
+        prompt: str = "",
+        max_new_tokens: int = 100,
+        seed: int = 0,
+        intervention: Intervention | str | None = None,
+        **sampling: Any,
+    ) -> str:
+        """The text that the model writes after a prompt, up to its end-of-text.
+
+        `sampling` are fields of `decoding.sampling.Sampling`, such as ``temperature=0.8`` or
+        ``greedy=True``; the default draws from the model's own probabilities.
+
+        Raises:
+            UserError: as `logits`.
+            TypeError: for a name that `Sampling` does not have.
+            ValueError: for a number out of its range.
+        """
+        check_range("max_new_tokens", max_new_tokens, (1, 1 << 24))  # the window ends it before
+        ids = self._ids(prompt)
+        decoder = Decoder(self.model, self._change(intervention))
+        limits = Limits(max_new_tokens, self.config.max_seq_len, self.tokenizer.eot_id)
+        decoder.begin(limits.positions([len(ids)]))
+        sampler = Sampler(Sampling(**sampling), self.tokenizer.vocab_size)
+        generator = torch.Generator().manual_seed(seed)
+        values = self.tokenizer.token_values()
+        pieces = write_on(decoder.next_logits, [ids], sampler, [generator], values, limits)
+        return "".join(piece.text for piece in pieces)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.model.embed.weight.device
+
+    def _ids(self, text: str) -> list[int]:
+        ids, room = self.tokenizer.encode(text), self.config.max_seq_len - 1
+        if len(ids) > room:
+            raise UserError(
+                f"the text has {len(ids):,} tokens, the model takes {room:,}; "
+                "`loss` cuts longer ones"
+            )
+        return [self.tokenizer.eot_id, *ids]
+
+    def _change(self, intervention: Intervention | str | None) -> Intervention | None:
+        change = intervention
+        if isinstance(intervention, str):
+            change = parse_overrides([intervention])
+        assert not isinstance(change, str)
+        if change is not None and (problem := change.problem(self.config)):
+            raise UserError(f"{change.name}: {problem}")
+        if change is not None and change.tokens is not None:
+            raise UserError(f"{change.name}: `dualpath ablate` alone tags classes of tokens")
+        return change
+
+    @torch.no_grad()
+    def _forward(
+        self,
+        ids: list[int],
+        intervention: Intervention | str | None,
+        trace: RoutingTrace | None = None,
+    ) -> torch.Tensor:
+        tokens = torch.tensor([ids], device=self._device)
+        return forward(self.model, tokens, trace=trace, intervention=self._change(intervention))
+
+
+def load(run: str | Path, own_classes: bool = False, device: str = "cpu") -> LoadedModel:
+    """Loads a trained model: a run folder, a checkpoint in one, or an exported folder.
+
+    A gate or combination that the run names as a class of its own is code: it is imported with
+    `own_classes` alone. `device` is such as ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        UserError: where there is no such run, it is damaged, or it names classes.
+    """
+    found = find(str(run), own_classes=own_classes)
+    return LoadedModel(load_model(found, device_of(device)), found.tokenizer())

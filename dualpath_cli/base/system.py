@@ -1,0 +1,469 @@
+"""The operating system: whole files, guarded reads, locks, cores, signals. Torch-free."""
+
+import csv
+import ctypes
+import errno
+import fcntl
+import io
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, BinaryIO
+
+from dualpath_cli.base.errors import UserError
+
+PARTIAL = ".partial"  # the ending of the names of unfinished files and folders
+NO_ROOM = 1 << 20
+"""Bytes: a disk with less is full, while the file that was too much for it is still there."""
+MOST_BYTES = 1 << 30
+"""The most bytes of a file that is read at once; the largest are the tables of long runs."""
+FIT = "fit.lock"  # in a run folder, while a fit runs
+OURS = ".dualpath"  # in a folder whose files a command may replace, as it was new or empty
+WAY_OUT = "mend it, or move it away: the run continues without it"  # the way out of a damaged table
+
+
+# Written whole or not at all: beside the name, synced, then renamed
+
+
+@contextmanager
+def replacing(path: Path, *, shared: bool = False, new_folder: bool = True) -> Iterator[Path]:
+    """Yields a path beside `path` to write a file to, which then gets the name `path`.
+
+    The folder is made where it is missing, if `new_folder`. Where the block raises, `path` stays as
+    it was and the unfinished file is removed. Of several writers the last one to finish wins. Files
+    of killed ones are removed, but where `shared`: locks may not hold between their machines.
+    """
+    if new_folder:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    for left in () if shared else unfinished(path):
+        with suppress(OSError), _locked(left) as known:  # which fails where its writer lives
+            if known:
+                left.unlink()
+    partial = _new_name(path)
+    # Waited for: a writer that clears up may have it for a moment, and removes it: it is made anew.
+    with naming(path), _locked(partial, os.O_CREAT | os.O_EXCL, wait=True):
+        try:
+            yield partial
+            sync(partial)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def unfinished(path: Path) -> list[Path]:
+    """What writers of a file or folder left that were killed, or write now."""
+    pattern = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{16}}{re.escape(PARTIAL)}")
+    return [one for one in path.parent.iterdir() if pattern.fullmatch(one.name)]
+
+
+def _new_name(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
+
+
+def no_link(path: str | Path, flags: int) -> int:
+    """Opens a file as os.open does, but follows no link, and waits for no reader of a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+@contextmanager
+def replacing_folder(path: Path, check: Callable[[Path], None]) -> Iterator[Path]:
+    """Yields a folder beside `path` to fill, which then takes the place of `path` with all in it.
+
+    Where the block raises, `path` stays as it was and the unfinished folder is removed; one that a
+    killed process left is removed by the next. `check` raises where the folder that is to be
+    replaced must stay: it may have got more since.
+    """
+    with alone(path.with_name(f"{path.name}{OURS}.lock"), path), naming(path):
+        for left in unfinished(path):
+            with suppress(OSError):
+                left.rmdir()  # its writer was killed before it was marked
+            if not left.is_symlink() and (left / OURS).is_file():
+                _end_replacing(left, path)
+        work = _new_name(path)
+        new, before = work / "new", work / "before"
+        work.mkdir()
+        try:
+            (work / OURS).touch()  # a folder of that name without it is not removed
+            new.mkdir()
+            yield new
+            for file in (*new.rglob("*"), new):
+                sync(file)
+            if path.exists():
+                path.rename(before)
+                check(before)
+            new.rename(path)
+        finally:
+            _end_replacing(work, path)
+
+
+def _end_replacing(work: Path, path: Path) -> None:
+    """Removes an unfinished folder; the one that was to be replaced gets its name back."""
+    if (work / "before").exists() and not path.exists():  # ended between the two renames
+        (work / "before").rename(path)
+    for one in (work / "new", work / "before", work):  # the mark last
+        remove(one)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a whole text file or none; its folder is made where it is missing."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Holds a new or empty folder, or one of ours, while the block writes files into it.
+
+    UserError for another that has no mark, and where another process holds it. The ranks of one
+    command share it: the first holds it, and the mark is there before any other file.
+    """
+    held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    mark = folder / OURS
+    if held and not mark.exists():
+        raise UserError(
+            f"--out '{folder}' holds '{held[0]}' and is not marked as written by dualpath: give a "
+            f"new or empty folder, or `touch {mark}` if its files may be replaced"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    os.close(no_link(mark, os.O_RDWR | os.O_CREAT))  # by each rank, whose folder may be its own
+    names = ("LOCAL_RANK", "RANK", "NODE_RANK", "SLURM_PROCID")
+    first = all(os.environ.get(name, "0") == "0" for name in names)
+    with alone(mark, folder, keep=True) if first else nullcontext():
+        yield
+
+
+def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Writes text files into a folder, by their names; returns their paths."""
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return [folder / name for name in texts]
+
+
+def sync(path: Path) -> None:
+    """Waits until a file's bytes, or a folder's entries, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Deletes a file, a link, or a folder with all that is in it; nothing where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Names `path` in what the block raises where the disk fails it, as an OSError.
+
+    Libraries that tidy up after a full disk raise something else; torch says nothing of the disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+    except UserError:
+        raise
+    except Exception as error:
+        number = _failure_of_disk(error, path)
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def _failure_of_disk(error: BaseException, path: Path) -> int | None:
+    """The number of the system's error that caused an exception, where it is known."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            return cause.errno
+        cause = cause.__context__
+    return errno.ENOSPC if shutil.disk_usage(path.parent).free < NO_ROOM else None
+
+
+# One process at a time
+
+
+_held: set[int] = set()  # descriptors of locks, which go on no longer in a process that is forked
+
+
+def _let_go() -> None:
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+@contextmanager
+def _locked(path: Path, create: int = 0, *, wait: bool = False) -> Iterator[bool]:
+    """Holds a file, never one that a link leads to; yields whether its file system has locks.
+
+    Raises BlockingIOError where another process has it, unless that is waited for.
+    """
+    while True:
+        descriptor = no_link(path, os.O_RDWR | create)
+        _held.add(descriptor)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                known = True
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
+                known = False
+            if os.fstat(descriptor).st_nlink:  # else removed before it was locked
+                yield known
+                return
+        finally:
+            if descriptor in _held:  # else this process was forked meanwhile, and let it go
+                _held.remove(descriptor)
+                os.close(descriptor)
+
+
+@contextmanager
+def alone(
+    lock: Path, what: Path, way_out: str = "wait for its end", *, wait: bool = False,
+    keep: bool = False,
+) -> Iterator[None]:  # fmt: skip
+    """Holds a lock file while the block runs; UserError if another process writes `what`.
+
+    It is waited for without end, if `wait`. The file stays there afterwards, if `keep`.
+
+    The lock is the operating system's (flock): it ends with the process, and a file that a killed
+    one left locks nothing. Over NFS it holds between machines (Linux; not with local_lock). Where
+    the file system has no locks the work goes on without, after a line.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        try:
+            known = held.enter_context(_locked(lock, os.O_CREAT, wait=wait))
+        except BlockingIOError:
+            raise UserError(f"'{what}' is being written by another process; {way_out}") from None
+        if not known:
+            print(f"'{what}' is on a file system without locks: let nothing else write there",
+                  file=sys.stderr)  # fmt: skip
+        try:
+            yield
+        finally:
+            if not keep:
+                lock.unlink(missing_ok=True)  # whoever opened it before asks again for a new one
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process holds a lock file, as far as the file system knows."""
+    try:
+        with _locked(lock):
+            return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+
+
+# Read, whoever wrote what lies there
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """Yields a file that is open for reading, also through links.
+
+    Raises OSError where there is none, and for pipes and devices, whose bytes may never end.
+    """
+    # Without waiting for whoever may write into a pipe.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is a pipe or a device, no file", str(path))
+        yield file
+
+
+def read_text(path: Path, way_out: str = "") -> str:
+    """The text of a file, unchanged; UserError, ending with `way_out`, for one of another kind."""
+    try:
+        with open_regular(path) as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES:,} bytes")
+        return content.decode()
+    except OSError as error:
+        reason = error.strerror
+    except UnicodeDecodeError as error:
+        reason = str(error)
+    raise _unreadable(path, reason, way_out)
+
+
+def read_json(path: Path, way_out: str = "") -> dict[str, Any]:
+    """The JSON object in a file, read as by `read_text`."""
+    text = read_text(path, way_out)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, f"no JSON: {error}", way_out) from None
+    if not isinstance(content, dict):
+        raise _unreadable(path, "no JSON object", way_out)
+    return content
+
+
+def _unreadable(path: Path, reason: str | None, way_out: str) -> UserError:
+    return UserError(f"{path} cannot be read ({reason})" + (f"; {way_out}" if way_out else ""))
+
+
+# Tables
+
+
+def format_csv(
+    records: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, header: bool = True
+) -> str:
+    """Returns records as CSV text, None as nothing.
+
+    `columns` are by default the keys of the first record; keys that are no column are left out,
+    and columns that a record lacks stay empty.
+    """
+    text = io.StringIO()
+    names = list(records[0]) if columns is None else columns
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a record with None for what is no number: null in JSON, empty in CSV."""
+    return {key: None if value != value else value for key, value in record.items()}
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a table, none if it is missing; UserError for one that is damaged.
+
+    A header that is cut is damage, as no kill leaves it. Half a row at the end, which a machine
+    that died may have left, is no row: a whole one ends its line.
+    """
+    if not path.exists():
+        return []
+    text = read_text(path, WAY_OUT)
+    whole = text[: text.rfind("\n") + 1]
+    if text and not whole:
+        raise UserError(f"{path} has no whole line, not even a header; {WAY_OUT}")
+    try:
+        rows = list(csv.reader(io.StringIO(whole, newline=""), strict=True))
+    except csv.Error as error:
+        raise UserError(f"{path} cannot be read ({error}); {WAY_OUT}") from None
+    names = rows[0] if rows else []
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(names):
+            raise UserError(
+                f"{path} row {number} has {len(row)} fields, its header {len(names)}; {WAY_OUT}"
+            )
+    return [dict(zip(names, row, strict=True)) for row in rows[1:]]
+
+
+def has_step(path: Path, step: int) -> bool:
+    """Whether a table of a run has a row of an optimizer step."""
+    return any(int(row["step"]) == step for row in read_csv(path))
+
+
+# Cores, GPUs, and how processes end each other
+
+_PARENT = "DUALPATH_PARENT"  # names to a child the process that it must not outlive
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
+
+
+def cores() -> int:
+    """The cores that this process may use: under SLURM or taskset fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def visible_gpus() -> int | None:
+    """How many GPUs CUDA's driver shows to this process; None where that cannot be told."""
+    if Path("/dev/kfd").exists():  # AMD's: counted by ROCm alone
+        return None
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return count.value if ready else 0
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does: what is done is kept, what it started ends."""
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[list[KeyboardInterrupt]]:
+    """Raises Terminated where SIGTERM would end the process without a word.
+
+    Yields what this and Ctrl-C have raised: a library may make another exception of it.
+    """
+    came: list[KeyboardInterrupt] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        came.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
+        if number == signal.SIGTERM:  # once: a parent of several threads sends one for each
+            signal.signal(number, signal.SIG_IGN)
+        raise came[-1]
+
+    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    in_main = threading.current_thread() is threading.main_thread()
+    # Somebody else may have a use for one.
+    taken = [n for n, before in usual.items() if in_main and signal.getsignal(n) is before]
+    try:
+        for number in taken:
+            signal.signal(number, end)
+        yield came
+    finally:
+        for number in taken:
+            signal.signal(number, usual[number])  # type: ignore[arg-type]
+
+
+@contextmanager
+def of_children() -> Iterator[None]:
+    """Has the commands that are started meanwhile end with this process."""
+    os.environ[_PARENT] = str(os.getpid())
+    try:
+        yield
+    finally:
+        del os.environ[_PARENT]
+
+
+def end_with_parent() -> None:
+    """Has this process get SIGTERM once its parent has ended, if that has asked for it.
+
+    Raises:
+        Terminated: where it has ended by now.
+    """
+    parent = os.environ.pop(_PARENT, None)  # not for those that this process starts
+    if parent is None or not parent.isdecimal() or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
+    if not _lives(int(parent)):
+        raise Terminated
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process has not ended; one that nobody has waited for yet has ended, too."""
+    try:
+        os.kill(pid, 0)  # sends nothing
+    except ProcessLookupError:
+        return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:  # no /proc here
+        return True
+    return state not in "ZX"

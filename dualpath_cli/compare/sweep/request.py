@@ -1,0 +1,259 @@
+"""The options of `dualpath sweep`, read and checked. Torch-free."""
+
+import typing
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.ranges import Place, check_range, check_ranges, parse_size
+from dualpath_cli.base.system import unfinished
+from dualpath_cli.compare.sweep.cells import CONTROLS, Wanted
+from dualpath_cli.flops.widths import Match
+from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.options import folder_of
+from dualpath_cli.recipe.parser import OTHER_NAMES
+from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.recipe.settings import SECTIONS
+from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers
+from dualpath_cli.spec.config import RANGES
+
+T = TypeVar("T")
+N = TypeVar("N", int, float)
+
+MOST_SEEDS = 100  # so that a slip of the hand plans no million runs
+DECIDED = {
+    "model": ("block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers", "n_experts",
+              "top_k", "d_model", "n_heads", "n_kv_heads", "max_seq_len", "vocab_size"),
+    "run": ("recipe", "name", "dir", "budget", "branch_from"),
+}  # fmt: skip
+"""Keys that --set cannot vary: the sweep decides them, or widths are solved for them."""
+SWEEP, LOCK = "sweep.yaml", "sweep.lock"  # in OUT: what was asked for, and who is at work
+
+Varied = dict[str, list[Any]]  # the values of each key that --set varies
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Solves the widths of dual-path configurations and their controls for a FLOP budget, writes a
+    recipe for each run, says what they cost, asks, and trains them. The same command continues what
+    was interrupted. Lists are separated by commas.
+    """
+
+    config: tuple[Place, ...] = field(metadata={"each": True})
+    """Recipe with backbone, data, tokens and all else that they share; later ones win."""
+    budget: str
+    """FLOPs per token and layer that each spends, such as 4M; several make several sweeps."""
+    alphas: str = "25,50,75"
+    """Percents of a dual block's FLOPs that its deep path gets; none trains controls alone."""
+    loops: str = "2,4"
+    """Numbers K of loops, of dual and loop blocks alike."""
+    experts: str | None = None
+    """Numbers of experts in the wide paths, of which each token takes model.top_k, at the same
+    FLOPs; 0 is a dense one. By default the recipe's number."""
+    controls: str = "wide,loop"
+    """Controls beside the dual ones, or none: wide is PureWide, loop PureLoop, expanded PureWide of
+    K times the layers, min-deep dual with the narrowest deep path."""
+    positions: bool = False
+    """Give one layer at a time a deep path, at each place in turn, beside PureWide layers of as
+    many FLOPs: where does a loop pay? Compare draws the gain by place."""
+    match: str = "linear"
+    """What meets the budget: linear FLOPs, or linear FLOPs and attention scores together (total:
+    the budget plus the passes of a dual block with the most loops), or both: linear,total."""
+    set: tuple[str, ...] = ()
+    """Also vary a key of the recipe, such as optim.lr=1e-3,2e-3; repeated, all combinations. Blocks
+    that a key says nothing about are trained once. A list is written in brackets."""
+    seeds: str = "3"
+    """Seeds of each: 3 is 0, 1 and 2, 3-5 is 3, 4 and 5. A seed is the same data order in all."""
+    out: Place
+    """Folder of the sweep; the same words continue it, more seeds or values extend it."""
+    jobs: int = 1
+    """Runs at the same time. On CPUs they share the cores; on GPUs each takes the next one, and
+    several share one where there are more runs than GPUs."""
+    slurm: bool = False
+    """Write a SLURM array, OUT/jobs.sbatch, and run nothing; it has --jobs tasks at a time."""
+    tflops: float | None = None
+    """TFLOP/s that a run sustains, for the hours of the plan; by default they follow from the first
+    run of each family, once it has begun."""
+    yes: bool = False
+    """Start without asking."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"jobs": (1, 256), "tflops": (1e-9, 1e9)})
+
+
+@dataclass(frozen=True)
+class Design:
+    recipe: Recipe  # the settings that all runs share
+    options: Sweep
+    wanted: Wanted
+    varied: Varied
+    seeds: range
+    out: Path
+
+
+def read(options: Sweep, recipe: Recipe) -> Design:
+    """Reads the lists of the options, and checks them against the recipe."""
+    out = folder_of("--out", options.out)
+    _check_own(out)
+    most = {name: int(RANGES[name][1]) for name in ("loops", "n_experts")}
+    wanted = Wanted(
+        budgets=_list("budget", options.budget, lambda word: parse_size(word, ""), "sizes as 4M"),
+        alphas=_list("alphas", options.alphas, _number(float, 1e-9, 99.999), "percents below 100"),
+        loops=_list("loops", options.loops, _number(int, 1, most["loops"]), "numbers from 1 on"),
+        controls=_list("controls", options.controls, _choice(CONTROLS), ", ".join(CONTROLS)),
+        matches=_list("match", options.match, _choice(get_args(Match)), "linear or total"),
+        experts=_list("experts", options.experts or _own_experts(recipe),
+                      _number(int, 0, most["n_experts"]), "numbers such as 8, or 0"),
+        positions=options.positions,
+    )  # fmt: skip
+    others = [control for control in wanted.controls if control not in ("wide", "loop")]
+    if wanted.positions and others:
+        raise UserError(
+            f"--positions goes with the controls wide and loop alone, not {', '.join(others)}; "
+            "leave it out of --controls"
+        )
+    if not recipe.get("data", {}).get("val"):
+        raise UserError(
+            "the recipe has no validation sets, by which models are compared; give "
+            "one: --data.val.NAME FILE_OR_FOLDER"
+        )
+    varied = _varied(options.set, recipe)
+    return Design(recipe, options, wanted, varied, _seeds(options.seeds), out)
+
+
+def _check_own(out: Path) -> None:
+    """Checks that a folder is a sweep's, empty or new, and no part of a run."""
+    here, another = out.resolve(), "give a new or an empty folder"
+    for folder in (here, *here.parents):
+        begun = (folder / RECIPE).is_file() and (folder / VERSIONS).is_file()
+        if begun or complete_checkpoints(folder):
+            raise UserError(f"--out {out}: '{folder}' is the folder of a run; {another}")
+    # A sweep locks the folder, and writes the file that it is known by, before all else.
+    first = [here / LOCK, *unfinished(here / SWEEP)] if here.is_dir() else []
+    others = {*here.iterdir()}.difference(first) if here.is_dir() else set()
+    if others and not _is_sweep(here):
+        held = min(others).name
+        raise UserError(f"--out {out} holds '{held}', but no {SWEEP} of a sweep; {another}")
+
+
+def _is_sweep(folder: Path) -> bool:
+    """Whether its sweep.yaml is ours: other tools have a file of that name, too."""
+    path = folder / SWEEP
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return any(line.startswith("cells:") for line in text.splitlines())
+
+
+def _list(option: str, text: str, read_one: Callable[[str], T], wanted: str) -> list[T]:
+    """The values of a list, each once; `none` is an empty one, where it may be."""
+    none = option in ("alphas", "controls")
+    if none and text == "none":
+        return []
+    try:
+        return list(dict.fromkeys(read_one(word.strip()) for word in text.split(",")))
+    except (ValueError, UserError):
+        wanted += ", separated by commas" + (", or none" if none else "")
+        raise UserError(f"--{option} must be {wanted}, not '{text:.60}'") from None
+
+
+def _number(kind: type[N], least: float, most: float) -> Callable[[str], N]:
+    """Reads a number of a range, maybe with a percent sign."""
+
+    def read_one(word: str) -> N:
+        value = kind(word.removesuffix("%"))
+        check_range("it", value, (least, most))
+        return value
+
+    return read_one
+
+
+def _choice(allowed: Collection[str]) -> Callable[[str], Any]:
+    def read_one(word: str) -> str:
+        if word not in allowed:
+            raise ValueError(word)
+        return word
+
+    return read_one
+
+
+_RATE = _number(float, 1e-12, 1e9)
+
+
+def _own_experts(recipe: Recipe) -> str:
+    n = recipe.get("model", {}).get("n_experts", 0)
+    if isinstance(n, list):
+        raise UserError(
+            f"the recipe has model.n_experts={n}, a number for each layer, and a sweep makes other "
+            "layers; give --experts with the numbers to compare, or --experts 0"
+        )
+    return str(n)
+
+
+def _seeds(text: str) -> range:
+    first, dash, last = text.partition("-")
+    try:
+        seeds = range(int(first), int(last) + 1) if dash else range(int(text))
+        if seeds and seeds[0] >= 0 and seeds[-1] < MOST_SEEDS:
+            return seeds
+    except ValueError:
+        pass
+    raise UserError(
+        "--seeds must be a number of them such as 3, or the first and the last such as 3-5, "
+        f"below {MOST_SEEDS}, not '{text:.60}'"
+    )
+
+
+def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
+    """The keys and values of --set; those of a key that is given twice add up.
+
+    One that decides no numbers is the same in all runs, and put into the recipe.
+    """
+    varied: Varied = {}
+    known = {
+        f"{section}.{name}": annotation
+        for section, cls in SECTIONS.items()
+        for name, annotation in typing.get_type_hints(cls).items()
+    }
+    for word in words:
+        key, equals, text = word.partition("=")
+        section, _, name = key.partition(".")
+        values = recipes.parse(f"values: [{text}]", f"of --set '{word:.60}'")["values"]
+        if not (equals and isinstance(values, list) and values):
+            raise UserError(f"--set needs KEY=A,B,... such as optim.lr=1e-3,2e-3, not '{word:.60}'")
+        if name in DECIDED.get(section, ()) or key == "seed_everything":
+            raise UserError(
+                f"--set {key}: the sweep decides it, or solves its widths for it; "
+                "--alphas, --loops, --experts, --budget and --seeds say how, or give a "
+                "sweep for each"
+            )
+        field, _, entry = name.partition(".")
+        whole = f"{section}.{field}"
+        if whole not in known or (entry and typing.get_origin(known[whole]) is not dict):
+            hint = did_you_mean(OTHER_NAMES.get(name, key), known)
+            hint = hint or "; dualpath fit --help-recipe lists what there is"
+            raise UserError(f"--set: no key '{key}' in a recipe{hint}")
+        if whole in ("data.path", "data.val", "data.val_tokens", "data.val_seed"):
+            why = "runs that read other data cannot be compared"
+            raise UserError(f"--set {key}: {why}; give a sweep for each")
+        if key in without_numbers():
+            if len(values) > 1:
+                raise UserError(f"--set {key}: it decides no numbers of a run; give one value")
+            recipe.setdefault(section, {})[name] = values[0]
+            continue
+        if key == "optim.lr":
+            values = [_list("set optim.lr", str(v), _RATE, "rates above 0")[0] for v in values]
+        if _is_list(known[whole]) and not all(isinstance(v, list | None) for v in values):
+            plain = text.replace("[", "").replace("]", "")
+            example = f"{key}=[{plain:.60}]"
+            raise UserError(
+                f"--set {key}: its values are lists, each in brackets, such as {example}"
+            )
+        together = [*varied.get(key, []), *values]
+        varied[key] = list({repr(value): value for value in together}.values())
+    return varied
+
+
+def _is_list(annotation: Any) -> bool:
+    kinds = {typing.get_origin(kind) or kind for kind in (typing.get_args(annotation) or ())}
+    return typing.get_origin(annotation) in (list, tuple) or kinds == {list, type(None)}

@@ -1,0 +1,263 @@
+"""The runs of a sweep as processes, several at a time, or as tasks of a SLURM array. Torch-free."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from dualpath_cli.base.errors import RunFailed, Stopped, UserError
+from dualpath_cli.base.system import cores, no_link, of_children, visible_gpus, write_text
+from dualpath_cli.compare.sweep.runs import PlannedRun
+from dualpath_cli.report.console import duration
+
+POLL = 0.5  # seconds between two looks at the processes
+
+
+def say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> list[PlannedRun]:
+    """Trains what is not finished, in the order of `runs`, with a line for each as it ends.
+
+    Returns those that failed. A run that fails stops no other one. Raises Stopped after a signal,
+    once the runs at work have stopped with a checkpoint.
+    """
+    waiting = [run for run in runs if not run.is_finished]
+    if len(waiting) < len(runs):
+        say(console, f"{len(runs) - len(waiting)} of {len(runs)} are finished already")
+    if waiting:
+        say(console, f"what each run prints is in {waiting[0].log.parent}")
+    with asked_to_stop() as signals:
+        return _work(waiting, jobs, console, signals)
+
+
+def check_none(failed: Sequence[PlannedRun], of: int) -> None:
+    """Raises RunFailed, with the last words of the first run that failed, if one did."""
+    if failed:
+        run = failed[0]
+        raise RunFailed(
+            f"{len(failed)} of {of} runs failed, the first one {run.name}: {last_words(run)} "
+            f"({run.log}); the same command tries them again"
+        )
+
+
+Slots = dict[int, tuple[PlannedRun, "subprocess.Popen[bytes]", float]]  # a run, when it began
+
+
+def _work(
+    waiting: list[PlannedRun], jobs: int, console: Console, signals: list[int]
+) -> list[PlannedRun]:
+    slots: Slots = {}
+    failed: list[PlannedRun] = []
+    held: set[PlannedRun] = set()
+    total, ended = len(waiting), 0
+    while waiting or slots:
+        if signals:
+            _stop(slots, console, signals)
+        for slot in set(range(jobs)) - set(slots):
+            run = _next(waiting, console, held)
+            if run is not None:
+                waiting.remove(run)
+                slots[slot] = run, start(run, slot, jobs), time.monotonic()
+        if not slots and not any(run.is_ready or run.is_being_written for run in waiting):
+            # What they would branch from has failed, or went wrong.
+            return failed + [run for run in waiting if not run.went_wrong]
+        for slot, (run, process, begun) in list(slots.items()):
+            if process.poll() is None:
+                continue
+            del slots[slot]
+            ended += 1
+            took = f"{ended} of {total}, after {duration(time.monotonic() - begun)}"
+            if run.went_wrong:
+                say(console, f"went wrong {run.name}, {took}: {last_words(run)}")
+            elif process.returncode == 0 and run.is_finished:
+                say(console, f"finished {run.name}, {took}")
+            else:
+                failed.append(run)
+                code = process.returncode
+                say(console, f"failed {run.name} ({code}), {took}: {last_words(run)}")
+        time.sleep(POLL)
+    return failed
+
+
+def _next(
+    waiting: Sequence[PlannedRun], console: Console, held: set[PlannedRun]
+) -> PlannedRun | None:
+    """The next run that can start; one that another process writes is left for later."""
+    for run in waiting:
+        if not run.is_ready:
+            continue
+        if not run.is_being_written:
+            return run
+        if run not in held:
+            held.add(run)
+            say(console, f"{run.name} waits: {run.folder} is being written by another process")
+    return None
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[list[int]]:
+    """Collects the signals that ask to stop, instead of what they would do."""
+    seen: list[int] = []
+
+    def take(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+
+    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(slots: Slots, console: Console, signals: list[int]) -> None:
+    """Asks all processes to stop and waits for them; a second signal kills them."""
+    say(console, f"stopping {len(slots)} runs with a checkpoint each; once more kills them")
+    processes = [process for _, process, _ in slots.values()]
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    while any(process.poll() is None for process in processes):
+        if len(signals) > 1:
+            for process in processes:
+                process.kill()
+        time.sleep(POLL)
+    code = 130 if signals[0] == signal.SIGINT else 143
+    raise Stopped("stopped; the same command continues", code, quiet=False)
+
+
+def command_of(run: PlannedRun) -> list[str]:
+    return [sys.executable, "-m", "dualpath_cli", "fit", "--config", str(run.path)]
+
+
+def environment(run: PlannedRun, slot: int, jobs: int) -> Mapping[str, str]:
+    """The environment of the run in a slot, of which there are `jobs`.
+
+    CPUs are shared by threads: OMP_NUM_THREADS, unless it is set. Of several GPUs each slot gets
+    one, the first ones again where there are more slots.
+    """
+    shared = dict(os.environ)
+    shared.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
+    if jobs > 1 and (gpus := _gpus(run)):
+        shared["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    return shared
+
+
+def side_by_side(run: PlannedRun, jobs: int) -> int:
+    """How many of as many jobs do not share a device with another one."""
+    return min(jobs, len(_gpus(run)) or jobs)
+
+
+def check_sharing(run: PlannedRun, jobs: int) -> None:
+    devices = run.settings.trainer.devices
+    if jobs > 1 and _gpus(run) and str(devices) not in ("auto", "1"):
+        raise UserError(
+            f"--jobs {jobs} gives each run one GPU, but trainer.devices is {devices}; take "
+            "--jobs 1 or trainer.devices 1"
+        )
+
+
+def _gpus(run: PlannedRun) -> list[str]:
+    """Names of the GPUs that this process may use, if such a run would."""
+    if run.settings.trainer.accelerator == "cpu":
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        # As CUDA reads it: what names no GPU, such as -1, ends the list.
+        names = (name.strip() for name in named.split(","))
+        return list(takewhile(lambda n: n.isdecimal() or n.startswith(("GPU-", "MIG-")), names))
+    return [str(number) for number in range(visible_gpus() or 0)]
+
+
+def start(run: PlannedRun, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
+    """Starts the run; what it prints goes on in its log.
+
+    It has its own session, so that Ctrl-C reaches the sweep alone, which asks it to stop; it
+    stops by itself, with a checkpoint, where the sweep is killed.
+    """
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    with open(run.log, "ab", opener=no_link) as log, of_children():
+        return subprocess.Popen(
+            command_of(run), env=environment(run, slot, jobs), stdin=subprocess.DEVNULL,
+            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+
+def last_words(run: PlannedRun) -> str:
+    """The last line of a run's log: why it ended."""
+    if not run.log.is_file():
+        return f"it waits for '{run.settings.run.branch_from}'"
+    lines = run.log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no word")
+
+
+SCRIPT = """#!/bin/bash
+# {count} runs of {out}, a task each. Options of sbatch before this file's name beat those below:
+#
+#   sbatch --partition=gpu {script}
+#
+# Submit it from the folder that the sweep's command was given in; all nodes see it. A task that is
+# cut off by the time goes back into the queue and continues; one that is finished ends at once.
+
+# Where the cluster allows shorter arrays alone (MaxArraySize of scontrol show config), submit the
+# first part (sbatch --array=0-999) and give the sweep's command again once it is done.
+
+#SBATCH --job-name={name}
+#SBATCH --array=0-{last}%{jobs}
+#SBATCH --ntasks=1
+{gpus}#SBATCH --cpus-per-task=4
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output="{logs}/%x-%A_%a.out"
+
+set -u
+source "${{DUALPATH_VENV:-.venv}}/bin/activate"
+
+recipes=(
+{recipes}
+)
+
+# Five minutes before the time is up the run is asked to stop with a checkpoint.
+warned=0
+trap 'warned=1; kill -USR1 "$run"' USR1
+srun --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}" \\
+    dualpath fit --config "${{recipes[$SLURM_ARRAY_TASK_ID]}}" &
+run=$!
+wait "$run"
+code=$?
+while kill -0 "$run" 2>/dev/null; do # the warning ends the first wait
+    wait "$run"
+    code=$?
+done
+if [ "$warned" -eq 1 ] && [ "$code" -ne 0 ]; then
+    scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
+fi
+exit "$code"
+"""
+
+
+def write_array(runs: Sequence[PlannedRun], jobs: int, out: Path) -> Path:
+    """Writes the script for runs, `jobs` of them at a time."""
+    script = out / "jobs.sbatch"
+    logs = out / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    text = SCRIPT.format(
+        count=len(runs), last=len(runs) - 1, jobs=jobs, out=out, script=script,
+        name=shlex.quote(out.resolve().name or "sweep"), logs=logs,
+        gpus="" if runs[0].settings.trainer.accelerator == "cpu" else "#SBATCH --gpus-per-task=1\n",
+        recipes="\n".join(f"    {shlex.quote(str(run.path))}" for run in runs),
+    )  # fmt: skip
+    write_text(script, text)
+    return script

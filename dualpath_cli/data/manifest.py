@@ -1,0 +1,286 @@
+"""Manifest: what a data folder holds, so that a missing, cut or changed file is found."""
+
+import errno
+import hashlib
+import json
+import math
+import re
+import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import write_text
+from dualpath_cli.data.storage import exists, is_remote, local_copy, sha256_of, sizes
+from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
+
+MANIFEST = "manifest.json"
+INDEX = "index.json"
+HEADER = 12
+"""Bytes in front of a chunk's tokens: litdata's count of items, 1, and the bounds of that one."""
+HUB = "hf:"
+"""Begins the path of a source that is a dataset of the Hugging Face hub: `hf:DATASET[:CONFIG]`."""
+FORMATS = {"uint16": "no_header_numpy:5", "uint32": "no_header_numpy:6"}
+"""The name of a bare array of a type in litdata's index."""
+AGAIN = "copy the folder here again, or prepare it again with `dualpath prepare ... --overwrite`"
+"""The way out where a data folder is damaged."""
+_MADE_BY = {
+    "data/sample": "`dualpath prepare --source sample --out data/sample`",
+    "data/text": "`dualpath prepare --source NAME=FILES --tokenizer gpt2 --out data/text`",
+    "data/nemotron-cc": "`dualpath prepare --source nemotron-cc --num-files 1 --tokenizer gpt2 "
+    "--out data/nemotron-cc` (a file of 350 MB), or with `--config paper` instead (the whole mix)",
+}  # commands that make the data folder of a packaged recipe
+_SHA256 = re.compile("[0-9a-f]{64}")
+_MOST = 2**63  # bytes and tokens that 64 bits can count
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    """A value of a type, mappings being dataclasses. Raises ValueError for another kind of value.
+
+    A manifest of the paper's data has thousands of entries, for which jsonargparse takes a minute.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if is_dataclass(kind) and isinstance(value, dict):
+        kinds = typing.get_type_hints(kind)
+        if kinds.keys() != value.keys():
+            wrong = min(kinds.keys() ^ value.keys())
+            raise ValueError(f"'{wrong:.60}' is {'unknown' if wrong in value else 'missing'}")
+        made: Any = kind
+        return made(**{name: _typed(kinds[name], part) for name, part in value.items()})
+    if origin is list and isinstance(value, list):
+        return [_typed(arguments[0], part) for part in value]
+    if origin is dict and isinstance(value, dict):
+        return {name: _typed(arguments[1], part) for name, part in value.items()}
+    if kind is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    if kind is Any or type(value) is kind or (origin is typing.Literal and value in arguments):
+        return value
+    raise ValueError(f"'{value!s:.60}' is of another kind than it must be")
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    name: str  # path in the data folder
+    bytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.name)
+        if path.is_absolute() or ".." in path.parts or path.as_posix() != self.name:
+            raise ValueError(f"'{self.name:.60}' is not the path of a file in the folder")
+        if (
+            not self.name.isprintable() or self.name == "." or len(self.name) > 255
+        ):  # as file systems do
+            raise ValueError(f"{self.name[:60]!r} is no name of a file")
+        if not 0 <= self.bytes < _MOST:
+            raise ValueError(f"'{self.name}' cannot have {self.bytes:.6g} bytes")
+        if not _SHA256.fullmatch(self.sha256):
+            raise ValueError(f"'{self.name}' has no sha256 but '{self.sha256:.60}'")
+
+
+@dataclass(frozen=True)
+class SourceCount:
+    """Counts of the documents of one source.
+
+    `read` is the sum of `documents`, `validation`, `exact_duplicates`, `near_duplicates`, `unused`
+    and all of `rejected`: no document goes unnoticed.
+    """
+
+    name: str
+    path: str
+    read: int  # documents met
+    documents: int  # documents written, each counted once however often it is repeated
+    validation: int  # documents held out, in val/NAME.jsonl
+    rejected: dict[str, int]  # documents left out, by reason; they are in rejected.jsonl.zst
+    exact_duplicates: int  # documents whose text is that of an earlier one
+    near_duplicates: int  # documents that resemble an earlier one by MinHash
+    unused: int  # documents beyond the tokens that were asked for
+    passes: float  # how often the source's documents are in the data; up to 1 unless it is repeated
+    tokens: int  # tokens written, repeats and each document's end-of-text included
+    text_bytes: int  # UTF-8 bytes of the documents written, repeats included
+    normalised: int  # documents whose text was changed by cleaning, of those met
+    faults: list[str]  # files that could not be read to their end, and why
+
+    @property
+    def public_name(self) -> str:
+        """What others may know it by: the path of a dataset on the hub, else the name alone."""
+        return self.path if self.path.startswith(HUB) else self.name
+
+    @property
+    def total_rejected(self) -> int:
+        return sum(self.rejected.values())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of `manifest.json`: one stream of tokens, cut into chunks."""
+
+    documents: int  # documents, each followed by one end-of-text; repeats count
+    tokens: int  # tokens in the chunks, end-of-text included
+    text_bytes: int  # UTF-8 bytes of the documents
+    dtype: Literal["uint16", "uint32"]  # type of a token on the disk
+    vocab_size: int  # one above the tokenizer's largest id
+    eot_id: int  # id of end-of-text
+    tokenizer: str  # fingerprint of the tokenizer (`Tokenizer.fingerprint`)
+    sources: list[SourceCount]
+    chunks: list[StoredFile]  # in the order of the stream
+    index_sha256: str  # sha256 of litdata's `index.json`
+    beside: list[StoredFile]
+    """Files that are not trained on: held-out texts, rejected documents, duplicates."""
+    request: str  # digest of the request: an equal one need not be prepared again
+    settings: dict[str, Any]  # the request, as a recipe of `dualpath prepare`
+
+    def __post_init__(self) -> None:
+        names = [chunk.name for chunk in self.chunks]
+        if not names:
+            raise ValueError("it lists no chunks")
+        if outside := [name for name in names if "/" in name]:
+            raise ValueError(f"chunk '{outside[0]:.60}' is not in the folder itself")
+        if len(set(names)) < len(names):
+            raise ValueError("it lists a chunk twice")
+        if not 0 < self.tokens < _MOST:
+            raise ValueError(f"it cannot hold {self.tokens:.6g} tokens")
+        if not 0 <= self.eot_id < self.vocab_size <= 2**32:
+            ids = f"eot_id {self.eot_id:.6g} in a vocabulary of {self.vocab_size:.6g}"
+            raise ValueError(f"there is no {ids} entries")
+        if not _SHA256.fullmatch(self.index_sha256):
+            raise ValueError(f"index_sha256 is '{self.index_sha256:.60}'")
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the tokens and what they mean: equal data, wherever and whenever prepared."""
+        content = [self.dtype, self.tokenizer, self.eot_id, [c.sha256 for c in self.chunks]]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    @property
+    def chunk_tokens(self) -> list[int]:
+        width = int(self.dtype.removeprefix("uint")) // 8
+        return [(chunk.bytes - HEADER) // width for chunk in self.chunks]
+
+    def chunk_blocks(self, size: int) -> list[int]:
+        """Blocks of `size` tokens of each chunk, whose last tokens make none and are not read."""
+        return [tokens // size for tokens in self.chunk_tokens]
+
+    @property
+    def summary(self) -> str:
+        """Tells these data from others: tokens, sources and the fingerprint's beginning."""
+        names = ", ".join(source.name for source in self.sources)
+        return f"{self.tokens:,} tokens of {names}, fingerprint {self.fingerprint[:12]}"
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Manifest":
+        """Reads the manifest of a data folder, on a disk or at s3://bucket/prefix."""
+        path = f"{folder}/{MANIFEST}"
+        with readable(folder):
+            if is_remote(folder):
+                listing = sizes(folder)
+                there, found = listing is not None, MANIFEST in (listing or {})
+            else:  # not listed: what is no data folder may be endless
+                there, found = Path(folder).is_dir(), exists(path)
+        if not there:
+            own = f"`dualpath prepare --source NAME=FILES --tokenizer TOKENIZER --out {folder}`"
+            made_by = _MADE_BY.get(str(folder), own)
+            raise UserError(f"data folder '{folder}' does not exist; make it with {made_by}")
+        if not found:
+            raise UserError(f"data folder '{folder}' has no {MANIFEST}; {AGAIN}")
+        content = _json_object(path)
+        try:
+            stored = content.pop("fingerprint", None)
+            manifest: Manifest = _typed(cls, content)
+        except ValueError as error:
+            raise UserError(f"{path}: cannot be read ({error}); {AGAIN}") from None
+        if manifest.fingerprint != stored:
+            raise UserError(f"{path}: its fingerprint does not fit its content; {AGAIN}")
+        return manifest
+
+    def write(self, folder: Path) -> None:
+        content = {"fingerprint": self.fingerprint, **asdict(self)}
+        write_text(folder / MANIFEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+    def check_sizes(self, folder: str | Path) -> None:
+        """Checks presence and sizes. Takes milliseconds, on S3 a listing: chunks are not read."""
+        with readable(folder):
+            listing = sizes(folder) or {}
+        for chunk in self.chunks:
+            path = f"{folder}/{chunk.name}"
+            if chunk.name not in listing:
+                raise UserError(f"{path}: chunk is missing; {AGAIN}")
+            if (size := listing[chunk.name]) != chunk.bytes:
+                raise UserError(f"{path}: {size} bytes instead of {chunk.bytes}; {AGAIN}")
+        index = f"{folder}/{INDEX}"
+        if INDEX not in listing:
+            raise UserError(f"{index}: missing; {AGAIN}")
+        with readable(index):
+            if sha256_of(index) != self.index_sha256:
+                raise UserError(f"{index}: changed since it was prepared; {AGAIN}")
+
+    def check_index(self, folder: str | Path) -> None:
+        """Checks that litdata's index lists the chunks of the manifest, no others."""
+        path = f"{folder}/{INDEX}"
+        content = _json_object(path)
+        lengths = self.chunk_tokens
+        expected = [
+            {"chunk_bytes": chunk.bytes, "chunk_size": 1, "dim": length, "filename": chunk.name}
+            for chunk, length in zip(self.chunks, lengths, strict=True)
+        ]
+        config = content.get("config")
+        formats = config.get("data_format") if isinstance(config, dict) else None
+        if content.get("chunks") != expected or formats != [FORMATS[self.dtype]]:
+            raise UserError(f"{path}: does not list the chunks of the manifest; {AGAIN}")
+        if sum(lengths) != self.tokens:
+            stated = f"{self.tokens:,} tokens, but {sum(lengths):,} in the chunks"
+            raise UserError(f"{folder}/{MANIFEST}: {stated}; {AGAIN}")
+
+    def check_tokenizer(self, folder: str | Path) -> None:
+        """Checks that the folder's tokenizer is the one that made the tokens."""
+        path = f"{folder}/{TOKENIZER}"
+        if not exists(path):
+            raise UserError(f"{path} is missing; {AGAIN}")
+        try:
+            tokenizer = Tokenizer.load(local_copy(path))
+        except UserError as error:
+            raise UserError(f"{error}; {AGAIN}") from None
+        found = tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.eot_id
+        if found != (self.tokenizer, self.vocab_size, self.eot_id):
+            raise UserError(f"{path}: not the tokenizer of these tokens; {AGAIN}")
+
+
+def is_data_folder(location: str | Path) -> bool:
+    """Whether a location is a prepared data folder, also one that has lost its manifest.
+
+    Otherwise the held-out and rejected documents beside the chunks would be taken for texts.
+    """
+    if exists(f"{location}/{MANIFEST}"):
+        return True
+    return exists(f"{location}/{INDEX}") and exists(f"{location}/{TOKENIZER}")
+
+
+@contextmanager
+def readable(path: str | Path) -> Iterator[None]:
+    """Turns what the disk says while something is read into a UserError that names it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise  # no fault of the disk's
+        reason = error.strerror or error
+        raise UserError(
+            f"{path}: cannot be read ({reason}); check its permissions and the disk"
+        ) from None
+
+
+def _json_object(path: str) -> dict[str, Any]:
+    with readable(path):
+        text = local_copy(path).read_bytes()
+    try:
+        content = json.loads(text)
+        json.dumps(content, ensure_ascii=False).encode()  # no half of a surrogate pair
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number without end
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{path}: cannot be read ({reason}); {AGAIN}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: cannot be read (not a JSON object); {AGAIN}")
+    return content

@@ -1,0 +1,200 @@
+"""Texts and prepared tokens as windows to score, for `validate` and every study.
+
+Documents are cut into windows of the model's length. Each begins with an end-of-text token and none
+crosses two documents, so that every token of the text is scored once. In a prepared data folder a
+window is a block of the token stream. A limit of tokens draws windows at random: the beginning of a
+file, such as the first of several books, is not representative.
+"""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.model.loss import IGNORE
+
+Tokens = npt.NDArray[np.integer]
+
+PAD_TO = 16  # batches are padded to a multiple of this many positions: fewer shapes, faster kernels
+LEAST_DOCUMENTS = 10  # documents to draw from at least, if the source has so many
+
+
+def document_windows(
+    documents: Iterable[str],
+    tokenizer: Tokenizer,
+    length: int,
+    max_tokens: int | None = None,
+    seed: int = 0,
+) -> tuple[list[Tokens], list[int]]:
+    """Cuts documents into windows of end-of-text and up to `length` tokens of one of them.
+
+    With `max_tokens`, windows with so many scored tokens in all are drawn: first documents, in the
+    random order of `seed`, until they hold enough; then windows of these. No document gives more
+    than a tenth, to the next whole window, unless there are too few documents. The last window is
+    cut to fit. Only the drawn documents are held in memory.
+
+    Returns the windows in the order of the text, and each one's document, numbered from 0.
+    """
+    chosen: Iterable[tuple[int, Tokens]]
+    if max_tokens is None:
+        chosen = ((n, np.asarray(tokenizer.encode(text))) for n, text in enumerate(documents))
+    else:
+        chosen = _drawn_documents(documents, tokenizer, max_tokens, seed)
+    cut = [
+        (np.concatenate(([tokenizer.eot_id], tokens[start : start + length])), number)
+        for number, tokens in chosen
+        for start in range(0, len(tokens), length)
+    ]
+    windows, numbers = [window for window, _ in cut], [number for _, number in cut]
+    if max_tokens is None:
+        return windows, numbers
+    scored = [len(window) - 1 for window in windows]
+    totals, given = np.bincount(numbers, scored), np.zeros(1 + max(numbers, default=0))
+    most = _tenth(max_tokens)
+    if totals.clip(max=most).sum() < max_tokens:
+        most = max_tokens
+    left, kept = max_tokens, {}
+    for place in np.random.default_rng((seed, 1)).permutation(len(windows)).tolist():
+        if left and given[numbers[place]] < most:
+            kept[place] = windows[place][: 1 + left]
+            left -= len(kept[place]) - 1
+            given[numbers[place]] += scored[place]
+    return [kept[place] for place in sorted(kept)], [numbers[place] for place in sorted(kept)]
+
+
+def _drawn_documents(
+    documents: Iterable[str], tokenizer: Tokenizer, max_tokens: int, seed: int
+) -> list[tuple[int, Tokens]]:
+    """Numbers and tokens, in the order of the text, of the first documents in a random order.
+
+    As few as hold `max_tokens`, each counted up to a tenth of them.
+    """
+    draw = np.random.default_rng((seed, 0))
+    most, held = _tenth(max_tokens), 0
+    drawn: list[tuple[float, int, Tokens]] = []  # the last one in the random order on top
+    for number, text in enumerate(documents):
+        place = float(draw.random())
+        if held >= max_tokens and place > -drawn[0][0]:
+            continue
+        tokens = np.asarray(tokenizer.encode(text))
+        heapq.heappush(drawn, (-place, number, tokens))
+        held += min(len(tokens), most)
+        while held - (last := min(len(drawn[0][2]), most)) >= max_tokens:
+            heapq.heappop(drawn)
+            held -= last
+    return sorted(((number, tokens) for _, number, tokens in drawn), key=lambda pair: pair[0])
+
+
+def _tenth(max_tokens: int) -> int:
+    return -(-max_tokens // LEAST_DOCUMENTS)
+
+
+def folder_windows(
+    folder: str | Path,
+    length: int,
+    max_tokens: int | None = None,
+    seed: int = 0,
+    verify: bool = True,
+) -> list[Tokens]:
+    """Returns the blocks of `length` + 1 tokens of a prepared data folder, in their order.
+
+    With `max_tokens`, as many as hold no more, but at least one, drawn at random.
+    """
+    from dualpath_cli.data.blocks import Blocks
+
+    blocks = Blocks(str(folder), length + 1, verify=verify)
+    chosen = np.arange(len(blocks))
+    if max_tokens is not None and (count := max(1, max_tokens // length)) < len(blocks):
+        chosen = np.sort(np.random.default_rng(seed).choice(chosen, count, replace=False))
+    return [np.asarray(blocks[block]) for block in chosen.tolist()]
+
+
+def check_ids(tokens: Tokens, vocab_size: int, place: str) -> None:
+    """Refuses ids beyond the vocabulary, which fail on a GPU without a message."""
+    if (highest := int(tokens.max())) >= vocab_size:
+        raise UserError(
+            f"{place}: holds the token id {highest}, beyond the vocabulary of {vocab_size} "
+            "entries; `--data.verify always` says in which chunk"
+        )
+
+
+class Windows(Dataset[Tokens]):
+    """Windows held in memory, longest first, so that a batch holds windows of like length.
+
+    Empty windows, which score nothing, are appended so that each batch has as many for every rank:
+    sharded models must run in step.
+    """
+
+    def __init__(
+        self,
+        windows: Iterable[Tokens],
+        documents: Sequence[int] | None = None,
+        multiple_of: int = 1,
+    ) -> None:
+        """`documents` are the numbers of the windows' documents; None where these are unknown."""
+        numbered = sorted(enumerate(windows), key=lambda pair: len(pair[1]), reverse=True)
+        self.windows = [window for _, window in numbered]
+        self.numbers = [number for number, _ in numbered]
+        """Place of each window among those that were cut, from 0 on."""
+        self.documents = documents and [documents[number] for number in self.numbers]
+        """Number of each window's document in the source; None where it is unknown."""
+        self.n_filled = len(self.windows)
+        """How many windows are real; those after them fill up batches."""
+        self.tokens = np.array([len(window) - 1 for window in self.windows], dtype=np.int64)
+        """Scored tokens of each of them."""
+        self.n_tokens = int(self.tokens.sum())
+        missing = -len(self.windows) % multiple_of
+        self.windows += [np.zeros(1, dtype=np.int64)] * missing
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> Tokens:
+        return self.windows[index]
+
+    def batches(self, micro_batch: int, length: int, ranks: int = 1) -> list[range]:
+        """Places of the windows of each batch, of all ranks, in order; ranks take every other one.
+
+        On each rank a batch holds no more positions than `micro_batch` windows of `length` tokens,
+        or one window. So all batches of full windows have the shape that a model is compiled for,
+        and short windows come more at a time, as small batches mostly wait for their launches.
+        """
+        found, start = [], 0
+        while start < len(self.windows):
+            most = micro_batch * padded(length) // padded(len(self.windows[start]) - 1)
+            stop = min(start + max(1, most) * ranks, len(self.windows))
+            found.append(range(start, stop))
+            start = stop
+        return found
+
+
+def padded(length: int) -> int:
+    """Positions of a batch whose longest window has so many."""
+    return -(-max(1, length) // PAD_TO) * PAD_TO
+
+
+def collate(
+    windows: list[Tokens], last_is_input: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stacks windows to input tokens and targets, (B, T) int64 each, padded on the right.
+
+    The last token of a window is only a target, or with `last_is_input` an input without a target:
+    in a full window it stands one position beyond those of training. Attention is causal, so
+    neither it nor padding, which comes after all tokens, changes a loss. Targets of padding are
+    IGNORE.
+    """
+    positions = padded(max(len(window) for window in windows) - (not last_is_input))
+    tokens = torch.zeros(len(windows), positions, dtype=torch.int64)
+    targets = torch.full((len(windows), positions), IGNORE, dtype=torch.int64)
+    for row, window in enumerate(windows):
+        ids = torch.from_numpy(window.astype(np.int64))
+        inputs = ids if last_is_input else ids[:-1]
+        tokens[row, : len(inputs)] = inputs
+        targets[row, : len(ids) - 1] = ids[1:]
+    return tokens, targets

@@ -1,1 +1,0 @@
-"""Custom gates and combinations: found, allowed, tried, written down."""

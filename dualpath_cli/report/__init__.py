@@ -1,0 +1,1 @@
+"""Numbers and how they are shown: intervals and tests; console, tables, figures, pages."""

@@ -1,0 +1,142 @@
+"""The console that everything is printed on, and the progress of long work on it.
+
+Texts are shown without markup: a name such as `[red]` or `:smile:` is a name, not a style and not a
+picture. Progress is a bar on a terminal, an occasional line elsewhere.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Self, TextIO, cast
+
+from rich import progress as rich_progress
+from rich.console import Console, ConsoleDimensions
+from rich.filesize import decimal
+
+from dualpath_cli.base.streams import to_nobody
+
+NARROWEST = 20
+"""Columns that a terminal is taken to have at least: rich draws nothing in one or two."""
+
+
+def plain_console(*, goes_on: bool = False, **options: Any) -> Console:
+    """A console without markup; BrokenPipeError if its reader left, or silent if it `goes_on`."""
+    return _Console(goes_on, markup=False, emoji=False, **options)
+
+
+class _Console(Console):
+    def __init__(self, goes_on: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self._goes_on = goes_on
+
+    @property  # type: ignore[misc]  # rich's can be set
+    def size(self) -> ConsoleDimensions:
+        width, height = super().size
+        # In a file or a pipe no row of a table is cut or folded, whatever COLUMNS says.
+        width = max(width, NARROWEST) if self.is_terminal else 10_000
+        return ConsoleDimensions(width, height)
+
+    def on_broken_pipe(self) -> None:
+        """Takes the place of rich's, which would leave by `sys.exit(1)`."""
+        self.quiet = True
+        if not self._goes_on:
+            raise BrokenPipeError
+        to_nobody(cast(TextIO, self.file))
+
+
+LINE_EVERY = 15.0  # seconds between two lines where no terminal shows the bar
+
+Amounts = Callable[[int, int | None], str]
+"""Text for how much is done, and of how much, where that is known."""
+
+
+def counted(unit: str) -> Amounts:
+    """Amounts as whole numbers: `3 of 10 batches`."""
+    return lambda done, total: f"{done:,}{'' if total is None else f' of {total:,}'} {unit}"
+
+
+def bytes_of_bytes(done: int, total: int | None) -> str:
+    """Amounts in bytes: `1.2 MB of 3.4 MB`."""
+    return decimal(done) if total is None else f"{decimal(done)} of {decimal(total)}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as minutes, hours or days: `3.5 min`, `7.2 h`, `12.4 days`."""
+    minutes = seconds / 60
+    if minutes < 120:
+        return f"{minutes:.1f} min"
+    hours = minutes / 60
+    return f"{hours:.1f} h" if hours < 72 else f"{hours / 24:.1f} days"
+
+
+class Progress:
+    """Shows how much of some work is done; a context manager around that work."""
+
+    def __init__(
+        self,
+        console: Console,
+        title: str,
+        amounts: Amounts,
+        total: int | None = None,
+        *,
+        transient: bool = False,
+    ) -> None:
+        """`total` is what `advance` adds up to, if known; a `transient` bar leaves at the end."""
+        self._console = console
+        self._title, self._amounts, self._status = title, amounts, ""
+        self._bar = rich_progress.Progress(
+            rich_progress.TextColumn("{task.description}", markup=False),
+            rich_progress.BarColumn(),
+            rich_progress.TextColumn("{task.fields[state]}", markup=False),
+            rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+            transient=transient,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(title, total=total, state="")
+        self.begin(total)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self._bar.start()
+
+    def stop(self, last_line: bool = False) -> None:
+        """Leaves the bar in its state; `last_line` prints a line where there is no terminal."""
+        self._show(time.monotonic(), line=last_line and not self._console.is_terminal)
+        self._bar.stop()
+
+    def begin(self, total: int | None, done: int = 0) -> None:
+        self._total, self._done, self._before = total, done, done
+        self._start: float | None = None
+        self._last = time.monotonic()
+        self._bar.update(self._task, total=total, completed=done)
+
+    def advance(self, amount: int = 1, title: str | None = None, status: str | None = None) -> None:
+        """Adds finished work; title and status, words beside the amounts, stay until changed."""
+        now = time.monotonic()
+        self._done += amount
+        if self._start is None and amount:
+            self._start, self._before = now, self._done
+        self._title = self._title if title is None else title
+        self._status = self._status if status is None else status
+        # Work may be counted a thousand times a second.
+        if now - self._last >= (0.1 if self._console.is_terminal else LINE_EVERY):
+            self._show(now, line=not self._console.is_terminal)
+
+    def _show(self, now: float, line: bool) -> None:
+        self._last = now
+        state = self._amounts(self._done, self._total)
+        state += f", {self._status}" if self._status else ""
+        self._bar.update(self._task, completed=self._done, description=self._title, state=state)
+        if not line:
+            return
+        if self._total and self._start is not None and self._done > self._before:
+            pace = (now - self._start) / (self._done - self._before)
+            state += f", {duration(pace * (self._total - self._done))} left"
+        text = f"{self._title}: {state}"
+        self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)

@@ -1,0 +1,343 @@
+"""ModelConfig: the description of a model, shared by recipes, flops, model and export.
+
+Torch-free, so that the command line can check a recipe before anything slow is imported.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import groupby
+from typing import Any, Literal
+
+from dualpath_cli.base.errors import did_you_mean
+from dualpath_cli.base.ranges import Range, check_ranges
+
+BlockKind = Literal["dual", "loop", "wide"]
+Gate = Literal["two_gates", "convex", "softmax", "fixed"]
+GATE_OUTPUTS: dict[str, int] = {"two_gates": 2, "convex": 1, "softmax": 2, "fixed": 0}
+"""Outputs of the linear layer of each built-in gate; 0: it has no such layer."""
+Combination = Literal["router", "final", "mean"]
+COMBINATIONS: tuple[Combination, ...] = ("router", "final", "mean")
+CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+"""A dotted path, such as my.module.Gate, of a custom class."""
+ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases", "conditioning"]
+"""Groups of parameters that weight decay may include."""
+Kind = Literal[
+    "hidden", "embedding", "head", "router", "gate", "norms", "gains", "biases", "conditioning"
+]
+"""Kinds of parameters, each with a learning rate: matrices from width to width (`hidden`), the
+embedding (also as a tied head), the head, the matrices of routers and gates, and the vectors."""
+GROUP_OF: dict[Kind, ParameterGroup] = {
+    "hidden": "matrices",
+    "embedding": "embeddings",
+    "head": "matrices",
+    "router": "matrices",
+    "gate": "matrices",
+    "norms": "norms",
+    "gains": "gains",
+    "biases": "biases",
+    "conditioning": "conditioning",
+}
+"""The group that a kind decays with."""
+Balance = Literal["bias", "loss", "none"]
+BALANCE_RATES: dict[Balance, float] = {"bias": 1e-3, "loss": 1e-2, "none": 0.0}
+"""`balance_rate` by default: those of arXiv 2408.15664, and of arXiv 2101.03961."""
+RENAMED = {"top_k": "num_experts_per_tok"}
+"""Fields that `config.json` of an exported folder has under another name: transformers would take
+`top_k` there for `generate`'s option of that name."""
+EXPERT_MULTIPLE = 8
+"""An expert's width is a multiple of this: kernels for grouped products want rows of 16 bytes."""
+Checkpointing = Literal["none", "selective", "full"]
+"""The operations that blocks compute again in the backward pass: none, pointwise ones, all."""
+RANGES: dict[str, Range] = {
+    "vocab_size": (1, 10**8),
+    "n_layers": (1, 10**4),
+    "d_model": (1, 10**6),
+    "n_heads": (1, 10**6),
+    "n_kv_heads": (1, 10**6),
+    "max_seq_len": (1, 10**7),
+    "loops": (1, 10**4),
+    "d_ffn": (1, 10**9),
+    "d_ffn_wide": (1, 10**9),
+    "ffn_multiple_of": (1, 10**9),
+    "n_experts": (0, 10**4),
+    "top_k": (1, 10**4),
+    "balance_rate": (0, 100),
+    "rope_base": (1, 1e15),
+    "norm_eps": (1e-30, 1),
+    "gain_init": (-1000, 1000),
+    "init_std": (0, 100),
+    "document_start": (0, 10**8),
+}
+"""The range of a model's fields: far beyond any model, so that all counts stay exact."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model as data. The defaults are the paper's backbone as trained (docs/paper.md)."""
+
+    vocab_size: int = 50304
+    """Rows of the embedding and of the head; at least the tokenizer's size."""
+    n_layers: int = 16
+    """Number of blocks."""
+    d_model: int = 768
+    """Width of the residual stream."""
+    n_heads: int = 12
+    """Number of query heads; the head size is d_model / n_heads."""
+    n_kv_heads: int = 12
+    """Number of key and value heads; fewer than n_heads gives grouped-query attention."""
+    max_seq_len: int = 4096
+    """Length in tokens of the training sequences and of evaluation windows."""
+    block: BlockKind | list[BlockKind] = "dual"
+    """Kind of every block, or a list with one kind per layer."""
+    loops: int | list[int] = 4
+    """K, how often the deep sublayer is applied; or a list with one number per layer."""
+    d_ffn: int | list[int | None] | None = None
+    """Configured FFN width of the deep path (dual and loop blocks); or a list with one per layer,
+    null where a layer has no such path."""
+    d_ffn_wide: int | list[int | None] | None = None
+    """Configured FFN width of the wide path (dual and wide blocks); or a list as d_ffn's."""
+    ffn_multiple_of: int = 256
+    """The effective FFN width is floor(2 d_ffn / 3) rounded up to a multiple of this."""
+    n_experts: int | list[int] = 0
+    """Experts in the FFN of the wide path, of which each token takes top_k; 0 is one dense FFN. The
+    width of an expert follows: top_k of them and their router cost a token the FLOPs of the dense
+    FFN of d_ffn_wide. Or a list with one number per layer."""
+    top_k: int = 2
+    """Experts that a token takes. With 1 the router learns only under balance: loss."""
+    balance: Balance = "bias"
+    """How the load of experts is evened out: by a bias on their choice, moved by the load of each
+    step; by an auxiliary loss; or not at all."""
+    balance_rate: float | None = None
+    """How far the bias moves in a step (null: 0.001), or the factor of the loss (null: 0.01); of no
+    effect under balance: none."""
+    tie_embeddings: bool = False
+    """Whether the head shares the embedding's weight."""
+    rope_base: float = 500000.0
+    """Base of the rotary frequencies."""
+    qk_norm: Literal["after_rope", "before_rope", "none"] = "after_rope"
+    """Where queries and keys are RMS-normalised, per head, with a learned weight."""
+    norm_eps: float = 1e-5
+    """Epsilon of every RMSNorm."""
+    gate: Gate | str = "two_gates"
+    """How a dual block weighs its paths: two sigmoids, (g, 1 - g), a softmax, 0.5 each, or as a
+    class of your own does: my.module.Gate."""
+    combination: Combination | str = "router"
+    """What the deep path returns: the routed mixture of steps, the last step, their mean, or the
+    mixture of a class of your own: my.module.Combination."""
+    step_index: Literal["zero_based", "one_based"] = "zero_based"
+    """The router's step input: (k-1)/(K-1) as trained, or k/(K-1) as the text says."""
+    step_conditioning: Literal["none", "film"] = "none"
+    """How the steps of a loop differ besides their gains: film gives each a learned scale and shift
+    after the two norms of the shared sublayer, zero at the start."""
+    gain_init: float = -7.0
+    """Initial value of the gains before the softplus."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights."""
+    residual_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the residual stream; bfloat16 exists to study the paper's numerics."""
+    rope_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type that the rotary frequencies are rounded to; bfloat16 as in the paper's training."""
+    document_start: int | None = None
+    """Id of the token that documents begin with (end of text): attention then stays within each
+    document, and positions count from its start. null lets tokens look back into earlier ones."""
+
+    def __post_init__(self) -> None:
+        for name in BY_LAYER:
+            if isinstance(getattr(self, name), tuple):
+                object.__setattr__(self, name, list(getattr(self, name)))
+        check_ranges(self, RANGES)
+        for problem in self._problems():
+            raise ValueError(problem)
+
+    @property
+    def block_kinds(self) -> tuple[BlockKind, ...]:
+        """The kind of each block, from the first layer to the last."""
+        return (self.block,) * self.n_layers if isinstance(self.block, str) else tuple(self.block)
+
+    @cached_property
+    def layers(self) -> tuple["LayerConfig", ...]:
+        """Each layer's view, from the first to the last; layers that are alike share one."""
+        shared = {field.name: getattr(self, field.name) for field in fields(self)}
+        views: dict[tuple[Any, ...], LayerConfig] = {}
+        found = []
+        for n in range(self.n_layers):
+            own = {name: self._at(name, n) for name in BY_LAYER}
+            key = tuple(own.values())
+            if key not in views:
+                views[key] = LayerConfig(**{**shared, **own})
+            found.append(views[key])
+        return tuple(found)
+
+    @property
+    def most_loops(self) -> int:
+        """The largest K of all layers with a deep path."""
+        if isinstance(self.loops, int):
+            return self.loops
+        looped = zip(self.loops, self.block_kinds, strict=True)
+        return max((loops for loops, kind in looped if kind != "wide"), default=1)
+
+    @property
+    def same_loops(self) -> int | None:
+        """The K of all layers with a deep path; None where theirs differ."""
+        k = self.most_loops
+        deep = [layer for layer in self.layers if layer.block != "wide"]
+        return k if all(layer.loops == k for layer in deep) else None
+
+    @property
+    def head_dim(self) -> int:
+        """N, the size of one attention head."""
+        return self.d_model // self.n_heads
+
+    def effective_width(self, d_ffn: int) -> int:
+        """Hidden width that SwiGLU really has for a configured one (Eq. heff, appendix B)."""
+        return effective_width(d_ffn, self.ffn_multiple_of)
+
+    def effective(self, name: str) -> int | list[int | None] | None:
+        """The effective width of `d_ffn` or `d_ffn_wide`, or one by layer."""
+        value: int | list[int | None] | None = getattr(self, name)
+        if isinstance(value, list):
+            return [None if width is None else self.effective_width(width) for width in value]
+        return None if value is None else self.effective_width(value)
+
+    @property
+    def routes_steps(self) -> bool:
+        """Whether deep paths learn to weigh their steps: not with one step, `final` or `mean`."""
+        return self.combination not in ("final", "mean") and self.most_loops > 1
+
+    def _at(self, name: str, layer: int) -> Any:
+        """A field's value for one layer, from 0."""
+        value = getattr(self, name)
+        return value[layer] if isinstance(value, list) else value
+
+    def _problems(self) -> list[str]:
+        """Contradictions among the fields, as sentences."""
+        found = []
+        if self.d_model % self.n_heads or self.head_dim % 2:
+            found.append(
+                f"d_model={self.d_model} with n_heads={self.n_heads} must give an even whole "
+                f"head size, not {self.d_model / self.n_heads:g}"
+            )
+        if self.n_heads % self.n_kv_heads:
+            found.append(f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}")
+        for name, what in BY_LAYER.items():
+            value = getattr(self, name)
+            if isinstance(value, list) and len(value) != self.n_layers:
+                found.append(
+                    f"{name} lists {len(value)} {what} for n_layers={self.n_layers} layers; "
+                    f"list {self.n_layers}, or set n_layers to {len(value)}"
+                )
+        if found:
+            return found
+        if self.document_start is not None and self.document_start >= self.vocab_size:
+            found.append(
+                f"document_start={self.document_start} is no token of vocab_size={self.vocab_size}"
+            )
+        found += _unknown("gate", self.gate, GATE_OUTPUTS)
+        found += _unknown("combination", self.combination, COMBINATIONS)
+        for name, kinds in (("d_ffn", {"dual", "loop"}), ("d_ffn_wide", {"dual", "wide"})):
+            for n, kind in enumerate(self.block_kinds):
+                if kind in kinds and self._at(name, n) is None:
+                    where = f" in layer {n}" if isinstance(getattr(self, name), list) else ""
+                    way_out = "set it, or give an overlay after the --config of a whole recipe"
+                    return [*found, f"block '{kind}' needs {name} and has none{where}; {way_out}"]
+        problems = (self._expert_problem(n) for n in range(self.n_layers))
+        return [*found, *[problem for problem in problems if problem][:1]]
+
+    def _expert_problem(self, layer: int) -> str | None:
+        """Why a layer, from 0, cannot have the experts that it should."""
+        n, kind, width = (self._at(name, layer) for name in ("n_experts", "block", "d_ffn_wide"))
+        if not n:
+            return None
+        if kind == "loop":
+            return (
+                f"n_experts={n} in layer {layer}, a 'loop' block, which has no wide path for them; "
+                "list 0 for such layers, or choose dual or wide blocks"
+            )
+        if self.top_k > n:
+            return (
+                f"top_k={self.top_k} experts of n_experts={n} cannot be chosen; take {n} or fewer"
+            )
+        if expert_width(self.effective_width(width), n, self.top_k) < EXPERT_MULTIPLE:
+            return (
+                f"n_experts={n} with top_k={self.top_k} leaves an expert less than "
+                f"{EXPERT_MULTIPLE} of the effective width {self.effective_width(width)} of "
+                f"d_ffn_wide={width}; choose fewer, or a larger d_ffn_wide"
+            )
+        return None
+
+
+def by_layer(value: int | list[int] | list[int | None]) -> str:
+    """A field that may be a list by layer, as text: `4`, or `1, 4, - x 2`; none is `-`."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    runs = [(number, len(list(run))) for number, run in groupby(value)]
+    texts = ["-" if number is None else f"{number:,}" for number, _ in runs]
+    ends = [f" x {times}" if times > 1 else "" for _, times in runs]
+    return ", ".join(map("".join, zip(texts, ends, strict=True)))
+
+
+BY_LAYER = {
+    "block": "kinds",
+    "loops": "numbers",
+    "d_ffn": "widths",
+    "d_ffn_wide": "widths",
+    "n_experts": "numbers",
+}
+"""The fields that may be lists by layer, and what these list."""
+
+
+@dataclass(frozen=True)
+class LayerConfig(ModelConfig):
+    """One layer's view of a model: that of a model all of whose layers are like this one."""
+
+    block: BlockKind = "dual"
+    loops: int = 4
+    d_ffn: int | None = None
+    d_ffn_wide: int | None = None
+    n_experts: int = 0
+
+    @property
+    def expert_width(self) -> int:
+        """Hidden width of each expert, see `expert_width`; 0 without any."""
+        if not self.n_experts or self.d_ffn_wide is None:
+            return 0
+        return expert_width(self.effective_width(self.d_ffn_wide), self.n_experts, self.top_k)
+
+    def step_indices(self, forced: int | None = None) -> list[float]:
+        """The router's input for each step k: (k - 1) / (K - 1), or k / (K - 1) for `one_based`.
+
+        With fewer `forced` loops than K it still reaches 1 at the last; with more it stays 1 from
+        step K on.
+        """
+        loops = self.loops if forced is None else forced
+        first = 1 if self.step_index == "zero_based" else 0
+        span = max(1, min(loops, self.loops) - 1)
+        return [min(1.0, (k - first) / span) for k in range(1, loops + 1)]
+
+
+def effective_width(d_ffn: int, multiple_of: int) -> int:
+    """``multiple_of * ceil(floor(2 d_ffn / 3) / multiple_of)`` (Eq. heff, appendix B)."""
+    return multiple_of * -(-(2 * d_ffn // 3) // multiple_of)
+
+
+def expert_width(dense: int, n_experts: int, top_k: int) -> int:
+    """Width of an expert whose FLOPs, ``k 6 d width + 2 d n``, come nearest to a dense FFN's 6 d h.
+
+    The second term is the router's. `dense` is h; the width is a multiple of EXPERT_MULTIPLE.
+    """
+    share = 3 * top_k * EXPERT_MULTIPLE
+    return (2 * (3 * dense - n_experts) + share) // (2 * share) * EXPERT_MULTIPLE
+
+
+def _unknown(name: str, value: str, built_in: Iterable[str]) -> list[str]:
+    """The fault of the name of a part of the model, which may be a class path."""
+    names = list(built_in)
+    if value in names or CLASS_PATH.fullmatch(value):
+        return []
+    example = f"my.module.{name.capitalize()}"
+    return [
+        f"{name} must be one of {', '.join(names)} or the path of a class such as {example}, "
+        f"not '{value:.60}'{did_you_mean(value, names)}"
+    ]

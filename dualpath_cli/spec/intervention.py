@@ -1,0 +1,232 @@
+"""Intervention: a change to the forward pass of a trained model.
+
+Plain data and torch-free: studies choose interventions, the model carries them out.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.ranges import check_ranges
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.own_classes import gives_mass
+
+LEARNED = "learned"
+SHUFFLED: Literal["shuffled"] = "shuffled"
+RANDOM: Literal["random"] = "random"
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """A row of the paper's inference-time ablations (table `ablations`), or several in one.
+
+    The default changes nothing.
+
+    Raises:
+        ValueError: for a field that means nothing.
+    """
+
+    loops: int | None = None
+    """K', the steps that every deep path runs instead of the trained K. The last one takes the
+    remaining mass. Below K the router's step index is rescaled to K' steps; above K it stays that
+    of K steps and at most 1, and the K-th gain repeats."""
+    gates: tuple[float, float] | Literal["shuffled"] | None = None
+    """(g_d, g_w) of every token in every dual block; or `shuffled`: the learned values of g_d, and
+    independently those of g_w, permuted over the positions of each sequence, anew in each layer."""
+    experts: int | Literal["random"] | None = None
+    """How many experts each token takes instead of the trained number: so many of the best; or
+    `random`: as many as trained, chosen at random. Their weights are then those of a softmax over
+    the chosen ones, too."""
+    seed: int = 0
+    """Seed of the permutations, and of the random choice."""
+    halting: float | None = None
+    """Threshold: a token whose remaining mass is at or below it after a step stops there. That step
+    takes what is left, and the later steps of other tokens see its state as it was then."""
+    skip: float | None = None
+    """Gate below which a token leaves a path of a dual block out: h_deep or h_wide is then the
+    block's input x, as if the path added nothing, and later tokens see x in all of its steps."""
+    kv_slots: int | None = None
+    """Keys and values that a deep path keeps of each token, at most: step k writes slot k mod N,
+    from 0. Tokens of one pass see each other in every step; those of passes before are seen as
+    their slots have them. Without a cache each token is a pass."""
+    layers: tuple[int, ...] | None = None
+    """Layers, from 0 on, that all this applies to; None: every one."""
+    tokens: str | None = None
+    """Name of a class of tokens, which `token_mask` gives: gates are overridden there alone."""
+
+    def __post_init__(self) -> None:
+        if self.loops is not None and (type(self.loops) is not int or self.loops < 1):
+            raise ValueError(f"loops must be a whole number from 1 on, not {self.loops!r}")
+        if self.gates is not None and self.gates != SHUFFLED:
+            pair = isinstance(self.gates, tuple) and len(self.gates) == 2
+            if not pair or not all(_is_fraction(value) for value in self.gates):
+                raise ValueError(
+                    f"gates must be (g_d, g_w), each from 0 to 1, or 'shuffled', not {self.gates!r}"
+                )
+        if self.halting is not None and not _is_fraction(self.halting):
+            raise ValueError(f"halting must be a number from 0 to 1, not {self.halting!r}")
+        if self.skip is not None and not _is_fraction(self.skip):
+            raise ValueError(f"skip must be a number from 0 to 1, not {self.skip!r}")
+        if self.kv_slots is not None and (type(self.kv_slots) is not int or self.kv_slots < 1):
+            raise ValueError(f"kv_slots must be a whole number from 1 on, not {self.kv_slots!r}")
+        if self.experts not in (None, RANDOM) and (
+            type(self.experts) is not int or self.experts < 1
+        ):
+            raise ValueError(
+                f"experts must be a whole number from 1 on, or 'random', not {self.experts!r}"
+            )
+        if self.kv_slots is not None and self.needs_whole_text:
+            raise ValueError(
+                "kv_slots goes without shuffled gates and random experts, which need the whole text"
+            )
+        if type(self.seed) is not int or self.seed < 0:
+            raise ValueError(f"seed must be a whole number from 0 on, not {self.seed!r}")
+        if self.layers is not None and not _are_layers(self.layers):
+            raise ValueError(
+                f"layers must be a tuple of numbers from 0 on in growing order, not {self.layers!r}"
+            )
+        if self.seed and not self.needs_whole_text:
+            raise ValueError(f"seed={self.seed} goes with shuffled gates and random experts alone")
+        others = (self.loops, self.experts, self.halting, self.skip, self.kv_slots)
+        alone = all(field is None for field in others)
+        if self.layers is not None and alone and self.gates is None:
+            raise ValueError("layers are those of an override, such as gates=1,0: give one, too")
+        if self.tokens is not None and not (alone and isinstance(self.gates, tuple)):
+            raise ValueError(
+                f"tokens='{self.tokens}' goes with constant gates alone: all tokens share the loop"
+            )
+
+    @property
+    def name(self) -> str:
+        """A short name: `learned`, `K=3`, `gates=1,0`, `shuffled`, with a seed `shuffled:7`.
+
+        Also `experts=1`, `experts=random:7`, `halting=0.1`, `skip=0.2`, `kv_slots=1`; what it is
+        limited to follows: `gates=0,1 layers=0,2 tokens=arithmetic`.
+        """
+        parts = [] if self.loops is None else [f"K={self.loops}"]
+        seed = f":{self.seed}" if self.seed else ""
+        if self.gates == SHUFFLED:
+            parts.append(SHUFFLED + seed)
+        elif self.gates is not None:
+            parts.append("gates=" + ",".join(f"{value:g}" for value in self.gates))
+        if self.experts is not None:
+            drawn = self.experts == RANDOM and self.gates != SHUFFLED  # which has the seed already
+            parts.append(f"experts={self.experts}{seed if drawn else ''}")
+        if self.halting is not None:
+            parts.append(f"halting={self.halting:g}")
+        if self.skip is not None:
+            parts.append(f"skip={self.skip:g}")
+        if self.kv_slots is not None:
+            parts.append(f"kv_slots={self.kv_slots}")
+        if self.layers is not None:
+            parts.append("layers=" + ",".join(map(str, self.layers)))
+        if self.tokens is not None:
+            parts.append(f"tokens={self.tokens}")
+        return " ".join(parts) or LEARNED
+
+    @property
+    def needs_whole_text(self) -> bool:
+        """Whether it draws from all tokens of a text, which a cache does not have."""
+        return self.gates == SHUFFLED or self.experts == RANDOM
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether tokens leave steps or paths out, or keep fewer keys and values."""
+        return any(field is not None for field in (self.halting, self.skip, self.kv_slots))
+
+    def within(self, layer: int) -> "Intervention | None":
+        """The intervention where it applies to a layer, from 0; else None."""
+        return self if self.layers is None or layer in self.layers else None
+
+    def problem(self, config: ModelConfig) -> str | None:
+        """Why this makes no sense for a model, as the end of a message; None if it does."""
+        if self.layers is not None and self.layers[-1] >= config.n_layers:
+            return f"the model has no layer {self.layers[-1]}: they go up to {config.n_layers - 1}"
+        numbers = self.layers or range(config.n_layers)
+        kinds = [config.block_kinds[n] for n in numbers]
+        place = "the model" if self.layers is None else "that part of the model"
+        if (self.gates is not None or self.skip is not None) and "dual" not in kinds:
+            return f"{place} has no dual block, so it has no gates"
+        if self.experts is not None:
+            counts = [config.layers[n].n_experts for n in numbers if config.layers[n].n_experts]
+            if not counts:
+                return f"{place} has no experts"
+            if self.experts != RANDOM and self.experts > min(counts):
+                return f"a layer has {min(counts)} experts: take these or fewer, not {self.experts}"
+        if any(field is not None for field in (self.loops, self.halting, self.kv_slots)):
+            if set(kinds) == {"wide"}:
+                return f"{place} has only wide blocks, so it has no loop"
+            mixes = config.combination not in ("final", "mean")
+            deep = [n for n in numbers if config.block_kinds[n] != "wide"]
+            single = [n for n in deep if config.layers[n].loops == 1]
+            if single and mixes and (self.loops or 1) > 1:
+                place = "the model" if config.same_loops == 1 else f"layer {single[0]}"
+                return f"{place} was trained with one loop, so it has no router to weigh more"
+            most = self.loops or max(config.layers[n].loops for n in deep)
+            if self.kv_slots is not None and self.kv_slots >= most:
+                return f"{self.kv_slots} slots leave nothing out of a loop of {most} steps"
+        if self.halting is not None and not config.routes_steps:
+            return "the model has no router, so no mass remains that a threshold could be for"
+        if self.halting is not None and not gives_mass(config):
+            return (
+                f"combination {config.combination} has no step_probability, so no mass remains "
+                "that a threshold could be for"
+            )
+        return None
+
+
+def _is_fraction(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= 1
+
+
+def _are_layers(layers: object) -> bool:
+    if not isinstance(layers, tuple) or not layers:
+        return False
+    return all(type(n) is int and n >= 0 for n in layers) and list(layers) == sorted(set(layers))
+
+
+def parse_overrides(words: Sequence[str]) -> Intervention | None:
+    """Reads words as `Intervention.name` writes them, one or more in a text.
+
+    `learned` changes nothing, and `gates=shuffled seed=7` is read as `shuffled:7`.
+    """
+    fields: dict[str, Any] = {}
+    for word in " ".join(words).split():
+        if word == LEARNED:
+            continue
+        text = f"gates={word}" if word.startswith(SHUFFLED) else word.replace("K=", "loops=", 1)
+        key, equals, value = text.partition("=")
+        value, drawn, seed = (
+            value.partition(":") if key in ("gates", "experts") else (value, "", "")
+        )
+        if not equals or key not in _TYPES:
+            hint = did_you_mean(key, _TYPES) or f"; keys are K, {', '.join(_TYPES)}"
+            raise UserError(f"--intervention '{word}': give KEY=VALUE or {SHUFFLED}{hint}")
+        found = {key: _read(key, value)} | ({"seed": _read("seed", seed)} if drawn else {})
+        if not fields.keys().isdisjoint(found):
+            raise UserError(
+                f"--intervention '{word}': its key is given already, or by its own option"
+            )
+        fields |= found
+    try:
+        change = Intervention(**fields) if fields else None
+        most = {"loops": (1, 1000), "kv_slots": (1, 1000), "seed": (0, (1 << 62) - 1)}
+        check_ranges(change or Intervention(), most)
+    except ValueError as error:
+        raise UserError(f"--intervention: {error}") from None
+    return change
+
+
+_TYPES: dict[str, type] = dict.fromkeys(("loops", "experts", "kv_slots", "layers", "seed"), int)
+_TYPES |= {"gates": float, "halting": float, "skip": float, "tokens": str}
+
+
+def _read(key: str, text: str) -> Any:
+    """A field of an Intervention, which checks it; what is no number stays a text."""
+    try:
+        several = key in ("gates", "layers")
+        return tuple(map(_TYPES[key], text.split(","))) if several else _TYPES[key](text)
+    except ValueError:
+        return text

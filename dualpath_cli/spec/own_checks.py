@@ -1,0 +1,271 @@
+"""Custom classes imported where that is allowed, tried, counted, and compared with a run's.
+
+Importing a class runs its code. A recipe that the user gives is the user's own; a run or folder
+that is read may come from anybody. A run folder keeps the source of classes under `classes/` and
+its hash in versions.json, as numbers follow from it as they do from the recipe.
+"""
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from functools import partial
+from importlib.machinery import PathFinder
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.streams import is_first_rank
+from dualpath_cli.base.system import write_text
+from dualpath_cli.spec.config import LayerConfig, ModelConfig, ParameterGroup
+from dualpath_cli.spec.own_classes import FOUND, Role, Start, own_class, own_kind, own_roles
+
+KINDS = list(product(get_args(ParameterGroup), get_args(Start)))
+BATCH, LENGTH = 2, 3
+
+
+def import_classes(
+    config: ModelConfig, *, allowed: bool, read: Sequence[Path] = (), named: Mapping[str, Any] = {}
+) -> None:
+    """Imports a model's custom classes into `FOUND`, as nothing else does, and tries them.
+
+    The user allows all, by giving the recipe or OPTION, or those that `named` has, the model
+    section of the user's own words. Nothing inside of the folders that are `read` is imported.
+    """
+    for role in own_roles(config):
+        path, start = getattr(config, role), start_of(config, role)
+        if not allowed and path not in named.values():
+            raise UserError(
+                f"{start} is named by what is read, and importing it runs its code; give "
+                "--own-classes if you trust it"
+            )
+        _check_places(path.rpartition(".")[0], start, {place.resolve() for place in read})
+        if path not in FOUND:
+            FOUND[path] = _imported(path, start)
+    if own_roles(config):
+        _try_classes(config)
+
+
+def check_as_trained(
+    run: Any, config: ModelConfig, allowed: bool, named: Mapping[str, Any] = {}
+) -> None:
+    """Imports the classes of a `Run` that is read; says which have changed since its training."""
+    import_classes(config, allowed=allowed, read=[run.folder], named=named)
+    for path in _changed(run.facts, config) if own_roles(config) else ():
+        if is_first_rank():
+            print(f"{path} has changed since {run.checkpoint} was trained with it", file=sys.stderr)
+
+
+def option_of(config: ModelConfig) -> str:
+    """The option that a command needs to read this model: ` --own-classes`, or nothing."""
+    return " --own-classes" if own_roles(config) else ""
+
+
+def start_of(config: ModelConfig, role: Role) -> str:
+    return f"model.{role} '{getattr(config, role)}'"
+
+
+@contextmanager
+def explained(start: str, what: str, more: str = "") -> Iterator[None]:
+    """Makes one line of what the user's own code raises."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"{start}: {what} fails: {said}{more}") from error
+
+
+def _check_places(module: str, start: str, read: set[Path]) -> None:
+    """Refuses a module if importing it runs, or looks into, anything inside of what is read.
+
+    All is found without running any.
+    """
+    here = Path.cwd()
+    if str(here) not in sys.path and read.isdisjoint([here, *here.parents]):
+        sys.path.append(str(here))  # last: it must not hide what is installed
+    first, *rest = module.split(".")
+    try:  # as Python does, which knows of packages that are installed to be edited
+        spec = importlib.util.find_spec(first) or PathFinder.find_spec(first, [str(here)])
+    except ValueError:  # what runs as a script has none
+        return
+    while spec is not None:
+        search = list(spec.submodule_search_locations or [])
+        for found in [*search, spec.origin] if spec.has_location else search:
+            place = Path(str(found)).resolve()
+            for folder in read.intersection([place, *place.parents]):
+                raise UserError(
+                    f"{start} would be imported from '{place}', inside of '{folder}', which is "
+                    "read; move a file that you trust out of there, or name less to read"
+                )
+        # By its last name: for the whole one Python wants its namespace packages imported.
+        spec = PathFinder.find_spec(rest.pop(0), search) if rest else None
+
+
+def _imported(path: str, start: str) -> Any:
+    name, _, attribute = path.rpartition(".")
+    looked = f"; Python looks in {Path.cwd()}, where this was called, and on PYTHONPATH"
+    with explained(start, "importing it", looked):
+        cls: Any = getattr(importlib.import_module(name), attribute)
+    from torch import nn
+
+    if not (inspect.isclass(cls) and issubclass(cls, nn.Module)) or cls is not getattr(
+        sys.modules[cls.__module__], cls.__name__, None
+    ):
+        raise UserError(f"{start} must be a class of torch.nn.Module at the top of a file")
+    return cls
+
+
+def declared_flops(config: ModelConfig, role: Role) -> int:
+    cls, start = own_class(config, role), start_of(config, role)
+    with explained(start, "its static method flops(config)"):
+        flops = cls.flops(config)
+    if type(flops) is not int or flops < 0:
+        raise UserError(
+            f"{start}: flops(config) must give a whole number from 0 on, the FLOPs per token, not "
+            f"{flops!r:.40}"
+        )
+    return flops
+
+
+def on_meta(config: ModelConfig, role: Role) -> Any:
+    """A module of the class on the meta device, where it takes no memory."""
+    import torch
+
+    cls, start = own_class(config, role), start_of(config, role)
+    with explained(start, "__init__(config)"), torch.device("meta"):
+        module = cls(config)
+        tensors = [*module.named_buffers(), *module.named_parameters()]
+    for name, tensor in tensors:
+        if not (isinstance(tensor, torch.nn.Parameter) and tensor.ndim):
+            raise UserError(
+                f"{start}: {name} must be a parameter with a dimension, such as torch.empty(1), "
+                "which FSDP2 can divide; make a buffer, which nothing would fill, in forward"
+            )
+    return module
+
+
+def own_shapes(config: ModelConfig, role: Role) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in on_meta(config, role).named_parameters()}
+
+
+def _try_classes(config: ModelConfig) -> None:
+    """Tries each class on a few tokens, in float32 on the CPU; the first fault is a UserError.
+
+    Such faults would show late, or not at all. B batch, T positions, D model width, K loops.
+    """
+    for layer in dict.fromkeys(config.layers):
+        for role in own_roles(layer):
+            module = on_meta(layer, role).to_empty(device="cpu")
+            with explained(start_of(layer, role), "forward on a few tokens"):
+                for fault in _faults(role, module, layer):
+                    raise UserError(f"{start_of(layer, role)}: {fault}")
+
+
+def _faults(role: Role, module: Any, config: LayerConfig) -> Iterator[str]:
+    import torch
+
+    named = dict(module.named_parameters())
+    for pattern, kind in dict(getattr(type(module), "parameter_kinds", {})).items():
+        if not any(fnmatchcase(name, pattern) for name in named):
+            yield f"parameter_kinds has '{pattern}', which none of its parameters is: {[*named]}"
+        if kind not in KINDS:
+            yield f"parameter_kinds['{pattern}'] must be one of docs/custom.md's, not {kind!r:.60}"
+    generator = torch.Generator().manual_seed(0)
+    for noise in (0, 0.01):  # zeros, from which weights may start, would hide what they do
+        for name, parameter in named.items():
+            begin = own_kind(name, type(module), role, parameter.ndim).start
+            std = 0.02 if begin.startswith("normal") else noise
+            constant = {"gain_init": config.gain_init, "one": 1.0}.get(begin, 0.0)
+            parameter.data = constant + std * torch.randn(parameter.shape, generator=generator)
+        for count in (2,) if role == "gate" else (config.loops, config.loops + 1):
+            yield from _faults_of_weights(role, module, config, count)
+
+
+def _faults_of_weights(role: Role, module: Any, config: LayerConfig, count: int) -> Iterator[str]:
+    """The faults of two gates, or of the weights of as many steps."""
+    import torch
+
+    close = partial(torch.allclose, atol=1e-4)  # two ways to the same number
+    indices = config.step_indices(count) if role == "combination" else []
+
+    def weigh(h_KBTD: Any) -> list[Any]:
+        return list(module(h_KBTD[0]) if role == "gate" else module(list(h_KBTD), indices))
+
+    generator = torch.Generator().manual_seed(0)
+    h_KBTD = torch.randn(count, BATCH, LENGTH, config.d_model, generator=generator)
+    weights = weigh(h_KBTD)
+    shapes = [tuple(getattr(weight, "shape", ())) for weight in weights]
+    if shapes != [(BATCH, LENGTH, 1)] * count:
+        yield f"forward must give {count} tensors of (B, T, 1) = {(BATCH, LENGTH, 1)}, not {shapes}"
+    if not all(weight.isfinite().all() for weight in weights):
+        yield "forward gives no finite numbers; parameter_kinds says what weights start from"
+    if not all(map(close, [w[1:, 1:2] for w in weights], weigh(h_KBTD[:, 1:, 1:2]))):
+        yield "what a token gets must follow from its own states alone, as caches keep no others"
+    module.zero_grad()
+    total = torch.stack([(w * (k + 1)).square().sum() for k, w in enumerate(weights)]).sum()
+    if total.requires_grad:
+        total.backward()
+    for name, parameter in module.named_parameters():
+        if parameter.grad is None:
+            yield f"parameter {name} gets no gradient, for which DDP would wait; use it"
+    if role == "gate":
+        return
+    if not close(torch.stack(weights).sum(0), torch.ones(BATCH, LENGTH, 1)):
+        yield "the weights of a token's steps must sum to 1, or no mean of steps is one"
+    if hasattr(module, "step_probability"):
+        left_BT1 = torch.ones(BATCH, LENGTH, 1)
+        for weight, h_BTD, index in zip(weights, h_KBTD, indices[:-1], strict=False):
+            share_BT1 = left_BT1 * module.step_probability(h_BTD, index)
+            if not close(weight, share_BT1):
+                yield "forward must weigh steps by step_probability, of what earlier ones left"
+            left_BT1 = left_BT1 - share_BT1
+
+
+def sources(config: ModelConfig) -> dict[str, str]:
+    """The text of each class's file, by the class's path."""
+    texts = {}
+    for role in own_roles(config):
+        with explained(start_of(config, role), "reading its file"):
+            file = inspect.getsourcefile(own_class(config, role)) or ""
+            texts[getattr(config, role)] = Path(file).read_text(encoding="utf-8")
+    return texts
+
+
+def hashes(config: ModelConfig) -> dict[str, str]:
+    texts = sources(config).items()
+    return {path: hashlib.sha256(text.encode()).hexdigest() for path, text in texts}
+
+
+def check_as_begun(
+    folder: Path, facts: Mapping[str, Any], config: ModelConfig, way_out: str
+) -> None:
+    """Refuses to continue a run, of these facts, with a class that has changed."""
+    for path in _changed(facts, config):
+        raise UserError(
+            f"{folder} was begun with another source of {path}, kept in {_copy(folder, path)}; go "
+            f"back to that or {way_out}"
+        )
+
+
+def keep_sources(folder: Path, config: ModelConfig) -> None:
+    for path, text in sources(config).items():
+        _copy(folder, path).parent.mkdir(parents=True, exist_ok=True)
+        write_text(_copy(folder, path), text)
+
+
+def _changed(facts: Mapping[str, Any], config: ModelConfig) -> list[str]:
+    """Paths of the classes whose source is not that of a run's facts, where that is known."""
+    before = facts.get("classes")
+    if not isinstance(before, dict):
+        return []
+    return [path for path, now in hashes(config).items() if before.get(path, now) != now]
+
+
+def _copy(folder: Path, path: str) -> Path:
+    return folder / "classes" / f"{FOUND[path].__module__.replace('.', '/')}.py"

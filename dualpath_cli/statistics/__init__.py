@@ -1,1 +1,0 @@
-"""Intervals, tests and levels, as every command that compares uses them."""

@@ -1,1 +1,0 @@
-"""The data of training: blocks of tokens in their order, and windows of texts."""

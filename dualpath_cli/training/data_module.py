@@ -1,0 +1,206 @@
+"""DualPathDataModule: the training stream from litdata shards, and named validation sets."""
+
+import re
+import shutil
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, dataloader
+
+from dualpath_cli.base.errors import RunFailed, UserError
+from dualpath_cli.data.blocks import Blocks, OrderedBlocks
+from dualpath_cli.data.documents import Source, read_documents
+from dualpath_cli.data.manifest import MANIFEST
+from dualpath_cli.data.order import MicroBatches
+from dualpath_cli.data.storage import exists, local_copy
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.windows import (
+    Tokens,
+    Windows,
+    check_ids,
+    collate,
+    document_windows,
+    folder_windows,
+)
+from dualpath_cli.recipe.settings import DataSettings
+from dualpath_cli.run.weights import from_all_ranks
+
+Batch = tuple[torch.Tensor, torch.Tensor]  # input tokens and target tokens, each (B, T)
+
+
+class DualPathDataModule(LightningDataModule):
+    """Streams training blocks of `seq_len` + 1 tokens and serves the validation windows."""
+
+    def __init__(
+        self,
+        settings: DataSettings,
+        tokenizer: Tokenizer,
+        *,
+        seq_len: int,
+        micro_batch: int,
+        seed: int,
+        data_since: int = 0,
+    ) -> None:
+        """`data_since` is the step at which the run began to train on these data."""
+        super().__init__()
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self.seq_len = seq_len
+        self.micro_batch = micro_batch
+        self.seed = seed
+        self.data_since = data_since
+
+    def setup(self, stage: str) -> None:
+        """Checks that all ranks have the same plan.
+
+        On a shared file system a machine may not see yet what another one wrote.
+        """
+        assert self.trainer is not None
+        module = self.trainer.lightning_module
+        plan = {
+            "the checkpoint": Path(str(self.trainer.ckpt_path)).name,
+            "the step at which its data begin": self.data_since,
+            "whether it compiles": getattr(module, "compile_blocks", None),
+        }
+        plans = from_all_ranks(plan)
+        for rank, other in enumerate(plans):
+            for name, value in other.items():
+                if value != plans[0][name]:
+                    raise UserError(
+                        f"ranks differ: {name} is {plans[0][name]} on the first and {value} on "
+                        f"rank {rank}; make their machines alike, give --run.compile, or, where "
+                        "files have just been written, try again"
+                    )
+
+    def train_dataloader(self) -> DataLoader[Tokens]:
+        """This rank's micro-batches, from the trainer's current step to its last."""
+        assert self.trainer is not None
+        verify = self.settings.verify != "never"
+        blocks = Blocks(self.settings.path, self.seq_len + 1, verify=verify)
+        ranks, steps = self.trainer.world_size, self.trainer.max_steps
+        batch, nodes = self.micro_batch * (self.seq_len + 1) * 8, self.trainer.num_nodes
+        _check_shared_memory(self.settings.workers, batch, ranks // nodes)
+        own = MicroBatches(
+            start=self.trainer.global_step, stop=steps, origin=self.data_since,
+            sequences=ranks * self.micro_batch * self.trainer.accumulate_grad_batches,
+            micro_batch=self.micro_batch, ranks=ranks, rank=self.trainer.global_rank,
+        )  # fmt: skip
+        return DataLoader(
+            OrderedBlocks(blocks, self.seed),
+            batch_sampler=own,
+            num_workers=self.settings.workers,
+            collate_fn=partial(
+                split_blocks,
+                vocab_size=self.tokenizer.vocab_size,
+                place=f"data.path '{self.settings.path}'",
+            ),
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def val_dataloader(self) -> list[DataLoader[Tokens]]:
+        """One loader a validation set, in the order of `settings.val`."""
+        return [self.loader(self.windows(name)) for name in self.settings.val]
+
+    def windows(self, name: str) -> Windows:
+        """The windows of a validation set, for as many ranks as there are."""
+        assert self.trainer is not None
+        settings = self.settings
+        path, limit, seed = settings.val[name], settings.val_tokens, settings.val_seed
+        numbers: list[int] | None = None
+        if exists(f"{path}/{MANIFEST}"):
+            verify = settings.verify != "never"
+            windows = folder_windows(path, self.seq_len, limit, seed, verify)
+            for window in windows:
+                check_ids(window, self.tokenizer.vocab_size, f"data.val.{name} '{path}'")
+        else:
+            documents = read_documents(Source(name, local_copy(path)))
+            windows, numbers = document_windows(
+                documents, self.tokenizer, self.seq_len, limit, seed
+            )
+        if not windows:
+            raise UserError(f"data.val.{name} '{path}' holds no text to validate on")
+        full = self.trainer.world_size * self.micro_batch
+        return Windows(windows, numbers, multiple_of=full)
+
+    def batches(self, windows: Windows) -> list[range]:
+        """Places of the windows of each batch, of all ranks."""
+        assert self.trainer is not None
+        return windows.batches(self.micro_batch, self.seq_len, self.trainer.world_size)
+
+    def loader(
+        self, windows: Windows, collate: Callable[[list[Any]], Any] = collate
+    ) -> DataLoader[Any]:
+        """This rank's part of windows: every `ranks`-th of each batch, in order."""
+        assert self.trainer is not None
+        ranks, rank = self.trainer.world_size, self.trainer.global_rank
+        own = [list(places[rank::ranks]) for places in self.batches(windows)]
+        return DataLoader(windows, batch_sampler=own, collate_fn=collate)
+
+
+def _check_shared_memory(workers: int, batch: int, ranks: int) -> None:
+    """UserError where the batches, in bytes, of a machine's ranks have no room: none would come."""
+    place = Path("/dev/shm")
+    if not workers or not place.is_dir():
+        return
+    usage = shutil.disk_usage(place)
+    room = min(usage.free, usage.total // ranks)
+    # Two batches a worker, one given and one let go, each in whole pages; and the workers' locks.
+    if room < (wanted := (2 * workers + 2) * (batch + 4096) + workers * (1 << 16)):
+        raise UserError(
+            f"{place} has {room / 1e6:.2f} MB for a rank, and data.workers={workers} takes "
+            f"{wanted / 1e6:.2f} MB; give it more (docker run --shm-size 1g), or data.workers=0"
+        )
+
+
+def split_blocks(blocks: list[Tokens], vocab_size: int, place: str) -> Batch:
+    """Stacks blocks of T + 1 tokens to inputs and next tokens, (B, T) int64 each."""
+    stacked = np.stack(blocks)
+    check_ids(stacked, vocab_size, place)
+    tokens = torch.from_numpy(stacked.astype(np.int64))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+# Faults of reading data while training, whichever process and library they come through
+
+
+# How a UserError is named in a traceback, also in one that a loader process sent as text.
+_USER_ERROR = re.compile(rf"^{re.escape(UserError.__module__)}\.UserError: (.+)$", re.MULTILINE)
+_FORWARDED = "Caught UserError in "  # what PyTorch puts before an error of a loader process
+
+
+def loading_fault(error: BaseException) -> UserError | RunFailed | None:
+    """The fault of the data or of a loader process; None for others, and for one line already."""
+    try:
+        return _fault(error)
+    except RuntimeError as late:  # PyTorch's, as the signal of a lost loader arrives only now
+        return _fault(late)
+
+
+def _fault(error: BaseException) -> UserError | RunFailed | None:
+    if isinstance(error, RunFailed):
+        return None
+    if isinstance(error, UserError) and not str(error).startswith(_FORWARDED):
+        return None
+    messages = _USER_ERROR.findall("".join(traceback.format_exception(error)))
+    if messages := [text for text in messages if not text.startswith(_FORWARDED)]:
+        return UserError(messages[-1])
+    if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
+        return _lost_loader(str(error).strip().splitlines()[0].rstrip(". "))
+    # The error of a process that ends while its batch is on the way.
+    files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    if isinstance(error, OSError | EOFError) and dataloader.__file__ in files:
+        return _lost_loader(f"a DataLoader worker ended ({type(error).__name__})")
+    return None
+
+
+def _lost_loader(reason: str) -> RunFailed:
+    return RunFailed(
+        f"{reason}; if memory ran out, lower data.workers or run.micro_batch: the same command "
+        "continues"
+    )

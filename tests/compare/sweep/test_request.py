@@ -1,0 +1,118 @@
+"""What the words of `dualpath sweep` mean, and what it refuses before it writes anything."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dualpath_cli.cli.main import main
+from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.spec.own_checks import hashes
+from tests.compare.sweep.conftest import asked, starts, write_recipe
+
+
+def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path):
+    wanted = asked(
+        tmp_path, "--budget", "100K,0.2M", "--alphas", "12.5, 50,50%", "--loops", "4,2"
+    ).wanted
+    assert wanted.budgets == [100_000, 200_000]
+    assert wanted.alphas == [12.5, 50]
+    assert wanted.loops == [4, 2]
+    assert wanted.controls == ["wide", "loop"]
+    assert asked(tmp_path, "--controls", "none").wanted.controls == []
+    assert asked(tmp_path, "--alphas", "none").wanted.alphas == []
+    assert list(asked(tmp_path, "--seeds", "3").seeds) == [0, 1, 2]
+    assert list(asked(tmp_path, "--seeds", "2-4").seeds) == [2, 3, 4]
+    assert asked(tmp_path, "--match", "linear,total").wanted.matches == ["linear", "total"]
+
+
+def test_settings_are_recipe_values(tmp_path):
+    words = ["--set", "optim.decay=[matrices],[matrices, gains]", "--set", "model.gain_init=-7,-2"]
+    words += ["--set", "model.gate=convex", "--set", "model.gate=fixed,convex"]
+    words += ["--set", "run.compile=false"]  # of no numbers: in all runs alike
+    request = asked(tmp_path, *words)
+    assert request.recipe["run"]["compile"] is False
+    assert request.varied == {
+        "optim.decay": [["matrices"], ["matrices", "gains"]],
+        "model.gain_init": [-7, -2],
+        "model.gate": ["convex", "fixed"],
+    }
+
+
+def files(out: Path) -> dict[Path, bytes]:
+    """All that a sweep has written."""
+    return {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+def test_a_sweep_that_is_refused_leaves_the_one_before_as_it_was(words, tmp_path, capsys):
+    words = [*words, "--yes", "--seeds", "1", "--controls", "wide"]
+    assert main(words) == 0
+    before = files(tmp_path / "sweep")
+    assert main([*words, "--budget", "110K"]) == 2
+    assert "give this sweep another --out" in capsys.readouterr().err
+    assert files(tmp_path / "sweep") == before
+
+
+def test_no_seeds_are_added_to_runs_of_another_source(words, tmp_path, capsys):
+    own = "tests.spec.custom_classes.MlpGate"
+    words = [*words, "--yes", "--set", f"model.gate=two_gates,{own}"]
+    words += ["--controls", "none"]
+    assert main([*words, "--seeds", "1"]) == 0
+    out = tmp_path / "sweep"
+    run = out / "runs" / f"a50_k2-gate_{own}" / "seed_0"
+    now = hashes(settings_from(yaml.safe_load((run / "recipe.yaml").read_text())).model)
+    assert now.keys() == {own}
+    (run / "versions.json").write_text(json.dumps({"classes": {own: "0" * 64}}))
+    before = files(out)
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert f"{run} was begun with another source of {own}, kept in" in said
+    assert "go back to that or give this sweep another --out" in said
+    assert files(out) == before
+    (run / "versions.json").write_text(json.dumps({"classes": now}))
+    assert main(words) == 0
+    assert len(starts(out)) == 2 * 2
+
+
+def test_facts_that_nothing_follows_from_refuse_no_sweep(words, tmp_path):
+    words = [*words, "--yes", "--seeds", "1", "--controls", "none"]
+    assert main(words) == 0
+    for versions in (tmp_path / "sweep").glob("runs/*/*/versions.json"):
+        versions.write_text('{"a":')
+    assert main(words) == 0
+
+
+def refused(
+    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str], *words: str, **sections: Any
+) -> str:
+    """What a sweep says that ends before it has written anything."""
+    val = {"held_out": str(texts / "val.jsonl")}
+    data = {"path": str(texts / "train"), "val": val, "max_epochs": None}
+    recipe, out = write_recipe(tmp_path, data=data, **sections), tmp_path / "sweep"
+    plain = ["--config", str(recipe), "--out", str(out), "--budget", "100K", "--alphas", "50",
+             "--loops", "2", "--controls", "none", "--seeds", "1"]  # fmt: skip
+    assert main(["sweep", *plain, "--slurm", *words]) == 2
+    assert not out.exists()
+    return capsys.readouterr().err
+
+
+def test_each_configuration_is_checked_with_its_own_values(tmp_path, texts, capsys):
+    batches = ["--set", "run.batch_tokens=64,100"]
+    said = refused(tmp_path, texts, capsys, *batches)
+    assert "a50_k2-batch_tokens_100: run.batch_tokens=100 is no multiple of 32: 16 tokens" in said
+    said = refused(tmp_path, texts, capsys, "--set", "run.batch_tokens=64,48")
+    assert "--run.micro_batch 1 fits" in said
+    said = refused(tmp_path, texts, capsys, "--set", "optim.warmup_steps=2,10")
+    assert "a50_k2-warmup_steps_10: optim.warmup_steps=10 must be less than the run's 10" in said
+
+
+def test_branches_are_checked_before_their_trunk_is_trained(tmp_path, texts, capsys):
+    wsd = {"schedule": "wsd"}
+    lengths = ["--set", "run.max_tokens=640,128"]
+    said = refused(tmp_path, texts, capsys, *lengths, optim=wsd)
+    assert "max_tokens_128: optim.warmup_steps=2 must be less than the run's 2 optimizer" in said
+    lengths = ["--set", "run.max_tokens=1280,640", "--set", "run.batch_tokens=128"]
+    said = refused(tmp_path, texts, capsys, *lengths, optim=wsd)
+    assert "save_every=5 leaves no checkpoint before the cool-down of a run of 5 steps" in said

@@ -1,0 +1,260 @@
+"""The recipes of a sweep's runs: each readable, runnable alone, and alike where it must be."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.compare.sweep import plan, runner
+from dualpath_cli.compare.sweep.cells import solve
+from dualpath_cli.compare.sweep.command import _shared, check_begun, check_different
+from dualpath_cli.compare.sweep.request import Design
+from dualpath_cli.compare.sweep.runs import PlannedRun, plan_runs, write_recipes
+from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.run import run_folder
+from tests.compare.sweep.conftest import asked
+
+
+def runs_for(request: Design, branches: bool = False) -> list[PlannedRun]:
+    shared = _shared(request)
+    cells, _ = solve(request.wanted, shared.model)
+    return plan_runs(
+        cells, request.varied, request.recipe, shared, request.seeds, request.out, branches
+    )
+
+
+def names_for(request: Design) -> list[str]:
+    return list(dict.fromkeys(run.configuration for run in runs_for(request)))
+
+
+NAMES = {
+    "model.gate=two_gates,convex; model.combination=router,mean": [
+        "wide",
+        *(f"loop_k2-combination_{name}" for name in ("router", "mean")),
+        *(f"a50_k2-gate_{gate}-combination_{name}"
+          for gate in ("two_gates", "convex") for name in ("router", "mean")),
+    ],
+    "model.step_conditioning=none,film; --controls=wide": [
+        "wide", "a50_k2-step_conditioning_none", "a50_k2-step_conditioning_film",
+    ],
+    "optim.decay=[matrices],[matrices,gains]; --controls=none": [
+        "a50_k2-decay_matrices", "a50_k2-decay_matrices+gains",
+    ],
+    "run.loop_schedule=null,[[0,1],[0.5,2]]; --controls=wide": [
+        "wide", "a50_k2-loop_schedule_null", "a50_k2-loop_schedule_0_1+0.5_2",
+    ],
+    "optim.lr_scale.gate=0.5,2; optim.lr_scale.router=1,3": [
+        "wide",
+        *(f"loop_k2-lr_scale_router_{scale}" for scale in (1, 3)),
+        *(f"a50_k2-lr_scale_gate_{gate}-lr_scale_router_{scale}"
+          for gate in (0.5, 2) for scale in (1, 3)),
+    ],
+    "optim.lr_scale.router=1,3; --experts=0,2; --controls=wide": [
+        "wide",
+        *(f"{cell}-lr_scale_router_{scale}"
+          for cell in ("wide_e2", "a50_k2", "a50_k2_e2") for scale in (1, 3)),
+    ],
+    "optim.lr_scale={hidden: 2},{}; optim.base_width=16,32; --controls=wide": [
+        f"{cell}-lr_scale_{scale}-base_width_{width}"
+        for cell in ("wide", "a50_k2") for scale in ("hidden_2", "") for width in (16, 32)
+    ],
+}  # fmt: skip
+"""The configurations of some words: what is `--set`, then other options."""
+
+
+@pytest.mark.parametrize(("words", "names"), NAMES.items(), ids=NAMES)
+def test_settings_multiply_where_they_make_a_difference(words, names, tmp_path):
+    options = [
+        part
+        for word in words.split("; ")
+        for part in (word.split("=") if word.startswith("--") else ("--set", word))
+    ]
+    assert names_for(asked(tmp_path, *options)) == names
+
+
+def test_settings_of_experts_are_those_of_cells_that_have_some(tmp_path):
+    words = ["--set", "model.balance=bias,loss", "--experts", "0,2", "--positions"]
+    names = names_for(asked(tmp_path, *words, "--controls", "loop"))
+    sparse = [name for name in names if "_e2" in name]
+    assert sparse
+    assert all(("balance_" in name) == (name in sparse) for name in names)
+
+
+def test_a_varied_entry_of_a_mapping_leaves_the_others(tmp_path):
+    words = ["--set", "optim.lr_scale.gate=0.5,2", "--controls", "none"]
+    runs = runs_for(asked(tmp_path, *words, optim={"lr_scale": {"head": 3}}))
+    scales = [run.settings.optim.lr_scale for run in runs[:2]]
+    assert scales == [{"head": 3, "gate": 0.5}, {"head": 3, "gate": 2}]
+
+
+def test_values_that_would_have_one_name_are_refused(tmp_path):
+    words = ["--set", "model.gate=my gates.A,my_gates.A", "--controls", "none"]
+    with pytest.raises(UserError, match=r"2 configurations the name 'a50_k2-gate_my_gates\.A'"):
+        runs_for(asked(tmp_path, *words))
+    words = ["--set", "model.tie_embeddings=false", "--controls", "none"]
+    assert names_for(asked(tmp_path, *words)) == ["a50_k2-tie_embeddings_false"]
+
+
+def test_spellings_of_one_value_are_refused(tmp_path):
+    as_many_steps = "run.max_tokens=640,650"
+    for varied in ("run.max_tokens=640,0.64K", as_many_steps, "optim.weight_decay=1,1.0"):
+        words = ["--set", varied, "--controls", "none"]
+        with pytest.raises(UserError, match="would be the same run twice; leave one"):
+            check_different(runs_for(asked(tmp_path, *words)))
+    words = ["--set", "run.max_tokens=640,704", "--set", "trainer.precision=32-true,bf16-mixed"]
+    runs = runs_for(asked(tmp_path, *words))
+    check_different(runs)
+    assert len(runs) == 2 * 3 * 4
+
+
+def test_each_recipe_stands_alone(tmp_path):
+    runs = runs_for(asked(tmp_path, "--set", "model.gain_init=-7,-2"))
+    write_recipes(runs)
+    assert len({run.path for run in runs}) == len({run.folder for run in runs}) == len(runs) == 12
+    for run in runs:
+        assert settings_from(recipes.load(str(run.path))) == run.settings
+        assert run.settings.seed_everything == run.seed
+        assert run.folder == tmp_path / "sweep/runs" / run.configuration / f"seed_{run.seed}"
+        first = run.path.read_text().splitlines()[0]
+        assert first.startswith(f"# {run.configuration}, seed {run.seed}: ")
+    assert [run.seed for run in runs] == [0] * 6 + [1] * 6, "the first seed of all comes first"
+
+
+def test_optimizers_and_rates_are_varied_and_the_other_rates_keep_their_ratio(tmp_path):
+    words = ("--set", "optim.name=adamw,muon", "--set", "optim.lr=4e-3,8e-3")
+    runs = runs_for(asked(tmp_path, *words, optim={"muon_lr": 2e-2}))
+    optims = [run.settings.optim for run in runs]
+    found = {(o.name, o.lr, o.lr_start, o.lr_end, o.muon_lr) for o in optims}
+    rates = {(4e-3, 4e-5, 4e-4, 2e-2), (8e-3, 8e-5, 8e-4, 4e-2)}
+    assert found == {(name, *its) for name in ("adamw", "muon") for its in rates}
+
+
+def test_a_run_begun_with_other_numbers_is_not_taken_for_this_one(tmp_path):
+    runs = runs_for(asked(tmp_path))
+    other = runs_for(asked(tmp_path, optim={"weight_decay": 0.1}))
+    run_folder.start(runs[0].folder, runs[0].settings.as_recipe(), {})
+    check_begun(runs)
+    with pytest.raises(UserError, match=r"weight_decay=0\.3, this one has 0\.1; give this sweep"):
+        check_begun(other)
+
+
+def costs_of(tmp_path: Path, *words: str, **sections: Any) -> dict[str, plan.Cost]:
+    runs = runs_for(asked(tmp_path, *words, **sections))
+    return {row.configuration: row for row in plan.costs(runs, {"dual": 1e9})}
+
+
+def test_the_plan_counts_as_fit_counts(tmp_path):
+    rows = costs_of(tmp_path, "--controls", "wide,expanded")
+    wide, dual, expanded = rows["wide"], rows["a50_k2"], rows["expanded_k2"]
+    assert wide.relative == 1
+    assert dual.relative is not None
+    assert 0 < dual.relative < 1
+    for row in rows.values():
+        assert row.linear_flops == pytest.approx(100_000, rel=0.01)
+        assert row.tokens == 640
+        assert row.seeds == 2
+    assert expanded.total_flops > wide.total_flops, "twice the layers attend twice"
+    assert dual.hours == pytest.approx(dual.training_flops / 1e9 / 3600)
+    assert wide.hours is None, "nothing is known of this family's speed"
+    table = plan.plan_table([dual, replace(dual, tokens=307_200)], jobs=1)
+    tokens = [column.heading for column in table.columns].index("tokens")
+    assert [row[tokens].text for row in table.cells()] == ["640", "0.3M"]
+
+
+def test_parameters_relate_to_the_dense_pure_wide_of_the_same_matching(tmp_path):
+    rows = costs_of(tmp_path, "--match", "linear,total")
+    assert rows["wide"].relative == rows["wide_total"].relative == 1
+    assert rows["wide_total"].parameters > rows["wide"].parameters
+    loop, total = rows["loop_k2_total"], rows["wide_total"]
+    assert loop.relative == loop.parameters / total.parameters
+    assert rows["a50_k2"].relative == rows["a50_k2"].parameters / rows["wide"].parameters
+    rows = costs_of(tmp_path, "--experts", "2,0", "--controls", "wide")
+    assert rows["wide"].relative == 1
+    assert rows["wide_e2"].relative == rows["wide_e2"].parameters / rows["wide"].parameters
+    assert costs_of(tmp_path, "--experts", "2", "--controls", "wide")["wide_e2"].relative == 1
+
+
+def test_sampled_loops_cost_their_mean(tmp_path):
+    def flops(*loops: int) -> float:
+        costs = costs_of(tmp_path, "--controls", "none", run={"train_loops": [*loops]})
+        return costs["a50_k2"].training_flops
+
+    assert flops(1, 3) == (flops(1) + flops(3)) / 2
+
+
+def test_a_schedule_of_loops_costs_its_steps_and_a_branch_those_after_its_checkpoint(tmp_path):
+    """Four of ten steps have one loop, and two of five; the branch begins with the third."""
+    words = ["--controls", "none", "--seeds", "1"]
+    schedule = {"loop_schedule": [[0, 1], [0.4, 2]], "save_every": 1}
+    steps = {
+        k: costs_of(tmp_path, *words, run={"train_loops": [k]})["a50_k2"].training_flops / 10
+        for k in (1, 2)
+    }
+    asked_for = asked(tmp_path, *words, "--set", "run.max_tokens=640,320", optim=WSD, run=schedule)
+    long, short = runs_for(asked_for, branches=True)
+    costs = {row.tokens: row.training_flops for row in plan.costs([long, short], {})}
+    assert costs[640] == pytest.approx(4 * steps[1] + 6 * steps[2])
+    assert costs[320] == pytest.approx(3 * steps[2])
+    (long.folder / "checkpoints").mkdir(parents=True)
+    for step, ready in ((1, False), (2, True)):
+        (long.folder / "checkpoints" / f"step-{step:08d}").write_text("")
+        assert short.is_ready == ready
+
+
+WSD = {"schedule": "wsd", "cooldown": 0.2}
+
+
+def test_under_wsd_shorter_runs_branch_from_the_longest(tmp_path):
+    words = ["--set", "run.max_tokens=320,640,128", "--controls", "none", "--seeds", "1"]
+    request = asked(tmp_path, *words, optim=WSD, run={"save_every": 1})
+    long, *short = runs_for(request, branches=True)
+    assert long.configuration == "a50_k2-max_tokens_640"
+    assert (long.settings.run.keep, long.settings.run.branch_from) == (0, None)
+    trunks = {run.steps: run.settings.run.branch_from for run in short}
+    assert trunks == dict.fromkeys((5, 2), str(long.folder))
+    assert long.is_ready
+    assert not any(run.is_ready for run in short)
+    (long.folder / "checkpoints").mkdir(parents=True)
+    (long.folder / "checkpoints" / "step-00000002").write_text("")
+    assert [run.is_ready for run in short] == [False, True], "past the cool-down's start: 4 and 2"
+    costs = {row.tokens: row.training_flops for row in plan.costs([long, *short], {})}
+    assert costs[320] / costs[640] == pytest.approx(1 / 10), "a step of five, beside ten"
+    assert not any(run.settings.run.branch_from for run in runs_for(request)), "not under a cosine"
+
+
+def test_a_gate_of_ones_own_is_solved_for_and_its_excess_named(tmp_path):
+    own = "tests.spec.custom_classes.MlpGate"
+    row = costs_of(tmp_path, "--controls", "none", model={"gate": own})["a50_k2"]
+    assert row.gate_excess == 0, "widths leave it room"
+    assert row.linear_flops == pytest.approx(100_000, rel=0.01)
+    rows = costs_of(tmp_path, "--controls", "none", "--set", f"model.gate=two_gates,{own}")
+    plain, other = rows["a50_k2-gate_two_gates"], rows[f"a50_k2-gate_{own}"]
+    assert plain.gate_excess == 0
+    assert other.gate_excess == (2 * 5 * (32 + 2) - 4 * 32) / 100_000
+    assert other.linear_flops - plain.linear_flops == 2 * 5 * (32 + 2) - 4 * 32
+    rows = costs_of(tmp_path, "--positions", "--set", f"model.gate=two_gates,{own}")
+    one, without = rows[f"a50_k2_layer1-gate_{own}"], rows["a50_k2_layer1-gate_two_gates"]
+    more = one.linear_flops - without.linear_flops
+    assert one.gate_excess == pytest.approx(more / 100_000), "of one layer, over all"
+
+
+def test_jobs_that_share_a_gpu_are_not_side_by_side_and_want_one_each(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    (on_cpu, *_), (on_gpu, *_) = (
+        runs_for(asked(tmp_path, trainer={"accelerator": name})) for name in ("cpu", "auto")
+    )
+    assert [runner.side_by_side(on_cpu, jobs) for jobs in (1, 8)] == [1, 8]
+    assert [runner.side_by_side(on_gpu, jobs) for jobs in (1, 2, 8)] == [1, 2, 2]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a, MIG-2b,4,-1,5")
+    assert runner.side_by_side(on_gpu, 8) == 3, "-1 ends the list"
+    for none in ("", "-1", "-1,0", "NoDevFiles"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert runner.side_by_side(on_gpu, 8) == 8, "auto is then the CPU"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    two = runs_for(asked(tmp_path, trainer={"accelerator": "auto", "devices": 2}))[0]
+    with pytest.raises(UserError, match=r"trainer\.devices is 2; take --jobs 1"):
+        runner.check_sharing(two, 2)
+    runner.check_sharing(two, 1)

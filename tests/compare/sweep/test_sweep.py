@@ -1,0 +1,326 @@
+"""`dualpath sweep` from its words to finished runs, with a stand-in for `fit`, and with itself."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from dualpath_cli.base.system import FIT, alone, cores, read_csv
+from dualpath_cli.cli.main import main
+from dualpath_cli.compare.sweep import runner
+from dualpath_cli.compare.sweep.request import LOCK
+from dualpath_cli.compare.sweep.runs import PlannedRun
+from tests.compare.sweep.conftest import SWEEP, starts, write_recipe
+
+
+def test_rates_are_an_axis_and_a_run_whose_numbers_go_wrong_is_an_answer(
+    words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("FAKE_DIVERGING", "wide-lr_0.008")
+    words = [*words, "--yes", "--seeds", "1", "--set", "optim.lr=4e-3,8e-3"]
+    assert main(words) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if ", after 0.0 min" in line]
+    cells = ("wide", "loop_k2", "a50_k2")
+    names = [f"{cell}-lr_{lr}-seed_0" for cell in cells for lr in (0.004, 0.008)]
+    ends = ["went wrong" if name == "wide-lr_0.008-seed_0" else "finished" for name in names]
+    assert [line.partition(", after")[0] for line in lines] == [
+        f"{end} {name}, {n} of 6" for n, (end, name) in enumerate(zip(ends, names, strict=True), 1)
+    ]
+    assert lines[1].endswith("min: dualpath fit: failed: steps 1 to 10 were skipped")
+    assert main(words) == 0, "and is not tried again"
+    assert "6 of 6 are finished already" in capsys.readouterr().out
+    assert all(len(lines) == 1 for lines in starts(tmp_path / "sweep").values())
+
+
+def test_what_is_finished_is_left_alone_and_more_seeds_are_added(words, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    assert main([*words, "--yes"]) == 0
+    assert main([*words, "--yes", "--seeds", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "3 configurations, 9 runs, 3 of them left" in said
+    assert "6 of 9 are finished already" in said
+    assert len(starts(out)) == 9
+    assert all(len(lines) == 1 for lines in starts(out).values())
+    runs = sorted((out / "runs").glob("*/*"))
+    for run in runs:
+        shutil.rmtree(run / "checkpoints")
+    (runs[0] / "validation.csv").unlink()
+    assert main([*words, "--yes", "--seeds", "3"]) == 0
+    assert "8 of 9 are finished already" in capsys.readouterr().out, "validated is finished"
+
+
+def test_a_run_that_fails_stops_no_other_one(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FAKE_FAILING", "loop_k2")
+    assert main([*words, "--yes", "--jobs", "2"]) == 1
+    said = capsys.readouterr().err
+    assert "2 of 6 runs failed, the first one loop_k2-seed_0: dualpath fit: failed: broken" in said
+    monkeypatch.delenv("FAKE_FAILING")
+    (checkpoint,) = (tmp_path / "sweep/runs/wide/seed_0/checkpoints").glob("step-*")
+    (checkpoint / "state.json").write_text("")  # damaged
+    assert main([*words, "--yes"]) == 1
+    said = capsys.readouterr().err
+    assert "1 of 6 runs failed, the first one wide-seed_0: dualpath fit: no whole check" in said
+    assert len(starts(tmp_path / "sweep")) == 6, "all others were trained"
+    shutil.rmtree(checkpoint.parents[1])
+    assert main([*words, "--yes"]) == 0
+
+
+def test_branches_wait_for_their_trunk_and_fail_with_it(words, tmp_path, monkeypatch, capsys):
+    write_recipe(tmp_path, optim={"schedule": "wsd"}, run={"save_every": 1})
+    words = [*words, "--yes", "--seeds", "1", "--controls", "none", "--jobs", "2"]
+    words += ["--set", "run.max_tokens=320,640"]
+    monkeypatch.setenv("FAKE_FAILING", "a50_k2-max_tokens_640")
+    assert main(words) == 1
+    assert "2 of 2 runs failed" in capsys.readouterr().err
+    monkeypatch.delenv("FAKE_FAILING")
+    assert main(words) == 0
+    begun = {name: float(s[0].split()[3]) for name, s in starts(tmp_path / "sweep").items()}
+    assert begun["a50_k2-max_tokens_640-seed_0"] < begun["a50_k2-max_tokens_320-seed_0"]
+
+
+def test_slots_get_a_gpu_each_and_share_where_there_are_more_runs(monkeypatch, words, tmp_path):
+    monkeypatch.setattr(runner, "visible_gpus", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    write_recipe(tmp_path, trainer={"accelerator": "auto"})
+    assert main([*words, "--yes", "--jobs", "3", "--seeds", "1"]) == 0
+    gpus = [lines[0].split()[2] for lines in starts(tmp_path / "sweep").values()]
+    assert sorted(gpus) == ["0", "0", "1"]
+
+
+def test_a_second_sweep_in_the_same_folder_is_refused(words, tmp_path, capsys):
+    with alone(tmp_path / "sweep" / LOCK, tmp_path / "sweep"):
+        assert main([*words, "--yes", "--seeds", "1"]) == 2
+    assert "is being written by another process" in capsys.readouterr().err
+
+
+def test_a_run_that_another_process_writes_is_waited_for_and_named(
+    words, tmp_path, monkeypatch, capsys
+):
+    run, begun, done = tmp_path / "sweep/runs/wide/seed_0", threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with alone(run / FIT, run):
+            begun.set()
+            done.wait(300)
+
+    say = runner.say
+
+    def say_and_release(console: Any, text: str) -> None:
+        say(console, text)
+        if " waits: " in text:
+            done.set()
+
+    monkeypatch.setattr(runner, "say", say_and_release)
+    assert main([*words, "--slurm", "--seeds", "1"]) == 0
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert begun.wait(200)
+    assert main([*words, "--yes", "--seeds", "1"]) == 0
+    holder.join()
+    said = capsys.readouterr().out
+    assert said.count(f"wide-seed_0 waits: {run} is being written by another process\n") == 1
+    assert len(starts(tmp_path / "sweep")) == 3
+
+
+def test_nothing_runs_without_a_yes(words, tmp_path, monkeypatch, capsys):
+    assert main(words) == 2
+    assert "is planned; --yes starts it" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for answer in ("n", ""):
+        monkeypatch.setattr("builtins.input", lambda *_, a=answer: a)
+        assert main(words) == 0
+    out, said = tmp_path / "sweep", capsys.readouterr().out
+    assert "start? [y/N] " in said
+    assert "nothing was started; the plan is in" in said
+    assert starts(out) == {}
+    assert len(read_csv(out / "plan.csv")) == 3
+    assert len(list((out / "recipes").iterdir())) == 6
+
+
+def begin(words: list[str], tmp_path: Path) -> "subprocess.Popen[str]":
+    """Starts a sweep as a process of its own, and waits until its runs are at work."""
+    command = [sys.executable, "-c", SWEEP, *words, "--yes"]
+    process = subprocess.Popen(
+        [*command, "--jobs", "2", "--seeds", "1"], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"FAKE_SECONDS": "900"},
+    )  # fmt: skip
+    deadline = time.monotonic() + 200
+    while len(list((tmp_path / "sweep").glob("runs/*/*/metrics.csv"))) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
+def test_a_signal_stops_all_runs_with_a_checkpoint_and_the_same_words_go_on(
+    number, code, words, tmp_path
+):
+    process = begin(words, tmp_path)
+    at_work = starts(tmp_path / "sweep").values()
+    threads = {lines[0].split()[1] for lines in at_work}
+    assert (len(at_work), threads) == (2, {str(max(1, cores() // 2))}), "shared cores"
+    process.send_signal(number)
+    said, errors = process.communicate(timeout=200)
+    assert process.returncode == code, errors
+    assert "stopping 2 runs" in said
+    assert "the same command continues" in said
+    assert main([*words, "--yes", "--seeds", "1"]) == 0
+    begun = starts(tmp_path / "sweep")
+    again = [int(lines[1].split()[0]) for lines in begun.values() if len(lines) == 2]
+    assert len(again) == 2
+    assert all(step > 0 for step in again), "from where they were"
+
+
+def test_a_killed_sweep_leaves_no_process_behind_and_goes_on(words, tmp_path):
+    process = begin(words, tmp_path)
+    process.kill()
+    process.communicate(timeout=200)
+    deadline = time.monotonic() + 200
+    while str(tmp_path) in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout:
+        assert time.monotonic() < deadline, "its runs went on without it"
+        time.sleep(0.1)
+    assert main([*words, "--yes", "--seeds", "1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        *((out, "is the folder of a run") for out in ("run", "run/sweeps/first", "link/below")),
+        ("notes", "holds 'thesis.txt'"),
+        ("other", "holds 'agent.py'"),
+    ],
+)
+def test_a_folder_of_something_else_is_refused_before_anything_is_written(
+    out, said, words, tmp_path, capsys
+):
+    (tmp_path / "run/checkpoints/step-00000010").mkdir(parents=True)
+    (tmp_path / "run/recipe.yaml").write_text("model: {}\n")
+    (tmp_path / "run/sweep.yaml").write_text("cells: []\n")  # as an earlier version would have
+    (tmp_path / "link").symlink_to("run")
+    for folder in ("notes", "other"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "notes/thesis.txt").write_text("years of work")
+    (tmp_path / "other/agent.py").write_text("")
+    (tmp_path / "other/sweep.yaml").write_text("program: agent.py\nmethod: grid\n")
+    before = sorted(tmp_path.rglob("*"))
+    assert main([*words, "--yes", "--out", str(tmp_path / out)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("left", [[], ["sweep.lock", f"sweep.yaml.{'0' * 16}.partial"]])
+def test_a_sweep_that_was_killed_as_it_began_goes_on_also_beside_the_recipe(left, words, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("model: {}\n")  # of the user's own, in no run
+    (tmp_path / "sweep").mkdir()
+    for name in left:
+        (tmp_path / "sweep" / name).write_text("")
+    for _ in range(2):
+        assert main([*words, "--slurm"]) == 0
+
+
+def run_task(script: Path, task: int, tools: Path, srun: str) -> "subprocess.CompletedProcess[str]":
+    """Runs a task of an array by bash, with stand-ins for srun and scontrol."""
+    (tools / "bin").mkdir(parents=True, exist_ok=True)
+    (tools / "bin" / "activate").write_text("")
+    for name, body in (("srun", srun), ("scontrol", 'echo requeued "$@"')):
+        (tools / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tools / name).chmod(0o755)
+    environment = {**os.environ, "DUALPATH_VENV": str(tools), "SLURM_ARRAY_TASK_ID": str(task),
+                   "SLURM_ARRAY_JOB_ID": "7", "PATH": f"{tools}:{os.environ['PATH']}"}  # fmt: skip
+    return subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True)
+
+
+def test_slurm_runs_a_task_for_each_run(words, tmp_path):
+    assert main([*words, "--slurm"]) == 0
+    script = tmp_path / "sweep" / "jobs.sbatch"
+    text = script.read_text()
+    assert "#SBATCH --array=0-5%1" in text
+    assert "--gpus" not in text, "its trainer is a CPU's"
+    said = []
+    for task in range(6):
+        done = run_task(script, task, tmp_path / "tools", srun='echo "$@"')
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("--cpus-per-task=1 dualpath fit "), "srun takes no job's own"
+        said.append(done.stdout.split()[-1])
+    recipes = sorted((tmp_path / "sweep" / "recipes").iterdir())
+    assert sorted(said) == [str(path) for path in recipes]
+
+
+def test_an_array_is_named_after_its_folder_also_from_inside(words, tmp_path, monkeypatch):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    assert main([*words, "--slurm", "--out", "."]) == 0
+    assert "#SBATCH --job-name=inside\n" in (inside / "jobs.sbatch").read_text()
+
+
+def test_a_task_whose_time_is_up_is_queued_again_and_a_run_that_went_wrong_is_not(
+    words, tmp_path, capsys
+):
+    words, script = [*words, "--slurm"], tmp_path / "sweep" / "jobs.sbatch"
+    assert main(words) == 0
+    done = run_task(script, 0, tmp_path / "tools", srun="exit 1")
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    warned = "trap 'exit 1' USR1; sleep 0.5; kill -USR1 $PPID; while :; do sleep 0.1; done"
+    done = run_task(script, 2, tmp_path / "tools", srun=warned)
+    assert (done.returncode, done.stdout) == (1, "requeued requeue 7_2\n")
+    wrong = tmp_path / "sweep/runs/loop_k2/seed_0/went_wrong.txt"
+    wrong.parent.mkdir(parents=True)
+    wrong.write_text("steps 1 to 10 were skipped")
+    assert main(words) == 0
+    assert "5 runs: sbatch" in capsys.readouterr().out
+    assert "loop_k2-seed_0" not in script.read_text()
+
+
+def train_here(run: PlannedRun, slot: int, jobs: int) -> Any:
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    with run.log.open("w") as log, contextlib.redirect_stdout(log):
+        code = main(["fit", "--config", str(run.path)])
+    return SimpleNamespace(poll=lambda: code, returncode=code)
+
+
+@pytest.mark.parametrize("where", ["here", pytest.param("processes", marks=pytest.mark.slow)])
+def test_a_sweep_plans_trains_and_ends(where, texts, tmp_path, output_of, monkeypatch):
+    if where == "here":
+        monkeypatch.setattr(runner, "start", train_here)
+        monkeypatch.setattr("dualpath_cli.training.logs.curve.draw", lambda run: run)
+    val = {"held_out": str(texts / "val.jsonl")}
+    recipe = write_recipe(tmp_path, data={"path": str(texts / "train"), "val": val})
+    out = tmp_path / "sweep"
+    words = ["sweep", "--config", recipe, "--budget", "100K", "--alphas", "50", "--loops", "2",
+             "--controls", "wide", "--yes", "--out", out]  # fmt: skip
+    said = output_of(*words, "--seeds", "1")
+    assert "hours are not known before a run of each family has begun" in " ".join(said.split())
+    assert said.splitlines()[-1] == f"next: dualpath compare {out}"
+    said = output_of(*words, "--seeds", "2", "--slurm")
+    assert re.search(r"in all \d+\.\d min", " ".join(said.split()))
+    plan = {row["configuration"]: row for row in read_csv(out / "plan.csv")}
+    assert set(plan) == {"wide", "a50_k2"}
+    for name, row in plan.items():
+        folder = out / "runs" / name / "seed_0"
+        ends = [r for r in read_csv(folder / "validation.csv") if int(r["step"]) == 10]
+        assert [r["set"] for r in ends] == ["held_out"]
+        speeds = [float(r["tokens_per_second"]) for r in read_csv(folder / "metrics.csv")]
+        assert min(speeds) <= 640 / 3600 / float(row["hours"]) <= max(speeds)
+        model = yaml.safe_load((folder / "recipe.yaml").read_text())["model"]
+        assert (model["block"] == "wide") == (name == "wide")
+        printed = (out / "logs" / f"{name}-seed_0.log").read_text()
+        assert f"{float(row['linear_flops']) / 1e6:.2f}M linear" in printed

@@ -1,0 +1,130 @@
+"""Storage: objects read as files, and every trouble with a store as one line with a way out."""
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data import storage
+
+
+def put(bucket: Any, key: str, content: bytes) -> None:
+    bucket.put_object(Bucket="bucket", Key=key, Body=content)
+
+
+def test_nothing_of_boto3_is_imported_for_local_files(tmp_path):
+    program = (
+        "import sys; from dualpath_cli.data import manifest, storage; "
+        f"storage.sizes({str(tmp_path)!r}); storage.local_copy('x'); "
+        "assert not {'boto3', 'botocore', 'torch', 'litdata'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_folder_on_s3_has_the_sizes_of_the_same_folder_on_a_disk(bucket, tmp_path):
+    folder = tmp_path / "folder"
+    (folder / "val").mkdir(parents=True)
+    for name, content in {"a.bin": b"12", "val/b.jsonl": b"", "c": b"123"}.items():
+        (folder / name).write_bytes(content)
+        put(bucket, f"some/folder/{name}", content)
+    put(bucket, "some/folder-of-others/d", b"1")
+    put(bucket, "some/folder/val/", b"")  # what browsers make of an empty folder
+    expected = {"a.bin": 2, "val/b.jsonl": 0, "c": 3}
+    for same in (folder, "s3://bucket/some/folder", "s3://bucket/some//folder/"):
+        assert storage.sizes(same) == expected
+    assert storage.sizes("s3://bucket/some/fold") is None
+    assert storage.sizes(tmp_path / "none") is None
+
+
+def test_more_objects_are_listed_and_deleted_than_one_answer_holds(bucket, monkeypatch):
+    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "3")
+    monkeypatch.setattr(storage, "_DELETE_AT_ONCE", 2)
+    for number in range(8):
+        put(bucket, f"many/{number}", b"")
+    assert len(bucket.list_objects_v2(Bucket="bucket")["Contents"]) == 3
+    assert len(storage.sizes("s3://bucket/many") or {}) == 8
+    storage.delete(f"s3://bucket/many/{number}" for number in range(9))
+    assert storage.sizes("s3://bucket/many") is None
+
+
+def test_a_copy_is_kept_until_the_object_changes(bucket, monkeypatch):
+    put(bucket, "a/index.json", b"one")
+    first = storage.local_copy("s3://bucket/a/index.json")
+    assert (first.name, first.read_bytes()) == ("index.json", b"one")
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.shutil, "copyfileobj", None)  # would raise
+        assert storage.local_copy("s3://bucket/a/index.json") == first
+    put(bucket, "a/index.json", b"two")
+    assert storage.local_copy("s3://bucket/a/index.json").read_bytes() == b"two"
+    assert first.read_bytes() == b"one", "another process may be reading it"
+    assert not list(storage.cache().rglob("*.partial"))
+
+
+def test_one_file_is_copied_by_many_at_once(bucket):
+    content = bytes(range(256)) * 20_000
+    put(bucket, "large.jsonl", content)
+    found = []
+
+    def copy() -> None:
+        found.append(storage.local_copy("s3://bucket/large.jsonl").read_bytes() == content)
+
+    threads = [threading.Thread(target=copy) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 6
+    assert len([path for path in storage.cache().rglob("*") if path.is_file()]) == 1
+
+
+def test_uploads_carry_their_hash_and_downloads_are_checked(bucket, tmp_path):
+    """Of 20 MB, which travel in several parts."""
+    file, url = tmp_path / "file", "s3://bucket/some/file"
+    file.write_bytes(bytes(range(256)) * 80_000)
+    sha256 = storage.sha256_of(file)
+    counts: list[int] = []
+    storage.upload(file, url, sha256, counts.append)
+    assert sum(counts) == file.stat().st_size
+    assert storage.uploaded_sha256(url) == storage.sha256_of(url) == sha256
+    storage.download(url, tmp_path / "new" / "copy", sha256)
+    assert (tmp_path / "new" / "copy").read_bytes() == file.read_bytes()
+    put(bucket, "some/file", b"abd")
+    assert storage.uploaded_sha256(url) is None
+    with pytest.raises(UserError, match="some/file: changed since it was prepared"):
+        storage.download(url, tmp_path / "other", sha256)
+    assert not (tmp_path / "other").exists()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+MISSING = "s3://bucket/none.jsonl"
+
+
+def test_an_object_that_is_missing_is_not_there(bucket):
+    assert not storage.exists(MISSING)
+    assert storage.uploaded_sha256(MISSING) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("AccessDenied", "access denied; the credentials need s3:ListBucket and s3:GetObject"),
+        ("InvalidAccessKeyId", "the AWS credentials are refused (InvalidAccessKeyId); set AWS_ACC"),
+        ("SlowDown", "SlowDown: Why. not; check the AWS settings"),
+    ],
+)
+def test_what_the_store_refuses_is_one_line(code, text, bucket, monkeypatch):
+    from botocore.client import BaseClient
+    from botocore.exceptions import ClientError
+
+    def refuse(self: Any, operation: str, *_: Any) -> None:
+        raise ClientError({"Error": {"Code": code, "Message": "Why.\nnot"}}, operation)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", refuse)
+    for way in (storage.sizes, storage.exists, storage.local_copy, storage.sha256_of):
+        with pytest.raises(UserError) as caught:
+            way("s3://bucket/a")
+        assert str(caught.value).startswith(f"s3://bucket/a: {text}")
+        assert "\n" not in str(caught.value)

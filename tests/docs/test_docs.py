@@ -1,0 +1,108 @@
+"""The pages of the repository: links lead somewhere, and README lists the commands there are."""
+
+import json
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+
+from dualpath_cli.base.ranges import LONGEST_NAME
+from dualpath_cli.cli.commands import COMMANDS
+from dualpath_cli.cli.main import main
+from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.spec.config import RANGES
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("*.md", "docs/**/*.md", "docs/*.ipynb", "benchmarks/*.md")
+PAGES = sorted(page for pattern in FOLDERS for page in ROOT.glob(pattern))
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings: lower case, no punctuation, hyphens for spaces."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_inside_the_repository_leads_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        if path.startswith(("https:", "http:")):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_test_that_a_page_names_exists():
+    for page in (ROOT / "docs").glob("*.md"):
+        for name in re.findall(r"`((?:\w+/)*test_\w+\.py)`", page.read_text(encoding="utf-8")):
+            assert list((ROOT / "tests").glob(f"**/{name.removeprefix('tests/')}")), (page, name)
+
+
+def test_limits_of_the_page_of_faults_are_those_of_the_code():
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    assert f"over {recipes.MOST_CHARACTERS:,} characters" in page
+    assert f"at most {recipes.MOST_PARTS:,} parts" in page
+    assert f"over {LONGEST_NAME} bytes" in page
+    assert f"`n_layers` is at most {RANGES['n_layers'][1]:,}" in page
+    assert f"`run.max_bad_steps` ({RunSettings().max_bad_steps})" in page
+
+
+def test_readme_lists_the_commands_as_help_does():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[`dualpath (\w+(?: \w+)?)`\]\(.*?\) \| (.*) \|$", text, re.MULTILINE)
+    assert rows == [(command.name, command.purpose) for command in COMMANDS.values()]
+
+
+def test_the_page_of_a_recipe_has_every_key_as_it_is():
+    written = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8")
+    assert written == runpy.run_path(str(ROOT / "docs" / "recipe.py"))["page"](), "docs/recipe.py"
+
+
+def printed() -> dict[str, tuple[str, str]]:
+    """Commands that need no torch and no run, with the output below them, by `page: command`."""
+    found = {}
+    for page in PAGES:
+        if page.suffix != ".md":
+            continue
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for block in re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                command, _, output = part.partition("\n")
+                if re.match("dualpath (flops|compare --paper) ", command) or ": error: " in output:
+                    found[f"{page.relative_to(ROOT)}: {command}"] = command, output
+    return found
+
+
+PRINTED = printed()
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_page_shows_what_its_command_prints(name, tmp_path, monkeypatch, capsys):
+    """A line of three dots stands for lines that are left out."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    command, shown = PRINTED[name]
+    main(shlex.split(command)[1:])
+    said = capsys.readouterr()
+    pattern = "".join(
+        r"(?:.*\n)*" if line == "..." else re.escape(f"{line}\n")
+        for line in shown.strip("\n").splitlines()
+    )
+    assert re.fullmatch(pattern, (said.out + said.err).strip("\n") + "\n"), said.out + said.err
+
+
+def test_the_table_of_many_gpus_is_what_flops_plans(capsys):
+    text = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    table = text.partition("| GPUs | tokens a step | `ddp` ")[2].partition("\n\n")[0]
+    for row in table.splitlines()[2:]:
+        gpus, tokens, *shown = row.strip("| ").replace(",", "").replace("*", "").split("|")
+        words = f"flops --config f160m_a25_k4 --plan --gpus {gpus} --batch-tokens {tokens}"
+        assert main([*words.split(), "--format", "json"]) == 0
+        plan = json.loads(capsys.readouterr().out)["plan"]
+        planned = [f"{plan[name]['peak'] / 1e9:.2f}" for name in ("ddp", "fsdp", "hsdp")]
+        assert [cell.strip() for cell in shown] == planned, gpus

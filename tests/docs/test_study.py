@@ -1,0 +1,157 @@
+"""docs/study.md says what its script prints, by statistics that hold where they can be checked."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from scipy.stats import f_oneway, ttest_ind
+
+PAGE = Path(__file__).parents[2] / "docs" / "study.md"
+
+
+@pytest.fixture(scope="module")
+def study() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("study_tables", PAGE.parent / "study/study.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_table_of_the_page_is_what_the_script_makes(study):
+    page = PAGE.read_text(encoding="utf-8")
+    assert study.written(page) == page
+    assert [name for name in study.TABLES if f"<!-- {name} -->\n\n| " not in page] == []
+
+
+def test_a_table_that_says_something_else_or_nothing_is_made_anew(study):
+    for stood in ("| rate |\n| --- |\n\n", ""):
+        page = study.written(f"words\n\n<!-- held -->\n\n{stood}more\n")
+        assert (
+            "| a50_k4 (router held) | 2.0533 (1.69) | **2.0520** (1.76) | 2.0737 (1.49) |" in page
+        )
+        assert page.endswith(" |\n\nmore\n")  # a line that follows at once would be a row
+        assert page.count("| rate |") == 0
+
+
+def test_runs_are_the_seeds_of_the_declaration_once_each(study):
+    seeds_of = {"rates": range(2), "held": range(2), "transfer": range(1),
+                "table32": range(2, 14), "table48": range(2, 6)}  # fmt: skip
+    seeds: dict[tuple[str, str, float], list[int]] = {}
+    for run in study.RUNS:
+        seeds.setdefault((run.part, run.arm, run.rate), []).append(run.seed)
+    for (part, arm, _), found in seeds.items():
+        declared = seeds_of.get(part, range(2, 10))
+        assert found == sorted(set(found))
+        assert set(found) <= set(declared)
+        whole = "(" not in arm and (part, arm) != ("table48", "loop_k4_total")
+        assert not whole or found == list(declared)
+    assert sum(map(len, seeds.values())) == 246
+
+
+def git(*words: str) -> str:
+    """Git's output in this checkout; empty where git fails."""
+    command = ["git", "-C", str(PAGE.parent), *words]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=False).stdout
+
+
+whole_clone = pytest.mark.skipif(
+    git("rev-parse", "--is-shallow-repository").strip() != "false",
+    reason="needs a clone with all commits",
+)
+
+
+@whole_clone
+def test_each_run_began_after_its_commit_which_has_todays_declaration(study):
+    page = (PAGE.parent / "study" / "declared.md").read_text(encoding="utf-8")
+    declared = re.sub(r"\*As declared;[^*]+\*\n\n", "", page)
+    began: dict[str, list[datetime]] = {}
+    for row in study.read("runs.csv"):
+        began.setdefault(row["commit"], []).append(datetime.fromisoformat(row["started"]))
+    for commit, starts in began.items():
+        then = git("show", f"{commit}:docs/study/declared.md")
+        assert re.sub(r"\[([\w.]+)\]\(\1\)", r"`\1`", then) == declared
+        committed = datetime.fromisoformat(git("show", "-s", "--format=%cI", commit).strip())
+        assert min(starts) > committed
+
+
+@whole_clone
+def test_runs_in_a_row_are_of_the_declared_seeds_and_began_after_their_declaration(study):
+    page = (PAGE.parent / "study" / "row.md").read_text(encoding="utf-8")
+    rows = study.read("row.csv")
+    keys = [tuple(row[key] for key in ("sweep", "arm", "rate", "seed")) for row in rows]
+    assert len(keys) == len(set(keys))
+    for row in rows:
+        pilot = row["sweep"].startswith("pilot_")
+        assert int(row["seed"]) in (range(2) if pilot else range(14, 28))
+        then = git("show", f"{row['git_commit']}:docs/study/row.md")
+        assert then
+        assert pilot or then == page  # amended before the first run of the tables
+        committed = git("show", "-s", "--format=%cI", row["git_commit"]).strip()
+        assert datetime.fromisoformat(row["started"]) > datetime.fromisoformat(committed)
+        assert "bf16" in row["cpu"]
+
+
+def test_the_figure_has_a_mark_for_each_run_of_the_tables(study):
+    for ax, part, arms in zip(study.figure().axes, ("table32", "table48"), (6, 6), strict=True):
+        marks = [line for line in ax.lines if line.get_marker() in "ox"]
+        assert len(marks) == arms
+        drawn = sorted(y for line in marks for y in line.get_ydata())
+        assert drawn == sorted(
+            run.score for run in study.RUNS if run.part == part and "(" not in run.arm
+        )
+
+
+def test_two_arms_alone_are_compared_by_students_test(study):
+    one, other = ([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
+    # By hand: squares of 2 and 8 over 4 degrees of freedom are 2.5, times 1/3 + 1/3.
+    spread = study.spread_of([one, other], [one, other])
+    assert (spread.error, spread.df) == (pytest.approx(np.sqrt(2.5 * 2 / 3)), 4)
+    assert spread.p(-2.0) == pytest.approx(ttest_ind(one, other).pvalue)
+
+
+def test_the_variance_within_arms_is_what_an_analysis_of_variance_divides_by(study):
+    rng = np.random.default_rng(0)
+    arms = [rng.normal(size=size).tolist() for size in (5, 5, 7)]
+    pooled, df = study.within(arms)
+    grand = np.mean(np.concatenate(arms))
+    between = sum(len(own) * (np.mean(own) - grand) ** 2 for own in arms) / 2
+    assert (pooled, df) == (pytest.approx(between / f_oneway(*arms).statistic), 14)
+    # A change of a difference is four means, whose variances add up.
+    four = study.spread_of([*arms[:2], arms[0], arms[2]], arms)
+    assert four.error == pytest.approx(np.sqrt(pooled * (3 / 5 + 1 / 7)))
+
+
+def test_what_a_choice_scatters_is_what_it_scatters_when_it_is_made(study):
+    rng = np.random.default_rng(0)
+    for means in (np.array([0.0, 1.0]), np.array([0.3, 0.0, 0.1, 2.0, 0.9])):
+        for error in (0.2, 1.0):
+            measured = means + error * rng.normal(size=(200_000, len(means)))
+            true = means[measured.argmin(1)]
+            assert study.choice_spread(means, error) == pytest.approx(true.std(), abs=0.005)
+    assert study.choice_spread(np.zeros(5), 1.0) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("difference", "low", "p_holm", "said"),
+    [
+        (-0.030, -0.040, 0.001, "better"),
+        (-0.010, -0.016, 0.01, "better"),
+        (-0.010, -0.013, 0.01, "better by less than matters"),
+        (0.020, 0.010, 0.01, "worse"),
+        (0.001, -0.009, 0.8, "no lead that matters"),
+        (-0.006, -0.0139, 0.06, "no lead that matters"),
+        (-0.006, -0.0140, 0.06, "undecided"),
+        (-0.010, -0.019, 0.05, "undecided"),
+    ],
+)
+def test_verdicts_are_those_of_the_declaration(difference, low, p_holm, said, study):
+    assert study.verdict(difference, low, p_holm) == said

@@ -1,0 +1,132 @@
+"""Paired tests over seeds: against least squares, SciPy, integrals, and simulated truths."""
+
+import itertools
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualpath_cli.report.blocks import Spread, block_spread, find_blocks, noncentrality
+from tests.base.lazy import Lazy
+
+integrate, stats = Lazy("scipy.integrate"), Lazy("scipy.stats")
+
+
+def least_squares(values_CS: np.ndarray, one: int, other: int) -> tuple[float, float, int]:
+    """Difference, standard error and degrees of freedom by ordinary least squares.
+
+    Columns of the design: an intercept, a dummy for each configuration and seed but the first.
+    """
+    C, S = values_CS.shape
+    design, y = [], []
+    for c in range(C):
+        for s in range(S):
+            design.append([1.0, *(c == k for k in range(1, C)), *(s == k for k in range(1, S))])
+            y.append(values_CS[c, s])
+    X = np.array(design, float)
+    inverse = np.linalg.inv(X.T @ X)
+    weights = inverse @ X.T @ np.array(y)
+    residuals = np.array(y) - X @ weights
+    df = len(y) - X.shape[1]
+    contrast = np.zeros(X.shape[1])
+    for place, sign in ((one, 1.0), (other, -1.0)):
+        if place:
+            contrast[place] = sign
+    variance = residuals @ residuals / df * (contrast @ inverse @ contrast)
+    return float(contrast @ weights), math.sqrt(variance), df
+
+
+def drawn(seed: int, C: int, S: int, spread: float = 1.0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.normal(0, 3, (C, 1)) + rng.normal(0, 5, (1, S)) + rng.normal(0, spread, (C, S))
+
+
+@given(st.integers(0, 10**6), st.integers(2, 7), st.integers(2, 5), st.data())
+def test_blocks_are_ordinary_least_squares_with_dummies(seed, C, S, data):
+    values = drawn(seed, C, S)
+    one, other = data.draw(st.permutations(range(C)))[:2]
+    difference, error, df = least_squares(values, one, other)
+    spread = block_spread(values)
+    assert values[one].mean() - values[other].mean() == pytest.approx(difference, abs=1e-9)
+    assert (spread.error, spread.df) == (pytest.approx(error, rel=1e-8), df)
+
+
+@given(st.integers(0, 10**6), st.integers(2, 9))
+def test_blocks_of_a_pair_are_students_paired_test(seed, S):
+    values = drawn(seed, 2, S)
+    gaps = values[1] - values[0]
+    found = stats.ttest_rel(values[1], values[0])
+    low, high = found.confidence_interval(0.95)
+    spread = block_spread(values)
+    assert spread.p(gaps.mean()) == pytest.approx(found.pvalue, rel=1e-7)
+    assert gaps.mean() - spread.reach == pytest.approx(low, rel=1e-7)
+    assert gaps.mean() + spread.reach == pytest.approx(high, rel=1e-7)
+    assert spread.df == S - 1
+
+
+@pytest.mark.parametrize(("C", "S"), [(2, 2), (3, 2), (6, 3), (10, 5)])
+@pytest.mark.parametrize("share", [0.05, 0.8])
+def test_no_difference_is_found_one_time_in_twenty_and_a_detectable_one_four_in_five(share, C, S):
+    """The spread is known here: the noise has variance 1."""
+    size = noncentrality((C - 1) * (S - 1)) * math.sqrt(2 / S) if share == 0.8 else 0.0
+    found, outside = [], []
+    for seed in range(1500):
+        rng = np.random.default_rng((C, S, seed))
+        values = rng.normal(0, 5, (1, S)) + rng.normal(0, 1, (C, S))
+        values[1] += size
+        spread, difference = block_spread(values), values[1].mean() - values[0].mean()
+        found.append(spread.p(difference) < 0.05)
+        outside.append(abs(difference) > spread.reach)
+    assert np.mean(found) == pytest.approx(share, abs=3.5 * math.sqrt(share * (1 - share) / 1500))
+    assert found == outside
+
+
+def power(size: float, df: int) -> float:
+    """P(|T| > bound) of the noncentral t: normal tails, averaged over chi-square variances."""
+    bound = stats.t.ppf(0.975, df)
+
+    def given_variance(v: float) -> float:
+        scale = bound * math.sqrt(v / df)
+        tails = stats.norm.sf(scale - size) + stats.norm.cdf(-scale - size)
+        return float(tails * stats.chi2.pdf(v, df))
+
+    mean, width = df, math.sqrt(2 * df)
+    edges = [0.0, *(10.0**-k for k in range(8, 0, -1)), *(mean + width * k for k in range(1, 40))]
+    return sum(integrate.quad(given_variance, low, high)[0] for low, high in pairwise(edges))
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 8, 24, 200])
+def test_a_detectable_difference_is_found_four_times_in_five(df):
+    assert power(noncentrality(df), df) == pytest.approx(0.8, abs=1e-3)
+
+
+def test_what_does_not_vary_is_certain():
+    values = np.array([[2.1, 2.3, 2.2], [2.0, 2.2, 2.1]])
+    spread = block_spread(values)
+    assert (spread.error, spread.reach, spread.detectable) == (0, 0, 0)
+    assert (Spread(0.0, 2).p(-0.1), Spread(0.0, 2).p(0.0)) == (0.0, 1.0)
+
+
+SEEDS = st.frozensets(st.integers(0, 4))
+
+
+@given(SEEDS, SEEDS, st.lists(SEEDS, max_size=5))
+def test_no_other_complete_blocks_of_a_pair_detect_less(a, wide, others):
+    scores = {
+        name: dict.fromkeys(sorted(seeds), 0.0)
+        for name, seeds in [("wide", wide), ("a", a), *((f"b{n}", s) for n, s in enumerate(others))]
+    }
+    found = find_blocks(scores, "a", "wide")
+    assert {"a", "wide"} <= set(found.names)
+    assert all(set(found.seeds) <= scores[name].keys() for name in found.names)
+    if len(a & wide) < 2:
+        assert found.seeds == tuple(sorted(a & wide))
+        return
+    for size in range(2, len(a & wide) + 1):
+        for chosen in itertools.combinations(sorted(a & wide), size):
+            have = sum(set(chosen) <= runs.keys() for runs in scores.values())
+            least = noncentrality((have - 1) * (size - 1)) * math.sqrt(2 / size)
+            assert noncentrality(found.df) * math.sqrt(2 / len(found.seeds)) <= least + 1e-9

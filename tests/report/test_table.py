@@ -1,0 +1,154 @@
+"""A table says the same wherever it is written: every value, in a terminal of any width."""
+
+import io
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualpath_cli.report.console import NARROWEST, plain_console
+from dualpath_cli.report.page import tables
+from dualpath_cli.report.table import Column, Table, interval, markdown, show, with_error
+
+NAN = float("nan")
+TABLE = Table(
+    [
+        Column("configuration"),
+        Column("verdict"),
+        Column("loss", ".4f", marks_lowest=True),
+        Column("95 % interval", interval("+.3f")),
+        Column("as written\nparameters", ","),
+    ],
+    [
+        ("wide", "better, alone; undecided after that", 2.25, (-0.125, 0.5), 719_000_000),
+        ("dual", None, 2.125, (NAN, NAN)),
+    ],
+    title="two models",
+    caption="loss in nats",
+)
+NASTY = "a_b&c%d$e#f{g}~h^i\\j<k>l|m*n`o"
+
+
+def shown(table: Table, width: int = 80, *, terminal: bool = True, box: bool = True) -> str:
+    file = io.StringIO()
+    console = plain_console(file=file, width=width, force_terminal=terminal, color_system=None)
+    show(console, table, box=box)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("column", "value", "text"), [
+    (Column("words"), "a b", "a b"),
+    (Column("number", ".2f"), 1, "1.00"),
+    (Column("number", ".2f"), "starting", "starting"),
+    (Column("number", ".2f"), None, ""),
+    (Column("number", ".2f"), NAN, ""),
+    (Column("interval", interval("+.1f")), (0.5, 1.0), "+0.5 to +1.0"),
+    (Column("interval", interval("+.1f")), (NAN, NAN), ""),
+    (Column("error", with_error(".1f")), (0.5, 0.25), "0.5 ± 0.2"),
+    (Column("error", with_error(".1f")), (0.5, None), "0.5"),
+    (Column("error", with_error(".1f")), (0.5, NAN), "0.5"),
+])  # fmt: skip
+def test_a_value_becomes_text_by_its_columns_format(column, value, text):
+    assert column.text(value) == text
+
+
+def test_the_lowest_of_several_numbers_is_marked():
+    assert [row[2].lowest for row in TABLE.cells()] == [False, True]
+    one = Table([Column("n", "d", marks_lowest=True)], [[1], (), [None]])
+    assert not any(cell.lowest for row in one.cells() for cell in row)
+
+
+def cells(text: str) -> list[list[str]]:
+    """The cells of a drawn table, line by line."""
+    lines = [re.split("[│┃]", line)[1:-1] for line in text.splitlines()]
+    return [[cell.strip() for cell in line] for line in lines if line]
+
+
+def test_a_terminal_folds_words_and_then_prints_the_columns_in_parts():
+    assert cells(shown(TABLE, 92))[2:4] == [
+        ["wide", "better, alone; undecided", "2.2500", "-0.125 to +0.500", "719,000,000"],
+        ["", "after that", "", "", ""],
+    ]
+    lines = shown(TABLE, 66).splitlines()
+    assert [line.strip() for line in (lines[0], lines[-1])] == ["two models", "loss in nats"]
+    heads = [line for line in cells(shown(TABLE, 66)) if line[0] == "configuration"]
+    assert heads == [["configuration", "verdict", "loss"],
+                     ["configuration", "95 % interval", "parameters"]]  # fmt: skip
+
+
+def test_every_part_begins_with_the_columns_that_name_a_row():
+    columns = [Column("source"), Column("layer", "d"), *(Column("n" * 20, "d") for _ in range(4))]
+    table = Table(columns, [("text", 1, 0, 0, 0, 0), ("", 2, 0, 0, 0, 0)], names=2)
+    parts = [row[:2] for row in cells(shown(table, 70))]
+    assert parts == [["source", "layer"], ["text", "1"], ["", "2"]] * 2
+
+
+@settings(max_examples=60)
+@given(width=st.integers(1, 140), box=st.booleans())
+def test_no_digit_is_lost_on_a_terminal_of_any_width_and_no_number_is_cut(width, box):
+    """From 36 columns on, which the longest number takes beside a row's name."""
+    text = shown(TABLE, width, box=box)
+    assert max(map(len, text.splitlines())) <= max(width, NARROWEST)
+    assert sorted(re.findall(r"\d", text)) == sorted(re.findall(r"\d", shown(TABLE, 200)))
+    for value in ("2.2500", "2.1250 *", "-0.125 to +0.500", "719,000,000"):
+        assert width < 36 or value in text
+
+
+@pytest.mark.parametrize("columns", ["1", "80"])
+def test_a_file_gets_each_row_on_a_line_whatever_the_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    words = "word " * 60
+    table = Table([Column("name"), Column("text")], [("name", words)], caption=words)
+    file = io.StringIO()
+    show(plain_console(file=file), table, box=False)
+    head, row, *caption = file.getvalue().splitlines()
+    assert row.split() == ["name", *words.split()]
+    assert head.split() == ["name", "text"]
+    assert max(map(len, caption)) <= 100
+
+
+def test_a_row_without_values_divides_and_a_table_without_headings_has_no_head():
+    table = Table([Column(""), Column("", "d")], [("a", 1), (), ("b",)])
+    assert shown(table).splitlines() == ["┌───┬───┐", "│ a │ 1 │", "├───┼───┤", "│ b │   │",
+                                         "└───┴───┘"]  # fmt: skip
+    assert len(markdown(table).splitlines()) == 4
+
+
+def test_a_style_is_that_of_the_value():
+    file = io.StringIO()
+    console = plain_console(file=file, force_terminal=True, color_system="truecolor")
+    show(console, Table([Column("n", ".1f", style=lambda n: "red" if n > 1 else "")], [[1], [2]]))
+    assert "\x1b[31m2.0" in file.getvalue()
+    assert "\x1b[31m1.0" not in file.getvalue()
+
+
+def test_markdown_escapes_what_is_a_mark_and_has_as_many_cells_a_row():
+    columns = [Column("name"), Column(NASTY, ""), Column("error", with_error(".2f"))]
+    text = markdown(Table(columns, [(NASTY, "-0.1 to -0.05 ± α", (1.0, 0.5))], NASTY, NASTY))
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {4}
+    assert lines[1] == "| --- | ---: | ---: |"
+    for mark in "*`_<>#":
+        assert f"\\{mark}" in lines[2]
+    assert lines[2].endswith("| -0.1 to -0.05 ± α | 1.00 ± 0.50 |")
+    assert markdown(TABLE) == (
+        "**two models**\n\n"
+        "| configuration | verdict | loss | 95 % interval | as written parameters |\n"
+        "| --- | --- | ---: | ---: | ---: |\n"
+        "| wide | better, alone; undecided after that | 2.2500 | -0.125 to +0.500 | 719,000,000 |\n"
+        "| dual |  | **2.1250** |  |  |\n"
+        "\nloss in nats\n"
+    )
+    bare = Table([Column("a"), Column("b")], [("|", "")])
+    assert markdown(bare, escape=lambda text: text.replace("|", "&#124;")) == (
+        "| a | b |\n| --- | --- |\n| &#124; |  |\n"
+    )
+
+
+def test_a_page_shows_every_text_and_sorts_by_full_numbers():
+    text = tables([Table(TABLE.columns, [(NASTY, "", 2.125), ("b", "", 3)], title=NASTY)])
+    assert "<h2>a_b&amp;c%d$e#f{g}~h^i\\j&lt;k&gt;l|m*n`o</h2>" in text
+    assert "<td>a_b&amp;c%d$e#f{g}~h^i\\j&lt;k&gt;l|m*n`o</td>" in text
+    assert '<td class="number" data-order="2.125"><strong>2.1250</strong></td>' in text
+    assert '<th scope="col"><button>verdict</button></th>' in text
