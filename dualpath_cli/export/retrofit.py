@@ -8,31 +8,23 @@ import json
 import re
 import tempfile
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from rich.filesize import decimal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import LARGEST, Place, Size, check_ranges
-from dualpath_cli.base.system import read_text
 from dualpath_cli.data import hub
 from dualpath_cli.export.command import check_license, check_out
 from dualpath_cli.flops.count import gate_flops, projection_flops
 from dualpath_cli.flops.widths import largest_width
 from dualpath_cli.recipe.options import path_of
 from dualpath_cli.recipe.recipes import dump
-from dualpath_cli.recipe.settings import (
-    DataSettings,
-    OptimSettings,
-    RunSettings,
-    Settings,
-    TrainerSettings,
-)
+from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.exported_folder import CARD
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, Run, versions
@@ -81,11 +73,13 @@ def run(options: Retrofit) -> str:
     place, gguf = _found(options.pretrained)
     out = check_out(path_of("--out", options.out), place, options.overwrite)
     try:
-        import transformers  # noqa: F401
+        from huggingface_hub import ModelCard
+
+        from dualpath_cli.export.hf import folder, pretrained
     except ImportError:
         raise UserError("retrofit needs transformers: pip install 'dualpath[retrofit]'") from None
-    from dualpath_cli.export.hf import folder, pretrained
-
+    card = place / CARD
+    license = ModelCard.load(card).data.license if card.is_file() else None
     shown = f"--pretrained '{options.pretrained}'"
     given = pretrained.Pretrained(place, gguf, shown)
     changes: dict[str, Any] = {"block": options.block, "loops": options.loops}
@@ -94,10 +88,8 @@ def run(options: Retrofit) -> str:
     except ValueError as error:  # a list of another length; a head size that no block can have
         raise UserError(f"{shown}: {error}") from None
     tokenizer = given.tokenizer()
-    settings = Settings(
-        config, OptimSettings(), RunSettings(recipe=_name(options), name="retrofit"),
-        DataSettings(), TrainerSettings(),
-    )  # fmt: skip
+    named = {"recipe": _name(options), "name": "retrofit"}
+    settings = settings_from({"model": asdict(config), "run": named})
     facts = versions() | {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "id": uuid.uuid4().hex,
@@ -113,8 +105,8 @@ def run(options: Retrofit) -> str:
         (begun / RECIPE).write_text(dump(settings.as_recipe()))
         (begun / VERSIONS).write_text(json.dumps(facts))
         with Progress(plain_console(), "writing", bytes_of_bytes, weights.bytes) as progress:
-            license = options.license or _license(place)
-            folder.write(Run(begun, begun, 0), settings, weights, out, progress, license=license)
+            run = Run(begun, begun, 0)
+            folder.write(run, settings, weights, out, progress, license=options.license or license)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     return (
         f"{settings.run.recipe}/{settings.run.name}: {weights.parameters / 1e6:,.1f}M parameters, "
@@ -172,19 +164,6 @@ def _found(given: str) -> tuple[Path, str | None]:
     with hub.explained(shown, f"{api.endpoint}/{given}", api):
         files = ["*.json", "*.safetensors", CARD]
         return Path(api.snapshot_download(given, allow_patterns=files)), None
-
-
-def _license(folder: Path) -> str | None:
-    """The licence in the front matter of a model's card; None where it names none."""
-    card = read_text(folder / CARD) if (folder / CARD).is_file() else ""
-    if not (front := re.match(r"---\n(.*?)\n---", card, re.DOTALL)):
-        return None
-    try:
-        found = yaml.safe_load(front[1])
-        name = found.get("license")
-    except (yaml.YAMLError, AttributeError):
-        return None
-    return name if isinstance(name, str) else None
 
 
 def _name(options: Retrofit) -> str:

@@ -14,6 +14,7 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.flops.count import layer_flops
 from dualpath_cli.run.trained import find
 from tests.data.small_tokenizer import definition_with
+from tests.data_prep.web import Fault, Web
 from tests.export.conftest import export, model_of
 from tests.study.conftest import USERS_OF_FIGURES
 from tests.training.tiny_run import MERGES
@@ -127,9 +128,9 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("biases", "qwen2", {}),
     ("sliding windows", "mistral", {"sliding_window": 16}),
     ("post-norms", "olmo2", {}),
-    ("a head size of 16", "qwen3", {"head_dim": 16}),
+    ("another head size than width / heads (16)", "qwen3", {"head_dim": 16}),
     ("another activation than silu", "llama", {"hidden_act": "gelu"}),
-    ("layers of model_type cohere", "cohere", {"pad_token_id": 0}),
+    ("layers of model_type (cohere)", "cohere", {"pad_token_id": 0}),
 ]  # fmt: skip
 
 
@@ -180,3 +181,31 @@ def test_damaged_weights_are_not_filled_in(pretrained, tmp_path, said):
     save_file(weights, path, {"format": "pt"})
     error = said("retrofit", "--pretrained", folder, "--out", tmp_path / "out")
     assert "is incomplete: it lacks model.norm.weight" in error
+
+
+def test_an_address_on_the_hub_is_that_folder(pretrained, tmp_path, monkeypatch):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    folder, sha = pretrained("llama"), "0" * 39 + "1"
+    files = {path.name: path.read_bytes() for path in folder.iterdir()} | {"model.bin": b"pickle"}
+    tree = [{"type": "file", "path": name, "size": len(content), "oid": "0" * 40}
+            for name, content in files.items()]  # fmt: skip
+    with Web(
+        {f"/some/model/resolve/{sha}/{name}": content for name, content in files.items()}
+    ) as hub:
+        info = {"id": "some/model", "sha": sha}
+        hub.files["/api/models/some/model/revision/main"] = json.dumps(info).encode()
+        hub.files[f"/api/models/some/model/tree/{sha}"] = json.dumps(tree).encode()
+        for name in files:
+            headers: dict[str, str | None] = {"X-Repo-Commit": sha, "ETag": f'"{name}"'}
+            hub.faults[f"/some/model/resolve/{sha}/{name}"] = [Fault(headers=headers)] * 9
+        pages = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        for name, value in {
+            "ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": pages,
+            "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": True,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(constants, name, value)
+        out = retrofit(Path("some/model"), tmp_path / "out")
+        assert not any("model.bin" in request.path for request in hub.requests)
+    wanted, found = model_of(retrofit(folder, tmp_path / "local")), model_of(out)
+    assert torch.equal(found(TOKENS), wanted(TOKENS))
+    assert find(str(out)).settings.run.recipe == "model-loop"

@@ -10,7 +10,6 @@ All is computed and written in float32.
 
 import json
 import math
-from collections.abc import Iterator
 from contextlib import redirect_stderr
 from functools import cached_property
 from io import StringIO
@@ -27,11 +26,8 @@ from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.spec.config import BlockKind, ModelConfig
 
 PathKind = Literal["deep", "wide"]
-FAMILIES: dict[str, Literal["none", "before_rope"]] = {
-    "llama": "none",
-    "mistral": "none",
-    "qwen3": "before_rope",
-}
+FAMILIES: dict[str, Literal["none", "before_rope"]]
+FAMILIES = {"llama": "none", "mistral": "none", "qwen3": "before_rope"}
 """The model types of transformers whose layers fit, and where they norm queries and keys."""
 LAYER = {
     "attn.q_proj": "self_attn.q_proj", "attn.k_proj": "self_attn.k_proj",
@@ -42,6 +38,8 @@ LAYER = {
     "ffn_norm": "post_attention_layernorm",
 }  # fmt: skip
 """The weights of a sublayer, and of a layer of those families."""
+PARTS = {"biases": ".bias", "post-norms": "post_feedforward_layernorm", "experts": ".experts."}
+"""Features by a part of the names of their weights."""
 ONE = math.log(math.expm1(1))  # softplus(ONE) = 1
 OPEN, SHUT = 5.0, -5.0  # logits of a gate: sigmoids of 0.993 and 0.007
 
@@ -57,8 +55,8 @@ class Pretrained:
         self._theirs = self._read(transformers.AutoConfig)
         with torch.device("meta"):
             model = self._called(transformers.AutoModelForCausalLM.from_config, self._theirs)
-        self._shapes = {name: p.shape for name, p in model.named_parameters()}
-        if feature := next(self._features(), None):
+        self._names = [name for name, _ in model.named_parameters()]
+        if feature := self._feature():
             raise UserError(
                 f"{shown} has {feature}, which the blocks here have not; what fits is Llama, "
                 "Mistral or Qwen3 without"
@@ -67,25 +65,15 @@ class Pretrained:
     @cached_property
     def config(self) -> ModelConfig:
         """The model with wide blocks; `d_ffn` is the width of `d_ffn_wide`."""
-        theirs, rope = self._theirs, self._rope()
-        width = theirs.intermediate_size  # effective: floor(2 d_ffn / 3), rounded up to a multiple
+        theirs, width = self._theirs, self._theirs.intermediate_size
+        d_ffn = -(-3 * width // 2)  # effective: floor(2 d_ffn / 3), rounded up to a multiple
         return ModelConfig(
-            vocab_size=theirs.vocab_size,
-            n_layers=theirs.num_hidden_layers,
-            d_model=theirs.hidden_size,
-            n_heads=theirs.num_attention_heads,
-            n_kv_heads=theirs.num_key_value_heads,
-            max_seq_len=theirs.max_position_embeddings,
-            block="wide",
-            loops=1,
-            d_ffn=-(-3 * width // 2),
-            d_ffn_wide=-(-3 * width // 2),
-            ffn_multiple_of=math.gcd(width, 64),
-            rope_base=rope["rope_theta"],
-            norm_eps=theirs.rms_norm_eps,
-            qk_norm=FAMILIES[theirs.model_type],
-            tie_embeddings=theirs.tie_word_embeddings,
-        )
+            theirs.vocab_size, theirs.num_hidden_layers, theirs.hidden_size,
+            theirs.num_attention_heads, theirs.num_key_value_heads, theirs.max_position_embeddings,
+            block="wide", d_ffn=d_ffn, d_ffn_wide=d_ffn, ffn_multiple_of=math.gcd(width, 64),
+            rope_base=theirs.rope_parameters["rope_theta"], norm_eps=theirs.rms_norm_eps,
+            qk_norm=FAMILIES[theirs.model_type], tie_embeddings=theirs.tie_word_embeddings,
+        )  # fmt: skip
 
     def tokenizer(self) -> Tokenizer:
         """Raises UserError for a tokenizer that is no byte-level BPE of at most `vocab_size`."""
@@ -128,50 +116,37 @@ class Pretrained:
                 model.get_parameter(f"blocks.{n}.gate.proj.bias").copy_(torch.tensor(logits))
         return model
 
-    def _features(self) -> Iterator[str]:
-        """What the model has that no block has, the plainest name of it first."""
-        theirs, rope, names = self._theirs, self._rope(), sorted(self._shapes)
-        kinds = set(getattr(theirs, "layer_types", None) or ())
-        if (kind := rope.get("rope_type", "default")) != "default":
-            yield f"rotary scaling (rope_type {kind})"
-        if biases := [name for name in names if name.endswith(".bias")]:
-            yield f"biases ({biases[0]})"
-        window = getattr(theirs, "sliding_window", None)
-        window = window if getattr(theirs, "use_sliding_window", True) else None
-        if window or kinds - {"full_attention"}:
-            yield f"sliding windows ({window or ', '.join(sorted(kinds))})"
-        if norms := [name for name in names if "post_feedforward_layernorm" in name]:
-            yield f"post-norms ({norms[0]})"
-        if experts := [name for name in names if ".experts." in name]:
-            yield f"experts ({experts[0]})"
-        if theirs.model_type not in FAMILIES:
-            yield f"layers of model_type {theirs.model_type}"
-        head, heads = getattr(theirs, "head_dim", None), theirs.num_attention_heads
-        if head is not None and head * heads != theirs.hidden_size:
-            yield f"a head size of {head}, not width / heads = {theirs.hidden_size / heads:g}"
-        if theirs.hidden_act not in ("silu", "swish"):
-            yield f"another activation than silu ({theirs.hidden_act})"
-
-    def _rope(self) -> dict[str, Any]:
-        """Rotary parameters, which transformers before version 5 kept apart."""
-        theirs = self._theirs
-        before = {"rope_theta": getattr(theirs, "rope_theta", 10000.0)}
-        return getattr(theirs, "rope_parameters", None) or before | (
-            getattr(theirs, "rope_scaling", None) or {}
+    def _feature(self) -> str | None:
+        """The first thing that the model has and no block has."""
+        theirs, found = self._theirs, dict[str, Any]()
+        found["rotary scaling"] = (getattr(theirs, "rope_parameters", None) or {}).get("rope_type")
+        found["sliding windows"] = getattr(theirs, "use_sliding_window", True) and getattr(
+            theirs, "sliding_window", None
+        )
+        for feature, part in PARTS.items():
+            found[feature] = next((name for name in self._names if part in name), None)
+        family = theirs.model_type
+        found["layers of model_type"] = None if family in FAMILIES else family
+        if family in FAMILIES:
+            head, heads = theirs.head_dim, theirs.num_attention_heads
+            fits = head is None or head * heads == theirs.hidden_size
+            found["another head size than width / heads"] = None if fits else head
+            found["another activation than silu"] = theirs.hidden_act
+        fine = ("default", "silu", "swish", False, None)
+        return next(
+            (f"{what} ({value})" for what, value in found.items() if value not in fine), None
         )
 
     def _read(self, auto: Any, **options: Any) -> Any:
         return self._called(auto.from_pretrained, self.folder, **self._options, **options)
 
     def _called(self, function: Any, *arguments: Any, **options: Any) -> Any:
-        """Calls transformers, which raises nearly anything for a damaged or foreign file."""
         try:
             with redirect_stderr(StringIO()):  # bars, of which some heed no switch
                 return function(*arguments, trust_remote_code=False, **options)
-        except ImportError as error:
-            raise UserError(f"{self.shown}: {_first_line(error)}") from None
-        except Exception as error:
-            raise UserError(f"{self.shown} cannot be read: {_first_line(error)}") from None
+        except Exception as error:  # a damaged or foreign file raises nearly anything
+            reason = " ".join(of_content(error).split())[:160]
+            raise UserError(f"{self.shown} cannot be read: {reason}") from None
 
 
 def _names(config: ModelConfig, path: PathKind) -> dict[str, str]:
@@ -192,7 +167,3 @@ def _names(config: ModelConfig, path: PathKind) -> dict[str, str]:
 def _place(kind: BlockKind, path: PathKind) -> PathKind:
     """The path of a block that is pretrained; `path` is that of dual blocks."""
     return path if kind == "dual" else "wide" if kind == "wide" else "deep"
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(of_content(error).split())[:160]
