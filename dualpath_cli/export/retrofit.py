@@ -73,13 +73,9 @@ def run(options: Retrofit) -> str:
     place, gguf = _found(options.pretrained)
     out = check_out(path_of("--out", options.out), place, options.overwrite)
     try:
-        from huggingface_hub import ModelCard
-
         from dualpath_cli.export.hf import folder, pretrained
     except ImportError:
         raise UserError("retrofit needs transformers: pip install 'dualpath[retrofit]'") from None
-    card = place / CARD
-    license = ModelCard.load(card).data.license if card.is_file() else None
     shown = f"--pretrained '{options.pretrained}'"
     given = pretrained.Pretrained(place, gguf, shown)
     changes: dict[str, Any] = {"block": options.block, "loops": options.loops}
@@ -87,7 +83,7 @@ def run(options: Retrofit) -> str:
         config = with_new_path(replace(given.config, **changes), options)
     except ValueError as error:  # a list of another length; a head size that no block can have
         raise UserError(f"{shown}: {error}") from None
-    tokenizer = given.tokenizer()
+    tokenizer, license = given.tokenizer(), options.license or given.license()
     named = {"recipe": _name(options), "name": "retrofit"}
     settings = settings_from({"model": asdict(config), "run": named})
     facts = versions() | {
@@ -106,7 +102,7 @@ def run(options: Retrofit) -> str:
         (begun / VERSIONS).write_text(json.dumps(facts))
         with Progress(plain_console(), "writing", bytes_of_bytes, weights.bytes) as progress:
             run = Run(begun, begun, 0)
-            folder.write(run, settings, weights, out, progress, license=options.license or license)
+            folder.write(run, settings, weights, out, progress, license=license)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     return (
         f"{settings.run.recipe}/{settings.run.name}: {weights.parameters / 1e6:,.1f}M parameters, "

@@ -151,6 +151,9 @@ def test_what_cannot_be_read_or_built_is_named(pretrained, tmp_path, said):
         (folder, ("--loops", "[1, 2, 3]"), "loops lists 3 numbers"),
     ):
         assert why in said("retrofit", "--pretrained", place, "--out", out, *words)
+    (folder / "README.md").write_text("---\nlicense: [\n---\n")
+    assert "cannot be read" in said("retrofit", "--pretrained", folder, "--out", out)
+    (folder / "README.md").unlink()
     dual = ("retrofit", "--pretrained", folder, "--out", out, "--block", "dual")
     (least,) = re.findall(r"--budget (\d+) would do", said(*dual, "--alpha", 99))
     said(*dual, "--budget", int(least) - 1)

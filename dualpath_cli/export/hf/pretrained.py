@@ -16,6 +16,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
+import huggingface_hub
 import torch
 import transformers
 
@@ -41,6 +42,7 @@ LAYER = {
 PARTS = {"biases": ".bias", "post-norms": "post_feedforward_layernorm", "experts": ".experts."}
 """Features by a part of the names of their weights."""
 ONE = math.log(math.expm1(1))  # softplus(ONE) = 1
+SAFE = {"trust_remote_code": False}
 OPEN, SHUT = 5.0, -5.0  # logits of a gate: sigmoids of 0.993 and 0.007
 
 
@@ -54,7 +56,9 @@ class Pretrained:
         self._options = {} if gguf is None else {"gguf_file": gguf}
         self._theirs = self._read(transformers.AutoConfig)
         with torch.device("meta"):
-            model = self._called(transformers.AutoModelForCausalLM.from_config, self._theirs)
+            model = self._called(
+                transformers.AutoModelForCausalLM.from_config, self._theirs, **SAFE
+            )
         self._names = [name for name, _ in model.named_parameters()]
         if feature := self._feature():
             raise UserError(
@@ -90,6 +94,12 @@ class Pretrained:
                 f"{self.config.vocab_size} rows"
             )
         return found
+
+    def license(self) -> str | None:
+        """The licence that the model's card names."""
+        path = self.folder / "README.md"
+        card = self._called(huggingface_hub.ModelCard.load, path) if path.is_file() else None
+        return None if card is None else card.data.license
 
     def sha256(self) -> dict[str, str]:
         """The hashes of the files of weights, by name."""
@@ -138,12 +148,12 @@ class Pretrained:
         )
 
     def _read(self, auto: Any, **options: Any) -> Any:
-        return self._called(auto.from_pretrained, self.folder, **self._options, **options)
+        return self._called(auto.from_pretrained, self.folder, **SAFE, **self._options, **options)
 
     def _called(self, function: Any, *arguments: Any, **options: Any) -> Any:
         try:
             with redirect_stderr(StringIO()):  # bars, of which some heed no switch
-                return function(*arguments, trust_remote_code=False, **options)
+                return function(*arguments, **options)
         except Exception as error:  # a damaged or foreign file raises nearly anything
             reason = " ".join(of_content(error).split())[:160]
             raise UserError(f"{self.shown} cannot be read: {reason}") from None
