@@ -103,8 +103,9 @@ class Pretrained:
 
     def sha256(self) -> dict[str, str]:
         """The hashes of the files of weights, by name."""
-        own = self._options.get("gguf_file", "*.safetensors")
-        return {path.name: hash_file(path) for path in sorted(self.folder.glob(own))}
+        one = [self.folder / name for name in self._options.values()]  # a GGUF file
+        files = one or sorted(self.folder.glob("*.safetensors"))
+        return {path.name: hash_file(path) for path in files}
 
     @torch.no_grad()
     def model(self, config: ModelConfig, path: PathKind) -> DualPathLM:
