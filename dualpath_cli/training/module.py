@@ -93,6 +93,7 @@ class DualPathModule(LightningModule):
         self.graph: MicroBatchGraph | None = None  # of the micro-batches of training, if it has one
         self._graphed = False  # whether the graph made the gradients of the newest one
         self._losses: list[torch.Tensor] = []  # of one step's micro-batches
+        self.trained: list[nn.Parameter] = []  # all; finding them takes 0.4 ms of a step
 
     @property
     def forced_loops(self) -> int | None:
@@ -217,7 +218,7 @@ class DualPathModule(LightningModule):
         moments, and nothing decays. Schedule, step count and data go on.
         """
         limit = self.optim.clip if self.optim.clip > 0 else float("inf")
-        norm = nn.utils.clip_grad_norm_(self.parameters(), limit)
+        norm = nn.utils.clip_grad_norm_(self.trained, limit)
         self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         losses, self._losses = self._losses, []
         self.bad_step = None
@@ -271,6 +272,7 @@ class DualPathModule(LightningModule):
         assert self.model is not None
         # Muon's products are of the type of the model's own.
         products = torch.bfloat16 if str(self.trainer.precision).startswith("bf16") else None
+        self.trained = list(self.parameters())
         matrices = {"embedding", "head", "hidden", "gate"} - set(own_roles(self.config))
         self.resting = {
             name: p for name, p in self.model.named_parameters()
