@@ -157,7 +157,9 @@ def _facts(session: Session[TrainingLaunch], step: int | None) -> dict[str, Any]
     for name, path in settings.data.val.items():
         if is_data_folder(path):
             sets[name] = Manifest.read(path).fingerprint
-    optional = {"val_fingerprints": sets, "classes": hashes(settings.model)}
+    optional = {
+        "val_fingerprints": sets, "classes": hashes(settings.model), "init_from": launch.init_from
+    }  # fmt: skip
     return {
         "id": uuid.uuid4().hex,
         "model": settings.as_recipe()["model"],
@@ -276,6 +278,7 @@ def _summary(session: Session[TrainingLaunch], accumulate: int) -> str:
          f"{model.max_seq_len}, accumulated {accumulate} times"),
         *_on_gpu(session),
         ("folder", str(launch.folder)),
+        ("", launch.weights and f"begins with the weights of {launch.weights}"),
         ("", checkpoint and f"continued from step {run_folder.step_of(checkpoint)}{whose}"),
     ]  # fmt: skip
     return "\n".join(f"{label:8}{text}" for label, text in lines if text)

@@ -162,11 +162,11 @@ def test_weights_of_a_folder_are_started_from(trained, tmp_path, said):
     out = export(run, tmp_path / "out")
     given = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.max_tokens", "256"]
     for name, start_of in (("a", run), ("b", out)):
-        assert main([*given, "--run.name", name, "--ckpt_path", str(start_of)]) == 0
+        assert main([*given, "--run.name", name, "--run.init_from", str(start_of)]) == 0
     one, other = (rows(run.with_name(name) / "metrics.csv") for name in "ab")
     assert one == other
     assert one[0] != rows(run / "metrics.csv")[0]
-    other = ["--run.name", "c", "--model.loops", "3", "--ckpt_path", out]
+    other = ["--run.name", "c", "--model.loops", "3", "--run.init_from", out]
     assert "model.loops" in said(*given, *other)
 
 

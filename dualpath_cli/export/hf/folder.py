@@ -63,22 +63,32 @@ MOST_BYTES = 5_000_000_000  # of a file of weights, as transformers long had it
 class Weights:
     """The parameters of a model, tied ones once, in the type in which they were trained."""
 
-    def __init__(self, checkpoints: Sequence[Path], config: ModelConfig) -> None:
-        """Of several checkpoints it is the mean, all in memory, in at least float32."""
+    def __init__(self, tensors: Mapping[str, torch.Tensor], folder: Path | None = None) -> None:
+        """Takes tensors by name; those of a `folder` are read as they are written."""
+        self._tensors, self._folder = dict(tensors), folder
+        self.dtype = reduce(torch.promote_types, (t.dtype for t in tensors.values()))
+        self.bytes = sum(tensor.nbytes for tensor in tensors.values())
+        self.parameters = sum(tensor.numel() for tensor in tensors.values())
+
+    @classmethod
+    def held(cls, model: DualPathLM) -> "Weights":
+        """Those of a model in memory."""
+        return cls({name: parameter.detach() for name, parameter in model.named_parameters()})
+
+    @classmethod
+    def read(cls, checkpoints: Sequence[Path], config: ModelConfig) -> "Weights":
+        """Of several checkpoints the mean, all in memory, in at least float32."""
         with torch.device("meta"):
             model = DualPathLM(config)
-        found: Mapping[str, torch.Tensor] = tensors_in(checkpoints[-1], PREFIX)
+        found = tensors_in(checkpoints[-1], PREFIX)
         check_weights(model, found, checkpoints[-1])
-        self._folder, self._mean = checkpoints[-1], len(checkpoints) > 1
-        if self._mean:
-            kinds = {tensor.dtype for tensor in found.values()}
-            model = empty_model(config).to(reduce(torch.promote_types, kinds, torch.float32))
-            load_average(model, checkpoints)
-            found = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        self._tensors = {name: found[name] for name, _ in model.named_parameters()}
-        self.dtype = reduce(torch.promote_types, (t.dtype for t in found.values()))
-        self.bytes = sum(tensor.nbytes for tensor in found.values())
-        self.parameters = sum(tensor.numel() for tensor in found.values())
+        if len(checkpoints) == 1:
+            own = {name: found[name] for name, _ in model.named_parameters()}
+            return cls(own, checkpoints[0])
+        kinds = {tensor.dtype for tensor in found.values()}
+        model = empty_model(config).to(reduce(torch.promote_types, kinds, torch.float32))
+        load_average(model, checkpoints)
+        return cls.held(model)
 
     def write(self, folder: Path, progress: Progress) -> None:
         """Writes files of at most MOST_BYTES, of which one at a time is in memory."""
@@ -95,7 +105,7 @@ class Weights:
             file = file if len(parts) > 1 else WEIGHTS
             places |= dict.fromkeys(part, file)
             held = part
-            if not self._mean:
+            if self._folder is not None:
                 held = {name: torch.empty_like(t, device="cpu") for name, t in part.items()}
                 read_weights(held, self._folder)
             save_file(held, folder / file, {"format": "pt"})
