@@ -64,8 +64,8 @@ def fault_of(checkpoint: Path) -> str | None:
             "the last to read; train the run again, or go on there"
         )
     try:
-        files = _read_manifest(checkpoint)
-    except ValueError as error:
+        files = sizes_and_hashes(checkpoint)
+    except UserError as error:
         return str(error)
     for path in (checkpoint, *checkpoint.rglob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
@@ -84,12 +84,13 @@ def damaged(
     checkpoint: Path, rank: int = 0, ranks: int = 1, read: Callable[[int], object] | None = None
 ) -> list[str]:
     """Hashes this rank's part of the files; returns the names of those that were changed."""
-    files = _read_manifest(checkpoint)
+    files = sizes_and_hashes(checkpoint)
     own = sorted(files)[rank::ranks]
     return [name for name in own if hash_file(checkpoint / name, read) != files[name]["sha256"]]
 
 
-def _read_manifest(checkpoint: Path) -> Files:
+def sizes_and_hashes(checkpoint: Path) -> Files:
+    """The sizes and hashes of a checkpoint's files, as they were written."""
     path = manifest_of(checkpoint)
     try:
         files = read_json(path)["files"]
@@ -98,10 +99,8 @@ def _read_manifest(checkpoint: Path) -> Files:
                 raise ValueError(f"it names '{name}'")
             if type(facts["bytes"]) is not int or type(facts["sha256"]) is not str:
                 raise ValueError(f"'{name}' has no size or no hash")
-    except UserError as error:
-        raise ValueError(str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path.name} cannot be read: {of_content(error)}") from None
+        raise UserError(f"{path.name} cannot be read: {of_content(error)}") from None
     return dict(files)
 
 

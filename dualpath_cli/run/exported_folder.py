@@ -4,6 +4,7 @@ By the latter readers see what was changed, and `export --overwrite` what it may
 """
 
 import dataclasses
+import hashlib
 import re
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from dualpath_cli.base.errors import UserError, of_content
 from dualpath_cli.base.ranges import check_range
 from dualpath_cli.base.system import read_json, read_text
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.checkpoint_files import hash_file
+from dualpath_cli.run.checkpoint_files import hash_file, sizes_and_hashes
 from dualpath_cli.run.run_folder import RECIPE, TABLES, TOKENIZER, VERSIONS, Run
 from dualpath_cli.spec.config import RENAMED, ModelConfig
 
@@ -99,6 +100,20 @@ def check_unchanged(folder: Path, read: Callable[[int], object] = lambda count: 
             f"'{folder}' is damaged: {name} is not as it was exported (sha256); copy it again, "
             f"or remove {LISTING} if the change was meant"
         )
+
+
+def hash_of_weights(folder: Path) -> str:
+    """One hash of a checkpoint's or an exported folder's weights.
+
+    It comes of the hashes in its list, with which loading compares the files.
+    """
+    if is_exported(folder):
+        hashes = _listed(folder) or {}
+    else:
+        hashes = {name: facts["sha256"] for name, facts in sizes_and_hashes(folder).items()}
+    # Without a list, after a change that was meant, from the files.
+    own = [hashes.get(path.name) or hash_file(path) for path in folder.glob("*.safetensors")]
+    return hashlib.sha256("".join(sorted(own)).encode()).hexdigest()
 
 
 def check_ours(folder: Path, shown: Path) -> None:

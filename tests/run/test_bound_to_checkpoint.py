@@ -1,11 +1,13 @@
 """A run's files: each part's recipe and versions; recipe and tokenizer are its checkpoint's."""
 
+import hashlib
 import importlib.metadata
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
@@ -79,6 +81,40 @@ def test_every_command_that_reads_a_run_refuses_it(trained, tmp_path, said):
         [*fit, "--run.name", "other", "--run.branch_from", run],
     ):
         assert "recipe.yaml has model.norm_eps=0.1, but " in said(*words), words
+
+
+@pytest.mark.parametrize("line", [
+    "validate", "validate --average 2", "ablate", "routing --tagger none", "export",
+    "export --average 2", "evaluate --sources text=val.jsonl --limit 1 --out scores",
+])  # fmt: skip
+def test_weights_are_hashed_once_a_command(line, trained, texts, tmp_path, monkeypatch):
+    if line.startswith("evaluate"):
+        pytest.importorskip("lm_eval")
+    run = trained()
+    shutil.copy(texts / "val.jsonl", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    weights = {path.read_bytes(): path for path in run.rglob("*.safetensors")}
+    hashed: Counter[Path] = Counter()
+    sha256 = hashlib.sha256
+
+    class Counting:
+        def __init__(self, content: bytes = b"") -> None:
+            self._digest = sha256()
+            self.update(content)
+
+        def update(self, content: bytes) -> None:
+            hashed.update([weights[bytes(content)]] if bytes(content) in weights else [])
+            self._digest.update(content)
+
+        def hexdigest(self) -> str:
+            return self._digest.hexdigest()
+
+    monkeypatch.setattr(hashlib, "sha256", Counting)
+    command, *words = line.split()
+    assert main([command, "--ckpt-path", str(run), *words]) == 0
+    steps = ("step-00000004", "step-00000006") if "--average" in words else ("step-00000006",)
+    files = {path for step in steps for path in (run / "checkpoints" / step).glob("*.safetensors")}
+    assert hashed == dict.fromkeys(files, 1)
 
 
 def test_what_is_not_the_model_may_differ_and_words_may_change_the_model(trained):
