@@ -47,12 +47,6 @@ def facts_of(checkpoint: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def rows_of(checkpoint: Path) -> dict[str, int]:
-    """The number of rows that the run's tables had, by name."""
-    rows = facts_of(checkpoint).get("rows")
-    return {k: n for k, n in rows.items() if type(n) is int} if isinstance(rows, dict) else {}
-
-
 def fault_of(checkpoint: Path) -> str | None:
     """The fault of a checkpoint as far as names and sizes tell; None if there is none.
 

@@ -32,11 +32,11 @@ from typing import Any
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.streams import is_first_rank
-from dualpath_cli.base.system import WAY_OUT, read_csv, read_json, read_text, write_text
+from dualpath_cli.base.system import read_json, read_text, write_text
 from dualpath_cli.base.version import __version__
 from dualpath_cli.recipe.recipes import Recipe, dump, merge, read
 from dualpath_cli.recipe.settings import TrainerSettings, check_sections, settings_from
-from dualpath_cli.run.checkpoint_files import facts_of, fault_of, rows_of
+from dualpath_cli.run.checkpoint_files import facts_of, fault_of
 
 RECIPE = "recipe.yaml"
 VERSIONS = "versions.json"
@@ -351,56 +351,3 @@ def _git_commit() -> str | None:
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-_NEEDED = {"metrics.csv": ("step", "tokens", "seconds"), "validation.csv": ("step", "set"),
-           "routing.csv": ("step", "layer", "gate_deep", "gate_wide", "expected_loops"),
-           "bad_steps.csv": ("step",)}  # fmt: skip
-"""Columns that continuing and drawing a run read."""
-
-
-def check_tables(
-    folder: Path, names: Sequence[str] = TABLES, checkpoint: Path | None = None
-) -> None:
-    """Checks that a run's tables can be continued: columns, numbers, the order of steps.
-
-    Prints which tables lack rows that they had as `checkpoint` was written.
-    """
-    for name in names:
-        path, step = folder / name, 0
-        rows = read_csv(path)
-        for number, row in enumerate(rows, 2):
-            for column in _NEEDED[name]:
-                if column not in row:
-                    raise UserError(f"{path} has no column '{column}'; {WAY_OUT}")
-            for column, cell in row.items():
-                if not _is_fine(column, cell):
-                    raise UserError(
-                        f"{path} row {number}: {column} is '{cell:.40}', no number; {WAY_OUT}"
-                    )
-            if int(row["step"]) < step:
-                raise UserError(
-                    f"{path} row {number}: step {row['step']} stands after {step}; {WAY_OUT}"
-                )
-            step = int(row["step"])
-        if checkpoint is not None and is_first_rank():
-            had, last = rows_of(checkpoint).get(name, 0), step_of(checkpoint)
-            lacking = had - sum(int(row["step"]) <= last for row in rows)
-            if lacking > 0:
-                print(
-                    f"{path} lacks {lacking:,} of the {had:,} rows that it had at step {last:,}; "
-                    "the run goes on without them",
-                    file=sys.stderr,
-                )
-
-
-def _is_fine(column: str, cell: str) -> bool:
-    if column in ("step", "layer"):
-        return cell.isdecimal() and len(cell) <= 18
-    if column in ("set", "kind") or (cell == "" and column not in ("tokens", "seconds")):
-        return True
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True

@@ -27,7 +27,6 @@ from dualpath_cli.recipe.recipes import Recipe, dump
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.run_folder import check_tables
 from dualpath_cli.spec.own_checks import import_classes
 
 LENGTH, RATE = "run.max_tokens", "optim.lr"
@@ -103,11 +102,7 @@ class PlannedRun:
 
     @property
     def metrics(self) -> list[dict[str, str]]:
-        """The rows that it has logged; none before the first one, or where they are damaged."""
-        try:
-            check_tables(self.folder, ["metrics.csv"])
-        except UserError:  # half written at this moment
-            return []
+        """The rows that it has logged."""
         return read_csv(self.folder / "metrics.csv")
 
     @property
@@ -123,7 +118,6 @@ class PlannedRun:
         if not (self.folder / run_folder.RECIPE).is_file():
             return False
         sets = self.settings.data.val
-        check_tables(self.folder, ["validation.csv"])
         rows = read_csv(self.folder / "validation.csv")
         validated = any(int(row["step"]) == self.steps for row in rows)
         try:
