@@ -12,6 +12,7 @@ from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.system import read_csv, read_text
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.run.facts import facts_now
 from dualpath_cli.run.run_folder import (
     AVERAGES,
     ENDED_EARLY,
@@ -19,7 +20,6 @@ from dualpath_cli.run.run_folder import (
     TOKENIZER,
     VALIDATION,
     decisive_part,
-    facts_now,
     read_recipe,
 )
 

@@ -15,7 +15,7 @@ from dualpath_cli.evaluation.benchmarks import NAMES, PAPER_LIMIT, SUITES, Bench
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.recipe.options import Overrides, OwnClasses, Where, folder_of, read_overrides
 from dualpath_cli.run.exported_folder import hash_of_weights
-from dualpath_cli.run.run_folder import package_versions
+from dualpath_cli.run.facts import package_versions
 from dualpath_cli.run.trained import Trained, find
 
 if TYPE_CHECKING:

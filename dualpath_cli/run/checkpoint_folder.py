@@ -29,6 +29,7 @@ from dualpath_cli.base.system import PARTIAL, naming, read_json, remove, sync, w
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE, Files, write_manifest
 from dualpath_cli.run.exported_folder import PREFIX
+from dualpath_cli.run.facts import facts_now
 from dualpath_cli.run.run_folder import LAST
 from dualpath_cli.run.weights import read_into, tensors_in
 
@@ -191,7 +192,7 @@ def publish(partial: Path, final: Path, files: Files) -> None:
         final.rename(replaced)
     folder = final.parents[1]
     step = run_folder.step_of(final)
-    write_manifest(final, files, {**run_folder.facts_now(folder), "step": step})
+    write_manifest(final, files, {**facts_now(folder), "step": step})
     partial.rename(final)
     link = final.with_name(LAST + PARTIAL)
     link.unlink(missing_ok=True)

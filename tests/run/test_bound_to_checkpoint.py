@@ -18,7 +18,7 @@ import yaml
 
 import dualpath_cli
 from dualpath_cli.cli.main import main
-from dualpath_cli.run import run_folder
+from dualpath_cli.run import facts
 
 Change = Callable[[dict[str, Any]], object]
 WSD = {"schedule": "wsd", "cooldown": 0.5, "warmup_steps": 2}
@@ -141,13 +141,13 @@ def test_other_files_of_a_like_name_are_no_parts_of_a_run(tmp_path):
     ]
     for path in others:
         path.write_text("{}")
-    run_folder.start(tmp_path, {}, {"part": 1})
-    run_folder.start(tmp_path, {}, {"part": 2}, step=20)
+    facts.start(tmp_path, {}, {"part": 1})
+    facts.start(tmp_path, {}, {"part": 2}, step=20)
     os.utime(tmp_path / "versions.json", (2e9, 2e9))  # in a copy, or by a clock that went back
-    assert run_folder.facts_now(tmp_path)["part"] == 2
+    assert facts.facts_now(tmp_path)["part"] == 2
     assert (tmp_path / "recipe-00000020.yaml").exists()
-    run_folder.start(tmp_path, {}, {"part": 3}, step=10)
-    assert run_folder.facts_now(tmp_path)["part"] == 3
+    facts.start(tmp_path, {}, {"part": 3}, step=10)
+    assert facts.facts_now(tmp_path)["part"] == 3
     assert not (tmp_path / "recipe-00000020.yaml").exists(), "a run that is taken back"
     assert all(path.exists() for path in others)
 
@@ -164,13 +164,13 @@ def test_the_commit_is_that_of_this_code_not_of_a_repository_around_it(ignored, 
         return done.stdout.strip()
 
     def commit() -> object:
-        code = "import json, dualpath_cli.run.run_folder as r; print(json.dumps(r._git_commit()))"
+        code = "import json, dualpath_cli.run.facts as r; print(json.dumps(r._git_commit()))"
         environment = os.environ | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
         words = [sys.executable, "-c", code]
         return json.loads(subprocess.check_output(words, env=environment, cwd=tmp_path))
 
     site = tmp_path / ".venv" / "site-packages"
-    here = Path(run_folder.__file__).parents[1]
+    here = Path(facts.__file__).parents[1]
     shutil.copytree(here, site / here.name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / ".gitignore").write_text(".venv\n" if ignored else "")
     git("init", "-q")

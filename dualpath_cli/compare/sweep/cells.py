@@ -51,7 +51,6 @@ class Cell:
     spent: float  # FLOPs per token and layer as they were matched, over what was to be matched
     layers_times: int = 1  # times the backbone's layers that it has, each with a part of the budget
     gate_flops: int = 0  # those of the recipe's gate, which are taken off a dual block's budget
-    place: int | None = None  # the only layer with a deep path; None where all are alike
 
 
 @dataclass(frozen=True)
@@ -220,7 +219,6 @@ class _Kind:
         return Cell(
             self.name, self.family, self.budget, (target.match,), alpha,
             model, float(self.spent(multiple)), self.layers_times, target.off_the_top,
-            self.place,
         )  # fmt: skip
 
 

@@ -17,7 +17,8 @@ from dualpath_cli.flops.count import active_parameters, has_experts
 from dualpath_cli.recipe.schedule import weight_decay
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.table import Column, Table, markdown
-from dualpath_cli.run.run_folder import AVERAGES, VALIDATION, Run, package_versions
+from dualpath_cli.run.facts import package_versions
+from dualpath_cli.run.run_folder import AVERAGES, VALIDATION, Run
 from dualpath_cli.spec.config import ModelConfig, by_layer
 
 PAPER = "A Dual-Path Architecture for Scaling Compute and Capacity in LLMs"

@@ -43,6 +43,7 @@ from dualpath_cli.run.exported_folder import (
     listing,
     read_folder,
 )
+from dualpath_cli.run.facts import package_versions
 from dualpath_cli.run.run_folder import PUT_BACK, RECIPE, TABLES, TOKENIZER, VERSIONS, Run
 from dualpath_cli.run.weights import (
     check_weights,
@@ -154,7 +155,7 @@ def config(
     """config.json: the model's own fields, those of transformers, and where it came from."""
     origin = {
         "run": f"{settings.run.recipe}/{settings.run.name}",
-        "exported_with": run_folder.package_versions(["dualpath"])["dualpath"],
+        "exported_with": package_versions(["dualpath"])["dualpath"],
         "step": run.step,
         "tokens": run.step * settings.run.batch_tokens,
         "tokenizer_size": tokenizer.vocab_size,
