@@ -27,7 +27,8 @@ from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.exported_folder import CARD
-from dualpath_cli.run.run_folder import RECIPE, VERSIONS, Run, versions
+from dualpath_cli.run.facts import versions
+from dualpath_cli.run.run_folder import RECIPE, VERSIONS, Run
 from dualpath_cli.spec.config import BlockKind, ModelConfig
 
 

@@ -88,7 +88,6 @@ def to_train(
     if checkpoint is not None:
         run_folder.check_as_written(folder, checkpoint)
         run_folder.check_same_recipe(folder, recipe)
-        run_folder.check_tables(folder, checkpoint=checkpoint)
         taken_back = run_folder.facts_at(folder, checkpoint).get("taken_back")
     if start is not None:
         run = find_run(start)
@@ -194,6 +193,4 @@ def _find_trunk(settings: Settings) -> Run:
             f"run.branch_from: '{folder}' has no checkpoint up to step {shared}, where cool-down "
             "or second phase begins; it must save one (run.save_every) and keep it (run.keep_every)"
         )
-    checkpoint = steps[max(usable)]
-    run_folder.check_tables(folder, checkpoint=checkpoint)
-    return find_run(str(checkpoint))
+    return find_run(str(steps[max(usable)]))

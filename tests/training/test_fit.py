@@ -23,7 +23,8 @@ from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.report import figures
 from dualpath_cli.run.checkpoint_files import Files
 from dualpath_cli.run.checkpoint_folder import publish
-from dualpath_cli.run.run_folder import complete_checkpoints, find_run, newest_checkpoint, step_of
+from dualpath_cli.run.run_folder import complete_checkpoints, newest_checkpoint, step_of
+from dualpath_cli.run.trained import find_run
 from dualpath_cli.spec.config import GROUP_OF
 from dualpath_cli.training import checkpoints, parallel
 from dualpath_cli.training.checkpoints import Checkpoints

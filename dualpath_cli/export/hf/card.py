@@ -17,7 +17,8 @@ from dualpath_cli.flops.count import active_parameters, has_experts
 from dualpath_cli.recipe.schedule import weight_decay
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.table import Column, Table, markdown
-from dualpath_cli.run.run_folder import AVERAGES, VALIDATION, Run, check_tables, package_versions
+from dualpath_cli.run.facts import package_versions
+from dualpath_cli.run.run_folder import AVERAGES, VALIDATION, Run
 from dualpath_cli.spec.config import ModelConfig, by_layer
 
 PAPER = "A Dual-Path Architecture for Scaling Compute and Capacity in LLMs"
@@ -256,8 +257,6 @@ def _validation_rows(run: Run, settings: Settings) -> list[tuple[str, ...]]:
     name, wanted = VALIDATION, {"step": str(run.step)}
     if run.average:
         name, wanted = AVERAGES, wanted | {"average": str(len(run.average))}
-    else:
-        check_tables(run.folder, [name])
     rows = [row for row in read_csv(run.folder / name) if wanted.items() <= row.items()]
     if settings.data.val and not rows:
         print(f"{run.folder / name} has no row of step {run.step}: the card names no losses")

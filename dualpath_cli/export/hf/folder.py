@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from dualpath_cli.base.errors import RunFailed
 from dualpath_cli.base.system import format_csv, read_csv, read_text, replacing_folder
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.export.hf.card import Results, model_card
@@ -40,16 +39,16 @@ from dualpath_cli.run.exported_folder import (
     PREFIX,
     SCORES,
     WEIGHTS,
-    changed,
     check_ours,
     listing,
     read_folder,
 )
+from dualpath_cli.run.facts import package_versions
 from dualpath_cli.run.run_folder import PUT_BACK, RECIPE, TABLES, TOKENIZER, VERSIONS, Run
 from dualpath_cli.run.weights import (
     check_weights,
     empty_model,
-    load_average,
+    fill,
     read_weights,
     tensors_in,
 )
@@ -77,7 +76,7 @@ class Weights:
 
     @classmethod
     def read(cls, checkpoints: Sequence[Path], config: ModelConfig) -> "Weights":
-        """Of several checkpoints the mean, all in memory, in at least float32."""
+        """Of verified checkpoints; of several the mean, all in memory, in at least float32."""
         with torch.device("meta"):
             model = DualPathLM(config)
         found = tensors_in(checkpoints[-1], PREFIX)
@@ -87,7 +86,7 @@ class Weights:
             return cls(own, checkpoints[0])
         kinds = {tensor.dtype for tensor in found.values()}
         model = empty_model(config).to(reduce(torch.promote_types, kinds, torch.float32))
-        load_average(model, checkpoints)
+        fill(model, *checkpoints)
         return cls.held(model)
 
     def write(self, folder: Path, progress: Progress) -> None:
@@ -124,10 +123,7 @@ def write(
     results: Results | None = None,
     license: str | None = None,
 ) -> None:
-    """Writes the folder, whole or not at all; its bytes follow from what is given alone.
-
-    Raises RunFailed where the disk gives back something else than was written.
-    """
+    """Writes the folder, whole or not at all; its bytes follow from what is given alone."""
     tokenizer, facts = Tokenizer.load(run.folder / TOKENIZER), run.facts
     if run.average:
         facts |= {"averaged_steps": [run_folder.step_of(path) for path in run.average]}
@@ -157,8 +153,6 @@ def write(
         hashes |= {path.name: hash_file(path) for path in partial.glob(f"model*{WEIGHTS[5:]}*")}
         (partial / LISTING).write_text(listing(hashes))
         read_folder(partial)
-        if lost := changed(partial, lambda count: None):
-            raise RunFailed(f"'{out / lost}' is not read back as it was written; check the disk")
 
 
 def _as_json(content: dict[str, Any]) -> str:
@@ -171,7 +165,7 @@ def config(
     """config.json: the model's own fields, those of transformers, and where it came from."""
     origin = {
         "run": f"{settings.run.recipe}/{settings.run.name}",
-        "exported_with": run_folder.package_versions(["dualpath"])["dualpath"],
+        "exported_with": package_versions(["dualpath"])["dualpath"],
         "step": run.step,
         "tokens": run.step * settings.run.batch_tokens,
         "tokenizer_size": tokenizer.vocab_size,
