@@ -497,5 +497,7 @@ def test_a_panel_shows_what_the_blocks_have(block, panels, trained, monkeypatch)
     assert {ax.get_title(): len(ax.lines) for ax in figure.axes} == panels
     names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert names == ["training", "held_out"]
-    assert len(figure.axes[0].lines[0].get_xdata()) == 6
+    training, validation = figure.axes[0].lines
+    assert len(training.get_xdata()) == 6
+    assert validation.get_linestyle() == "None", "a line would hide how few validations there are"
     assert len(figure.axes[0].lines[1].get_xdata()) == 3
