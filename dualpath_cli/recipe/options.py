@@ -33,6 +33,8 @@ class Fit(WithRecipe):
     new_data: bool = False
     """Continue the run on other data than it has been trained on up to now, from their beginning;
     else they are refused."""
+    dry_run: bool = False
+    """Check recipe, data and machine, print the resolved recipe and the plan, and do not train."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from dualpath_cli.data.storage import local_copy
 from dualpath_cli.flops import count
 from dualpath_cli.kernels.attention import kernel_on_gpu
 from dualpath_cli.kernels.device import device_name
+from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.schedule import micro_batches
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE
@@ -66,7 +67,11 @@ def fit(session: Session[TrainingLaunch]) -> None:
     if patient and f" at step {step}: " in early:
         session.say(f"{folder} was ended by {early}; to go on, leave it out: nothing to do")
         return
-    session.say(_summary(session, accumulate))
+    plan = _summary(session, accumulate)
+    if session.launch.dry_run:
+        session.say(f"{dump(session.launch.settings.as_recipe())}\n{plan}")
+        return
+    session.say(plan)
     same = {"precision": str(session.trainer.precision), "data_order": order.NAME}
     if checkpoint is not None:
         check_same_facts(session.launch.trunk or folder, checkpoint, same)

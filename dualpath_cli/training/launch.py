@@ -36,6 +36,7 @@ class TrainingLaunch:
     trunk: Path | None = None  # another run's folder, whose checkpoint a new run continues from
     data_since: int = 0  # the step at which the run began to train on its data
     taken_back: int | None = None  # the older step that --ckpt-path has last taken the run back to
+    dry_run: bool = False  # the plan is printed, and nothing is trained or written
 
     @property
     def step(self) -> int | None:

@@ -458,10 +458,14 @@ def test_the_plan_says_what_a_recipe_likely_forgot(fit, tmp_path, capsys):
     fit(run={"name": "plain"})
     out = capsys.readouterr().out
     assert not any(line in out for line in lines)
-    words = ["--run.name", "new", "--data.val", "{}", "--model.vocab_size", "400"]
+    words = ["--run.name", "new", "--data.val", "{}", "--model.vocab_size", "400", "--dry-run"]
     assert main(["fit", "--config", str(tmp_path / "recipe.yaml"), *words]) == 0
-    out = capsys.readouterr().out
-    assert all(f"        {line}" in out for line in lines)
+    recipe, _, plan = capsys.readouterr().out.partition("\n\n")
+    assert yaml.safe_load(recipe)["model"]["vocab_size"] == 400
+    assert all(f"        {line}" in plan for line in lines)
+    (folder,) = re.findall("folder  (.*)", plan)
+    assert Path(folder).name == "new"
+    assert not Path(folder).exists()
 
 
 def test_a_callback_that_refuses_as_training_begins_is_one_line(refused):
@@ -510,5 +514,7 @@ def test_a_panel_shows_what_the_blocks_have(block, panels, trained, monkeypatch)
     assert {ax.get_title(): len(ax.lines) for ax in figure.axes} == panels
     names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert names == ["training", "held_out"]
-    assert len(figure.axes[0].lines[0].get_xdata()) == 6
+    training, validation = figure.axes[0].lines
+    assert len(training.get_xdata()) == 6
+    assert validation.get_linestyle() == "None", "a line would hide how few validations there are"
     assert len(figure.axes[0].lines[1].get_xdata()) == 3
