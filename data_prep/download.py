@@ -20,7 +20,7 @@ import urllib3
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import alone, naming, sync
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, within
-from dualpath_cli.data.rows import BUFFER_BYTES, decompress, suffixes
+from dualpath_cli.data.rows import decompress, suffixes
 
 log = logging.getLogger(__name__)
 
@@ -218,8 +218,9 @@ def _can_be_read(part: Path, file: RemoteFile) -> bool:
     codec = suffixes(Path(file.name))[1]
     if file.sha256 is not None or file.most < math.inf or not codec:
         return True
-    with suppress(OSError), decompress(part, codec) as stream:
-        while stream.read(BUFFER_BYTES):
+    stored = part.open("rb", buffering=0)
+    with suppress(OSError), decompress(stored, Path(file.name)) as stream:
+        while stream.read(1 << 20):
             pass
         return True
     return False
