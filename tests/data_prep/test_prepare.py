@@ -177,7 +177,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_main_process_needs_less_than_a_gigabyte(workers, tmp_path):
     # One process does a worker's work as well.
-    texts = list(sample.documents("train"))
+    texts = sample.documents("train")
     sample.tokenizer().save(tmp_path)
     draw = random.Random(0)
     # More pieces than are worked on at a time, and one long document.
