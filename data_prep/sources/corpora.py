@@ -102,7 +102,7 @@ def nemotron_files(selection: str, mirror: str, folder: Path) -> "list[RemoteFil
     mixes qualities, kinds and snapshots, and does not depend on the selection: the first n + 1
     files are the first n and one more.
     """
-    from data_prep.download import RemoteFile  # imports requests
+    from data_prep.download import RemoteFile  # imports aiohttp
 
     if not mirror.startswith(("https://", "http://")):
         raise UserError(f"mirror '{mirror}' is not a URL; give one such as {MIRROR}")
