@@ -76,4 +76,5 @@ class TransformersLlama(nn.Module):
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Mean loss in nats a token."""
+        targets_BT = targets_BT.contiguous()  # transformers views it as a row
         return self.model(input_ids=tokens_BT, labels=targets_BT, shift_labels=targets_BT).loss

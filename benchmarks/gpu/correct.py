@@ -13,7 +13,7 @@ from benchmarks.gpu.step import TrainingStep
 from benchmarks.results import Row, Rows
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.parameters import kind_of
-from dualpath_cli.spec.config import BlockKind, Checkpointing, ModelConfig
+from dualpath_cli.spec.config import BlockKind, ModelConfig
 from tests.model import reference
 
 KINDS: dict[str, dict[str, Any]] = {kind: {"block": kind} for kind in get_args(BlockKind)}
@@ -31,21 +31,7 @@ def eager(bench: Bench, kind: str) -> Rows:
     return {f"{precision}, {kind}": check(bench, kind, precision) for precision in LIMITS}
 
 
-def compiled(
-    bench: Bench, precision: str, checkpointing: Checkpointing, kind: str = "dual"
-) -> Rows:
-    """Compiled blocks of a kind."""
-    name = f"{precision}, compiled, {checkpointing}, {kind}"
-    return {name: check(bench, kind, precision, True, checkpointing)}
-
-
-def check(
-    bench: Bench,
-    kind: str,
-    precision: str,
-    compiled: bool = False,
-    checkpointing: Checkpointing = "none",
-) -> Row:
+def check(bench: Bench, kind: str, precision: str) -> Row:
     """How far losses and gradients are off, and whether that is little enough."""
     width, length = bench.sizes.check_width, bench.sizes.check_len
     heads = max(1, width // 64)
@@ -59,11 +45,10 @@ def check(
     exact = reference.load(DualPathLM(config).double(), weights)
     truth = exact(tokens[:, :-1], tokens[:, 1:])
     truth.mean().backward()
-    made = TrainingStep(bench, config, 2, checkpointing, compiled, precision == "bf16")
+    made = TrainingStep(bench, config, 2, "none", False, precision == "bf16")
     reference.load(made.model.double() if precision == "float64" else made.model, weights)
     losses = made.losses(tokens.to(bench.device))
     losses.mean().backward()
-    made.check_compiled()
     # By group: a single gain's gradient may be a small difference of large numbers.
     groups: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for (name, got), wanted in zip(made.model.named_parameters(), exact.parameters(), strict=True):

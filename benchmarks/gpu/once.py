@@ -26,40 +26,46 @@ from typing import Any
 import torch
 
 from benchmarks import results
-from benchmarks.gpu import correct, kernels, step
+from benchmarks.gpu import correct, kernels, runs, step
 from benchmarks.gpu.bench import MAIN, Bench, Cell, Rehearsal, Sizes
 from benchmarks.results import Rows, failed
 from dualpath_cli.base.errors import UserError, one_line
 from dualpath_cli.base.system import write_text
 
 PHASES: list[tuple[float, float, dict[str, Cell]]] = [
-    (260, 60, {
+    (215, 60, {
+        "fit: sample": step.sample,
         "ceilings: measured": step.ceilings,
         f"step: {MAIN}": partial(step.step, recipe=MAIN),
         "step: f80m_wide": partial(step.step, recipe="f80m_wide"),
         "step: f160m_a25_k4": partial(step.step, recipe="f160m_a25_k4"),
         **{f"correct: {kind}": partial(correct.eager, kind=kind) for kind in correct.KINDS},
-        **{
-            f"correct: compiled {kind}": partial(  # as every run on a GPU
-                correct.compiled, precision="bf16", checkpointing="selective", kind=kind
-            )
-            for kind in correct.KINDS
-        },
-        "correct: compiled, float32": partial(
-            correct.compiled, precision="float32", checkpointing="none"
-        ),
-        "fit: sample": step.sample,
-    }),
-    (400, 170, {"fit: fit": step.fit}),
-    (510, 60, {
-        **{f"attention: {name}": partial(kernels.attention, name=name) for name in kernels.KERNELS},
+        **{f"correct: fit {kind}": partial(runs.gradients, kind=kind) for kind in correct.KINDS},
+        f"step: Llama beside {MAIN}": partial(step.step, recipe=MAIN, llama=True),
+        "step: Llama beside f80m_wide": partial(step.step, recipe="f80m_wide", llama=True),
         f"step: {MAIN}, twice the micro-batch": partial(step.step, recipe=MAIN, times=2),
         f"step: {MAIN}, none": partial(step.step, recipe=MAIN, checkpointing="none"),
         "step: f80m_loop_k4": partial(step.step, recipe="f80m_loop_k4"),
         "step: f160m_wide": partial(step.step, recipe="f160m_wide"),
         "step: f160m_a50_k4": partial(step.step, recipe="f160m_a50_k4"),
+    }),
+    (375, 100, {
+        "same: repeats": runs.repeats,
+        "small: width 256": partial(runs.small, model="width 256"),
+        "small: width 256, launched": partial(runs.small, model="width 256", graphs=False),
+        "small: small_text": partial(runs.small, model="small_text"),
+        "small: small_text, launched": partial(runs.small, model="small_text", graphs=False),
+        "fit: fit": step.fit,
+    }),
+    (520, 60, {
         "decode: batch 1": partial(kernels.decode, batch=1),
         "decode: batch 32": partial(kernels.decode, batch=32),
+        **{
+            f"small: {model}, {n} at once": partial(runs.small, model=model, copies=n)
+            for n, model in ((4, "small_text"), (4, "width 256"), (2, "small_text"),
+                             (8, "small_text"))
+        },
+        **{f"attention: {name}": partial(kernels.attention, name=name) for name in kernels.KERNELS},
     }),
 ]  # fmt: skip
 """Of each phase the seconds since the start at which it ends, those of a turn, and its cells by
@@ -67,7 +73,7 @@ PHASES: list[tuple[float, float, dict[str, Cell]]] = [
 CELLS = {name: cell for *_, cells in PHASES for name, cell in cells.items()}
 SERVER = get_context("forkserver")
 """Forks of one process that has imported everything, and has not touched the device."""
-SERVER.set_forkserver_preload(["benchmarks.gpu.correct", "benchmarks.gpu.kernels"])
+SERVER.set_forkserver_preload(["benchmarks.gpu.runs", "benchmarks.gpu.kernels"])
 
 
 class Worker:

@@ -10,11 +10,13 @@ import sys
 from itertools import cycle
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from torch import nn
 
 from benchmarks.gpu.bench import MAIN, Bench
+from benchmarks.llama import TransformersLlama
 from benchmarks.results import Row, Rows
 from benchmarks.turns import seconds_of
 from dualpath_cli.flops.count import training_flops_per_token
@@ -42,16 +44,26 @@ class TrainingStep:
         checkpointing: Checkpointing = "selective",
         compiled: bool = True,
         bfloat16: bool = True,
+        llama_layers: int | None = None,
     ) -> None:
-        """Under bf16 autocast if `bfloat16`; weights are float32 anyway."""
+        """Under bf16 autocast if `bfloat16`; weights are float32 anyway.
+
+        With `llama_layers` the model is a Llama of as many, with the training FLOPs of `config`.
+        """
         self.config, self._bfloat16, self._compiled = config, bfloat16, compiled
-        with bench.device:
-            self.model = build_model(config, seed=0, checkpointing=checkpointing)
-        if compiled:
-            for part in (*self.model.blocks, self.model.loss):
-                part.compile(backend=bench.sizes.compiler, dynamic=False)
         optim = OptimSettings(lr=1e-5)  # random tokens teach nothing
-        self.optimizer = build_optimizer(self.model.named_parameters(), optim, total_steps=1)
+        if llama_layers is None:
+            with bench.device:
+                self.model: Any = build_model(config, seed=0, checkpointing=checkpointing)
+            parts = [*self.model.blocks, self.model.loss]
+            self.optimizer = build_optimizer(self.model.named_parameters(), optim, total_steps=1)
+        else:
+            flops = training_flops_per_token(config)
+            self.model = TransformersLlama(config, llama_layers, flops).to(bench.device)
+            parts = [self.model]
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=optim.lr, fused=True)
+        for part in parts if compiled else ():
+            part.compile(backend=bench.sizes.compiler, dynamic=False)
         shape = (micro_batch, bench.sizes.seq_len + 1)
         self._batches = cycle(
             [torch.randint(config.vocab_size, shape, device=bench.device) for _ in range(BATCHES)]
@@ -66,7 +78,7 @@ class TrainingStep:
         self.optimizer.zero_grad()
 
     def losses(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Losses of tokens (B, T + 1), (B, T)."""
+        """Losses of tokens (B, T + 1), (B, T), or the mean of a Llama's, ()."""
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self._bfloat16):
             return self.model(tokens[:, :-1], tokens[:, 1:])
 
@@ -108,16 +120,23 @@ def compare_exactly() -> None:
 
 
 def step(
-    bench: Bench, recipe: str, times: int = 1, checkpointing: Checkpointing = "selective"
-) -> Rows:
-    """Times a step of a recipe with `times` the usual micro-batch.
+    bench: Bench, recipe: str, times: int = 1, checkpointing: Checkpointing = "selective",
+    llama: bool = False,
+) -> Rows:  # fmt: skip
+    """Times a step of a recipe, or of a Llama of its FLOPs, with `times` the usual micro-batch.
 
     FLOPs are those of forward and backward without recomputation, causal attention halved.
     """
     sizes, cuda = bench.sizes, bench.device.type == "cuda"
     micro_batch = times * sizes.micro_batch
-    made = TrainingStep(bench, sizes.model(recipe), micro_batch, checkpointing)
-    made.compile_by_one_block()
+    config = sizes.model(recipe)
+    layers = config.n_layers if llama else None
+    made = TrainingStep(bench, config, micro_batch, checkpointing, llama_layers=layers)
+    if llama:
+        made()  # its layers are one graph
+        made.optimizer.state.clear()  # room for the others until its turn
+    else:
+        made.compile_by_one_block()
     bench.alone()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -126,7 +145,8 @@ def step(
     row |= {"step, ms": 1e3 * median(seconds), "graphs": graphs(), "seconds": seconds}
     if cuda:
         row["peak, GB"] = torch.cuda.max_memory_allocated() / 1e9
-    return {f"{recipe}, micro-batch {micro_batch}, {checkpointing}": row}
+    name = f"{recipe}, micro-batch {micro_batch}, {checkpointing}"
+    return {name if layers is None else f"Llama of {recipe}'s FLOPs, {layers} layers": row}
 
 
 def speed(config: ModelConfig, tokens_per_second: float) -> Row:

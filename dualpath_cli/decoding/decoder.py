@@ -14,6 +14,7 @@ from torch._dynamo.utils import calculate_time_spent
 
 from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoding_pass import DecodingPass, forward
+from dualpath_cli.kernels.cuda_graph import CudaGraph
 from dualpath_cli.kernels.rotary import Rope
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.positions import Positions
@@ -24,34 +25,6 @@ ROOM = 256
 """Static caches have a multiple of this many positions: each size is compiled, recorded anew."""
 GRAPHS = 64
 """Graphs that one module may need: one for each length of a pass, draft or not, and batch."""
-
-
-class CudaGraph:
-    """Work on tensors that stay in their places, captured once; a call runs it in one launch.
-
-    Its result is overwritten by the next call, also of one of the `others`.
-    """
-
-    def __init__(
-        self, work: Callable[[], torch.Tensor], device: torch.device, others: Sequence["CudaGraph"]
-    ) -> None:
-        """`others` share their memory with this one, and never run at the same time."""
-        with torch.cuda.device(device):
-            self._side: torch.cuda.Stream = others[0]._side if others else torch.cuda.Stream()
-            self._side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._side):
-                for _ in range(3):  # compiles, and lets libraries choose and load kernels
-                    work()
-            self._graph = torch.cuda.CUDAGraph()
-            pool = others[0]._graph.pool() if others else None
-            torch._C._cuda_clearCublasWorkspaces()  # the graph's must be in its own memory
-            with torch.cuda.graph(self._graph, pool, self._side):
-                self._result = work()
-            torch._C._cuda_clearCublasWorkspaces()
-
-    def __call__(self) -> torch.Tensor:
-        self._graph.replay()
-        return self._result
 
 
 RECORDERS: dict[str, Callable[..., Callable[[], torch.Tensor]]] = {"cuda": CudaGraph}
@@ -205,7 +178,7 @@ class Decoder:
                 return model.head(x_BTD if last is None else x_BTD[:, -last:])
 
             others = [replay for _, replay in self._recorded.values()]
-            self._recorded[kind] = own, self._record(work, self.device, others)
+            self._recorded[kind] = own, self._record(work, self.device, work, others)
             self._recording_seconds += time.perf_counter() - _compiling_seconds() - start
         own, replay = self._recorded[kind]
         for place, new in zip(own, given, strict=True):

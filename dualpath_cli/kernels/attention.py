@@ -83,6 +83,6 @@ def kernel_on_gpu(
         wanted = ".".join(map(str, NEWER_CUDNN))
         advice = (
             f"cuDNN {version[0]}.{version[1]} is older than {wanted}, whose kernel is faster on "
-            f"this GPU: pip install 'nvidia-cudnn-cu{torch.version.cuda[:2]}>={wanted}'"
+            f"this GPU: pip install 'nvidia-cudnn-cu{str(torch.version.cuda)[:2]}>={wanted}'"
         )
     return KERNELS.get(choice.name, choice.name), advice

@@ -29,8 +29,7 @@ class Fit(WithRecipe):
     config: tuple[Place, ...] = field(metadata={"also": ("-c",), "each": True})
     """Recipe: a path or a packaged name such as quickstart. Of several, later ones win."""
     ckpt_path: Place | None = None
-    """RUN: another run, or a checkpoint of one, whose weights to start from; or an older
-    checkpoint of this run to go back to."""
+    """An older checkpoint of this run to go back to."""
     new_data: bool = False
     """Continue the run on other data than it has been trained on up to now, from their beginning;
     else they are refused."""

@@ -7,13 +7,13 @@ on stays where it is in memory: tokens, targets, and the gradients, to which it 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
 from torch import nn
 
 from dualpath_cli.flops.count import training_flops_per_token
+from dualpath_cli.kernels.cuda_graph import CudaGraph
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.spec.own_classes import own_roles
 
@@ -60,10 +60,9 @@ class MicroBatchGraph:
         """`losses` maps tokens and targets, (B, T) each; a step has `accumulate` micro-batches."""
         self._losses, self._module, self._accumulate = losses, module, accumulate
         self._steps = 0
-        self._replay: Callable[[], Any] | None = None
+        self._replay: Callable[[], Losses] | None = None
         self._inputs: list[torch.Tensor] = []
         self._gradients: dict[nn.Parameter, torch.Tensor] = {}
-        self._made: Losses | None = None
 
     def is_due(self, first: bool) -> bool:
         """Whether the next micro-batch is a graph's; `first` says that it begins a step."""
@@ -77,42 +76,25 @@ class MicroBatchGraph:
         """
         if self._replay is None:
             self._inputs = [tokens.clone(), targets.clone()]
-            self._replay = record(self._work, self._begin)
+            self._replay = CudaGraph(self._work, tokens.device, self._begin)
         for own, given in zip(self._inputs, (tokens, targets), strict=True):
             own.copy_(given)
         if first:
             torch._foreach_zero_(list(self._gradients.values()))
         for parameter, gradient in self._gradients.items():
             parameter.grad = gradient  # a step that was left out has none
-        self._replay()
-        assert self._made is not None
-        loads = {layer: load.clone() for layer, load in self._made.loads.items()}
-        return Losses(self._made.loss.clone(), self._made.nll, loads)
+        made = self._replay()
+        return Losses(made.loss.clone(), made.nll, {})
 
     def _begin(self) -> None:
-        """Runs once as it will be recorded, and keeps the gradients that this makes."""
+        """Does what will be recorded, and keeps the gradients that this makes."""
         self._module.zero_grad(set_to_none=True)
         self._work()
         parameters = self._module.parameters()
         self._gradients = {p: p.grad for p in parameters if p.grad is not None}
 
-    def _work(self) -> None:
+    def _work(self) -> Losses:
         made = self._losses(*self._inputs)
         with torch.autocast(made.loss.device.type, enabled=False):  # as Lightning's backward
             (made.loss / self._accumulate).backward()
-        self._made = Losses(made.loss.detach(), made.nll.detach(), made.loads)
-
-
-def record(work: Callable[[], object], begin: Callable[[], object]) -> Callable[[], object]:
-    """Records what `work` launches, and returns the call that launches all of it; `begin` comes
-    first, on the same stream, which nothing may be new to."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        begin()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # The loader's thread goes on to allocate memory.
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        work()
-    return graph.replay
+        return Losses(made.loss.detach(), made.nll.detach(), {})

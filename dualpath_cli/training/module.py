@@ -33,7 +33,7 @@ from dualpath_cli.recipe.schedule import (
 )
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.run.checkpoint_folder import optimizer_states, tensors_of
-from dualpath_cli.run.weights import fill, load_average, own_part
+from dualpath_cli.run.weights import fill, load_weights, own_part
 from dualpath_cli.spec.config import GROUP_OF, Checkpointing, Kind, ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.spec.own_classes import own_roles
@@ -93,6 +93,7 @@ class DualPathModule(LightningModule):
         self.graph: MicroBatchGraph | None = None  # of the micro-batches of training, if it has one
         self._graphed = False  # whether the graph made the gradients of the newest one
         self._losses: list[torch.Tensor] = []  # of one step's micro-batches
+        self.trained: list[nn.Parameter] = []  # all; finding them takes 0.4 ms of a step
 
     @property
     def forced_loops(self) -> int | None:
@@ -125,7 +126,7 @@ class DualPathModule(LightningModule):
         if self.compile_blocks and self.step_loops is not None:
             allow_graphs(len(set(self.config.layers)) * len(self.step_loops.counts()))
         if self.weights:
-            load_average(self.model, self.weights)
+            load_weights(self.model, *self.weights)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Losses in nats per position, (B, T)."""
@@ -217,7 +218,7 @@ class DualPathModule(LightningModule):
         moments, and nothing decays. Schedule, step count and data go on.
         """
         limit = self.optim.clip if self.optim.clip > 0 else float("inf")
-        norm = nn.utils.clip_grad_norm_(self.parameters(), limit)
+        norm = nn.utils.clip_grad_norm_(self.trained, limit)
         self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         losses, self._losses = self._losses, []
         self.bad_step = None
@@ -271,6 +272,7 @@ class DualPathModule(LightningModule):
         assert self.model is not None
         # Muon's products are of the type of the model's own.
         products = torch.bfloat16 if str(self.trainer.precision).startswith("bf16") else None
+        self.trained = list(self.parameters())
         matrices = {"embedding", "head", "hidden", "gate"} - set(own_roles(self.config))
         self.resting = {
             name: p for name, p in self.model.named_parameters()

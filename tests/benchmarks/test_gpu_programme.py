@@ -18,6 +18,7 @@ from benchmarks.gpu import correct, kernels, once
 from benchmarks.gpu.bench import MAIN, Bench, Rehearsal
 from benchmarks.results import Rows
 from dualpath_cli.model.gates import PathGate
+from dualpath_cli.training.module import DualPathModule
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "benchmarks").glob("*.md"))
@@ -60,12 +61,23 @@ def test_the_model_is_right_in_each_precision(kind):
     assert all(row["right"] for row in rows.values())
 
 
-@pytest.mark.parametrize("kind", correct.KINDS)
-def test_a_compiled_model_is_right_as_gpus_train_it(kind):
-    """And the programme has it: in bf16, `selective`."""
-    ((name, row),) = once.CELLS[f"correct: compiled {kind}"](CPU).items()
-    assert name == f"bf16, compiled, selective, {kind}"
-    assert row["right"]
+def test_gradients_of_a_run_are_compared_one_by_one(fit, tmp_path, monkeypatch):
+    given = {"out": str(tmp_path / "off.json"), "steps": [2]}
+    callback = {"class_path": "benchmarks.gpu.watch.Gradients", "init_args": given}
+    changes: Any = {"trainer": {"callbacks": [callback]}, "optim": {"clip": 0.0}}
+    fit(**changes)
+    found = json.loads((tmp_path / "off.json").read_text())["launched"]
+    assert found["off"] < 1e-4
+    spoiled = "blocks.0.deep.sublayer.attn.k_proj.weight"
+
+    def spoil(module: Any) -> None:
+        if module.trainer.global_step == 1:
+            module.model.get_parameter(spoiled).grad.zero_()
+
+    monkeypatch.setattr(DualPathModule, "on_after_backward", spoil)
+    fit(**changes, run={"name": "spoiled"})
+    found = json.loads((tmp_path / "off.json").read_text())["launched"]
+    assert (found["worst"], found["off"]) == (spoiled, 1)
 
 
 def test_a_wrong_model_is_found(monkeypatch):

@@ -102,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault.status is not None:
             status, headers, content = fault.status, {}, b""
-        elif self.command == "GET":
+        elif self.command in ("GET", "HEAD"):
             status, headers, content = self._file(request)
         else:
             status, answer = self.web.post(request, body)
@@ -116,6 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
             if value is not None:
                 self.send_header(name, value)
         self.end_headers()
+        content = b"" if self.command == "HEAD" else content
         half = len(content) // 2 if fault.until else 0
         self.wfile.write(content[:half])
         if fault.until:
@@ -125,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(fault.drip)
         self.wfile.write(content[half : fault.cut])
 
-    do_GET = do_POST = do_PUT = _serve  # noqa: N815
+    do_GET = do_HEAD = do_POST = do_PUT = _serve  # noqa: N815
 
     def _file(self, request: Received) -> tuple[int, dict[str, str], bytes]:
         """Returns status, headers and body of the answer to a GET."""

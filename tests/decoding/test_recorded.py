@@ -22,11 +22,12 @@ class Tape(TorchDispatchMode):
     """A CUDA graph's stand-in: its operations run again on the same memory, without Python."""
 
     def __init__(
-        self, work: Callable[[], torch.Tensor], device: torch.device, others: Sequence["Tape"]
-    ) -> None:
+        self, work: Callable[[], torch.Tensor], device: torch.device,
+        warm_up: Callable[[], object], others: Sequence["Tape"],
+    ) -> None:  # fmt: skip
         super().__init__()
         self.calls: list[tuple[Any, ...]] = []
-        work()
+        warm_up()
         with self:
             self.result = work()
 
@@ -113,7 +114,7 @@ def test_a_second_batch_of_as_many_texts_is_recorded_no_more(tapes):
         ({}, Intervention(skip=0.6), True),
         ({}, None, False),
         (EXPERTS, None, True),
-        ({"gate": "tests.custom_classes.MlpGate"}, None, True),
+        ({"gate": "tests.spec.custom_classes.MlpGate"}, None, True),
     ],
 )
 def test_these_run_as_they_are(changes, change, cached, tapes):

@@ -41,7 +41,10 @@ from tests.training.test_activation_checkpointing import graphs
 FAST_BFLOAT16 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 """Else PyTorch multiplies bfloat16 by another kernel, and compiles it to other buffers."""
 DOCS = Path(__file__).parents[2] / "docs"
-STEPS = json.loads((DOCS / "benchmarks" / "gpu.json").read_text())["measured"]["step"]
+MEASURED = json.loads((DOCS / "benchmarks" / "gpu.json").read_text())["measured"]["step"]
+STEPS = {
+    name: row for name, row in MEASURED.items() if ", micro-batch" in name and "failed" not in row
+}
 """Training steps of one H200, by `recipe, micro-batch N, checkpointing`."""
 OF_RECIPE = {row.recipe: row.model_config("as_trained") for row in configurations()}
 

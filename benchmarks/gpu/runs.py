@@ -1,0 +1,180 @@
+"""`dualpath fit` itself: its gradients, small models by graphs and without, equal runs."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.correct import KINDS, LIMITS
+from benchmarks.gpu.step import work_folder
+from benchmarks.results import Row, Rows
+
+SMALL = {
+    "width 256": """--model.d_model 256 --model.n_heads 4 --model.n_kv_heads 4
+        --model.max_seq_len 512 --model.vocab_size 8192 --model.d_ffn 384 --model.d_ffn_wide 3072
+        --run.batch_tokens 16384 --run.micro_batch 32""",
+    "small_text": "",
+}
+"""Models as people sweep them, as changes to the recipe small_text."""
+TINY = """--model.vocab_size 2048 --model.n_layers 2 --model.d_model 32 --model.n_heads 2
+    --model.n_kv_heads 2 --model.max_seq_len 64 --model.d_ffn 24 --model.d_ffn_wide 96
+    --model.ffn_multiple_of 8 --run.micro_batch 2 --run.batch_tokens 256"""
+"""The same for a rehearsal, and for what is compared with float64 or with itself."""
+
+
+class Run:
+    """A `dualpath fit` of its own process, whose output is in the cell's log."""
+
+    def __init__(
+        self, bench: Bench, name: str, words: str, steps: int, watch: dict[str, Any] | None = None,
+        **env: str,
+    ) -> None:  # fmt: skip
+        """`watch` is a callback of `benchmarks.gpu.watch`: its class, and what it is given."""
+        while not (work_folder() / "sample/manifest.json").exists():
+            time.sleep(0.1)
+        self.folder = work_folder() / "small" / name
+        self.out = work_folder() / f"{name}.json"
+        cuda = bench.device.type == "cuda"
+        device = "--trainer.accelerator gpu --trainer.precision bf16-mixed" if cuda else ""
+        if bench.sizes.run:
+            words = f"{words} {TINY} --run.compile false"
+        tokens = 256 if bench.sizes.run else _tokens(words)
+        text = f"""fit --config small_text --data.path {work_folder()}/sample --data.max_epochs null
+            --run.dir {work_folder()} --run.recipe small --run.name {name} --run.budget null
+            --run.tensorboard false --run.validate_every 0 --run.save_every 100000
+            --run.log_every 10 --run.gates_every 100 --data.workers 1 --optim.warmup_steps 5
+            {device} {words} --run.max_tokens {steps * tokens}"""
+        callbacks = []
+        if watch is not None:
+            given = {"out": str(self.out)} | {k: v for k, v in watch.items() if k != "class"}
+            path = f"benchmarks.gpu.watch.{watch['class']}"
+            one = json.dumps([{"class_path": path, "init_args": given}])
+            callbacks = ["--trainer.callbacks", one]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dualpath_cli", *text.split(), *callbacks],
+            env=os.environ | env, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def until(self, path: Path) -> None:
+        """Waits for a file. Raises RuntimeError where the run has ended without it."""
+        while not path.exists():
+            if self.process.poll() is not None and not path.exists():
+                code = self.process.returncode
+                raise RuntimeError(f"fit ended with exit code {code}, see the log")
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        """Waits for the run's own end. Raises RuntimeError where it is none."""
+        if code := self.process.wait():
+            raise RuntimeError(f"fit ended with exit code {code}, see the log")
+
+    def tensors(self, step: int) -> dict[str, torch.Tensor]:
+        """Weights and moments of a checkpoint."""
+        files = sorted((self.folder / f"checkpoints/step-{step:08d}").glob("*.safetensors"))
+        return {name: tensor for path in files for name, tensor in load_file(path).items()}
+
+
+def _tokens(words: str) -> int:
+    """Those of a step."""
+    given = words.split()
+    return (
+        int(given[given.index("--run.batch_tokens") + 1]) if "--run.batch_tokens" in given else 4096
+    )
+
+
+def gradients(bench: Bench, kind: str) -> Rows:
+    """Of each parameter of a kind of block as `fit` makes them: launched, and by a graph."""
+    width = bench.sizes.check_width
+    changes = " ".join(f"--model.{key} {value}" for key, value in KINDS[kind].items())
+    words = f"""--model.n_layers 2 --model.d_model {width} --model.n_heads {width // 64}
+        --model.n_kv_heads {width // 64} --model.max_seq_len {bench.sizes.check_len}
+        --model.d_ffn {width} --model.d_ffn_wide {3 * width} --model.ffn_multiple_of 16
+        --model.loops 3 --model.vocab_size 2048 --run.micro_batch 2 --optim.clip 0
+        --run.batch_tokens {4 * bench.sizes.check_len} --optim.lr 1e-6 --optim.lr_start 1e-6
+        --optim.lr_end 1e-6 --run.activation_checkpointing selective --run.compile true {changes}"""
+    watch = {"class": "Gradients", "steps": [2, 5]}
+    run = Run(bench, f"gradients-{kind.replace(' ', '-')}", words, 6, watch)
+    run.end()
+    found = json.loads(run.out.read_text())
+    rows: Rows = {}
+    for how, one in found.items():
+        _, limit = LIMITS["bf16"]
+        rows[f"bf16, fit, {how}, {kind}"] = {
+            "gradients off": one["off"], "at most": f"{limit:.0e} of each of {one['parameters']}",
+            "worst": one["worst"], "right": one["off"] <= limit,
+        }  # fmt: skip
+    return rows
+
+
+def small(bench: Bench, model: str, graphs: bool = True, copies: int = 1) -> Rows:
+    """Steps of a small model once they are warm; several runs share the device."""
+    warm, steps = (3, 5) if bench.sizes.run else (40, 200)
+    words = f"{SMALL[model]} --run.compile true"
+    name = f"{model.replace(' ', '-')}-{'graphs' if graphs else 'launched'}-{copies}"
+    watch = {"class": "Turn", "warm": warm, "steps": steps, "graphs": graphs}
+    total = warm + steps + 1 + (1000 if copies > 1 else 0)  # several are ended together
+    runs = [Run(bench, f"{name}-{n}", f"{words} --seed_everything {n}", total, watch)
+            for n in range(copies)]  # fmt: skip
+    for run in runs:
+        run.until(run.out.with_suffix(".ready"))
+    bench.alone()
+    for run in runs:
+        run.out.with_suffix(".gate").touch()
+    for run in runs:
+        run.until(run.out)
+    found = [json.loads(run.out.read_text()) for run in runs]
+    for run in runs:
+        run.process.kill()
+    tokens = 256 if bench.sizes.run else _tokens(SMALL[model])
+    seconds = median(one["seconds a step"] for one in found)
+    row: Row = {"tokens/s": sum(tokens / one["seconds a step"] for one in found)}
+    row |= {"step, ms": 1e3 * seconds, "graphs": str(found[0]["graphs"])}
+    how = "one graph a micro-batch" if graphs else "launched"
+    return {f"{model}, {how}{f', {copies} at once' if copies > 1 else ''}": row}
+
+
+REPEATS = """--model.n_layers 2 --model.d_model 256 --model.n_heads 4 --model.n_kv_heads 4
+    --model.max_seq_len 512 --model.vocab_size 2048 --model.d_ffn 384 --model.d_ffn_wide 1536
+    --run.micro_batch 2 --run.batch_tokens 2048 --run.save_every 20 --run.keep 0 --optim.lr 2e-3
+    --run.compile true"""
+STEPS = 60
+
+
+def repeats(bench: Bench) -> Rows:
+    """Equal runs, one that is killed and continued, one without graphs, and two with
+    `trainer.deterministic`: bit for bit? Runs whose last tensors are the same have one letter."""
+    words = REPEATS
+    launched = {"class": "Turn", "warm": 10**6, "steps": 1, "graphs": False}
+    runs = {f"equal-{n}": Run(bench, f"equal-{n}", words, STEPS) for n in range(5)}
+    for name in ("deterministic-0", "deterministic-1"):
+        strict = f"{words} --trainer.deterministic true"
+        runs[name] = Run(bench, name, strict, STEPS, CUBLAS_WORKSPACE_CONFIG=":4096:8")
+    runs["launched"] = Run(bench, "launched", words, STEPS, launched)
+    killed = runs["killed"] = Run(bench, "killed", words, STEPS)
+    killed.until(killed.folder / "checkpoints/manifests/step-00000040.json")
+    killed.process.send_signal(signal.SIGKILL)
+    killed.process.wait()
+    runs["killed"] = Run(bench, "killed", words, STEPS)
+    for run in runs.values():
+        run.end()
+    rows: Rows = {}
+    kinds: list[dict[str, torch.Tensor]] = []
+    for name, run in runs.items():
+        own = run.tensors(STEPS)
+        alike = (all(torch.equal(own[key], one[key]) for key in one) for one in kinds)
+        kind = next((number for number, same in enumerate(alike) if same), len(kinds))
+        kinds += [own] * (kind == len(kinds))
+        with (run.folder / "metrics.csv").open() as file:
+            last = list(csv.DictReader(file))[-1]["loss"]
+        rows[name] = {"result": chr(ord("A") + kind), "last loss": last}
+    return rows
