@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from data_prep.documents.text import Contamination
 from data_prep.settings import NEMOTRON, SAMPLE, Preparation, settings_from
+from data_prep.sources import sample
 from data_prep.sources.corpora import MIRROR, find
 from data_prep.writing.out_folder import finished_remote, upload
 from dualpath_cli.base.errors import RunFailed, UserError, of_system
@@ -112,11 +113,9 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
     downloads = Path(options.downloads or out.parent / "downloads")
     _check_places(settings, out, downloads)
     corpora = [find(s, downloads, options.mirror, settings.num_files) for s in settings.sources]
-    from data_prep.sources import sample
-
     spec = settings.tokenizer
     tokenizer = sample.tokenizer() if spec is None else Tokenizer.load(spec)
-    from data_prep.prepare import Request, finished, prepare  # imports requests
+    from data_prep.prepare import Request, finished, prepare  # imports aiohttp
     from data_prep.sources.fetching import Fetcher, announce, estimate
     from data_prep.writing.mix import wanted_tokens
 
@@ -176,8 +175,8 @@ def _check_places(settings: Preparation, out: Path, downloads: Path) -> None:
         if any(file.resolve().is_relative_to(out.resolve()) for file in files):
             raise UserError(f"source '{source.path}' lies in --out '{out}', which is replaced")
     with_sample = any(source.path == SAMPLE for source in settings.sources)
-    kinds = {"arithmetic", "facts", "prose"}  # the sample's own held-out texts are called so
-    taken = [source.name for source in settings.sources if source.name in kinds]
+    # The sample's own held-out texts are called so.
+    taken = [source.name for source in settings.sources if source.name in sample.KINDS]
     if with_sample and taken:
         raise UserError(f"beside `sample` no source can be called '{taken[0]}'; name it apart")
 

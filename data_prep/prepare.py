@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.filesize import decimal
 
-from data_prep.documents.duplicates import Verdicts
+from data_prep.documents.duplicates import BYTES_A_DOCUMENT, Verdicts
 from data_prep.documents.encoding import Encoded, Encoder, Job, ReadingProgress
 from data_prep.documents.pieces import PieceSettings, Tokens, token_type
 from data_prep.documents.text import Contamination
@@ -30,6 +32,8 @@ from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 from dualpath_cli.report.console import Progress, counted
 
 _PIPELINE = 1  # raised when the same request would give other bytes than before
+
+SAY_ABOVE = 10**8  # bytes of memory for duplicates, which are announced
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,14 @@ def _encode(request: Request, encoder: Encoder, folder: Path) -> _Mix:
         with ReadingProgress(size, sum(tokens) if tokens else None) as progress:
             encoded = encoder.encode(jobs, progress)
         pieces = [piece for corpus in encoded for piece in corpus.pieces]
+        documents = sum(piece.documents for piece in pieces)
+        memory = documents * BYTES_A_DOCUMENT
+        if settings.duplicates != "keep" and memory > SAY_ABOVE:
+            print(
+                f"--duplicates {settings.duplicates}: {documents:,} documents are compared in "
+                f"about {decimal(memory)} of memory",
+                file=sys.stderr,
+            )
         verdicts = Verdicts(pieces, settings.duplicates)
         pools = _pools(settings, encoded, verdicts)
         more = list(map(_more, wanted, pools, encoded))

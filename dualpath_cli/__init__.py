@@ -17,3 +17,7 @@ def __getattr__(name: str) -> Any:
     from dualpath_cli import api
 
     return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

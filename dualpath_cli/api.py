@@ -26,8 +26,10 @@ from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import Limits, Sampler, write_on
+from dualpath_cli.flops import count
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.run.run_folder import Run
 from dualpath_cli.run.trained import find
 from dualpath_cli.run.weights import device_of, load_model
 from dualpath_cli.spec.config import ModelConfig
@@ -98,12 +100,20 @@ class Routing:
 class LoadedModel:
     """A trained model with its tokenizer, in float32, for reading: no gradients are kept."""
 
-    def __init__(self, model: DualPathLM, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: DualPathLM, tokenizer: Tokenizer, run: Run) -> None:
         self.model = model
         """An `nn.Module`; ``model(tokens, trace=RoutingTrace())`` gives all that it writes down."""
         self.tokenizer = tokenizer
         self.config: ModelConfig = model.config
         """Widths, loops, kinds of blocks."""
+        self._run = run
+
+    def __repr__(self) -> str:
+        config, size = self.config, count.parameters(self.config) / 1e6
+        return (
+            f"{self._run.folder}, step {self._run.step:,}: {size:,.1f}M parameters, "
+            f"{config.n_layers} layers, width {config.d_model}, K = {config.loops}"
+        )
 
     def logits(self, text: str, intervention: Intervention | str | None = None) -> torch.Tensor:
         """The logits after end-of-text and each token of a text, (N, V).
@@ -241,4 +251,4 @@ def load(run: str | Path, own_classes: bool = False, device: str = "cpu") -> Loa
         UserError: where there is no such run, it is damaged, or it names classes.
     """
     found = find(str(run), own_classes=own_classes)
-    return LoadedModel(load_model(found, device_of(device)), found.tokenizer())
+    return LoadedModel(load_model(found, device_of(device)), found.tokenizer(), found.run)

@@ -12,6 +12,9 @@ from data_prep.settings import Duplicates
 
 KEPT, EXACT, NEAR = 0, 1, 2  # the values of `Verdicts.kinds`
 
+BYTES_A_DOCUMENT = 66
+"""Peak of memory, by tracemalloc on 4 million documents; the same for `exact` and `near`."""
+
 Indices = npt.NDArray[np.int64]
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
+from data_prep.sources import sample
 from dualpath_cli.base.errors import UserError, did_you_mean
-from dualpath_cli.base.system import write_text
 from dualpath_cli.data.documents import Source, source_files
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, connect, explained, within
 from dualpath_cli.data.rows import is_known, kind_of
@@ -54,7 +54,7 @@ def find(settings: SourceSettings, downloads: Path, mirror: str, num_files: int 
     """Finds a source's files; lists of files elsewhere are fetched into `downloads`."""
     kind, _, rest = settings.path.partition(":")
     if settings.path == SAMPLE:
-        files = [_sample(downloads)]
+        files = [_sample()]
     elif settings.path.startswith(HUB):
         dataset, _, config = rest.partition(":")
         files = [_remote(file) for file in hub_files(dataset, config or None)]
@@ -81,16 +81,9 @@ def _remote(file: "RemoteFile") -> InputFile:
     return InputFile(file.name, FILE_BYTES if file.size is None else file.size, identity, file)
 
 
-def _sample(folder: Path) -> InputFile:
-    """Writes the sample's training texts, once for each content."""
-    from data_prep.sources import sample
-
-    lines = [json.dumps({"text": text}) + "\n" for text in sample.documents("train")]
-    digest = hashlib.sha256("".join(lines).encode()).hexdigest()
-    path = folder / "sample" / f"train-{digest[:12]}.jsonl"
-    if not path.exists():
-        write_text(path, "".join(lines))
-    return InputFile(path.name, path.stat().st_size, digest, path, path.stat().st_mtime_ns)
+def _sample() -> InputFile:
+    digest, stat = hashlib.sha256(sample.lines("train")).hexdigest(), sample.TRAIN.stat()
+    return InputFile(sample.TRAIN.name, stat.st_size, digest, sample.TRAIN, stat.st_mtime_ns)
 
 
 MIRROR = "https://data.commoncrawl.org/"
@@ -109,7 +102,7 @@ def nemotron_files(selection: str, mirror: str, folder: Path) -> "list[RemoteFil
     mixes qualities, kinds and snapshots, and does not depend on the selection: the first n + 1
     files are the first n and one more.
     """
-    from data_prep.download import RemoteFile  # imports requests
+    from data_prep.download import RemoteFile  # imports aiohttp
 
     if not mirror.startswith(("https://", "http://")):
         raise UserError(f"mirror '{mirror}' is not a URL; give one such as {MIRROR}")

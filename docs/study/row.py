@@ -2,8 +2,10 @@
 
 python docs/study/row.py keep runs/row       # scores into row.csv, small files into row.tar.xz
 python docs/study/row.py restore runs/row    # before the declared commands, on another machine
+python docs/study/row.py bends a50_k1:expanded_k2   # what stands beside a p, once all runs are in
 
-No score is printed. A kept run has no checkpoints; `sweep` and `compare` take it as finished.
+No score is printed but by `bends`. A kept run has no checkpoints; `sweep` and `compare` take it as
+finished.
 """
 
 import argparse
@@ -15,12 +17,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dualpath_cli.compare.rates import Floats, lowest
+
 STUDY = Path(__file__).parent
 TABLE, ARCHIVE = STUDY / "row.csv", STUDY / "row.tar.xz"
 SETS = ("novels", "peps", "rust_rfcs", "gsm8k")
 FILES = ("recipe.yaml", "versions.json", "metrics.csv", "validation.csv", "routing.csv")
 LAST = "1500"
 """The step of the scores."""
+FEWEST, DESIGNS = 8, 10_000
+"""Seeds below which nothing is tested; simulated designs."""
 
 
 def rows_of(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -75,12 +83,67 @@ def restore(folder: Path) -> None:
         archive.extractall(folder, filter="data")
 
 
+def scores_of(arm: str, rows: list[dict[str, str]]) -> tuple[Floats, Floats]:
+    """Log rates (K,), and the scores of an arm in bits per byte by seed and rate, (N, K).
+
+    Raises SystemExit unless each rate has the same seeds, at least as many as are tested.
+    """
+    found = {
+        (float(row["rate"]), int(row["seed"])): np.mean([float(row[name]) for name in SETS])
+        for row in rows
+        if row["arm"] == arm and not row["sweep"].startswith("pilot")
+    }
+    rates, seeds = sorted({rate for rate, _ in found}), sorted({seed for _, seed in found})
+    if len(seeds) < FEWEST or len(found) != len(rates) * len(seeds):
+        raise SystemExit(
+            f"{arm} has {len(found)} runs of {len(rates)} rates and {len(seeds)} seeds"
+        )
+    return np.log(rates), np.array([[found[rate, seed] for rate in rates] for seed in seeds])
+
+
+def share_as_large(ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats]) -> dict[str, float]:
+    """Designs without a difference, whose curves bend as the two that were found: the share of
+    them in which the lowest points are as far apart.
+
+    A design draws the mean of each rate around the parabola through the lowest mean and its
+    neighbours, moved to a lowest point of zero, with the noise of randomised blocks: what is left
+    of the scores after the means of rows (an arm at a rate) and of blocks (a seed).
+    """
+    (N, _), rows = ours[1].shape, np.hstack([ours[1], theirs[1]])
+    left = rows - rows.mean(0) - rows.mean(1, keepdims=True) + rows.mean()
+    error = np.sqrt((left**2).sum() / (N - 1) / (rows.shape[1] - 1) / N)
+    rng, found, drawn = np.random.default_rng(0), [], []
+    for logs, scores in (ours, theirs):
+        means = scores.mean(0)
+        place, value, _ = lowest(logs, means)
+        first = min(max(int(means.argmin()), 1), len(logs) - 2) - 1
+        near = slice(first, first + 3)
+        bend = np.polyfit(logs[near], means[near], 2)[0]
+        curve = bend * (logs - place) ** 2
+        found.append(float(value))
+        drawn.append(lowest(logs, curve + error * rng.normal(size=(DESIGNS, len(logs))))[1])
+    difference = found[0] - found[1]
+    share = float((abs(drawn[0] - drawn[1]) >= abs(difference)).mean())
+    return {"difference": difference, "error of a mean": float(error), "share": share}
+
+
+def bends(pair: str) -> None:
+    """Prints what the declaration sets beside the p of a pair."""
+    rows = list(csv.DictReader(TABLE.open(encoding="utf-8")))
+    ours, theirs = (scores_of(arm, rows) for arm in pair.split(":"))
+    for name, value in share_as_large(ours, theirs).items():
+        print(f"{name}: {value:.4f}")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Keeps or restores the runs of docs/study/row.md.")
-    parser.add_argument("task", choices=["keep", "restore"])
-    parser.add_argument("folder", type=Path, help="Folder of the study's sweeps.")
+    parser = argparse.ArgumentParser(description="Keeps, restores or judges the runs of row.md.")
+    parser.add_argument("task", choices=["keep", "restore", "bends"])
+    parser.add_argument("what", help="Folder of the study's sweeps; of `bends`, ARM:BASELINE.")
     given = parser.parse_args()
-    {"keep": keep, "restore": restore}[given.task](given.folder)
+    if given.task == "bends":
+        bends(given.what)
+    else:
+        {"keep": keep, "restore": restore}[given.task](Path(given.what))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ MOST_BYTES = 1 << 30
 """The most bytes of a file that is read at once; the largest are the tables of long runs."""
 FIT = "fit.lock"  # in a run folder, while a fit runs
 OURS = ".dualpath"  # in a folder whose files a command may replace, as it was new or empty
-WAY_OUT = "mend it, or move it away: the run continues without it"  # the way out of a damaged table
 
 
 # Written whole or not at all: beside the name, synced, then renamed
@@ -348,28 +347,13 @@ def without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a table, none if it is missing; UserError for one that is damaged.
+    """The rows of a table, none if it is missing.
 
-    A header that is cut is damage, as no kill leaves it. Half a row at the end, which a machine
-    that died may have left, is no row: a whole one ends its line.
+    Half a row at the end, which a machine that died may have left, is no row: a whole one ends its
+    line. Nothing else is checked.
     """
-    if not path.exists():
-        return []
-    text = read_text(path, WAY_OUT)
-    whole = text[: text.rfind("\n") + 1]
-    if text and not whole:
-        raise UserError(f"{path} has no whole line, not even a header; {WAY_OUT}")
-    try:
-        rows = list(csv.reader(io.StringIO(whole, newline=""), strict=True))
-    except csv.Error as error:
-        raise UserError(f"{path} cannot be read ({error}); {WAY_OUT}") from None
-    names = rows[0] if rows else []
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(names):
-            raise UserError(
-                f"{path} row {number} has {len(row)} fields, its header {len(names)}; {WAY_OUT}"
-            )
-    return [dict(zip(names, row, strict=True)) for row in rows[1:]]
+    text = read_text(path) if path.exists() else ""
+    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
 
 
 def has_step(path: Path, step: int) -> bool:

@@ -122,6 +122,11 @@ _RECORDS = (
         "Write a trained model as a folder for transformers, the hub, and all commands.",
         "dualpath_cli.export.command:Export",
     ),
+    _alone(
+        "retrofit",
+        "Turn a pretrained Llama into a looped or dual-path model that computes the same.",
+        "dualpath_cli.export.retrofit:Retrofit",
+    ),
 )
 
 COMMANDS = {command.name: command for command in _RECORDS}

@@ -6,6 +6,7 @@ are in order of types, values of a section together (`settings`), data, and chec
 
 import glob
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def training(words: Words) -> tuple[TrainingLaunch, Line]:
         if is_first_rank():
             print(f"{found.folder} is finished: nothing to do")
         raise SystemExit(0)
-    return found, line
+    return replace(found, dry_run=line.options.dry_run), line
 
 
 def study(words: Words) -> tuple[StudyLaunch, Line]:

@@ -47,6 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     another signal. 141: the reader of the output left early (`fit` trains on).
     """
     words = sys.argv[1:] if arguments is None else arguments
+    if "_ARGCOMPLETE" in os.environ:
+        resolve_name("dualpath_cli.cli.words:complete")()
     escape_unprintable()
     with ended_by_signals() as came:
         code = _main(words, came)

@@ -6,6 +6,7 @@ the recipe; words about Lightning's classes are left to LightningCLI.
 """
 
 import json
+import os
 import re
 import typing
 from argparse import SUPPRESS, Action
@@ -18,11 +19,11 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from jsonargparse import DefaultHelpFormatter, set_parsing_settings
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, Size, at_home
-from dualpath_cli.cli.commands import Command
+from dualpath_cli.cli.commands import COMMANDS, Command
 from dualpath_cli.recipe.parser import OneLine, Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load_recipes, parse
 from dualpath_cli.recipe.recipes import read as read_recipe
@@ -108,6 +109,22 @@ def read(command: Command, words: Sequence[str]) -> Words:
         print(help_of(command, recipe="--help" not in words and "-h" not in words), end="")
         raise SystemExit(0)
     return Words(command, tuple(joined))
+
+
+def complete() -> None:
+    """Answers a shell, which asks by argcomplete what may come next on its line, and ends."""
+    line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+    words = line[: line.rfind(" ") + 1].split()[1:]  # the last one may be a part
+    first = 2 if " ".join(words[:2]) in COMMANDS else 1
+    if command := COMMANDS.get(" ".join(words[:first])):
+        os.environ["_ARGCOMPLETE"] = str(1 + first)  # so many words name the program
+        parser = parser_of(command)
+        for action in parser._actions:  # jsonargparse offers no values of a Literal
+            action.choices = choices_of(getattr(action, "_typehint", None)) or None
+        parser.parse_args([])
+    choice = ArgumentParser()
+    choice.add_argument("command", choices=[name for name in COMMANDS if " " not in name])
+    choice.parse_args([])
 
 
 def _options(parser: Parser, command: Command, found: Recipe, given: frozenset[str]) -> Any:

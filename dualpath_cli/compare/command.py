@@ -127,15 +127,16 @@ def _answer(
 ) -> list[Path]:
     """Prints tables and writes all files, with a line for all that is left out; returns paths."""
     from dualpath_cli.compare import figures, tables
-    from dualpath_cli.compare.ablations import ablations_of, table_of_classes
+    from dualpath_cli.compare.studies import ablations_of, routings_of, table_of_classes
     from dualpath_cli.report import page
     from dualpath_cli.report.console import plain_console
     from dualpath_cli.report.figures import save
     from dualpath_cli.report.table import markdown, show
 
     ablations, classes, damaged = ablations_of(groups)
+    routings, more = routings_of(groups)
     console = plain_console()
-    for line in (left_out := [*left_out, *damaged]):
+    for line in (left_out := [*left_out, *damaged, *more]):
         console.print(line, highlight=False, soft_wrap=True)
     made = sum(row.tested for row in rows)
     for group in groups:
@@ -164,6 +165,7 @@ def _answer(
         "runs.csv": format_csv(runs),
         "ablations.csv": format_csv(ablations) if ablations else "",
         "ablation_classes.csv": format_csv(classes) if classes else "",
+        "routings.csv": format_csv(routings) if routings else "",
     }
     pictures = page.pictures(drawn, figures.CAPTIONS)
     sections = [page.terms(facts), page.tables(main), pictures, page.tables([*tests, *forced])]

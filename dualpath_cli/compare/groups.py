@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import log
 from statistics import fmean, median, stdev
 from typing import Any, Literal
 
@@ -53,14 +54,20 @@ class Configuration:
     active: int  # parameters that a token uses: all of them without experts
     place: int | None = None  # the only layer with a deep path, where all others are wide
     expected_loops: float | None = None  # mean of runs; near 1, the loops paid for go unused
-    runs: tuple[TrainedRun, ...] = ()  # in the order of their seeds
-    frame: Frame = field(default_factory=dict)  # all of its runs
-    best_rate: float | None = None  # where several were trained; `runs` are of the next one
+    frame: Frame = field(default_factory=dict)  # its runs
+    best_rate: float | None = None  # where several were trained
     edge: str = ""  # a line where that is the lowest or highest one trained: then nothing is tested
 
     @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(next(iter(self.scores.values())))
+
+    @property
+    def runs(self) -> tuple[TrainedRun, ...]:
+        """In the order of their seeds; of several rates those at the nearest to the best."""
+        best = self.best_rate
+        nearest = min(self.frame, key=lambda rate: abs(log(rate / best)) if best else 0, default=0)
+        return tuple(self.frame.get(nearest, {}).values())
 
     @property
     def hours(self) -> float:
@@ -113,7 +120,7 @@ def _configuration(name: str, frame: Frame, fewest: int) -> Configuration:
         seconds_per_token=median(1 / run.tokens_per_second for run in runs),
         place=deep[0] if len(deep) == 1 < model.n_layers else None,
         active=count.active_parameters(model),
-        expected_loops=fmean(logged) if logged else None, runs=runs, frame=frame,
+        expected_loops=fmean(logged) if logged else None, frame=frame,
     )  # fmt: skip
     return _at_best_rate(found) if runs[0].rate else found
 
@@ -281,7 +288,6 @@ def _at_best_rate(c: Configuration) -> Configuration:
     }
     return replace(
         c, best_rate=float(np.exp(place)), edge=edge,
-        runs=tuple(c.frame[rates[int(np.abs(logs - place).argmin())]].values()),
         scores={name: dict(zip(seeds, values, strict=True)) for name, values in at_best.items()},
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.system import read_csv, read_text
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.run.facts import facts_now
 from dualpath_cli.run.run_folder import (
     AVERAGES,
     ENDED_EARLY,
@@ -19,7 +20,6 @@ from dualpath_cli.run.run_folder import (
     TOKENIZER,
     VALIDATION,
     decisive_part,
-    facts_now,
     read_recipe,
 )
 
@@ -90,13 +90,12 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
             "no validation set to compare; leave it out"
         )  # fmt: skip
         raise UserError(f"run '{folder}' has {what}")
-    last, metrics, table = settings.run.steps, folder / "metrics.csv", folder / VALIDATION
-    rows, final = read_csv(metrics), _final(table, step=last)
+    last, rows, table = settings.run.steps, read_csv(folder / "metrics.csv"), folder / VALIDATION
+    final = _final(table, step=last)
     if not rows or not final.keys() >= sets:
-        step = rows[-1].get("step", "0") if rows else "0"
         early = folder / ENDED_EARLY
         ended = f", ended by {read_text(early)}" if early.exists() else ""
-        return f"step {int(step) if step.isdecimal() else 0:,} of {last:,}{ended}"
+        return f"step {int(rows[-1]['step']) if rows else 0:,} of {last:,}{ended}"
     if average > 1:
         table = folder / AVERAGES
         final = _final(table, step=last, average=average)
@@ -105,65 +104,53 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
                 f"run '{folder}' has no scores of an average of {average} checkpoints; dualpath "
                 f"validate --ckpt-path {folder} --average {average} adds them"
             )
-    scores = {name: _number(table, final[name], "bits_per_byte") for name in settings.data.val}
+    scores = {name: float(final[name]["bits_per_byte"]) for name in settings.data.val}
     facts, recipe = facts_now(folder), settings.as_recipe()
     data = _data(folder, settings, facts)
     for name, score in scores.items():
+        if not math.isfinite(score):
+            raise UserError(f"{table} step {last}: {name} has {score} bits per byte; leave it out")
         # Of a data folder the loss has end-of-text as well, whose losses are a model's own.
         if f"validation set {name}" not in data:
-            length = _number(table, final[name], "loss") / (score or math.inf) / math.log(2)
+            length = float(final[name]["loss"]) / (score or math.inf) / math.log(2)
             data[f"bytes a token of {name}"] = length
     return TrainedRun(
-        folder, settings, flat(recipe), _decisive(recipe, facts),
-        {AGGREGATE: fmean(scores.values()), **scores}, _speed(metrics, rows, settings),
-        _curve(metrics, rows), _expected_loops(folder / "routing.csv"), data,
+        folder, settings, flat(recipe), decisive(recipe, facts),
+        {AGGREGATE: fmean(scores.values()), **scores}, _speed(rows, settings),
+        _curve(rows), _expected_loops(read_csv(folder / "routing.csv")), data,
     )  # fmt: skip
 
 
 def _final(table: Path, **at: int) -> dict[str, Row]:
     """The last row of each set that has these values."""
     wanted = {name: str(value) for name, value in at.items()}
-    return {row.get("set", ""): row for row in read_csv(table) if wanted.items() <= row.items()}
+    return {row["set"]: row for row in read_csv(table) if wanted.items() <= row.items()}
 
 
-def _number(path: Path, row: Row, column: str) -> float:
-    try:
-        value = float(row[column])
-    except (KeyError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
-        raise UserError(
-            f"{path} step {row.get('step')}: {column} is '{row.get(column, ''):.40}', no finite "
-            "number; mend it, or leave the run out"
-        )
-    return value
-
-
-def _speed(path: Path, rows: Sequence[Row], settings: Settings) -> float:
+def _speed(rows: Sequence[Row], settings: Settings) -> float:
     loops = step_loops(settings.run)
     phases: dict[tuple[int, ...], list[float]] = {}
     for row in rows:
-        phase = () if loops is None else loops.choices(int(_number(path, row, "step")) - 1)
-        phases.setdefault(phase, []).append(_number(path, row, "tokens_per_second"))
+        phase = () if loops is None else loops.choices(int(row["step"]) - 1)
+        phases.setdefault(phase, []).append(float(row["tokens_per_second"]))
     return harmonic_mean(map(median, phases.values()), weights=map(len, phases.values()))
 
 
-def _curve(path: Path, rows: Sequence[Row]) -> tuple[Point, ...]:
+def _curve(rows: Sequence[Row]) -> tuple[Point, ...]:
     """Loss over tokens and hours, at most MOST_POINTS means over as many rows each."""
     points = [
-        tuple(_number(path, row, name) for name in ("tokens", "loss", "seconds"))
+        (float(row["tokens"]), float(row["loss"]), float(row["seconds"]) / 3600)
         for row in rows
-        if row.get("loss") != "nan"  # where training left out all of an interval's micro-batches
+        if row["loss"] != "nan"  # where training left out all of an interval's micro-batches
     ]
     size = -(-len(points) // MOST_POINTS) or 1
     parts = [points[start : start + size] for start in range(0, len(points), size)]
-    return tuple((p[-1][0], fmean(loss for _, loss, _ in p), p[-1][2] / 3600) for p in parts)
+    return tuple((p[-1][0], fmean(loss for _, loss, _ in p), p[-1][2]) for p in parts)
 
 
-def _expected_loops(path: Path) -> float | None:
-    rows = read_csv(path)
-    last = [row for row in rows if row.get("step") == rows[-1].get("step")]
-    values = [_number(path, row, "expected_loops") for row in last if row.get("expected_loops")]
+def _expected_loops(rows: Sequence[Row]) -> float | None:
+    last = [row["expected_loops"] for row in rows if row["step"] == rows[-1]["step"]]
+    values = [float(loops) for loops in last if loops]
     return fmean(values) if values else None
 
 
@@ -176,7 +163,8 @@ def flat(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def _decisive(recipe: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+def decisive(recipe: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a resolved recipe, and classes' source, by which a run is of a configuration."""
     part = decisive_part(recipe) | {"trainer": {"precision": recipe["trainer"]["precision"]}}
     if sources := facts.get("classes"):  # of a custom gate or combination
         part["model"]["classes"] = sources

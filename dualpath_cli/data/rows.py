@@ -1,9 +1,8 @@
-"""Rows of one file as a stream: plain or compressed bytes, JSON lines, Parquet records."""
+"""Rows of one file, read through Arrow a few megabytes at a time: texts, JSON lines, Parquet."""
 
-import contextlib
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,84 +21,7 @@ OnRead = Callable[[int], None]
 """Called with the number of bytes read from the disk since the last call."""
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}  # Arrow's names, by suffix
 ENDINGS = (*CODECS, *TEXTS, *JSON_LINES, ".parquet")  # of names that say what a file holds
-BUFFER_BYTES = 1 << 20
-
-
-def open_bytes(path: Path, on_read: OnRead) -> io.BufferedReader:
-    """Opens a file, decompressed by its name; OSError at a fault comes after all bytes before."""
-    kind = _Decompressed if suffixes(path)[1] else _CountedFile
-    return io.BufferedReader(kind(path, on_read), BUFFER_BYTES)
-
-
-class _CountedFile(io.FileIO):
-    """A file that reports each read, so that progress is known in bytes on the disk."""
-
-    def __init__(self, path: Path, on_read: OnRead) -> None:
-        super().__init__(path)
-        self._on_read = on_read
-
-    def readinto(self, buffer: Any) -> int:
-        count = super().readinto(buffer) or 0
-        self._on_read(count)
-        return count
-
-    # A FileIO's own would pass `readinto` by.
-    read = io.RawIOBase.read  # type: ignore[assignment]
-    readall = io.RawIOBase.readall
-
-
-class _Decompressed(io.RawIOBase):
-    """The content of a compressed file; all bytes before a fault come before its OSError."""
-
-    def __init__(self, path: Path, on_read: OnRead) -> None:
-        self._path = path
-        self._stream = decompress(path, suffixes(path)[1], on_read)
-        self._given = 0
-        self._fault: OSError | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if self._fault:
-            raise self._fault
-        try:
-            count: int = self._stream.readinto(buffer)
-        except OSError as fault:
-            # Arrow does not say how much of the buffer it filled before.
-            self._fault = fault
-            rest = self._rest()
-            if not rest:
-                raise
-            count = len(rest)
-            buffer[:count] = rest
-        self._given += count
-        return count
-
-    def _rest(self) -> bytes:
-        """Returns what follows the bytes given out, up to the fault: less than was asked for."""
-        rest, codec = bytearray(), suffixes(self._path)[1]
-        with contextlib.suppress(OSError), decompress(self._path, codec) as stream:
-            left = self._given
-            while left:
-                left -= len(stream.read(min(left, BUFFER_BYTES)))
-            while byte := stream.read(1):
-                rest += byte
-        return bytes(rest)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-
-def decompress(
-    path: Path, codec: str, on_read: OnRead = lambda count: None
-) -> pa.CompressedInputStream:
-    """Opens the content of a file that is compressed as files are whose names end with `codec`."""
-    # Arrow's decompressor, unlike others, reads on across members of a file and raises OSError
-    # where a file is cut off.
-    file = pa.PythonFile(_CountedFile(path, on_read), mode="r")
-    return pa.CompressedInputStream(file, CODECS[codec])
+_BUFFER_BYTES = 1 << 20
 
 
 class BadRow(ValueError):
@@ -107,7 +29,7 @@ class BadRow(ValueError):
 
 
 class UnreadableFile(UserError):
-    """A file that cannot be read to its end; rows before the fault have been given out."""
+    """A file that is damaged or cut off; the rows given out before stay."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +41,6 @@ class Rows:
     first: int  # number of the first line or record in its file, from 1
     content: "list[bytes] | pa.RecordBatch"
     """Lines; one element, the whole text, of a .txt file; or records."""
-    bytes: int  # size of the content, uncompressed
-    optional: tuple[str, ...] = ()
-    """Columns of records whose values, where Python cannot hold them, are None."""
 
     def parsed(self) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
         """Yields (number, object or its fault) for each row but blank lines."""
@@ -130,7 +49,7 @@ class Rows:
                 records = self.content.to_pylist()
             except _NO_VALUE:
                 slices = (self.content.slice(n, 1) for n in range(self.content.num_rows))
-                records = [_record(record, self.optional) for record in slices]
+                records = list(map(_record, slices))
             yield from enumerate(records, self.first)
             return
         parse = _text_object if self.kind == ".txt" else _json_object
@@ -152,8 +71,8 @@ class Rows:
         offset = number - self.first
         if isinstance(self.content, pa.RecordBatch):
             record = self.content.slice(offset, 1)
-            row = {name: _shown(values[0]) for name, values in _columns(record)}
-            return json.dumps(row, default=str)
+            row = _record(record)
+            return str(record) if isinstance(row, BadRow) else json.dumps(row, default=str)
         return self.content[offset].decode("utf-8", errors="backslashreplace").rstrip("\r\n")
 
 
@@ -186,96 +105,73 @@ def read_rows(
     """Yields a file's rows, about `size` bytes at a time; a longer row goes alone.
 
     Of a Parquet file only the columns `fields`, and those of `optional` that are there, are read.
-    The division into batches depends on the file and `size` alone. Raises UnreadableFile, after
-    the rows before the fault, where the file is cut off, damaged or lacks a column; `advice` ends
-    the message then.
+    The division into batches depends on the file and `size` alone. Raises UnreadableFile where the
+    file is cut off, damaged or lacks a column; `advice` ends the message for a missing column.
     """
-    match kind_of(path):
-        case ".parquet":
-            yield from _parquet(path, fields, optional, on_read, size, advice)
-        case ".jsonl":
-            yield from _lines(path, on_read, size)
-        case _:
-            try:
-                with open_bytes(path, on_read) as stream:
-                    text = stream.read()
-            except OSError as error:
-                raise UnreadableFile(f"{path}: cannot be read: {error}") from None
-            yield Rows(str(path), ".txt", 1, [text], len(text))
-
-
-def _lines(path: Path, on_read: OnRead, size: int) -> Iterator[Rows]:
-    lines: list[bytes] = []
-    held = number = 0
-    fault: OSError | None = None
+    kind, number = kind_of(path), 1
     try:
-        with open_bytes(path, on_read) as stream:
-            for number, line in enumerate(stream, 1):
-                lines.append(line)
-                held += len(line)
-                if held >= size:
-                    yield Rows(str(path), ".jsonl", number + 1 - len(lines), lines, held)
-                    lines, held = [], 0
-    except OSError as error:
-        fault = error
-    if lines:
-        yield Rows(str(path), ".jsonl", number + 1 - len(lines), lines, held)
-    if fault:
-        raise UnreadableFile(f"{path}: cannot be read after line {number}: {fault}")
+        if kind == ".parquet":
+            batches = _records(path, [*fields], optional, on_read, size, advice)
+        else:
+            batches = _lines(path, kind, on_read, size)
+        for content in batches:
+            yield Rows(str(path), kind, number, content)
+            number += len(content)
+    except (pa.ArrowException, OSError) as error:
+        after = {".jsonl": f" after line {number - 1}", ".parquet": f" after row {number - 1}"}
+        where = after.get(kind, "") if number > 1 else ""
+        format = " as Parquet" if kind == ".parquet" else ""
+        reason = str(error).splitlines()[0]
+        raise UnreadableFile(f"{path}: cannot be read{format}{where}: {reason}") from None
 
 
-def _parquet(
+def _lines(path: Path, kind: str, on_read: OnRead, size: int) -> Iterator[list[bytes]]:
+    """Yields lines, decompressed by the file's name, or its whole text; OSError if damaged."""
+    told = 0
+    with path.open("rb", buffering=0) as file, decompress(file, path) as stream:
+        whole = kind == ".txt"
+        batches = [[stream.read()]] if whole else iter(lambda: stream.readlines(size - 1), [])
+        for lines in batches:
+            on_read(file.tell() - told)
+            told = file.tell()
+            yield lines
+
+
+def decompress(file: io.FileIO, path: Path) -> io.BufferedReader:
+    """Returns the content of an open file, decompressed by the ending of its name."""
+    # Arrow's decompressor, unlike others, reads on across members of a file and raises OSError
+    # where a file is cut off.
+    codec = CODECS.get(suffixes(path)[1])
+    stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec) if codec else file
+    return io.BufferedReader(stream, _BUFFER_BYTES)
+
+
+def _records(
     path: Path,
-    fields: Sequence[str],
+    fields: list[str],
     optional: Sequence[str],
     on_read: OnRead,
     size: int,
     advice: str,
-) -> Iterator[Rows]:
-    held: list[pa.RecordBatch] = []
-    held_bytes = given = 0
-    fault: Exception | None = None
-    extra: tuple[str, ...] = ()
-
-    def rows() -> Iterator[Rows]:
-        nonlocal given
-        for batch in pa.Table.from_batches(held).combine_chunks().to_batches():
-            yield Rows(str(path), ".parquet", given + 1, batch, batch.nbytes, extra)
-            given += batch.num_rows
-
-    try:
-        # By default Arrow holds a whole row group as stored on the disk.
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER_BYTES) as file:
-            names = file.schema_arrow.names
-            if missing := [field for field in fields if field not in names]:
-                raise UnreadableFile(
-                    f"{path}: no column '{missing[0]}'{did_you_mean(missing[0], names)} "
-                    f"(columns: {', '.join(names)}){advice}"
-                )
-            extra = tuple(name for name in optional if name in names and name not in fields)
-            on_disk, total, read, reported = path.stat().st_size, file.metadata.num_rows, 0, 0
-            batch_rows = _batch_rows(file.metadata, size)
-            for batch in file.iter_batches(batch_size=batch_rows, columns=[*fields, *extra]):
-                # Arrow does not report its position: the share of rows approximates that of bytes.
-                read += batch.num_rows
-                if read > total:
-                    raise pa.ArrowInvalid(f"its footer counts {total:,} rows, and there are more")
-                on_read(on_disk * read // total - reported)
-                reported = on_disk * read // total
-                for records in _halved(batch, size):
-                    held.append(records)
-                    held_bytes += records.nbytes
-                    if held_bytes >= size:
-                        yield from rows()
-                        held, held_bytes = [], 0
-    except (pa.ArrowException, OSError) as error:
-        fault = error
-    if held:
-        yield from rows()
-    if fault:
-        reason = str(fault).splitlines()[0]
-        after = f" after row {given}" if given else ""
-        raise UnreadableFile(f"{path}: cannot be read as Parquet{after}: {reason}")
+) -> Iterator[pa.RecordBatch]:
+    # By default Arrow holds a whole row group as stored on the disk.
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+        names = file.schema_arrow.names
+        if missing := [field for field in fields if field not in names]:
+            raise UnreadableFile(
+                f"{path}: no column '{missing[0]}'{did_you_mean(missing[0], names)} "
+                f"(columns: {', '.join(names)}){advice}"
+            )
+        extra = [name for name in optional if name in names and name not in fields]
+        on_disk, read, told = path.stat().st_size, 0, 0
+        batches = file.iter_batches(_batch_rows(file.metadata, size), columns=[*fields, *extra])
+        for held in _held(batches, size):
+            # Arrow does not report its position: the share of rows approximates that of bytes.
+            read += sum(batch.num_rows for batch in held)
+            share = on_disk * read // max(file.metadata.num_rows, read)
+            on_read(share - told)
+            told = share
+            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
 def _batch_rows(metadata: pq.FileMetaData, size: int) -> int:
@@ -283,6 +179,21 @@ def _batch_rows(metadata: pq.FileMetaData, size: int) -> int:
     groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
     longest = max((g.total_byte_size // g.num_rows for g in groups if g.num_rows), default=0)
     return min(max(size // max(longest, 1), 1), 256)
+
+
+def _held(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[list[pa.RecordBatch]]:
+    """Yields records of `size` bytes or a little more together."""
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for batch in batches:
+        for records in _halved(batch, size):
+            held.append(records)
+            held_bytes += records.nbytes
+            if held_bytes >= size:
+                yield held
+                held, held_bytes = [], 0
+    if held:
+        yield held
 
 
 def _halved(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
@@ -296,31 +207,17 @@ def _halved(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
         yield from _halved(half.take(pa.array(range(half.num_rows))), size)
 
 
-def _columns(record: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
-    return zip(record.schema.names, record.columns, strict=True)
-
-
-def _record(record: pa.RecordBatch, optional: Sequence[str]) -> dict[str, Any] | BadRow:
-    row: dict[str, Any] = {}
-    for name, values in _columns(record):
+def _record(record: pa.RecordBatch) -> dict[str, Any] | BadRow:
+    """Returns the one row of a record batch as Python holds it."""
+    for name, values in zip(record.schema.names, record.columns, strict=True):
         try:
-            row[name] = values[0].as_py()
+            values.to_pylist()
+        except UnicodeDecodeError:
+            return BadRow(f"column '{name}': not UTF-8")
         except _NO_VALUE as error:
-            if name not in optional:
-                utf8 = isinstance(error, UnicodeDecodeError)
-                reason = "not UTF-8" if utf8 else f"cannot be read: {str(error).splitlines()[0]}"
-                return BadRow(f"column '{name}': {reason}")
-            row[name] = None
+            return BadRow(f"column '{name}': cannot be read: {str(error).splitlines()[0]}")
+    row: dict[str, Any] = record.to_pylist()[0]
     return row
-
-
-def _shown(value: pa.Scalar) -> Any:
-    """Returns a value as Python holds it, or else as a string."""
-    for kind in (None, pa.string(), pa.binary()):
-        with contextlib.suppress(*_NO_VALUE):
-            shown = (value.cast(kind) if kind else value).as_py()
-            return shown.decode(errors="backslashreplace") if kind == pa.binary() else shown
-    return f"a value of type {value.type}"
 
 
 def _text_object(content: bytes) -> dict[str, Any]:
@@ -342,10 +239,8 @@ def _json_object(line: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         place = f"{error.msg} at character {error.pos}"
         reason = f"not JSON ({place}); a .jsonl file holds one JSON object a line"
-    except RecursionError:
-        reason = "not JSON that can be read: nested too deeply"
-    except ValueError:
-        reason = "not JSON that can be read: a number with too many digits"
+    except (RecursionError, ValueError) as error:  # nested too deeply, a number of many digits
+        reason = f"not JSON that can be read: {error}"
     else:
         if isinstance(row, dict):
             return row

@@ -26,10 +26,14 @@ END_OF_TEXT = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of�
 """Names that published tokenizers give to end-of-text, the likeliest first."""
 MOST_IDS = 1 << 24
 """Ids at most: the bytes of each are held in a list."""
+_MARK = "end_of_text"  # a key of a special token, which `tokenizers` itself passes over
 Definition = dict[str, Any]  # a parsed `tokenizer.json`
 GPT2_FINGERPRINT = "785a6e2b7b4c5d3b6aa4dca24531c0e458f52b077052afa73af5991db5e533eb"
 _GPT2_MERGES_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
 _GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+# Bytes that published vocabularies lack: control characters, and those that begin characters from
+# U+40000 on, of which none is assigned but for private use; UTF-8 has no use for the others.
+_RARE = {*range(1, 32), 127, 0xC0, 0xC1, *range(0xF1, 0x100)} - set(b"\t\n\r")
 # Characters that careless tokenizers lose or change, in NFC.
 _PROBE = "Ünï\u00a0日本\U0001f600\r\n\t  a  b\x00 İ 12345 <|endoftext|> '\ufeff\n"
 
@@ -55,6 +59,7 @@ class Tokenizer:
             self._definition["model"] = {**definition["model"], "dropout": None}
             self._values = _token_values(definition)
             self._special = {t["id"] for t in definition["added_tokens"] if t["special"]}
+            self._lacking = bytes(_lacking(definition))
             self.vocab_size = len(self._values)
             self.eot_id = _end_of_text(definition, origin)
             self.fingerprint = _fingerprint(definition)
@@ -70,7 +75,10 @@ class Tokenizer:
         path = Path(spec)
         if path.is_dir():
             if (path / TOKENIZER).exists():
-                return cls(read_json(path / TOKENIZER), str(spec))
+                definition, config = read_json(path / TOKENIZER), path / "tokenizer_config.json"
+                if config.exists():
+                    name_end_of_text(definition, read_json(config).get("eos_token"))
+                return cls(definition, str(spec))
             if (path / "vocab.json").exists() and (path / "merges.txt").exists():
                 merges = read_text(path / "merges.txt")
                 vocab = read_json(path / "vocab.json")
@@ -93,7 +101,10 @@ class Tokenizer:
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        """Returns the ids of each text, without end-of-text."""
+        """Returns the ids of each text, without end-of-text.
+
+        Raises UserError for a text with a byte that the vocabulary lacks.
+        """
         if self.fingerprint != GPT2_FINGERPRINT:
             return self._encode_by_tokenizers(texts)
         arrays = []
@@ -123,6 +134,14 @@ class Tokenizer:
 
     def _encode_by_tokenizers(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
         with _one_line(self._origin):
+            for text in texts if self._lacking else ():
+                given = text.encode(errors="replace")
+                if len(given.translate(None, self._lacking)) < len(given):
+                    byte = next(byte for byte in given if byte in self._lacking)
+                    raise UserError(
+                        f"tokenizer '{self._origin}': its vocabulary lacks the byte 0x{byte:02X}, "
+                        "which a text has; remove such characters, or give another tokenizer"
+                    )
             try:
                 encodings = self._tokenizers.encode_batch_fast(texts, add_special_tokens=False)
             except TypeError:
@@ -243,7 +262,7 @@ def _check(definition: Definition, origin: str) -> None:
         reason = "its pre-tokenizer does not go by bytes"
     elif model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         reason = "it marks parts of words"  # on which `tokenizers` may panic
-    elif missing := [c for c in byte_of_character() if c not in model["vocab"]]:
+    elif missing := _lacking(definition) - _RARE:
         reason = f"its vocabulary lacks {len(missing)} of the 256 bytes"
     elif normalizer is not None and normalizer.get("type") != "NFC":
         reason = f"its normaliser {normalizer.get('type')} changes the text"
@@ -255,14 +274,35 @@ def _check(definition: Definition, origin: str) -> None:
     )
 
 
+def _lacking(definition: Definition) -> set[int]:
+    """Returns the bytes that are no entry of a vocabulary."""
+    vocab = definition["model"]["vocab"]
+    return {byte for character, byte in byte_of_character().items() if character not in vocab}
+
+
+def name_end_of_text(definition: Definition, name: Any) -> None:
+    """Marks the special token that a model's configuration names as the end of a text.
+
+    A known name, `END_OF_TEXT`, goes before: in a model for chats the configuration names the end
+    of a turn, and documents were trained on after the known one.
+    """
+    name = name.get("content") if isinstance(name, dict) else name
+    special = [token for token in definition.get("added_tokens", ()) if token.get("special")]
+    if not any(token.get("content") in END_OF_TEXT for token in special):
+        for token in special:
+            if token.get("content") == name:
+                token[_MARK] = True
+
+
 def _end_of_text(definition: Definition, origin: str) -> int:
-    """Returns the id of end-of-text: a known name, or the only special token there is."""
+    """Returns the id of end-of-text: a known name, the only special token, or the marked one."""
     special = {t["content"]: t["id"] for t in definition["added_tokens"] if t["special"]}
     for name in END_OF_TEXT:
         if name in special:
             return int(special[name])
-    if len(special) == 1:
-        return int(next(iter(special.values())))
+    marked = [t["id"] for t in definition["added_tokens"] if t.get(_MARK)]
+    if len(special) == 1 or marked:
+        return int(marked[0] if marked else next(iter(special.values())))
     raise UserError(
         f"tokenizer '{origin}': no special token is known to end a text "
         f"(special: {', '.join(special) or 'none'}); name one of them {END_OF_TEXT[0]}"
@@ -292,7 +332,7 @@ def _fingerprint(definition: Definition) -> str:
     merges = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
     added = [
         # A special token's other flags never matter: text is read as ordinary text.
-        {k: t[k] for k in ("id", "content")}
+        {k: t[k] for k in ("id", "content", _MARK) if k in t}
         if t["special"]
         else {k: t[k] for k in ("id", "content", "lstrip", "rstrip", "single_word", "normalized")}
         for t in sorted(definition["added_tokens"], key=lambda t: t["id"])

@@ -1,6 +1,5 @@
 """`dualpath evaluate`: options, checked without slow imports; first all questions, then models."""
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -15,8 +14,8 @@ from dualpath_cli.data.documents import split_name, stem
 from dualpath_cli.evaluation.benchmarks import NAMES, PAPER_LIMIT, SUITES, Benchmark, NoData
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.recipe.options import Overrides, OwnClasses, Where, folder_of, read_overrides
-from dualpath_cli.run.checkpoint_files import describe
-from dualpath_cli.run.run_folder import package_versions
+from dualpath_cli.run.exported_folder import hash_of_weights
+from dualpath_cli.run.facts import package_versions
 from dualpath_cli.run.trained import Trained, find
 
 if TYPE_CHECKING:
@@ -39,20 +38,19 @@ class Subject:
         return f"{run.recipe}-{run.name}-step-{self.trained.run.step:08d}"
 
     def facts(self, options: "Evaluate") -> dict[str, Any]:
-        """Facts about the model and the evaluation; reads all weights."""
+        """Facts about the model and the evaluation."""
         from dualpath_cli.kernels.device import device_name
         from dualpath_cli.run.weights import device_of
 
         trained, change = self.trained, read_overrides(options)
         recipe, checkpoint = trained.settings, trained.run.checkpoint
-        files = describe(checkpoint, sorted(checkpoint.glob("*.safetensors")))
         return {
             "name": self.name,
             "path": self.path,
             "run": f"{recipe.run.recipe}/{recipe.run.name}",
             "step": trained.run.step,
             "checkpoint": str(checkpoint),
-            "sha256": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
+            "sha256": hash_of_weights(checkpoint),
             "model": asdict(recipe.model),
             "loops": (change and change.loops) or recipe.model.loops,
             "intervention": change.name if change else "learned",

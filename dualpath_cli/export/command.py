@@ -54,11 +54,7 @@ class Export(Average, OwnClasses):
         super().__post_init__()
         if self.public and self.push is None:
             raise ValueError("public says who sees what --push USER/REPO uploads; give that, too")
-        if self.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", self.license):
-            raise UserError(
-                f"--license '{self.license}' is no name of the hub's, such as apache-2.0 or other; "
-                "https://huggingface.co/docs/hub/repositories-licenses lists them"
-            )
+        check_license(self.license)
         if self.average > 1 and self.results is not None:
             raise ValueError("results are of a checkpoint's weights, not of their --average")
 
@@ -71,16 +67,7 @@ def run(options: Export) -> str:
     of = f"-average-{len(run.average)}" if run.average else ""
     default = run.folder / "export" / f"{name}-step-{run.step:08d}{of}"
     out = default if options.out is None else path_of("--out", options.out)
-    out = out.resolve()  # of a link, what it links to is replaced
-    if out.is_file():
-        raise UserError(f"--out '{out}' is a file; give a folder")
-    if out.is_dir() and any(out.iterdir()) and not is_exported(out):
-        raise UserError(f"--out '{out}' is a folder of something else; give another name")
-    if run.folder.resolve() == out:
-        raise UserError(f"--out '{out}' is the folder that is read; give another name")
-    if out.exists() and not options.overwrite:
-        raise UserError(f"'{out}' is there already; give another --out, or --overwrite")
-    check_ours(out, out)
+    out = check_out(out, run.folder, options.overwrite)
     results = repository = None
     if options.results is not None:
         of_run = f"{settings.run.recipe}/{settings.run.name}"
@@ -96,7 +83,7 @@ def run(options: Export) -> str:
     with Progress(console, "checking", bytes_of_bytes, size) as progress:
         for checkpoint in checkpoints:
             verify(checkpoint, progress.advance)
-    weights = folder.Weights(checkpoints, settings.model)
+    weights = folder.Weights.read(checkpoints, settings.model)
     if repository is not None:  # before the slowest part, and once there is something to upload
         repository.make(options.public)
     with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
@@ -106,6 +93,30 @@ def run(options: Export) -> str:
         return answer
     commit = repository.upload(out, f"{name}, step {run.step:,}")
     return f"{answer}\nuploaded: {repository.page}, commit {commit.rpartition('/')[2]}"
+
+
+def check_license(name: str | None) -> None:
+    """Raises UserError unless a name can be a licence's on the hub."""
+    if name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
+        raise UserError(
+            f"--license '{name}' is no name of the hub's, such as apache-2.0 or other; "
+            "https://huggingface.co/docs/hub/repositories-licenses lists them"
+        )
+
+
+def check_out(out: Path, read: Path, overwrite: bool) -> Path:
+    """Returns the folder to write; UserError unless it is free, or an export to overwrite."""
+    out = out.resolve()  # of a link, what it links to is replaced
+    if out.is_file():
+        raise UserError(f"--out '{out}' is a file; give a folder")
+    if read.resolve() == out:
+        raise UserError(f"--out '{out}' is the folder that is read; give another name")
+    if out.is_dir() and any(out.iterdir()) and not is_exported(out):
+        raise UserError(f"--out '{out}' is a folder of something else; give another name")
+    if out.exists() and not overwrite:
+        raise UserError(f"'{out}' is there already; give another --out, or --overwrite")
+    check_ours(out, out)
+    return out
 
 
 def _answer(run: Run, settings: Settings, weights: Any, out: Path) -> str:

@@ -29,11 +29,12 @@ class Fit(WithRecipe):
     config: tuple[Place, ...] = field(metadata={"also": ("-c",), "each": True})
     """Recipe: a path or a packaged name such as quickstart. Of several, later ones win."""
     ckpt_path: Place | None = None
-    """RUN: another run or its checkpoint, to start from its weights; or an older checkpoint of this
-    run, to go back to it."""
+    """An older checkpoint of this run, to go back to it."""
     new_data: bool = False
     """Continue the run on other data than before, from the beginning of the new data; without this
     option other data are refused."""
+    dry_run: bool = False
+    """Check recipe, data and machine, print the resolved recipe and the plan, and do not train."""
 
 
 @dataclass(frozen=True, kw_only=True)

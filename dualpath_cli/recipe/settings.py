@@ -108,6 +108,9 @@ class RunSettings:
     """Nominal FLOPs per token and layer that the model was solved for; fit prints the ratio."""
     max_tokens: Size = Size(38_503_710_720)
     """Training budget in tokens, rounded down to whole optimizer steps."""
+    init_from: Place | None = None
+    """RUN whose weights step 0 begins with, in place of drawn ones; schedule, optimizer and counts
+    begin anew. The model is the RUN's, but for max_seq_len and document_start."""
     branch_from: Place | None = None
     """Run folder of another run, to continue from its last checkpoint before the cool-down
     (optim.schedule wsd) or second phase of either run. All keys but run.max_tokens must agree."""
@@ -160,8 +163,9 @@ class RunSettings:
             if (value := getattr(self, name)) is not None:
                 check_name(name, value, f"; --run.{name} NAME gives another")
         check_path("dir", self.dir)
-        if self.branch_from is not None:
-            check_path("branch_from", self.branch_from)
+        for name in ("branch_from", "init_from"):
+            if (value := getattr(self, name)) is not None:
+                check_path(name, value)
         every = dict.fromkeys(("gates_every", "validate_every", "keep", "keep_every"), (0, 10**12))
         ranges: dict[str, tuple[float, float]] = {
             **dict.fromkeys(("log_every", "save_every", "max_bad_steps"), (1, 10**12)),

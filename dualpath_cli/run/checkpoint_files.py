@@ -47,12 +47,6 @@ def facts_of(checkpoint: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def rows_of(checkpoint: Path) -> dict[str, int]:
-    """The number of rows that the run's tables had, by name."""
-    rows = facts_of(checkpoint).get("rows")
-    return {k: n for k, n in rows.items() if type(n) is int} if isinstance(rows, dict) else {}
-
-
 def fault_of(checkpoint: Path) -> str | None:
     """The fault of a checkpoint as far as names and sizes tell; None if there is none.
 
@@ -64,8 +58,8 @@ def fault_of(checkpoint: Path) -> str | None:
             "the last to read; train the run again, or go on there"
         )
     try:
-        files = _read_manifest(checkpoint)
-    except ValueError as error:
+        files = sizes_and_hashes(checkpoint)
+    except UserError as error:
         return str(error)
     for path in (checkpoint, *checkpoint.rglob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
@@ -84,12 +78,13 @@ def damaged(
     checkpoint: Path, rank: int = 0, ranks: int = 1, read: Callable[[int], object] | None = None
 ) -> list[str]:
     """Hashes this rank's part of the files; returns the names of those that were changed."""
-    files = _read_manifest(checkpoint)
+    files = sizes_and_hashes(checkpoint)
     own = sorted(files)[rank::ranks]
     return [name for name in own if hash_file(checkpoint / name, read) != files[name]["sha256"]]
 
 
-def _read_manifest(checkpoint: Path) -> Files:
+def sizes_and_hashes(checkpoint: Path) -> Files:
+    """The sizes and hashes of a checkpoint's files, as they were written."""
     path = manifest_of(checkpoint)
     try:
         files = read_json(path)["files"]
@@ -98,10 +93,8 @@ def _read_manifest(checkpoint: Path) -> Files:
                 raise ValueError(f"it names '{name}'")
             if type(facts["bytes"]) is not int or type(facts["sha256"]) is not str:
                 raise ValueError(f"'{name}' has no size or no hash")
-    except UserError as error:
-        raise ValueError(str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path.name} cannot be read: {of_content(error)}") from None
+        raise UserError(f"{path.name} cannot be read: {of_content(error)}") from None
     return dict(files)
 
 

@@ -29,7 +29,8 @@ from dualpath_cli.base.system import PARTIAL, naming, read_json, remove, sync, w
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE, Files, write_manifest
 from dualpath_cli.run.exported_folder import PREFIX
-from dualpath_cli.run.run_folder import LAST, TABLES
+from dualpath_cli.run.facts import facts_now
+from dualpath_cli.run.run_folder import LAST
 from dualpath_cli.run.weights import read_into, tensors_in
 
 RETRY = 2.0  # seconds after which a checkpoint that could not be written is tried again, once
@@ -190,10 +191,8 @@ def publish(partial: Path, final: Path, files: Files) -> None:
     if final.exists():  # from a run that is being repeated from an older checkpoint
         final.rename(replaced)
     folder = final.parents[1]
-    tables = [folder / name for name in TABLES if (folder / name).is_file()]
-    rows = {path.name: path.read_bytes().count(b"\n") - 1 for path in tables}
-    facts = {**run_folder.facts_now(folder), "step": run_folder.step_of(final), "rows": rows}
-    write_manifest(final, files, facts)
+    step = run_folder.step_of(final)
+    write_manifest(final, files, {**facts_now(folder), "step": step})
     partial.rename(final)
     link = final.with_name(LAST + PARTIAL)
     link.unlink(missing_ok=True)

@@ -4,15 +4,17 @@ By the latter readers see what was changed, and `export --overwrite` what it may
 """
 
 import dataclasses
+import hashlib
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 
 from dualpath_cli.base.errors import UserError, of_content
 from dualpath_cli.base.ranges import check_range
 from dualpath_cli.base.system import read_json, read_text
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.checkpoint_files import hash_file
+from dualpath_cli.run.checkpoint_files import hash_file, sizes_and_hashes
 from dualpath_cli.run.run_folder import RECIPE, TABLES, TOKENIZER, VERSIONS, Run
 from dualpath_cli.spec.config import RENAMED, ModelConfig
 
@@ -74,31 +76,41 @@ def listing(hashes: Mapping[str, str]) -> str:
     return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(hashes.items()))
 
 
-def changed(folder: Path, read: Callable[[int], object], free: Container[str] = ()) -> str | None:
-    """The first file that is not as the list has it; None as well where there is no list.
+def check_unchanged(folder: Path, read: Callable[[int], object] = lambda count: None) -> None:
+    """Compares an exported folder with its list, if it has one, but for the model card.
 
-    Those that are `free` may be. `read` is told how many bytes were just read.
+    `read` is told how many bytes were just read.
     """
     listed = _listed(folder)
     if listed is None:
-        return None
-    for name in sorted({*NAMES, *(p.name for p in folder.glob("*.safetensors"))} - listed.keys()):
-        if (folder / name).exists():  # put there since, or of a list that was cut
-            return name
-    for name, sha256 in listed.items():
-        path = folder / name
-        if name not in free and not (path.is_file() and hash_file(path, read) == sha256):
-            return name
-    return None
-
-
-def check_unchanged(folder: Path, read: Callable[[int], object] = lambda count: None) -> None:
-    """Compares an exported folder with its list, but for the model card, before it is read."""
-    if name := changed(folder, read, free={CARD}):
+        return
+    unlisted = {*NAMES, *(p.name for p in folder.glob("*.safetensors"))} - listed.keys()
+    # Put there since, or of a list that was cut.
+    added = (name for name in sorted(unlisted) if (folder / name).exists())
+    changed = (
+        name for name, sha256 in listed.items()
+        if name != CARD
+        and not ((folder / name).is_file() and hash_file(folder / name, read) == sha256)
+    )  # fmt: skip
+    if name := next(chain(added, changed), None):
         raise UserError(
             f"'{folder}' is damaged: {name} is not as it was exported (sha256); copy it again, "
             f"or remove {LISTING} if the change was meant"
         )
+
+
+def hash_of_weights(folder: Path) -> str:
+    """One hash of a checkpoint's or an exported folder's weights.
+
+    It comes of the hashes in its list, with which loading compares the files.
+    """
+    if is_exported(folder):
+        hashes = _listed(folder) or {}
+    else:
+        hashes = {name: facts["sha256"] for name, facts in sizes_and_hashes(folder).items()}
+    # Without a list, after a change that was meant, from the files.
+    own = [hashes.get(path.name) or hash_file(path) for path in folder.glob("*.safetensors")]
+    return hashlib.sha256("".join(sorted(own)).encode()).hexdigest()
 
 
 def check_ours(folder: Path, shown: Path) -> None:

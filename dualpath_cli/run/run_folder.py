@@ -1,4 +1,4 @@
-"""The run folder: its files, and how a RUN given by the user is found. Torch-free.
+"""The run folder: names, checkpoints, and whether recipe and checkpoints fit. Torch-free.
 
 runs/<recipe>/<name>/
     recipe.yaml      the resolved recipe
@@ -17,26 +17,20 @@ runs/<recipe>/<name>/
     checkpoints/     step-00001000, ...; `last` points to the newest complete one
 """
 
-import importlib.metadata
-import json
-import platform
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.streams import is_first_rank
-from dualpath_cli.base.system import WAY_OUT, read_csv, read_json, read_text, write_text
-from dualpath_cli.base.version import __version__
-from dualpath_cli.recipe.recipes import Recipe, dump, merge, read
+from dualpath_cli.base.system import read_json, read_text
+from dualpath_cli.recipe.recipes import Recipe, merge, read
 from dualpath_cli.recipe.settings import TrainerSettings, check_sections, settings_from
-from dualpath_cli.run.checkpoint_files import facts_of, fault_of, rows_of
+from dualpath_cli.run.checkpoint_files import facts_of, fault_of
 
 RECIPE = "recipe.yaml"
 VERSIONS = "versions.json"
@@ -48,7 +42,7 @@ TABLES = ("metrics.csv", VALIDATION, "routing.csv", "bad_steps.csv")
 LAST = "last"
 WENT_WRONG = "went_wrong.txt"
 ENDED_EARLY = "ended_early.txt"
-_STEP = re.compile(r"step-[0-9]{1,18}")
+STEP = re.compile(r"step-[0-9]{1,18}")  # the name of a checkpoint
 
 PUT_BACK = "put it back, or train the run anew under another name (fit --run.name NAME)"
 
@@ -87,7 +81,7 @@ class Run:
 
 def step_of(checkpoint: Path) -> int:
     """The optimizer step in a checkpoint's name, or of the target of a link such as `last`."""
-    path = checkpoint if _STEP.fullmatch(checkpoint.name) else checkpoint.resolve()
+    path = checkpoint if STEP.fullmatch(checkpoint.name) else checkpoint.resolve()
     return int(path.name.removeprefix("step-"))
 
 
@@ -120,8 +114,8 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run folder that have their names, in no order."""
-    found = [p for p in (folder / CHECKPOINTS).glob("step-*") if _STEP.fullmatch(p.name)]
-    return [real if _STEP.fullmatch((real := p.resolve()).name) else p for p in found]
+    found = [p for p in (folder / CHECKPOINTS).glob("step-*") if STEP.fullmatch(p.name)]
+    return [real if STEP.fullmatch((real := p.resolve()).name) else p for p in found]
 
 
 def way_on(folder: Path) -> str:
@@ -129,26 +123,6 @@ def way_on(folder: Path) -> str:
     newest = newest_checkpoint(folder)
     step = "the start" if newest is None else f"step {step_of(newest)}"
     return f"the same command continues from {step}"
-
-
-def find_run(path: str) -> Run:
-    given = Path(path)
-    if not given.exists():
-        siblings = [p.name for p in given.parent.iterdir()] if given.parent.is_dir() else []
-        hint = did_you_mean(given.name, siblings) or "; runs are kept as runs/<recipe>/<name>"
-        raise UserError(f"no run or checkpoint at '{path}'{hint}")
-    if (given / RECIPE).is_file():
-        checkpoint = newest_checkpoint(given)
-        if checkpoint is None:
-            raise UserError(f"run '{path}' has no complete checkpoint yet; let fit write one first")
-        return Run(given, checkpoint, step_of(checkpoint))
-    folder = given.resolve().parent.parent
-    if _STEP.fullmatch(given.resolve().name) and (folder / RECIPE).is_file():
-        return Run(folder, given.resolve(), step_of(given))
-    raise UserError(
-        f"'{path}' is neither a run folder (it would hold {RECIPE}), nor a checkpoint inside one "
-        f"({CHECKPOINTS}/step-...), nor a folder of dualpath export"
-    )
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -261,32 +235,6 @@ def facts_at(folder: Path, checkpoint: Path) -> dict[str, Any]:
     return facts_of(checkpoint)
 
 
-def facts_now(folder: Path) -> dict[str, Any]:
-    """The last facts by `start`; empty where it has written none."""
-    parts = {-1: folder / VERSIONS, **_parts(folder, VERSIONS)}
-    newest = parts[max(parts)]
-    return read_json(newest, PUT_BACK) if newest.exists() else {}
-
-
-def check_same_facts(folder: Path, checkpoint: Path, facts: dict[str, Any]) -> None:
-    """Refuses the first fact that is not as it was where a checkpoint was written."""
-    before = facts_at(folder, checkpoint)
-    for name, now in facts.items():
-        if before.get(name) != now:
-            raise UserError(
-                f"{folder} was begun with {name} {before.get(name)}, now it is {now}; go back to "
-                "what it was or give this run a name (--run.name NAME)"
-            )
-
-
-def _parts(folder: Path, name: str) -> dict[int, Path]:
-    """The files of that name of all continued parts of a run, by the step they go on from."""
-    path = folder / name
-    written = re.compile(rf"{path.stem}-([0-9]{{8,18}})")
-    found = [(written.fullmatch(p.stem), p) for p in folder.glob(f"{path.stem}-*{path.suffix}")]
-    return {int(match[1]): p for match, p in found if match}
-
-
 def check_free(folder: Path) -> None:
     """Refuses a folder for a new run that holds files of its names, and no versions.json of fit."""
     names = (VERSIONS, RECIPE, TOKENIZER, CHECKPOINTS, "classes", "curve.png", *TABLES, AVERAGES,
@@ -297,110 +245,3 @@ def check_free(folder: Path) -> None:
             f"{folder} holds '{there[0]}', which would be replaced, and no {VERSIONS} of a run; "
             "give this run a name (--run.name NAME), or move it"
         )
-
-
-def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None = None) -> None:
-    """Writes the resolved recipe and the versions into a run folder.
-
-    A run continued from `step` keeps its first files, and gets further ones for the rest.
-    Those of later parts, of a run that is taken back, go.
-    """
-    for name in (RECIPE, VERSIONS):
-        for begun, path in _parts(folder, name).items():
-            if begun >= (step or 0):
-                path.unlink()
-    (folder / AVERAGES).unlink(missing_ok=True)
-    suffix = "" if step is None else f"-{step:08d}"
-    recipe_text = dump(recipe)
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    versions_text = json.dumps({**versions(), "started": started, **facts}, indent=2) + "\n"
-    # First, as it tells that the folder is a run's.
-    write_text((folder / VERSIONS).with_stem(f"versions{suffix}"), versions_text)
-    write_text((folder / RECIPE).with_stem(f"recipe{suffix}"), recipe_text)
-
-
-def versions() -> dict[str, Any]:
-    packages = ("dualpath", "torch", "lightning", "litdata", "torchmetrics", "jsonargparse")
-    return {
-        "packages": package_versions(packages),
-        "python": platform.python_version(),
-        "git_commit": _git_commit(),
-    }
-
-
-def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Versions of installed packages, and of this one, which may be a checkout on the path."""
-    return {
-        name: __version__ if name == "dualpath" else importlib.metadata.version(name)
-        for name in names
-    }
-
-
-def _git_commit() -> str | None:
-    """The checkout's commit, with `+changes` where files differ from it; None outside of one."""
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # not in another's repository
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-_NEEDED = {"metrics.csv": ("step", "tokens", "seconds"), "validation.csv": ("step", "set"),
-           "routing.csv": ("step", "layer", "gate_deep", "gate_wide", "expected_loops"),
-           "bad_steps.csv": ("step",)}  # fmt: skip
-"""Columns that continuing and drawing a run read."""
-
-
-def check_tables(
-    folder: Path, names: Sequence[str] = TABLES, checkpoint: Path | None = None
-) -> None:
-    """Checks that a run's tables can be continued: columns, numbers, the order of steps.
-
-    Prints which tables lack rows that they had as `checkpoint` was written.
-    """
-    for name in names:
-        path, step = folder / name, 0
-        rows = read_csv(path)
-        for number, row in enumerate(rows, 2):
-            for column in _NEEDED[name]:
-                if column not in row:
-                    raise UserError(f"{path} has no column '{column}'; {WAY_OUT}")
-            for column, cell in row.items():
-                if not _is_fine(column, cell):
-                    raise UserError(
-                        f"{path} row {number}: {column} is '{cell:.40}', no number; {WAY_OUT}"
-                    )
-            if int(row["step"]) < step:
-                raise UserError(
-                    f"{path} row {number}: step {row['step']} stands after {step}; {WAY_OUT}"
-                )
-            step = int(row["step"])
-        if checkpoint is not None and is_first_rank():
-            had, last = rows_of(checkpoint).get(name, 0), step_of(checkpoint)
-            lacking = had - sum(int(row["step"]) <= last for row in rows)
-            if lacking > 0:
-                print(
-                    f"{path} lacks {lacking:,} of the {had:,} rows that it had at step {last:,}; "
-                    "the run goes on without them",
-                    file=sys.stderr,
-                )
-
-
-def _is_fine(column: str, cell: str) -> bool:
-    if column in ("step", "layer"):
-        return cell.isdecimal() and len(cell) <= 18
-    if column in ("set", "kind") or (cell == "" and column not in ("tokens", "seconds")):
-        return True
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.system import format_csv, read_csv, write_text
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.recipes import Recipe
@@ -17,10 +17,14 @@ from dualpath_cli.run.checkpoint_files import facts_of
 from dualpath_cli.run.exported_folder import is_exported, read_folder
 from dualpath_cli.run.run_folder import (
     AVERAGES,
+    CHECKPOINTS,
+    RECIPE,
+    STEP,
     TOKENIZER,
     Run,
     check_as_written,
     complete_checkpoints,
+    newest_checkpoint,
     step_of,
 )
 from dualpath_cli.spec.intervention import Intervention
@@ -58,9 +62,29 @@ def find_run(path: str) -> Run:
     """Understands any RUN: a run folder, a checkpoint inside one, or an exported folder."""
     if is_exported(Path(path)):
         return read_folder(Path(path))
-    run = run_folder.find_run(path)
+    run = _find_run(path)
     check_as_written(run.folder, run.checkpoint)
     return run
+
+
+def _find_run(path: str) -> Run:
+    given = Path(path)
+    if not given.exists():
+        siblings = [p.name for p in given.parent.iterdir()] if given.parent.is_dir() else []
+        hint = did_you_mean(given.name, siblings) or "; runs are kept as runs/<recipe>/<name>"
+        raise UserError(f"no run or checkpoint at '{path}'{hint}")
+    if (given / RECIPE).is_file():
+        checkpoint = newest_checkpoint(given)
+        if checkpoint is None:
+            raise UserError(f"run '{path}' has no complete checkpoint yet; let fit write one first")
+        return Run(given, checkpoint, step_of(checkpoint))
+    folder = given.resolve().parent.parent
+    if STEP.fullmatch(given.resolve().name) and (folder / RECIPE).is_file():
+        return Run(folder, given.resolve(), step_of(given))
+    raise UserError(
+        f"'{path}' is neither a run folder (it would hold {RECIPE}), nor a checkpoint inside one "
+        f"({CHECKPOINTS}/step-...), nor a folder of dualpath export"
+    )
 
 
 def averaged(run: Run, count: int) -> Run:

@@ -5,7 +5,7 @@ reader puts shards together, whatever number of ranks wrote them, and gives each
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,33 +81,30 @@ def _unreadable(folder: Path, error: BaseException) -> UserError:
     return UserError(f"the weights in '{folder}' cannot be read: {reason}")
 
 
-def load_weights(model: DualPathLM, folder: Path) -> None:
-    """Verifies a folder, and loads a model's weights from it."""
-    verify(folder)
-    fill(model, folder)
+def load_weights(model: DualPathLM, *folders: Path) -> None:
+    """Verifies folders, and loads a model's weights from them: of several their mean."""
+    for folder in folders:
+        verify(folder)
+    fill(model, *folders)
 
 
-def fill(model: DualPathLM, folder: Path) -> None:
-    """Loads weights in place into a model, which may be sharded, whatever wrote the folder."""
-    check_weights(model, tensors_in(folder, PREFIX), folder)
-    read_weights({PREFIX + name: p.detach() for name, p in model.named_parameters()}, folder)
+def fill(model: DualPathLM, *folders: Path) -> None:
+    """Loads weights in place into a model, which may be sharded, from verified folders.
 
-
-def load_average(model: DualPathLM, folders: Sequence[Path]) -> None:
-    """Loads the mean of the weights of some checkpoints, of one its own weights.
-
-    They are added in float64 in their order, each rank its own part, and rounded once. Needs the
-    weights twice more in memory.
+    The weights of several are added in float64 in their order, each rank its own part, and rounded
+    once, which needs the weights twice more in memory.
     """
-    load_weights(model, folders[0])
-    if len(folders) == 1:
-        return
-    # Copies, also of what is float64 already.
-    totals = [p.detach().to(torch.float64, copy=True) for p in model.parameters()]
-    for folder in folders[1:]:
-        load_weights(model, folder)
-        for total, parameter in zip(totals, model.parameters(), strict=True):
-            total += parameter.detach()
+    totals: list[torch.Tensor] = []
+    for folder in folders:
+        check_weights(model, tensors_in(folder, PREFIX), folder)
+        read_weights({PREFIX + name: p.detach() for name, p in model.named_parameters()}, folder)
+        if len(folders) == 1:
+            return
+        if totals:
+            for total, parameter in zip(totals, model.parameters(), strict=True):
+                total += parameter.detach()
+        else:  # copies, also of what is float64 already
+            totals = [p.detach().to(torch.float64, copy=True) for p in model.parameters()]
     with torch.no_grad():
         for parameter, total in zip(model.parameters(), totals, strict=True):
             parameter.copy_(total / len(folders))

@@ -31,6 +31,7 @@ from dualpath_cli.data.windows import Windows
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.report.bootstrap import clusters_of
 from dualpath_cli.run.checkpoint_files import hash_file
+from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.training.launch import StudyLaunch
 from dualpath_cli.training.module import DualPathModule
 
@@ -52,10 +53,9 @@ def study_facts(launch: StudyLaunch, trainer: Trainer) -> dict[str, Any]:
 
 
 def checkpoint_facts(launch: StudyLaunch) -> dict[str, Any]:
-    """The checkpoint's path, step, and the hash of its safetensors."""
+    """The checkpoint's path, step, and one hash of its weights."""
     path = launch.run.checkpoint
-    digest = _file_digest(sorted(path.glob("*.safetensors")))
-    return {"path": str(path), "step": launch.run.step, "sha256": digest}
+    return {"path": str(path), "step": launch.run.step, "sha256": hash_of_weights(path)}
 
 
 def decisive_facts(facts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
@@ -76,7 +76,11 @@ def source_facts(name: str, location: str, windows: Windows, tokenizer: str) -> 
     if exists(f"{location}/{MANIFEST}"):
         digest = Manifest.read(location).fingerprint
     else:
-        digest = _file_digest(source_files(Source(name, local_copy(location))))
+        content = hashlib.sha256()
+        for path in source_files(Source(name, local_copy(location))):
+            with path.open("rb") as file:
+                hashlib.file_digest(file, lambda: content)
+        digest = content.hexdigest()
     return {
         "name": name,
         "path": location,
@@ -94,14 +98,6 @@ def array_digest(arrays: Iterable[npt.NDArray[Any]]) -> str:
     for array in arrays:
         digest.update(f"{len(array)}/".encode())
         digest.update(np.ascontiguousarray(array, np.int64).tobytes())
-    return digest.hexdigest()
-
-
-def _file_digest(files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as content:
-            hashlib.file_digest(content, lambda: digest)
     return digest.hexdigest()
 
 

@@ -21,9 +21,11 @@ from dualpath_cli.data.storage import local_copy
 from dualpath_cli.flops import count
 from dualpath_cli.kernels.attention import kernel_on_gpu
 from dualpath_cli.kernels.device import device_name
+from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.schedule import micro_batches
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE
+from dualpath_cli.run.facts import check_same_facts, start
 from dualpath_cli.run.run_folder import ENDED_EARLY, TABLES, TOKENIZER, WENT_WRONG
 from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
 from dualpath_cli.training.checks import epochs
@@ -65,10 +67,14 @@ def fit(session: Session[TrainingLaunch]) -> None:
     if patient and f" at step {step}: " in early:
         session.say(f"{folder} was ended by {early}; remove that callback to continue")
         return
-    session.say(_summary(session, accumulate))
+    plan = _summary(session, accumulate)
+    if session.launch.dry_run:
+        session.say(f"{dump(session.launch.settings.as_recipe())}\n{plan}")
+        return
+    session.say(plan)
     same = {"precision": str(session.trainer.precision), "data_order": order.NAME}
     if checkpoint is not None:
-        run_folder.check_same_facts(session.launch.trunk or folder, checkpoint, same)
+        check_same_facts(session.launch.trunk or folder, checkpoint, same)
     if step is not None and step >= run.steps:  # only the last validation is missing
         for callback in session.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, MetricsLog):
@@ -104,7 +110,7 @@ def _train(
         facts = same | _facts(session, step)
         if checkpoint is not None and begun:
             facts["id"] = run_folder.facts_at(folder, checkpoint)["id"]
-        run_folder.start(folder, launch.settings.as_recipe(), facts, step if begun else None)
+        start(folder, launch.settings.as_recipe(), facts, step if begun else None)
         keep_sources(folder, launch.settings.model)
         write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
         for name in TABLES if launch.trunk else ():  # training drops rows after the branch
@@ -157,7 +163,9 @@ def _facts(session: Session[TrainingLaunch], step: int | None) -> dict[str, Any]
     for name, path in settings.data.val.items():
         if is_data_folder(path):
             sets[name] = Manifest.read(path).fingerprint
-    optional = {"val_fingerprints": sets, "classes": hashes(settings.model)}
+    optional = {
+        "val_fingerprints": sets, "classes": hashes(settings.model), "init_from": launch.init_from
+    }  # fmt: skip
     return {
         "id": uuid.uuid4().hex,
         "model": settings.as_recipe()["model"],
@@ -276,6 +284,7 @@ def _summary(session: Session[TrainingLaunch], accumulate: int) -> str:
          f"{model.max_seq_len}, accumulated {accumulate} times"),
         *_on_gpu(session),
         ("folder", str(launch.folder)),
+        ("", launch.weights and f"begins with the weights of {launch.weights}"),
         ("", checkpoint and f"continued from step {run_folder.step_of(checkpoint)}{whose}"),
     ]  # fmt: skip
     return "\n".join(f"{label:8}{text}" for label, text in lines if text)

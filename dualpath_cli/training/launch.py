@@ -15,8 +15,9 @@ from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.checkpoint_files import fault_of
-from dualpath_cli.run.run_folder import TOKENIZER, VALIDATION, Run, step_of
+from dualpath_cli.run.checkpoint_files import fault_of, hash_file, manifest_of
+from dualpath_cli.run.exported_folder import LISTING
+from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VALIDATION, Run, step_of
 from dualpath_cli.run.trained import find_run
 from dualpath_cli.spec.own_checks import check_as_begun, check_as_trained, import_classes
 from dualpath_cli.training import checks
@@ -31,9 +32,11 @@ class TrainingLaunch:
     manifest: Manifest  # of the training data
     checkpoint: Path | None = None  # where to continue from
     weights: Path | None = None  # another run's checkpoint, whose weights step 0 begins with
+    init_from: dict[str, Any] | None = None  # the facts of that checkpoint, also once continued
     trunk: Path | None = None  # another run's folder; a new run continues from its checkpoint
     data_since: int = 0  # the first step that trained on the run's data
     taken_back: int | None = None  # the older step to which --ckpt-path last took the run back
+    dry_run: bool = False  # the plan is printed, and nothing is trained or written
 
     @property
     def step(self) -> int | None:
@@ -82,39 +85,64 @@ def to_train(
     checks.check_validation_sets(settings, settings.data.path)
     folder = folder_of("run.dir", Path(settings.run.dir, settings.run.recipe, settings.run.name))
     recipe, checkpoint = settings.as_recipe(), run_folder.newest_checkpoint(folder)
-    weights = trunk = taken_back = None
+    weights = init_from = trunk = taken_back = None
     if checkpoint is not None:
         run_folder.check_as_written(folder, checkpoint)
         run_folder.check_same_recipe(folder, recipe)
-        run_folder.check_tables(folder, checkpoint=checkpoint)
         taken_back = run_folder.facts_at(folder, checkpoint).get("taken_back")
     if start is not None:
         run = find_run(start)
-        way_out = "restore the model of these weights, or leave --ckpt-path out"
-        run_folder.check_same_recipe(run.folder, recipe, ("model",), way_out=way_out)
-        if run.folder.resolve() == folder.resolve():
-            # Once: the same words, repeated after an interruption, continue from the newest step.
-            if taken_back != run.step:
-                checkpoint, taken_back = run.checkpoint, run.step
-        elif checkpoint is None:  # else it continues from its own checkpoint
-            weights = run.checkpoint
-            check_as_trained(run, settings.model, allowed=True)
-    if checkpoint is None and weights is None and settings.run.branch_from is not None:
+        if run.folder.resolve() != folder.resolve():
+            raise UserError(
+                f"--ckpt-path '{start}' is no checkpoint of {folder}; to start from its weights, "
+                f"give --run.init_from '{start}'"
+            )
+        # Once: the same words, repeated after an interruption, continue from the newest step.
+        if taken_back != run.step:
+            checkpoint, taken_back = run.checkpoint, run.step
+    if checkpoint is None and settings.run.branch_from is not None:
         run = _find_trunk(settings)
         checkpoint, trunk = run.checkpoint, run.folder
     since = 0
     if checkpoint is None:  # a run that began with a value keeps it
         checks.check_effect(settings)
+        if settings.run.init_from is not None:
+            weights, init_from = _begin_with(settings, manifest)
     else:
         begun = trunk or folder
         facts = run_folder.facts_at(begun, checkpoint)
         check_as_begun(begun, facts, settings.model, "give this run a name (--run.name NAME)")
         since = _data_since(begun, checkpoint, manifest, new_data)
+        init_from = facts.get("init_from")
     if checkpoint is None or trunk is not None:
         run_folder.check_free(folder)
     checks.check_epochs(settings, manifest, since)
     checks.verify_data(settings, training=True)
-    return TrainingLaunch(settings, folder, manifest, checkpoint, weights, trunk, since, taken_back)
+    return TrainingLaunch(
+        settings, folder, manifest, checkpoint, weights, init_from, trunk, since, taken_back
+    )
+
+
+def _begin_with(settings: Settings, manifest: Manifest) -> tuple[Path, dict[str, Any]]:
+    """Returns the checkpoint of run.init_from, and its facts. Raises UserError where model or
+    tokenizer are others than the RUN's.
+    """
+    assert settings.run.init_from is not None
+    run = find_run(settings.run.init_from)
+    free, recipe = {"model": {"max_seq_len", "document_start"}}, settings.as_recipe()
+    way_out = f"--config {run.folder / RECIPE} before the other gives the model of run.init_from"
+    run_folder.check_same_recipe(run.folder, recipe, ("model",), free, way_out)
+    if run.facts["tokenizer"] != manifest.tokenizer:
+        raise UserError(
+            f"run.init_from '{run.folder}' has another tokenizer than the data in "
+            f"'{settings.data.path}', whose ids mean other texts; prepare them with --tokenizer "
+            f"{run.folder / TOKENIZER}"
+        )
+    check_as_trained(run, settings.model, allowed=True)
+    listing = run.folder / LISTING if run.checkpoint == run.folder else manifest_of(run.checkpoint)
+    sha256 = hash_file(listing) if listing.exists() else None
+    facts = {"id": run.facts["id"], "step": run.step, "sha256": sha256}
+    return run.checkpoint, {"run": settings.run.init_from, **facts}
 
 
 def _data_since(folder: Path, checkpoint: Path, manifest: Manifest, new_data: bool) -> int:
@@ -166,6 +194,4 @@ def _find_trunk(settings: Settings) -> Run:
             f"run.branch_from: '{folder}' has no checkpoint up to step {shared}, where cool-down "
             "or second phase begins; save one (run.save_every) and keep it (run.keep_every)"
         )
-    checkpoint = steps[max(usable)]
-    run_folder.check_tables(folder, checkpoint=checkpoint)
-    return find_run(str(checkpoint))
+    return find_run(str(steps[max(usable)]))

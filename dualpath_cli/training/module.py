@@ -33,7 +33,7 @@ from dualpath_cli.recipe.schedule import (
 )
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.run.checkpoint_folder import optimizer_states, tensors_of
-from dualpath_cli.run.weights import fill, load_average, own_part
+from dualpath_cli.run.weights import fill, load_weights, own_part
 from dualpath_cli.spec.config import GROUP_OF, Checkpointing, Kind, ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.spec.own_classes import own_roles
@@ -126,7 +126,7 @@ class DualPathModule(LightningModule):
         if self.compile_blocks and self.step_loops is not None:
             allow_graphs(len(set(self.config.layers)) * len(self.step_loops.counts()))
         if self.weights:
-            load_average(self.model, self.weights)
+            load_weights(self.model, *self.weights)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Losses in nats per position, (B, T)."""

@@ -24,6 +24,7 @@ def run(trained: Fit) -> Path:
 
 def test_the_names_that_a_user_may_rely_on():
     assert dualpath.__all__ == ["LoadedModel", "Loss", "Routing", "__version__", "load"]
+    assert dir(dualpath) == sorted(dualpath.__all__)
     public = {name for name in vars(dualpath.LoadedModel) if not name.startswith("_")}
     assert public == {"generate", "logits", "loss", "routing"}
     assert dualpath.Loss._fields == ("nats_per_token", "bits_per_byte", "tokens")
@@ -39,6 +40,8 @@ def test_a_run_a_checkpoint_and_an_exported_folder_are_one_model(run, tmp_path, 
     expected = model(ids)[0, :, : tokenizer.vocab_size].detach()
     for place in (run, run / "checkpoints" / "last", tmp_path / "folder"):
         loaded = dualpath.load(place)
+        folder = place if place == tmp_path / "folder" else run
+        assert str(loaded).startswith(f"{folder}, step 6: 0.0M parameters, 2 layers, width 16")
         torch.testing.assert_close(loaded.logits(TEXT), expected)
         assert loaded.config == model.config
         assert loaded.tokenizer.fingerprint == tokenizer.fingerprint

@@ -10,8 +10,8 @@ from dualpath_cli.base.system import format_csv
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import settings_from
-from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import describe, files_of, write_manifest
+from dualpath_cli.run.facts import versions
 from tests.training.tiny_run import prepare, tiny_recipe, write_text
 
 RUN = "runs/tiny/default"
@@ -44,7 +44,7 @@ def write_home(folder: Path) -> None:
     facts = {"id": "1", "step": 2, "model": resolved["model"], "rows": {},
              "tokenizer": manifest.tokenizer, "data_fingerprint": manifest.fingerprint}  # fmt: skip
     write_manifest(checkpoint, describe(checkpoint, files_of(checkpoint)), facts)
-    (run / "versions.json").write_text(json.dumps(run_folder.versions() | facts))
+    (run / "versions.json").write_text(json.dumps(versions() | facts))
     rows = [{"step": n, "tokens": 64 * n, "loss": 5.5, "seconds": n / 10} for n in (1, 2)]
     (run / "metrics.csv").write_text(format_csv(rows))
     rows = [{"step": n, "tokens": 64 * n, "set": "held_out", "loss": 5.5} for n in (0, 2)]

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -159,6 +160,25 @@ def test_a_printed_recipe_holds_the_recipe_the_words_and_all_defaults(dualpath):
     assert recipes.merge(printed, quickstart | {"trainer": {}}) == printed
     assert printed["trainer"]["devices"] == 2
     assert printed["run"]["recipe"] == "quickstart"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("dualpath fi", ["fit "]),
+        ("dualpath fit --optim.lr_s", ["--optim.lr_start", "--optim.lr_scale"]),
+        ("dualpath fit --config quickstart --model.block ", ["dual", "loop", "wide"]),
+        ("dualpath prepare inspect --s", ["--samples", "--seed"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_choices(line, expected, tmp_path):
+    out = tmp_path / "out"
+    asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
+    of_it = {"": "1", "_IFS": "\v", "_STDOUT_FILENAME": str(out)}
+    asked |= {f"_ARGCOMPLETE{name}": value for name, value in of_it.items()}
+    command = [sys.executable, "-m", "dualpath_cli"]
+    subprocess.run(command, env=os.environ | asked, check=True, capture_output=True)
+    assert out.read_text().split("\v") == expected
 
 
 def test_python_m_is_the_same_command(tmp_path):

@@ -94,7 +94,7 @@ def words(draw: st.DrawFn) -> list[str]:
 @st.composite
 def damages(draw: st.DrawFn) -> tuple[str, Callable[[bytes], bytes]]:
     """A file of the run or of the data, and what becomes of its bytes."""
-    names = ["recipe.yaml", "versions.json", "tokenizer.json", "metrics.csv", "validation.csv"]
+    names = ["recipe.yaml", "versions.json", "tokenizer.json"]
     names = [f"{RUN}/{name}" for name in [*names, "checkpoints/manifests/step-00000002.json"]]
     names += [f"texts/train/{name}" for name in ("manifest.json", "index.json", "chunk-0-0.bin")]
     at, end = sorted(draw(st.tuples(*[st.floats(0, 1)] * 2)))

@@ -133,7 +133,7 @@ def test_numbers_that_are_none_are_named(tmp_path):
     folder = write_run(tmp_path / "run", WIDE, SCORES)
     table = folder / "validation.csv"
     table.write_text(table.read_text().replace(",5.0,2.5", ",5.0,nan"))
-    with pytest.raises(UserError, match=r"validation.csv step 40: bits_per_byte is 'nan'"):
+    with pytest.raises(UserError, match=r"validation.csv step 40: peps has nan bits per byte"):
         read_run(folder)
 
 

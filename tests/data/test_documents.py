@@ -12,7 +12,6 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.documents import Source, clean, parse_source, read_documents
 
 TEXTS = ["one\ntwo\n", "", "é 日本 \U0001f600", "last"]
@@ -140,18 +139,6 @@ RENDERED = [
     ("arc", {"query": "Question: Why?\nAnswer:", "choices": ["No.", "So."], "gold": 1},
      "Why?", "So."),
 ]  # fmt: skip
-
-
-def test_a_parquet_file_that_counts_fewer_rows_than_it_holds_is_refused(tmp_path):
-    path = tmp_path / "a.parquet"
-    write(path, ["text"] * 300)
-    content = bytearray(path.read_bytes())
-    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
-    at = content.index(b"\x16\xd8\x04", footer)  # the third field, a whole number: 300
-    content[at + 1 : at + 3] = b"\x80\x00"  # 0, in as many bytes
-    path.write_bytes(content)
-    with pytest.raises(UserError, match="footer counts 0 rows, and there are more"):
-        list(read_documents(Source("a", path)))
 
 
 @pytest.fixture(params=["rows.jsonl", "rows.parquet"])

@@ -1,6 +1,7 @@
 """Tokenizer: nothing of a text is lost, and GPT-2's ids are those of both libraries."""
 
 import hashlib
+import json
 import shutil
 import unicodedata
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data import tokenizer as tokenizer_module
-from dualpath_cli.data.tokenizer import GPT2_FINGERPRINT, Tokenizer
+from dualpath_cli.data.tokenizer import GPT2_FINGERPRINT, Tokenizer, byte_of_character
 
 TEXTS = st.text() | st.text(alphabet=" \n\t\r\u00a0a1,'é<|endoftext>", max_size=60)
 
@@ -110,6 +111,38 @@ def test_a_vocabulary_that_would_lose_text_is_refused(definition, reason):
         Tokenizer(definition, "mine")
     assert "'mine'" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_byte_that_texts_hardly_have_may_be_missing_and_a_text_with_it_is_refused(definition):
+    characters = {byte: character for character, byte in byte_of_character().items()}
+    for byte in (0x04, 0xC0, 0xF2, 0xFF):
+        del definition["model"]["vocab"][characters[byte]]
+    tokenizer = Tokenizer(definition, "mine")
+    assert tokenizer.decode(tokenizer.encode("hello \U0001f600")) == "hello \U0001f600"
+    for text, byte in (("a\x04", "0x04"), ("\U00080000", "0xF2")):
+        with pytest.raises(UserError, match=f"'mine': its vocabulary lacks the byte {byte}"):
+            tokenizer.encode(text)
+
+
+def test_a_models_configuration_names_an_end_of_text_that_is_not_known(definition, tmp_path):
+    for id, name in enumerate(("<begin>", "<finis>"), max(definition["model"]["vocab"].values())):
+        token = {"id": id + 10, "content": name, "special": True, "single_word": False}
+        definition["added_tokens"].append(
+            token | dict.fromkeys(("lstrip", "rstrip", "normalized"), False)
+        )
+    known = Tokenizer(definition)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<finis>"}}')
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    loaded = Tokenizer.load(tmp_path)
+    assert (loaded.eot_id, loaded.fingerprint) == (known.eot_id, known.fingerprint)
+    del definition["added_tokens"][0]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    named = Tokenizer.load(tmp_path)
+    assert named.token_values()[named.eot_id] == b"<finis>"
+    named.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    saved = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert (saved.eot_id, saved.fingerprint) == (named.eot_id, named.fingerprint)
 
 
 def test_a_panic_of_the_library_is_one_line_and_an_interrupt_none(definition, monkeypatch):

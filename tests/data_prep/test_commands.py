@@ -89,8 +89,6 @@ def test_the_sample_comes_with_tokenizer_and_held_out_texts(tmp_path, capsys):
     assert digests == SAMPLE
     assert {f"val/{path.name}" for path in (out / "val").iterdir()} < set(SAMPLE)
     assert f"{manifest.tokens:,} tokens" in capsys.readouterr().out
-    for path in (tmp_path / "data" / "downloads").rglob("*.jsonl"):
-        path.unlink()
     assert prepare(["--source", "sample", "--out", str(out)]) == 0
     assert "nothing to do" in capsys.readouterr().out
 
@@ -159,7 +157,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with texts, which the commands are run in."""
     monkeypatch.chdir(tmp_path)
     for kind in sample.KINDS:
-        write_jsonl(tmp_path / f"{kind}.jsonl", sample.documents("train", kind, 100))
+        write_jsonl(tmp_path / f"{kind}.jsonl", sample.documents(kind)[:100])
     Path("bad.jsonl").write_text("{")
     Path("few.txt").write_text("too few")
     return tmp_path

@@ -1,7 +1,6 @@
 """Downloads: the right bytes or no file, whatever the server, the line and the process do."""
 
 import errno
-import hashlib
 import os
 import signal
 import socket
@@ -29,7 +28,6 @@ from tests.data_prep.web import Fault, Web, wait_for
 
 CONTENT = bytes(range(256)) * 1000
 SIZE = len(CONTENT)
-SHA256 = hashlib.sha256(CONTENT).hexdigest()
 CUT = 100_000
 
 
@@ -51,39 +49,32 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*"))
 
 
-WRONG = Fault(headers={"Content-Range": f"bytes 0-9/{SIZE}"})
-A_LITTLE = {"Content-Length": "10", "Content-Range": f"bytes {CUT}-{CUT + 9}/{SIZE}"}
-# Faults of one answer after the other, and from which byte on each request asks for the file.
-CONTINUED = {
-    **{f"{n} three times": ([Fault(n)] * 3, [None] * 4) for n in (408, 429, 500, 503)},
-    "no answer": ([Fault(reset=True)], [None, None]),
-    "a cut, then overload": ([Fault(cut=CUT), Fault(503)], [None, CUT, CUT]),
-    "a cut, and no ranges": ([Fault(cut=CUT), Fault(ranges=False)], [None, CUT]),
-    "a cut, then 416": ([Fault(cut=CUT), Fault(416)], [None, CUT, None]),
-    "continues at the wrong byte": ([Fault(cut=CUT), WRONG], [None, CUT, None]),
-    "a little at a time": (
-        [Fault(cut=CUT), Fault(headers=A_LITTLE, cut=10)],
-        [None, CUT, CUT + 10],
-    ),
-    "an encoding that is no news": ([Fault(headers={"Content-Encoding": "gzip"})], [None]),
+MENDED = {
+    **{f"{n} three times": [Fault(n)] * 3 for n in (408, 429, 500, 503)},
+    "no answer": [Fault(reset=True)],
+    "a cut, then overload": [Fault(cut=CUT), Fault(503)],
 }
 
 
-@pytest.mark.parametrize(("faults", "starts"), CONTINUED.values(), ids=CONTINUED)
-def test_the_file_is_whole_in_the_end(web, tmp_path, faults, starts):
+@pytest.mark.parametrize("faults", MENDED.values(), ids=MENDED)
+def test_the_file_is_whole_in_the_end(web, tmp_path, faults):
     web.faults["/a"] = list(faults)
     assert fetch(web, tmp_path, []).read_bytes() == CONTENT
-    assert web.starts("/a") == starts
     assert names(tmp_path) == ["a"]
     assert fetch(web, tmp_path, size=SIZE).exists()
-    assert web.starts("/a") == starts, "what is there is not fetched again"
+    assert len(web.requests) == len(faults) + 1, "what is there is not fetched again"
+
+
+def test_a_file_is_stored_as_it_comes_whatever_its_encoding(web, tmp_path):
+    web.fallback = Fault(headers={"Content-Encoding": "gzip"})
+    assert fetch(web, tmp_path, []).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
     ("fault", "known", "reason"),
     [
-        *((Fault(status), {}, str(status)) for status in (204, 400, 401, 403, 404, 416)),
-        (Fault(302, {"Location": "/a"}), {}, "30 redirects"),
+        *((Fault(status), {}, str(status)) for status in (400, 401, 403, 404)),
+        (Fault(302, {"Location": "/a"}), {}, "TooManyRedirects"),
         (Fault(), {"sha256": "0" * 64}, "sha256 is not 0000"),
         (Fault(), {"size": SIZE + 1}, "256,000 bytes instead of 256,001"),
     ],
@@ -101,19 +92,17 @@ def test_what_no_patience_mends_is_said_at_once_and_leaves_nothing(
     ("fault", "reason"),
     [
         (Fault(503, {"Retry-After": "7"}), "503 Service Unavailable"),
-        (Fault(cut=CUT, ranges=False), "IncompleteRead"),  # one cut after the other
+        (Fault(cut=CUT), "not completed"),  # one cut after the other
     ],
 )
-def test_lasting_trouble_ends_after_minutes_and_what_has_arrived_is_kept(
-    web, tmp_path, fault, reason
-):
+def test_lasting_trouble_ends_after_minutes(web, tmp_path, fault, reason):
     web.fallback, waits = fault, []
     with pytest.raises(ConnectionError, match=f"{web.url}/a: .*{reason}.*, 10 times"):
         fetch(web, tmp_path, waits)
     least = float(fault.headers.get("Retry-After", 0))
     for wait, most in zip(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60], strict=True):
         assert max(most / 2, least) <= wait <= max(most, least)
-    assert names(tmp_path) == (["a.part"] if fault.cut else [])
+    assert names(tmp_path) == []
 
 
 ZSTD = zstandard.compress(CONTENT)
@@ -134,7 +123,7 @@ def test_a_compressed_file_that_ends_before_its_time_is_asked_for_again(web, tmp
     web.files["/a"], web.faults["/a"] = ZSTD, [Fault(headers=UNANNOUNCED, cut=len(ZSTD) // 2)]
     path = Downloads(tmp_path).get(RemoteFile(f"{web.url}/a", "a.jsonl.zst"))
     assert path.read_bytes() == ZSTD
-    assert web.starts("/a") == [None, None]
+    assert len(web.requests) == 2
 
 
 @pytest.mark.parametrize("headers", [{}, UNANNOUNCED])
@@ -156,7 +145,7 @@ def test_a_full_disk_is_named_and_not_waited_for(web, tmp_path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     downloads = Downloads(tmp_path, full)
-    with pytest.raises(OSError, match=r"No space left on device.*a\.part"):
+    with pytest.raises(OSError, match=r"No space left on device.*/a"):
         downloads.get(RemoteFile(f"{web.url}/a", "a"))
     assert len(web.requests) == 1
 
@@ -172,22 +161,6 @@ def test_a_token_is_sent_to_its_host_alone_and_never_shown(web, tmp_path, monkey
     assert [request.headers["authorization"] for request in web.requests] == ["Bearer secret"]
     assert "authorization" not in elsewhere.requests[0].headers
     assert "secret" not in repr(RemoteFile(web.url, "a", token="secret"))
-
-
-@pytest.mark.parametrize(
-    ("known", "part", "starts"),
-    [
-        ({}, CONTENT, [SIZE]),  # whole, but killed before it got its name
-        ({"size": SIZE, "sha256": SHA256}, CONTENT, []),
-        ({"sha256": SHA256}, CONTENT[::-1][:CUT], [CUT, None]),
-        ({"size": SIZE}, CONTENT + b"more", [SIZE + 4, None]),
-    ],
-)
-def test_a_part_is_used_as_far_as_it_is_right(web, tmp_path, known, part, starts):
-    (tmp_path / "a.part").write_bytes(part)
-    assert fetch(web, tmp_path, [], **known).read_bytes() == CONTENT
-    assert web.starts("/a") == starts
-    assert names(tmp_path) == ["a"]
 
 
 FETCH = """
@@ -210,7 +183,7 @@ def other(web: Web, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], thr
     web.faults["/a"] = [Fault(until=until)]
     command = [sys.executable, "-c", FETCH, f"{web.url}/a", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: (tmp_path / "a.part").exists() and (tmp_path / "a.part").stat().st_size)
+    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("a.*.partial")))
     yield process, until
     process.kill()
     process.wait()
@@ -218,14 +191,12 @@ def other(web: Web, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], thr
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
-def test_a_process_ends_at_once_and_the_next_one_continues(web, tmp_path, other, sent):
+def test_a_process_ends_at_once_and_the_next_one_fetches(web, tmp_path, other, sent):
     process, _ = other
     process.send_signal(sent)
     _, printed = process.communicate(timeout=300)  # the server is silent for longer
     assert ("KeyboardInterrupt" in printed) == (sent == signal.SIGINT)
-    arrived = (tmp_path / "a.part").stat().st_size
     assert fetch(web, tmp_path).read_bytes() == CONTENT
-    assert web.starts("/a") == [None, arrived]
     assert names(tmp_path) == ["a"]
 
 
@@ -234,7 +205,7 @@ def test_a_file_that_another_process_fetches_is_waited_for(web, tmp_path, other)
     threading.Timer(0.5, until.set).start()
     assert fetch(web, tmp_path).read_bytes() == CONTENT
     assert process.wait(300) == 0
-    assert web.starts("/a") == [None]
+    assert len(web.requests) == 1
 
 
 def test_files_are_fetched_ahead_and_leaving_ends_it(web, tmp_path):
@@ -249,7 +220,7 @@ def test_files_are_fetched_ahead_and_leaving_ends_it(web, tmp_path):
         wait_for(lambda: sum(counts) > 6 * SIZE)  # all but the one that lasts
     until.set()
     wait_for(lambda: not (tmp_path / "3.lock").exists())
-    assert names(tmp_path) == ["0", "1", "2", "3.part", "4", "5", "6"]
+    assert names(tmp_path) == ["0", "1", "2", "4", "5", "6"]
 
 
 @pytest.fixture(params=["a black hole", "an unknown name"])

@@ -125,7 +125,7 @@ def test_as_many_files_are_taken_as_asked_for_or_as_the_tokens_need(
     assert run("two", "--num-files", "2") == 0
     assert sorted(texts_of(tmp_path / "two")) == sorted([*texts_in(order[0]), *texts_in(order[1])])
     # The first file was here already; the others were never asked for.
-    assert [len(web.starts(path)) for path in order] == [1, 1] + [0] * 7
+    assert [web.asked(path) for path in order] == [1, 1] + [0] * 7
     a_file = Manifest.read(tmp_path / "one").tokens
     # As if one token took a byte: these files compress far better than real ones.
     monkeypatch.setattr(fetching, "TOKENS_PER_BYTE", a_file / corpora.FILE_BYTES)
@@ -133,8 +133,8 @@ def test_as_many_files_are_taken_as_asked_for_or_as_the_tokens_need(
     manifest = Manifest.read(tmp_path / "some")
     assert 0 <= manifest.tokens - int(2.5 * a_file) < 200
     assert manifest.sources[0].read == 60
-    assert [len(web.starts(path)) for path in order[:3]] == [1, 1, 1]
-    assert not web.starts(order[8])
+    assert [web.asked(path) for path in order[:3]] == [1, 1, 1]
+    assert not web.asked(order[8])
 
 
 def test_a_server_that_stays_away_stops_the_run_and_a_missing_file_is_passed_over(
@@ -150,7 +150,7 @@ def test_a_server_that_stays_away_stops_the_run_and_a_missing_file_is_passed_ove
     assert not (tmp_path / "out").exists()
     assert run("out", "--num-files", "3") == 0
     assert len(texts_of(tmp_path / "out")) == 40
-    assert len(web.starts(order[0])) == 1
+    assert web.asked(order[0]) == 1
     (fault,) = Manifest.read(tmp_path / "out").sources[0].faults
     assert fault.endswith(f"{Path(order[2]).name}: 404 Not Found")
     assert f"warning: nemotron-cc: {fault}" in capsys.readouterr().err
@@ -177,6 +177,6 @@ def test_much_to_download_is_asked_about_and_a_small_disk_noticed_first(
         patch.setattr(fetching, "DISK_BYTES_PER_TOKEN", 1e18)
         assert run("out") == 2
     assert "are needed and" in capsys.readouterr().err
-    assert not any(web.starts(path) for path in order)
+    assert not any(web.asked(path) for path in order)
     assert run("out", "--num-files", "3", "--yes") == 0
     assert len(texts_of(tmp_path / "out")) == 60

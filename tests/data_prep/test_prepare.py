@@ -51,9 +51,15 @@ def test_the_tokens_are_those_of_the_documents_each_with_its_end(
     assert manifest.sources[0].rejected == {"empty": 1}
 
 
-def test_every_document_is_written_held_out_rejected_or_a_duplicate(ask, out, small):
+def test_every_document_is_written_held_out_rejected_or_a_duplicate(
+    ask, out, small, monkeypatch, capsys
+):
+    monkeypatch.setattr("data_prep.prepare.SAY_ABOVE", 0)
     texts = [*many(60), "", "   ", *many(10), "hi", *many(5, start=100)]
     manifest = prepare(ask(texts, val_fraction=0.2, min_chars=3))
+    assert (
+        "--duplicates exact: 75 documents are compared in about 5.0 kB" in capsys.readouterr().err
+    )
     assert Manifest.read(out) == manifest
     assert intact(manifest, out)
     assert set(contents(out)) == {
@@ -68,8 +74,8 @@ def test_every_document_is_written_held_out_rejected_or_a_duplicate(ask, out, sm
     repeated = rows_of(out / "duplicates.jsonl.zst")
     assert Counter([*written, *held_out]) == Counter(many(60) + many(5, start=100))
     assert held_out
-    said = [(row["row"], row["reason"], row["text"]) for row in rejected]
-    assert said == [(61, "empty", ""), (62, "empty", "   "), (73, "too short", "hi")]
+    reasons = [(row["row"], row["reason"], row["text"]) for row in rejected]
+    assert reasons == [(61, "empty", ""), (62, "empty", "   "), (73, "too short", "hi")]
     assert [(row["row"], row["kind"], row["of"]["row"]) for row in repeated] == [
         (63 + n, "exact", 1 + n) for n in range(10)
     ]
@@ -177,7 +183,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_main_process_needs_less_than_a_gigabyte(workers, tmp_path):
     # One process does a worker's work as well.
-    texts = list(sample.documents("train"))
+    texts = sample.documents("train")
     sample.tokenizer().save(tmp_path)
     draw = random.Random(0)
     # More pieces than are worked on at a time, and one long document.

@@ -1,10 +1,9 @@
-"""A text: cleaned without loss, its words those of `re`, its signature datasketch's.
+"""A text: cleaned without loss, its signature datasketch's.
 
 What it shares with evaluation texts is what comparing every run with every other finds.
 """
 
 import random
-import re
 import unicodedata
 from collections.abc import Sequence
 from itertools import combinations
@@ -20,17 +19,13 @@ from data_prep.documents.text import (
     BANDS,
     ROWS,
     Contamination,
-    WordHashes,
     band_keys,
+    hashes_of,
     shingles,
     signature,
+    words_of,
 )
 from dualpath_cli.data.documents import clean
-
-
-def words_of(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
-
 
 # Much of what cleaning is about, and what could hide it: marks that compose, jamo, singletons.
 MESSY = st.text(
@@ -67,28 +62,11 @@ ANY_TEXTS = st.text(
 )
 
 
-@given(ANY_TEXTS)
-@example("ΑΣ. Σ İstanbul\x1fé")
-def test_words_are_those_of_re(text):
-    words = WordHashes(text)
-    assert words[:] == words_of(text)
-    assert len(words) == len(words.hashes) == len(words_of(text))
-
-
-@pytest.mark.parametrize("span", [4, documents_text._SPAN])
-@given(texts=st.lists(ANY_TEXTS, max_size=8))
-def test_words_hash_by_their_beginnings_wherever_they_stand(span, texts):
-    """As many characters count as are hashed at a time: here few, otherwise 65,536."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents_text, "_SPAN", span)
-        documents_text._powers.cache_clear()
-        pairs = {
-            (word[:span], hash)
-            for text in texts
-            for word, hash in zip(words_of(text), WordHashes(text).hashes.tolist(), strict=True)
-        }
-    documents_text._powers.cache_clear()
-    assert len({word for word, _ in pairs}) == len(pairs) == len({hash for _, hash in pairs})
+@given(st.lists(ANY_TEXTS, max_size=8))
+def test_equal_words_alone_have_equal_hashes(texts):
+    words = [word for text in texts for word in words_of(text)]
+    pairs = set(zip(words, hashes_of(words).tolist(), strict=True))
+    assert len(pairs) == len({hash for _, hash in pairs}) == len(set(words))
 
 
 ALPHABET = [f"word{n}" for n in range(26)]

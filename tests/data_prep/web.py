@@ -1,7 +1,6 @@
 """A web server on the loopback that lays files out like the real ones and misbehaves on order."""
 
 import json
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,6 @@ class Fault:
     cut: int | None = None  # ends the connection after so many bytes of the body
     reset: bool = False  # ends the connection with no answer at all
     silent: float = 0.0  # says nothing for so many seconds
-    ranges: bool = True  # whether a Range header is heeded
     drip: float = 0.0  # sends a byte every so many seconds
     until: threading.Event | None = None  # sends the second half of the body only when this is set
 
@@ -34,12 +32,6 @@ class Received:
     method: str
     path: str
     headers: dict[str, str]  # by lower-case name
-
-    @property
-    def start(self) -> int | None:
-        """First byte asked for; None without a Range."""
-        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("range", ""))
-        return int(match[1]) if match else None
 
 
 class Web:
@@ -66,9 +58,9 @@ class Web:
         self._server.shutdown()
         self._server.server_close()
 
-    def starts(self, path: str) -> list[int | None]:
-        """Returns from where on each request asked for one path."""
-        return [request.start for request in list(self.requests) if request.path == path]
+    def asked(self, path: str) -> int:
+        """Returns how often one path was asked for."""
+        return sum(request.path == path for request in list(self.requests))
 
     def post(self, request: Received, body: bytes) -> tuple[int, dict]:
         """Returns status and JSON of the answer to a POST or PUT; for servers that take any."""
@@ -110,8 +102,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault.status is not None:
             status, headers, content = fault.status, {}, b""
-        elif self.command == "GET":
-            status, headers, content = self._file(request, fault.ranges)
+        elif self.command in ("GET", "HEAD"):
+            status, headers, content = self._file(request)
         else:
             status, answer = self.web.post(request, body)
             headers, content = {}, json.dumps(answer).encode()
@@ -124,6 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
             if value is not None:
                 self.send_header(name, value)
         self.end_headers()
+        content = b"" if self.command == "HEAD" else content
         half = len(content) // 2 if fault.until else 0
         self.wfile.write(content[:half])
         if fault.until:
@@ -133,20 +126,15 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(fault.drip)
         self.wfile.write(content[half : fault.cut])
 
-    do_GET = do_POST = do_PUT = _serve  # noqa: N815
+    do_GET = do_HEAD = do_POST = do_PUT = _serve  # noqa: N815
 
-    def _file(self, request: Received, ranges: bool) -> tuple[int, dict[str, str], bytes]:
+    def _file(self, request: Received) -> tuple[int, dict[str, str], bytes]:
         """Returns status, headers and body of the answer to a GET."""
         token, given = self.web.tokens.get(request.path), request.headers.get("authorization")
         if token and given != f"Bearer {token}":
             return (403 if given else 401), {"X-Error-Code": "GatedRepo"}, b""
-        content, start = self.web.files.get(request.path), request.start
-        if content is None or start is None or not ranges:
-            return (404, {}, b"") if content is None else (200, {}, content)
-        total = len(content)
-        if start >= total:
-            return 416, {"Content-Range": f"bytes */{total}"}, b""
-        return 206, {"Content-Range": f"bytes {start}-{total - 1}/{total}"}, content[start:]
+        content = self.web.files.get(request.path)
+        return (404, {}, b"") if content is None else (200, {}, content)
 
 
 def wait_for(condition: Callable[[], T]) -> T:

@@ -10,20 +10,25 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from scipy.stats import f_oneway, ttest_ind
+from scipy.stats import f_oneway, kstest, ttest_ind
 
 PAGE = Path(__file__).parents[2] / "docs" / "study.md"
 
 
-@pytest.fixture(scope="module")
-def study() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("study_tables", PAGE.parent / "study/study.py")
+def script(name: str) -> ModuleType:
+    """A script of the studies as a module."""
+    spec = importlib.util.spec_from_file_location(f"of_{name}", PAGE.parent / f"study/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def study() -> ModuleType:
+    return script("study")
 
 
 def test_every_table_of_the_page_is_what_the_script_makes(study):
@@ -155,3 +160,33 @@ def test_what_a_choice_scatters_is_what_it_scatters_when_it_is_made(study):
 )
 def test_verdicts_are_those_of_the_declaration(difference, low, p_holm, said, study):
     assert study.verdict(difference, low, p_holm) == said
+
+
+def test_designs_without_a_difference_are_as_far_apart_as_chance_makes_them():
+    """With noise of 0.01 and 14 seeds: the share of truly equal arms is spread over 0 to 1."""
+    row, rng = script("row"), np.random.default_rng(1)
+    logs, steps = np.log([0.0245, 0.049, 0.098, 0.196]), np.arange(4)
+
+    def arm(place: float, bend: float, lowest: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
+        curve = lowest + bend * (steps - place) ** 2
+        return logs, curve + blocks + 0.01 * rng.normal(size=(14, 4))
+
+    shares = []
+    for _ in range(60):
+        blocks = 0.02 * rng.normal(size=(14, 1))
+        found = row.share_as_large(arm(1.2, 0.01), arm(1.6, 0.04))
+        assert found["error of a mean"] == pytest.approx(0.01 / 14**0.5, rel=0.4)
+        shares.append(found["share"])
+    assert kstest(shares, "uniform").pvalue > 0.01
+    assert row.share_as_large(arm(1.2, 0.01), arm(1.6, 0.04, 2.1))["share"] == 0
+
+
+def test_nothing_is_judged_before_all_runs_are_in():
+    runs = [{"sweep": "k1", "arm": "a", "rate": str(rate), "seed": str(seed),
+             **dict.fromkeys(("novels", "peps", "rust_rfcs", "gsm8k"), "2.0")}
+            for rate in (0.1, 0.2, 0.4) for seed in range(8)]  # fmt: skip
+    row = script("row")
+    assert row.scores_of("a", runs)[1].shape == (8, 3)
+    for too_few in (runs[1:], [run for run in runs if run["seed"] != "0"]):
+        with pytest.raises(SystemExit, match="rates"):
+            row.scores_of("a", too_few)

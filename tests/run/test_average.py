@@ -19,7 +19,7 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.checkpoint_files import describe, files_of, manifest_of, write_manifest
 from dualpath_cli.run.run_folder import AVERAGES, step_of
 from dualpath_cli.run.trained import lineage
-from dualpath_cli.run.weights import load_average
+from dualpath_cli.run.weights import load_weights
 from tests.export.conftest import model_of
 from tests.model.small_models import ALL_KINDS, small
 from tests.training.tiny_run import back_to_step, rows, saved
@@ -48,7 +48,7 @@ def some_weights(seed: int) -> dict[str, torch.Tensor]:
 
 def loaded(*checkpoints: Path) -> dict[str, np.ndarray]:
     model = DualPathLM(CONFIG)
-    load_average(model, checkpoints)
+    load_weights(model, *checkpoints)
     assert model.head.weight is model.embed.weight
     return {name: value.detach().numpy() for name, value in model.named_parameters()}
 

@@ -1,11 +1,13 @@
 """A run's files: each part's recipe and versions; recipe and tokenizer are its checkpoint's."""
 
+import hashlib
 import importlib.metadata
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
@@ -16,7 +18,7 @@ import yaml
 
 import dualpath_cli
 from dualpath_cli.cli.main import main
-from dualpath_cli.run import run_folder
+from dualpath_cli.run import facts
 
 Change = Callable[[dict[str, Any]], object]
 WSD = {"schedule": "wsd", "cooldown": 0.5, "warmup_steps": 2}
@@ -81,6 +83,40 @@ def test_every_command_that_reads_a_run_refuses_it(trained, tmp_path, said):
         assert "recipe.yaml has model.norm_eps=0.1, but " in said(*words), words
 
 
+@pytest.mark.parametrize("line", [
+    "validate", "validate --average 2", "ablate", "routing --tagger none", "export",
+    "export --average 2", "evaluate --sources text=val.jsonl --limit 1 --out scores",
+])  # fmt: skip
+def test_weights_are_hashed_once_a_command(line, trained, texts, tmp_path, monkeypatch):
+    if line.startswith("evaluate"):
+        pytest.importorskip("lm_eval")
+    run = trained()
+    shutil.copy(texts / "val.jsonl", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    weights = {path.read_bytes(): path for path in run.rglob("*.safetensors")}
+    hashed: Counter[Path] = Counter()
+    sha256 = hashlib.sha256
+
+    class Counting:
+        def __init__(self, content: bytes = b"") -> None:
+            self._digest = sha256()
+            self.update(content)
+
+        def update(self, content: bytes) -> None:
+            hashed.update([weights[bytes(content)]] if bytes(content) in weights else [])
+            self._digest.update(content)
+
+        def hexdigest(self) -> str:
+            return self._digest.hexdigest()
+
+    monkeypatch.setattr(hashlib, "sha256", Counting)
+    command, *words = line.split()
+    assert main([command, "--ckpt-path", str(run), *words]) == 0
+    steps = ("step-00000004", "step-00000006") if "--average" in words else ("step-00000006",)
+    files = {path for step in steps for path in (run / "checkpoints" / step).glob("*.safetensors")}
+    assert hashed == dict.fromkeys(files, 1)
+
+
 def test_what_is_not_the_model_may_differ_and_words_may_change_the_model(trained):
     run = trained()
     edit(run / "recipe.yaml", lambda recipe: recipe["data"].update(workers=1, val_seed=3))
@@ -105,13 +141,13 @@ def test_other_files_of_a_like_name_are_no_parts_of_a_run(tmp_path):
     ]
     for path in others:
         path.write_text("{}")
-    run_folder.start(tmp_path, {}, {"part": 1})
-    run_folder.start(tmp_path, {}, {"part": 2}, step=20)
+    facts.start(tmp_path, {}, {"part": 1})
+    facts.start(tmp_path, {}, {"part": 2}, step=20)
     os.utime(tmp_path / "versions.json", (2e9, 2e9))  # in a copy, or by a clock that went back
-    assert run_folder.facts_now(tmp_path)["part"] == 2
+    assert facts.facts_now(tmp_path)["part"] == 2
     assert (tmp_path / "recipe-00000020.yaml").exists()
-    run_folder.start(tmp_path, {}, {"part": 3}, step=10)
-    assert run_folder.facts_now(tmp_path)["part"] == 3
+    facts.start(tmp_path, {}, {"part": 3}, step=10)
+    assert facts.facts_now(tmp_path)["part"] == 3
     assert not (tmp_path / "recipe-00000020.yaml").exists(), "a run that is taken back"
     assert all(path.exists() for path in others)
 
@@ -128,13 +164,13 @@ def test_the_commit_is_that_of_this_code_not_of_a_repository_around_it(ignored, 
         return done.stdout.strip()
 
     def commit() -> object:
-        code = "import json, dualpath_cli.run.run_folder as r; print(json.dumps(r._git_commit()))"
+        code = "import json, dualpath_cli.run.facts as r; print(json.dumps(r._git_commit()))"
         environment = os.environ | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
         words = [sys.executable, "-c", code]
         return json.loads(subprocess.check_output(words, env=environment, cwd=tmp_path))
 
     site = tmp_path / ".venv" / "site-packages"
-    here = Path(run_folder.__file__).parents[1]
+    here = Path(facts.__file__).parents[1]
     shutil.copytree(here, site / here.name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / ".gitignore").write_text(".venv\n" if ignored else "")
     git("init", "-q")

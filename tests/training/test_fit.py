@@ -1,6 +1,7 @@
 """`dualpath fit` and `validate` on a tiny recipe: what is written, drawn, continued and refused."""
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -22,7 +23,8 @@ from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.report import figures
 from dualpath_cli.run.checkpoint_files import Files
 from dualpath_cli.run.checkpoint_folder import publish
-from dualpath_cli.run.run_folder import complete_checkpoints, find_run, newest_checkpoint, step_of
+from dualpath_cli.run.run_folder import complete_checkpoints, newest_checkpoint, step_of
+from dualpath_cli.run.trained import find_run
 from dualpath_cli.spec.config import GROUP_OF
 from dualpath_cli.training import checkpoints, parallel
 from dualpath_cli.training.checkpoints import Checkpoints
@@ -255,16 +257,27 @@ def test_data_may_move(fit, texts, tmp_path):
     assert tables(run) == whole
 
 
-def test_a_run_may_begin_with_another_runs_weights(trained, tmp_path, said):
+def test_a_run_may_begin_with_another_runs_weights(trained, texts, tmp_path, said):
     whole = trained()
-    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--ckpt_path", str(whole)]
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.init_from", str(whole)]
     assert main([*words, "--run.name", "fork", "--seed_everything", "5"]) == 0
     fork = whole.with_name("fork")
+    checkpoint = (whole / "checkpoints" / "last").resolve()
+    manifest = checkpoint.parent / "manifests" / f"{checkpoint.name}.json"
+    sha256 = hashlib.sha256(manifest.read_bytes()).hexdigest()
+    back_to_step(fork, 4)
+    assert main([*words, "--run.name", "fork", "--seed_everything", "5"]) == 0
+    for name in ("versions.json", "versions-00000004.json"):
+        begun = json.loads((fork / name).read_text())["init_from"]
+        assert (begun["run"], begun["step"], begun["sha256"]) == (str(whole), 6, sha256)
     assert [row["step"] for row in rows(fork / "metrics.csv")] == list("123456")
     first, last = rows(fork / "validation.csv")[0], rows(whole / "validation.csv")[-1]
     assert (first["step"], first["loss"]) == ("0", last["loss"])
     error = said(*words, "--run.name", "other", "--model.loops", "3")
     assert "model.loops=2, this one has 3" in error
+    other = prepare(tmp_path / "other", texts / "train.jsonl", merges=["t h", "e l"])
+    error = said(*words, "--run.name", "other", "--data.path", other)
+    assert "has another tokenizer than the data" in error
 
 
 def test_the_newest_checkpoint_is_kept_also_after_going_back(tmp_path):
@@ -445,10 +458,14 @@ def test_the_plan_says_what_a_recipe_likely_forgot(fit, tmp_path, capsys):
     fit(run={"name": "plain"})
     out = capsys.readouterr().out
     assert not any(line in out for line in lines)
-    words = ["--run.name", "new", "--data.val", "{}", "--model.vocab_size", "400"]
+    words = ["--run.name", "new", "--data.val", "{}", "--model.vocab_size", "400", "--dry-run"]
     assert main(["fit", "--config", str(tmp_path / "recipe.yaml"), *words]) == 0
-    out = capsys.readouterr().out
-    assert all(f"        {line}" in out for line in lines)
+    recipe, _, plan = capsys.readouterr().out.partition("\n\n")
+    assert yaml.safe_load(recipe)["model"]["vocab_size"] == 400
+    assert all(f"        {line}" in plan for line in lines)
+    (folder,) = re.findall("folder  (.*)", plan)
+    assert Path(folder).name == "new"
+    assert not Path(folder).exists()
 
 
 def test_a_callback_that_refuses_as_training_begins_is_one_line(refused):
@@ -497,5 +514,7 @@ def test_a_panel_shows_what_the_blocks_have(block, panels, trained, monkeypatch)
     assert {ax.get_title(): len(ax.lines) for ax in figure.axes} == panels
     names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert names == ["training", "held_out"]
-    assert len(figure.axes[0].lines[0].get_xdata()) == 6
+    training, validation = figure.axes[0].lines
+    assert len(training.get_xdata()) == 6
+    assert validation.get_linestyle() == "None", "a line would hide how few validations there are"
     assert len(figure.axes[0].lines[1].get_xdata()) == 3

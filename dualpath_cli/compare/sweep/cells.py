@@ -22,7 +22,7 @@ from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
-from dualpath_cli.flops.count import gate_flops, mean_layer_flops, parameters
+from dualpath_cli.flops.count import gate_flops, mean_layer_flops
 from dualpath_cli.flops.widths import TOLERANCE, Match, Target, Widths, largest_width, solve_widths
 from dualpath_cli.spec.config import ModelConfig
 
@@ -51,7 +51,6 @@ class Cell:
     spent: float  # FLOPs per token and layer as they were matched, over what was to be matched
     layers_times: int = 1  # times the backbone's layers that it has, each with a part of the budget
     gate_flops: int = 0  # those of the recipe's gate, which are taken off a dual block's budget
-    place: int | None = None  # the only layer with a deep path; None where all are alike
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,6 @@ def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]
         for cell in cells
         if abs(cell.spent - 1) > TOLERANCE
     ]
-    _check_places(cells, backbone)
     if len(wanted.budgets) > 1:
         cells = [replace(c, name=f"f{format_size(c.budget).lower()}_{c.name}") for c in cells]
     return cells, notes
@@ -142,19 +140,6 @@ def _with_experts(
         dense = mean_layer_flops(replace(made, n_experts=0))[counted]
         spent = cell.spent * mean_layer_flops(made)[counted] / dense
         yield replace(cell, name=name, model=model, spent=spent)
-
-
-def _check_places(cells: Sequence[Cell], backbone: ModelConfig) -> None:
-    """Checks that cells which differ in the place of their deep path alone cost the same."""
-    costs: dict[Any, set[tuple[float, int]]] = {}
-    for cell in cells:
-        if cell.place is not None:
-            model = replace(backbone, **cell.model)
-            kind = (cell.budget, cell.matches, cell.family, cell.alpha, cell.model["loops"],
-                    max(layer.n_experts for layer in model.layers))  # fmt: skip
-            cost = (mean_layer_flops(model)["linear_total"], parameters(model))
-            costs.setdefault(kind, set()).add(cost)
-    assert all(len(its) == 1 for its in costs.values()), costs
 
 
 @dataclass(frozen=True)
@@ -234,7 +219,6 @@ class _Kind:
         return Cell(
             self.name, self.family, self.budget, (target.match,), alpha,
             model, float(self.spent(multiple)), self.layers_times, target.off_the_top,
-            self.place,
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from dualpath_cli.base.errors import Stopped, UserError
 from dualpath_cli.base.system import alone, format_csv, write_text
+from dualpath_cli.compare.runs import decisive
 from dualpath_cli.compare.sweep import plan, request
 from dualpath_cli.compare.sweep.cells import FAMILIES, Cell, solve
 from dualpath_cli.compare.sweep.request import Design, Sweep
@@ -29,7 +30,8 @@ from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.report.console import plain_console
 from dualpath_cli.report.table import show
-from dualpath_cli.run.run_folder import RECIPE, check_same_recipe, decisive_part, facts_now
+from dualpath_cli.run.facts import facts_now
+from dualpath_cli.run.run_folder import RECIPE, check_same_recipe
 from dualpath_cli.spec.own_checks import check_as_begun, import_classes, option_of
 from dualpath_cli.training.launch import to_train
 
@@ -187,10 +189,9 @@ def _first_runs(runs: Sequence[PlannedRun]) -> dict[str, PlannedRun]:
 
 def _identity(run: PlannedRun) -> str:
     """The settings that decide a run's numbers; its tokens by the whole steps that they make."""
-    trainer, part = run.settings.trainer, decisive_part(run.settings.as_recipe())
-    part["run"] |= {"recipe": "", "max_tokens": run.steps * run.settings.run.batch_tokens}
-    more = [trainer.precision, trainer.callbacks, trainer.plugins]
-    return json.dumps([part, run.seed, more], sort_keys=True)
+    recipe, trainer = run.settings.as_recipe(), run.settings.trainer
+    recipe["run"]["max_tokens"] = run.steps * run.settings.run.batch_tokens
+    return json.dumps([decisive(recipe, {}), trainer.callbacks, trainer.plugins], sort_keys=True)
 
 
 def check_settings(runs: Sequence[PlannedRun]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from dualpath_cli.base.ranges import format_size
+from dualpath_cli.base.system import read_csv
 from dualpath_cli.compare.sweep.runs import PlannedRun
 from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import Match
@@ -41,7 +42,8 @@ def measured(runs: Iterable[PlannedRun]) -> dict[str, float]:
     """FLOP/s of training by family, of the first run of each that has logged a step here."""
     known: dict[str, float] = {}
     for run in runs:
-        speeds = [1e12 * float(row.get("tflops_per_second") or 0) for row in run.metrics]
+        rows = read_csv(run.folder / "metrics.csv")
+        speeds = [1e12 * float(row.get("tflops_per_second") or 0) for row in rows]
         speed = median(speeds[len(speeds) // 2 :] or [0.0])  # the first steps compile
         if speed > 0:
             known.setdefault(run.cell.family, speed)

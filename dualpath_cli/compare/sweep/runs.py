@@ -19,7 +19,7 @@ from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import parse_size
-from dualpath_cli.base.system import FIT, is_held, read_csv, write_text
+from dualpath_cli.base.system import FIT, has_step, is_held, write_text
 from dualpath_cli.compare.sweep.cells import Cell
 from dualpath_cli.compare.sweep.request import Varied
 from dualpath_cli.recipe import recipes
@@ -27,7 +27,6 @@ from dualpath_cli.recipe.recipes import Recipe, dump
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.run_folder import check_tables
 from dualpath_cli.spec.own_checks import import_classes
 
 LENGTH, RATE = "run.max_tokens", "optim.lr"
@@ -102,15 +101,6 @@ class PlannedRun:
         return stable_steps(self.settings) // run.save_every * run.save_every
 
     @property
-    def metrics(self) -> list[dict[str, str]]:
-        """The rows that it has logged; none before the first one, or where they are damaged."""
-        try:
-            check_tables(self.folder, ["metrics.csv"])
-        except UserError:  # half written at this moment
-            return []
-        return read_csv(self.folder / "metrics.csv")
-
-    @property
     def is_finished(self) -> bool:
         """Whether its last step is saved, and validated where there is something to validate on.
 
@@ -123,9 +113,7 @@ class PlannedRun:
         if not (self.folder / run_folder.RECIPE).is_file():
             return False
         sets = self.settings.data.val
-        check_tables(self.folder, ["validation.csv"])
-        rows = read_csv(self.folder / "validation.csv")
-        validated = any(int(row["step"]) == self.steps for row in rows)
+        validated = has_step(self.folder / run_folder.VALIDATION, self.steps)
         try:
             checkpoint = run_folder.newest_checkpoint(self.folder)
         except UserError:

@@ -17,7 +17,8 @@ from dualpath_cli.flops.count import active_parameters, has_experts
 from dualpath_cli.recipe.schedule import weight_decay
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.table import Column, Table, markdown
-from dualpath_cli.run.run_folder import AVERAGES, VALIDATION, Run, check_tables, package_versions
+from dualpath_cli.run.facts import package_versions
+from dualpath_cli.run.run_folder import AVERAGES, VALIDATION, Run
 from dualpath_cli.spec.config import ModelConfig, by_layer
 
 PAPER = "A Dual-Path Architecture for Scaling Compute and Capacity in LLMs"
@@ -137,7 +138,7 @@ def model_card(
         f'A language model in the terms of "{PAPER}": {_layers(settings.model)} Written by '
         f"dualpath {package_versions(['dualpath'])['dualpath']}.",
         "## Model\n\n" + _table(_model_rows(settings.model, parameters)),
-        "## Training\n\n" + _table(_training_rows(run, settings, facts, sources)),
+        _origin(facts) or "## Training\n\n" + _table(_training_rows(run, settings, facts, sources)),
     ]
     if losses := _validation_rows(run, settings):
         parts.append("## Validation\n\n" + _table(losses, ("set", "loss, nats", "bits per byte")))
@@ -217,6 +218,15 @@ def _widths(config: ModelConfig, name: str) -> str:
     return by_layer(effective)
 
 
+def _origin(facts: Mapping[str, Any]) -> str:
+    """Where weights come from that `retrofit` wrote; empty for any other model."""
+    if not (origin := facts.get("retrofit")):
+        return ""
+    hashes = [(f"sha256 of {name}", value) for name, value in origin["sha256"].items()]
+    rows = [("pretrained model", origin["pretrained"]), *hashes]
+    return "## Origin\n\n" + _table(rows) + "\n\nNothing was trained since."
+
+
 def _training_rows(
     run: Run, settings: Settings, facts: Mapping[str, Any], sources: list[str]
 ) -> list[tuple[str, str]]:
@@ -224,7 +234,9 @@ def _training_rows(
     packages = packages if isinstance(packages, dict) else {}
     averaged = ", ".join(f"{step:,}" for step in facts.get("averaged_steps", []))
     optim, steps = settings.optim, settings.run.steps
+    begun = facts.get("init_from") or {}
     rows = [
+        ("began with the weights of", ", ".join(f"{k} {v}" for k, v in begun.items())),
         ("tokens", f"{run.step * settings.run.batch_tokens:,}"),
         ("weights", "" if not averaged else f"mean of the checkpoints of steps {averaged}"),
         ("tokens a step", f"{settings.run.batch_tokens:,}"),
@@ -245,8 +257,6 @@ def _validation_rows(run: Run, settings: Settings) -> list[tuple[str, ...]]:
     name, wanted = VALIDATION, {"step": str(run.step)}
     if run.average:
         name, wanted = AVERAGES, wanted | {"average": str(len(run.average))}
-    else:
-        check_tables(run.folder, [name])
     rows = [row for row in read_csv(run.folder / name) if wanted.items() <= row.items()]
     if settings.data.val and not rows:
         print(f"{run.folder / name} has no row of step {run.step}: the card names no losses")

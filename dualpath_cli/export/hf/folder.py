@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from dualpath_cli.base.errors import RunFailed
 from dualpath_cli.base.system import format_csv, read_csv, read_text, replacing_folder
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.export.hf.card import Results, model_card
@@ -40,16 +39,16 @@ from dualpath_cli.run.exported_folder import (
     PREFIX,
     SCORES,
     WEIGHTS,
-    changed,
     check_ours,
     listing,
     read_folder,
 )
+from dualpath_cli.run.facts import package_versions
 from dualpath_cli.run.run_folder import PUT_BACK, RECIPE, TABLES, TOKENIZER, VERSIONS, Run
 from dualpath_cli.run.weights import (
     check_weights,
     empty_model,
-    load_average,
+    fill,
     read_weights,
     tensors_in,
 )
@@ -63,22 +62,32 @@ MOST_BYTES = 5_000_000_000  # of a file of weights, as transformers long had it
 class Weights:
     """The parameters of a model, tied ones once, in the type in which they were trained."""
 
-    def __init__(self, checkpoints: Sequence[Path], config: ModelConfig) -> None:
-        """Of several checkpoints it is the mean, all in memory, in at least float32."""
+    def __init__(self, tensors: Mapping[str, torch.Tensor], folder: Path | None = None) -> None:
+        """Takes tensors by name; those of a `folder` are read as they are written."""
+        self._tensors, self._folder = dict(tensors), folder
+        self.dtype = reduce(torch.promote_types, (t.dtype for t in tensors.values()))
+        self.bytes = sum(tensor.nbytes for tensor in tensors.values())
+        self.parameters = sum(tensor.numel() for tensor in tensors.values())
+
+    @classmethod
+    def held(cls, model: DualPathLM) -> "Weights":
+        """Those of a model in memory."""
+        return cls({name: parameter.detach() for name, parameter in model.named_parameters()})
+
+    @classmethod
+    def read(cls, checkpoints: Sequence[Path], config: ModelConfig) -> "Weights":
+        """Of verified checkpoints; of several the mean, all in memory, in at least float32."""
         with torch.device("meta"):
             model = DualPathLM(config)
-        found: Mapping[str, torch.Tensor] = tensors_in(checkpoints[-1], PREFIX)
+        found = tensors_in(checkpoints[-1], PREFIX)
         check_weights(model, found, checkpoints[-1])
-        self._folder, self._mean = checkpoints[-1], len(checkpoints) > 1
-        if self._mean:
-            kinds = {tensor.dtype for tensor in found.values()}
-            model = empty_model(config).to(reduce(torch.promote_types, kinds, torch.float32))
-            load_average(model, checkpoints)
-            found = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        self._tensors = {name: found[name] for name, _ in model.named_parameters()}
-        self.dtype = reduce(torch.promote_types, (t.dtype for t in found.values()))
-        self.bytes = sum(tensor.nbytes for tensor in found.values())
-        self.parameters = sum(tensor.numel() for tensor in found.values())
+        if len(checkpoints) == 1:
+            own = {name: found[name] for name, _ in model.named_parameters()}
+            return cls(own, checkpoints[0])
+        kinds = {tensor.dtype for tensor in found.values()}
+        model = empty_model(config).to(reduce(torch.promote_types, kinds, torch.float32))
+        fill(model, *checkpoints)
+        return cls.held(model)
 
     def write(self, folder: Path, progress: Progress) -> None:
         """Writes files of at most MOST_BYTES, of which one at a time is in memory."""
@@ -95,7 +104,7 @@ class Weights:
             file = file if len(parts) > 1 else WEIGHTS
             places |= dict.fromkeys(part, file)
             held = part
-            if not self._mean:
+            if self._folder is not None:
                 held = {name: torch.empty_like(t, device="cpu") for name, t in part.items()}
                 read_weights(held, self._folder)
             save_file(held, folder / file, {"format": "pt"})
@@ -114,10 +123,7 @@ def write(
     results: Results | None = None,
     license: str | None = None,
 ) -> None:
-    """Writes the folder, whole or not at all; its bytes follow from what is given alone.
-
-    Raises RunFailed where the disk gives back something else than was written.
-    """
+    """Writes the folder, whole or not at all; its bytes follow from what is given alone."""
     tokenizer, facts = Tokenizer.load(run.folder / TOKENIZER), run.facts
     if run.average:
         facts |= {"averaged_steps": [run_folder.step_of(path) for path in run.average]}
@@ -147,8 +153,6 @@ def write(
         hashes |= {path.name: hash_file(path) for path in partial.glob(f"model*{WEIGHTS[5:]}*")}
         (partial / LISTING).write_text(listing(hashes))
         read_folder(partial)
-        if lost := changed(partial, lambda count: None):
-            raise RunFailed(f"'{out / lost}' is not read back as it was written; check the disk")
 
 
 def _as_json(content: dict[str, Any]) -> str:
@@ -161,7 +165,7 @@ def config(
     """config.json: the model's own fields, those of transformers, and where it came from."""
     origin = {
         "run": f"{settings.run.recipe}/{settings.run.name}",
-        "exported_with": run_folder.package_versions(["dualpath"])["dualpath"],
+        "exported_with": package_versions(["dualpath"])["dualpath"],
         "step": run.step,
         "tokens": run.step * settings.run.batch_tokens,
         "tokenizer_size": tokenizer.vocab_size,

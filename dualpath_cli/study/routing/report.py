@@ -124,12 +124,12 @@ def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     model, tagger, checkpoint = (report[name] for name in ("model", "tagger", "checkpoint"))
     tagged = ", ".join(f"{k} {v}" for k, v in tagger.items()) if tagger else "not tagged"
     facts = [
-        ("checkpoint", f"{checkpoint['path']}, sha256 {checkpoint['sha256']}"),
+        ("checkpoint", f"{Path(checkpoint['path']).name}, sha256 {checkpoint['sha256']}"),
         ("model", f"{model['n_layers']} layers, width {model['d_model']}, K = {model['loops']}"),
         ("computed with", f"torch {report['torch']}, {report['device']}, {report['precision']}"),
         ("parts of speech", tagged),
     ]
     for name, source in report["sources"].items():
         amount = f"{source['tokens']:,} tokens in {source['sequences']:,} sequences"
-        facts.append((name, f"{source['path']}, sha256 {source['sha256']}, {amount}"))
+        facts.append((name, f"{Path(source['path']).name}, sha256 {source['sha256']}, {amount}"))
     return facts

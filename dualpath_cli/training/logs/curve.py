@@ -44,7 +44,7 @@ def draw(run: Path) -> Path:
             names = dict.fromkeys(row["set"] for row in validation)
             for name, color in zip(names, cycle(SOURCES), strict=False):
                 rows = [row for row in validation if row["set"] == name]
-                _line(ax, rows, "bits_per_byte", per_step, name, color=color, marker="o", ms=3)
+                _line(ax, rows, "bits_per_byte", per_step, name, color=color, marker=".", ls="")
             ax.legend(frameon=False, fontsize=8)
         elif title == "gate":
             for column, color, label in gates:

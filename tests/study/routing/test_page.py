@@ -116,6 +116,7 @@ def test_keys(visit):
     assert tab.inner_text("#where") == "Mean of 3 layers"
     press(tab, "?", "j", "d")
     assert tab.locator("#keys").is_visible()
+    assert tab.eval_on_selector("#keys", "e => e.scrollHeight > e.clientHeight && !e.scrollTop")
     press(tab, "Escape")
     assert not tab.locator("#keys").is_visible()
     # In a select, letters and arrows are its own.
@@ -163,6 +164,8 @@ def test_what_each_state_says_is_shown_with_its_flips(visit):
         for number in (0, 3, 11, len(TOLD.tokens) - 1):
             token(tab, number).dispatch_event("mouseover", {"clientX": number, "bubbles": True})
             assert table(tab, "#early") == said_rows(TOLD, number, row)
+            whole = "list => list.every(e => e.scrollWidth <= e.clientWidth)"
+            assert tab.eval_on_selector_all("#early td:nth-of-type(1)", whole)
             marked += tab.locator("#early .flip").count()
             next_id = TOLD.next_ids[number]
             said = tab.inner_text("#early .note")
@@ -308,6 +311,8 @@ def test_a_rectangle_that_is_drawn_selects_its_tokens(visit):
 @pytest.mark.parametrize("width", [320, 720])
 def test_the_page_fits_a_narrow_window(visit, width):
     tab = visit(width=width)
+    assert tab.inner_text("#panel") == "Point at a token, or press j."
+    assert tab.locator("#panel").bounding_box()["height"] < 50
     press(tab, "n", "p", "j", "ArrowRight")
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.eval_on_selector("#panel", "e => e.scrollWidth <= e.clientWidth")

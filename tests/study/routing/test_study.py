@@ -165,6 +165,8 @@ def test_the_command_writes_and_names_everything(whole):
     facts = pq.read_schema(folder / "routing.parquet").metadata
     assert facts[b"checkpoint"] == summary_of(folder)["checkpoint"]["sha256"].encode()
     assert facts[b"layers"] == b"[0, 1]"
+    about = re.findall("<dt>(.*)</dt><dd>(.*)</dd>", (folder / "index.html").read_text())
+    assert dict(about)["a"].startswith("val.jsonl, sha256 ")
     for name in FIGURES:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")

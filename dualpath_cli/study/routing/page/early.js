@@ -26,15 +26,9 @@ const cell = ([text, percent], next, flips) => {
   return td;
 };
 const next = make("p", { className: "note" }), body = make("tbody");
-$("early").append(next, make("table", {}, make("caption", { className: "unseen" },
-  "State, and its three likeliest tokens"), body));
+$("early").append(next, make("table", { ariaLabel: "States’ three likeliest tokens" }, body));
 function drawEarly(e, i) {
   if (!model.said) return;
-  if (!e) {
-    next.textContent = "–";
-    body.replaceChildren();
-    return;
-  }
   const came = nextOf(e, i), nats = three(number("nextNats", e.first + i));
   next.textContent = came === null ? "The text ends here."
     : `Really comes: ${visible(came)} (loss ${nats} nats)`;
@@ -56,7 +50,7 @@ $("costs").append(costs);
 function drawCosts(e, i) {
   costs.classList.toggle("no-layer", !state.row);
   lines.forEach((line, what) => {
-    const value = (row) => e ? signed(costOf(e, i, row, what)) : "–";
+    const value = (row) => signed(costOf(e, i, row, what));
     line.children[1].textContent = state.row ? value(state.row) : "–";
     line.children[2].textContent = value(0);
   });

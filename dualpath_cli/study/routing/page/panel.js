@@ -40,9 +40,9 @@ const charts = (() => {
 })();
 function drawCharts(e, i) {
   const { steps, weights, bars, updates, loads } = charts, { row } = state;
-  const choices = e && row ? loadsOf(e, row) : [], n = model.experts[row - 1];
+  const choices = row ? loadsOf(e, row) : [], n = model.experts[row - 1];
   const even = choices.reduce((sum, count) => sum + count, 0) / n;
-  const own = e ? expertsOf(e, i, row).map(([number]) => number) : [];
+  const own = expertsOf(e, i, row).map(([number]) => number);
   loads.forEach((bar, number) => {
     const load = choices[number] / even;  // 1 is an even one; the highest bar shows three times it
     bar.style.setProperty("--v", load > 0 ? Math.min(load / 3, 1) : 0);
@@ -50,21 +50,21 @@ function drawCharts(e, i) {
     bar.hidden = number >= n;
     bar.title = `expert ${number}: ${three(load)} of an even load`;
   });
-  const sizes = updates.map((_, k) => e ? stepSize(e, i, row, k) : NaN);
+  const sizes = updates.map((_, k) => stepSize(e, i, row, k));
   const most = Math.max(...sizes.filter(Number.isFinite), 0);
   updates.forEach((line, k) => {
     const [, size, cosine] = line.children, v = sizes[k] / most;
     size.firstChild.style.setProperty("--v", Number.isFinite(v) ? v : 0);
     size.lastChild.textContent = three(sizes[k]);
-    cosine.textContent = fixed(e ? stepCosine(e, i, row, k) : NaN);
+    cosine.textContent = fixed(stepCosine(e, i, row, k));
   });
   steps.forEach((li, k) => {
-    const w = e ? weight(e, i, row, k) : NaN;
+    const w = weight(e, i, row, k);
     li.style.flexGrow = w || 0;
     weights[k].textContent = `${k + 1}: ${fixed(w)}`;
   });
   bars.forEach((bar, l) => {
-    const v = e ? FIELDS.share[1](e, i, l + 1) : NaN, flips = e && flipsIn(e, i, l);
+    const v = FIELDS.share[1](e, i, l + 1), flips = flipsIn(e, i, l);
     bar.title = `layer ${layers[l]}: ${fixed(v)}${flips ? ", the answer flips" : ""}`;
     bar.style.setProperty("--v", Number.isNaN(v) ? 0.5 : v);
     bar.className = [v < 0.5 && "wide", l + 1 === row && "now", flips && "flips"]
@@ -72,24 +72,23 @@ function drawCharts(e, i) {
   });
 }
 function draw() {
-  const { row, shown, pinned } = state, i = shown?.i;
-  const e = shown && shown.c.examples[shown.c.at];
+  const { row, shown, pinned } = state;
   $("panel").classList.toggle("pinned", pinned);
+  $("panel").classList.toggle("empty", !shown);
   $("where").textContent = where(row)[0].toUpperCase() + where(row).slice(1);
-  for (const dd of $("panel").querySelectorAll("[data-field]")) {
-    dd.textContent = e ? read(dd.dataset.field, e, i, row) : "–";
-  }
-  if (tags.length) $("tag").textContent = e && tags[data.upos[e.first + i] - 1] || "–";
-  drawCharts(e, i);
-  drawEarly(e, i);
-  drawCosts(e, i);
   drawShown();
   if (!shown) {
-    $("word").textContent = "\u00a0";
     $("place").textContent = state.note || "Point at a token, or press j.";
     return;
   }
-  const made = shown.c.spans[i], text = visible(e.tokens[i]);
+  const { c, i } = shown, e = c.examples[c.at], made = c.spans[i], text = visible(e.tokens[i]);
+  for (const dd of $("panel").querySelectorAll("[data-field]")) {
+    dd.textContent = read(dd.dataset.field, e, i, row);
+  }
+  if (tags.length) $("tag").textContent = tags[data.upos[e.first + i] - 1] || "–";
+  drawCharts(e, i);
+  drawEarly(e, i);
+  drawCosts(e, i);
   made.classList.add("shown");
   made.classList.toggle("pinned", pinned);
   made.ariaPressed = pinned;

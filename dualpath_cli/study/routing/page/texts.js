@@ -104,6 +104,7 @@ function pin(c, i) {
   const again = state.pinned && state.shown.c === c && state.shown.i === i;
   state.pinned = !again;
   show(c, i);
+  c.spans[i].scrollIntoView({ block: "nearest" });  // above the panel of a narrow window
 }
 function activate(c) {
   if (!c || c.section.hidden) return;

@@ -1,9 +1,9 @@
-"""The ablations of a configuration's runs, together: costs of rows, and of classes of tokens."""
+"""The ablations and routings of a configuration's runs, together: means over its runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 from dualpath_cli.base.errors import UserError, of_content
 from dualpath_cli.base.system import read_json, without_nan
@@ -12,8 +12,10 @@ from dualpath_cli.report.significance import holm, signed_rank_p
 from dualpath_cli.report.table import Column, Table
 from dualpath_cli.study.ablation.options import REPORT
 from dualpath_cli.study.parts_of_speech import PAPER
+from dualpath_cli.study.routing.options import SUMMARY
 
 Record = dict[str, Any]
+T = TypeVar("T")
 
 
 def ablations_of(groups: Sequence[Group]) -> tuple[list[Record], list[Record], list[str]]:
@@ -26,31 +28,69 @@ def ablations_of(groups: Sequence[Group]) -> tuple[list[Record], list[Record], l
     """
     rows: list[Record] = []
     classes: list[Record] = []
-    left_out = []
+    left_out: list[str] = []
+    for name, reports in _reports(groups, f"ablations/step-*/{REPORT}", _ablation, left_out):
+        rows += [name | row for row in differences_over_runs([rows for rows, _ in reports])]
+        classes += [name | row for row in excess_over_runs([excess for _, excess in reports])]
+    return rows, classes, left_out
+
+
+def routings_of(groups: Sequence[Group]) -> tuple[list[Record], list[str]]:
+    """Rows of routings.csv, and a line for each summary left out.
+
+    As `ablations_of`, of the newest summary by `dualpath routing` of each run: over runs mean and
+    standard deviation of what each layer does with a source's tokens, and of the deep share of
+    each part of speech, mean over layers.
+    """
+    left_out: list[str] = []
+    rows = [
+        name
+        | {"source": source, "measure": measure, "layer": layer, "runs": len(values)}
+        | {"mean": mean(values), "sd": stdev(values)}
+        for name, runs in _reports(groups, f"routing/step-*/{SUMMARY}", _routing, left_out)
+        for source, measure, layer in runs[0]
+        if len(values := [run[key] for run in runs if (key := (source, measure, layer)) in run])
+        == len(runs)
+    ]
+    return rows, left_out
+
+
+def _reports(
+    groups: Sequence[Group], place: str, read: Callable[[Record], T], left_out: list[str]
+) -> Iterator[tuple[Record, list[T]]]:
+    """Names of configurations that have two reports or more, and these, one a run."""
     for group in groups:
         for configuration in group.configurations:
             reports = []
-            for run in configuration.runs:
-                found = sorted(run.folder.glob(f"ablations/step-*/{REPORT}"))[-1:]
-                for path in found:
-                    try:
-                        report = read_json(path)
-                        if any(row["loss"] is None for row in report["rows"]):
-                            raise ValueError("losses that are no numbers")
-                        differences_over_runs([report["rows"]] * 2)
-                        excess_over_runs([report["excess"]] * 2)
-                    except (UserError, LookupError, TypeError, ValueError) as error:
-                        left_out.append(f"{path}: left out, {of_content(error)}")
-                    else:
-                        reports.append(report)
-            if len(reports) < 2:
-                continue
-            name = {"group": group.name, "configuration": configuration.name}
-            found_rows = differences_over_runs([report["rows"] for report in reports])
-            rows += [name | row for row in found_rows]
-            excess = excess_over_runs([report["excess"] for report in reports])
-            classes += [name | row for row in excess]
-    return rows, classes, left_out
+            newest = (sorted(run.folder.glob(place))[-1:] for run in configuration.runs)
+            for path in chain.from_iterable(newest):
+                try:
+                    reports.append(read(read_json(path)))
+                except (UserError, LookupError, AttributeError, TypeError, ValueError) as error:
+                    left_out.append(f"{path}: left out, {of_content(error)}")
+            if len(reports) > 1:
+                yield {"group": group.name, "configuration": configuration.name}, reports
+
+
+def _ablation(report: Record) -> tuple[list[Record], list[Record]]:
+    rows, excess = report["rows"], report["excess"]
+    if any(row["loss"] is None for row in rows):
+        raise ValueError("losses that are no numbers")
+    differences_over_runs([rows] * 2)
+    excess_over_runs([excess] * 2)
+    return rows, excess
+
+
+def _routing(report: Record) -> dict[tuple[str, str, Any], float]:
+    """Means by source, measure and layer, which is None for the mean over layers."""
+    found: dict[tuple[str, str, Any], float | None] = {}
+    for source, numbers in report["sources"].items():
+        for measure, estimate in numbers["layers"].items():
+            of_layers = zip(report["layers"], estimate["mean"], strict=True)
+            found |= {(source, measure, layer): value for layer, value in of_layers}
+        for tag, of_tag in numbers["upos"].items():
+            found[source, f"deep_share of {tag}", None] = of_tag["deep_share"]["mean"]
+    return {key: float(value) for key, value in found.items() if value is not None}
 
 
 def table_of_classes(rows: Sequence[Record]) -> Table:

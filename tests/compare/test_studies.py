@@ -1,4 +1,4 @@
-"""Ablations that the runs of a configuration have, read and tested together by compare."""
+"""Ablations and routings of a configuration's runs, read together by compare."""
 
 import csv
 import json
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dualpath_cli.base.system import read_csv
 from dualpath_cli.cli.main import main
-from dualpath_cli.compare.ablations import excess_over_runs
+from dualpath_cli.compare.studies import excess_over_runs
 from tests.compare.run_folders import write_sweep
 
 EXCESS = {"token_class": "arithmetic", "path": "wide", "source": "gsm8k", "per_forced": 1.25}
@@ -76,3 +77,23 @@ def test_the_tests_over_runs_are_corrected_for_their_number():
     # A class that not all runs have is left out.
     assert excess_over_runs([[EXCESS | {"excess": 0.1}], []]) == []
     assert excess_over_runs([[EXCESS | {"excess": 0.1}], [EXCESS | {"excess": None}]]) == []
+
+
+def test_compare_means_the_routings_of_its_runs(tmp_path, capsys):
+    sweep = write_sweep(tmp_path / "sweep", ["wide", "a50_k2"], range(4))
+    for seed, share in enumerate((0.25, 0.5, None, "damaged")):
+        folder = sweep / f"runs/a50_k2/seed_{seed}/routing/step-00000010"
+        folder.mkdir(parents=True)
+        layers = {"deep_share": {"mean": [share, 0.5]}, "cosine": {"mean": [0.1 * seed, None]}}
+        upos = {"NOUN": {"deep_share": {"mean": share}}}
+        report = {"layers": [1, 3], "sources": {"novels": {"layers": layers, "upos": upos}}}
+        (folder / "summary.json").write_text(json.dumps(report))
+    assert main(["compare", str(sweep)]) == 0
+    assert "seed_3/routing/step-00000010/summary.json: left out, " in capsys.readouterr().out
+    rows = read_csv(sweep / "comparison/routings.csv")
+    names = ("configuration", "source", "measure", "layer", "runs")
+    found = {tuple(row[name] for name in names): (row["mean"], row["sd"]) for row in rows}
+    assert found == {  # what a run lacks is left out
+        ("a50_k2", "novels", "deep_share", "3", "3"): ("0.5", "0.0"),
+        ("a50_k2", "novels", "cosine", "1", "3"): ("0.1", "0.1"),
+    }

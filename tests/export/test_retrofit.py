@@ -1,0 +1,214 @@
+"""`dualpath retrofit`: pretrained models of transformers, computed alike by dual-path blocks."""
+
+import html
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dualpath_cli.cli.main import main
+from dualpath_cli.flops.count import layer_flops
+from dualpath_cli.run.trained import find
+from tests.data.small_tokenizer import definition_with
+from tests.data_prep.web import Fault, Web
+from tests.export.conftest import export, model_of
+from tests.study.conftest import USERS_OF_FIGURES
+from tests.training.tiny_run import MERGES
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("remote_code")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 272, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": True},
+    "mistral": {"sliding_window": None, "intermediate_size": 45},
+    "qwen3": {"head_dim": 8, "num_key_value_heads": 4, "rms_norm_eps": 1e-3},
+}
+Pretrained = Callable[..., Path]
+
+
+@pytest.fixture
+def pretrained(tmp_path: Path) -> Pretrained:
+    """A folder of transformers with a small random model, its tokenizer and a card."""
+
+    def write(model_type: str, **changes: Any) -> Path:
+        folder = tmp_path / f"Small {model_type}"
+        config = transformers.AutoConfig.for_model(model_type, **SIZES | changes)
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for parameter in model.parameters():  # far from any initial value
+                parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.ndim == 1))
+        model.save_pretrained(folder)
+        (folder / "tokenizer.json").write_text(json.dumps(definition_with(MERGES)))
+        (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Small\n")
+        return folder
+
+    return write
+
+
+def retrofit(folder: Path, out: Path, *words: object) -> Path:
+    given = ["retrofit", "--pretrained", folder, "--out", out, *words]
+    assert main([str(word) for word in given]) == 0
+    return out
+
+
+def theirs(folder: Path) -> Any:
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    return load(folder, trust_remote_code=True).eval()
+
+
+TOKENS = torch.randint(256, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def off(folder: Path, wanted: torch.Tensor) -> float:
+    """How far logits are off at most, relative: by our model, by transformers, also cached."""
+    model = theirs(folder)
+    first = model(TOKENS[:, :9], use_cache=True)
+    rest = model(TOKENS[:, 9:], past_key_values=first.past_key_values)
+    cached = torch.cat([first.logits, rest.logits], 1)
+    found = (model_of(folder)(TOKENS), model(TOKENS).logits, cached)
+    return max(float((logits - wanted).norm() / wanted.norm()) for logits in found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_each_family_keeps_its_logits_and_nearly_under_silent_loops(family, pretrained, tmp_path):
+    folder = pretrained(family, **FAMILIES[family])
+    wanted, exact, near = theirs(folder)(TOKENS).logits, 1e-5, 1e-2
+    for number, (words, most) in enumerate({
+        ("--block", "wide"): exact,
+        ("--loops", "1"): exact,
+        ("--loops", "[1, 4]"): near,
+        ("--block", "dual", "--loops", "2"): near,
+        ("--block", "dual", "--path", "wide", "--alpha", "90"): near,
+    }.items()):  # fmt: skip
+        out = retrofit(folder, tmp_path / str(number), *words)
+        assert off(out, wanted) < most, words
+        if number == 3:
+            assert off(export(out, tmp_path / "again"), wanted) < most
+
+
+def test_a_retrofitted_folder_is_a_run_and_says_where_it_is_from(
+    pretrained, tmp_path, texts, output_of, monkeypatch
+):
+    monkeypatch.setattr(USERS_OF_FIGURES[0], lambda folder, figures: [])
+    out = retrofit(pretrained("llama"), tmp_path / "out", "--block", "dual", "--loops", "2")
+    card = html.unescape((out / "README.md").read_text())
+    assert "license: apache-2.0" in card
+    assert "Small llama" in card
+    assert "sha256 of model.safetensors" in card
+    assert "learning rate" not in card
+    val = texts / "val.jsonl"
+    losses = [
+        output_of("validate", "--ckpt_path", out, "--data.val.text", val),
+        output_of("ablate", "--ckpt_path", out, "--sources", f"text={val}"),
+    ]
+    assert all("│" in loss for loss in losses)
+    assert "g_d" in output_of("routing", "--ckpt_path", out, "--text", "a b", "--tagger", "none")
+    words = ("fit", "--config", out / "recipe.yaml", "--run.init_from", out)
+    words += ("--data.path", texts / "train", "--run.dir", tmp_path / "runs", "--run.compile")
+    words += ("false", "--model.max_seq_len", 32, "--run.batch_tokens", 64, "--run.max_tokens")
+    assert "begins with the weights of" in output_of(*words, 128, "--optim.warmup_steps", 1)
+    assert output_of("generate", "--ckpt_path", out, "--prompt", "a", "--max_new_tokens", "2")
+
+
+REFUSED: list[tuple[str, str, dict[str, Any]]] = [
+    ("rotary scaling", "llama", {"rope_parameters": {
+        "rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
+    ("biases", "llama", {"attention_bias": True}),
+    ("biases", "qwen2", {}),
+    ("sliding windows", "mistral", {"sliding_window": 16}),
+    ("post-norms", "olmo2", {}),
+    ("another head size than width / heads (16)", "qwen3", {"head_dim": 16}),
+    ("another activation than silu", "llama", {"hidden_act": "gelu"}),
+    ("layers of model_type (cohere)", "cohere", {"pad_token_id": 0}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("feature", "model_type", "changes"), REFUSED)
+def test_a_feature_that_no_block_has_is_named(
+    feature, model_type, changes, pretrained, tmp_path, said
+):
+    folder = pretrained(model_type, **changes)
+    error = said("retrofit", "--pretrained", folder, "--out", tmp_path / "out")
+    assert f"has {feature}" in error
+
+
+def test_what_cannot_be_read_or_built_is_named(pretrained, tmp_path, said):
+    folder, out = pretrained("llama"), tmp_path / "out"
+    for place, words, why in (
+        (tmp_path, (), "cannot be read"),
+        (folder, ("--loops", 0), "loops must be"),
+        (folder, ("--loops", "[1, 2, 3]"), "loops lists 3 numbers"),
+    ):
+        assert why in said("retrofit", "--pretrained", place, "--out", out, *words)
+    (folder / "README.md").write_text("---\nlicense: [\n---\n")
+    assert "cannot be read" in said("retrofit", "--pretrained", folder, "--out", out)
+    (folder / "README.md").unlink()
+    dual = ("retrofit", "--pretrained", folder, "--out", out, "--block", "dual")
+    (least,) = re.findall(r"--budget (\d+) would do", said(*dual, "--alpha", 99))
+    said(*dual, "--budget", int(least) - 1)
+    assert main([str(word) for word in (*dual, "--budget", least)]) == 0
+
+
+def test_a_new_path_has_the_width_that_a_share_or_a_budget_gives(pretrained, tmp_path):
+    folder = pretrained("llama")
+    for number, words in enumerate([("--alpha", 30), ("--budget", "200k"),
+                                    ("--path", "wide", "--alpha", 80, "--loops", 2)]):  # fmt: skip
+        out = retrofit(folder, tmp_path / str(number), "--block", "dual", *words)
+        config = find(str(out)).settings.model
+        flops, multiple = layer_flops(config.layers[0]), 6 * 32 * config.ffn_multiple_of
+        if "--budget" in words:
+            assert 0 <= 200_000 - flops.linear_total < multiple
+        else:
+            exact = (flops.deep + flops.wide) * words[words.index("--alpha") + 1] / 100
+            assert abs(flops.deep - exact) < 2 * multiple
+
+
+def test_damaged_weights_are_not_filled_in(pretrained, tmp_path, said):
+    from safetensors.torch import load_file, save_file
+
+    folder = pretrained("llama")
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    del weights["model.norm.weight"]
+    save_file(weights, path, {"format": "pt"})
+    error = said("retrofit", "--pretrained", folder, "--out", tmp_path / "out")
+    assert "is incomplete: it lacks model.norm.weight" in error
+
+
+def test_an_address_on_the_hub_is_that_folder(pretrained, tmp_path, monkeypatch):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    folder, sha = pretrained("llama"), "0" * 39 + "1"
+    files = {path.name: path.read_bytes() for path in folder.iterdir()} | {"model.bin": b"pickle"}
+    tree = [{"type": "file", "path": name, "size": len(content), "oid": "0" * 40}
+            for name, content in files.items()]  # fmt: skip
+    with Web(
+        {f"/some/model/resolve/{sha}/{name}": content for name, content in files.items()}
+    ) as hub:
+        info = {"id": "some/model", "sha": sha}
+        hub.files["/api/models/some/model/revision/main"] = json.dumps(info).encode()
+        hub.files[f"/api/models/some/model/tree/{sha}"] = json.dumps(tree).encode()
+        for name in files:
+            headers: dict[str, str | None] = {"X-Repo-Commit": sha, "ETag": f'"{name}"'}
+            hub.faults[f"/some/model/resolve/{sha}/{name}"] = [Fault(headers=headers)] * 9
+        pages = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        for name, value in {
+            "ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": pages,
+            "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": True,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(constants, name, value)
+        out = retrofit(Path("some/model"), tmp_path / "out")
+        assert not any("model.bin" in request.path for request in hub.requests)
+    wanted, found = model_of(retrofit(folder, tmp_path / "local")), model_of(out)
+    assert torch.equal(found(TOKENS), wanted(TOKENS))
+    assert find(str(out)).settings.run.recipe == "model-loop"
