@@ -112,12 +112,12 @@ def read(command: Command, words: Sequence[str]) -> Words:
 
 
 def complete() -> None:
-    """Answers a shell, which asks by argcomplete what may come next on its line, and ends."""
+    """Prints the completions of a shell's line, as argcomplete asks for them, and exits."""
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
-    words = line[: line.rfind(" ") + 1].split()[1:]  # the last one may be a part
+    words = line[: line.rfind(" ") + 1].split()[1:]  # without an unfinished last word
     first = 2 if " ".join(words[:2]) in COMMANDS else 1
     if command := COMMANDS.get(" ".join(words[:first])):
-        os.environ["_ARGCOMPLETE"] = str(1 + first)  # so many words name the program
+        os.environ["_ARGCOMPLETE"] = str(1 + first)  # the number of words before the options
         parser = parser_of(command)
         for action in parser._actions:  # jsonargparse offers no values of a Literal
             action.choices = choices_of(getattr(action, "_typehint", None)) or None

@@ -109,8 +109,8 @@ class RunSettings:
     max_tokens: Size = Size(38_503_710_720)
     """Training budget in tokens, rounded down to whole optimizer steps."""
     init_from: Place | None = None
-    """RUN whose weights step 0 begins with, in place of drawn ones; schedule, optimizer and counts
-    begin anew. The model is the RUN's, but for max_seq_len and document_start."""
+    """RUN whose weights replace the random initial weights; schedule, optimizer and counts start
+    from 0. The model must be the RUN's, except for max_seq_len and document_start."""
     branch_from: Place | None = None
     """Run folder of another run, to continue from its last checkpoint before the cool-down
     (optim.schedule wsd) or second phase of either run. All keys but run.max_tokens must agree."""

@@ -31,12 +31,12 @@ class TrainingLaunch:
     folder: Path
     manifest: Manifest  # of the training data
     checkpoint: Path | None = None  # where to continue from
-    weights: Path | None = None  # another run's checkpoint, whose weights step 0 begins with
+    weights: Path | None = None  # another run's checkpoint, for the initial weights
     init_from: dict[str, Any] | None = None  # the facts of that checkpoint, also once continued
     trunk: Path | None = None  # another run's folder; a new run continues from its checkpoint
     data_since: int = 0  # the first step that trained on the run's data
     taken_back: int | None = None  # the older step to which --ckpt-path last took the run back
-    dry_run: bool = False  # the plan is printed, and nothing is trained or written
+    dry_run: bool = False  # prints the plan, and neither trains nor writes
 
     @property
     def step(self) -> int | None:
@@ -135,7 +135,7 @@ def _begin_with(settings: Settings, manifest: Manifest) -> tuple[Path, dict[str,
     if run.facts["tokenizer"] != manifest.tokenizer:
         raise UserError(
             f"run.init_from '{run.folder}' has another tokenizer than the data in "
-            f"'{settings.data.path}', whose ids mean other texts; prepare them with --tokenizer "
+            f"'{settings.data.path}', so ids mean other texts; prepare the data with --tokenizer "
             f"{run.folder / TOKENIZER}"
         )
     check_as_trained(run, settings.model, allowed=True)
