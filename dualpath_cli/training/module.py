@@ -139,13 +139,11 @@ class DualPathModule(LightningModule):
         Auxiliary losses are minimised, but not logged. Losses that are not finite are not logged:
         one of them would make the mean of its row useless.
         """
-        first = batch_idx % self.trainer.accumulate_grad_batches == 0
-        self._graphed = self.graph is not None and self.graph.is_due(first)
-        if self._graphed:
-            assert self.graph is not None
-            made = self.graph(*batch, first)
-        else:
-            made = self.losses(*batch)
+        graph, self._graphed = self.graph, False
+        if graph is not None:
+            first = batch_idx % self.trainer.accumulate_grad_batches == 0
+            self._graphed = graph.is_due(first)
+        made = graph(*batch, first) if graph and self._graphed else self.losses(*batch)
         self.expert_loads.add(made.loads)
         nll, targets = made.nll.detach(), batch[1]
         finite = nll.isfinite().all()

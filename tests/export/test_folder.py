@@ -43,9 +43,8 @@ def test_a_folder_with_anything_that_no_export_wrote_is_not_replaced(folder, tmp
             path.write_bytes(whole)
     (folder / "SHA256SUMS").unlink()
     assert "holds 'README.md', which" in said(*words(run, folder, "--overwrite"))
-    for other in (run, tmp_path):
-        error = said(*words(run, other, "--overwrite"))
-        assert "is a folder of something else" in error
+    for other, why in ((run, "is the folder that is read"), (tmp_path, "of something else")):
+        assert why in said(*words(run, other, "--overwrite"))
 
 
 def test_a_folder_of_a_version_without_a_later_field_is_read(folder):

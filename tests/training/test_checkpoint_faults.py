@@ -119,9 +119,9 @@ def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
     run = trained()
     damage, message = FOUND_WHEN_LOADED[fault]
     damage(run / "checkpoints" / LAST)
-    fit = ["fit", "--config", tmp_path / "recipe.yaml", "--run.name", "x"]
-    for words in (["validate"], fit):
-        error = said(*words, "--ckpt_path", run)
+    fit = ["fit", "--config", tmp_path / "recipe.yaml", "--run.name", "x", "--run.init_from"]
+    for words in (["validate", "--ckpt-path"], fit):
+        error = said(*words, run)
         assert message in error
     if fault == "a flipped byte":
         assert f"; give --ckpt-path {run.resolve()}/checkpoints/{BEFORE}" in error

@@ -159,7 +159,8 @@ def test_processes_share_the_cores(monkeypatch):
 
 PUBLIC_DESPITE_THEIR_NAMES = {
     "_exit",  # of `os`
-    "_record_memory_history", "_dump_snapshot", "_get_layout",  # of torch, which documents them
+    # Of torch, which documents them.
+    "_record_memory_history", "_dump_snapshot", "_get_layout", "_foreach_zero_",
 }  # fmt: skip
 
 
