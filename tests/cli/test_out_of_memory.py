@@ -43,7 +43,7 @@ def test_a_run_that_does_not_fit_is_the_run_of_half_the_micro_batch_also_when_co
     capsys.readouterr()
     run = fit(run={"micro_batch": 4})
     said = capsys.readouterr().out
-    assert said.count("run.micro_batch=4 does not fit into the GPU; beginning again with 2") == 1
+    assert said.count("run.micro_batch=4 does not fit into the GPU; restarting with 2") == 1
     assert "accumulated 1 times" in said.split("does not fit")[0]
     assert "accumulated 2 times" in said.split("does not fit")[1]
     assert tables(run) == tables(expected)

@@ -123,6 +123,8 @@ CLASS = {"tokens": "some", "gates": (0.0, 1.0)}
     ],
 )  # fmt: skip
 def test_fields_that_exclude_each_other_are_refused(fields):
-    """A class of tokens goes with constant gates alone, and slots with any but shuffled ones."""
-    with pytest.raises(ValueError, match=r"^(tokens|kv_slots).* goes? with"):
+    """A class of tokens needs constant gates; slots exclude shuffled ones."""
+    with pytest.raises(
+        ValueError, match=r"^(tokens|kv_slots).* (needs constant gates|excludes shuffled)"
+    ):
         Intervention(**fields)

@@ -144,7 +144,7 @@ def test_a_state_of_another_shape_is_one_line_though_its_hash_fits(path, trained
     (checkpoint / "state.json").write_text(json.dumps(state))
     write_manifest(checkpoint, describe(checkpoint, files_of(checkpoint)), facts_of(checkpoint))
     said = refused()
-    assert f"checkpoint '{checkpoint}' cannot be continued from: state.json is not as" in said
+    assert f"cannot continue from checkpoint '{checkpoint}': state.json" in said
 
 
 @pytest.mark.parametrize("strategy", ["single", "fsdp"])

@@ -133,7 +133,7 @@ def test_a_rank_that_does_not_come_is_named_while_it_is_waited_for_and_after_the
     assert codes == [1], said
     assert said.splitlines()[-2:] == [
         f"dualpath fit: waiting at {place} for rank {1 - rank} of 2",
-        f"dualpath fit: failed: rank {1 - rank} of 2 did not come to {place} within 0.1 minutes "
+        f"dualpath fit: failed: rank {1 - rank} of 2 did not join at {place} within 0.1 minutes "
         "(run.rank_timeout); the same command continues from the start",
     ]
     assert "frame #" not in said
@@ -144,7 +144,7 @@ def test_several_nodes_that_nothing_tells_of_each_other_are_refused(refused, mon
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MASTER_PORT", "29500")
     said = refused(trainer={"num_nodes": 2, "strategy": "ddp"})
-    assert "trainer.num_nodes=2, but nothing tells this node where the others are" in said
+    assert "trainer.num_nodes=2, but this node has no address of the others" in said
     assert "(MASTER_ADDR, NODE_RANK lacking here)" in said
 
 

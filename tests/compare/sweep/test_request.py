@@ -69,7 +69,7 @@ def test_no_seeds_are_added_to_runs_of_another_source(words, tmp_path, capsys):
     assert main(words) == 2
     said = capsys.readouterr().err
     assert f"{run} was begun with another source of {own}, kept in" in said
-    assert "go back to that or give this sweep another --out" in said
+    assert "restore this source or give this sweep another --out" in said
     assert files(out) == before
     (run / "versions.json").write_text(json.dumps({"classes": now}))
     assert main(words) == 0
