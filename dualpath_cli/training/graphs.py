@@ -23,7 +23,7 @@ its launches take 40; a graph would gain nothing, and hold the memory of activat
 WARM_STEPS = 3
 """Optimizer steps before the graph is recorded, in which the model compiles."""
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
-"""Precisions that do not scale the loss."""
+"""Precisions without a state of their own, such as the scales of FP8."""
 
 
 @dataclass
