@@ -45,15 +45,17 @@ def replaying(patch: pytest.MonkeyPatch) -> list[int]:
     return replays
 
 
-def test_a_run_of_replayed_steps_is_that_of_launched_ones(fit, monkeypatch):
-    """Also where a step has several micro-batches, one is left out, and the run is continued."""
+@pytest.mark.parametrize(("loops", "micro_batch"), [(2, 1), (1, 4)])
+def test_a_run_of_replayed_steps_is_that_of_launched_ones(loops, micro_batch, fit, monkeypatch):
+    """Also where a step is left out, and the run is continued; of one and of four micro-batches,
+    with a router and at K = 1, where it gets no gradient."""
     spoiled = scaled_gradient({5}, math.nan)
     monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", spoiled)
-    changes = {"micro_batch": 1, "save_every": 1}
-    expected = fit(run=changes)
+    changes, model = {"micro_batch": micro_batch, "save_every": 1}, {"loops": loops}
+    expected, parts = fit(run=changes, model=model), 4 // micro_batch
     replays = replaying(monkeypatch)
-    run = fit(run={**changes, "name": "replayed"})
-    assert replays == [3 * 4]  # of the steps after the warm ones, four micro-batches each
+    run = fit(run={**changes, "name": "replayed"}, model=model)
+    assert replays == [3 * parts]  # of the steps after the warm ones
 
     def check() -> None:
         assert tables(run) == tables(expected)
@@ -63,8 +65,8 @@ def test_a_run_of_replayed_steps_is_that_of_launched_ones(fit, monkeypatch):
 
     check()
     back_to_step(run, 1)
-    fit(run={**changes, "name": "replayed"})
-    assert replays == [12, 8]
+    fit(run={**changes, "name": "replayed"}, model=model)
+    assert replays == [3 * parts, 2 * parts]
     check()
 
 
