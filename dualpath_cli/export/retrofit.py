@@ -11,6 +11,7 @@ import uuid
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,8 +76,11 @@ def run(options: Retrofit) -> str:
     out = check_out(path_of("--out", options.out), place, options.overwrite)
     try:
         from dualpath_cli.export.hf import folder, pretrained
-    except ImportError:
-        raise UserError("retrofit needs transformers: pip install 'dualpath[retrofit]'") from None
+
+        if gguf is not None:
+            import_module("gguf")
+    except ImportError as error:
+        raise UserError(f"retrofit needs {error.name}: pip install 'dualpath[retrofit]'") from None
     shown = f"--pretrained '{options.pretrained}'"
     given = pretrained.Pretrained(place, gguf, shown)
     changes: dict[str, Any] = {"block": options.block, "loops": options.loops}

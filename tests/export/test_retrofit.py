@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,14 @@ def test_what_cannot_be_read_or_built_is_named(pretrained, tmp_path, said):
     (least,) = re.findall(r"--budget (\d+) would do", said(*dual, "--alpha", 99))
     said(*dual, "--budget", int(least) - 1)
     assert main([str(word) for word in (*dual, "--budget", least)]) == 0
+
+
+def test_a_missing_package_is_named_with_the_extra_that_has_it(tmp_path, said, monkeypatch):
+    (tmp_path / "model.gguf").touch()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    error = said("retrofit", "--pretrained", tmp_path / "model.gguf", "--out", tmp_path / "out")
+    assert "gguf" in error
+    assert error.endswith(": pip install 'dualpath[retrofit]'\n")
 
 
 def test_a_new_path_has_the_width_that_a_share_or_a_budget_gives(pretrained, tmp_path):
