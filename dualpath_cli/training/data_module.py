@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import signal
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -177,8 +178,9 @@ _FORWARDED = "Caught UserError in "  # what PyTorch puts before an error of a lo
 def loading_fault(error: BaseException) -> UserError | RunFailed | None:
     """The fault of the data or of a loader process; None for other errors and one-line errors."""
     try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler raises wherever it is run
         return _fault(error)
-    except RuntimeError as late:  # from PyTorch: the signal of a lost loader arrives only now
+    except RuntimeError as late:  # from that handler: the signal of a lost loader came just now
         return _fault(late)
 
 

@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import os
 import shutil
-import traceback
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -233,13 +233,29 @@ def test_a_killed_loader_ends_the_run(texts, data, tmp_path, monkeypatch, capsys
     assert step_of(kept) == 2
 
 
-def test_a_loader_whose_signal_comes_late_is_named_all_the_same(monkeypatch):
-    """PyTorch's handler raises wherever the process is: here, as the first error is looked at."""
+@pytest.fixture
+def _loaders_signal():
+    """The handler that PyTorch installs with a loader's processes: it raises wherever it is run."""
 
-    def interrupted(*_: object) -> list[str]:
-        monkeypatch.undo()
+    def raised(*_: object) -> None:
         raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed. ")
 
-    monkeypatch.setattr(traceback, "format_exception", interrupted)
-    fault = loading_fault(ConnectionResetError("Connection reset by peer"))
+    before = signal.signal(signal.SIGCHLD, raised)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("_loaders_signal")
+def test_a_loader_whose_signal_comes_late_is_named_all_the_same(monkeypatch):
+    """As the first error is looked at, and after that."""
+    reset = ConnectionResetError("Connection reset by peer")
+    restore = signal.signal
+    monkeypatch.setattr(
+        signal, "signal", lambda *_: (monkeypatch.undo(), os.kill(os.getpid(), signal.SIGCHLD))
+    )
+    fault = loading_fault(reset)
     assert str(fault).startswith("DataLoader worker (pid 1) is killed by signal: Killed; if memory")
+    assert signal.signal is restore
+
+    assert loading_fault(reset) is None  # not from a loader
+    os.kill(os.getpid(), signal.SIGCHLD)  # raises nothing any more
