@@ -18,7 +18,7 @@ from typing import Any, Literal
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.data import hub
-from dualpath_cli.export.command import check_license, check_out, summary
+from dualpath_cli.export.command import check_out, summary
 from dualpath_cli.flops.count import projection_flops
 from dualpath_cli.flops.widths import largest_width
 from dualpath_cli.recipe.options import path_of
@@ -60,7 +60,6 @@ class Retrofit:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"alpha": (0.1, 99.9)})
-        check_license(self.license)
 
 
 def run(options: Retrofit) -> str:
@@ -128,7 +127,8 @@ def with_new_path(config: ModelConfig, options: Retrofit) -> ModelConfig:
         new = largest_width((new_flops - projections) / (6 * d), config.ffn_multiple_of)
         widths.append(new if layer.block == "dual" else width)
     if min(widths) < 1:
-        raise UserError(f"--alpha {options.alpha:g} leaves a new path no FLOPs for an FFN")
+        other = "smaller" if deep else "larger"
+        raise UserError(f"--alpha {options.alpha:g} leaves the new path no FFN; give a {other} one")
     new_widths: Any = widths[0] if len(set(widths)) == 1 else widths
     return replace(config, **{"d_ffn_wide" if deep else "d_ffn": new_widths})
 

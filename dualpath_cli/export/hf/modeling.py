@@ -250,13 +250,6 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
                 parameter.requires_grad_(False)
         return loaded
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """`generate` of transformers. Raises ValueError for assistant_early_exit."""
-        given = kwargs.get("generation_config") or self.generation_config
-        if kwargs.get("assistant_early_exit", given.assistant_early_exit) is not None:
-            raise ValueError("assistant_early_exit cannot be given: its drafts would skip layers")
-        return super().generate(*args, **kwargs)
-
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embed
 
