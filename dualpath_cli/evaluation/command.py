@@ -203,17 +203,22 @@ def run(options: Evaluate) -> str:
 
 def _asked(options: Evaluate) -> tuple[list["Asked"], dict[str, str]]:
     """The benchmarks with their documents; and the reasons for those that are left out."""
-    data = [_there("--data", path) for path in options.data]
-    sources, asked, skipped = options.texts(), [], {}
-    from dualpath_cli.evaluation.runner import ask, ask_text
-
-    for name, spec in sources.items():
-        asked.append(ask_text(name, spec, options.documents))
+    sources, data = options.texts(), [_there("--data", path) for path in options.data]
+    changes, skipped = {}, {}
     for name in options.benchmarks:
         try:
             if name not in sources:
-                benchmark = Benchmark(name)
-                asked.append(ask(benchmark, benchmark.local(data), options.documents))
+                changes[name] = Benchmark(name).local(data)
+        except NoData as missing:
+            skipped[name] = missing
+    if skipped and (options.tasks or not (sources or changes)):
+        raise next(iter(skipped.values()))
+    from dualpath_cli.evaluation.runner import ask, ask_text
+
+    asked = [ask_text(name, spec, options.documents) for name, spec in sources.items()]
+    for name, changed in changes.items():
+        try:
+            asked.append(ask(Benchmark(name), changed, options.documents))
         except NoData as missing:
             skipped[name] = missing
     if skipped and (options.tasks or not asked):

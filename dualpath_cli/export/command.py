@@ -7,7 +7,6 @@ from rich.filesize import decimal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place
-from dualpath_cli.export.hf.card import read_results
 from dualpath_cli.recipe.options import Average, OwnClasses, path_of
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.checkpoint_files import files_of
@@ -27,17 +26,10 @@ class Export(Average, OwnClasses):
     """Run folder, a checkpoint inside one, or an exported folder."""
     out: Place | None = None
     """Folder to write; by default RUN/export/RECIPE-NAME-step-N."""
-    results: Place | None = None
-    """A results.json of dualpath evaluate, or its folder, for the model card."""
     license: str | None = None
     """Licence for the model card, as the hub spells it: apache-2.0."""
     overwrite: bool = False
     """Replace an exported folder at --out."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.average > 1 and self.results is not None:
-            raise ValueError("results are scores of one checkpoint, not of an --average")
 
 
 def run(options: Export) -> str:
@@ -49,9 +41,6 @@ def run(options: Export) -> str:
     default = run.folder / "export" / f"{name}-step-{run.step:08d}{of}"
     out = default if options.out is None else path_of("--out", options.out)
     out = check_out(out, run.folder, options.overwrite)
-    scores, shown = "", f"{settings.run.recipe}/{settings.run.name}"
-    if options.results is not None:
-        scores = read_results(Path(options.results), shown, run.step)
     from dualpath_cli.export.hf import folder
     from dualpath_cli.run.weights import verify
 
@@ -63,9 +52,10 @@ def run(options: Export) -> str:
             verify(checkpoint, progress.advance)
     weights = folder.Weights.read(checkpoints, settings.model)
     with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
-        folder.write(run, settings, weights, out, progress, scores, options.license)
+        folder.write(run, settings, weights, out, progress, options.license)
     label = label_of_average(run)
-    shown += f", step {run.step:,}" + (f", {label}" if label else "")
+    shown = f"{settings.run.recipe}/{settings.run.name}, step {run.step:,}"
+    shown += f", {label}" if label else ""
     return (
         f"{summary(shown, weights.parameters, out)}\n"
         f"next: dualpath validate --ckpt-path {out}{option_of(settings.model)}\n"

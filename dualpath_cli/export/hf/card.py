@@ -2,17 +2,14 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from dualpath_cli.base.errors import UserError, of_content
-from dualpath_cli.base.system import read_csv, read_json
+from dualpath_cli.base.system import read_csv
 from dualpath_cli.data.manifest import HUB
-from dualpath_cli.evaluation.benchmarks import Benchmark
 from dualpath_cli.flops.count import active_parameters, has_experts
 from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.settings import Settings
-from dualpath_cli.report.table import Column, Table, markdown, with_error
+from dualpath_cli.report.table import Column, Table, markdown
 from dualpath_cli.run.facts import package_versions
 from dualpath_cli.run.run_folder import AVERAGES, VALIDATION, Run
 
@@ -44,51 +41,14 @@ does not add it: without it the model writes something else. Loaded in bfloat16,
 norms, router, gates, gains and the embedding stay float32."""
 
 
-def read_results(path: Path, run: str, step: int) -> str:
-    """The card's section of scores, from a results.json of `dualpath evaluate` of this step."""
-    path = path / "results.json" if path.is_dir() else path
-    content = read_json(path, "give a results.json of dualpath evaluate")
-    try:
-        model = content["model"]
-        of = (model["run"], model["step"])
-        rows = [_score(task, content) for task in content["results"]]
-        how = (
-            f"K = {model['loops']}, {model['intervention']}, {model['precision']} on "
-            f"{model['device']}, batches of {model['batch_size']}, windows of {model['window']} "
-            f"tokens, dualpath evaluate {model['versions']['dualpath']}"
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"--results '{path}' is no results.json of dualpath evaluate: {of_content(error)}"
-        ) from None
-    if of != (run, step):
-        raise UserError(
-            f"--results '{path}' is of {of[0]}, step {of[1]}, not of {run}, step {step}"
-        )
-    return f"## Evaluation\n\n{as_text(how)}.\n\n" + _table(
-        rows, ("benchmark", "metric", "value ± standard error", "documents", "examples")
-    )
-
-
-def _score(task: str, content: Mapping[str, Any]) -> tuple[str, ...]:
-    """A benchmark's row: name, metric, score, documents, few-shot examples."""
-    benchmark, facts, count = Benchmark(task), content["results"][task], content["n-samples"][task]
-    metric = benchmark.primary
-    error = facts[f"{metric}_stderr,none"]
-    score = with_error(".4f")((facts[f"{metric},none"], None if error == "N/A" else error))
-    documents = f"{count['effective']:,} of {count['original']:,}"
-    return task, metric, score, documents, str(benchmark.config["num_fewshot"])
-
-
 def model_card(
     run: Run,
     settings: Settings,
     facts: Mapping[str, Any],
     parameters: int,
-    scores: str,
     license: str | None,
 ) -> str:
-    """README.md: front matter as the hub reads it, then facts, losses, `scores` and an example."""
+    """README.md: front matter for the hub, then facts, losses and an example."""
     from huggingface_hub import ModelCard, ModelCardData  # tokenizers brings it
 
     given = facts.get("data_sources")
@@ -114,10 +74,9 @@ def model_card(
         ABOUT.format(package_versions(["dualpath"])["dualpath"]),
         "## Model\n\n" + _table([("parameters", size), *rows]) + f"\n\n```yaml\n{dump(shown)}```",
         _validation(run, settings),
-        scores,
         f"## Use\n\n{USE}",
     ]
-    text = "\n\n".join(section for section in sections if section)
+    text = "\n\n".join(filter(None, sections))
     return str(ModelCard(f"---\n{front.to_yaml()}\n---\n\n{text}\n"))
 
 
@@ -160,7 +119,7 @@ def _table(rows: Iterable[Sequence[str]], headings: Sequence[str] = ("", "")) ->
     return markdown(table, escape=as_text).rstrip("\n")
 
 
-_MARKS = re.compile(r"[^\w\s,;/()=%+'.±-]|\.(?=[A-Za-z])|(?<![^\W_])_|_(?![^\W_])")
+_MARKS = re.compile(r"[^\w\s,;/()=%+'.-]|\.(?=[A-Za-z])|(?<![^\W_])_|_(?![^\W_])")
 """Characters with a meaning in Markdown or HTML, or which make links."""
 
 

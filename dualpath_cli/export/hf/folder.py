@@ -113,13 +113,9 @@ def write(
     weights: Weights,
     out: Path,
     progress: Progress,
-    scores: str = "",
     license: str | None = None,
 ) -> None:
-    """Writes the folder, whole or not at all; the same arguments give the same bytes.
-
-    `scores` is the card's section of `card.read_results`.
-    """
+    """Writes the folder, whole or not at all; the same arguments give the same bytes."""
     tokenizer, facts = Tokenizer.load(run.folder / TOKENIZER), run.facts
     if run.average:
         facts |= {"averaged_steps": [run_folder.step_of(path) for path in run.average]}
@@ -130,7 +126,7 @@ def write(
         "configuration_dualpath.py": flatten(CONFIGURATION),
         "modeling_dualpath.py": flatten(MODELING, beside=[CONFIGURATION])
         + registration(settings.model),
-        CARD: model_card(run, settings, facts, weights.parameters, scores, license),
+        CARD: model_card(run, settings, facts, weights.parameters, license),
         VERSIONS: json.dumps(facts, indent=2) + "\n",
         **{name: read_text(run.folder / name, PUT_BACK) for name in (RECIPE, TOKENIZER)},
     }
