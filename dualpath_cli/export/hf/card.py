@@ -42,11 +42,7 @@ norms, router, gates, gains and the embedding stay float32."""
 
 
 def model_card(
-    run: Run,
-    settings: Settings,
-    facts: Mapping[str, Any],
-    parameters: int,
-    license: str | None,
+    run: Run, settings: Settings, facts: Mapping[str, Any], parameters: int, license: str | None
 ) -> str:
     """README.md: front matter for the hub, then facts, losses and an example."""
     from huggingface_hub import ModelCard, ModelCardData  # tokenizers brings it

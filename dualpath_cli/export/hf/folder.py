@@ -44,13 +44,7 @@ from dualpath_cli.run.exported_folder import (
 )
 from dualpath_cli.run.facts import package_versions
 from dualpath_cli.run.run_folder import PUT_BACK, RECIPE, TABLES, TOKENIZER, VERSIONS, Run
-from dualpath_cli.run.weights import (
-    check_weights,
-    empty_model,
-    fill,
-    read_weights,
-    tensors_in,
-)
+from dualpath_cli.run.weights import check_weights, empty_model, fill, read_weights, tensors_in
 from dualpath_cli.spec.config import RENAMED, ModelConfig
 
 CONFIGURATION = "dualpath_cli.export.hf.configuration"

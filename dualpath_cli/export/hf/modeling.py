@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from dualpath_cli.decoding.cache import Cache, LayerCache
+from dualpath_cli.decoding.cache import Cache, LayerCache, Pair
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.export.hf.configuration import DualPathConfig
 from dualpath_cli.model.block import DualPathBlock
@@ -59,9 +59,7 @@ class _Slot:
     past: DynamicCache
     number: int
 
-    def append(
-        self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def append(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> Pair:
         k, v = self.past.update(k_BTHN.transpose(1, 2), v_BTHN.transpose(1, 2), self.number)
         return k.transpose(1, 2), v.transpose(1, 2)
 
