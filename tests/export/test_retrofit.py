@@ -184,3 +184,35 @@ def test_damaged_weights_are_not_filled_in(pretrained, tmp_path, said):
     save_file(weights, path, {"format": "pt"})
     error = said("retrofit", "--pretrained", folder, "--out", tmp_path / "out")
     assert "is incomplete: it lacks model.norm.weight" in error
+
+
+@torch.no_grad()
+def test_a_gguf_file_keeps_its_logits(pretrained, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    folder, path = pretrained("llama"), tmp_path / "file" / "small.gguf"
+    model, sizes = theirs(folder), SIZES
+    path.parent.mkdir()
+    (folder / "tokenizer.json").rename(path.with_name("tokenizer.json"))
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_vocab_size(sizes["vocab_size"])
+    writer.add_context_length(sizes["max_position_embeddings"])
+    writer.add_embedding_length(sizes["hidden_size"])
+    writer.add_block_count(sizes["num_hidden_layers"])
+    writer.add_feed_forward_length(sizes["intermediate_size"])
+    writer.add_head_count(sizes["num_attention_heads"])
+    writer.add_head_count_kv(sizes["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
+    writer.add_rope_freq_base(model.config.rope_parameters["rope_theta"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, sizes["num_hidden_layers"])
+    for name, weight in model.state_dict().items():
+        if "q_proj" in name or "k_proj" in name:  # llama.cpp rotates neighbours, not halves
+            heads = sizes["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+            weight = weight.view(heads, 2, -1, sizes["hidden_size"]).transpose(1, 2)
+            weight = weight.reshape(-1, sizes["hidden_size"])
+        writer.add_tensor(names.get_name(name, (".weight",)), weight.numpy())
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file,
+                  writer.write_tensors_to_file, writer.close):  # fmt: skip
+        write()
+    out = retrofit(path, tmp_path / "out", "--block", "wide")
+    assert off(out, model(TOKENS).logits) < 1e-5
+    assert find(str(out)).settings.run.recipe == "small-wide"
