@@ -139,11 +139,6 @@ class LayerCache:
         """The cache of a step, from 0."""
         return self.deep[number % len(self.deep)]
 
-    @property
-    def rows_separable(self) -> bool:
-        """Whether some rows of the batch can read a token alone, see `RowsOfCache`."""
-        return isinstance(self.wide, KeyValueCache) and self.wide.span.start > 0
-
 
 class Cache:
     """The cache of a model.

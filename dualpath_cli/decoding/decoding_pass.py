@@ -315,5 +315,6 @@ class DecodingLayerPass(LayerPass):
         return gate_BT1 >= self.intervention.skip
 
     def rows_separable(self, x_BTD: torch.Tensor) -> bool:
-        """Whether some sequences of the batch can be computed alone."""
-        return self.cache is not None and self.cache.rows_separable and x_BTD.shape[1] == 1
+        """Whether some sequences of the batch can be computed alone, see `RowsOfCache`."""
+        wide = None if self.cache is None else self.cache.wide
+        return isinstance(wide, KeyValueCache) and wide.span.start > 0 and x_BTD.shape[1] == 1

@@ -1,9 +1,9 @@
 """The texts of a call of `dualpath generate`: written in batches, shown or filed, and timed."""
 
 import json
+import re
 import sys
 import time
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from dualpath_cli.report.seeds import seed_from
 if TYPE_CHECKING:
     from dualpath_cli.decoding.command import Generate
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and new line
 Pieces = Iterator[tuple["Text", str]]
 
 
@@ -190,15 +191,7 @@ def _lines(texts: list[Text]) -> str:
 
 
 def _show(console: Console, text: str, dim: bool = False) -> None:
-    """Prints a part of a text unchanged, without a new line.
-
-    On a terminal, control characters are printed as their escapes.
-    """
-    shown = "".join(map(_visible, text)) if console.is_terminal else text
-    console.out(shown, end="", style="dim" if dim else None, highlight=False)
-
-
-def _visible(character: str) -> str:
-    if character in "\n\t" or unicodedata.category(character) != "Cc":
-        return character
-    return repr(character)[1:-1]
+    """Prints a part of a text without a new line; a terminal gets escapes of control characters."""
+    if console.is_terminal:
+        text = CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    console.out(text, end="", style="dim" if dim else None, highlight=False)

@@ -31,12 +31,6 @@ from dualpath_cli.model.routing import RoutingTrace
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 
-CASTED_WEIGHT = {
-    "dual": "wide.sublayer.attn.q_proj.weight",
-    "wide": "wide.sublayer.attn.q_proj.weight",
-    "loop": "deep.sublayer.attn.q_proj.weight",
-}
-"""A weight of a block of each kind that has the type that the model was loaded in."""
 KEPT = (
     "embed", "norm", "attn_norm", "ffn_norm", "q_norm", "k_norm", "router", "gate", "gains", "gain",
     "film", "balance_bias",
@@ -201,7 +195,7 @@ class DualPathModel(DualPathLM):
 
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
         """Autocast for a model in half precision; for other models the caller's stays."""
-        kind = self.blocks[0].get_parameter(CASTED_WEIGHT[self.config.block_kinds[0]]).dtype
+        kind = next(p.dtype for name, p in self.named_parameters() if "q_proj" in name)
         return torch.autocast(device.type, dtype=kind) if kind.itemsize == 2 else nullcontext()
 
 

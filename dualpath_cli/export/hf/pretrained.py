@@ -41,7 +41,6 @@ LAYER = {
 """The weights of a sublayer, and of a layer of those families."""
 FITS = "no block has that; Llama, Mistral and Qwen3 without it fit"
 ONE = math.log(math.expm1(1))  # softplus(ONE) = 1
-SAFE = {"trust_remote_code": False}
 OPEN, SHUT = 5.0, -5.0  # logits of a gate: sigmoids of 0.993 and 0.007
 
 
@@ -52,7 +51,7 @@ class Pretrained:
         """Raises UserError for an unreadable model, or one with a feature that no block has."""
         transformers.utils.logging.set_verbosity_error()
         self.folder, self.shown = folder, shown
-        self._options = {} if gguf is None else {"gguf_file": gguf}
+        self._gguf = {} if gguf is None else {"gguf_file": gguf}
         self._theirs = self._read(transformers.AutoConfig)
         if feature := self._feature():
             raise UserError(f"{shown} has {feature}; {FITS}")
@@ -75,7 +74,7 @@ class Pretrained:
 
         Raises UserError unless it is a byte-level BPE with at most `vocab_size` entries.
         """
-        if "gguf_file" in self._options and not (self.folder / "tokenizer.json").exists():
+        if self._gguf and not (self.folder / "tokenizer.json").exists():
             theirs = self._read(transformers.AutoTokenizer)
             definition = json.loads(theirs.backend_tokenizer.to_str())
             name_end_of_text(definition, theirs.eos_token)
@@ -97,14 +96,14 @@ class Pretrained:
 
     def sha256(self) -> dict[str, str]:
         """The hashes of the files of weights, by name."""
-        one = [self.folder / name for name in self._options.values()]  # a GGUF file
+        one = [self.folder / name for name in self._gguf.values()]  # a GGUF file
         files = one or sorted(self.folder.glob("*.safetensors"))
         return {path.name: hash_file(path) for path in files}
 
     @torch.no_grad()
     def model(self, config: ModelConfig, path: PathKind) -> DualPathLM:
         """The dual-path model; new weights are drawn from seed 0."""
-        safe = {} if self._options else {"use_safetensors": True}
+        safe = {} if self._gguf else {"use_safetensors": True}
         theirs, found = self._read(
             transformers.AutoModelForCausalLM, dtype=torch.float32, output_loading_info=True, **safe
         )
@@ -143,7 +142,8 @@ class Pretrained:
         return None
 
     def _read(self, auto: Any, **options: Any) -> Any:
-        return self._called(auto.from_pretrained, self.folder, **SAFE, **self._options, **options)
+        options |= {"trust_remote_code": False, **self._gguf}
+        return self._called(auto.from_pretrained, self.folder, **options)
 
     def _called(self, function: Any, *arguments: Any, **options: Any) -> Any:
         try:
