@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import zstandard
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.decoding import texts
-from dualpath_cli.decoding.decoder import RECORDERS
 from dualpath_cli.decoding.prompts import Prompt, ids_of, read_prompts
 from dualpath_cli.recipe.recipes import merge
 from tests.conftest import OutputOf
@@ -74,21 +72,6 @@ def test_one_text_is_streamed_and_its_speed_and_drafts_go_to_stderr(
     )  # fmt: skip
 
 
-def test_the_time_to_record_is_told_apart_from_the_speed(run, capsys, monkeypatch):
-    def record(work: Callable[[], object], *_: object) -> Callable[[], object]:
-        time.sleep(60)
-        return work
-
-    now, clock = [0.0], time.perf_counter
-    monkeypatch.setattr(time, "perf_counter", lambda: clock() + now[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setitem(RECORDERS, "cpu", record)
-    assert main(["generate", "--ckpt_path", str(run), "--prompt", "the", "--ignore_eot"]) == 0
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "s, prepared in 60." in line
-    assert float(re.findall(r"([\d,.]+) tokens/s", line)[0].replace(",", "")) > 2
-
-
 def test_several_texts_are_printed_whole_with_their_numbers(run, rows, capsys):
     words = ["--prompt", "the", "hell", "--num_samples", "2", "--max_new_tokens", "9"]
     written = rows(*words)
@@ -116,14 +99,6 @@ def test_without_a_prompt_a_text_begins_by_itself_and_fills_the_window(rows):
     assert row.pop("text")
     begun = {"prompt": "", "number": 1, "sample": 1, "new_tokens": 64, "end": "window"}
     assert row == begun
-
-
-def test_a_text_ends_before_a_stop(rows):
-    words = ("--prompt", "the", "--greedy", "--max_new_tokens", 20)
-    (whole,) = rows(*words, "--ignore_eot")
-    stop = whole["text"][5:7]
-    (row,) = rows(*words, "--stop", stop, "\0never")
-    assert (row["text"], row["end"]) == (whole["text"][: whole["text"].find(stop)], "stop")
 
 
 def test_overrides_and_precision_are_those_of_the_model(rows):

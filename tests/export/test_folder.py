@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.run.trained import find
 from tests.export.conftest import contents, export, model_of, words
 from tests.training.tiny_run import Fit
 
@@ -44,15 +43,6 @@ def test_a_folder_with_anything_that_no_export_wrote_is_not_replaced(folder, tmp
     assert "holds 'README.md', which" in said(*words(run, folder, "--overwrite"))
     for other, why in ((run, "is the folder that is read"), (tmp_path, "of something else")):
         assert why in said(*words(run, other, "--overwrite"))
-
-
-def test_a_folder_of_a_version_without_a_later_field_is_read(folder):
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    for name in ("n_experts", "num_experts_per_tok", "balance", "balance_rate"):
-        del config[name]
-    path.write_text(json.dumps(config))
-    assert find(str(folder)).settings.model.n_experts == 0
 
 
 def test_what_comes_into_a_folder_while_its_successor_is_written_stays(

@@ -223,17 +223,6 @@ def test_half_precision_keeps_the_stream(exported):
     torch.testing.assert_close(outputs.logits, wanted, atol=1e-3, rtol=0)
 
 
-def test_the_callers_autocast_is_left_alone(exported):
-    run, folder = exported()
-    ours, theirs = model_of(run), load(folder)
-    tokens = some_tokens(ours)
-    exact = theirs(tokens).logits
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = theirs(tokens).logits
-        torch.testing.assert_close(rounded, ours(tokens).float())
-    assert not torch.equal(rounded, exact)
-
-
 def test_gradients_are_the_checkpoints_also_of_activations_computed_again(pair):
     ours, theirs = model_of(pair[0]), load(pair[1]).train()
     tokens, calls = some_tokens(ours), []
