@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dualpath_cli.base.errors import UserError, did_you_mean
-from dualpath_cli.base.ranges import Place, check_name, check_ranges
+from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.base.system import format_csv, without_nan, write_text
 from dualpath_cli.data.documents import split_name, stem
 from dualpath_cli.evaluation.benchmarks import NAMES, PAPER_LIMIT, SUITES, Benchmark, NoData
@@ -138,10 +138,6 @@ class Evaluate(Where, OwnClasses, Overrides):
         found = [Subject(path, find(path, own_classes=self.own_classes)) for path in self.ckpt_path]
         names = [subject.name for subject in found]
         for subject in found:
-            try:
-                check_name("the model's name", subject.name)
-            except ValueError as error:
-                raise UserError(str(error)) from None
             if names.count(subject.name) > 1:
                 raise UserError(f"two RUNs are called {subject.name}; evaluate them one by one")
         if (change := read_overrides(self)) is not None:
@@ -155,13 +151,6 @@ class Evaluate(Where, OwnClasses, Overrides):
         if importlib.util.find_spec("lm_eval") is None:
             raise UserError("evaluate needs lm_eval: pip install 'dualpath[eval]'")
         return found
-
-
-def _there(option: str, path: str) -> Path:
-    folder = folder_of(option, path)
-    if not folder.exists():
-        raise UserError(f"{option} '{path}' does not exist; give a folder")
-    return folder
 
 
 def run(options: Evaluate) -> str:
@@ -203,7 +192,7 @@ def run(options: Evaluate) -> str:
 
 def _asked(options: Evaluate) -> tuple[list["Asked"], dict[str, str]]:
     """The benchmarks with their documents; and the reasons for those that are left out."""
-    sources, data = options.texts(), [_there("--data", path) for path in options.data]
+    sources, data = options.texts(), [folder_of("--data", path) for path in options.data]
     changes, skipped = {}, {}
     for name in options.benchmarks:
         try:

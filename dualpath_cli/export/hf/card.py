@@ -56,7 +56,7 @@ def model_card(
     )  # fmt: skip
     recipe = settings.as_recipe()
     if origin := facts.get("retrofit"):
-        rows = [("pretrained model", origin["pretrained"])]
+        rows = [("pretrained model", origin["pretrained"]), ("trained since", "not")]
         rows += [(f"sha256 of {name}", value) for name, value in origin["sha256"].items()]
         shown = {"model": recipe["model"]}
     else:
