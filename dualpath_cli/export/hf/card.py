@@ -56,7 +56,7 @@ def model_card(
     )  # fmt: skip
     recipe = settings.as_recipe()
     if origin := facts.get("retrofit"):
-        rows = [("pretrained model", origin["pretrained"]), ("trained since", "not")]
+        rows = [("pretrained model", origin["pretrained"]), ("training since", "none")]
         rows += [(f"sha256 of {name}", value) for name, value in origin["sha256"].items()]
         shown = {"model": recipe["model"]}
     else:
