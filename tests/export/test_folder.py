@@ -123,6 +123,7 @@ def test_the_card_says_what_the_run_says(folder, tmp_path):
     with (run / "validation.csv").open() as file:
         (row,) = [row for row in csv.DictReader(file) if row["step"] == "6"]
     assert f"| held_out | {row['loss']} | {row['bits_per_byte']} |" in text
+    assert text.count("| held_out |") == 1
 
 
 def test_the_card_names_the_licence_and_the_data_sets_as_the_hub_reads_them(trained, tmp_path):
