@@ -34,7 +34,6 @@ def training(words: Words) -> tuple[TrainingLaunch, Line]:
 
     Raises UserError for the first mistake, SystemExit if there is nothing to do.
     """
-    _check_one(words)
     names = [{"run": {"recipe": Path(name).stem}} for name in words.places("--config", "-c")]
     line = words.upon(reduce(merge, [*names[:1], words.recipes]))
     found = to_train(_settings(line), line.options.ckpt_path, line.options.new_data)
@@ -52,7 +51,6 @@ def study(words: Words) -> tuple[StudyLaunch, Line]:
     """
     if not (given := words.places("--ckpt-path")):
         words.upon({})  # raises: the option must be given
-    _check_one(words)
     own, run = words.recipes, find_run(given[0])
     layers = [{"data": {"val": {}}}, read_recipe(run.folder), _ELSEWHERE, own]
     line = words.upon(reduce(merge, layers))
@@ -69,11 +67,6 @@ def study(words: Words) -> tuple[StudyLaunch, Line]:
     check_validation_sets(settings, run.folder)
     verify_data(settings, training=False)
     return StudyLaunch(settings, run, options), line
-
-
-def _check_one(words: Words) -> None:
-    if len(words.places("--ckpt-path")) > 1:
-        raise UserError(f"{words.command.name} takes one RUN; give the command for each of them")
 
 
 def _check_followed(sets: Mapping[str, str], given: set[str], folder: Path) -> None:

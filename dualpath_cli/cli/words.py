@@ -1,8 +1,8 @@
 """The words after a command: its own options, and keys of a recipe.
 
-Each command has one parser, of jsonargparse: the fields of its dataclass are its options, and
-`--SECTION.KEY VALUE` sets a key of the recipe, if the command has one. Words are parsed once, over
-the recipe; words about Lightning's classes are left to LightningCLI.
+A command has one parser, of jsonargparse. The fields of its dataclass are its options, and
+`--SECTION.KEY VALUE` sets a key of the recipe, if the command has one. Each word is parsed once,
+over the recipe: by this parser, or, if the word names a class of Lightning, by LightningCLI's.
 """
 
 import json
@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache, reduce
 from inspect import get_annotations, getdoc
-from os.path import isfile
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -25,8 +23,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, Size, at_home
 from dualpath_cli.cli.commands import COMMANDS, Command
 from dualpath_cli.recipe.parser import OneLine, Parser, choices_of
-from dualpath_cli.recipe.recipes import Recipe, load_recipes, parse
-from dualpath_cli.recipe.recipes import read as read_recipe
+from dualpath_cli.recipe.recipes import Recipe, load, merge, parse
 from dualpath_cli.recipe.settings import SECTIONS, Settings, check_sections
 
 _OF_A_CLASS = re.compile(
@@ -66,21 +63,21 @@ class Words:
     @property
     def recipes(self) -> Recipe:
         """The recipes of --config, merged; later recipes win."""
-        return load_recipes(self.places("--config", "-c"))
+        return reduce(merge, map(load, self.places("--config", "-c")), {})
 
     def upon(self, base: Recipe) -> Line:
         """Parses the words, once, over a recipe; raises UserError for the first mistake."""
         parser, command = parser_of(self.command), self.command
+        if command.launch and len(self.places("--ckpt-path")) > 1:
+            raise UserError(f"{command.name} takes one RUN; give the command for each of them")
         check_sections(base)
         parser.words = self.words
         light = [word for word in self.words if not _OF_A_CLASS.match(word)]
         found = parser.read(base, light).as_dict()
-        given = frozenset(word.partition("=")[0] for word in self.words)
         recipe = {key: found[key] for key in (*SECTIONS, "seed_everything") if key in found}
-        of_classes = tuple(word for word in self.words if _BESIDE_A_CLASS.match(word))
-        if not any(map(_OF_A_CLASS.match, of_classes)):
-            of_classes = ()
-        return Line(_options(parser, command, found, given), recipe, of_classes)
+        beside = tuple(word for word in self.words if _BESIDE_A_CLASS.match(word))
+        of_classes = beside if len(light) < len(self.words) else ()
+        return Line(_options(parser, command, found), recipe, of_classes)
 
     def given(self, place: str, recipe: Recipe) -> set[str]:
         """The keys named by a recipe or the words, in a section or in a mapping inside one."""
@@ -127,9 +124,10 @@ def complete() -> None:
     choice.parse_args([])
 
 
-def _options(parser: Parser, command: Command, found: Recipe, given: frozenset[str]) -> Any:
+def _options(parser: Parser, command: Command, found: Recipe) -> Any:
     """The command's dataclass from parsed values; its ValueError becomes a UserError."""
     options = resolve_name(command.options)
+    given = {word.partition("=")[0] for word in parser.words or ()}
     found[GIVEN] = [a.dest for a in parser._actions if given.intersection(a.option_strings)]
     values = {field.name: found[field.name] for field in fields(options) if field.name in found}
     for name, kind in typing.get_type_hints(options).items():
@@ -262,8 +260,8 @@ class _Help(DefaultHelpFormatter):
 def _joined(words: Sequence[str], parser: OneLine) -> list[str]:
     """Writes options by their names in the parser, with a single value as `--option=value`.
 
-    Dashes and underscores are the same. The file of a section is replaced by its content. A value
-    may begin with one dash, such as -80M, but not with two.
+    Dashes and underscores are the same. A value may begin with one dash, such as -80M, but not with
+    two.
     """
     options = {o.lstrip("-").replace("-", "_"): o for o in parser.options().values()}
     counts = {o: action.nargs for action in parser._actions for o in action.option_strings}
@@ -284,7 +282,5 @@ def _joined(words: Sequence[str], parser: OneLine) -> list[str]:
                 queue += [name] if queue and queue[-1][:1] != "-" else []  # for the option's values
             if (takes_one and not equals) or (name.startswith("--") and value == "--"):
                 raise UserError(f"{name} needs a value")
-            if any(key.startswith(f"{name[2:]}.") for key in options) and isfile(value):
-                value = json.dumps(read_recipe(Path(value)))  # a section, from its file
         joined.append(f"{name}{equals}{value}")
     return joined
