@@ -7,6 +7,7 @@ from pathlib import Path
 
 from docstring_parser import parse_from_object
 
+from dualpath_cli.base.ranges import PLACES, SIZES
 from dualpath_cli.recipe.parser import describe
 from dualpath_cli.recipe.settings import SECTIONS
 
@@ -16,9 +17,12 @@ HEAD = """\
 
 Written by `python docs/recipe.py` from the settings; `dualpath fit --help-recipe` prints the same.
 A recipe is a YAML file of these sections; `base: NAME` starts from another one. On a command line a
-key is `--SECTION.KEY VALUE`. Lists and mappings are written as in YAML, numbers of tokens and FLOPs
-also as 80M or 38.5B.
+key is `--SECTION.KEY VALUE`, with lists and mappings as in YAML. A size is a whole number from 1 to
+10^18, also written 80M, 38.5B or 80e6. A path may begin with `~`; variables are not filled in.
 """
+SHORT = {PLACES: "path", SIZES: "size", "a mapping of names to values": "mapping", " (each mapping)":
+         "", "a whole number": "whole number", "a number": "number", "a list": "list",
+         "one of ": ""}  # fmt: skip
 TABLE = "| key | is | default | |\n| --- | --- | --- | --- |\n"
 
 
@@ -37,7 +41,10 @@ def page() -> str:
             default = field.default if factory is dataclasses.MISSING else factory()
             shown = default if isinstance(default, str) else json.dumps(default)
             sentence = " ".join((texts[field.name] or "").split())
-            cells = (f"`{field.name}`", describe(kinds[field.name]), f"`{shown}`", sentence)
+            kind = describe(kinds[field.name])
+            for words, short in SHORT.items():
+                kind = kind.replace(words, short)
+            cells = (f"`{field.name}`", kind, f"`{shown}`", sentence)
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
     return "".join(parts)
 
