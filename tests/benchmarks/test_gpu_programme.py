@@ -1,9 +1,6 @@
 """The GPU programme runs on a CPU, finds what is wrong, loses only what fails, makes up nothing."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from multiprocessing import Pipe
 from pathlib import Path
@@ -205,14 +202,6 @@ def test_processes_run_cells_and_leave_two_files(tmp_path, monkeypatch):
     assert {"git_commit", "source", "date", "machine"} < found["conditions"].keys()
 
 
-def test_a_cell_that_fails_says_why(capfd):
-    def bad(bench: Bench) -> Rows:
-        raise ValueError("out of luck")
-
-    assert once.attempt(bad, CPU) == {"": {"failed": "ValueError: out of luck"}}
-    assert "Traceback" in capfd.readouterr().err
-
-
 MEASURED: dict[str, Rows] = {
     "ceilings": {"measured": {"bf16 products, TFLOP/s": 798.4, "copies, TB/s": 3.0123}},
     "step": {
@@ -259,11 +248,3 @@ def test_results_get_onto_the_page_and_a_rehearsal_never_does(rehearse, tmp_path
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_has_the_numbers_of_its_files(page):
     assert results.filled(page) == page.read_text(encoding="utf-8")
-
-
-def test_the_script_hands_its_words_on(tmp_path):
-    script = ["bash", str(ROOT / "benchmarks/gpu_once.sh")]
-    environment = os.environ | {"PYTHON": sys.executable, "WORK": str(tmp_path)}
-    done = subprocess.run(script, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 2
-    assert "the following arguments are required: OUT" in done.stderr

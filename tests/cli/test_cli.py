@@ -15,7 +15,6 @@ import pytest
 import yaml
 from docstring_parser import parse_from_object
 
-from dualpath_cli import __version__
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import main
 from dualpath_cli.recipe import recipes
@@ -124,10 +123,6 @@ def test_help_lists_every_command_with_what_it_does(words, dualpath):
         assert f" {name} {command.purpose} " in shown
 
 
-def test_the_version_is_one_line(dualpath):
-    assert dualpath("--version") == f"dualpath {__version__}\n"
-
-
 def test_help_recipe_has_a_sentence_for_every_key(dualpath):
     text = " ".join(dualpath("fit", "--help-recipe").split())
     for section, settings in SECTIONS.items():
@@ -136,10 +131,6 @@ def test_help_recipe_has_a_sentence_for_every_key(dualpath):
             assert sentence in text
             assert sentence.endswith("."), field.arg_name
             assert f"--{section}.{field.arg_name} " in text
-
-
-def test_help_wins_over_everything_else_on_the_line(dualpath):
-    assert dualpath("fit", "--config", "quickstart", "--help") == dualpath("fit", "--help")
 
 
 @pytest.mark.parametrize("name", ["quickstart", "f80m_a50_k4", "f160m_wide"])
@@ -179,11 +170,3 @@ def test_a_shell_completes_commands_options_and_choices(line, expected, tmp_path
     command = [sys.executable, "-m", "dualpath_cli"]
     subprocess.run(command, env=os.environ | asked, check=True, capture_output=True)
     assert out.read_text().split("\v") == expected
-
-
-def test_python_m_is_the_same_command(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "dualpath_cli", "fitt"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "dualpath: error: no command 'fitt'; did you mean 'fit'?\n"

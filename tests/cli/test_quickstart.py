@@ -1,7 +1,6 @@
 """What a newcomer meets first: the quickstart's recipe and commands."""
 
 import json
-import os
 import shlex
 
 import pytest
@@ -45,15 +44,6 @@ def test_a_command_that_fails_ends_the_quickstart_which_then_continues(
     assert main(["quickstart"]) == 0
     assert ran[3:] == ["prepare", "fit", "ablate", "routing"]
     assert "look: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("given", "used"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_waiting_threads_sleep_unless_the_environment_says_otherwise(given, used, monkeypatch):
-    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
-    if given is None:
-        monkeypatch.delenv("OMP_WAIT_POLICY")
-    main(["flops", "--budget", "80M", "--format", "json"])
-    assert os.environ["OMP_WAIT_POLICY"] == used
 
 
 def test_the_model_to_compare_with_has_the_same_linear_flops():

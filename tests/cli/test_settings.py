@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpath_cli.base.ranges import Place, Size
+from dualpath_cli.base.ranges import Size
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import main
 from dualpath_cli.cli.words import help_of, parser_of
@@ -125,20 +125,6 @@ def test_a_value_of_a_type_that_no_key_has_is_named_with_what_it_must_be(refused
         assert f"error: {key}" in said
         assert " must be " in said
         assert "odd" in said, said
-
-
-def test_a_word_where_a_number_or_a_choice_belongs_is_named(refused):
-    for key, kind in FIELDS.items():
-        if key in ("trainer.callbacks", "trainer.plugins", "trainer.logger"):
-            continue  # whose words are Lightning's to read
-        if (
-            not {str, Place} & {kind, *typing.get_args(kind)}
-            and typing.get_origin(kind) is not dict
-        ):
-            said = refused([f"--{key}", "odd"])
-            assert key.partition(".")[2] in said
-            assert " must be " in said
-            assert "'odd'" in said, said
 
 
 def test_every_number_of_a_recipe_has_a_sign_and_an_end(refused):

@@ -99,15 +99,6 @@ def test_the_model_of_json_is_a_section_of_a_recipe(line, described, tmp_path):
     assert {name: again[name] for name in same} == {name: model[name] for name in same}
 
 
-def test_the_table_says_what_hardware_is_assumed_and_what_is_raised(answer):
-    """All of its numbers are compared with docs/flops.md (tests/docs/test_docs.py)."""
-    assert "d_ffn is raised to 64" in answer("--budget 80M --alpha 25 --k 4")
-    for tflops, sustained in ((400, 400), ("h200", 389)):
-        own = answer(f"{DUAL} --gpus 1 --tflops {tflops}")
-        assert "assumed" not in own
-        assert f"1 GPU that sustains {sustained} TFLOP/s" in own
-
-
 def test_decoding_reads_weights_and_caches_once_a_step(answer, described):
     """Of an H100's 3.35 TB/s: half a million tokens of cache weigh 8 times F80M's weights."""
     line = f"{DUAL} --decode 32x4096@3.35TB/s"
@@ -209,28 +200,6 @@ def test_a_list_solves_each_layer_as_a_model_of_its_kind(described):
         assert mean == pytest.approx(sum(layers) / 4)
 
 
-def test_a_list_is_written_only_where_layers_differ(answer, described):
-    words = "--block wide,dual,wide --loops 1,4,1 --budget 80M"
-    model = described(words)["model"]
-    assert (model["loops"], model["d_ffn"], len(model["d_ffn_wide"])) == (4, 1600, 3)
-    text = answer(words)
-    assert "1 wide + 1 dual + 1 wide blocks, K = 4, each layer for 80M linear FLOPs" in text
-    assert "24,576, 11,392, 24,576" in text
-
-
-def test_later_recipes_win_and_a_reading_goes_on_top(recipe_files, described):
-    words = "--config small.yaml --config longer.yaml --reading as_written"
-    as_written = replace(MIXED, max_seq_len=64, **paper.AS_WRITTEN)
-    assert ModelConfig(**described(words)["model"]) == as_written
-
-
-def test_hours_of_a_recipe_are_for_its_own_tokens_and_only_when_asked(recipe_files, answer):
-    assert "hours" not in answer("--config small.yaml")
-    text = answer("--config small.yaml --gpus 1 --tflops 1")
-    assert "Training: 1,000 tokens on 1 GPU" in text
-    assert "Training: 5 tokens" in answer("--config small.yaml --tokens 5")
-
-
 def test_training_flops_of_a_recipe_follow_its_schedule_of_loops(recipe_files, answer, described):
     """Three of ten steps have one loop, of six rounded two; of none it is the model's own."""
     words = "--config small.yaml --config growing.yaml --gpus 1"
@@ -280,16 +249,6 @@ def test_table_matched_in_total_spends_the_same_everywhere(
         shown = [model["d_ffn"] or "-", model["d_ffn_wide"] or "-", model["ffn_multiple_of"],
                  f"{model['params'] / 1e6:.1f}M"]  # fmt: skip
         assert row.replace("*", "").split()[-7:-3] == [str(number) for number in shown]
-
-
-def test_match_total_names_the_multiple_and_what_is_off(answer):
-    solved = answer("--budget 80M --alpha 25 --k 4 --match total")
-    assert re.search(r"ffn_multiple_of +128\n", solved)
-    assert "Above its share: d_ffn is raised to 128" in solved
-    assert "not met" not in solved
-    assert "In multiples of 256 the matched sum is not met to within 1 %" in answer(
-        f"{DUAL} --match total --width-multiple 256"
-    )
 
 
 @pytest.mark.parametrize("columns", [1, 2, 40, 55])

@@ -38,10 +38,6 @@ def test_a_class_that_is_not_imported_is_named():
         DualPathLM(small(gate="not.There"))
 
 
-def test_without_a_dual_block_or_a_loop_no_class_is_looked_for():
-    DualPathLM(small(block="wide", gate="not.There", combination="not.There"))
-
-
 @given(
     gates=st.sampled_from(["two_gates", COPIES["gate"]]),
     combination=st.sampled_from([COPIES["combination"], MASSLESS["combination"]]),
