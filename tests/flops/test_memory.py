@@ -57,8 +57,11 @@ def shape(**changes: Any) -> ModelConfig:
 SHAPES = {
     "dual": shape(),
     "dual, one step": shape(loops=1),
+    "loop, one step": shape(block="loop", loops=1),
     "dual, scale and shift a step": shape(step_conditioning="film"),
     "dual, grouped heads": shape(n_kv_heads=2),
+    "dual, the mean of steps": shape(combination="mean"),
+    "dual, fixed gates": shape(gate="fixed"),
     "loop": shape(block="loop", n_heads=6, n_kv_heads=6),
     "wide": shape(block="wide", d_ffn_wide=960),
     "wide, 8 experts": shape(block="wide", d_ffn_wide=960, n_experts=8),
@@ -127,7 +130,18 @@ def test_a_block_saves_what_is_planned(config):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", ["selective", "none"])
-@pytest.mark.parametrize("name", ["dual", "dual, one step", "loop", "wide"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dual",
+        "dual, one step",
+        "dual, the mean of steps",
+        "dual, fixed gates",
+        "loop",
+        "loop, one step",
+        "wide",
+    ],
+)
 def test_a_compiled_block_does_too(name, checkpointing):
     with graphs() as (backend, _):
         assert_saved(SHAPES[name], backend, checkpointing)
