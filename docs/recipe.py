@@ -18,7 +18,8 @@ HEAD = """\
 Written by `python docs/recipe.py` from the settings; `dualpath fit --help-recipe` prints the same.
 A recipe is a YAML file of these sections; `base: NAME` starts from another one. On a command line a
 key is `--SECTION.KEY VALUE`, with lists and mappings as in YAML. A size is a whole number from 1 to
-10^18, also written 80M, 38.5B or 80e6. A path may begin with `~`; variables are not filled in.
+10^18, also written 80M, 38.5B or 80e6. A path may begin with `~`; variables are not filled in. A key
+whose default is null may be null.
 """
 SHORT = {PLACES: "path", SIZES: "size", "a mapping of names to values": "mapping", " (each mapping)":
          "", "a whole number": "whole number", "a number": "number", "a list": "list",
@@ -44,6 +45,8 @@ def page() -> str:
             kind = describe(kinds[field.name])
             for words, short in SHORT.items():
                 kind = kind.replace(words, short)
+            if default is None:
+                kind = kind.removesuffix(" or null")
             cells = (f"`{field.name}`", kind, f"`{shown}`", sentence)
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
     return "".join(parts)
