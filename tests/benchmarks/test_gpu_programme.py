@@ -1,16 +1,14 @@
 """The GPU programme runs on a CPU, finds what is wrong, loses only what fails, makes up nothing."""
 
 import json
-from collections.abc import Callable
 from multiprocessing import Pipe
 from pathlib import Path
-from signal import SIGCONT, SIGSTOP
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import results, turns
+from benchmarks import results
 from benchmarks.gpu import correct, kernels, once
 from benchmarks.gpu.bench import MAIN, Bench, Rehearsal
 from benchmarks.results import Rows
@@ -89,91 +87,11 @@ def test_a_wrong_model_is_found(monkeypatch):
     assert not correct.check(CPU, "dual", "float64")["right"]
 
 
-def test_a_wrong_kernel_is_found():
-    ids_BT = torch.arange(128)[None] // 50
-    shape, right = (1, 128, 2, 16), kernels.document_mask(ids_BT)
-    assert kernels.worst_error(shape, right, right, CPU.device) < 0.02
-    assert kernels.worst_error(shape, None, right, CPU.device) > 0.1
-
-
 @pytest.mark.slow  # it compiles a model and a Llama
 def test_decoding_is_measured_beside_a_llama():
     rows = kernels.decode(CPU, batch=2)
     assert len(rows) == 6
     assert all(row["tokens/s"] > 0 for row in rows.values())
-
-
-def test_on_cuda_calls_are_timed_between_events(monkeypatch):
-    now = [0.0]
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            self.at = now[0]
-
-        def elapsed_time(self, later: "Event") -> float:
-            return later.at - self.at
-
-    def call() -> None:
-        now[0] += 5.0
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: call())
-    device = torch.device("cuda")
-    assert turns.seconds_of(call, device, 3, warm_up=2) == [0.005] * 3
-    assert turns.kernel_seconds([call, call], device, 3) == 0.005
-
-
-class Stub:
-    """A worker without a process: ready at a look, measured by a turn, or neither."""
-
-    def __init__(self, name: str, events: list[str], ready_at: int, says: Rows | None) -> None:
-        self.name, self.events, self.looks, self.says = name, events, ready_at, says
-        self.ready, self.rows = False, cast(Rows | None, None)
-
-    def look(self) -> None:
-        self.looks -= 1
-        self.ready = self.looks < 0
-
-    def turn(self, seconds: float) -> None:
-        self.events.append(f"{self.name} measured")
-        self.ready, self.rows = False, self.says
-
-    def signal(self, number: int) -> None:
-        self.events.append(f"{self.name} {'paused' if number == SIGSTOP else 'on'}")
-        assert number in (SIGSTOP, SIGCONT)
-
-    def end(self) -> None:
-        self.events.append(f"{self.name} ended")
-
-
-def run_phase(monkeypatch: pytest.MonkeyPatch, *stubs: Stub) -> dict[str, Rows | None]:
-    """Rows by name of a phase of ten seconds, of which a look at all takes one."""
-    now = [0.0]
-    monkeypatch.setattr(once.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(once.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + 1))
-    done: dict[str, Rows | None] = {}
-    add: Callable[[Any], None] = lambda worker: done.update({worker.name: worker.rows})  # noqa: E731
-    once.run_phase(cast(Any, stubs), 10, 5, add)
-    return done
-
-
-def test_the_first_that_is_ready_is_measured_while_others_are_paused(monkeypatch):
-    events: list[str] = []
-    row: Rows = {"": {"seconds": 1.0}}
-    first, second = Stub("first", events, 2, row), Stub("second", events, 0, row)
-    late = Stub("late", events, 99, row)
-    done = run_phase(monkeypatch, first, second, late)
-    assert events == [
-        "first paused", "late paused", "second measured", "first on", "late on", "second ended",
-        "late paused", "first measured", "late on", "first ended", "late ended",
-    ]  # fmt: skip
-    assert list(done) == ["second", "first", "late"]
-    assert done["first"] == done["second"] == row
-    assert done["late"] == {"": {"failed": "TimeoutError: its phase has ended"}}
 
 
 @pytest.mark.parametrize("ready", [False, True])

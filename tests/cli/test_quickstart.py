@@ -3,15 +3,9 @@
 import json
 import shlex
 
-import pytest
-
 from dualpath_cli.cli import quickstart
-from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import main
-from dualpath_cli.cli.words import read
-from dualpath_cli.flops.count import mean_layer_flops
 from dualpath_cli.recipe import recipes
-from dualpath_cli.recipe.settings import settings_from
 
 
 def test_the_recipe_names_the_command_that_solves_its_widths(capsys):
@@ -44,13 +38,3 @@ def test_a_command_that_fails_ends_the_quickstart_which_then_continues(
     assert main(["quickstart"]) == 0
     assert ran[3:] == ["prepare", "fit", "ablate", "routing"]
     assert "look: " in capsys.readouterr().out
-
-
-def test_the_model_to_compare_with_has_the_same_linear_flops():
-    words = next(line for line in quickstart.NEXT.splitlines() if "dualpath fit" in line).split()
-    found = read(COMMANDS["fit"], words[words.index("--config") :])
-    dual, wide = (
-        mean_layer_flops(settings_from(recipe).model)["linear_total"]
-        for recipe in (recipes.load("quickstart"), found.upon(found.recipes).recipe)
-    )
-    assert wide == pytest.approx(dual, rel=0.01)

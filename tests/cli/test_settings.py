@@ -5,13 +5,11 @@ is a decision. Rewrite it with `python -m tests.cli.test_settings`.
 """
 
 import dataclasses
-import json
 import math
 import re
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -20,8 +18,7 @@ import yaml
 from dualpath_cli.base.ranges import Size
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import main
-from dualpath_cli.cli.words import help_of, parser_of
-from dualpath_cli.recipe.parser import choices_of
+from dualpath_cli.cli.words import parser_of
 from dualpath_cli.recipe.settings import SECTIONS
 
 OPTIONS = Path(__file__).with_name("options.txt")
@@ -65,24 +62,6 @@ def test_every_command_explains_itself_and_refuses_an_option_that_there_is_not(
     assert said == (
         f"dualpath {name}: error: unknown option '--qqqq'; --help lists what there is\n"
     )
-
-
-@pytest.mark.parametrize("name", ["recipe", *COMMANDS])
-def test_help_shows_every_default_and_all_choices(name):
-    shown = help_of(COMMANDS.get(name, COMMANDS["fit"]), recipe=name == "recipe")
-    said = {re.split("[ ,]", text)[0]: " ".join(text.split()) for text in shown.split("\n  -")}
-    of = SECTIONS if name == "recipe" else {"": resolve_name(COMMANDS[name].options)}
-    for section, options in of.items():
-        kinds = typing.get_type_hints(options)
-        for field in dataclasses.fields(options):
-            option = f"-{section}.{field.name}" if section else f"-{field.name.replace('_', '-')}"
-            if isinstance(field.default, int | float) and (
-                section or kinds[field.name] is not bool
-            ):
-                assert f"default: {json.dumps(field.default)})" in said[option], option
-            if option in said and len(choices_of(kinds[field.name])) > 1:
-                words = {*re.split(r"[^\w-]", said[option])}
-                assert words.issuperset(choices_of(kinds[field.name])), option
 
 
 Refused = Callable[..., str]
