@@ -81,18 +81,17 @@ class Words:
 
     def given(self, place: str, recipe: Recipe) -> set[str]:
         """The keys named by a recipe or the words, in a section or in a mapping inside one."""
-        layers, names = [recipe], set()
+        names: set[str] = set()
         for name, _, value in (word.partition("=") for word in self.words):
             if name.startswith(f"--{place}."):
                 names.add(name.removeprefix(f"--{place}.").partition(".")[0])
             elif f"--{place}.".startswith(f"{name}."):  # the mapping, or its section
                 keys = reversed(name[2:].split("."))
-                layers.append(reduce(lambda inner, key: {key: inner}, keys, parse(value, name)))
-        for layer in layers:
-            for key in place.split("."):
-                layer = layer.get(key) or {}
-            names |= layer.keys()
-        return names
+                own = reduce(lambda inner, key: {key: inner}, keys, parse(value, name))
+                recipe = merge(recipe, own)
+        for key in place.split("."):
+            recipe = recipe.get(key) or {}
+        return names | recipe.keys()
 
 
 def read(command: Command, words: Sequence[str]) -> Words:

@@ -10,7 +10,7 @@ from dualpath_cli.base.ranges import format_size
 from dualpath_cli.flops import count, paper
 from dualpath_cli.flops.options import Flops
 from dualpath_cli.flops.widths import Target, Widths, solve_widths, solve_within
-from dualpath_cli.recipe.recipes import load, merge
+from dualpath_cli.recipe.recipes import Recipe, load, merge
 from dualpath_cli.recipe.schedule import check_loops, loop_counts
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.spec.config import BlockKind, ModelConfig
@@ -137,7 +137,8 @@ def described(options: Flops, settings: Settings) -> Description:
 
 def settings_of(names: Sequence[str]) -> Settings:
     """The settings of recipes; later recipes override earlier ones."""
-    recipe, named = reduce(merge, map(load, names), {}), f"recipe '{' + '.join(names)}'"
+    recipe: Recipe = reduce(merge, map(load, names))
+    named = f"recipe '{' + '.join(names)}'"
     if not recipe.get("model"):
         raise UserError(f"{named} has no model section to describe")
     try:

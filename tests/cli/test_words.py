@@ -133,3 +133,10 @@ def test_keys_are_given_by_recipes_and_words_of_any_form(words):
     recipe = {} if words else {"data": {"val": {"a": "x"}}}
     assert found.given("data.val", recipe) == {"a"}
     assert found.given("model", recipe) == set()
+
+
+def test_words_about_a_class_and_others_of_its_key_keep_their_order():
+    words = ["--trainer.callbacks=Timer", "--trainer.callbacks", "null"]
+    line = read(COMMANDS["fit"], ["--config", "x", *words]).upon({})
+    assert line.of_classes == ("--trainer.callbacks=Timer", "--trainer.callbacks=null")
+    assert read(COMMANDS["fit"], ["--config", "x", *words[1:]]).upon({}).of_classes == ()
