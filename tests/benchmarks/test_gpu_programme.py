@@ -1,7 +1,6 @@
 """The GPU programme runs on a CPU, finds what is wrong, loses only what fails, makes up nothing."""
 
 import json
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from benchmarks import results
 from benchmarks.gpu import correct, kernels, once
-from benchmarks.gpu.bench import MAIN, Bench, Rehearsal
+from benchmarks.gpu.bench import Bench, Rehearsal
 from benchmarks.results import Rows
 from dualpath_cli.model.gates import PathGate
 from dualpath_cli.training.module import DualPathModule
@@ -26,27 +25,6 @@ class Quick(Rehearsal):
 
 
 CPU = Bench(torch.device("cpu"), Quick)
-
-
-@pytest.mark.parametrize("name", [f"step: {MAIN}", "ceilings: measured", "attention: as chosen"])
-def test_a_cell_measures_in_its_turn_alone(name):
-    """And all that is compiled, one graph of both layers and one of the loss, is so before."""
-    timed: list[str] = []
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (once.step, kernels):
-            for clock in {"seconds_of", "kernel_seconds"} & set(dir(module)):
-                take = getattr(module, clock)
-                patch.setattr(
-                    module, clock, lambda *a, take=take, **k: timed.append("timed") or take(*a, **k)
-                )
-        bench = Bench(CPU.device, CPU.sizes, lambda: timed.append("alone"))
-        (row,) = once.CELLS[name](bench).values()
-    assert timed[0] == "alone"
-    assert "timed" in timed
-    assert row.get("graphs", 2) == 2
-    assert all(value >= 0 for key, value in row.items() if isinstance(value, float))
 
 
 @pytest.mark.parametrize("kind", correct.KINDS)
@@ -92,20 +70,6 @@ def test_decoding_is_measured_beside_a_llama():
     rows = kernels.decode(CPU, batch=2)
     assert len(rows) == 6
     assert all(row["tokens/s"] > 0 for row in rows.values())
-
-
-@pytest.mark.parametrize("ready", [False, True])
-def test_a_process_that_dies_loses_itself_alone(ready):
-    worker = once.Worker.__new__(once.Worker)
-    worker.ready, worker.rows = ready, None
-    worker._pipe, theirs = Pipe()
-    theirs.close()
-    if ready:
-        worker.turn(5)
-    else:
-        worker.look()
-    assert worker.rows == {"": {"failed": "RuntimeError: the process has ended"}}
-    assert not worker.ready
 
 
 def test_processes_run_cells_and_leave_two_files(tmp_path, monkeypatch):

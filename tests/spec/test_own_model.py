@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.flops import count
 from dualpath_cli.flops.shapes import numbers, units
@@ -63,22 +62,6 @@ def test_copies_do_what_the_built_in_ones_do_under_any_intervention(
         assert difference(one.step_weights, other.step_weights) <= EXACT
         assert difference(one.expected_loops, other.expected_loops) <= EXACT
         assert torch.equal(one.steps_taken, other.steps_taken)
-
-
-@pytest.mark.parametrize("combination", [COPIES["combination"], MASSLESS["combination"]])
-@pytest.mark.parametrize("change", [None, {"skip": 0.5}])
-def test_token_by_token_with_a_cache_gives_the_whole_sequences_logits(combination, change):
-    config = small(combination=combination, gain_init=0.0, init_std=0.3)
-    model = DualPathLM(config, seed=1).double()
-    intervention = None if change is None else Intervention(**change)
-    with torch.no_grad():
-        whole = forward(model, TOKENS, intervention=intervention)
-        cache = Cache(config)
-        parts = [
-            forward(model, TOKENS[:, t : t + 1], cache=cache, intervention=intervention)
-            for t in range(8)
-        ]
-    assert difference(torch.cat(parts, dim=1), whole) <= EXACT
 
 
 def test_halting_by_mass_needs_a_class_that_leaves_some():
