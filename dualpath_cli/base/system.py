@@ -432,18 +432,5 @@ def end_with_parent() -> None:
     if parent is None or not parent.isdecimal() or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
-    if not _lives(int(parent)):
+    if os.getppid() != int(parent):  # the parent has ended, and another process took its place
         raise Terminated
-
-
-def _lives(pid: int) -> bool:
-    """Whether a process has not ended; a zombie has."""
-    try:
-        os.kill(pid, 0)  # sends nothing
-    except ProcessLookupError:
-        return False
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:  # no /proc here
-        return True
-    return state not in "ZX"

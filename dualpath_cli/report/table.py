@@ -67,9 +67,9 @@ def with_interval(spec: str) -> Callable[[tuple[float, float, float]], str]:
     """A format of a number and both ends of its interval, which may be nan."""
 
     def text(value: tuple[float, float, float]) -> str:
-        number, low, high = value
-        known = low == low and high == high
-        return f"{number:{spec}} ({low:{spec}} to {high:{spec}})" if known else f"{number:{spec}}"
+        number, *ends = value
+        known = all(end == end for end in ends)
+        return f"{number:{spec}}" + (f" ({interval(spec)(value[1:])})" if known else "")
 
     return text
 
@@ -80,7 +80,7 @@ def with_error(spec: str) -> Callable[[tuple[float, float | None]], str]:
     def text(value: tuple[float, float | None]) -> str:
         number, error = value
         known = error is not None and error == error
-        return f"{number:{spec}} ± {error:{spec}}" if known else f"{number:{spec}}"
+        return f"{number:{spec}}" + (f" ± {error:{spec}}" if known else "")
 
     return text
 
