@@ -19,12 +19,12 @@ HEAD = """\
 Written by `python docs/recipe.py` from the settings; `dualpath fit --help-recipe` prints the same.
 A recipe is a YAML file of these sections; `base: NAME` starts from another one. On a command line a
 key is `--SECTION.KEY VALUE`, with lists and mappings as in YAML. A size is a whole number from 1 to
-10^18, also written 80M, 38.5B or 80e6. A path may begin with `~`; variables are not filled in. A key
-whose default is null may be null. Where no type is named, the default shows it.
+10^18, also written 80M, 38.5B or 80e6. A path may begin with `~`; variables are not filled in. A
+key whose default is null may be null. Where no type is named, the default shows it.
 """
-SHORT = {PLACES: "path", SIZES: "size", "a mapping of names to values": "mapping", " (each mapping)":
-         "", "a whole number": "whole number", "a number": "number", "a list": "list",
-         "one of ": ""}  # fmt: skip
+SHORT = {PLACES: "path", SIZES: "size", "a mapping of names to values": "mapping",
+         " (each mapping)": "", "a whole number": "whole number", "a number": "number",
+         "a list": "list", "one of ": ""}  # fmt: skip
 TABLE = "| key | default | |\n| --- | --- | --- |\n"
 
 
