@@ -179,7 +179,7 @@ def run(options: Evaluate) -> str:
         )  # fmt: skip
         facts = subject.facts(options)
         report = runner.run(model, asked, folder, {"model": facts, "skipped": skipped}, console)
-        show(console, tables.score_table(facts, report))
+        show(console, tables.score_table(facts, report, trained.settings.run.recipe))
         written.append(str(folder / "results.json"))
         reports.append(report)
     if len(reports) > 1:

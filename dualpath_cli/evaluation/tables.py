@@ -1,12 +1,13 @@
 """Tables of a model's scores, and of several models on the same documents."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from statistics import mean
 from typing import Any
 
 import numpy as np
 
-from dualpath_cli.evaluation.benchmarks import ROLLING, Benchmark
+from dualpath_cli.evaluation.benchmarks import PAPER_LIMIT, ROLLING, Benchmark
 from dualpath_cli.flops import paper
 from dualpath_cli.report.bootstrap import Floats, interval, resampled_sums
 from dualpath_cli.report.significance import detectable, holm, mcnemar_p, p_value
@@ -109,8 +110,23 @@ def means_of(scores: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in known.items() if name not in scores}
 
 
-def score_table(model: Mapping[str, Any], report: Report) -> Table:
-    """A row for each benchmark, then the paper's means."""
+def paper_scores(recipe: str | None) -> dict[str, float]:
+    """The paper's scores and means of one of its configurations, by column; empty for others."""
+    rows = [row for row in paper.configurations() if row.recipe == recipe]
+    scores = {
+        metric: values[row.label]
+        for row in rows
+        for metric, values in paper.results(row.budget_name).items()
+    }
+    return scores | means_of(scores)
+
+
+def score_table(model: Mapping[str, Any], report: Report, recipe: str | None) -> Table:
+    """A row for each benchmark, then the paper's means; beside them, what the paper has.
+
+    `recipe` names the recipe that the model was trained by: one of the paper's, or any other.
+    """
+    theirs = paper_scores(recipe)
     how = [f"window {model['window']:,}", f"batches of {model['batch_size']}", model["precision"]]
     if model.get("intervention", "learned") != "learned":
         how.insert(0, model["intervention"])
@@ -119,17 +135,23 @@ def score_table(model: Mapping[str, Any], report: Report) -> Table:
         Column("accuracy", with_error(".4f")),
         Column("bits/byte", with_error(".4f")),
     ]  # fmt: skip
+    if theirs:
+        columns += [Column("paper's accuracy", ".4f"), Column("bits/byte", ".4f")]
     rows: list[list[Any]] = []
     for task in report["results"]:
         documents = report["n-samples"][task]["effective"]
         accuracy, bits = _accuracy_and_bits(report, task)
-        rows.append([task, Benchmark(task).primary, documents, accuracy, bits])
+        beside = [theirs.get(column or "") for column in Benchmark(task).paper] if theirs else []
+        rows.append([task, Benchmark(task).primary, documents, accuracy, bits, *beside])
     for name, value in means_of(scores_of(report)).items():
-        empty = [] if name.endswith("Acc.") else [None]
-        rows.append([name, "mean", None, *empty, (value, None)])
+        values = [(value, None), theirs[name]] if theirs else [(value, None)]
+        cells = [[it, None] if name.endswith("Acc.") else [None, it] for it in values]
+        rows.append([name, "mean", None, *chain.from_iterable(cells)])
     caption = "± is one standard error over documents"
     if any(Benchmark(task).is_text for task in report["results"]):
         caption += f"; {ROLLING}: each window of a text is read after the preceding token"
+    if theirs:
+        caption += f"; the paper's are of {recipe}, on at most {PAPER_LIMIT:,} documents of its own"
     return Table(columns, rows, f"{model['name']}: {', '.join(how)}", caption)
 
 

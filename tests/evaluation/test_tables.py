@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualpath_cli.evaluation.tables import AGGREGATE, ALL, compare, means_of
+from dualpath_cli.evaluation.tables import (
+    AGGREGATE,
+    ALL,
+    compare,
+    means_of,
+    paper_scores,
+    score_table,
+)
 from dualpath_cli.flops import paper
 from dualpath_cli.report.significance import holm
 
@@ -69,9 +76,7 @@ def test_texts_differ_by_the_bits_of_all_their_bytes():
 def test_means_are_those_of_the_paper(budget):
     """From its table's own rows: the means that it prints, to their rounding."""
     for configuration in paper.configurations(budget):
-        label, of = configuration.label, {AGGREGATE: paper.AGGREGATE, ALL: paper.ALL_BENCHMARKS}
-        theirs = {name: values[label] for name, values in paper.results(budget).items()}
-        theirs |= {name: paper.mean_bpb(budget, parts)[label] for name, parts in of.items()}
+        theirs = paper_scores(configuration.recipe)
         parts = {name: value for name, value in theirs.items()
                  if not name.startswith(("Commonsense", "Easy", "aggregate", "mean"))}  # fmt: skip
         ours = means_of(parts)
@@ -79,3 +84,13 @@ def test_means_are_those_of_the_paper(budget):
         assert set(ours) == means
         for name, value in ours.items():
             assert value == pytest.approx(theirs[name], abs=1.01e-4)
+
+
+def test_beside_the_scores_of_a_model_of_the_paper_stand_the_papers():
+    scores = {"acc_per_char": 0.25, "acc_per_char_stderr": 0.1, "bpb": 1.5, "bpb_stderr": 0.2}
+    found = report("arc_challenge", [{}] * 4, **scores)
+    found["n-samples"] = {"arc_challenge": {"effective": 4}}
+    model = {"name": "m", "window": 8, "batch_size": 2, "precision": "float32"}
+    (row,) = score_table(model, found, "f80m_a50_k4").rows
+    assert row[-2:] == [0.4170, 0.7983]
+    assert len(score_table(model, found, "mine").rows[0]) == len(row) - 2
