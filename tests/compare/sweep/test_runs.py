@@ -1,5 +1,6 @@
 """The recipes of a sweep's runs: each readable, runnable alone, and alike where it must be."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,15 @@ from dualpath_cli.compare.sweep.request import Design
 from dualpath_cli.compare.sweep.runs import PlannedRun, plan_runs, write_recipes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.report.console import plain_console
 from dualpath_cli.run import facts
 from tests.compare.sweep.conftest import asked
 
 
-def runs_for(request: Design, branches: bool = False) -> list[PlannedRun]:
-    shared = _shared(request)
-    cells, _ = solve(request.wanted, shared.model)
-    return plan_runs(
-        cells, request.varied, request.recipe, shared, request.seeds, request.out, branches
-    )
+def runs_for(design: Design, branches: bool = False) -> list[PlannedRun]:
+    shared = _shared(design)
+    cells, _ = solve(design.wanted, shared.model)
+    return plan_runs(cells, design, shared, branches)
 
 
 def names_for(request: Design) -> list[str]:
@@ -239,6 +239,18 @@ def test_a_gate_of_ones_own_is_solved_for_and_its_excess_named(tmp_path):
     one, without = rows[f"a50_k2_layer1-gate_{own}"], rows["a50_k2_layer1-gate_two_gates"]
     more = one.linear_flops - without.linear_flops
     assert one.gate_excess == pytest.approx(more / 100_000), "of one layer, over all"
+
+
+def test_the_time_left_follows_from_the_flops_of_the_runs_that_ended(tmp_path, monkeypatch):
+    runs, now, out = runs_for(asked(tmp_path)), [0.0], io.StringIO()
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    left = runner._Left(runs, plain_console(file=out))
+    with left.bar:
+        for n, run in enumerate(runs[:2]):
+            now[0] += 600
+            assert left.end(run, 600.0 * n) == f"{n + 1} of 6, after 10.0 min"
+    minutes = 10 * sum(run.flops for run in runs[2:]) / runs[1].flops
+    assert f"sweep: 2 of 6 runs, {minutes:.1f} min left\n" in out.getvalue()
 
 
 def test_jobs_that_share_a_gpu_are_not_side_by_side_and_want_one_each(tmp_path, monkeypatch):
