@@ -90,7 +90,6 @@ class Group:
     wide: Configuration | None  # parameters and time are relative to this one
     baselines: tuple[Configuration, ...] = ()  # of the tests; figures take the first
     pairs: tuple[tuple[Configuration, Configuration], ...] = ()  # the only tests, in this order
-    note: str = ""  # why there are no tests
 
 
 def groups_of(
@@ -111,7 +110,7 @@ def groups_of(
         return _with_pairs(groups, pairs)
     if baselines:
         return _with_baselines(groups, baselines)
-    return [_with_wide(group) for group in groups]
+    return [replace(group, baselines=(group.wide,) if group.wide else ()) for group in groups]
 
 
 def frames_of(
@@ -238,10 +237,11 @@ def edge_of(frame: Frame) -> str:
     if len(rates) < 2 or not seeds:
         return ""
     best = min(rates, key=lambda rate: fmean(frame[rate][s].scores[AGGREGATE] for s in seeds))
-    for end, edge, further in ((rates[0], "lowest", "lower"), (rates[-1], "highest", "higher")):
-        if best == end:
-            return f"best at {best:g}, its {edge} learning rate; train it at a {further} one"
-    return ""
+    edges = {rates[0]: ("lowest", "lower"), rates[-1]: ("highest", "higher")}
+    edge, further = edges.get(best, ("", ""))
+    return (
+        f"best at {best:g}, its {edge} learning rate; train it at a {further} one" if edge else ""
+    )
 
 
 def _names(runs: Sequence[TrainedRun]) -> list[str]:
@@ -301,11 +301,8 @@ def _with_pairs(groups: Sequence[Group], pairs: Sequence[Sequence[str]]) -> list
         )
     by_name = {c.name: c for c in having[0].configurations}
     found = tuple((by_name[one], by_name[other]) for one, other in pairs)
-    return [
-        replace(group, pairs=found, baselines=found[0][1:]) if group is having[0]
-        else replace(group, note="no tests: --pairs are of another table")
-        for group in groups
-    ]  # fmt: skip
+    tested = replace(having[0], pairs=found, baselines=found[0][1:])
+    return [tested if group is having[0] else group for group in groups]
 
 
 def _check_known(option: str, asked: Collection[str], known: Collection[str]) -> None:
@@ -313,14 +310,6 @@ def _check_known(option: str, asked: Collection[str], known: Collection[str]) ->
         if name not in known:
             hint = did_you_mean(name, known) or f"; there are {', '.join(sorted(known))}"
             raise UserError(f"no configuration '{name}' for {option}{hint}")
-
-
-def _with_wide(group: Group) -> Group:
-    if group.wide is not None:
-        return replace(group, baselines=(group.wide,))
-    wides = [c.name for c in group.configurations if c.family == "wide"]
-    found = f"{len(wides)} PureWide, {', '.join(wides)}" if wides else "no PureWide"
-    return replace(group, note=f"no tests: {found}; --baseline NAMES chooses what to test against")
 
 
 def _with_baselines(groups: Sequence[Group], asked: Sequence[str]) -> list[Group]:
@@ -336,13 +325,8 @@ def _with_baselines(groups: Sequence[Group], asked: Sequence[str]) -> list[Group
     _check_known("--baseline", asked, names.union(*words.values()))
     found = []
     for group in groups:
-        chosen, missing = list[Configuration](), []
-        for word in asked:
-            its = [c for c in group.configurations
-                   if word == c.name or (word not in names and word in words[c])]  # fmt: skip
-            chosen += [c for c in its if c not in chosen]
-            missing += [] if its else [f"'{word}'"]
-        note = f"no tests against {', '.join(missing)}: there is none here" if missing else ""
+        chosen = [c for word in dict.fromkeys(asked) for c in group.configurations
+                  if word == c.name or (word not in names and word in words[c])]  # fmt: skip
         wide = next((c for c in chosen if c.family == "wide"), group.wide)
-        found.append(replace(group, baselines=tuple(chosen), wide=wide, note=note))
+        found.append(replace(group, baselines=tuple(dict.fromkeys(chosen)), wide=wide))
     return found

@@ -222,7 +222,9 @@ def group_tables(group: Group, errors: bool = True, result_first: bool = False) 
     marks = "the lowest of each column marked"
     if any(len(c.seeds) > 1 for c in rows):
         marks += "; ± one standard error over seeds, not that of a difference"
-    notes = [f"bits per byte, {marks}", *(note for *_, note in shown), group.note]
+    notes = [f"bits per byte, {marks}", *(note for *_, note in shown)]
+    if not group.baselines:
+        notes.append("no tests: --baseline NAMES chooses what to test against")
     caption = "; ".join(filter(None, notes))
     name: Columns[Configuration] = [(Column("configuration"), lambda c: c.name)]
     aggregate = [_score(group.measures[0], True)]
@@ -284,7 +286,6 @@ def _of_tests(part: Sequence[Difference], tests: str, baseline: str) -> Table:
     caption = []
     if tested:
         caption += [
-            "interval and p: of each test by itself",
             "each pair is tested at 5 %, and only if every pair before it differed; the chance of "
             "any false difference is 5 % in all"
             if ordered
@@ -293,7 +294,6 @@ def _of_tests(part: Sequence[Difference], tests: str, baseline: str) -> Table:
             + ("" if ordered else ", uncorrected"),
         ]
     if best:
-        caption[-1] += " (error: half of the resampled 95 % interval over Student's t)"
         caption.append(
             "bends: rise of bits per byte one step of rates from the lowest point, in standard "
             "errors of a mean"
@@ -311,8 +311,7 @@ def _of_tests(part: Sequence[Difference], tests: str, baseline: str) -> Table:
             "within the margin; each test by itself, uncorrected"
         )
     if "undecided" in verdicts:
-        neither = "" if margin is None else ", and the 90 % interval leaves the margin"
-        caption.append(f"undecided: the 95 % interval holds 0{neither}")
+        caption.append("undecided: the 95 % interval holds 0")
     kind = "pairs in a fixed order" if ordered else f"less those of {baseline}"
     title = f"{part[0].group}: bits per byte {kind}, {tests} in all"
     table = Table.of(part, columns, title, "; ".join(caption))

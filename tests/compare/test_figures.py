@@ -10,10 +10,7 @@ from dualpath_cli.compare.runs import find_folders, read_run
 from dualpath_cli.report.figures import FAMILY_COLORS, save
 from tests.compare.run_folders import (
     BATCH,
-    configuration,
-    group,
     model_of,
-    wide,
     write_run,
     write_sweep,
 )
@@ -49,16 +46,6 @@ def test_quality_has_a_point_a_configuration_and_a_line_an_alpha(swept):
     assert [figures.COUNTS(value) for value in (719e6, 1.4e9, 0)] == ["719M", "1.4B", "0"]
 
 
-def test_variants_of_one_alpha_are_told_apart_by_their_names():
-    made = group(
-        wide({0: 2.0}), configuration("a50_k4", {0: 1.9}, loops=4),
-        configuration("a50_k4-gate_convex", {0: 1.95}, loops=4),
-    )  # fmt: skip
-    (ax,) = figures.quality([made]).axes
-    assert [text.get_text() for text in ax.texts] == ["a50_k4", "a50_k4-gate_convex"]
-    assert ax.get_title().endswith(", single runs")
-
-
 def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
     wide_model, other = swept.configurations[0], swept.configurations[-1]
     theirs, ours = figures.shared_points([wide_model, other])
@@ -88,11 +75,9 @@ def test_runs_that_logged_at_other_steps_share_some_or_have_no_line(tmp_path, ke
     figures.draw([made])
 
 
-def test_figures_are_drawn_and_none_stays_of_an_earlier_comparison(swept, tmp_path):
+def test_figures_are_drawn(swept, tmp_path):
     written = save(tmp_path, figures.draw([swept]))
     assert [path.name for path in written] == [
         f"{name}.{suffix}" for name in ("quality", "curves") for suffix in ("png", "pdf")
     ]
     assert all(imread(path).std() > 0.01 for path in written if path.suffix == ".png")
-    save(tmp_path, {"quality": figures.quality([swept]), "curves": None})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["quality.pdf", "quality.png"]
