@@ -72,6 +72,7 @@ def test_a_deeper_wide_model_is_expanded_and_counts_all_its_layers(tmp_path):
     wide, expanded = group.configurations
     assert (wide.family, expanded.family, expanded.layers) == ("wide", "expanded", 8)
     assert expanded.flops_linear == pytest.approx(wide.flops_linear, rel=0.02)
+    assert expanded.flops_trained == expanded.flops_total > expanded.flops_linear
     assert group.baselines == (wide,)
 
 

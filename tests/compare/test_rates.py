@@ -95,6 +95,11 @@ def test_each_configuration_is_compared_at_its_own_best_rate(tmp_path):
     assert [c.name for c in group.configurations] == ["wide", "dual"]
     assert [c.best_rate for c in group.configurations] == pytest.approx([3e-3, 1.5e-3], rel=0.01)
     assert [c.mean("a") for c in group.configurations] == pytest.approx([2.01, 1.91], abs=3e-4)
+    for c in group.configurations:  # the same parabola chooses the rate and gives the scores
+        means = [
+            np.mean([run.scores["aggregate"] for run in by.values()]) for by in c.frame.values()
+        ]
+        assert c.mean("aggregate") == pytest.approx(float(lowest(LOGS, np.array(means))[1]), 1e-9)
     (row,) = differences_of([group])
     assert (row.test, row.measure, row.configurations, row.df) == (BEST, "aggregate", 2, 14)
     assert row.difference == pytest.approx(-0.1, abs=3e-4)
