@@ -32,7 +32,7 @@ Slots = dict[int, tuple[PlannedRun, "subprocess.Popen[bytes]", float]]
 
 
 def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> list[PlannedRun]:
-    """Trains what is not finished, in the order of `runs`, with a line for each as it ends.
+    """Trains the unfinished runs in their order, with a line for each as it ends.
 
     Returns those that failed. A run that fails stops no other one. Raises Stopped after a signal,
     once the runs at work have stopped with a checkpoint.
@@ -41,7 +41,7 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> list[Pla
     if len(waiting) < len(runs):
         say(console, f"{len(runs) - len(waiting)} of {len(runs)} are finished already")
     if waiting:
-        say(console, f"what each run prints is in {waiting[0].log.parent}")
+        say(console, f"the output of each run is in {waiting[0].log.parent}")
     left, slots, failed, held = _Left(waiting, console), Slots(), list[PlannedRun](), set[Path]()
     with asked_to_stop() as signals, left.bar:
         while waiting or slots:
@@ -122,7 +122,7 @@ def _next(waiting: Sequence[PlannedRun], console: Console, held: set[Path]) -> P
 
 @contextmanager
 def asked_to_stop() -> Iterator[list[int]]:
-    """Collects the signals that ask to stop, instead of what they would do."""
+    """Collects the signals that ask to stop, in place of their handlers."""
     seen: list[int] = []
 
     def take(number: int, frame: FrameType | None) -> None:
@@ -138,7 +138,7 @@ def asked_to_stop() -> Iterator[list[int]]:
 
 def _stop(slots: Slots, console: Console, signals: list[int]) -> None:
     """Asks all processes to stop and waits for them; a second signal kills them."""
-    say(console, f"stopping {len(slots)} runs with a checkpoint each; once more kills them")
+    say(console, f"stopping {len(slots)} runs with a checkpoint each; a second signal kills them")
     processes = [process for _, process, _ in slots.values()]
     for process in processes:
         process.send_signal(signal.SIGTERM)
@@ -156,10 +156,10 @@ def command_of(run: PlannedRun) -> list[str]:
 
 
 def environment(run: PlannedRun, slot: int, jobs: int) -> Mapping[str, str]:
-    """The environment of the run in a slot, of which there are `jobs`.
+    """The environment of the run in one of `jobs` slots.
 
-    CPUs are shared by threads: OMP_NUM_THREADS, unless it is set. Of several GPUs each slot gets
-    one, the first ones again where there are more slots.
+    Slots share the CPUs by OMP_NUM_THREADS, unless it is set. Each slot gets one of several GPUs;
+    more slots than GPUs share them.
     """
     shared = dict(os.environ)
     shared.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
@@ -169,7 +169,7 @@ def environment(run: PlannedRun, slot: int, jobs: int) -> Mapping[str, str]:
 
 
 def side_by_side(run: PlannedRun, jobs: int) -> int:
-    """How many of as many jobs do not share a device with another one."""
+    """The number of jobs, of `jobs`, that can run without sharing a device."""
     return min(jobs, len(_gpus(run)) or jobs)
 
 
@@ -183,7 +183,7 @@ def check_sharing(run: PlannedRun, jobs: int) -> None:
 
 
 def _gpus(run: PlannedRun) -> list[str]:
-    """Names of the GPUs that this process may use, if such a run would."""
+    """Names of the GPUs that this process may use; none for a run on the CPU."""
     if run.settings.trainer.accelerator == "cpu":
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -195,10 +195,10 @@ def _gpus(run: PlannedRun) -> list[str]:
 
 
 def start(run: PlannedRun, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
-    """Starts the run; what it prints goes on in its log.
+    """Starts the run; its output is appended to its log.
 
-    It has its own session, so that Ctrl-C reaches the sweep alone, which asks it to stop; it
-    stops by itself, with a checkpoint, where the sweep is killed.
+    The run has its own session, so that Ctrl-C reaches the sweep alone, which asks its runs to
+    stop. If the sweep is killed, the run stops by itself, with a checkpoint.
     """
     run.log.parent.mkdir(parents=True, exist_ok=True)
     with open(run.log, "ab", opener=no_link) as log, of_children():
@@ -209,11 +209,11 @@ def start(run: PlannedRun, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
 
 
 def last_words(run: PlannedRun) -> str:
-    """The last line of a run's log: why it ended."""
+    """The last line of a run's log, which says why the run ended."""
     if not run.log.is_file():
         return f"it waits for '{run.settings.run.branch_from}'"
     lines = run.log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no word")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 
 def write_array(runs: Sequence[PlannedRun], jobs: int, out: Path) -> Path:

@@ -5,7 +5,7 @@ OUT/
     plan.csv         parameters, FLOPs, tokens and estimated hours of each configuration
     recipes/         a recipe for each run: a50_k4-seed_0.yaml
     runs/            their run folders: a50_k4/seed_0
-    logs/            what each of them printed
+    logs/            their output
 """
 
 import json
