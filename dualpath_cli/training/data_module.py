@@ -1,11 +1,11 @@
 """DualPathDataModule: the training stream from litdata shards, and named validation sets."""
 
 import re
-import shutil
 import signal
 import traceback
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,26 +58,22 @@ class DualPathDataModule(LightningDataModule):
         self.data_since = data_since
 
     def setup(self, stage: str) -> None:
-        """Checks that all ranks have the same plan.
-
-        On a shared file system a machine may not yet see files that another machine wrote.
-        """
+        """Checks that all ranks start alike: one may not yet see files of another machine."""
         assert self.trainer is not None
         module = self.trainer.lightning_module
         plan = {
             "the checkpoint": Path(str(self.trainer.ckpt_path)).name,
-            "the step at which its data begin": self.data_since,
-            "whether it compiles": getattr(module, "compile_blocks", None),
+            "the first step on its data": self.data_since,
+            "run.compile": getattr(module, "compile_blocks", None),
         }
         plans = from_all_ranks(plan)
-        for rank, other in enumerate(plans):
-            for name, value in other.items():
-                if value != plans[0][name]:
-                    raise UserError(
-                        f"ranks differ: {name} is {plans[0][name]} on the first and {value} on "
-                        f"rank {rank}; make the machines alike, give --run.compile, or, if files "
-                        "were just written, try again"
-                    )
+        for (rank, other), name in product(enumerate(plans), plan):
+            if other[name] != plans[0][name]:
+                raise UserError(
+                    f"ranks differ: {name} is {plans[0][name]} on rank 0 and {other[name]} on rank "
+                    f"{rank}; make the machines alike, give --run.compile, or, if files were just "
+                    "written, try again"
+                )
 
     def train_dataloader(self) -> DataLoader[Tokens]:
         """This rank's micro-batches, from the trainer's current step to its last."""
@@ -85,8 +81,6 @@ class DualPathDataModule(LightningDataModule):
         verify = self.settings.verify != "never"
         blocks = Blocks(self.settings.path, self.seq_len + 1, verify=verify)
         ranks, steps = self.trainer.world_size, self.trainer.max_steps
-        batch, nodes = self.micro_batch * (self.seq_len + 1) * 8, self.trainer.num_nodes
-        _check_shared_memory(self.settings.workers, batch, ranks // nodes)
         own = MicroBatches(
             start=self.trainer.global_step, stop=steps, origin=self.data_since,
             sequences=ranks * self.micro_batch * self.trainer.accumulate_grad_batches,
@@ -144,21 +138,6 @@ class DualPathDataModule(LightningDataModule):
         return DataLoader(windows, batch_sampler=own, collate_fn=collate)
 
 
-def _check_shared_memory(workers: int, batch: int, ranks: int) -> None:
-    """UserError if shared memory cannot hold a machine's batches, of `batch` bytes each."""
-    place = Path("/dev/shm")
-    if not workers or not place.is_dir():
-        return
-    usage = shutil.disk_usage(place)
-    room = min(usage.free, usage.total // ranks)
-    # Two batches for each worker, one in use and one released, in whole pages; and workers' locks.
-    if room < (wanted := (2 * workers + 2) * (batch + 4096) + workers * (1 << 16)):
-        raise UserError(
-            f"{place} has {room / 1e6:.2f} MB for each rank, and data.workers={workers} takes "
-            f"{wanted / 1e6:.2f} MB; enlarge it (docker run --shm-size 1g), or set data.workers=0"
-        )
-
-
 def split_blocks(blocks: list[Tokens], vocab_size: int, place: str) -> Batch:
     """Stacks blocks of T + 1 tokens to inputs and next tokens, (B, T) int64 each."""
     stacked = np.stack(blocks)
@@ -169,8 +148,7 @@ def split_blocks(blocks: list[Tokens], vocab_size: int, place: str) -> Batch:
 
 # Faults of reading data while training, from any process and library
 
-
-# The name of a UserError in a traceback, also in the text of one from a loader process.
+# The line of a UserError in a traceback, also in the text of a loader process's error.
 _USER_ERROR = re.compile(rf"^{re.escape(UserError.__module__)}\.UserError: (.+)$", re.MULTILINE)
 _FORWARDED = "Caught UserError in "  # what PyTorch puts before an error of a loader process
 

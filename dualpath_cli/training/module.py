@@ -1,8 +1,8 @@
 """Lightning's view of the model: its losses, its optimizer, and a callback of optimizer steps.
 
 A step's number of loops (run.train_loops, run.loop_schedule) is forced as in `ablate`. Weights of
-loop steps that the schedule has not reached yet rest: neither the weights nor their moments change.
-Their gradient is zero, so that only decay would change them.
+loop steps that the schedule has not reached yet rest: their gradient is zero, and `_at_rest` undoes
+decay.
 """
 
 import re
@@ -65,11 +65,9 @@ class DualPathModule(LightningModule):
         weights: Sequence[Path] = (),
         step_loops: StepLoops | None = None,
     ) -> None:
-        """`seed` draws the initial weights; None draws none, as a checkpoint is loaded.
-
-        The checkpoint is the mean of `weights`, or the Trainer loads it to continue a run. Sharded
-        gradients are reduced in `reduce_dtype`; None is the gradients' type. Without `step_loops`
-        each step trains with the model's number of loops.
+        """`seed` draws the initial weights; with None they are loaded: the mean of `weights`, or by
+        the Trainer, which continues a run. Sharded gradients are reduced in `reduce_dtype`; None is
+        the gradients' type. Without `step_loops` each step trains with the model's loops.
         """
         super().__init__()
         self.config = config
@@ -98,9 +96,7 @@ class DualPathModule(LightningModule):
     @property
     def forced_loops(self) -> int | None:
         """The loops forced in the trainer's optimizer step; None for the model's number."""
-        if self.step_loops is None:
-            return None
-        loops = self.step_loops.at(self.trainer.global_step)
+        loops = self.step_loops and self.step_loops.at(self.trainer.global_step)
         return None if loops == self.config.loops else loops
 
     @property
@@ -114,7 +110,7 @@ class DualPathModule(LightningModule):
             keep_freed_memory()
 
     def configure_model(self) -> None:
-        """Builds the model once; a sharding strategy has already set the device mesh."""
+        """Builds the model once, after a sharding strategy has set the device mesh."""
         if self.model is not None:
             return
         mesh = None if self.device_mesh is None else sharding_mesh(self.device_mesh)
@@ -134,10 +130,9 @@ class DualPathModule(LightningModule):
         return self.model(tokens, targets)
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        """Mean loss in nats per token of one micro-batch, all of whose positions are scored.
+        """Mean loss in nats per token of one micro-batch, over all positions.
 
-        Auxiliary losses are minimised, but not logged. Losses that are not finite are not logged:
-        one of them would make the mean of its row useless.
+        Auxiliary losses and non-finite losses are not logged.
         """
         graph, self._graphed = self.graph, False
         if graph is not None:
@@ -159,7 +154,7 @@ class DualPathModule(LightningModule):
         nll = self.model(tokens, targets, auxiliary=auxiliary, intervention=forced)
         loss = nll.mean() + auxiliary.total
         if loops == 1 and self.device_mesh is None:
-            # Adds nothing; DDP waits for a gradient of every weight in each backward pass.
+            # Adds nothing; DDP waits for gradients of all weights.
             loss = loss + 0 * sum(parameter.sum() for parameter in _router_of(self.model))
         return Losses(loss, nll, auxiliary.loads)
 
@@ -174,7 +169,7 @@ class DualPathModule(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         tokens, targets = batch
-        # Windows of text come in many lengths. Only the training length is worth a graph.
+        # Windows have many lengths, of which the training length alone is worth a graph.
         compiled = tokens.shape[1] == self.config.max_seq_len
         with torch.compiler.set_stance("default" if compiled else "force_eager"):
             nll = self(tokens, targets)
@@ -189,11 +184,11 @@ class DualPathModule(LightningModule):
             self.val_results[name] = {k: v.item() for k, v in metric.compute().items()}
             metric.reset()
             for key, value in self.val_results[name].items():
-                # Reduced over ranks by the metric, and so equal on all ranks.
+                # The metric has reduced it over ranks.
                 self.log(f"val/{name}/{key}", value, logger=False)
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Ends the run after its last step; Lightning then validates once more."""
+        """Ends the run after its last step; Lightning validates then."""
         if self.trainer.global_step >= self.trainer.max_steps:
             self.trainer.should_stop = True
 
@@ -212,16 +207,15 @@ class DualPathModule(LightningModule):
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
         """Clips by the global L2 norm, `optim.clip`, and keeps the norm before clipping.
 
-        A step that the guard skips loses its gradients: the optimizer changes neither weights nor
-        moments, and nothing decays. Schedule, step count and data go on.
+        A step that the guard skips loses its gradients, so the optimizer changes neither weights
+        nor moments. Schedule, step count and data go on.
         """
         limit = self.optim.clip if self.optim.clip > 0 else float("inf")
         norm = nn.utils.clip_grad_norm_(self.trained, limit)
         self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         losses, self._losses = self._losses, []
         self.bad_step = None
-        # The only wait for the device in an optimizer step. With the judging it takes 1e-4 of the
-        # step on a CPU with 9M parameters (0.2 ms of 2.2 s), 4e-3 with 27 thousand.
+        # The only wait for the device in an optimizer step: 0.2 ms on a CPU with 9M parameters.
         kind = self.guard.judge(self.grad_norm.item())
         if kind is not None:
             self.bad_step = BadStep(kind, torch.stack(losses).float().mean())
@@ -237,10 +231,8 @@ class DualPathModule(LightningModule):
                 raise UserError(text if self.trainer.is_global_zero else "")  # the first reports
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Names all tensors, and adds the state of the guard and of the next row of metrics.csv.
-
-        All strategies name tensors alike, without moving them.
-        """
+        """Names all tensors, by any strategy alike, and adds the state of the guard and of the next
+        row of metrics.csv."""
         assert self.model is not None
         for key in ("state_dict", "optimizer_states"):
             checkpoint.pop(key, None)
@@ -286,7 +278,7 @@ class DualPathModule(LightningModule):
 
 
 class EachStep(Callback):
-    """A callback that does its work in `on_step`; `step` is the newest finished step."""
+    """A callback with `on_step`; `step` is the newest finished optimizer step."""
 
     step = 0
 
@@ -302,7 +294,7 @@ class EachStep(Callback):
             self.on_step(trainer, pl_module)
 
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
-        """Is called after each optimizer step, also after a skipped step."""
+        """Is called after each optimizer step, also a skipped one."""
         raise NotImplementedError
 
 
@@ -313,12 +305,11 @@ def build_optimizer(
     config: ModelConfig | None = None,
     products: torch.dtype | None = None,
 ) -> torch.optim.Optimizer:
-    """Returns AdamW or Muon with a group for each kind of parameters; groups in `decay` decay.
+    """Returns AdamW or Muon with a group for each kind of parameters.
 
-    An untied head is a matrix; a tied head is the embedding. `total_steps` are the run's. `config`
-    may be left out for a model without custom classes and experts, and without `base_width`.
-    `products` is the type of Muon's matrix products; None is the weights' type. Raises ValueError
-    for a parameter that `model.parameters` does not know.
+    `total_steps` are the run's. `config` may be left out for a model without custom classes,
+    experts and `base_width`. `products` is the type of Muon's matrix products; None is the weights'
+    type. Raises ValueError for a parameter that `model.parameters` does not know.
     """
     assert config is not None or settings.base_width is None
     width = 1 if config is None else config.d_model
@@ -360,10 +351,10 @@ def _router_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _settle_router(model: nn.Module, most: int) -> None:
-    """Replaces the routers' gradients after a backward pass through one loop: it uses no router.
+    """Replaces the gradients of routers after a backward pass through one loop, without router.
 
-    If no step so far had more than one loop (`most`), the gradients are zero: sharded checkpoints
-    need the optimizer's state of all weights. Else they are None, and the optimizer skips them.
+    They become None, so that the optimizer skips them. They become zero if no step so far had more
+    than one loop (`most`): sharded checkpoints need the optimizer's state of all weights.
     """
     for parameter in _router_of(model):
         parameter.grad = torch.zeros_like(parameter) if most == 1 else None

@@ -17,8 +17,7 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.compare.runs import read_run
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.checkpoint_files import describe, files_of, manifest_of, write_manifest
-from dualpath_cli.run.run_folder import AVERAGES, step_of
-from dualpath_cli.run.trained import lineage
+from dualpath_cli.run.run_folder import AVERAGES
 from dualpath_cli.run.weights import load_weights
 from tests.export.conftest import model_of
 from tests.model.small_models import ALL_KINDS, small
@@ -66,41 +65,6 @@ def test_the_average_is_the_mean_in_float64_rounded_once(given):
         by_hand = sum(weights[key].numpy().astype(np.float64) for weights in each) / len(each)
         np.testing.assert_array_equal(value, by_hand.astype(np.float32), err_msg=key)
         np.testing.assert_array_equal(same[key], each[0][key].numpy(), err_msg=key)
-
-
-@settings(max_examples=50)
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 8), st.integers(1, 3), st.integers(0, 20)), min_size=1, max_size=5
-    )
-)
-def test_checkpoints_of_a_part_that_was_left_are_not_the_runs_own(parts):
-    """A run is simulated: it trains some steps, is taken back to one of its own, goes on.
-
-    Each part saves every so many steps, so that steps of a part that was left stay in between.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        own: list[int] = []
-        back, before = None, set()
-        for trained, every, to in parts:
-            start = own[-1] if own else 0
-            for step in range(start + 1, start + trained + 1):
-                if step % every and step < start + trained:
-                    continue
-                path = folder / f"step-{step:08d}"
-                path.touch()
-                manifest = manifest_of(path)
-                manifest.parent.mkdir(exist_ok=True)
-                manifest.write_text(json.dumps({"files": {}, "run": {"taken_back": back}}))
-                own.append(step)
-            newest = list(own)
-            if own[to % len(own)] not in before:  # to each step once: else it just goes on
-                back = own[to % len(own)]
-                before.add(back)
-                own = own[: own.index(back) + 1]
-        found = lineage(folder / f"step-{newest[-1]:08d}", list(folder.glob("step-*")))
-        assert [step_of(path) for path in found] == newest[::-1]
 
 
 def by_hand(run: Path, *steps: int) -> DualPathLM:

@@ -11,7 +11,6 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from dualpath_cli.data.manifest import MANIFEST
 from dualpath_cli.data.tokenizer import TOKENIZER
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
-from dualpath_cli.training import checkpoints, data_module
+from dualpath_cli.training import checkpoints
 from dualpath_cli.training.data_module import loading_fault
 from tests.data.faulty_data import (
     CHANGED,
@@ -185,14 +184,6 @@ LATER = {
     "changed in place": (flip, "first", CHUNK + CHANGED),
     "replaced": (replace_flipped, "first", CHUNK + CHANGED),
 }
-
-
-def test_too_little_shared_memory_for_loader_processes_is_refused(refused, monkeypatch):
-    usage = SimpleNamespace(total=1 << 16, free=1 << 16)
-    monkeypatch.setattr(data_module.shutil, "disk_usage", lambda place: usage)
-    said = refused(data={"workers": 1})
-    assert "/dev/shm has 0.07 MB for each rank, and data.workers=1 takes 0.0" in said
-    assert said.endswith("; enlarge it (docker run --shm-size 1g), or set data.workers=0\n")
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -44,10 +44,6 @@ def test_each_singular_value_goes_through_the_quintic_by_itself(rows, columns, s
                                atol=1e-3)  # fmt: skip
 
 
-def test_a_matrix_of_zeros_stays_so():
-    assert not orthogonal(torch.zeros(3, 4)).any()
-
-
 def matrices_of(optimizer: torch.optim.Optimizer) -> set[int]:
     return {
         id(p) for group in optimizer.param_groups if group["name"] == "hidden"

@@ -214,12 +214,3 @@ def test_what_was_read_is_deleted_where_the_disk_is_full_and_comes_again(
     assert chunk_at(ordered, BLOCKS).exists(), "other ranks may still be there"
     assert (ordered[0] == first).all()
     assert chunk_at(ordered, 0).exists()
-
-
-def test_a_chunk_that_does_not_come_ahead_is_told_when_it_is_read(ordered, bucket):
-    name = chunk_at(ordered, BLOCKS).name
-    bucket.delete_object(Bucket="bucket", Key=f"chunked/{name}")
-    for position in range(BLOCKS):
-        ordered[position]
-    with pytest.raises(Exception, match=name):
-        ordered[BLOCKS]

@@ -11,13 +11,13 @@ import yaml
 
 from dualpath_cli.base.errors import UserError, of_content
 from dualpath_cli.base.system import read_csv, read_json
+from dualpath_cli.base.version import package_versions
 from dualpath_cli.data.manifest import HUB
 from dualpath_cli.evaluation.benchmarks import NAMES, Benchmark
 from dualpath_cli.flops.count import active_parameters, has_experts
 from dualpath_cli.recipe.schedule import weight_decay
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.table import Column, Table, markdown
-from dualpath_cli.run.facts import package_versions
 from dualpath_cli.run.run_folder import AVERAGES, VALIDATION, Run
 from dualpath_cli.spec.config import ModelConfig, by_layer
 
