@@ -60,7 +60,7 @@ def test_the_run_is_fine_before_it_is_damaged(home):
 )
 def test_a_file_that_is_no_text_is_named(name, damage, reason, home, said):
     if name == "recipe.yaml" and damage is not no_text:
-        reason = "has no recipe.yaml, which says what was trained; put it back"
+        reason = "has no recipe.yaml; put it back"
     damage(home / RUN / name)
     error = said(*FIT.split())
     assert name in error
@@ -75,7 +75,7 @@ def test_a_file_that_is_no_text_is_named(name, damage, reason, home, said):
         ("recipe.yaml", "data:", "recipe.yaml: 'data' in the recipe must be a mapping, not null"),
         ("versions.json", "", "cannot be read (no JSON: Expecting value"),
         ("versions.json", "[]", "cannot be read (no JSON object); put it back, or train the run"),
-        ("versions.json", "{}", "versions.json lacks the run's id; put it back, or train the run"),
+        ("versions.json", "{}", "versions.json has no 'id'; put it back, or train the run"),
     ],
 )
 def test_a_file_of_other_content_is_named(name, text, words, home, said):

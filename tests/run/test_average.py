@@ -96,6 +96,9 @@ def test_validation_is_of_the_average_and_says_so(fit, tmp_path, capsys):
     assert main(["validate", "--ckpt-path", str(out)]) == 0
     assert f"{float(row['loss']):.4f}" in capsys.readouterr().out
     assert f"{float(row['loss']):.6f}" != f"{float(rows(run / 'validation.csv')[-1]['loss']):.6f}"
+    config = json.loads((out / "config.json").read_text())
+    assert config["dualpath"]["averaged_steps"] == [4, 6]
+    assert "## Validation" not in (out / "README.md").read_text(), "which is of the last step"
     for name, value in by_hand(run, 4, 6).state_dict().items():
         torch.testing.assert_close(model_of(out).state_dict()[name], value, rtol=0, atol=0)
     # Other texts than the recipe's are not kept; the same ones take the place of the row.
@@ -111,28 +114,6 @@ def test_validation_is_of_the_average_and_says_so(fit, tmp_path, capsys):
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--ckpt-path", str(checkpoint)]
     assert main(words) == 0
     assert not (run / AVERAGES).exists(), "training went on"
-
-
-@pytest.mark.usefixtures("remote_code")
-def test_an_exported_average_gives_its_logits_and_says_what_it_is(trained, tmp_path, output_of):
-    transformers = pytest.importorskip("transformers")
-    run = trained()
-    words = ["export", "--ckpt-path", str(run), "--average", "3"]
-    assert main([*words, "--out", str(tmp_path / "hf")]) == 0
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    exported = load(tmp_path / "hf", trust_remote_code=True)
-    model = by_hand(run, 2, 4, 6)
-    tokens = torch.arange(8)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(exported(tokens).logits, model(tokens), atol=1e-6, rtol=0)
-        assert (model(tokens) - model_of(run)(tokens)).abs().max() > 1e-4
-    config = json.loads((tmp_path / "hf" / "config.json").read_text())
-    assert config["dualpath"]["averaged_steps"] == [2, 4, 6]
-    card = (tmp_path / "hf" / "README.md").read_text()
-    assert "mean of the checkpoints of steps 2, 4, 6" in card
-    assert "## Validation" not in card, "that of the last step is not the average's"
-    said = output_of("validate", "--ckpt-path", tmp_path / "hf")
-    assert "mean of the weights of 3 checkpoints, steps 2 to 6\n" in said
 
 
 @pytest.mark.parametrize("command", ["validate", "export", "fit"])

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -115,21 +114,6 @@ def test_a_continued_run_equals_an_uninterrupted_one_also_across_epochs(
         fit(**changes)
         assert tables(run) == whole
         torch.testing.assert_close(weights(run), last_weights, rtol=0, atol=0)
-
-
-@pytest.fixture
-def as_before() -> Iterator[None]:
-    """Lightning sets the deterministic mode for the whole process, and leaves it."""
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.usefixtures("as_before")
-def test_deterministic_mode_runs_and_changes_no_number_on_the_cpu(fit, trained):
-    expected = tables(trained())
-    run = fit(trainer={"deterministic": True}, run={"name": "again"})
-    assert torch.are_deterministic_algorithms_enabled()
-    assert tables(run) == expected
 
 
 def die_at_the_second_checkpoint() -> None:

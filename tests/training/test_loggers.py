@@ -40,12 +40,6 @@ def test_tensorboard_shows_each_step_once_after_a_continuation(step, fit):
     assert points(run, purge=True) == before
 
 
-def test_a_callback_of_lightnings_logs_as_often_as_the_run(fit):
-    monitor = {"class_path": "lightning.pytorch.callbacks.LearningRateMonitor"}
-    run = fit(run={"tensorboard": True, "log_every": 2}, trainer={"callbacks": monitor})
-    assert set(points(run, purge=True)["lr-AdamW/hidden"]) == {1, 3, 5}
-
-
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
     """W&B writes to the run folder alone; returns all rows that it gets."""

@@ -23,7 +23,7 @@ from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.run_folder import read_recipe
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
-from dualpath_cli.training.parallel import allow_graphs, build_model
+from dualpath_cli.training.parallel import build_model
 from tests.model.small_models import SMALL
 from tests.training.tiny_run import SEQ_LEN, back_to_step, rows, saved, tables, weights
 
@@ -162,27 +162,6 @@ def test_each_row_of_metrics_counts_the_flops_of_its_own_steps(fit):
         for row in read_csv(run / "metrics.csv")
     ]
     assert found == pytest.approx(expected, rel=2e-5)
-
-
-def test_compiled_each_number_of_loops_has_a_graph_of_its_own_and_no_more():
-    """More layers and more steps compile nothing new: a graph for each K serves all layers."""
-    choices, config = (1, 2, 3), replace(SMALL, n_layers=2)
-    model = DualPathLM(config, seed=0)
-    graphs = []
-
-    def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
-        graphs.append(graph)
-        return graph.forward
-
-    with torch._dynamo.config.patch(recompile_limit=len(choices) - 1):
-        allow_graphs(len(choices))
-        for block in model.blocks:
-            block.compile(backend=counting, fullgraph=True)
-        tokens = torch.arange(8)[None] % config.vocab_size
-        for loops in (*choices, *choices):
-            forced = None if loops == config.loops else Intervention(loops=loops)
-            model(tokens, tokens, intervention=forced).sum().backward()
-    assert len(graphs) == len(choices)
 
 
 def test_compiled_layers_that_differ_have_a_graph_each_and_equal_ones_share_it():
