@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader, dataloader
 
 from dualpath_cli.base.errors import RunFailed, UserError
@@ -38,6 +38,8 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # input tokens and target tokens, eac
 class DualPathDataModule(LightningDataModule):
     """Streams training blocks of `seq_len` + 1 tokens and serves the validation windows."""
 
+    trainer: Trainer
+
     def __init__(
         self,
         settings: DataSettings,
@@ -59,7 +61,6 @@ class DualPathDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Checks that all ranks start alike: one may not yet see files of another machine."""
-        assert self.trainer is not None
         module = self.trainer.lightning_module
         plan = {
             "the checkpoint": Path(str(self.trainer.ckpt_path)).name,
@@ -77,7 +78,6 @@ class DualPathDataModule(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Tokens]:
         """This rank's micro-batches, from the trainer's current step to its last."""
-        assert self.trainer is not None
         verify = self.settings.verify != "never"
         blocks = Blocks(self.settings.path, self.seq_len + 1, verify=verify)
         ranks, steps = self.trainer.world_size, self.trainer.max_steps
@@ -104,7 +104,6 @@ class DualPathDataModule(LightningDataModule):
 
     def windows(self, name: str) -> Windows:
         """The windows of a validation set, divided among the ranks."""
-        assert self.trainer is not None
         settings = self.settings
         path, limit, seed = settings.val[name], settings.val_tokens, settings.val_seed
         numbers: list[int] | None = None
@@ -125,14 +124,12 @@ class DualPathDataModule(LightningDataModule):
 
     def batches(self, windows: Windows) -> list[range]:
         """Indices of the windows in each batch, over all ranks."""
-        assert self.trainer is not None
         return windows.batches(self.micro_batch, self.seq_len, self.trainer.world_size)
 
     def loader(
         self, windows: Windows, collate: Callable[[list[Any]], Any] = collate
     ) -> DataLoader[Any]:
         """This rank's windows: every `ranks`-th window of each batch, in order."""
-        assert self.trainer is not None
         ranks, rank = self.trainer.world_size, self.trainer.global_rank
         own = [list(places[rank::ranks]) for places in self.batches(windows)]
         return DataLoader(windows, batch_sampler=own, collate_fn=collate)

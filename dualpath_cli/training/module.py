@@ -49,7 +49,9 @@ _ROUTER, _BY_STEP = ".deep.router.", (".deep.gains", ".deep.film")
 
 
 class DualPathModule(LightningModule):
-    """Wraps a DualPathLM; `model` exists from `configure_model` on, built for the strategy."""
+    """Wraps a DualPathLM."""
+
+    model: DualPathLM  # built for the strategy by `configure_model`
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class DualPathModule(LightningModule):
         self.reduce_dtype = reduce_dtype
         self.weights = weights
         self.step_loops = step_loops
-        self.model: DualPathLM | None = None
+        self.model = None  # type: ignore[assignment]
         self.train_loss = LanguageModelLoss(token_bytes)
         self.val_names = list(val_names)
         self.val_losses = nn.ModuleList(LanguageModelLoss(token_bytes) for _ in val_names)
@@ -96,7 +98,7 @@ class DualPathModule(LightningModule):
     @property
     def forced_loops(self) -> int | None:
         """The loops forced in the trainer's optimizer step; None for the model's number."""
-        loops = self.step_loops and self.step_loops.at(self.trainer.global_step)
+        loops = None if self.step_loops is None else self.step_loops.at(self.trainer.global_step)
         return None if loops == self.config.loops else loops
 
     @property
@@ -126,7 +128,6 @@ class DualPathModule(LightningModule):
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Losses in nats per position, (B, T)."""
-        assert self.model is not None
         return self.model(tokens, targets)
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
@@ -148,7 +149,6 @@ class DualPathModule(LightningModule):
 
     def losses(self, tokens: torch.Tensor, targets: torch.Tensor) -> Losses:
         """The losses of one micro-batch in the trainer's optimizer step."""
-        assert self.model is not None
         auxiliary, loops = AuxiliaryLoss(), self.forced_loops
         forced = None if loops is None else Intervention(loops=loops)
         nll = self.model(tokens, targets, auxiliary=auxiliary, intervention=forced)
@@ -193,13 +193,11 @@ class DualPathModule(LightningModule):
             self.trainer.should_stop = True
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        assert self.model is not None
         if self.forced_loops == 1:
             _settle_router(self.model, self.most_loops)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Makes a step, and moves the biases of experts by the step's loads."""
-        assert self.model is not None
         with nullcontext() if self.step_loops is None else _at_rest(self.model, self.most_loops):
             super().optimizer_step(*args, **kwargs)
         self.expert_loads.end_step(self.model, made=self.bad_step is None)
@@ -233,7 +231,6 @@ class DualPathModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Names all tensors, by any strategy alike, and adds the state of the guard and of the next
         row of metrics.csv."""
-        assert self.model is not None
         for key in ("state_dict", "optimizer_states"):
             checkpoint.pop(key, None)
         optimizers = self.trainer.optimizers
@@ -245,7 +242,6 @@ class DualPathModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Loads weights in place, the optimizers' state, and what `on_save_checkpoint` added."""
-        assert self.model is not None
         fill(self.model, Path(checkpoint["folder"]))
         checkpoint["state_dict"] = self.state_dict()  # for Lightning, which loads it once more
         if self.trainer.state.fn == TrainerFn.FITTING:
@@ -259,7 +255,6 @@ class DualPathModule(LightningModule):
         }
 
     def configure_optimizers(self) -> Any:
-        assert self.model is not None
         # Muon's products have the type of the model's.
         products = torch.bfloat16 if str(self.trainer.precision).startswith("bf16") else None
         self.trained = list(self.parameters())
@@ -286,11 +281,10 @@ class EachStep(Callback):
         self.step = trainer.global_step
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step != self.step:  # else still accumulating
             self.step = trainer.global_step
-            assert isinstance(pl_module, DualPathModule)
             self.on_step(trainer, pl_module)
 
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dualpath_cli.data.manifest import MANIFEST
@@ -20,7 +21,7 @@ from dualpath_cli.data.tokenizer import TOKENIZER
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training import checkpoints
-from dualpath_cli.training.data_module import loading_fault
+from dualpath_cli.training.data_module import loading_fault, split_blocks
 from tests.data.faulty_data import (
     CHANGED,
     Damage,
@@ -250,3 +251,9 @@ def test_a_loader_whose_signal_comes_late_is_named_all_the_same(monkeypatch):
 
     assert loading_fault(reset) is None  # not from a loader
     os.kill(os.getpid(), signal.SIGCHLD)  # raises nothing any more
+
+
+def test_targets_are_the_tokens_one_place_on():
+    tokens, targets = split_blocks([np.arange(5), np.arange(5, 10)], vocab_size=10, place="")
+    assert tokens.tolist() == [[0, 1, 2, 3], [5, 6, 7, 8]]
+    assert targets.tolist() == [[1, 2, 3, 4], [6, 7, 8, 9]]

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from rich.console import Console
 from torch.distributed.tensor import DTensor
 
@@ -110,11 +110,10 @@ class MetricsLog(EachStep):
         self.since: float | None = None
         self.validation_due = False
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         super().on_train_start(trainer, pl_module)
         self.logged_step = self.step
         self.kinds = [g["name"] for one in trainer.optimizers for g in one.param_groups]
-        assert isinstance(pl_module, DualPathModule)
         sparse = [n for n, layer in enumerate(pl_module.config.layers) if layer.n_experts]
         self.metrics.columns[5:5] = [  # after lr
             *(f"lr_{kind}" for kind in self.kinds),
@@ -142,7 +141,7 @@ class MetricsLog(EachStep):
         return bool(trainer.strategy.broadcast(lacks))
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         """Repeats an interrupted validation, which Lightning counts as done."""
         if self.validation_due:
@@ -196,11 +195,11 @@ class MetricsLog(EachStep):
                 f"{speed:,.0f} tokens/s"
             ) + (f", MFU {row['mfu']:.1%}" if "mfu" in row else "")
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero:
             self.progress.stop(last_line=True)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, *error: Any) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: Any, *error: Any) -> None:
         self.progress.stop()
 
     def _pause(self) -> None:
@@ -208,11 +207,10 @@ class MetricsLog(EachStep):
             self.seconds += time.perf_counter() - self.since
             self.since = None
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._pause()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, DualPathModule)
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.sanity_checking:
             return  # a fresh run's step 0; the tables are opened when training starts
         self._log_validation(trainer, pl_module)
@@ -242,13 +240,13 @@ class RoutingLog(EachStep):
         )  # fmt: skip
         self._first: torch.Tensor | None = None
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         super().on_train_start(trainer, pl_module)
         if trainer.is_global_zero:
             self.table.open(self.step)
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._first = batch[0][:1]
@@ -256,7 +254,6 @@ class RoutingLog(EachStep):
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
         if self.step % self.every:
             return
-        assert module.model is not None
         assert self._first is not None
         # All ranks: under fsdp a forward pass is a collective.
         with trainer.precision_plugin.forward_context():
@@ -308,7 +305,7 @@ class BadSteps(EachStep):
         self.say = say
         self.table = CsvTable(run_folder / "bad_steps.csv", ["step", "kind", "loss", "grad_norm"])
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         super().on_train_start(trainer, pl_module)
         if trainer.is_global_zero and self.table.path.exists():
             self.table.open(self.step)
@@ -332,8 +329,7 @@ class BadSteps(EachStep):
             why = self._why(module.guard.in_a_row, kind) if trainer.is_global_zero else ""
             raise NumbersFailed(why)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, DualPathModule)
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         if skipped := pl_module.guard.skipped:
             self.say(f"{skipped:,} of {self.step:,} steps were skipped: see {self.table.path}")
 
