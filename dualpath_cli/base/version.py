@@ -1,4 +1,4 @@
-"""The version of the package, which `pyproject.toml` reads from here, and of all that it runs on."""
+"""The version of the package, which `pyproject.toml` reads from here, and those of its packages."""
 
 import importlib.metadata
 import platform

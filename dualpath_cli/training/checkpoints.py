@@ -1,4 +1,4 @@
-"""Checkpoints: written under a partial name, synced, hashed, renamed; `last` points to the last."""
+"""Checkpoints: written under a partial name, synced, hashed and renamed; then `last` is moved."""
 
 import math
 from pathlib import Path
