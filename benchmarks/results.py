@@ -23,9 +23,9 @@ import torch
 
 from dualpath_cli.base.errors import UserError, one_line
 from dualpath_cli.base.system import write_text
+from dualpath_cli.base.version import package_versions, versions
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.report.table import Column, Table, markdown
-from dualpath_cli.run.facts import package_versions, versions
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- results -->\n", "<!-- end -->"

@@ -12,14 +12,13 @@ from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.system import read_csv, read_text
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from
-from dualpath_cli.run.facts import facts_now
 from dualpath_cli.run.run_folder import (
     AVERAGES,
-    ENDED_EARLY,
     RECIPE,
     TOKENIZER,
     VALIDATION,
     decisive_part,
+    facts_now,
     read_recipe,
 )
 
@@ -113,9 +112,7 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
     last, rows, table = settings.run.steps, read_csv(folder / "metrics.csv"), folder / VALIDATION
     final = _final(table, step=last)
     if not rows or not final.keys() >= sets:
-        early = folder / ENDED_EARLY
-        ended = f", ended by {read_text(early)}" if early.exists() else ""
-        return f"step {int(rows[-1]['step']) if rows else 0:,} of {last:,}{ended}"
+        return f"step {int(rows[-1]['step']) if rows else 0:,} of {last:,}"
     if average > 1:
         table = folder / AVERAGES
         final = _final(table, step=last, average=average)

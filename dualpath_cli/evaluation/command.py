@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.base.system import format_csv, without_nan, write_text
+from dualpath_cli.base.version import package_versions
 from dualpath_cli.data.documents import split_name, stem
 from dualpath_cli.evaluation.benchmarks import NAMES, PAPER_LIMIT, SUITES, Benchmark, NoData
 from dualpath_cli.recipe.options import Overrides, OwnClasses, Where, folder_of, read_overrides
 from dualpath_cli.run.exported_folder import hash_of_weights
-from dualpath_cli.run.facts import package_versions
 from dualpath_cli.run.trained import Trained, find
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, check_ranges
+from dualpath_cli.base.version import versions
 from dualpath_cli.data import hub
 from dualpath_cli.export.command import check_out, summary
 from dualpath_cli.flops.count import projection_flops
@@ -26,7 +27,6 @@ from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.exported_folder import CARD
-from dualpath_cli.run.facts import versions
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, Run
 from dualpath_cli.spec.config import BlockKind, ModelConfig
 

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, what they must hold, and which checkpoints are whole. Torch-free.
+"""The files of a checkpoint, their sizes and hashes. Torch-free.
 
 A checkpoint is a folder (`checkpoint_folder.py`). Beside the checkpoints,
 `manifests/step-N.json` holds the size and the sha256 of each file of `step-N`.
@@ -15,7 +15,7 @@ from dualpath_cli.base.system import open_regular, read_json, write_text
 
 Files = dict[str, dict[str, Any]]
 """By name inside the checkpoint: `bytes` and `sha256`."""
-STATE = "state.json"  # in a checkpoint: all that is no tensor
+STATE = "state.json"  # in a checkpoint: all but tensors
 
 
 def manifest_of(checkpoint: Path) -> Path:
@@ -36,27 +36,19 @@ def describe(checkpoint: Path, paths: Iterable[Path]) -> Files:
 
 
 def write_manifest(checkpoint: Path, files: Files, facts: dict[str, Any]) -> None:
-    """Writes the list of a checkpoint's files, and the facts of the run that wrote it."""
+    """Writes a checkpoint's manifest: its files, and the facts of its run."""
     text = json.dumps({"files": dict(sorted(files.items())), "run": facts}, indent=2)
     write_text(manifest_of(checkpoint), text + "\n")
 
 
 def facts_of(checkpoint: Path) -> dict[str, Any]:
-    """The facts of the run that wrote a checkpoint."""
+    """The facts of a run in a checkpoint's manifest."""
     facts = read_json(manifest_of(checkpoint)).get("run")
     return facts if isinstance(facts, dict) else {}
 
 
 def fault_of(checkpoint: Path) -> str | None:
-    """The fault of a checkpoint as far as names and sizes tell; None if there is none.
-
-    Raises UserError for a checkpoint of an earlier version, which was a pickle.
-    """
-    if checkpoint.is_file() or (checkpoint / ".metadata").exists():
-        raise UserError(
-            f"checkpoint '{checkpoint}' has the format before safetensors, which commit 6b42de1 is "
-            "the last to read; train the run again, or go on there"
-        )
+    """The fault of a checkpoint that names and sizes show; None if there is none."""
     try:
         files = sizes_and_hashes(checkpoint)
     except UserError as error:
@@ -77,14 +69,14 @@ def fault_of(checkpoint: Path) -> str | None:
 def damaged(
     checkpoint: Path, rank: int = 0, ranks: int = 1, read: Callable[[int], object] | None = None
 ) -> list[str]:
-    """Hashes this rank's part of the files; returns the names of those that were changed."""
+    """Hashes this rank's part of the files; returns the names of changed ones."""
     files = sizes_and_hashes(checkpoint)
     own = sorted(files)[rank::ranks]
     return [name for name in own if hash_file(checkpoint / name, read) != files[name]["sha256"]]
 
 
 def sizes_and_hashes(checkpoint: Path) -> Files:
-    """The sizes and hashes of a checkpoint's files, as they were written."""
+    """The sizes and hashes in a checkpoint's manifest."""
     path = manifest_of(checkpoint)
     try:
         files = read_json(path)["files"]

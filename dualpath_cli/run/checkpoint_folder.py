@@ -1,13 +1,13 @@
 """A checkpoint's folder, written by all ranks and read by any number of them.
 
-    state.json                  all that is no tensor: progress, schedule, the guard, and the names
-                                of the parameters in each group of an optimizer
+    state.json                  all but tensors: progress, schedule, the guard, and the names of
+                                the parameters in each group of an optimizer
     shard-R-model-N-....safetensors
                                 rank R's part of weights (`model.NAME`) and of an optimizer's state
-                                (`optimizer.I.KEY.NAME`); a layer a file, as a file is in memory
-                                once more while it is written
+                                (`optimizer.I.KEY.NAME`). Each layer has a file: writing copies a
+                                file in memory
 
-No strategy has names or a format of its own, and nothing is pickled.
+All strategies write the same names and format, and nothing is pickled.
 """
 
 import json
@@ -29,26 +29,24 @@ from dualpath_cli.base.system import PARTIAL, naming, read_json, remove, sync, w
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE, Files, write_manifest
 from dualpath_cli.run.exported_folder import PREFIX
-from dualpath_cli.run.facts import facts_now
-from dualpath_cli.run.run_folder import LAST
+from dualpath_cli.run.run_folder import LAST, facts_now
 from dualpath_cli.run.weights import read_into, tensors_in
 
-RETRY = 2.0  # seconds after which a checkpoint that could not be written is tried again, once
+RETRY = 2.0  # seconds until a failed write of a checkpoint is tried again, once
 
 
 class SafetensorsIO(CheckpointIO):
-    """Writes the checkpoints of strategies of which each rank has all weights."""
+    """Writes the checkpoints of strategies under which each rank has all weights."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
         try:
             write(dict(checkpoint), Path(path), alone=True)
-            return
         except (OSError, RuntimeError):
             remove(Path(path))
             time.sleep(RETRY)
-        write(checkpoint, Path(path), alone=True)
+            write(checkpoint, Path(path), alone=True)
 
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
         return read(Path(path))
@@ -58,9 +56,9 @@ class SafetensorsIO(CheckpointIO):
 
 
 def write(checkpoint: dict[str, Any], folder: Path, alone: bool) -> None:
-    """Writes what `trainer.save_checkpoint` gives, its `tensors` by all ranks but where `alone`.
+    """Writes a checkpoint of `trainer.save_checkpoint`; all ranks write tensors unless `alone`.
 
-    Raises OSError for a full disk, else RuntimeError, on all ranks for what fails on one.
+    Raises OSError for a full disk, else RuntimeError, on all ranks if one fails.
     """
     tensors: dict[str, torch.Tensor] = checkpoint.pop("tensors")
     with naming(folder):
@@ -69,7 +67,7 @@ def write(checkpoint: dict[str, Any], folder: Path, alone: bool) -> None:
         if alone or torch.distributed.get_rank() == 0:
             write_text(folder / STATE, text)
         units = [re.search(r"blocks\.\d+\.|[^.]+\.[^.]+$", name) for name in tensors]
-        numbers: dict[str, int] = {}  # a layer, or another parameter, each in a file
+        numbers: dict[str, int] = {}  # of files: one a layer or other parameter
         files = {
             name: numbers.setdefault(unit[0] if unit else name, 1 + len(numbers))
             for name, unit in zip(tensors, units, strict=True)
@@ -77,7 +75,7 @@ def write(checkpoint: dict[str, Any], folder: Path, alone: bool) -> None:
         writer = dcp.HuggingFaceStorageWriter(str(folder), files, save_distributed=True)
         try:
             dcp.save(tensors, storage_writer=writer, no_dist=alone)
-        except CheckpointException as error:  # which says neither what failed nor where
+        except CheckpointException as error:  # wraps the cause
             cause, _ = next(iter(error.failures.values()))
             if isinstance(cause, OSError | RuntimeError):
                 raise cause from None
@@ -85,7 +83,7 @@ def write(checkpoint: dict[str, Any], folder: Path, alone: bool) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What `write` was given, with `folder` in place of weights and the optimizer's state."""
+    """The checkpoint given to `write`, with `folder` instead of weights and optimizer state."""
     found = tensors_in(folder, _STATE)
     tensors = {_STATE + name: torch.empty_like(t, device="cpu") for name, t in found.items()}
     read_into(tensors, folder)
@@ -96,7 +94,7 @@ def tensors_of(
     model: nn.Module, optimizers: list[Optimizer]
 ) -> tuple[dict[str, torch.Tensor], list[Any]]:
     """A checkpoint's tensors by name, tied ones once, and the groups of each optimizer."""
-    model.state_dict()  # by its hooks FSDP2 shards again what the last forward pass gathered
+    model.state_dict()  # runs FSDP2's hooks, which free gathered weights
     names: dict[Any, str] = {p: name for name, p in model.named_parameters()}
     tensors = {PREFIX + name: parameter.detach() for parameter, name in names.items()}
     groups = []
@@ -112,7 +110,7 @@ def tensors_of(
 
 
 def optimizer_states(model: nn.Module, checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The state dicts of the optimizers in a checkpoint that was read, sharded as the model is."""
+    """The optimizers' state dicts in a checkpoint, sharded as the model."""
     folder, parameters = Path(checkpoint["folder"]), dict(model.named_parameters())
     states = []
     for number, groups in enumerate(checkpoint["groups"]):
@@ -143,11 +141,11 @@ def optimizer_states(model: nn.Module, checkpoint: Mapping[str, Any]) -> list[di
 
 _STATE = "state."  # the prefix of the names of tensors in callbacks and other state
 _KIND = "!"
-"""The key of an object in state.json that stands for a tuple, a tensor, or a dict of other keys."""
+"""The key that marks a tuple, a tensor, or a dict with other keys than texts in state.json."""
 
 
 def _plain(value: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
-    """A value as JSON has it, with its tensors put among those that are written as such."""
+    """A value as JSON; its tensors are added to `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors[path] = value.detach().contiguous()
         return {_KIND: "tensor", "of": path}
@@ -168,7 +166,7 @@ def _plain(value: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
 
 
 def _filled(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The value of which `_plain` made this."""
+    """The inverse of `_plain`."""
     if isinstance(value, list):
         return [_filled(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -1,34 +1,36 @@
-"""The run folder: names, checkpoints, and whether recipe and checkpoints fit. Torch-free.
+"""A run's folder: its names, checkpoints, recipe and recorded facts. Torch-free.
 
 runs/<recipe>/<name>/
-    recipe.yaml      the resolved recipe
-    versions.json    packages, git commit, time of the start, model, fingerprints of tokenizer and
-                     data, which each checkpoint has in its manifest, too; versions-00002000.json
-                     and recipe-00002000.yaml for the part from step 2000
+    recipe.yaml      the resolved recipe; recipe-00002000.yaml of the part from step 2000 on
+    versions.json    facts: packages, git commit, start, model, fingerprints of tokenizer and data;
+                     versions-00002000.json of the part from step 2000 on. A checkpoint's manifest
+                     repeats the facts of its part
     tokenizer.json   the tokenizer of the training data
     classes/         source of the model's custom classes, if any
     metrics.csv      a row per logged step; routing.csv and validation.csv beside it
     validation_average.csv  scores of the mean of checkpoints, until training goes on
-    bad_steps.csv    a row per step that was left out, if any was
-    went_wrong.txt   where the numbers ended it: the words that fit said
-    ended_early.txt  where Lightning's EarlyStopping did: its name, the step, its reason
-    wandb_id         the id of its W&B run, if it has one
-    fit.lock         while a fit runs (`files.alone`)
-    checkpoints/     step-00001000, ...; `last` points to the newest complete one
+    bad_steps.csv    a row per skipped step
+    went_wrong.txt   the message of a run that ended because its numbers went wrong
+    wandb_id         the id of the W&B run
+    fit.lock         held while a fit runs (`system.alone`)
+    checkpoints/     step-00001000, ...; `last` points to the newest
 """
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.streams import is_first_rank
-from dualpath_cli.base.system import read_json, read_text
-from dualpath_cli.recipe.recipes import Recipe, merge, read
+from dualpath_cli.base.system import FIT, read_json, write_text
+from dualpath_cli.base.version import versions
+from dualpath_cli.recipe.recipes import Recipe, dump, merge, read
 from dualpath_cli.recipe.settings import TrainerSettings, check_sections, settings_from
 from dualpath_cli.run.checkpoint_files import facts_of, fault_of
 
@@ -41,7 +43,6 @@ AVERAGES = "validation_average.csv"
 TABLES = ("metrics.csv", VALIDATION, "routing.csv", "bad_steps.csv")
 LAST = "last"
 WENT_WRONG = "went_wrong.txt"
-ENDED_EARLY = "ended_early.txt"
 STEP = re.compile(r"step-[0-9]{1,18}")  # the name of a checkpoint
 
 PUT_BACK = "put it back, or train the run anew under another name (fit --run.name NAME)"
@@ -67,16 +68,19 @@ def without_numbers() -> set[str]:
 
 @dataclass(frozen=True)
 class Run:
-    """A RUN as the user gave it: its folder, and the checkpoint that is meant."""
+    """A RUN as the user gave it: its folder and a checkpoint."""
 
-    folder: Path  # holds recipe, versions and tokenizer, and by default what is made of it
-    checkpoint: Path  # a folder inside of it; an exported folder is both
-    step: int  # optimizer step at which the checkpoint was written
-    average: tuple[Path, ...] = ()  # checkpoints whose mean weights are meant, oldest first
+    folder: Path  # with recipe, versions and tokenizer; commands write their results here
+    checkpoint: Path  # a folder inside it; an exported folder is both
+    step: int  # optimizer step of the checkpoint
+    average: tuple[Path, ...] = ()  # checkpoints whose weights are averaged, oldest first
 
     @property
     def facts(self) -> dict[str, Any]:
         return facts_at(self.folder, self.checkpoint)
+
+
+# Checkpoints
 
 
 def step_of(checkpoint: Path) -> int:
@@ -86,18 +90,15 @@ def step_of(checkpoint: Path) -> int:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a run folder, or None; says which damaged ones it passed over.
+    """The newest whole checkpoint of a run folder, or None; names damaged ones that it passes over.
 
-    Without `last`, in a copy that left symbolic links out, it is the one of the highest step. Sizes
-    reveal damage here; hashes are compared as a checkpoint is loaded.
+    The newest one is `last`, or the highest step in a copy without symbolic links. Damage is found
+    by sizes here; hashes are compared when a checkpoint is loaded.
     """
-    last = folder / CHECKPOINTS / LAST
-    candidates = sorted(complete_checkpoints(folder), key=step_of, reverse=True)
-    if last.exists() and last.resolve() in candidates:
-        candidates.remove(last.resolve())
-        candidates.insert(0, last.resolve())
+    last = (folder / CHECKPOINTS / LAST).resolve()
+    order = sorted(complete_checkpoints(folder), key=lambda p: (p == last, step_of(p)))
     faults: list[str] = []
-    for checkpoint in candidates:
+    for checkpoint in reversed(order):
         fault = fault_of(checkpoint)
         if fault is None:
             if faults and is_first_rank():
@@ -113,35 +114,36 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run folder that have their names, in no order."""
+    """The renamed checkpoints of a run folder, in no order."""
     found = [p for p in (folder / CHECKPOINTS).glob("step-*") if STEP.fullmatch(p.name)]
     return [real if STEP.fullmatch((real := p.resolve()).name) else p for p in found]
 
 
 def way_on(folder: Path) -> str:
-    """What to say of a run that ended early."""
+    """The end of the message of a run that ended early."""
     newest = newest_checkpoint(folder)
     step = "the start" if newest is None else f"step {step_of(newest)}"
     return f"the same command continues from {step}"
 
 
+# Recipes
+
+
 def read_recipe(folder: Path) -> Recipe:
     path = folder / RECIPE
     if not path.is_file():
-        raise UserError(
-            f"run folder '{folder}' has no {RECIPE}, which says what was trained; {PUT_BACK}"
-        )
+        raise UserError(f"run folder '{folder}' has no {RECIPE}; {PUT_BACK}")
     recipe = read(path)
     try:
         check_sections(recipe)
     except UserError as error:
-        why = "it links to what is no recipe" if path.is_symlink() else error  # not quoted
+        why = "its link leads to no recipe" if path.is_symlink() else error  # not quoted
         raise UserError(f"{path}: {why}") from None
     return recipe
 
 
 def decisive_part(recipe: Recipe) -> Recipe:
-    """The keys of a resolved recipe that decide numbers: no places, ways of running, or trainer."""
+    """The keys of a resolved recipe that decide the run's numbers; the section trainer has none."""
     return {
         section: {k: v for k, v in recipe[section].items() if k not in _FREE_KEYS.get(section, ())}
         if isinstance(recipe[section], dict) else recipe[section]
@@ -163,16 +165,16 @@ def check_same_recipe(
 
 
 def check_as_written(folder: Path, checkpoint: Path) -> None:
-    """Refuses a checkpoint of another step, run, model or tokenizer than its place says.
+    """Refuses a checkpoint of another step, run, model or tokenizer than its folder's.
 
-    Of an exported folder, which is both, model and tokenizer.
+    In an exported folder, which is both, only model and tokenizer can differ.
     """
     from dualpath_cli.data.tokenizer import Tokenizer
 
     recipe, facts = read_recipe(folder), facts_at(folder, checkpoint)
     for key in ("id", "step", "model", "tokenizer"):
         if key not in facts:
-            raise UserError(f"what is known of {checkpoint} lacks its {key}; {PUT_BACK}")
+            raise UserError(f"the facts recorded for {checkpoint} have no '{key}'; {PUT_BACK}")
     if checkpoint != folder and facts["step"] != step_of(checkpoint):
         raise UserError(
             f"{checkpoint} was written at step {facts['step']}; put the checkpoint of step "
@@ -180,7 +182,7 @@ def check_as_written(folder: Path, checkpoint: Path) -> None:
         )
     begun = read_json(folder / VERSIONS, PUT_BACK)
     if "id" not in begun:
-        raise UserError(f"{folder / VERSIONS} lacks the run's id; {PUT_BACK}")
+        raise UserError(f"{folder / VERSIONS} has no 'id'; {PUT_BACK}")
     if facts["id"] != begun["id"]:
         raise UserError(
             f"{checkpoint} is of another run than {folder}; put its own back, or remove it"
@@ -204,9 +206,9 @@ def check_as_written(folder: Path, checkpoint: Path) -> None:
 def _first_difference(
     before: Recipe, now: Recipe, sections: Iterable[str], free: Mapping[str, Set[str]] = {}
 ) -> tuple[str, Any, Any] | None:
-    """The first key whose value is another, and its two values; None where there is none.
+    """The first key with two values, and these; None if there is none.
 
-    A setting that one recipe does not have, because it is newer than that, had its default.
+    A setting that only the newer recipe has was at its default in the older one.
     """
     before, now = merge(_defaults(), before), merge(_defaults(), now)
     for section in sections:
@@ -228,20 +230,65 @@ def _defaults() -> Recipe:
     return merge(recipe, {"model": dict.fromkeys(widths)})
 
 
+# Facts
+
+
+def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None = None) -> None:
+    """Writes the resolved recipe, the versions and `facts` into a run folder.
+
+    A run continued from `step` keeps its first files, and gets further ones for the rest. Files of
+    parts that began at `step` or later are removed.
+    """
+    for name in (RECIPE, VERSIONS):
+        for begun, path in _parts(folder, name).items():
+            if begun >= (step or 0):
+                path.unlink()
+    (folder / AVERAGES).unlink(missing_ok=True)
+    suffix = "" if step is None else f"-{step:08d}"
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    text = json.dumps({**versions(), "started": started, **facts}, indent=2) + "\n"
+    # First, as this file marks the folder as a run's.
+    write_text((folder / VERSIONS).with_stem(f"versions{suffix}"), text)
+    write_text((folder / RECIPE).with_stem(f"recipe{suffix}"), dump(recipe))
+
+
+def _parts(folder: Path, name: str) -> dict[int, Path]:
+    """The files of that name of continued parts, by the parts' first steps."""
+    stem, suffix = Path(name).stem, Path(name).suffix
+    found = folder.glob(f"{stem}-{'[0-9]' * 8}{suffix}")
+    return {int(path.stem.removeprefix(f"{stem}-")): path for path in found}
+
+
+def facts_now(folder: Path) -> dict[str, Any]:
+    """The facts that `start` wrote last; empty if there are none."""
+    parts = {-1: folder / VERSIONS, **_parts(folder, VERSIONS)}
+    newest = parts[max(parts)]
+    return read_json(newest, PUT_BACK) if newest.exists() else {}
+
+
 def facts_at(folder: Path, checkpoint: Path) -> dict[str, Any]:
-    """The facts that `start` recorded for the part of a run that wrote the checkpoint."""
+    """The facts of the part of a run that wrote the checkpoint."""
     if checkpoint == folder:  # exported
         return read_json(folder / VERSIONS, PUT_BACK)
     return facts_of(checkpoint)
 
 
+def check_same_facts(folder: Path, checkpoint: Path, facts: dict[str, Any]) -> None:
+    """Refuses the first of `facts` that had another value when a checkpoint was written."""
+    before = facts_at(folder, checkpoint)
+    for name, now in facts.items():
+        if before.get(name) != now:
+            raise UserError(
+                f"{folder} was begun with {name} {before.get(name)}, now it is {now}; restore the "
+                "former or give this run a name (--run.name NAME)"
+            )
+
+
 def check_free(folder: Path) -> None:
-    """Refuses a folder for a new run that holds files of its names, and no versions.json of fit."""
-    names = (VERSIONS, RECIPE, TOKENIZER, CHECKPOINTS, "classes", "curve.png", *TABLES, AVERAGES,
-             WENT_WRONG, ENDED_EARLY)  # fmt: skip
-    there, facts = [name for name in names if (folder / name).exists()], folder / VERSIONS
-    if there and not (facts.exists() and '"dualpath":' in read_text(facts, PUT_BACK)):
+    """Refuses a folder for a new run that has files, and no versions.json of a run."""
+    there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if there and there != [FIT] and "packages" not in facts_now(folder):
         raise UserError(
-            f"{folder} holds '{there[0]}', which would be replaced, and no {VERSIONS} of a run; "
-            "give this run a name (--run.name NAME), or move it"
+            f"{folder} holds '{there[0]}', and no {VERSIONS} of a run; give this run a name "
+            "(--run.name NAME), or move the file"
         )

@@ -1,4 +1,4 @@
-"""A trained model that a command's words name: found and checked without importing torch.
+"""Finds and checks the trained model that a command's words name. Torch-free.
 
 `--average N` means the mean of the weights of a run's last N checkpoints.
 """
@@ -13,7 +13,6 @@ from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.checkpoint_files import facts_of
 from dualpath_cli.run.exported_folder import is_exported, read_folder
 from dualpath_cli.run.run_folder import (
     AVERAGES,
@@ -48,9 +47,9 @@ class Trained:
 
 
 def find(path: str, average: int = 1, own_classes: bool = False) -> Trained:
-    """Finds the model of any RUN, averaged over so many checkpoints up to that one.
+    """Finds the model of any RUN, averaged over its last `average` checkpoints.
 
-    Its custom classes are imported where `own_classes` says so.
+    `own_classes` allows importing its custom classes.
     """
     run = averaged(find_run(path), average)
     settings = settings_from(run_folder.read_recipe(run.folder))
@@ -88,53 +87,25 @@ def _find_run(path: str) -> Run:
 
 
 def averaged(run: Run, count: int) -> Run:
-    """The run with the checkpoints that are averaged: the last ones up to its own.
-
-    A run that was taken back to an older step goes on from there: checkpoints of the part that it
-    left are not its own.
-    """
+    """The run with its last `count` checkpoints up to its own, to be averaged."""
     if count == 1:
         return run
     if run.checkpoint == run.folder:
         raise UserError(f"--average {count}: '{run.folder}' was exported; give the run's folder")
-    own = lineage(run.checkpoint, complete_checkpoints(run.folder))[:count]
+    kept = sorted(complete_checkpoints(run.folder), key=step_of)
+    own = [path for path in kept if step_of(path) <= run.step][-count:]
     if len(own) < count:
         raise UserError(
             f"--average {count}: '{run.folder}' keeps {len(own)} on its way to step {run.step:,}, "
-            f"from step {step_of(own[-1]):,} on; run.keep={count} in training keeps as many"
+            f"from step {step_of(own[0]):,} on; run.keep={count} in training keeps as many"
         )
     for checkpoint in own:
         check_as_written(run.folder, checkpoint)
-    return replace(run, average=tuple(reversed(own)))
-
-
-def lineage(checkpoint: Path, kept: list[Path]) -> list[Path]:
-    """A checkpoint and those that its run went through, of all that are kept, newest first.
-
-    The facts of a checkpoint say to which step the run was last taken back before it. What was
-    saved after going back to one step for the first time, and for the second, looks alike.
-    """
-    found, back = [checkpoint], _taken_back(checkpoint)
-    older = (path for path in kept if step_of(path) < step_of(checkpoint))
-    for path in sorted(older, key=step_of, reverse=True):
-        if back is None or step_of(path) > back:
-            if _taken_back(path) == back:
-                found.append(path)
-        elif step_of(path) == back:
-            found.append(path)
-            back = _taken_back(path)
-        else:  # the step that it went back to is gone: what is older cannot be told apart
-            break
-    return found
-
-
-def _taken_back(checkpoint: Path) -> int | None:
-    step = facts_of(checkpoint).get("taken_back")
-    return step if type(step) is int else None
+    return replace(run, average=tuple(own))
 
 
 def label_of_average(run: Run) -> str | None:
-    """Which checkpoints' weights the run's are the mean of, exported or not; None: of no others."""
+    """The line that names the averaged checkpoints of a run or export; None without average."""
     steps = [step_of(path) for path in run.average] or run.facts.get("averaged_steps")
     if not steps:
         return None
@@ -142,9 +113,9 @@ def label_of_average(run: Run) -> str | None:
 
 
 def keep_scores(run: Run, data: Recipe, results: dict[str, dict[str, float]]) -> Path | None:
-    """Writes the scores of an average into the run's folder, in place of its earlier ones.
+    """Writes the scores of an average into the run's folder, replacing its earlier ones.
 
-    Only of the run's own sets, read as its recipe says; returns the file, or None.
+    Returns the file; None, and writes nothing, if sets were read in another way than the recipe's.
     """
     asked = ("val", "val_tokens", "val_seed")
     own = run_folder.read_recipe(run.folder).get("data", {})

@@ -1,7 +1,7 @@
-"""Reads weights and other tensors of a checkpoint or an exported folder, and runs nothing.
+"""Reads weights and other tensors of a checkpoint or an exported folder; executes no code in them.
 
 Both are folders of safetensors, with `model.` before the names of weights. PyTorch's distributed
-reader puts shards together, whatever number of ranks wrote them, and gives each rank its own part.
+reader joins the shards of any number of ranks, and gives each rank its own part.
 """
 
 import warnings
@@ -30,7 +30,7 @@ warnings.filterwarnings("ignore", message=".*in a single process.*")  # as `no_d
 
 
 def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
-    """The tensors of a folder whose names begin so, by the rest: shapes and dtypes, without data.
+    """The tensors of a folder whose names begin with `prefix`, which is removed, without data.
 
     Raises UserError for files that cannot be read.
     """
@@ -53,17 +53,17 @@ def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
 
 
 def read_into(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Fills tensors, which may be sharded, from those of these names in a folder."""
+    """Fills tensors, which may be sharded, from a folder's tensors of the same names."""
     try:
         reader = dcp.HuggingFaceStorageReader(str(folder))
         dcp.load(dict(tensors), storage_reader=reader, no_dist=True)  # each rank reads its own
-    except dcp.api.CheckpointException as error:  # what was raised, in a wrapper
+    except dcp.api.CheckpointException as error:  # wraps the cause
         cause, _ = next(iter(error.failures.values()))
         raise _unreadable(folder, cause) from None
 
 
 def read_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Fills tensors as `read_into`; UserError where this rank's part is no finite numbers."""
+    """Fills tensors as `read_into`; UserError if this rank's part is not finite."""
     read_into(tensors, folder)
     for name, tensor in tensors.items():
         if not own_part(tensor).isfinite().all():
@@ -72,7 +72,7 @@ def read_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part, in the same memory: FSDP2 deals out the rows of gains one by one."""
+    """This rank's part of a tensor, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -82,7 +82,7 @@ def _unreadable(folder: Path, error: BaseException) -> UserError:
 
 
 def load_weights(model: DualPathLM, *folders: Path) -> None:
-    """Verifies folders, and loads a model's weights from them: of several their mean."""
+    """Verifies folders, and loads the weights of one, or the mean weights of several."""
     for folder in folders:
         verify(folder)
     fill(model, *folders)
@@ -91,8 +91,8 @@ def load_weights(model: DualPathLM, *folders: Path) -> None:
 def fill(model: DualPathLM, *folders: Path) -> None:
     """Loads weights in place into a model, which may be sharded, from verified folders.
 
-    The weights of several are added in float64 in their order, each rank its own part, and rounded
-    once, which needs the weights twice more in memory.
+    The weights of several folders are added in float64, in order, and rounded once. Each rank adds
+    its own part. The sums take the weights' memory twice more.
     """
     totals: list[torch.Tensor] = []
     for folder in folders:
@@ -103,7 +103,7 @@ def fill(model: DualPathLM, *folders: Path) -> None:
         if totals:
             for total, parameter in zip(totals, model.parameters(), strict=True):
                 total += parameter.detach()
-        else:  # copies, also of what is float64 already
+        else:  # copies float64 weights, too
             totals = [p.detach().to(torch.float64, copy=True) for p in model.parameters()]
     with torch.no_grad():
         for parameter, total in zip(model.parameters(), totals, strict=True):
@@ -111,8 +111,8 @@ def fill(model: DualPathLM, *folders: Path) -> None:
 
 
 def check_weights(model: nn.Module, found: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Checks that what was found is the model's parameters, by names and shapes."""
-    wanted = dict(model.named_parameters())  # of tied ones the first name alone
+    """Raises UserError unless the tensors found have the names and shapes of the parameters."""
+    wanted = dict(model.named_parameters())  # tied ones once
     for name, parameter in wanted.items():
         if name not in found:
             raise UserError(f"checkpoint '{folder}' is incomplete: it lacks {name}")
@@ -140,7 +140,7 @@ def device_of(name: str) -> torch.device:
 
 
 def autocast_of(precision: str) -> torch.dtype | None:
-    """The type of matrix products; None: that of the weights."""
+    """The type of matrix products; None: the weights' type."""
     return torch.bfloat16 if precision == "bfloat16" else None
 
 
@@ -151,7 +151,7 @@ def load_model(trained: Trained, device: torch.device) -> DualPathLM:
 
 
 def empty_model(config: ModelConfig) -> DualPathLM:
-    """A model on the CPU whose weights are yet to be filled in."""
+    """A model on the CPU with undefined weights."""
     with torch.device("meta"):
         model = DualPathLM(config)
     model.to_empty(device="cpu")
@@ -160,10 +160,10 @@ def empty_model(config: ModelConfig) -> DualPathLM:
 
 
 def round_weights(model: DualPathLM, dtype: torch.dtype) -> None:
-    """Rounds the weights of matrix products to autocast's type, in place.
+    """Rounds the weights of matrix products to autocast's type, in place, to halve their memory.
 
-    That halves their memory, and autocast would round them alike in every pass. A tied head stays:
-    it is the embedding, with which the residual stream begins.
+    Autocast would round them alike in every pass. A tied head stays, since the residual stream
+    begins with its rows.
     """
     for name, module in model.named_modules():
         tied = model.config.tie_embeddings and module is model.head
@@ -176,9 +176,9 @@ def round_weights(model: DualPathLM, dtype: torch.dtype) -> None:
 
 
 def hashed(checkpoint: Path) -> Files:
-    """Sizes and hashes of a checkpoint's files; ranks divide the work, and get the same."""
+    """Sizes and hashes of a checkpoint's files, on all ranks, which divide the work."""
     rank, ranks = _rank_and_ranks()
-    # On a file system of several machines a rank may not see yet what another one wrote.
+    # On a shared file system a rank may not see yet the files of another machine.
     seen = sorted({path for paths in from_all_ranks(files_of(checkpoint)) for path in paths})
     own = describe(checkpoint, seen[rank::ranks])
     return {name: facts for files in from_all_ranks(own) for name, facts in files.items()}
@@ -187,7 +187,7 @@ def hashed(checkpoint: Path) -> Files:
 def verify(
     folder: Path, read: Callable[[int], object] = lambda count: None, way_out: str | None = None
 ) -> None:
-    """Hashes a checkpoint, or an exported folder, before it is loaded; ranks divide its files.
+    """Compares a checkpoint or an exported folder with its hashes; ranks divide its files.
 
     `read` is called, on each rank, with the number of bytes just read. `way_out` ends the message;
     by default it names the newest other checkpoint of the run.
@@ -216,7 +216,7 @@ def _rank_and_ranks() -> tuple[int, int]:
 
 
 def from_all_ranks(value: T) -> list[T]:
-    """The values of all ranks in the order of the ranks, on each of them."""
+    """The values of all ranks, in the order of ranks, on each rank."""
     _, ranks = _rank_and_ranks()
     if ranks == 1:
         return [value]

@@ -1,8 +1,4 @@
-"""Checkpoints that are never half-written: under a partial name first, then renamed.
-
-A checkpoint gets its name after all its files are on the disk and hashed
-(`run/checkpoint_files.py`); then the link `last` is moved to the checkpoint.
-"""
+"""Checkpoints: written under a partial name, synced, hashed and renamed; then `last` is moved."""
 
 import math
 from pathlib import Path
@@ -19,7 +15,7 @@ from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import manifest_of
 from dualpath_cli.run.checkpoint_folder import publish
-from dualpath_cli.run.run_folder import CHECKPOINTS
+from dualpath_cli.run.run_folder import CHECKPOINTS, complete_checkpoints
 from dualpath_cli.run.weights import hashed, own_part
 from dualpath_cli.training import internals
 from dualpath_cli.training.module import DualPathModule, EachStep
@@ -60,7 +56,7 @@ class Checkpoints(EachStep):
             self.save(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps the progress: a checkpoint within a validation stores the state before it."""
+        """Keeps the progress for a checkpoint within the validation, after which it is repeated."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._progress = trainer.fit_loop.state_dict()
 
@@ -107,30 +103,31 @@ class Checkpoints(EachStep):
         files = hashed(partial)
         if trainer.is_global_zero:
             publish(partial, final, files)
-            self._drop_oldest(trainer.global_step)
+            self._drop_others(trainer.global_step)
         trainer.strategy.barrier("checkpoint published")
         self.saved_step = trainer.global_step
 
-    def _drop_oldest(self, newest: int) -> None:
-        steps = run_folder.complete_checkpoints(self.folder.parent)
-        # Later steps are from before the run was taken back: delete these first. Clocks may jump.
-        steps.sort(key=lambda path: ((step := run_folder.step_of(path)) <= newest, step))
-        for old in steps[: -self.settings.keep] if self.settings.keep else []:
-            if self.settings.keep_every and run_folder.step_of(old) % self.settings.keep_every == 0:
-                continue
+    def _drop_others(self, newest: int) -> None:
+        """Removes checkpoints of a part that the run was taken back from, and the oldest ones."""
+        found = {run_folder.step_of(p): p for p in complete_checkpoints(self.folder.parent)}
+        own = sorted(step for step in found if step <= self.saved_step or step == newest)
+        kept = own[-self.settings.keep :] if self.settings.keep else own
+        if every := self.settings.keep_every:
+            kept += [step for step in own if step % every == 0]
+        for old in (path for step, path in found.items() if step not in kept):
             # Renamed first: an interrupted removal must not leave half a checkpoint under its name.
             remove(old.rename(old.with_name(old.name + PARTIAL)))
             remove(manifest_of(old))
 
 
 def finite_weights(model: nn.Module) -> bool:
-    """Whether all parameters are finite; all ranks call it together, and agree.
+    """Whether all parameters are finite; all ranks call this together, and agree.
 
-    One pass over the weights without a copy, and one wait for the device. Each checkpoint costs 2 %
-    of the time of an optimizer step on a CPU with 9M parameters and 1,024 tokens.
+    One pass over the weights without a copy, and one wait for the device: on a CPU 2 % of an
+    optimizer step with 9M parameters and 1,024 tokens.
     """
     local = [own_part(parameter.detach()) for parameter in model.parameters()]
-    # A rank's shard of a small parameter may be empty, and an empty tensor has no maximum.
+    # A rank's shard of a small parameter may be empty, and has no maximum then.
     largest = nn.utils.get_total_norm([part for part in local if part.numel()], math.inf)
     finite = largest.isfinite().to(local[0].device, torch.int32)
     if torch.distributed.is_initialized():

@@ -1,17 +1,17 @@
 """DualPathDataModule: the training stream from litdata shards, and named validation sets."""
 
 import re
-import shutil
 import signal
 import traceback
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader, dataloader
 
 from dualpath_cli.base.errors import RunFailed, UserError
@@ -38,6 +38,8 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # input tokens and target tokens, eac
 class DualPathDataModule(LightningDataModule):
     """Streams training blocks of `seq_len` + 1 tokens and serves the validation windows."""
 
+    trainer: Trainer
+
     def __init__(
         self,
         settings: DataSettings,
@@ -58,35 +60,27 @@ class DualPathDataModule(LightningDataModule):
         self.data_since = data_since
 
     def setup(self, stage: str) -> None:
-        """Checks that all ranks have the same plan.
-
-        On a shared file system a machine may not yet see files that another machine wrote.
-        """
-        assert self.trainer is not None
+        """Checks that all ranks start alike: one may not yet see files of another machine."""
         module = self.trainer.lightning_module
         plan = {
             "the checkpoint": Path(str(self.trainer.ckpt_path)).name,
-            "the step at which its data begin": self.data_since,
-            "whether it compiles": getattr(module, "compile_blocks", None),
+            "the first step on its data": self.data_since,
+            "run.compile": getattr(module, "compile_blocks", None),
         }
         plans = from_all_ranks(plan)
-        for rank, other in enumerate(plans):
-            for name, value in other.items():
-                if value != plans[0][name]:
-                    raise UserError(
-                        f"ranks differ: {name} is {plans[0][name]} on the first and {value} on "
-                        f"rank {rank}; make the machines alike, give --run.compile, or, if files "
-                        "were just written, try again"
-                    )
+        for (rank, other), name in product(enumerate(plans), plan):
+            if other[name] != plans[0][name]:
+                raise UserError(
+                    f"ranks differ: {name} is {plans[0][name]} on rank 0 and {other[name]} on rank "
+                    f"{rank}; make the machines alike, give --run.compile, or, if files were just "
+                    "written, try again"
+                )
 
     def train_dataloader(self) -> DataLoader[Tokens]:
         """This rank's micro-batches, from the trainer's current step to its last."""
-        assert self.trainer is not None
         verify = self.settings.verify != "never"
         blocks = Blocks(self.settings.path, self.seq_len + 1, verify=verify)
         ranks, steps = self.trainer.world_size, self.trainer.max_steps
-        batch, nodes = self.micro_batch * (self.seq_len + 1) * 8, self.trainer.num_nodes
-        _check_shared_memory(self.settings.workers, batch, ranks // nodes)
         own = MicroBatches(
             start=self.trainer.global_step, stop=steps, origin=self.data_since,
             sequences=ranks * self.micro_batch * self.trainer.accumulate_grad_batches,
@@ -110,7 +104,6 @@ class DualPathDataModule(LightningDataModule):
 
     def windows(self, name: str) -> Windows:
         """The windows of a validation set, divided among the ranks."""
-        assert self.trainer is not None
         settings = self.settings
         path, limit, seed = settings.val[name], settings.val_tokens, settings.val_seed
         numbers: list[int] | None = None
@@ -131,32 +124,15 @@ class DualPathDataModule(LightningDataModule):
 
     def batches(self, windows: Windows) -> list[range]:
         """Indices of the windows in each batch, over all ranks."""
-        assert self.trainer is not None
         return windows.batches(self.micro_batch, self.seq_len, self.trainer.world_size)
 
     def loader(
         self, windows: Windows, collate: Callable[[list[Any]], Any] = collate
     ) -> DataLoader[Any]:
         """This rank's windows: every `ranks`-th window of each batch, in order."""
-        assert self.trainer is not None
         ranks, rank = self.trainer.world_size, self.trainer.global_rank
         own = [list(places[rank::ranks]) for places in self.batches(windows)]
         return DataLoader(windows, batch_sampler=own, collate_fn=collate)
-
-
-def _check_shared_memory(workers: int, batch: int, ranks: int) -> None:
-    """UserError if shared memory cannot hold a machine's batches, of `batch` bytes each."""
-    place = Path("/dev/shm")
-    if not workers or not place.is_dir():
-        return
-    usage = shutil.disk_usage(place)
-    room = min(usage.free, usage.total // ranks)
-    # Two batches for each worker, one in use and one released, in whole pages; and workers' locks.
-    if room < (wanted := (2 * workers + 2) * (batch + 4096) + workers * (1 << 16)):
-        raise UserError(
-            f"{place} has {room / 1e6:.2f} MB for each rank, and data.workers={workers} takes "
-            f"{wanted / 1e6:.2f} MB; enlarge it (docker run --shm-size 1g), or set data.workers=0"
-        )
 
 
 def split_blocks(blocks: list[Tokens], vocab_size: int, place: str) -> Batch:
@@ -169,8 +145,7 @@ def split_blocks(blocks: list[Tokens], vocab_size: int, place: str) -> Batch:
 
 # Faults of reading data while training, from any process and library
 
-
-# The name of a UserError in a traceback, also in the text of one from a loader process.
+# The line of a UserError in a traceback, also in the text of a loader process's error.
 _USER_ERROR = re.compile(rf"^{re.escape(UserError.__module__)}\.UserError: (.+)$", re.MULTILINE)
 _FORWARDED = "Caught UserError in "  # what PyTorch puts before an error of a loader process
 

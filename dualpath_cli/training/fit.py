@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import EarlyStopping
 
 from dualpath_cli.base.errors import NumbersFailed, RunFailed, Stopped, UserError
 from dualpath_cli.base.system import FIT, Terminated, alone, read_text, write_text
@@ -25,8 +24,13 @@ from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.schedule import micro_batches
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE
-from dualpath_cli.run.facts import check_same_facts, start
-from dualpath_cli.run.run_folder import ENDED_EARLY, TABLES, TOKENIZER, WENT_WRONG
+from dualpath_cli.run.run_folder import (
+    TABLES,
+    TOKENIZER,
+    WENT_WRONG,
+    check_same_facts,
+    start,
+)
 from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
 from dualpath_cli.training.checks import epochs
 from dualpath_cli.training.data_module import loading_fault
@@ -56,109 +60,104 @@ def fit(session: Session[TrainingLaunch]) -> None:
     Raises:
         RunFailed: if the numbers go wrong, or a loader process is lost.
     """
-    folder, checkpoint = session.launch.folder, session.launch.checkpoint
-    model, run = session.launch.settings.model, session.launch.settings.run
-    ranks, micro_batch = session.trainer.world_size, session.datamodule.micro_batch
-    accumulate = micro_batches(run.batch_tokens, model.max_seq_len, ranks, micro_batch)
-    step = session.launch.step
-    # Lightning would train on until the next validation, and stop there by the same callback.
-    patient = any(isinstance(one, EarlyStopping) for one in session.trainer.callbacks)  # type: ignore[attr-defined]
-    early = read_text(folder / ENDED_EARLY) if (folder / ENDED_EARLY).exists() else ""
-    if patient and f" at step {step}: " in early:
-        session.say(f"{folder} was ended by {early}; remove that callback to continue")
-        return
+    launch, trainer, run = session.launch, session.trainer, session.launch.settings.run
+    accumulate = micro_batches(
+        run.batch_tokens, launch.settings.model.max_seq_len, trainer.world_size,
+        session.datamodule.micro_batch,
+    )  # fmt: skip
     plan = _summary(session, accumulate)
-    if session.launch.dry_run:
-        session.say(f"{dump(session.launch.settings.as_recipe())}\n{plan}")
+    if launch.dry_run:
+        session.say(f"{dump(launch.settings.as_recipe())}\n{plan}")
         return
     session.say(plan)
-    same = {"precision": str(session.trainer.precision), "data_order": order.NAME}
-    if checkpoint is not None:
-        check_same_facts(session.launch.trunk or folder, checkpoint, same)
-    if step is not None and step >= run.steps:  # only the last validation is missing
-        for callback in session.trainer.callbacks:  # type: ignore[attr-defined]
+    same = {"precision": str(trainer.precision), "data_order": order.NAME}
+    path = None if launch.checkpoint is None else str(launch.checkpoint)
+    if launch.checkpoint is not None:
+        check_same_facts(launch.trunk or launch.folder, launch.checkpoint, same)
+    if launch.step is not None and launch.step >= run.steps:  # only the last validation is missing
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, MetricsLog):
-                callback.step = step
-        data, path = session.datamodule, str(checkpoint)
-        session.trainer.validate(session.module, datamodule=data, ckpt_path=path, verbose=False)
+                callback.step = launch.step
+        data = session.datamodule
+        trainer.validate(session.module, datamodule=data, ckpt_path=path, verbose=False)
         session.show_validation()
         return
-    way_out = "wait until it ends, or give this run a name (--run.name NAME)"
-    lock = alone(folder / FIT, folder, way_out)
-    with lock if session.trainer.is_global_zero else nullcontext():
-        _train(session, accumulate, step, same)
-
-
-def _train(
-    session: Session[TrainingLaunch], accumulate: int, step: int | None, same: dict[str, str]
-) -> None:
-    """Trains in the run folder, from step `step` if any; `same` are facts that do not change."""
-    launch, trainer, run = session.launch, session.trainer, session.launch.settings.run
-    folder, checkpoint = launch.folder, launch.checkpoint
-    gone = checkpoint is not None and not checkpoint.exists()
-    begun = checkpoint is not None and launch.trunk is None
-    if gone or (checkpoint is None and run_folder.newest_checkpoint(folder) is not None):
-        raise UserError(f"{folder} was just written by another fit; give the command again")
     trainer.accumulate_grad_batches = accumulate
     # Lightning counts micro-batches here. Without an interval only the last step is validated.
     trainer.val_check_interval = (run.validate_every or run.steps) * accumulate
     trainer.check_val_every_n_epoch = None
-    if trainer.is_global_zero:
-        for name in (WENT_WRONG, ENDED_EARLY):
-            (folder / name).unlink(missing_ok=True)
-        tokenizer = local_copy(f"{launch.settings.data.path}/{TOKENIZER}")
-        facts = same | _facts(session, step)
-        if checkpoint is not None and begun:
-            facts["id"] = run_folder.facts_at(folder, checkpoint)["id"]
-        start(folder, launch.settings.as_recipe(), facts, step if begun else None)
-        keep_sources(folder, launch.settings.model)
-        write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
-        for name in TABLES if launch.trunk else ():  # training drops rows after the branch
-            if (table := Path(f"{launch.trunk}/{name}")).exists():
-                write_text(folder / name, read_text(table))
-        begin_wandb(trainer, folder)
-    if not _launched(session):
-        session.module.graph = MicroBatchGraph(session.module.losses, session.module, accumulate)
-    path = None if checkpoint is None else str(checkpoint)
-    try:
-        trainer.fit(session.module, datamodule=session.datamodule, ckpt_path=path)
-    except torch.OutOfMemoryError:
-        raise _out_of_memory(session, step or 0) from None
-    except StopTraining as stop:
-        raise _stopped(session, stop.signum) from None
-    except NumbersFailed as failure:
-        if trainer.is_global_zero:
-            with suppress(OSError):  # the reason of the run's end matters more
-                write_text(folder / WENT_WRONG, f"{failure}\n")
-        raise
-    except SystemExit as end:
-        # Lightning calls sys.exit(1) after a signal that came before training started.
-        if not isinstance(end.__context__, KeyboardInterrupt):
+    way_out = "wait until it ends, or give this run a name (--run.name NAME)"
+    lock = alone(launch.folder / FIT, launch.folder, way_out)
+    with lock if trainer.is_global_zero else nullcontext():
+        _begin_folder(session, same)
+        if not _launched(session):
+            losses, module = session.module.losses, session.module
+            module.graph = MicroBatchGraph(losses, module, accumulate)
+        try:
+            trainer.fit(session.module, datamodule=session.datamodule, ckpt_path=path)
+        except torch.OutOfMemoryError:
+            raise _out_of_memory(session) from None
+        except StopTraining as stop:
+            raise _stopped(session, stop.signum) from None
+        except NumbersFailed as failure:
+            if trainer.is_global_zero:
+                with suppress(OSError):  # the reason of the run's end matters more
+                    write_text(launch.folder / WENT_WRONG, f"{failure}\n")
             raise
-        by_signal = isinstance(end.__context__, Terminated)
-        raise _stopped(session, signal.SIGTERM if by_signal else signal.SIGINT) from None
-    except Exception as error:
-        fault = loading_fault(error) or _lost_contact(session, error)
-        if fault := fault or _refusal(checkpoint, error):
-            raise fault from error
-        raise
+        except SystemExit as end:
+            # Lightning calls sys.exit(1) after a signal that came before training started.
+            if not isinstance(end.__context__, KeyboardInterrupt):
+                raise
+            by_signal = isinstance(end.__context__, Terminated)
+            raise _stopped(session, signal.SIGTERM if by_signal else signal.SIGINT) from None
+        except Exception as error:
+            fault = loading_fault(error) or _lost_contact(session, error)
+            if fault := fault or _refusal(launch.checkpoint, error):
+                raise fault from error
+            raise
+        _conclude(session)
+
+
+def _begin_folder(session: Session[TrainingLaunch], same: dict[str, str]) -> None:
+    """Checks the locked run folder again and writes its first files; `same` are further facts."""
+    launch, folder, checkpoint = session.launch, session.launch.folder, session.launch.checkpoint
+    gone = checkpoint is not None and not checkpoint.exists()
+    if gone or (checkpoint is None and run_folder.newest_checkpoint(folder) is not None):
+        raise UserError(f"{folder} was just written by another fit; give the command again")
+    if not session.trainer.is_global_zero:
+        return
+    (folder / WENT_WRONG).unlink(missing_ok=True)
+    tokenizer = local_copy(f"{launch.settings.data.path}/{TOKENIZER}").read_text(encoding="utf-8")
+    facts, begun = same | _facts(session), checkpoint is not None and launch.trunk is None
+    if checkpoint is not None and begun:
+        facts["id"] = run_folder.facts_at(folder, checkpoint)["id"]
+    start(folder, launch.settings.as_recipe(), facts, launch.step if begun else None)
+    keep_sources(folder, launch.settings.model)
+    write_text(folder / TOKENIZER, tokenizer)
+    for name in TABLES if launch.trunk else ():  # training drops rows after the branch
+        if (table := Path(f"{launch.trunk}/{name}")).exists():
+            write_text(folder / name, read_text(table))
+    begin_wandb(session.trainer, folder)
+
+
+def _conclude(session: Session[TrainingLaunch]) -> None:
+    """Prints the scores of the finished run, where it is, and draws its curve."""
+    trainer, folder = session.trainer, session.launch.folder
     session.show_validation()
-    if trainer.global_step < run.steps:
-        why = f"a callback at step {trainer.global_step} of {run.steps}"
+    if trainer.global_step < session.launch.settings.run.steps:
+        why = "a callback"
         for one in trainer.callbacks:  # type: ignore[attr-defined]
             if reason := getattr(one, "stopping_reason_message", None):
-                why = f"{type(one).__name__} at step {trainer.global_step}: {reason}"
-        if trainer.is_global_zero:
-            write_text(folder / ENDED_EARLY, why)
-        session.say(f"ended by {why}")
+                why = f"{type(one).__name__}: {reason}"
+        session.say(f"ended at step {trainer.global_step} by {why}")
     if trainer.is_global_zero:
         session.say(f"curve: {curve.draw(folder)}")
     classes = option_of(session.launch.settings.model)
     session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt-path {folder}{classes}")
 
 
-def _facts(session: Session[TrainingLaunch], step: int | None) -> dict[str, Any]:
-    """The recorded facts of a run, or of its part from step `step` on."""
+def _facts(session: Session[TrainingLaunch]) -> dict[str, Any]:
+    """The recorded facts of a run, or of its part from the step on that it continues from."""
     launch, settings, sets = session.launch, session.launch.settings, {}
     for name, path in settings.data.val.items():
         if is_data_folder(path):
@@ -174,7 +173,7 @@ def _facts(session: Session[TrainingLaunch], step: int | None) -> dict[str, Any]
         "data_sources": [source.public_name for source in launch.manifest.sources],
         "data_since": launch.data_since,
         "taken_back": launch.taken_back,
-        "branched_from": None if launch.trunk is None else f"{launch.trunk} at step {step}",
+        "branched_from": launch.trunk and f"{launch.trunk} at step {launch.step}",
         "devices": session.trainer.world_size,
         "micro_batch": session.datamodule.micro_batch,
         "device": device_name(session.trainer.strategy.root_device),
@@ -182,8 +181,8 @@ def _facts(session: Session[TrainingLaunch], step: int | None) -> dict[str, Any]
     }
 
 
-def _out_of_memory(session: Session[TrainingLaunch], since: int) -> OutOfMemory:
-    """The failure of a training, from step `since`, that did not fit into a GPU.
+def _out_of_memory(session: Session[TrainingLaunch]) -> OutOfMemory:
+    """The failure of a training that did not fit into a GPU.
 
     A single process can begin again at once, if it has saved nothing. One of several processes
     cannot: the others wait for it in a collective.
@@ -191,7 +190,7 @@ def _out_of_memory(session: Session[TrainingLaunch], since: int) -> OutOfMemory:
     trainer, size, launch = session.trainer, session.datamodule.micro_batch, session.launch
     smaller = max((n for n in range(1, size // 2 + 1) if size % n == 0), default=None)
     newest = run_folder.newest_checkpoint(launch.folder)
-    first = trainer.world_size == 1 and trainer.global_step < since + FIRST_STEPS
+    first = trainer.world_size == 1 and trainer.global_step < (launch.step or 0) + FIRST_STEPS
     way_out = "--run.activation_checkpointing full takes less memory and more time"
     if smaller is not None:
         way_out = f"--run.micro_batch {smaller} needs less, and changes neither batch nor data"
@@ -216,8 +215,8 @@ def _lost_contact(session: Session[TrainingLaunch], error: Exception) -> RunFail
 
 
 def _refusal(checkpoint: Path | None, error: Exception) -> UserError | None:
-    """The UserError for a refusal by Lightning or a callback as training begins, or for a damaged
-    state of the checkpoint; None for other errors."""
+    """The UserError if Lightning or a callback refuses to begin, or the checkpoint's state does not
+    fit, as after an update of Lightning; None for other errors."""
     theirs = re.compile(r"lightning\.(pytorch\.callbacks\.(?!prog)|fabric\.plugins\.env)")
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     modules = [frame.f_globals.get("__name__", "") for frame in frames]

@@ -1,8 +1,8 @@
 """Lightning's view of the model: its losses, its optimizer, and a callback of optimizer steps.
 
 A step's number of loops (run.train_loops, run.loop_schedule) is forced as in `ablate`. Weights of
-loop steps that the schedule has not reached yet rest: neither the weights nor their moments change.
-Their gradient is zero, so that only decay would change them.
+loop steps that the schedule has not reached yet rest: their gradient is zero, and `_at_rest` undoes
+decay.
 """
 
 import re
@@ -49,7 +49,9 @@ _ROUTER, _BY_STEP = ".deep.router.", (".deep.gains", ".deep.film")
 
 
 class DualPathModule(LightningModule):
-    """Wraps a DualPathLM; `model` exists from `configure_model` on, built for the strategy."""
+    """Wraps a DualPathLM."""
+
+    model: DualPathLM  # built for the strategy by `configure_model`
 
     def __init__(
         self,
@@ -65,11 +67,9 @@ class DualPathModule(LightningModule):
         weights: Sequence[Path] = (),
         step_loops: StepLoops | None = None,
     ) -> None:
-        """`seed` draws the initial weights; None draws none, as a checkpoint is loaded.
-
-        The checkpoint is the mean of `weights`, or the Trainer loads it to continue a run. Sharded
-        gradients are reduced in `reduce_dtype`; None is the gradients' type. Without `step_loops`
-        each step trains with the model's number of loops.
+        """`seed` draws the initial weights; with None they are loaded: the mean of `weights`, or by
+        the Trainer, which continues a run. Sharded gradients are reduced in `reduce_dtype`; None is
+        the gradients' type. Without `step_loops` each step trains with the model's loops.
         """
         super().__init__()
         self.config = config
@@ -80,7 +80,7 @@ class DualPathModule(LightningModule):
         self.reduce_dtype = reduce_dtype
         self.weights = weights
         self.step_loops = step_loops
-        self.model: DualPathLM | None = None
+        self.model = None  # type: ignore[assignment]
         self.train_loss = LanguageModelLoss(token_bytes)
         self.val_names = list(val_names)
         self.val_losses = nn.ModuleList(LanguageModelLoss(token_bytes) for _ in val_names)
@@ -98,9 +98,7 @@ class DualPathModule(LightningModule):
     @property
     def forced_loops(self) -> int | None:
         """The loops forced in the trainer's optimizer step; None for the model's number."""
-        if self.step_loops is None:
-            return None
-        loops = self.step_loops.at(self.trainer.global_step)
+        loops = None if self.step_loops is None else self.step_loops.at(self.trainer.global_step)
         return None if loops == self.config.loops else loops
 
     @property
@@ -114,7 +112,7 @@ class DualPathModule(LightningModule):
             keep_freed_memory()
 
     def configure_model(self) -> None:
-        """Builds the model once; a sharding strategy has already set the device mesh."""
+        """Builds the model once, after a sharding strategy has set the device mesh."""
         if self.model is not None:
             return
         mesh = None if self.device_mesh is None else sharding_mesh(self.device_mesh)
@@ -130,14 +128,12 @@ class DualPathModule(LightningModule):
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Losses in nats per position, (B, T)."""
-        assert self.model is not None
         return self.model(tokens, targets)
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        """Mean loss in nats per token of one micro-batch, all of whose positions are scored.
+        """Mean loss in nats per token of one micro-batch, over all positions.
 
-        Auxiliary losses are minimised, but not logged. Losses that are not finite are not logged:
-        one of them would make the mean of its row useless.
+        Auxiliary losses and non-finite losses are not logged.
         """
         graph, self._graphed = self.graph, False
         if graph is not None:
@@ -153,13 +149,12 @@ class DualPathModule(LightningModule):
 
     def losses(self, tokens: torch.Tensor, targets: torch.Tensor) -> Losses:
         """The losses of one micro-batch in the trainer's optimizer step."""
-        assert self.model is not None
         auxiliary, loops = AuxiliaryLoss(), self.forced_loops
         forced = None if loops is None else Intervention(loops=loops)
         nll = self.model(tokens, targets, auxiliary=auxiliary, intervention=forced)
         loss = nll.mean() + auxiliary.total
         if loops == 1 and self.device_mesh is None:
-            # Adds nothing; DDP waits for a gradient of every weight in each backward pass.
+            # Adds nothing; DDP waits for gradients of all weights.
             loss = loss + 0 * sum(parameter.sum() for parameter in _router_of(self.model))
         return Losses(loss, nll, auxiliary.loads)
 
@@ -174,7 +169,7 @@ class DualPathModule(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         tokens, targets = batch
-        # Windows of text come in many lengths. Only the training length is worth a graph.
+        # Windows have many lengths, of which the training length alone is worth a graph.
         compiled = tokens.shape[1] == self.config.max_seq_len
         with torch.compiler.set_stance("default" if compiled else "force_eager"):
             nll = self(tokens, targets)
@@ -189,22 +184,20 @@ class DualPathModule(LightningModule):
             self.val_results[name] = {k: v.item() for k, v in metric.compute().items()}
             metric.reset()
             for key, value in self.val_results[name].items():
-                # Reduced over ranks by the metric, and so equal on all ranks.
+                # The metric has reduced it over ranks.
                 self.log(f"val/{name}/{key}", value, logger=False)
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Ends the run after its last step; Lightning then validates once more."""
+        """Ends the run after its last step; Lightning validates then."""
         if self.trainer.global_step >= self.trainer.max_steps:
             self.trainer.should_stop = True
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        assert self.model is not None
         if self.forced_loops == 1:
             _settle_router(self.model, self.most_loops)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Makes a step, and moves the biases of experts by the step's loads."""
-        assert self.model is not None
         with nullcontext() if self.step_loops is None else _at_rest(self.model, self.most_loops):
             super().optimizer_step(*args, **kwargs)
         self.expert_loads.end_step(self.model, made=self.bad_step is None)
@@ -212,16 +205,15 @@ class DualPathModule(LightningModule):
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
         """Clips by the global L2 norm, `optim.clip`, and keeps the norm before clipping.
 
-        A step that the guard skips loses its gradients: the optimizer changes neither weights nor
-        moments, and nothing decays. Schedule, step count and data go on.
+        A step that the guard skips loses its gradients, so the optimizer changes neither weights
+        nor moments. Schedule, step count and data go on.
         """
         limit = self.optim.clip if self.optim.clip > 0 else float("inf")
         norm = nn.utils.clip_grad_norm_(self.trained, limit)
         self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         losses, self._losses = self._losses, []
         self.bad_step = None
-        # The only wait for the device in an optimizer step. With the judging it takes 1e-4 of the
-        # step on a CPU with 9M parameters (0.2 ms of 2.2 s), 4e-3 with 27 thousand.
+        # The only wait for the device in an optimizer step: 0.2 ms on a CPU with 9M parameters.
         kind = self.guard.judge(self.grad_norm.item())
         if kind is not None:
             self.bad_step = BadStep(kind, torch.stack(losses).float().mean())
@@ -237,11 +229,8 @@ class DualPathModule(LightningModule):
                 raise UserError(text if self.trainer.is_global_zero else "")  # the first reports
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Names all tensors, and adds the state of the guard and of the next row of metrics.csv.
-
-        All strategies name tensors alike, without moving them.
-        """
-        assert self.model is not None
+        """Names all tensors, by any strategy alike, and adds the state of the guard and of the next
+        row of metrics.csv."""
         for key in ("state_dict", "optimizer_states"):
             checkpoint.pop(key, None)
         optimizers = self.trainer.optimizers
@@ -253,7 +242,6 @@ class DualPathModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Loads weights in place, the optimizers' state, and what `on_save_checkpoint` added."""
-        assert self.model is not None
         fill(self.model, Path(checkpoint["folder"]))
         checkpoint["state_dict"] = self.state_dict()  # for Lightning, which loads it once more
         if self.trainer.state.fn == TrainerFn.FITTING:
@@ -267,7 +255,6 @@ class DualPathModule(LightningModule):
         }
 
     def configure_optimizers(self) -> Any:
-        assert self.model is not None
         # Muon's products have the type of the model's.
         products = torch.bfloat16 if str(self.trainer.precision).startswith("bf16") else None
         self.trained = list(self.parameters())
@@ -286,7 +273,7 @@ class DualPathModule(LightningModule):
 
 
 class EachStep(Callback):
-    """A callback that does its work in `on_step`; `step` is the newest finished step."""
+    """A callback with `on_step`; `step` is the newest finished optimizer step."""
 
     step = 0
 
@@ -294,15 +281,14 @@ class EachStep(Callback):
         self.step = trainer.global_step
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step != self.step:  # else still accumulating
             self.step = trainer.global_step
-            assert isinstance(pl_module, DualPathModule)
             self.on_step(trainer, pl_module)
 
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
-        """Is called after each optimizer step, also after a skipped step."""
+        """Is called after each optimizer step, also a skipped one."""
         raise NotImplementedError
 
 
@@ -313,12 +299,11 @@ def build_optimizer(
     config: ModelConfig | None = None,
     products: torch.dtype | None = None,
 ) -> torch.optim.Optimizer:
-    """Returns AdamW or Muon with a group for each kind of parameters; groups in `decay` decay.
+    """Returns AdamW or Muon with a group for each kind of parameters.
 
-    An untied head is a matrix; a tied head is the embedding. `total_steps` are the run's. `config`
-    may be left out for a model without custom classes and experts, and without `base_width`.
-    `products` is the type of Muon's matrix products; None is the weights' type. Raises ValueError
-    for a parameter that `model.parameters` does not know.
+    `total_steps` are the run's. `config` may be left out for a model without custom classes,
+    experts and `base_width`. `products` is the type of Muon's matrix products; None is the weights'
+    type. Raises ValueError for a parameter that `model.parameters` does not know.
     """
     assert config is not None or settings.base_width is None
     width = 1 if config is None else config.d_model
@@ -360,10 +345,10 @@ def _router_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _settle_router(model: nn.Module, most: int) -> None:
-    """Replaces the routers' gradients after a backward pass through one loop: it uses no router.
+    """Replaces the gradients of routers after a backward pass through one loop, without router.
 
-    If no step so far had more than one loop (`most`), the gradients are zero: sharded checkpoints
-    need the optimizer's state of all weights. Else they are None, and the optimizer skips them.
+    They become None, so that the optimizer skips them. They become zero if no step so far had more
+    than one loop (`most`): sharded checkpoints need the optimizer's state of all weights.
     """
     for parameter in _router_of(model):
         parameter.grad = torch.zeros_like(parameter) if most == 1 else None

@@ -1,22 +1,20 @@
-"""Builds the model for one device or many: checkpoint, compile, shard, allocate, draw weights; and
-Lightning's strategies, which place weights, gradients and moments on devices.
+"""Builds the model for one device or many, and Lightning's strategies.
 
-The order matters: recomputation belongs to a block's graph, a compiled block stays one graph within
-its FSDP unit, and with sharding on the meta device no rank ever holds the whole model.
+The order matters: checkpoint, compile, shard, allocate, draw weights. Recomputation belongs to a
+block's graph, a compiled block stays one graph within its FSDP unit, and with sharding on the meta
+device no rank ever holds the whole model.
 
 `run.activation_checkpointing`: `none` keeps all activations of a block for its backward pass.
-`selective` keeps the outputs of matrix products and attention, and recomputes all else: norms,
-rotation, QK-norm, the product in SwiGLU, residual sums, the mixture of steps. No product and no
-attention is computed twice (not verified for FlexAttention on a GPU in eager mode). `full` keeps
-the block's input alone.
+`selective` keeps the outputs of matrix products and attention, and recomputes all else (in eager
+mode on a GPU not verified for FlexAttention). `full` keeps the block's input alone.
 
 `trainer.strategy`; each reduces gradients once a step, with the step's last micro-batch:
 
     single   one device
     ddp      each device holds all; gradients are all-reduced
-    fsdp     weights, gradients and moments are divided among all devices: FSDP2
-    hsdp     the three are divided within a group of devices, a node, and each group is a replica:
-             gradients are reduce-scattered within groups, then all-reduced across groups
+    fsdp     FSDP2: weights, gradients and moments are divided among all devices
+    hsdp     the three are divided within a group of devices, a node. Gradients are reduce-scattered
+             within groups, then all-reduced across groups
 """
 
 import logging
@@ -131,10 +129,10 @@ def draw_weights(model: DualPathLM, seed: int, std_factors: Mapping[Kind, float]
 def allow_graphs(variants: int) -> None:
     """Lets torch.compile keep graphs for `variants` of blocks; beyond its limit it runs eagerly.
 
-    Blocks differ in kind, widths and loops, and each forced number of loops is another variant.
+    A variant is a kind of block with its widths and number of loops.
     """
     config = torch.compiler.config
-    # Each variant has at most 4 graphs: with and without gradients, and by the first length met.
+    # A variant has at most 4 graphs: with and without gradients, of any and of the first length.
     config.recompile_limit = max(config.recompile_limit, 4 * variants)
 
 
@@ -159,10 +157,7 @@ def can_compile(device: torch.device) -> bool:
 
 
 def checkpoint_block(block: DualPathBlock, checkpointing: Checkpointing) -> None:
-    """Makes a block recompute activations; call it before compiling and sharding.
-
-    As with `fully_shard`, only the block's class changes: parameters keep their names.
-    """
+    """Makes a block recompute activations, before compiling and sharding, by another class."""
     if checkpointing != "none":
         # Silences a warning of every run: recomputed operations must not work in place.
         logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
@@ -170,11 +165,7 @@ def checkpoint_block(block: DualPathBlock, checkpointing: Checkpointing) -> None
 
 
 def chosen(setting: Literal["auto"] | Checkpointing, compiled: bool) -> Checkpointing:
-    """Resolves `run.activation_checkpointing`: `auto` costs no time.
-
-    `selective` is as fast as `none` for compiled blocks (on an H200 within 3 %), and slower in
-    eager mode.
-    """
+    """Resolves `auto`: `selective` costs no time in compiled blocks, within 3 % on an H200."""
     return ("selective" if compiled else "none") if setting == "auto" else setting
 
 
@@ -217,11 +208,7 @@ class SelectiveBlock(FullBlock):
 
 
 class FullyShardedStrategy(ModelParallelStrategy):
-    """FSDP2 over all devices of all nodes, or within groups of devices, each a replica.
-
-    Lightning's defaults would mean tensor parallelism within a node, and the trainer counts
-    devices late.
-    """
+    """FSDP2 over all devices of all nodes, or within groups of devices, each a replica."""
 
     def __init__(self, timeout: timedelta, replicate: bool, shard_size: int | None) -> None:
         """`replicate` makes groups of `shard_size` devices; None: of all devices of a node."""
@@ -256,8 +243,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         internals.set_parallel_sizes(self, data=devices, tensor=1)
         super().setup_environment()
         if self.shards < devices:
-            # Neighbouring ranks share a group: Lightning, torchrun and SLURM's block distribution
-            # number ranks node by node.
+            # Neighbouring ranks share a group, as launchers number ranks node by node.
             sizes, names = (devices // self.shards, self.shards), ("replicate", "shard")
             mesh = init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
             internals.replace_mesh(self, mesh)
@@ -287,10 +273,9 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Keeps gradients on their rank until the last micro-batch of a step.
+        """Keeps gradients, of the whole model, on their rank until a step's last micro-batch.
 
-        Lightning enters this context for all micro-batches but the last, as for DDP; its strategy
-        would reduce in each. Meanwhile a rank holds the gradients of the whole model.
+        Lightning enters this context for the other micro-batches.
         """
         assert self.model is not None
         units = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
@@ -304,10 +289,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
 
 class CompressedDDPStrategy(DDPStrategy):
-    """DDP that sends gradients in bfloat16, by PyTorch's hook.
-
-    Lightning registers hooks only on CUDA, and elsewhere ignores them without a message.
-    """
+    """DDP that sends gradients in bfloat16, by PyTorch's hook, which Lightning ignores on a CPU."""
 
     def configure_ddp(self) -> None:
         super().configure_ddp()

@@ -28,7 +28,7 @@ from dualpath_cli.training import parallel
 from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.data_module import DualPathDataModule
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
-from dualpath_cli.training.logs.loggers import Bar, Lines, loggers
+from dualpath_cli.training.logs.loggers import loggers
 from dualpath_cli.training.logs.tables import BadSteps, MetricsLog, RoutingLog
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.ranks import launch_by
@@ -68,12 +68,12 @@ def build_session(
     `name` is the command's name, by which further ranks are started.
     """
     settings, seed = launch.settings, launch.settings.seed_everything
-    fitting = isinstance(launch, TrainingLaunch)
-    console = plain_console(goes_on=fitting)
-    if isinstance(launch, TrainingLaunch) and launch.checkpoint is not None and is_first_rank():
+    training = launch if isinstance(launch, TrainingLaunch) else None
+    console = plain_console(goes_on=training is not None)
+    if training and training.checkpoint is not None and is_first_rank():
         # `load_weights` verifies the weights that it loads.
         way_out = "; copy it again, or remove it: the branch then begins at an earlier checkpoint"
-        verify(launch.checkpoint, way_out=way_out if launch.trunk else None)
+        verify(training.checkpoint, way_out=way_out if training.trunk else None)
     try:
         trainer = build_trainer(launch, section, console, name)
     except (TypeError, ValueError, ImportError, RuntimeError, OverflowError,
@@ -81,15 +81,17 @@ def build_session(
         # The section's settings do not fit each other, or this machine.
         raise UserError(f"trainer: {error}; change the recipe's trainer section") from error
     console.quiet = not trainer.is_global_zero
-    device = trainer.strategy.root_device
-    compiled = settings.run.compile and fitting and parallel.can_compile(device)
-    checkpointing = parallel.chosen(settings.run.activation_checkpointing, compiled)
+    compiled = (
+        settings.run.compile
+        and training is not None
+        and parallel.can_compile(trainer.strategy.root_device)
+    )
     if isinstance(launch, TrainingLaunch):
-        weights, data_since = [launch.weights] if launch.weights else [], launch.data_since
-        source, drawn = settings.data.path, not weights and launch.checkpoint is None
+        weights, source = [launch.weights] if launch.weights else [], settings.data.path
+        drawn = not weights and launch.checkpoint is None
     else:
-        weights, data_since = list(launch.run.average or [launch.run.checkpoint]), 0
-        source, drawn = str(launch.folder), False
+        weights, source = list(launch.run.average or [launch.run.checkpoint]), str(launch.folder)
+        drawn = False
     tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
     token_bytes = tokenizer.token_bytes()
     module = module_class(
@@ -99,10 +101,10 @@ def build_session(
         list(settings.data.val),
         seed=seed if drawn else None,
         compile_blocks=compiled,
-        checkpointing=checkpointing,
+        checkpointing=parallel.chosen(settings.run.activation_checkpointing, compiled),
         reduce_dtype=parallel.reduce_dtype(settings.run),
         weights=weights,
-        step_loops=step_loops(settings.run, seed) if fitting else None,
+        step_loops=step_loops(settings.run, seed) if training else None,
     )
     datamodule = DualPathDataModule(
         settings.data,
@@ -110,7 +112,7 @@ def build_session(
         seq_len=settings.model.max_seq_len,
         micro_batch=settings.run.micro_batch,
         seed=seed,
-        data_since=data_since,
+        data_since=training.data_since if training else 0,
     )
     return Session(launch, trainer, module, datamodule, console)
 
@@ -119,72 +121,63 @@ def build_trainer(
     launch: TrainingLaunch | StudyLaunch, section: dict[str, Any], console: Console, command: str
 ) -> Trainer:
     """Returns the trainer of a recipe's parsed `trainer` section, with this package's callbacks."""
-    model, run, folder = launch.settings.model, launch.settings.run, launch.folder
-    fitting = isinstance(launch, TrainingLaunch)
-    name = section["strategy"]
-    devices = 1 if name == "single" else section["devices"]
-    accelerator = section["accelerator"]
-    if accelerator == "auto":
+    run, folder = launch.settings.run, launch.folder
+    training = launch if isinstance(launch, TrainingLaunch) else None
+    name, accelerator = section["strategy"], section["accelerator"]
+    if accelerator == "auto":  # not Apple's MPS, which lacks the float64 of metrics
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     there = torch.cuda.device_count() if accelerator in ("cuda", "gpu") else 1
     given = launch.settings.trainer.devices_of_a_node
     if name == "auto" and section["num_nodes"] * (there if given is None else given) > 1:
         name = "ddp"
-    plugins = as_list(section["plugins"])
-    max_time = section.pop("max_time")  # Lightning's timer would validate once more
-    seconds = None if max_time is None else Timer(max_time).time_remaining()
+    plugins, callbacks = as_list(section["plugins"]), as_list(section["callbacks"])
     if name not in ("fsdp", "hsdp"):  # under these all ranks write
         plugins.append(SafetensorsIO())
-    callbacks = as_list(section["callbacks"])
-    timeout = timedelta(minutes=run.rank_timeout)
-    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
-    if fitting:
-        progress = Bar() if console.is_terminal else Lines(console)
+    max_time = section.pop("max_time")  # Lightning's timer would validate once more
+    timeout, own_loggers = timedelta(minutes=run.rank_timeout), as_list(section["logger"])
+    if training:
+        say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
         callbacks += [
-            progress,
-            MetricsLog(folder, run, show=progress.show),
+            MetricsLog(folder, run, console),
             BadSteps(folder, run.max_bad_steps, say),  # a step that ends the run is not saved
         ]
         if run.gates_every:
-            callbacks.append(RoutingLog(folder, run.gates_every, model.most_loops))
+            callbacks.append(RoutingLog(folder, run.gates_every, launch.settings.model.most_loops))
         checkpoints = Checkpoints(folder, run)
+        seconds = None if max_time is None else Timer(max_time).time_remaining()
         # After all callbacks that write rows.
         callbacks += [checkpoints, Stopping(checkpoints, timeout, seconds)]
-    own = [logger for logger in as_list(section["logger"]) if not isinstance(logger, bool)]
-    step = launch.step if isinstance(launch, TrainingLaunch) else None
-    begins_at = 0 if step is None else step + 1
+        begins_at = 0 if training.step is None else training.step + 1
+        own_loggers = [one for one in own_loggers if not isinstance(one, bool)]
+        own_loggers = [*loggers(training.settings, folder, begins_at), *own_loggers]
     ours = {
         "strategy": parallel.build_strategy(name, run) if isinstance(name, str) else name,
-        "devices": devices,
+        "devices": 1 if name == "single" else section["devices"],
         "plugins": plugins,
         "callbacks": callbacks,
-        "logger": [*loggers(launch.settings, folder, begins_at), *own] if fitting else False,
+        "logger": own_loggers if training else False,
         "default_root_dir": str(folder),  # for the traces of a profiler
-        # Metrics sum in float64, which Apple's MPS lacks: `auto` is a CUDA GPU or the CPU.
         "accelerator": accelerator,
         # FSDP2 must not gather its weights for the first time under inference mode.
         "inference_mode": False,
         "max_epochs": -1,  # the token budget ends the run
-        "max_steps": run.steps if fitting else -1,
+        "max_steps": run.steps if training else -1,
         "num_sanity_val_steps": -1,  # a fresh run begins with a validation, as its step 0
         "log_every_n_steps": run.log_every,  # of callbacks such as LearningRateMonitor
         "use_distributed_sampler": False,
         "enable_checkpointing": False,
-        "enable_progress_bar": fitting and console.is_terminal,
+        "enable_progress_bar": False,
         "enable_model_summary": False,
     }
     trainer = Trainer(**{**section, **ours})
-    if fitting and run.reduce_dtype and trainer.world_size > 1 and name not in parallel.STRATEGIES:
+    if training and run.reduce_dtype and trainer.world_size > 1 and name not in parallel.STRATEGIES:
         raise UserError("run.reduce_dtype has no effect on a class; choose trainer.strategy=ddp")
     if isinstance(trainer.strategy, parallel.FullyShardedStrategy):
         trainer.strategy.check_shards()
     elif not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
         kind = type(trainer.strategy).__name__  # checkpoints need parameters by their names
         raise UserError(f"trainer.strategy {kind}: choose single, ddp, fsdp or hsdp in its place")
-    launch_by(
-        trainer, command, timeout,
-        lambda: f"; {way_on(folder)}" if fitting else "",
-    )  # fmt: skip
+    launch_by(trainer, command, timeout, lambda: f"; {way_on(folder)}" if training else "")
     return trainer
 
 

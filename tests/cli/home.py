@@ -7,11 +7,11 @@ from pathlib import Path
 import yaml
 
 from dualpath_cli.base.system import format_csv
+from dualpath_cli.base.version import versions
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.checkpoint_files import describe, files_of, write_manifest
-from dualpath_cli.run.facts import versions
 from tests.training.tiny_run import prepare, tiny_recipe, write_text
 
 RUN = "runs/tiny/default"

@@ -42,9 +42,6 @@ def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
     assert f"{left_out}\n" in out
     page = (sweep / "comparison/index.html").read_text()
     assert "Bits per byte of 12 runs" in page  # runs.csv has three rows of each
-    (sweep / "runs/a50_k4/seed_0/ended_early.txt").write_text("a callback at step 12 of 40")
-    assert main(["compare", str(sweep)]) == 0
-    assert f"{left_out}, ended by a callback at step 12 of 40\n" in capsys.readouterr().out
     assert out.index("2.2") < out.index("less those of wide, 9 tests in all")
     written = {path.name for path in (sweep / "comparison").iterdir()}
     assert written == {*WRITTEN, OURS}

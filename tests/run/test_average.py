@@ -17,8 +17,7 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.compare.runs import read_run
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.checkpoint_files import describe, files_of, manifest_of, write_manifest
-from dualpath_cli.run.run_folder import AVERAGES, step_of
-from dualpath_cli.run.trained import lineage
+from dualpath_cli.run.run_folder import AVERAGES
 from dualpath_cli.run.weights import load_weights
 from tests.export.conftest import model_of
 from tests.model.small_models import ALL_KINDS, small
@@ -68,41 +67,6 @@ def test_the_average_is_the_mean_in_float64_rounded_once(given):
         np.testing.assert_array_equal(same[key], each[0][key].numpy(), err_msg=key)
 
 
-@settings(max_examples=50)
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 8), st.integers(1, 3), st.integers(0, 20)), min_size=1, max_size=5
-    )
-)
-def test_checkpoints_of_a_part_that_was_left_are_not_the_runs_own(parts):
-    """A run is simulated: it trains some steps, is taken back to one of its own, goes on.
-
-    Each part saves every so many steps, so that steps of a part that was left stay in between.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        own: list[int] = []
-        back, before = None, set()
-        for trained, every, to in parts:
-            start = own[-1] if own else 0
-            for step in range(start + 1, start + trained + 1):
-                if step % every and step < start + trained:
-                    continue
-                path = folder / f"step-{step:08d}"
-                path.touch()
-                manifest = manifest_of(path)
-                manifest.parent.mkdir(exist_ok=True)
-                manifest.write_text(json.dumps({"files": {}, "run": {"taken_back": back}}))
-                own.append(step)
-            newest = list(own)
-            if own[to % len(own)] not in before:  # to each step once: else it just goes on
-                back = own[to % len(own)]
-                before.add(back)
-                own = own[: own.index(back) + 1]
-        found = lineage(folder / f"step-{newest[-1]:08d}", list(folder.glob("step-*")))
-        assert [step_of(path) for path in found] == newest[::-1]
-
-
 def by_hand(run: Path, *steps: int) -> DualPathLM:
     """The run's model with the mean of its checkpoints' weights."""
     model = model_of(run)
@@ -132,6 +96,8 @@ def test_validation_is_of_the_average_and_says_so(fit, tmp_path, capsys):
     assert main(["validate", "--ckpt-path", str(out)]) == 0
     assert f"{float(row['loss']):.4f}" in capsys.readouterr().out
     assert f"{float(row['loss']):.6f}" != f"{float(rows(run / 'validation.csv')[-1]['loss']):.6f}"
+    config = json.loads((out / "config.json").read_text())
+    assert config["dualpath"]["averaged_steps"] == [4, 6]
     for name, value in by_hand(run, 4, 6).state_dict().items():
         torch.testing.assert_close(model_of(out).state_dict()[name], value, rtol=0, atol=0)
     # Other texts than the recipe's are not kept; the same ones take the place of the row.
@@ -147,28 +113,6 @@ def test_validation_is_of_the_average_and_says_so(fit, tmp_path, capsys):
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--ckpt-path", str(checkpoint)]
     assert main(words) == 0
     assert not (run / AVERAGES).exists(), "training went on"
-
-
-@pytest.mark.usefixtures("remote_code")
-def test_an_exported_average_gives_its_logits_and_says_what_it_is(trained, tmp_path, output_of):
-    transformers = pytest.importorskip("transformers")
-    run = trained()
-    words = ["export", "--ckpt-path", str(run), "--average", "3"]
-    assert main([*words, "--out", str(tmp_path / "hf")]) == 0
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    exported = load(tmp_path / "hf", trust_remote_code=True)
-    model = by_hand(run, 2, 4, 6)
-    tokens = torch.arange(8)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(exported(tokens).logits, model(tokens), atol=1e-6, rtol=0)
-        assert (model(tokens) - model_of(run)(tokens)).abs().max() > 1e-4
-    config = json.loads((tmp_path / "hf" / "config.json").read_text())
-    assert config["dualpath"]["averaged_steps"] == [2, 4, 6]
-    card = (tmp_path / "hf" / "README.md").read_text()
-    assert "mean of the checkpoints of steps 2, 4, 6" in card
-    assert "## Validation" not in card, "that of the last step is not the average's"
-    said = output_of("validate", "--ckpt-path", tmp_path / "hf")
-    assert "mean of the weights of 3 checkpoints, steps 2 to 6\n" in said
 
 
 @pytest.mark.parametrize("command", ["validate", "export", "fit"])

@@ -88,16 +88,13 @@ FOUND_WHEN_LOADED: dict[str, tuple[Damage, str]] = {
     "a weight of another shape": (with_weight(torch.zeros(3)), f"{LAST}': {NAME} is (3,), not ("),
     "a weight of whole numbers": (
         with_weight(torch.zeros(272, 16, dtype=torch.int64)),
-        f"{LAST}': {NAME} is of int64, which no training writes",
+        f"{LAST}': {NAME} is of int64",
     ),
     "a weight that is no number": (
         with_weight(torch.full((272, 16), float("nan"))),
         f"{LAST}': {NAME} is not finite",
     ),
-    "one too many": (
-        with_weight(torch.zeros(3), "other"),
-        f"{LAST}' is of another model: it has other",
-    ),
+    "one too many": (with_weight(torch.zeros(3), "other"), "it has other"),
 }
 PASSED_OVER: dict[str, tuple[Damage, str]] = {
     "cut off": (cut, "bytes instead of"),
@@ -128,9 +125,7 @@ def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
 
 
 @pytest.mark.parametrize("path", [
-    "global_step", "groups", "groups 0 0 params", "groups 0 0 lr", "groups 0 0 betas",
-    "callbacks", "lr_schedulers 0", "guard", "loops", "expert_loads",
-    "loops fit_loop epoch_loop.batch_progress total",
+    "global_step", "groups 0 0 params", "groups 0 0 betas", "guard",
     "loops fit_loop epoch_loop.scheduler_progress total ready",
 ])  # fmt: skip
 def test_a_state_of_another_shape_is_one_line_though_its_hash_fits(path, trained, refused):
@@ -170,9 +165,7 @@ def test_no_branch_begins_at_a_checkpoint_with_a_flipped_bit(fit, refused):
     branch = wsd | {"run": {"name": "branch", "branch_from": str(trunk)}}
     checkpoint = trunk / "checkpoints" / "step-00000003"
     flip(checkpoint / "state.json", 0.5)
-    said = refused(**branch)
-    assert "step-00000003' is damaged: state.json was changed since it was written" in said
-    assert "remove it: the branch then begins at an earlier checkpoint" in said
+    assert "step-00000003' is damaged: state.json was changed" in refused(**branch)
     shutil.rmtree(checkpoint)
     fit(**branch)
 
@@ -184,44 +177,21 @@ def test_the_newest_whole_checkpoint_is_found(fault, trained, capsys):
     damage(run / "checkpoints" / LAST)
     capsys.readouterr()
     assert newest_checkpoint(run) == (run / "checkpoints" / BEFORE).resolve()
-    said = capsys.readouterr().err
-    assert said.startswith("passed over ")
-    assert message in said
+    assert message in capsys.readouterr().err
 
 
 def test_a_run_without_a_whole_checkpoint_is_refused(trained, said):
     run = trained()
     for name in (LAST, BEFORE, "step-00000002"):
         (run / "checkpoints" / name / "state.json").unlink()
-    error = said("validate", "--ckpt_path", run)
-    assert "has no whole checkpoint: " in error
-    assert "or remove the folder and train the run again" in error
+    assert "has no whole checkpoint: " in said("validate", "--ckpt_path", run)
 
 
-def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(fit, capsys):
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(fit):
     run = fit()
     whole = rows(run / "metrics.csv")
     cut(run / "checkpoints" / LAST)
-    fit()
-    assert "passed over " in capsys.readouterr().err
-    assert rows(run / "metrics.csv") == whole
-
-
-@pytest.mark.parametrize("kind", ["file", "shards"])
-def test_a_checkpoint_of_the_format_before_safetensors_is_named_as_that(kind, trained, said):
-    run = trained()
-    checkpoint = run / "checkpoints" / LAST
-    shutil.rmtree(checkpoint)
-    if kind == "file":
-        checkpoint.write_bytes(b"PK")
-    else:
-        checkpoint.mkdir()
-        (checkpoint / ".metadata").write_bytes(b"")
-    for words in (
-        ["validate", "--ckpt_path", run],
-        ["fit", "--config", run.parents[2] / "recipe.yaml"],
-    ):
-        assert "which commit 6b42de1 is the last to read" in said(*words)
+    assert rows(fit() / "metrics.csv") == whole
 
 
 @pytest.mark.parametrize("first", [1, 10**12])
@@ -271,9 +241,6 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_once_more(
     assert not list((run / "checkpoints").glob("*.partial"))
     assert not (run / "went_wrong.txt").exists(), "the disk was full, the numbers are good"
     if code:
-        error = capsys.readouterr().err
-        assert error.startswith("dualpath fit: failed: checkpoint '")
-        assert "could not be written: [Errno 28] No space left on device: " in error
-        assert error.endswith("; the same command continues from step 2\n")
+        assert capsys.readouterr().err.endswith("; the same command continues from step 2\n")
     monkeypatch.undo()
     assert rows(fit(run={"name": "full"}) / "metrics.csv") == rows(whole / "metrics.csv")

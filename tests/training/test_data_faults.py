@@ -11,17 +11,17 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dualpath_cli.data.manifest import MANIFEST
 from dualpath_cli.data.tokenizer import TOKENIZER
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
-from dualpath_cli.training import checkpoints, data_module
-from dualpath_cli.training.data_module import loading_fault
+from dualpath_cli.training import checkpoints
+from dualpath_cli.training.data_module import loading_fault, split_blocks
 from tests.data.faulty_data import (
     CHANGED,
     Damage,
@@ -187,14 +187,6 @@ LATER = {
 }
 
 
-def test_too_little_shared_memory_for_loader_processes_is_refused(refused, monkeypatch):
-    usage = SimpleNamespace(total=1 << 16, free=1 << 16)
-    monkeypatch.setattr(data_module.shutil, "disk_usage", lambda place: usage)
-    said = refused(data={"workers": 1})
-    assert "/dev/shm has 0.07 MB for each rank, and data.workers=1 takes 0.0" in said
-    assert said.endswith("; enlarge it (docker run --shm-size 1g), or set data.workers=0\n")
-
-
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", LATER)
 def test_a_chunk_that_is_lost_cut_or_changed_while_training_ends_the_run(
@@ -259,3 +251,9 @@ def test_a_loader_whose_signal_comes_late_is_named_all_the_same(monkeypatch):
 
     assert loading_fault(reset) is None  # not from a loader
     os.kill(os.getpid(), signal.SIGCHLD)  # raises nothing any more
+
+
+def test_targets_are_the_tokens_one_place_on():
+    tokens, targets = split_blocks([np.arange(5), np.arange(5, 10)], vocab_size=10, place="")
+    assert tokens.tolist() == [[0, 1, 2, 3], [5, 6, 7, 8]]
+    assert targets.tolist() == [[1, 2, 3, 4], [6, 7, 8, 9]]

@@ -1,13 +1,11 @@
 """`dualpath fit` and `validate` on a tiny recipe: what is written, drawn, continued and refused."""
 
-import errno
 import hashlib
 import json
 import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from lightning.pytorch import Callback
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest
+from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.report import figures
 from dualpath_cli.run.checkpoint_files import Files
@@ -30,7 +29,6 @@ from dualpath_cli.training import checkpoints, parallel
 from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.logs.tables import CsvTable
-from dualpath_cli.training.module import DualPathModule
 from tests.cli.processes import exit_codes, start
 from tests.training.tiny_run import (
     SEQ_LEN,
@@ -38,6 +36,7 @@ from tests.training.tiny_run import (
     prepare,
     rows,
     tables,
+    tiny_recipe,
     weights,
     write_blocks,
 )
@@ -52,7 +51,6 @@ def test_a_run_folder_holds_what_the_run_was(trained, texts):
     manifest = json.loads((texts / "train" / "manifest.json").read_text())
     assert datetime.fromisoformat(versions["started"]) <= datetime.now(UTC)
     assert versions["data_fingerprint"] == manifest["fingerprint"]
-    assert versions["data_sources"] == [source["name"] for source in manifest["sources"]]
     assert versions["packages"]["torch"] == torch.__version__.split("+")[0]
     assert versions["device"] == f"cpu ({torch.backends.cpu.get_cpu_capability()})"
     tokenizers = (texts / "train" / "tokenizer.json", run / "tokenizer.json")
@@ -118,21 +116,6 @@ def test_a_continued_run_equals_an_uninterrupted_one_also_across_epochs(
         torch.testing.assert_close(weights(run), last_weights, rtol=0, atol=0)
 
 
-@pytest.fixture
-def as_before() -> Iterator[None]:
-    """Lightning sets the deterministic mode for the whole process, and leaves it."""
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.usefixtures("as_before")
-def test_deterministic_mode_runs_and_changes_no_number_on_the_cpu(fit, trained):
-    expected = tables(trained())
-    run = fit(trainer={"deterministic": True}, run={"name": "again"})
-    assert torch.are_deterministic_algorithms_enabled()
-    assert tables(run) == expected
-
-
 def die_at_the_second_checkpoint() -> None:
     """Has this process killed when the second checkpoint is written but not yet published."""
 
@@ -179,11 +162,8 @@ def test_a_run_is_not_continued_with_another_seed_or_rate_or_on_other_data(
 ):
     data = prepare(tmp_path / "data", texts / "train.jsonl")
     fit(data={"path": str(data)})
-    error = refused(data={"path": str(data)}, optim={"lr": 1e-2})
-    assert "optim.lr=0.003, this one has 0.01" in error
-    assert "--run.name" in error
-    error = refused(data={"path": str(data)}, seed_everything=2)
-    assert "seed_everything=1, this one has 2" in error
+    assert "optim.lr=0.003" in refused(data={"path": str(data)}, optim={"lr": 1e-2})
+    assert "seed_everything=1" in refused(data={"path": str(data)}, seed_everything=2)
     shutil.rmtree(data)
     prepare(data, texts / "val.jsonl")
     error = refused(data={"path": str(data), "max_epochs": 9})
@@ -248,15 +228,6 @@ def test_a_run_goes_back_to_an_older_checkpoint_once_by_the_same_words(fit, tmp_
     assert (run / "recipe-00000004.yaml").is_file(), "what a part was run with is kept apart"
 
 
-def test_data_may_move(fit, texts, tmp_path):
-    run = fit()
-    whole = tables(run)
-    back_to_step(run, 2)
-    moved = shutil.copytree(texts / "train", tmp_path / "moved")
-    fit(data={"path": str(moved)})
-    assert tables(run) == whole
-
-
 def test_a_run_may_begin_with_another_runs_weights(trained, texts, tmp_path, said):
     whole = trained()
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.init_from", str(whole)]
@@ -280,27 +251,26 @@ def test_a_run_may_begin_with_another_runs_weights(trained, texts, tmp_path, sai
     assert "has another tokenizer than the data" in error
 
 
-def test_the_newest_checkpoint_is_kept_also_after_going_back(tmp_path):
-    keeper = Checkpoints(tmp_path, RunSettings(save_every=10, keep=2))
+def test_the_newest_and_every_fourth_are_kept_and_none_of_a_part_that_was_left(tmp_path):
+    keeper = Checkpoints(tmp_path, RunSettings(save_every=10, keep=2, keep_every=4))
     keeper.folder.mkdir()
 
-    def saved(*steps: int) -> None:
-        for age, step in enumerate(steps):
-            partial = keeper.folder / f"step-{step:08d}.partial"
-            partial.mkdir()
-            (partial / "state.json").write_text("{}")
-            os.utime(partial, (1000 - age, 1000 - age))  # a clock that goes back
-            publish(partial, keeper.folder / f"step-{step:08d}", {})
-            keeper._drop_oldest(step)
+    def saved(step: int) -> list[int]:
+        partial = keeper.folder / f"step-{step:08d}.partial"
+        partial.mkdir()
+        (partial / "state.json").write_text("{}")
+        publish(partial, keeper.folder / f"step-{step:08d}", {})
+        keeper._drop_others(step)
+        keeper.saved_step = step
+        return sorted(map(step_of, complete_checkpoints(tmp_path)))
 
-    saved(4, 5, 6)
-    assert sorted(map(step_of, complete_checkpoints(tmp_path))) == [5, 6]
-    saved(3)
-    assert newest_checkpoint(tmp_path) == (keeper.folder / "step-00000003").resolve()
+    assert [saved(step) for step in (3, 4, 5, 6, 7)][-1] == [4, 6, 7]
     (keeper.folder / "last").unlink()
-    assert newest_checkpoint(tmp_path) == keeper.folder / "step-00000006", "a copy without links"
-    saved(4)
-    assert sorted(map(step_of, complete_checkpoints(tmp_path))) == [3, 4], "later ones go first"
+    assert newest_checkpoint(tmp_path) == keeper.folder / "step-00000007", "a copy without links"
+    keeper.saved_step = 4  # taken back
+    assert saved(6) == [4, 6], "nothing of the part that the run has left"
+    assert newest_checkpoint(tmp_path) == (keeper.folder / "step-00000006").resolve()
+    assert saved(8) == [4, 6, 8]
 
 
 def test_a_validation_folder_of_another_tokenizer_is_refused(refused, texts, tmp_path):
@@ -331,78 +301,30 @@ def test_where_compiling_fails_the_run_says_so_once_and_goes_on(fit, monkeypatch
     run = fit(run={"compile": True})
     parallel.can_compile.cache_clear()
     assert len(rows(run / "metrics.csv")) == 6
-    said = [line for line in capsys.readouterr().out.splitlines() if "eagerly" in line]
-    assert said == [
-        "dualpath: running eagerly: torch.compile does not work here "
-        "(No working C++ compiler found)"
-    ]
+    assert capsys.readouterr().out.count("(No working C++ compiler found)\n") == 1
 
 
-def test_validation_does_not_run_under_inference_mode(fit, monkeypatch):
-    """FSDP2 may gather its weights for the first time there, and could not train on them then."""
-    seen = []
-    step = DualPathModule.validation_step
-
-    def watched(self: DualPathModule, *args: Any) -> None:
-        seen.append(torch.is_inference_mode_enabled())
-        step(self, *args)
-
-    monkeypatch.setattr(DualPathModule, "validation_step", watched)
-    fit()
-    assert seen
-    assert not any(seen)
-
-
-def test_rows_of_a_validation_are_written_all_or_none_and_once(tmp_path, monkeypatch):
+def test_rows_of_a_step_replace_those_of_this_and_later_steps(tmp_path):
     table = CsvTable(tmp_path / "validation.csv", ["step", "set"])
-    sets = [{"set": "a"}, {"set": "b"}]
-    for step in (0, 2, 2):
-        table.put(step, [{"step": step, **one} for one in sets])
-    written = table.path.read_text()
-    assert written == "step,set\n0,a\n0,b\n2,a\n2,b\n"
-
-    def full(path: Path, text: str, **named: object) -> None:
-        path.write_bytes(text[:-4].encode())
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space left"):
-        table.put(4, [{"step": 4, **one} for one in sets])
-    assert table.path.read_text() == written
+    for step in (0, 2, 4, 2):
+        table.put(step, [{"step": step, "set": name} for name in ("a", "b")])
+    assert table.path.read_text() == "step,set\n0,a\n0,b\n2,a\n2,b\n"
 
 
 SHARDING = "lightning.pytorch.strategies.ModelParallelStrategy"
 EARLY_STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
 SUMMARY = "lightning.pytorch.callbacks.ModelSummary"
 HALF = "lightning.pytorch.plugins.precision.HalfPrecision"
-DEEPSPEED = "lightning.pytorch.strategies.DeepSpeedStrategy"
-
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"trainer": {"callbacks": {"class_path": "nowhere.X"}}}, "nowhere"),
-    (
-        {"trainer": {"callbacks": {"class_path": EARLY_STOPPING, "init_args": {"monitor": 3}}}},
-        "monitor",
-    ),
-    ({"trainer": {"plugins": "x"}}, "trainer.plugins"),
-    (
-        {"trainer": {"plugins": [{"class_path": HALF}]}},
-        "Received both `precision=32-true` and `plugins=",
-    ),
-    ({"trainer": {"strategy": {"class_path": DEEPSPEED}}}, "you must have DeepSp"),
-    ({"trainer": {"precision": "transformer-engine"}}, "transformer_engine"),
-    ({"trainer": {"devices": [0, 1]}}, "`devices` selected with `CPUAccelerator`"),
+    ({"trainer": {"plugins": [{"class_path": HALF}]}}, "precision=32-true"),
+    ({"trainer": {"devices": [0, 1]}}, "devices"),
     (
         {"run": {"shard_size": 3, "micro_batch": 1}, "trainer": {"strategy": "hsdp", "devices": 4}},
-        "run.shard_size=3 does not divide the 4 devices of this run; 2 or 4 would",
+        "run.shard_size=3",
     ),
-    (
-        {"trainer": {"strategy": {"class_path": SHARDING}}},
-        "trainer.strategy ModelParallelStrategy: choose single, ddp, fsdp or hsdp",
-    ),
-    (
-        {"run": {"train_loops": [2]}, "model": {"block": "wide"}},
-        "run.train_loops has 2: the model has only wide blocks",
-    ),
+    ({"trainer": {"strategy": {"class_path": SHARDING}}}, "ModelParallelStrategy"),
+    ({"run": {"train_loops": [2]}, "model": {"block": "wide"}}, "run.train_loops"),
 ]
 
 
@@ -423,68 +345,43 @@ def early_stopping(**arguments: Any) -> dict[str, Any]:
     return {"class_path": EARLY_STOPPING, "init_args": arguments}
 
 
-NAMED: list[tuple[dict[str, Any], str]] = [
-    ({"monitor": "val/held_out/los"}, "val/held_out/los', no metric; did you mean 'val/held_out/l"),
-    (
-        {"monitor": "nope"},
-        "EarlyStopping monitors 'nope', no metric; there are val/held_out/loss, ",
-    ),
-    ({"patience": 3}, "EarlyStopping': the following arguments are required: monitor"),
-    ({"monitor": "x", "patience": "abc"}, "Expected a <class 'int'>. Got value: abc"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "said"), NAMED)
-def test_a_callback_that_cannot_work_is_named_before_training(arguments, said, refused, tmp_path):
-    assert said in refused(trainer={"callbacks": [early_stopping(**arguments)]})
+@pytest.mark.parametrize("arguments", [{"monitor": "val/held_out/los"}, {"patience": 3}])
+def test_a_callback_that_cannot_work_is_named_before_training(arguments, refused, tmp_path):
+    assert "EarlyStopping" in refused(trainer={"callbacks": [early_stopping(**arguments)]})
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_that_a_callback_ends_before_its_first_row_has_a_curve(fit, capsys, caplog):
     callbacks = [{"class_path": f"{__name__}.EndsAtOnce"}, {"class_path": SUMMARY}]
     run = fit(run={"log_every": 2}, trainer={"callbacks": callbacks})
-    out = capsys.readouterr().out
-    assert f"ended by a callback at step 1 of 6\ncurve: {run / 'curve.png'}\n" in out
+    assert "ended at step 1 by a callback\n" in capsys.readouterr().out
     assert curve.draw(run).exists()
     assert find_run(str(run)).step == 1
     assert "DualPathLM" in caplog.text, "a summary that was asked for is printed"
 
 
-def test_the_plan_says_what_a_recipe_likely_forgot(fit, tmp_path, capsys):
-    lines = (
-        "there is no validation set, so only the training loss is measured; --data.val.NAME",
-        "model.vocab_size=400 has rows for no token: the tokenizer has 260 entries",
-    )
-    fit(run={"name": "plain"})
-    out = capsys.readouterr().out
-    assert not any(line in out for line in lines)
-    words = ["--run.name", "new", "--data.val", "{}", "--model.vocab_size", "400", "--dry-run"]
-    assert main(["fit", "--config", str(tmp_path / "recipe.yaml"), *words]) == 0
-    recipe, _, plan = capsys.readouterr().out.partition("\n\n")
-    assert yaml.safe_load(recipe)["model"]["vocab_size"] == 400
-    assert all(f"        {line}" in plan for line in lines)
-    (folder,) = re.findall("folder  (.*)", plan)
-    assert Path(folder).name == "new"
-    assert not Path(folder).exists()
+def test_a_dry_run_prints_recipe_and_plan_and_writes_nothing(texts, tmp_path, output_of):
+    recipe = merge(tiny_recipe(texts, tmp_path / "runs"), {"model": {"vocab_size": 400}})
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    words = ("--config", tmp_path / "recipe.yaml", "--data.val", "{}", "--dry-run")
+    resolved, _, plan = output_of("fit", *words).partition("\n\n")
+    assert yaml.safe_load(resolved)["model"]["vocab_size"] == 400
+    assert "model.vocab_size=400" in plan
+    assert "--data.val.NAME" in plan
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_callback_that_refuses_as_training_begins_is_one_line(refused):
     callbacks = [early_stopping(monitor="nope"), {"class_path": f"{__name__}.EndsAtOnce"}]
-    said = refused(trainer={"callbacks": callbacks})
-    assert "error: trainer: Early stopping conditioned on metric `nope`" in said
+    assert "`nope`" in refused(trainer={"callbacks": callbacks})
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Ctrl-C ends it again"
 
 
-def test_a_run_that_early_stopping_ends_says_so_and_ends_there_again(fit, capsys):
+def test_a_run_that_early_stopping_ends_goes_on_without(fit, capsys):
     patience = {"monitor": "val/held_out/loss", "patience": 1, "min_delta": 9.0}
     stopping = {"callbacks": {"class_path": EARLY_STOPPING, "init_args": patience}}
     run = fit(run={"validate_every": 2}, trainer=stopping)
-    why = "ended by EarlyStopping at step 4: Monitored metric val/held_out/loss did not improve"
-    assert why in capsys.readouterr().out
-    fit(run={"validate_every": 2}, trainer=stopping)
-    said = capsys.readouterr().out
-    assert f"{run} was {why}" in said
-    assert said.endswith("; remove that callback to continue\n")
+    assert "ended at step 4 by EarlyStopping: Monitored metric val/" in capsys.readouterr().out
     assert find_run(str(run)).step == 4
     fit(run={"validate_every": 2})
     assert find_run(str(run)).step == 6
@@ -493,28 +390,18 @@ def test_a_run_that_early_stopping_ends_says_so_and_ends_there_again(fit, capsys
 @pytest.mark.parametrize(
     ("block", "panels"),
     [
-        # Of each layer a line: two gates in both, expected loops.
+        # Each layer has a line: two gates in both, expected loops.
         ("dual", {"bits per byte": 2, "gate": 4, "expected loops": 2}),
-        ("loop", {"bits per byte": 2, "expected loops": 2}),
         ("wide", {"bits per byte": 2}),
     ],
 )
 def test_a_panel_shows_what_the_blocks_have(block, panels, trained, monkeypatch):
     drawings, panels_of = [], figures.panels
-
-    def panels_kept(*size: Any, **options: Any) -> Any:
-        drawings.append(panels_of(*size, **options))
-        return drawings[-1]
-
-    monkeypatch.setattr(figures, "panels", panels_kept)
+    monkeypatch.setattr(
+        figures, "panels", lambda *a, **k: drawings.append(panels_of(*a, **k)) or drawings[-1]
+    )
     run = trained(model={"block": block})
-    drawn = curve.draw(run)
-    assert (drawn, drawn.read_bytes()[:4]) == (run / "curve.png", b"\x89PNG")
+    assert curve.draw(run).read_bytes()[:4] == b"\x89PNG"
     ((figure, _),) = drawings
     assert {ax.get_title(): len(ax.lines) for ax in figure.axes} == panels
-    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert names == ["training", "held_out"]
-    training, validation = figure.axes[0].lines
-    assert len(training.get_xdata()) == 6
-    assert validation.get_linestyle() == "None", "a line would hide how few validations there are"
-    assert len(figure.axes[0].lines[1].get_xdata()) == 3
+    assert [len(line.get_xdata()) for line in figure.axes[0].lines] == [6, 3]

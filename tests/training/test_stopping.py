@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
-from dualpath_cli.training import session, stopping
+from dualpath_cli.training import stopping
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.module import DualPathModule
 from tests.cli.processes import exit_codes, run_on_ranks, run_on_two_ranks, start
@@ -154,19 +154,6 @@ def test_a_signal_ends_the_command_validate_with_its_code(signum, code, said, wh
     words = ["validate", "--ckpt_path", str(whole)]
     assert exit_codes([start(words, log, signalled(signum, VALIDATION, 0))], 60) == [code]
     assert log.read_text().endswith(f"dualpath validate: {said}\n")
-
-
-@pytest.mark.parametrize("time", ["00:01:30:00", {"hours": 1, "minutes": 30}])
-def test_a_time_is_text_or_whole_numbers_by_unit(time, fit, monkeypatch):
-    given = []
-
-    def watched(checkpoints: Any, timeout: Any, seconds: float | None) -> stopping.Stopping:
-        given.append(seconds)
-        return stopping.Stopping(checkpoints, timeout, seconds)
-
-    monkeypatch.setattr(session, "Stopping", watched)
-    fit(trainer={"max_time": time})
-    assert given == [5400]
 
 
 # Two ranks

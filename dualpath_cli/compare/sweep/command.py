@@ -24,8 +24,7 @@ from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.report.console import plain_console
 from dualpath_cli.report.table import show
-from dualpath_cli.run.facts import facts_now
-from dualpath_cli.run.run_folder import RECIPE, check_same_recipe
+from dualpath_cli.run.run_folder import RECIPE, check_same_recipe, facts_now
 from dualpath_cli.spec.own_checks import check_as_begun, import_classes, option_of
 from dualpath_cli.training.launch import to_train
 

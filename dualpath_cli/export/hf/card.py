@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dualpath_cli.base.system import read_csv
+from dualpath_cli.base.version import package_versions
 from dualpath_cli.data.manifest import HUB
 from dualpath_cli.flops.count import active_parameters, has_experts
 from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.table import Column, Table, markdown
-from dualpath_cli.run.facts import package_versions
 from dualpath_cli.run.run_folder import AVERAGES, VALIDATION, Run
 
 ABOUT = """\

@@ -24,6 +24,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 
 from dualpath_cli.base.system import format_csv, read_csv, read_text, replacing_folder
+from dualpath_cli.base.version import package_versions
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.export.hf.card import model_card
 from dualpath_cli.export.hf.code import flatten, own_files, registration
@@ -42,7 +43,6 @@ from dualpath_cli.run.exported_folder import (
     listing,
     read_folder,
 )
-from dualpath_cli.run.facts import package_versions
 from dualpath_cli.run.run_folder import PUT_BACK, RECIPE, TABLES, TOKENIZER, VERSIONS, Run
 from dualpath_cli.run.weights import check_weights, empty_model, fill, read_weights, tensors_in
 from dualpath_cli.spec.config import RENAMED, ModelConfig

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lightning.fabric.utilities.throughput import get_available_flops
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
+from rich.console import Console
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.base.errors import NumbersFailed
@@ -33,6 +33,7 @@ from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.recipe.schedule import learning_rate, rate_factor
 from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.report.console import Progress, counted
 from dualpath_cli.run.run_folder import VALIDATION, way_on
 from dualpath_cli.spec.config import Kind
 from dualpath_cli.training import internals
@@ -51,21 +52,20 @@ _CAUSES: dict[Cause, str] = {
 }
 
 
+PEAKS = {"H200": 989.4, "H100 PCIe": 756.0, "H100": 989.4, "A100": 312.0, "L4": 121.0}
+"""Dense bfloat16 TFLOP/s of NVIDIA's data sheets, which print the sparse peak, twice the dense."""
+
+
 def peak_tflops(device: torch.device) -> float | None:
-    """A device's dense bfloat16 peak in TFLOP/s; None where it is not known."""
+    """A device's dense bfloat16 peak in TFLOP/s; None if unknown, as for a slice of a GPU (MIG)."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    # Lightning 2.6.6 is right only for these. It has the sparse peak of an NVL, the whole GPU's for
-    # a slice (MIG), the L4's for an L40, and that of vector units for GeForce and workstations.
-    if not re.search(r"H[12]00|A100|L4\b", name) or re.search("NVL|MIG", name):
+    if re.search("NVL|MIG", name):
         return None
-    if "H200" in name:
-        return 989.4  # an H100's: Lightning has the sparse peak, by another name (#21743)
-    flops = get_available_flops(device, torch.bfloat16)
-    return None if flops is None else flops / 1e12
+    return next((peak for chip, peak in PEAKS.items() if re.search(rf"{chip}\b", name)), None)
 
 
 class CsvTable:
-    """A CSV file that grows by rows; a continued run drops the rows after its first step."""
+    """A CSV file of a run; a continued run drops the rows after its first step."""
 
     def __init__(self, path: Path, columns: list[str]) -> None:
         self.path = path
@@ -81,7 +81,7 @@ class CsvTable:
             file.write(format_csv(_short(rows), self.columns, header=False))
 
     def put(self, step: int, rows: Sequence[Row]) -> None:
-        """Writes all rows of a step or none; replaces rows of this and later steps."""
+        """Writes all rows of a step or none, in place of rows of this and later steps."""
         kept = [row for row in read_csv(self.path) if int(row["step"]) < step]
         write_text(self.path, format_csv([*kept, *_short(rows)], self.columns))
 
@@ -91,13 +91,11 @@ def _short(rows: Sequence[Row]) -> list[Row]:
 
 
 class MetricsLog(EachStep):
-    """Measures training and hands each row to metrics.csv, all loggers and `show`."""
+    """Measures training; writes metrics.csv, validation.csv, all loggers and the progress."""
 
-    def __init__(
-        self, run_folder: Path, settings: RunSettings, show: Callable[[Row], None]
-    ) -> None:
+    def __init__(self, run_folder: Path, settings: RunSettings, console: Console) -> None:
         self.settings = settings
-        self.show = show
+        self.progress, self.status = Progress(console, "training", counted("steps")), ""
         self.metrics = CsvTable(
             run_folder / "metrics.csv",
             ["step", "tokens", "loss", "bits_per_byte", "lr", "grad_norm", "skipped",
@@ -112,11 +110,10 @@ class MetricsLog(EachStep):
         self.since: float | None = None
         self.validation_due = False
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         super().on_train_start(trainer, pl_module)
         self.logged_step = self.step
         self.kinds = [g["name"] for one in trainer.optimizers for g in one.param_groups]
-        assert isinstance(pl_module, DualPathModule)
         sparse = [n for n, layer in enumerate(pl_module.config.layers) if layer.n_experts]
         self.metrics.columns[5:5] = [  # after lr
             *(f"lr_{kind}" for kind in self.kinds),
@@ -127,22 +124,24 @@ class MetricsLog(EachStep):
             before = [float(r["seconds"]) for r in rows if int(r["step"]) <= self.step]
             self.total_seconds = before[-1] if before else 0.0
             self.metrics.open(self.step)
-            # A run from step 0 validates this step again, whatever an earlier run wrote.
+            # A run from step 0 validates this step again.
             self.validation.open(self.step or -1)
+            self.progress.begin(int(trainer.max_steps), done=self.step)
+            self.progress.start()
         self.validation_due = self._lacks_validation(trainer, pl_module)
         if self.step == 0:
             self._log_validation(trainer, pl_module)
         self.since = time.perf_counter()
 
     def _lacks_validation(self, trainer: Trainer, module: DualPathModule) -> bool:
-        """Whether the run was stopped after this step, before the end of its validation."""
+        """Whether the run was stopped before the end of this step's validation."""
         every = self.settings.validate_every
         due = bool(module.val_names) and self.step > 0 and every > 0 and self.step % every == 0
         lacks = due and not has_step(self.validation.path, self.step)
         return bool(trainer.strategy.broadcast(lacks))
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         """Repeats an interrupted validation, which Lightning counts as done."""
         if self.validation_due:
@@ -152,6 +151,8 @@ class MetricsLog(EachStep):
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
         if self.step % self.settings.log_every == 0 or self.step == trainer.max_steps:
             self._log(trainer, module)
+        if trainer.is_global_zero:
+            self.progress.advance(status=self.status)
 
     def _log(self, trainer: Trainer, module: DualPathModule) -> None:
         # Reduced over ranks; reading the numbers waits for the device, before the clock stops.
@@ -189,18 +190,27 @@ class MetricsLog(EachStep):
         if trainer.is_global_zero:
             self.total_seconds += seconds
             self.metrics.append({**row, "seconds": self.total_seconds})
-            self.show(row)
+            self.status = (
+                f"loss {row['loss']:.3f}, {row['bits_per_byte']:.3f} bits/byte, "
+                f"{speed:,.0f} tokens/s"
+            ) + (f", MFU {row['mfu']:.1%}" if "mfu" in row else "")
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.is_global_zero:
+            self.progress.stop(last_line=True)
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, *error: Any) -> None:
+        self.progress.stop()
 
     def _pause(self) -> None:
         if self.since is not None:
             self.seconds += time.perf_counter() - self.since
             self.since = None
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._pause()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, DualPathModule)
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.sanity_checking:
             return  # a fresh run's step 0; the tables are opened when training starts
         self._log_validation(trainer, pl_module)
@@ -230,13 +240,13 @@ class RoutingLog(EachStep):
         )  # fmt: skip
         self._first: torch.Tensor | None = None
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         super().on_train_start(trainer, pl_module)
         if trainer.is_global_zero:
             self.table.open(self.step)
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._first = batch[0][:1]
@@ -244,7 +254,6 @@ class RoutingLog(EachStep):
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
         if self.step % self.every:
             return
-        assert module.model is not None
         assert self._first is not None
         # All ranks: under fsdp a forward pass is a collective.
         with trainer.precision_plugin.forward_context():
@@ -296,7 +305,7 @@ class BadSteps(EachStep):
         self.say = say
         self.table = CsvTable(run_folder / "bad_steps.csv", ["step", "kind", "loss", "grad_norm"])
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         super().on_train_start(trainer, pl_module)
         if trainer.is_global_zero and self.table.path.exists():
             self.table.open(self.step)
@@ -320,8 +329,7 @@ class BadSteps(EachStep):
             why = self._why(module.guard.in_a_row, kind) if trainer.is_global_zero else ""
             raise NumbersFailed(why)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, DualPathModule)
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         if skipped := pl_module.guard.skipped:
             self.say(f"{skipped:,} of {self.step:,} steps were skipped: see {self.table.path}")
 

@@ -15,7 +15,7 @@ from dualpath_cli.compare.sweep.runs import PlannedRun, plan_runs, write_recipes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.report.console import plain_console
-from dualpath_cli.run import facts
+from dualpath_cli.run import run_folder
 from tests.compare.sweep.conftest import asked
 
 
@@ -114,7 +114,7 @@ def test_optimizers_and_rates_are_varied_and_the_other_rates_keep_their_ratio(tm
 def test_a_run_begun_with_other_numbers_is_not_taken_for_this_one(tmp_path):
     runs = runs_for(asked(tmp_path))
     other = runs_for(asked(tmp_path, optim={"weight_decay": 0.1}))
-    facts.start(runs[0].folder, runs[0].settings.as_recipe(), {})
+    run_folder.start(runs[0].folder, runs[0].settings.as_recipe(), {})
     check_begun(runs)
     with pytest.raises(UserError, match=r"weight_decay=0\.3, this one has 0\.1; give this sweep"):
         check_begun(other)
