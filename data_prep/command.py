@@ -60,7 +60,7 @@ class Prepare(Preparation):
     strict: bool = False
     """Stop at the first row or file that cannot be read instead of noting it."""
     yes: bool = False
-    """Do not ask before downloading more than 20 GB."""
+    """Download also more than 20 GB."""
     overwrite: bool = False
     """Replace OUT where it holds other data, and discard an unfinished preparation of something
     else; without this both are left alone."""

@@ -12,6 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from fsspec.utils import glob_translate
+
 from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
 from data_prep.sources import sample
 from dualpath_cli.base.errors import UserError, did_you_mean
@@ -89,7 +91,6 @@ def _sample() -> InputFile:
 MIRROR = "https://data.commoncrawl.org/"
 FILE_BYTES = 350_000_000  # size of an average file
 FILE_TOKENS = 200_000_000  # tokens in an average file
-LIST_BYTES = 1 << 24  # a list has at most so many, and eight times as many of paths
 
 _DATA = "contrib/Nemotron/Nemotron-CC/data-jsonl/"
 
@@ -117,18 +118,15 @@ def _paths(mirror: str, url: str, folder: Path) -> list[str]:
     from data_prep.download import Downloads, RemoteFile, Unavailable
 
     try:
-        list_of_files = RemoteFile(url, f"{NEMOTRON}/{Path(url).name}", most=LIST_BYTES)
-        file = Downloads(folder).get(list_of_files)
+        file = Downloads(folder).get(RemoteFile(url, f"{NEMOTRON}/{Path(url).name}"))
     except Unavailable as reason:
         raise UserError(f"mirror '{mirror}': {url}: {reason}; {MIRROR} has it") from None
     try:
-        with gzip.open(file) as content:
-            text = content.read(8 * LIST_BYTES + 1)
-        paths = text.decode().split() if len(text) <= 8 * LIST_BYTES else []
+        paths = gzip.decompress(file.read_bytes()).decode().split()
     except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError):
         paths = []
     if not paths or not all(path.startswith(_DATA) for path in paths):
-        file.unlink()  # a proxy's login page, say: fetch it again next time
+        file.unlink()  # perhaps the login page of a proxy: it is fetched again next time
         raise UserError(
             f"mirror '{mirror}': {url} is not a gzipped list of paths in {_DATA}; {MIRROR} has it"
         )
@@ -224,8 +222,11 @@ def _of_config(paths: list[str], info: "DatasetInfo", config: str | None) -> lis
             f"dataset '{info.id}', config '{name}': no split '{SPLIT}' to train on, only "
             f"{_list(splits)}"
         )
-    patterns = [_pattern(glob) for glob in splits[SPLIT]]
-    return [path for path in paths if any(pattern.fullmatch(path) for pattern in patterns)]
+    try:  # `*` and `?` stay within a folder, `**` does not: the hub itself reads globs by fsspec
+        pattern = re.compile("|".join(map(glob_translate, splits[SPLIT])))
+    except ValueError as error:
+        raise UserError(f"dataset '{info.id}': its card has a glob of another form: {error}") from None
+    return [path for path in paths if pattern.match(path)]
 
 
 def _configs(info: "DatasetInfo") -> dict[str, dict[str, list[str]]]:
@@ -253,17 +254,6 @@ def _splits(data_files: Any, base: str) -> dict[str, list[str]]:
         for glob in globs if isinstance(globs, list) else [globs]:
             splits.setdefault(split, []).append(str(PurePosixPath(base, str(glob))))
     return splits
-
-
-def _pattern(glob: str) -> re.Pattern[str]:
-    """Compiles a glob in which `*` and `?` stay within a folder and `**` does not."""
-    expressions = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    tokens = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]/]+\])", glob)
-    ours = (
-        t.replace("[!", "[^") if t.startswith("[") else expressions.get(t, re.escape(t))
-        for t in tokens
-    )
-    return re.compile("".join(ours))
 
 
 def _of_folder(paths: list[str], dataset: str, config: str | None) -> list[str]:

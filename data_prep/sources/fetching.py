@@ -16,7 +16,7 @@ from data_prep.sources.corpora import FILE_BYTES, FILE_TOKENS, Corpus, InputFile
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.rows import OnRead
 
-ASK_ABOVE = 20 * 10**9  # bytes to download that are asked about first
+ASK_ABOVE = 20 * 10**9  # bytes to download that need --yes
 
 TOKENS_PER_BYTE = FILE_TOKENS / FILE_BYTES
 """Tokens in a compressed byte; other corpora are taken to be like Nemotron-CC."""
@@ -53,7 +53,7 @@ def _is_here(file: InputFile, downloads: Path) -> bool:
 
 
 def announce(plan: Estimate, out: Path, downloads: Path, *, yes: bool) -> None:
-    """Prints the size of the download and asks before a large one."""
+    """Prints the size of the download; refuses one that the disk cannot hold, or a large one."""
     existing = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if plan.download:
@@ -67,16 +67,11 @@ def announce(plan: Estimate, out: Path, downloads: Path, *, yes: bool) -> None:
             f"--out '{out}': about {decimal(plan.disk)} are needed and {decimal(free)} are free; "
             "name a larger disk, fewer --num-files or fewer --tokens"
         )
-    if plan.download <= ASK_ABOVE or yes:
-        return
-    if sys.stdin is None or not sys.stdin.isatty():
+    if plan.download > ASK_ABOVE and not yes:
         raise UserError(
             f"about {decimal(plan.download)} would be downloaded; add --yes (make: YES=1), or "
             "name fewer --num-files or fewer --tokens"
         )
-    print("go on? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UserError("nothing was downloaded; name fewer --num-files or fewer --tokens")
 
 
 class Fetcher:
