@@ -55,7 +55,7 @@ class Downloads:
     """Fetches files into a folder, for several threads that share what is known of the network."""
 
     def __init__(self, folder: Path, on_bytes: Callable[[int], None] = lambda count: None) -> None:
-        """`on_bytes` is called with the number of bytes that arrived; repeated bytes count again."""
+        """`on_bytes` gets the number of bytes that arrived; repeated bytes count again."""
         self._folder = folder
         self._on_bytes = on_bytes
         self._answered = False  # whether any server has

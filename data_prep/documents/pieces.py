@@ -6,7 +6,7 @@ import json
 import pickle
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from data_prep.documents.text import BANDS, Contamination, band_keys, problem
 from data_prep.settings import SourceSettings
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import replacing
-from dualpath_cli.data.documents import IDS, clean, document_id, format_of
-from dualpath_cli.data.rows import BadRow, OnRead, Rows, UnreadableFile, kind_of, read_rows
+from dualpath_cli.data.documents import clean, document_id, format_of
+from dualpath_cli.data.rows import BadRow, Rows
 from dualpath_cli.data.tokenizer import Tokenizer
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
@@ -153,47 +153,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Batch:
+    """The rows of a piece, and the place of the piece."""
+
     source: SourceSettings
-    file: str
+    file: str  # the file's name in records
     rows: Rows
     out: Path
-
-
-@dataclass(frozen=True)
-class FileEnd:
-    """Follows a file's last piece."""
-
-    file: int
-    pieces: int
-    fault: str | None  # why the file could not be read to its end
-    fetched: bool = True
-
-
-@dataclass(frozen=True)
-class CorpusFile:
-    source: SourceSettings
-    name: str  # the name in records
-    number: int  # its place in the corpus
-    path: Path  # absolute: other processes have other working directories
-    given: str  # the path as messages have it
-    folder: Path  # the folder of its pieces
-    piece_bytes: int  # uncompressed size of the rows that make a piece; a longer row goes alone
-
-    def parts(self, on_read: OnRead) -> Iterator[Batch | FileEnd]:
-        """Yields the rows of each piece, in order, and the end."""
-        format = format_of(self.source.name, kind_of(self.path), self.source.field)
-        read = read_rows(self.path, format.fields, IDS, on_read, self.piece_bytes, format.advice)
-        count, fault = 0, None
-        try:
-            for rows in read:
-                out = piece_path(self.folder, self.number, count)
-                yield Batch(self.source, self.name, replace(rows, path=self.given), out)
-                count += 1
-            if not count:
-                fault = f"{self.name}: empty"
-        except UnreadableFile as error:
-            fault = str(error).replace(str(self.path), self.given)
-        yield FileEnd(self.number, count, fault)
 
 
 def piece_path(folder: Path, file: int, piece: int) -> Path:
@@ -306,44 +271,17 @@ def token_type(tokenizer: Tokenizer) -> type[np.uint16 | np.uint32]:
     return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
 
 
-Made = list[Path | FileEnd]  # the results, in order: paths of pieces, and the ends of files
-
-
-def make(orders: Path, batch: Batch) -> Made:
-    _worker(orders).make(batch)
-    return [batch.out]
-
-
-def make_file(orders: Path, file: CorpusFile, size: int) -> Made:
-    """Makes those pieces of a file of `size` bytes that are not there, while `orders` is wanted."""
-    worker = _worker(orders)
-    if not file.path.exists() or file.path.stat().st_size != size:
-        raise UserError(
-            f"{socket.gethostname()} does not see '{file.path}' of the same size: sources and "
-            "--downloads must lie on a file system that all workers share"
-        )
-    made: Made = []
-    for part in file.parts(lambda count: None):
-        if isinstance(part, FileEnd):
-            made.append(part)
-            continue
-        if not part.out.exists():
-            _check_wanted(orders)
-            worker.make(part)
-        made.append(part.out)
-    return made
+def make(orders: Path, batch: Batch) -> Path:
+    """Makes a piece by the settings in the file `orders`, which is there while they are wanted."""
+    return _worker(orders).make(batch)
 
 
 @lru_cache(maxsize=1)
 def _worker(orders: Path) -> Worker:
-    """Returns the maker of pieces for one run, whose file has a unique name."""
-    _check_wanted(orders)
-    return Worker(pickle.loads(orders.read_bytes()))
-
-
-def _check_wanted(orders: Path) -> None:
+    """Returns the maker of pieces for one run, whose orders have a unique name."""
     if not orders.exists():
         raise UserError(
             f"{socket.gethostname()} does not see '{orders}': --out must lie on a file system that "
             "all workers share"
         )
+    return Worker(pickle.loads(orders.read_bytes()))

@@ -225,7 +225,9 @@ def _of_config(paths: list[str], info: "DatasetInfo", config: str | None) -> lis
     try:  # `*` and `?` stay within a folder, `**` does not: the hub itself reads globs by fsspec
         pattern = re.compile("|".join(map(glob_translate, splits[SPLIT])))
     except ValueError as error:
-        raise UserError(f"dataset '{info.id}': its card has a glob of another form: {error}") from None
+        raise UserError(
+            f"dataset '{info.id}': its card has a glob of another form: {error}"
+        ) from None
     return [path for path in paths if pattern.match(path)]
 
 
