@@ -104,14 +104,14 @@ class Encoder:
         folder: Path,
         fetch: Callable[[InputFile, OnRead], Path],
     ) -> None:
-        """`folder` takes the settings, where all workers find them; `fetch` is `Fetcher.get`."""
+        """Workers find the settings in `folder`; `fetch` is `Fetcher.get`."""
         self._settings = settings
         self._executor = executor
         self._orders = folder / f"orders-{uuid4().hex}"
         self._fetch = fetch
 
     def __enter__(self) -> "Encoder":
-        # Workers of a killed run stop where its orders are gone; no other run is alive.
+        # Workers of a killed run stop when its orders are gone; no other run is alive.
         for old in self._orders.parent.glob("orders-*"):
             old.unlink()
         with replacing(self._orders) as partial:
@@ -151,7 +151,7 @@ class Encoder:
         return encoded
 
     def _ahead(self, work: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any], None, None]:
-        """Yields items some time after they were begun, so that the workers are kept busy."""
+        """Yields items some time after they were begun, which keeps the workers busy."""
         waiting: deque[tuple[int, Any]] = deque()
         for item in work:
             waiting.append(item)

@@ -1,4 +1,4 @@
-"""Fetching: what a preparation downloads and takes of the disk, and files ahead of their reader."""
+"""Fetching: estimates of downloads and disk, and files fetched ahead of their reader."""
 
 import math
 import shutil
@@ -19,10 +19,10 @@ from dualpath_cli.data.rows import OnRead
 ASK_ABOVE = 20 * 10**9  # bytes to download that need --yes
 
 TOKENS_PER_BYTE = FILE_TOKENS / FILE_BYTES
-"""Tokens in a compressed byte; other corpora are taken to be like Nemotron-CC."""
+"""Tokens in a compressed byte of Nemotron-CC; assumed for other corpora, too."""
 
 DISK_BYTES_PER_TOKEN = 5.0
-"""Twice two bytes, in pieces and in shards, and the records of each document."""
+"""Two bytes in pieces, two in shards, and the records of each document."""
 
 CONNECTIONS = 4  # files that are fetched at a time, and ahead of their reader
 
@@ -75,15 +75,15 @@ def announce(plan: Estimate, out: Path, downloads: Path, *, yes: bool) -> None:
 
 
 class Fetcher:
-    """Gives out files of corpora, and fetches those after them until its context ends."""
+    """Gives out files of corpora, and fetches the next files until its context ends."""
 
     def __init__(self, corpora: Sequence[Corpus], folder: Path, expected: Sequence[int]) -> None:
-        """`expected` are files of each corpus that will be read; of one file none is ahead."""
+        """`expected` are the numbers of files of each corpus that will be read."""
         self._listener: OnRead = lambda count: None
         self._counting = threading.Lock()
         self._downloads = Downloads(folder, self._received)
-        # Its threads are daemons: one that waits for a silent server does not hold up Ctrl-C, as
-        # those of concurrent.futures would.
+        # Daemon threads, unlike those of concurrent.futures: none that waits for a silent server
+        # holds up Ctrl-C.
         self._pool = ThreadPool(CONNECTIONS)
         self._begun: dict[RemoteFile, AsyncResult[Path]] = {}
         self._ahead: dict[RemoteFile, list[RemoteFile]] = {}
@@ -100,7 +100,7 @@ class Fetcher:
         self._pool.terminate()
 
     def get(self, file: InputFile, on_received: OnRead) -> Path:
-        """Returns a file's path, once it is there; `on_received` is told of bytes downloaded."""
+        """Returns a file's path, once it is there; `on_received` gets the bytes downloaded."""
         if isinstance(file.origin, Path):
             return file.origin
         self._listener = on_received

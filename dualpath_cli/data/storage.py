@@ -6,6 +6,7 @@ Locations on S3 stay strings: a Path would collapse their slashes. s3fs is impor
 used.
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -21,6 +22,7 @@ from dualpath_cli.base.system import open_regular, replacing
 
 SCHEME = "s3://"
 _SHA256 = "sha256"
+_OF_THIS_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_remote(location: str | Path) -> bool:
@@ -38,7 +40,7 @@ def sizes(folder: str | Path) -> dict[str, int] | None:
         return {path.relative_to(local).as_posix(): path.stat().st_size for path in paths}
     with _s3(str(folder)) as (files, root):
         found = files.find(root, detail=True)
-        if not found:  # or is there no such bucket?
+        if not found:  # raises where there is no such bucket
             files.call_s3("list_objects_v2", Bucket=root.partition("/")[0], MaxKeys=1)
     named = {key.removeprefix(f"{root}/"): entry["size"] for key, entry in found.items()}
     # A key that ends with a slash is a folder that some browser made, not a file.
@@ -60,12 +62,19 @@ def local_copy(location: str | Path) -> Path:
     if not is_remote(location):
         return Path(location)
     url = str(location)
-    with _s3(url) as (files, key), files.open(key) as content:  # all of it of one ETag
-        name = hashlib.sha256(f"{url}\n{content.details['ETag']}".encode()).hexdigest()[:32]
-        path = cache() / "files" / name / url.rsplit("/", 1)[-1]
-        if not path.exists():
-            with replacing(path, shared=True) as partial, partial.open("wb") as file:
-                shutil.copyfileobj(content, file, 1 << 20)
+    with _s3(url) as (files, key):
+        content = files.open(key)  # all of it of one ETag
+        etag = content.details["ETag"]
+    name = hashlib.sha256(f"{url}\n{etag}".encode()).hexdigest()[:32]
+    path = cache() / "files" / name / url.rsplit("/", 1)[-1]
+    if not path.exists():
+        with (
+            replacing(path, shared=True) as partial,
+            _s3(url),
+            content,
+            partial.open("wb") as file,
+        ):
+            shutil.copyfileobj(content, file, 1 << 20)
     return path
 
 
@@ -110,20 +119,20 @@ def uploaded_sha256(url: str) -> str | None:
 
 
 def delete(urls: Iterable[str]) -> None:
-    """Deletes objects of one bucket; those that are missing are no mistake."""
+    """Deletes objects; missing ones are passed over."""
     for url in urls:
         with _s3(url) as (files, key):
             files.rm_file(key)
 
 
 def _head(url: str) -> dict[str, Any] | None:
-    """The store's description of an object; None where the bucket has none of that key."""
+    """The store's description of an object; None where the bucket has no such key."""
     with _s3(url) as (files, path):
         bucket, _, key = path.partition("/")
         try:
             head: dict[str, Any] = files.call_s3("head_object", Bucket=bucket, Key=key)
             return head
-        except FileNotFoundError:  # or is it the bucket? A HEAD has no body to say so
+        except FileNotFoundError:  # the key or the bucket: a HEAD has no body to say which
             files.call_s3("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
     return None
 
@@ -156,9 +165,10 @@ def _s3(url: str, attempts: int = 3) -> Iterator[tuple[Any, str]]:
         }
         endpoint = os.environ.get("AWS_ENDPOINT_URL")  # equal settings share one in a process
         files = S3FileSystem(endpoint_url=endpoint, use_listings_cache=False, config_kwargs=config)
-        files.retries = 1  # those of `config` are enough
         yield files, key
     except (BotoCoreError, OSError, ValueError) as error:
+        if isinstance(error, OSError) and (error.filename or error.errno in _OF_THIS_DISK):
+            raise
         reason = " ".join(str(error).split()) or type(error).__name__
         if reason == key:
             reason = "there is no such object"

@@ -205,12 +205,6 @@ def test_the_next_chunk_is_the_one_that_is_read_next(chunk_blocks, seed):
         assert order.next_chunk(position) == chunks[change]
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
-    orders = [epoch(SampleOrder([40, 60], seed), number) for seed in (0, 1) for number in (0, 1)]
-    for one in orders:
-        assert sum(one == other for other in orders) == 1
-
-
 def test_an_order_is_random():
     # The first block of 4,000 epochs is each of ten as often as chance has it: chi-squared with 9
     # degrees of freedom is above 27.9 once in a thousand.

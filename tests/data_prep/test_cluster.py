@@ -80,12 +80,9 @@ def test_a_cluster_makes_the_bytes_of_this_process(ask, address, tmp_path, monke
     texts = [f"document {n} " + "hello " * (n % 50) for n in range(150)]
     write_jsonl(Path("a.jsonl"), [*texts, "", *texts[:20]])
     Path("many").mkdir()
-    for number in range(24):
-        write_jsonl(Path("many", f"{number}.jsonl"), texts[60:80])
     Path("many", "bad.jsonl").write_text('{"text": 3}\n[]\n')
     whole = gzip.compress(b'{"text": "hello"}\n' * 99)
     Path("many", "cut.jsonl.gz").write_bytes(whole[:-20])
-    # Rows are sent of the one file, the many are read by the workers.
     sources = (source("a", "a.jsonl"), source("many", "many"))
     how = {"duplicates": "near", "val_fraction": 0.1, "chunk_tokens": 4096}
     for name, executor in (("here", Here()), ("cluster", DaskCluster(address))):
@@ -135,11 +132,11 @@ def test_work_that_kills_its_workers_is_given_up(address):
         cluster.submit(os._exit, 1).result(PATIENCE)
 
 
-@pytest.mark.parametrize("name", ["Python", "dualpath", "pyarrow"])
-def test_a_worker_with_other_software_is_refused(name, address):
+def test_a_worker_with_other_software_is_refused(address):
     with DaskCluster(address) as cluster:
-        cluster._software = {**cluster._software, name: "0.1"}
-        with pytest.raises(UserError, match=rf"worker tcp://.* has {name} .* instead of 0\.1;"):
+        assert {"Python", "dualpath", "pyarrow"} < cluster._software.keys()
+        cluster._software = {**cluster._software, "pyarrow": "0.1"}
+        with pytest.raises(UserError, match=r"worker tcp://.* has pyarrow .* instead of 0\.1"):
             cluster.submit(print).result(PATIENCE)
 
 
@@ -177,12 +174,3 @@ def test_a_signal_cancels_what_runs_and_another_executor_continues(
     assert stamps == {path: path.stat().st_mtime_ns for path in pieces.rglob("*.arrow")}
     assert main([*words, str(tmp_path / "out"), "--workers", "1"]) == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "here")
-
-
-def test_a_source_that_workers_do_not_see_is_refused(ask, address, tmp_path, monkeypatch):
-    (tmp_path / "many").mkdir()
-    for number in range(20):
-        write_jsonl(tmp_path / "many" / f"{number}.jsonl", [f"hello {number:02d}"])
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"does not see '/proc/self/cwd/many/\d+.jsonl'"):
-        prepare(ask(Path("/proc/self/cwd/many")), DaskCluster(address))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.documents import encoding
+from data_prep.documents import encoding, pieces
 from data_prep.executors import Here, on_this_machine
 from data_prep.prepare import prepare
 from data_prep.sources import sample
@@ -136,6 +136,30 @@ def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(ask, t
 
     (fault,) = prepare(asked, Idle()).sources[0].faults
     assert "b.jsonl.gz: cannot be read" in fault
+
+
+def test_a_late_piece_is_not_made_and_a_piece_that_is_there_not_replaced(ask, tmp_path):
+    calls, inodes = [], []
+
+    class Twice(Here):
+        def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
+            calls.append((fn, args))
+            for _ in range(2):
+                future = super().submit(fn, *args, **kwargs)
+                inodes.append(future.result().stat().st_ino)
+            return future
+
+    prepare(ask(["hello"], out=tmp_path / "out"), Twice())
+    assert inodes[0] == inodes[1]
+    # A worker that nobody waits for any more: its folder may have become another preparation's.
+    before = contents(tmp_path)
+    ((make, arguments),) = calls
+    with pytest.raises((UserError, FileNotFoundError)):
+        make(*arguments)
+    pieces._worker.cache_clear()
+    with pytest.raises(UserError, match="does not see"):
+        make(*arguments)
+    assert contents(tmp_path) == before
 
 
 def test_a_weighted_mix_names_the_source_without_text(ask, tmp_path):

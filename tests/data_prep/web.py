@@ -21,7 +21,6 @@ class Fault:
     cut: int | None = None  # ends the connection after so many bytes of the body
     reset: bool = False  # ends the connection with no answer at all
     silent: float = 0.0  # says nothing for so many seconds
-    drip: float = 0.0  # sends a byte every so many seconds
     until: threading.Event | None = None  # sends the second half of the body only when this is set
 
 
@@ -121,9 +120,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content[:half])
         if fault.until:
             fault.until.wait(600)
-        for byte in content if fault.drip else b"":
-            self.wfile.write(bytes([byte]))
-            time.sleep(fault.drip)
         self.wfile.write(content[half : fault.cut])
 
     do_GET = do_HEAD = do_POST = do_PUT = _serve  # noqa: N815
