@@ -60,7 +60,7 @@ class Prepare(Preparation):
     strict: bool = False
     """Stop at the first row or file that cannot be read, which is else noted and left out."""
     yes: bool = False
-    """Download also more than 20 GB."""
+    """Allow downloads of more than 20 GB."""
     overwrite: bool = False
     """Replace other data in OUT, and discard an unfinished preparation of other data."""
     given: tuple[str, ...] = ()

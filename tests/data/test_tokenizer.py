@@ -148,19 +148,3 @@ def test_a_panic_of_the_library_is_one_line_and_an_interrupt_none(definition, mo
         monkeypatch.setattr(Tokenizer, "encode", Mock(side_effect=raised("range end index")))
         with pytest.raises(expected, match="range end index"):
             Tokenizer(definition, "mine")
-
-
-def test_an_expression_that_takes_too_many_steps_is_one_line_at_the_text_that_shows_it(definition):
-    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated",
-             "invert": False}  # fmt: skip
-    steps = [split, {**definition["pre_tokenizer"], "use_regex": False}]
-    definition["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
-    tokenizer = Tokenizer(definition, "mine")
-    with pytest.raises(UserError, match=r"'mine': cannot be used .*retry-limit"):
-        tokenizer.encode("x" * 40)
-
-
-def test_the_only_special_token_ends_a_text_whatever_its_name(definition):
-    definition["added_tokens"][0]["content"] = "<stop>"
-    definition["model"]["vocab"]["<stop>"] = definition["model"]["vocab"].pop("<|endoftext|>")
-    assert Tokenizer(definition).decode([Tokenizer(definition).eot_id]) == "<stop>"

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ from distributed import Client
 from data_prep.__main__ import main
 from data_prep.documents import encoding
 from data_prep.executors import DaskCluster, Here
-from data_prep.prepare import Request, prepare
+from data_prep.prepare import prepare
 from dualpath_cli.base.errors import UserError
 from tests.data_prep.preparing import contents, source, write_jsonl
 from tests.data_prep.web import wait_for
@@ -91,36 +90,6 @@ def test_a_cluster_makes_the_bytes_of_this_process(ask, address, tmp_path, monke
     made = contents(tmp_path / "here")
     assert len(made) > 5
     assert made == contents(tmp_path / "cluster")
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_in_a_piece_changes_nothing(
-    ask, client, address, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(encoding, "PIECE_BYTES", 500_000)
-    path = write_jsonl(tmp_path / "a.jsonl", (f"{n} hello there " * 3000 for n in range(30)))
-    pids = client.run(os.getpid)
-    killed = []
-
-    def making() -> list[str]:
-        return [worker for worker, stack in client.call_stack().items() if "in make" in str(stack)]
-
-    class Killing(DaskCluster):
-        def submit(self, *args: Any, **kwargs: Any) -> Any:
-            future = super().submit(*args, **kwargs)
-            if not killed:
-                killed.append(pids[wait_for(making)[0]])
-                os.kill(killed[0], signal.SIGKILL)
-            return future
-
-    def asked(name: str) -> Request:
-        return ask(path, out=tmp_path / name, chunk_tokens=1 << 20)
-
-    prepare(asked("killed"), Killing(address))
-    wait_for(lambda: len(client.run(os.getpid)) == 2)
-    assert killed[0] not in client.run(os.getpid).values()
-    prepare(asked("here"))
-    assert contents(tmp_path / "killed") == contents(tmp_path / "here")
 
 
 @pytest.mark.slow

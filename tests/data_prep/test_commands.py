@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from data_prep.__main__ import main as prepare
-from data_prep.settings import SourceSettings, settings_from
+from data_prep.settings import settings_from
 from data_prep.sources import sample
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest, sha256_of
@@ -17,29 +17,6 @@ from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.recipes import find, read
 from tests.data.manifests import intact
 from tests.data_prep.preparing import rows_of, write_jsonl
-
-
-def test_a_recipe_becomes_settings_and_back():
-    recipe = {
-        "tokenizer": "gpt2",
-        "tokens": "38.5B",
-        "seed": (1 << 64) - 1,
-        "sources": [
-            {"name": "web", "path": "nemotron-cc:quality=high", "weight": 0.9},
-            {"path": "hf:a/Some-Math:4plus", "weight": 1, "max_epochs": 2, "field": "body"},
-        ],
-        "duplicates": "near",
-        "val_fraction": 1e-4,
-        "min_chars": "1K",
-    }
-    settings = settings_from(recipe)
-    assert settings.tokens == 38_500_000_000
-    assert settings.sources == (
-        SourceSettings("web", "nemotron-cc:quality=high", 0.9),
-        SourceSettings("Some-Math", "hf:a/Some-Math:4plus", 1.0, 2, "body"),
-    )
-    assert (settings.min_chars, settings.val_fraction, settings.num_files) == (1000, 1e-4, None)
-    assert settings_from(yaml.safe_load(yaml.safe_dump(settings.as_recipe()))) == settings
 
 
 def test_the_papers_recipe_has_tokens_for_its_training():

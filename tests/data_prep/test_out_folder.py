@@ -285,14 +285,6 @@ def test_a_prefix_of_another_purpose_is_left_alone(bucket, folder, name):
     assert storage.sizes(URL) == {name: 1}
 
 
-def test_an_unreadable_manifest_is_replaced_only_on_request(bucket, folder):
-    bucket.put_object(Bucket="bucket", Key="data/manifest.json", Body=b"{")
-    with pytest.raises(UserError, match=r"s3://bucket/data/manifest\.json: cannot be read"):
-        upload(folder, URL, quietly)
-    upload(folder, URL, quietly, overwrite=True)
-    assert finished_remote(URL) == Manifest.read(folder)
-
-
 def test_a_chunk_that_changed_on_the_disk_is_not_uploaded(bucket, folder):
     (folder / "chunk-0-1.bin").write_bytes(b"0000")
     with pytest.raises(UserError, match=r"chunk-0-1\.bin: changed since it was prepared"):

@@ -1,9 +1,6 @@
 """A preparation: every document once, each with its end, whole or not there at all."""
 
 import os
-import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +10,6 @@ import pytest
 from data_prep.documents import encoding, pieces
 from data_prep.executors import Here, on_this_machine
 from data_prep.prepare import prepare
-from data_prep.sources import sample
 from data_prep.sources.corpora import InputFile
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import Manifest
@@ -187,37 +183,3 @@ def test_reading_on_is_bounded_and_ends(ask, tmp_path):
     count = manifest.sources[1]
     assert manifest.tokens >= 2000
     assert count.read < 1000
-
-
-MEASURED = """
-import sys
-from pathlib import Path
-from data_prep.__main__ import main
-
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    # Not ru_maxrss, which begins at that of the process that started this one.
-    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    print(int(status["VmHWM"].split()[0]) * 1024)
-    sys.exit(code)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_main_process_needs_less_than_a_gigabyte(workers, tmp_path):
-    # One process does a worker's work as well.
-    texts = sample.documents("train")
-    sample.tokenizer().save(tmp_path)
-    draw = random.Random(0)
-    # More pieces than are worked on at a time, and one long document.
-    corpus = [" ".join(draw.choices(texts, k=40)) for _ in range(4000)]
-    corpus.append(" ".join(texts[: len(texts) // 4]))
-    assert len(corpus[-1]) > 1e6
-    path = write_jsonl(tmp_path / "a.jsonl", corpus)
-    assert path.stat().st_size > 32e6
-    (tmp_path / "run.py").write_text(MEASURED)
-    command = [sys.executable, str(tmp_path / "run.py"), "--tokenizer", str(tmp_path)]
-    command += ["--source", str(path), "--workers", str(workers), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert 1e8 < int(done.stdout.splitlines()[-1]) < 1e9
