@@ -80,6 +80,15 @@ def test_every_document_is_written_held_out_rejected_or_a_duplicate(
     assert (count.exact_duplicates, count.near_duplicates, count.unused) == (10, 0, 0)
 
 
+def test_repeats_of_a_source_count_in_passes_tokens_and_bytes(ask, out, tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", many(20))
+    manifest = prepare(ask((source("a", path, weight=1, max_epochs=3),), tokens=10**6))
+    texts = texts_of(out)
+    assert Counter(texts) == Counter(many(20) * 3)
+    assert manifest.text_bytes == sum(len(text.encode()) for text in texts)
+    assert (manifest.sources[0].documents, manifest.sources[0].passes) == (20, 3)
+
+
 def test_documents_are_shuffled_by_the_seed(ask, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", many(50))
     orders = []

@@ -79,6 +79,7 @@ EVALUATIONS = st.lists(st.lists(st.sampled_from("ab"), max_size=20).map(" ".join
 
 @given(EVALUATIONS, st.lists(st.sampled_from("abc"), max_size=60).map("-".join))
 @example([" ".join(ALPHABET[15:23]), " ".join(ALPHABET[:13])], " ".join(ALPHABET))
+@example([" ".join(ALPHABET[:8]), " ".join(ALPHABET[:13])], " ".join(ALPHABET))
 @example([], " ".join(ALPHABET))
 def test_the_hit_is_the_first_run_that_is_in_both(evaluations, text):
     sought = Contamination(evaluations)
