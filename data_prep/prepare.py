@@ -15,7 +15,7 @@ from rich.filesize import decimal
 
 from data_prep.documents.duplicates import BYTES_A_DOCUMENT, Verdicts
 from data_prep.documents.encoding import Encoded, Encoder, Job
-from data_prep.documents.pieces import PieceSettings, Tokens, token_type
+from data_prep.documents.pieces import FORMAT, PieceSettings, Tokens, token_type
 from data_prep.documents.text import Contamination
 from data_prep.executors import Here, PieceExecutor
 from data_prep.settings import Preparation
@@ -148,7 +148,7 @@ def prepare(
             strict=request.strict,
         )
         # A worker that was given up may still write a piece: never among pieces of other content.
-        pieces = work.path / "pieces" / request.digest[:16]
+        pieces = work.path / "pieces" / f"{request.digest[:16]}-{FORMAT}"
         pieces.mkdir(parents=True, exist_ok=True)
         executor = executor or Here()
         with executor, Encoder(settings, executor, pieces, fetch) as encoder:

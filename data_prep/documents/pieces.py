@@ -65,6 +65,8 @@ DOCUMENT = pa.schema(
     ]
 )
 """The columns of a piece, beside the tokens of its documents."""
+FORMAT = 2
+"""Part of the name of the folder of pieces; raised when `DOCUMENT` changes."""
 
 
 @dataclass
