@@ -46,38 +46,36 @@ class Prepare(Preparation):
     out: Place
     """The data folder to write, or s3://BUCKET/PREFIX to upload it to."""
     downloads: Place | None = None
-    """Where downloaded files are kept; by default `downloads` beside OUT. They may be deleted when
+    """Folder for downloaded files; by default `downloads` beside OUT. The files may be deleted when
     the data folder is complete."""
     workers: int | None = None
-    """Processes that clean and tokenise; by default one a core. The result is the same."""
+    """Processes that clean and tokenise; by default one a core. Any number gives the same data."""
     executor: Literal["local", "dask"] = "local"
-    """This machine, or the workers of a Dask cluster, which need OUT, the sources and the downloads
-    on a file system that they share with this machine. The result is the same."""
+    """This machine, or the workers of a Dask cluster, which share the file system of OUT with this
+    machine. Both give the same data."""
     scheduler: str | None = None
-    """The cluster's, e.g. tcp://10.0.0.1:8786."""
+    """Address of the cluster's scheduler, e.g. tcp://10.0.0.1:8786."""
     mirror: str = MIRROR
-    """Where Common Crawl's files are."""
+    """URL of Common Crawl's files."""
     strict: bool = False
-    """Stop at the first row or file that cannot be read instead of noting it."""
+    """Stop at the first row or file that cannot be read, which is else noted and left out."""
     yes: bool = False
-    """Do not ask before downloading more than 20 GB."""
+    """Allow downloads of more than 20 GB."""
     overwrite: bool = False
-    """Replace OUT where it holds other data, and discard an unfinished preparation of something
-    else; without this both are left alone."""
+    """Replace other data in OUT, and discard an unfinished preparation of other data."""
     given: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_ranges(self, {"workers": (1, 1 << 16)})
-        if self.executor == "dask" and not self.scheduler:
+        if (self.executor == "dask") != bool(self.scheduler):
             raise UserError(
-                "--executor dask needs --scheduler ADDRESS, as `dask scheduler` prints it"
+                "--executor dask and --scheduler ADDRESS go together; `dask scheduler` prints the "
+                "address"
             )
-        if self.scheduler and self.executor != "dask":
-            raise UserError(f"--scheduler '{self.scheduler}' needs --executor dask")
         if self.workers and self.executor == "dask":
             raise UserError(
-                f"--workers {self.workers} are processes of this machine, which --executor dask "
-                "does not start; leave it out: the cluster has workers"
+                f"--workers {self.workers} are processes of this machine, but --executor dask uses "
+                "the cluster's; leave --workers out"
             )
 
     def settings(self) -> Preparation:
@@ -107,7 +105,7 @@ def run(options: Prepare) -> None:
 
 
 def _prepare(settings: Preparation, options: Prepare) -> None:
-    # A folder for S3 is made here first, and stays: `fit` may read either.
+    # A folder for S3 is first made on this disk, and stays there: `fit` may read either.
     remote = options.out if options.out.startswith("s3://") else None
     out = Path("data", PurePosixPath(remote).name) if remote else Path(options.out)
     downloads = Path(options.downloads or out.parent / "downloads")
@@ -128,7 +126,7 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
     request = Request(settings, corpora, tokenizer, out, evaluations, strict=options.strict)
     if manifest := finished(request, options.overwrite):
         print(f"{out} holds this already, nothing to do: {_summary(manifest)}")
-    # Also finds, before hours of work, that the store cannot be reached.
+    # Asked before hours of work, also to find that the store cannot be reached.
     elif remote and (there := finished_remote(remote)) and there.request == request.digest:
         print(f"{remote} holds this already, nothing to do")
         return
@@ -161,23 +159,22 @@ def _executor(options: Prepare) -> "PieceExecutor":
 
 def _check_places(settings: Preparation, out: Path, downloads: Path) -> None:
     """Refuses an output that would be read, or replaced with the data folder."""
-    if downloads.resolve().is_relative_to(out.resolve()):
+    target, kept = out.resolve(), downloads.resolve()
+    if kept.is_relative_to(target):
         raise UserError(f"--downloads '{downloads}' lies in --out '{out}', which is replaced")
     for source in settings.sources:
         if source.is_remote or source.path == SAMPLE:
             continue
         path = Path(source.path).resolve()
-        if path.is_dir() and out.resolve().is_relative_to(path):
-            raise UserError(f"--out '{out}' lies in the source '{source.path}'; write elsewhere")
-        if path.is_dir() and downloads.resolve().is_relative_to(path):
-            raise UserError(f"--downloads '{downloads}' lies in the source '{source.path}'")
+        for option, place in (("out", target), ("downloads", kept)):
+            if path.is_dir() and place.is_relative_to(path):
+                raise UserError(f"--{option} lies in the source '{source.path}'; write elsewhere")
         files = source_files(Source(source.name, Path(source.path)))
-        if any(file.resolve().is_relative_to(out.resolve()) for file in files):
+        if any(file.resolve().is_relative_to(target) for file in files):
             raise UserError(f"source '{source.path}' lies in --out '{out}', which is replaced")
-    with_sample = any(source.path == SAMPLE for source in settings.sources)
-    # The sample's own held-out texts are called so.
-    taken = [source.name for source in settings.sources if source.name in sample.KINDS]
-    if with_sample and taken:
+    names = {source.name for source in settings.sources}
+    taken = sorted(names.intersection(sample.KINDS))  # the names of the sample's held-out texts
+    if taken and any(source.path == SAMPLE for source in settings.sources):
         raise UserError(f"beside `sample` no source can be called '{taken[0]}'; name it apart")
 
 
@@ -194,22 +191,23 @@ def _upload(folder: Path, url: str, overwrite: bool) -> None:
 
 
 def _summary(manifest: Manifest) -> str:
+    sources = manifest.sources
     left_out = {
-        "rejected": sum(source.total_rejected for source in manifest.sources),
-        "exact duplicates": sum(source.exact_duplicates for source in manifest.sources),
-        "near-duplicates": sum(source.near_duplicates for source in manifest.sources),
-        "held out": sum(source.validation for source in manifest.sources),
+        "rejected": sum(source.total_rejected for source in sources),
+        "exact duplicates": sum(source.exact_duplicates for source in sources),
+        "near-duplicates": sum(source.near_duplicates for source in sources),
+        "held out": sum(source.validation for source in sources),
     }
     return (
         f"{manifest.tokens:,} tokens ({manifest.dtype}) of {manifest.documents:,} documents, "
         f"{manifest.text_bytes / manifest.tokens:.2f} bytes a token, "
-        + "".join(f"{count:,} {what}, " for what, count in left_out.items() if count)
+        + "".join(f"{count:,} {reason}, " for reason, count in left_out.items() if count)
         + f"fingerprint {manifest.fingerprint[:12]}"
     )
 
 
 def _warn(settings: Preparation, manifest: Manifest) -> None:
-    """Reports differences from the request."""
+    """Prints faults, rejected documents, and the source that ended the mix."""
     say = partial(print, file=sys.stderr)
     for source in manifest.sources:
         for fault in source.faults:
@@ -217,7 +215,7 @@ def _warn(settings: Preparation, manifest: Manifest) -> None:
         for reason, count in source.rejected.items():
             rejected = f"{count:,} of {source.read:,} documents {reason}; see rejected.jsonl.zst"
             say(f"warning: {source.name}: {rejected}")
-    # The one that was used up: all its documents, as often as it may be repeated.
+    # The source all of whose documents are used, as often as they may be repeated.
     pairs = zip(settings.sources, manifest.sources, strict=True)
     used_up = max(pairs, key=lambda pair: pair[1].passes / pair[0].max_epochs)[1]
     way_out = "lower its weight or raise its max_epochs in a recipe"

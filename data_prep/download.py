@@ -3,13 +3,11 @@
 import hashlib
 import itertools
 import logging
-import math
 import random
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,15 +19,12 @@ from fsspec.callbacks import Callback
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import alone, replacing
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
-from dualpath_cli.data.rows import decompress, suffixes
 
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 10  # tries before a download is given up: three to five minutes, or a quarter of an hour
 FIRST_WAIT_SECONDS = 1.0
 TIMEOUT_SECONDS = 60.0  # to connect, and between two arrivals of bytes
-LEAST_BYTES = 1 << 16  # in `SLOW_SECONDS`: less is no speed for files of hundreds of megabytes
-SLOW_SECONDS = 60.0
 
 
 class Unavailable(Exception):
@@ -38,15 +33,14 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file at a URL, which never changes, and where it goes."""
+    """A file at a URL, which never changes, and its place below the download folder."""
 
     url: str
-    name: str  # path below the download folder
+    name: str
     size: int | None = None  # bytes, where known beforehand
     sha256: str | None = None
     token: str | None = field(default=None, repr=False)
-    """Bearer token for the URL's host; another host that it redirects to does not get it."""
-    most: float = math.inf  # bytes, of a list, which its reader checks
+    """Bearer token for the URL's host; a host that the URL redirects to does not get it."""
 
     def __post_init__(self) -> None:
         path = PurePosixPath(self.name)
@@ -58,10 +52,10 @@ class RemoteFile:
 
 
 class Downloads:
-    """Fetches files into a folder, for several threads; what one learns of the network all know."""
+    """Fetches files into a folder, for several threads that share what is known of the network."""
 
     def __init__(self, folder: Path, on_bytes: Callable[[int], None] = lambda count: None) -> None:
-        """`on_bytes` hears of bytes that arrive; what comes twice counts twice."""
+        """`on_bytes` gets the number of bytes that arrived; repeated bytes count again."""
         self._folder = folder
         self._on_bytes = on_bytes
         self._answered = False  # whether any server has
@@ -74,12 +68,11 @@ class Downloads:
         Unavailable, ConnectionError for trouble that lasted, and OSError where the disk fails.
         """
         path = self._folder / file.name
-        if _is_there(path, file):
-            return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with alone(path.with_name(f"{path.name}.lock"), path, wait=True):
-            if not _is_there(path, file):  # it may have been fetched while this one waited
-                self._fetch(file, path)
+        if not _is_there(path, file):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with alone(path.with_name(f"{path.name}.lock"), path, wait=True):
+                if not _is_there(path, file):  # it may have been fetched while this one waited
+                    self._fetch(file, path)
         return path
 
     def _fetch(self, file: RemoteFile, path: Path) -> None:
@@ -109,15 +102,14 @@ class Downloads:
         """Asks once for the file; raises _Trouble where another request may bring more."""
         seconds = TIMEOUT_SECONDS if self._answered else FIRST_ANSWER_SECONDS
         timeout = aiohttp.ClientTimeout(connect=seconds, sock_read=seconds)
-        # By the environment's proxies, and as stored: lengths and hashes are of that.
+        # By the environment's proxies, and as stored: lengths and hashes are those of stored bytes.
         client = {"trust_env": True, "auto_decompress": False, "timeout": timeout}
         asked: dict[str, Any] = {"headers": {"Accept-Encoding": "identity"}}
         if file.token:
             asked["auth"] = _Bearer(file.token)
-        watch = _Watch(file, self._on_bytes, self.leaving)
         try:
             web = fsspec.filesystem("http", client_kwargs=client)  # one for equal settings
-            web.get_file(file.url, str(partial), callback=watch, **asked)
+            web.get_file(file.url, str(partial), callback=_Arrivals(self), **asked)
         except FileNotFoundError:
             raise Unavailable("404 Not Found") from None
         except (aiohttp.TooManyRedirects, aiohttp.InvalidURL) as error:
@@ -130,57 +122,39 @@ class Downloads:
             raise Unavailable(said) from None
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _Trouble(str(error).partition("\n")[0] or "no answer") from None
-        finally:
-            self._answered |= watch.answered
         if wrong := _difference(partial, file):
             raise Unavailable(wrong)
-        if not _can_be_read(partial, file):
-            raise _Trouble("what came cannot be decompressed: a part, or the page of a login")
 
 
-class _Watch(Callback):
-    """Counts the bytes of one answer as they arrive, and ends one that is slow or too long."""
+class _Arrivals(Callback):
+    """Hears of the beginning and the bytes of one answer."""
 
-    def __init__(
-        self, file: RemoteFile, on_bytes: Callable[[int], None], leaving: threading.Event
-    ) -> None:
+    def __init__(self, downloads: Downloads) -> None:
         super().__init__()
-        self._file, self._on_bytes, self._leaving = file, on_bytes, leaving
-        self.answered = False
-        self._received = 0
-        self._begun, self._before = time.monotonic(), 0
+        self._downloads = downloads
 
     def set_size(self, size: int | None) -> None:
-        """Is called when the answer begins."""
-        self.answered = True
-        self._begun = time.monotonic()
+        self._downloads._answered = True
 
     def relative_update(self, inc: int = 1) -> None:
-        self._received += inc
-        self._on_bytes(inc)
-        if self._leaving.is_set():
+        self._downloads._on_bytes(inc)
+        if self._downloads.leaving.is_set():
             raise CancelledError
-        if self._received > self._file.most:
-            raise Unavailable(f"it has more than {self._file.most:,} bytes")
-        if time.monotonic() > self._begun + SLOW_SECONDS:
-            if (received := self._received - self._before) < LEAST_BYTES:
-                raise _Trouble(f"{received:,} bytes in {SLOW_SECONDS:.0f} seconds")
-            self._begun, self._before = time.monotonic(), self._received
-
-
-class _Bearer(aiohttp.BasicAuth):
-    """A token; a header that is set by hand is refused beside an entry of ~/.netrc."""
-
-    def encode(self) -> str:
-        return f"Bearer {self.login}"
 
 
 class _Trouble(Exception):
-    """A request ended without the whole file, which another one may bring."""
+    """A request ended without the whole file, which another request may bring."""
 
     def __init__(self, reason: str, retry_after: str = "") -> None:
         super().__init__(reason)
         self.retry_after = float(retry_after) if retry_after.isdecimal() else 0.0
+
+
+class _Bearer(aiohttp.BasicAuth):
+    """A token; aiohttp refuses a header that is set by hand beside an entry of ~/.netrc."""
+
+    def encode(self) -> str:
+        return f"Bearer {self.login}"
 
 
 def _is_there(path: Path, file: RemoteFile) -> bool:
@@ -188,7 +162,7 @@ def _is_there(path: Path, file: RemoteFile) -> bool:
 
 
 def _difference(partial: Path, file: RemoteFile) -> str | None:
-    """Returns how a downloaded file differs from what is known of it."""
+    """Returns how a downloaded file differs from its known size and hash."""
     size = partial.stat().st_size
     if file.size not in (None, size):
         return f"{size:,} bytes instead of {file.size:,}"
@@ -197,15 +171,3 @@ def _difference(partial: Path, file: RemoteFile) -> str | None:
             if hashlib.file_digest(data, "sha256").hexdigest() != file.sha256:
                 return f"its sha256 is not {file.sha256}"
     return None
-
-
-def _can_be_read(partial: Path, file: RemoteFile) -> bool:
-    """Whether a file of unknown hash can be decompressed, where its name says that it has to be."""
-    if file.sha256 is not None or file.most < math.inf or not suffixes(Path(file.name))[1]:
-        return True
-    stored = partial.open("rb", buffering=0)
-    with suppress(OSError), decompress(stored, Path(file.name)) as stream:
-        while stream.read(1 << 20):
-            pass
-        return True
-    return False

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,9 @@ from dualpath_cli.base.errors import UserError, one_line
 
 
 class PieceExecutor(Executor):
-    """Runs functions elsewhere. A context manager: leaving it by an exception ends what runs.
+    """Runs functions. A context manager: leaving it by an exception ends the functions that run.
 
-    There what failed by the workers' fault, and not by the function's, becomes an OSError.
+    A failure of a worker, not of a function, becomes an OSError at that end.
     """
 
     @property
@@ -42,7 +43,7 @@ def on_this_machine(workers: int) -> PieceExecutor:
 
 
 class Here(PieceExecutor):
-    """Does the work at once, in this process."""
+    """Runs each function at once, in this process."""
 
     workers = 1
 
@@ -56,7 +57,7 @@ class Here(PieceExecutor):
 
 
 class ProcessPool(ProcessPoolExecutor, PieceExecutor):
-    """Starts processes as they are needed, deaf to Ctrl-C: that is this process's to handle."""
+    """Starts processes as they are needed; they ignore Ctrl-C, which this process handles."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers, get_context("spawn"), _follow_parent)
@@ -77,8 +78,8 @@ class ProcessPool(ProcessPoolExecutor, PieceExecutor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        # Unfinished work is repeated anyway after a failure: pieces are whole or
-        # not there. Waiting for it would hold up Ctrl-C.
+        # Pieces are whole or not there, so unfinished ones are made again after a failure. Waiting
+        # for them would hold up Ctrl-C.
         if kind is not None:
             for process in multiprocessing.active_children():
                 process.terminate()
@@ -90,7 +91,7 @@ class ProcessPool(ProcessPoolExecutor, PieceExecutor):
 
 
 def _follow_parent() -> None:
-    """Prepares a process of a pool; it ends when its parent ends, even if that was killed."""
+    """Prepares a process of a pool to end with its parent, even if the parent is killed."""
     parent = parent_process()
     assert parent is not None
 
@@ -105,11 +106,11 @@ def _follow_parent() -> None:
 CONNECT_SECONDS = 10  # the time to wait for a scheduler
 
 _PACKAGES = ("distributed", "numpy", "pyarrow", "tiktoken", "tokenizers", "datasketch")
-"""Other packages that the bytes of pieces, or their way here, depend on."""
+"""Packages on which the bytes of pieces, or their way here, depend."""
 
 
 class DaskCluster(PieceExecutor):
-    """The workers of a Dask scheduler, which runs again what a dead worker had begun."""
+    """The workers of a Dask scheduler, which gives the work of a dead worker to another one."""
 
     def __init__(self, address: str) -> None:
         try:
@@ -178,24 +179,20 @@ class DaskCluster(PieceExecutor):
 
 @cache
 def _software() -> dict[str, str]:
-    """Returns the versions of what decides a piece; words follow Python's Unicode tables."""
-    found = {"Python": f"{sys.version_info.major}.{sys.version_info.minor}"}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "none"
+    """Returns the versions on which pieces depend; words follow Python's Unicode tables."""
+    found = {name: version(name) if find_spec(name) else "none" for name in _PACKAGES}
     digest = hashlib.sha256()
     for module in (data_prep, dualpath_cli):
         root = Path(str(module.__file__)).parent
         for path in sorted(root.rglob("*.py")):
             digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     # Checkouts have one version number and many contents.
-    return found | {"dualpath": f"{dualpath_cli.__version__} ({digest.hexdigest()[:12]})"}
+    found["dualpath"] = f"{dualpath_cli.__version__} ({digest.hexdigest()[:12]})"
+    return found | {"Python": f"{sys.version_info.major}.{sys.version_info.minor}"}
 
 
 def _run(ours: dict[str, str], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Runs on a worker, if it has the software that this machine has."""
+    """Runs a function on a worker, if its software is that of the command's machine."""
     from distributed import get_worker
 
     theirs = _software()

@@ -1,6 +1,5 @@
 """`dualpath prepare inspect`: verifies a data folder, and shows what it holds."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,8 +25,8 @@ _TOKENS = 4 * SHOWN  # hold as many characters: each has four bytes at most, a t
 
 @dataclass(frozen=True)
 class Inspect:
-    """Reads every byte of a data folder, ends at the first thing that differs from its manifest,
-    and prints what is in it: its sources, the lengths of its documents, and some of these.
+    """Reads every byte of a data folder, and ends at the first file or count that differs from its
+    manifest. Then prints its sources, the lengths of its documents, and some of the documents.
     """
 
     folder: Place = field(metadata={"positional": True})
@@ -35,14 +34,14 @@ class Inspect:
     samples: int = 3
     """Documents to show, drawn uniformly over documents."""
     seed: int = 0
-    """Seed of that choice."""
+    """Seed of the draw."""
 
     def __post_init__(self) -> None:
         check_ranges(self, {"samples": (0, 1 << 32), "seed": (0, 1 << 62)})
 
 
 def run(options: Inspect) -> str:
-    """Prints what is in a data folder; returns the last line. Raises UserError if it is damaged."""
+    """Prints the content of a data folder; returns the last line. UserError if it is damaged."""
     folder = Path(options.folder)
     if is_remote(options.folder):
         raise UserError(f"'{options.folder}' is not on a disk; copy it to one to inspect it")
@@ -50,8 +49,8 @@ def run(options: Inspect) -> str:
     verify(folder, manifest)
     paths = [folder / chunk.name for chunk in manifest.chunks]
     chunks = [np.memmap(path, np.dtype(manifest.dtype), "r", offset=HEADER) for path in paths]
-    starts = np.cumsum([0, *map(len, chunks)]).tolist()
-    ends = [np.flatnonzero(c == manifest.eot_id) + s for c, s in zip(chunks, starts, strict=False)]
+    starts = np.cumsum([0, *map(len, chunks[:-1])]).tolist()
+    ends = [np.flatnonzero(c == manifest.eot_id) + s for c, s in zip(chunks, starts, strict=True)]
     borders = np.append(0, np.concatenate(ends) + 1)  # where documents begin, and the end
     if contradiction := contradicts(manifest, borders):
         raise UserError(f"{folder}/{MANIFEST}: {contradiction}; {AGAIN}")
@@ -62,12 +61,14 @@ def run(options: Inspect) -> str:
     tokenizer = Tokenizer.load(folder)
     for document in sorted(chosen.tolist()):
         begin, end = borders[document : document + 2].tolist()
-        shown = slice(begin, min(end - 1, begin + _TOKENS))
-        text = tokenizer.decode(_tokens(chunks, starts, shown))
+        stop = min(end - 1, begin + _TOKENS)
+        places = zip(chunks, starts, strict=True)
+        parts = [chunk[max(begin - s, 0) : max(stop - s, 0)] for chunk, s in places]
+        text = tokenizer.decode(np.concatenate(parts).tolist())
         length = f"{end - begin:,} tokens from token {begin:,} on"
         console.print(f"\ndocument {document + 1:,} of {documents:,}, {length}:")
-        cut = " [...]" * (len(text) > SHOWN or shown.stop < end - 1)
-        # On one line, in which what would not be seen, or would act, is escaped.
+        cut = " [...]" * (len(text) > SHOWN or stop < end - 1)
+        # On one line, with control characters escaped.
         line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:SHOWN] + cut)
         console.print(Padding(Text(line), (0, 0, 0, 2)), width=None if console.is_terminal else 120)
     console.print()
@@ -87,7 +88,7 @@ def verify(folder: Path, manifest: Manifest) -> None:
 
 
 def contradicts(manifest: Manifest, borders: npt.NDArray[np.int64]) -> str | None:
-    """Returns where a manifest's counts do not add up, or are not those of the tokens."""
+    """Returns the first count of a manifest that does not add up or differs from the chunks."""
     if (found := len(borders) - 1) != manifest.documents:
         return f"{manifest.documents:,} documents, but {found:,} in the chunks"
     if rest := manifest.tokens - int(borders[-1]):
@@ -106,7 +107,7 @@ def contradicts(manifest: Manifest, borders: npt.NDArray[np.int64]) -> str | Non
 
 
 def report(manifest: Manifest, lengths: npt.NDArray[np.int64], console: Console) -> None:
-    """Prints what a data folder holds; `lengths`, (documents,), count tokens with end-of-text."""
+    """Prints the counts of a data folder; `lengths`, (documents,), are tokens with end-of-text."""
     sources = manifest.sources
     facts = {
         "fingerprint": manifest.fingerprint,
@@ -137,12 +138,3 @@ def report(manifest: Manifest, lengths: npt.NDArray[np.int64], console: Console)
     for source in sources:
         for fault in source.faults:
             console.print(f"fault of {source.name}: {fault}", markup=False, soft_wrap=True)
-
-
-def _tokens(chunks: Sequence[npt.NDArray[np.integer]], starts: list[int], s: slice) -> list[int]:
-    """Returns some tokens of the stream that the chunks hold, each from its start on."""
-    return [
-        token
-        for chunk, start in zip(chunks, starts, strict=False)
-        for token in chunk[max(s.start - start, 0) : max(s.stop - start, 0)].tolist()
-    ]

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from data_prep.documents.duplicates import BYTES_A_DOCUMENT, Verdicts
-from data_prep.documents.encoding import Encoded, Encoder, Job, ReadingProgress
-from data_prep.documents.pieces import PieceSettings, Tokens, token_type
+from data_prep.documents.encoding import Encoded, Encoder, Job
+from data_prep.documents.pieces import FORMAT, PieceSettings, Tokens, token_type
 from data_prep.documents.text import Contamination
 from data_prep.executors import Here, PieceExecutor
 from data_prep.settings import Preparation
@@ -100,7 +100,7 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
 
 
 def _check_is_ours(out: Path) -> None:
-    """Checks that all in a folder is of a data folder: it may be deleted later."""
+    """Checks that every file in a folder is part of a data folder: all may be deleted later."""
     try:
         content = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
         listed = [file["name"] for key in ("chunks", "beside") for file in content[key]]
@@ -125,10 +125,10 @@ def prepare(
 ) -> Manifest:
     """Writes the data folder and returns its manifest.
 
-    Everything is made in `OUT.partial`, where an interrupted preparation is continued; the folder
-    takes its name when it is complete, and replaces a previous folder only then. Pieces are made by
-    `executor`, which ends with the last one, or in this process; the bytes are the same. `extra`
-    may write further files into the folder; `fetch` is needed where files are elsewhere.
+    Everything is made in `OUT.partial`, where an interrupted preparation is continued. The complete
+    folder takes the name OUT, and only then replaces a previous folder. `executor` makes the pieces
+    and ends with the last one; without it this process does, with the same bytes. `extra` may write
+    further files into the folder. `fetch` gets files that are not on this disk.
     """
     out = request.out.resolve()
     with WorkFolder(out, request.content, overwrite) as work:
@@ -140,17 +140,21 @@ def prepare(
         for unfinished in folder.rglob("*.partial"):  # else the manifest would list it
             unfinished.unlink()
         request.tokenizer.save(folder)
-        chosen, near = request.settings, request.settings.duplicates == "near"
-        evaluations, strict = request.contamination, request.strict
-        settings = PieceSettings(folder, chosen.min_chars, near, evaluations, strict)
-        # A worker that was given up may still write a piece: never among those of other content.
-        pieces = work.path / "pieces" / request.digest[:16]
+        settings = PieceSettings(
+            tokenizer=folder,
+            min_chars=request.settings.min_chars,
+            near=request.settings.duplicates == "near",
+            contamination=request.contamination,
+            strict=request.strict,
+        )
+        # A worker that was given up may still write a piece: never among pieces of other content.
+        pieces = work.path / "pieces" / f"{request.digest[:16]}-{FORMAT}"
         pieces.mkdir(parents=True, exist_ok=True)
         executor = executor or Here()
         with executor, Encoder(settings, executor, pieces, fetch) as encoder:
-            mix = _encode(request, encoder, pieces)
+            encoded, verdicts, chosen = _encode(request, encoder, pieces)
         try:
-            manifest = _write(request, mix, work.path, folder, extra)
+            manifest = _write(request, encoded, verdicts, chosen, work.path, folder, extra)
         except UserError:
             work.remove()  # there is nothing to continue
             raise
@@ -160,14 +164,9 @@ def prepare(
         return manifest
 
 
-@dataclass(frozen=True)
-class _Mix:
-    encoded: list[Encoded]
-    verdicts: Verdicts
-    portions: list[Portion]
-
-
-def _encode(request: Request, encoder: Encoder, folder: Path) -> _Mix:
+def _encode(
+    request: Request, encoder: Encoder, folder: Path
+) -> tuple[list[Encoded], Verdicts, list[Portion]]:
     """Encodes as much of each corpus as the tokens asked for take, duplicates not counted."""
     settings = request.settings
     wanted = wanted_tokens(settings)
@@ -177,10 +176,7 @@ def _encode(request: Request, encoder: Encoder, folder: Path) -> _Mix:
             Job(corpus, folder / str(number), until[number])
             for number, corpus in enumerate(request.corpora)
         ]
-        size = sum(file.size for job in jobs for file in job.corpus.files)
-        tokens = [job.until for job in jobs if job.until is not None]
-        with ReadingProgress(size, sum(tokens) if tokens else None) as progress:
-            encoded = encoder.encode(jobs, progress)
+        encoded = encoder.encode(jobs)
         pieces = [piece for corpus in encoded for piece in corpus.pieces]
         documents = sum(piece.documents for piece in pieces)
         memory = documents * BYTES_A_DOCUMENT
@@ -191,56 +187,59 @@ def _encode(request: Request, encoder: Encoder, folder: Path) -> _Mix:
                 file=sys.stderr,
             )
         verdicts = Verdicts(pieces, settings.duplicates)
-        pools = _pools(settings, encoded, verdicts)
+        pools, first = [], 0
+        for source, corpus in zip(settings.sources, encoded, strict=True):
+            pools.append(Pool(source.name, corpus.pieces, verdicts, first, settings.val_fraction))
+            first += len(corpus.pieces)
         more = list(map(_more, wanted, pools, encoded))
         if not any(more):
-            return _Mix(encoded, verdicts, portions(settings, pools))
+            return encoded, verdicts, portions(settings, pools)
         until = [new or old for new, old in zip(more, until, strict=True)]
 
 
-def _pools(settings: Preparation, encoded: Sequence[Encoded], verdicts: Verdicts) -> list[Pool]:
-    pools, first = [], 0
-    for source, corpus in zip(settings.sources, encoded, strict=True):
-        pools.append(Pool(source.name, corpus.pieces, verdicts, first, settings.val_fraction))
-        first += len(corpus.pieces)
-    return pools
-
-
 def _more(wanted: int | None, pool: Pool, encoded: Encoded) -> int | None:
-    """Returns until how many tokens to encode where too few could be used, or None."""
+    """Returns up to how many tokens to encode where too few could be used, or None."""
     if wanted is None or encoded.complete or pool.tokens >= wanted:
         return None
-    made = sum(piece.counts.tokens for piece in encoded.pieces)
     # Later documents may differ: neither everything at once, nor a little many times.
     factor = wanted / max(pool.tokens, 1) * 1.02
-    return round(made * min(max(factor, 1.25), 2.0)) + 1
+    return round(encoded.tokens * min(max(factor, 1.25), 2.0)) + 1
 
 
 def _write(
-    request: Request, mix: _Mix, work: Path, folder: Path, extra: Callable[[Path], None] | None
+    request: Request,
+    encoded: list[Encoded],
+    verdicts: Verdicts,
+    chosen: list[Portion],
+    work: Path,
+    folder: Path,
+    extra: Callable[[Path], None] | None,
 ) -> Manifest:
     tokenizer, settings = request.tokenizer, request.settings
-    total = sum(portion.tokens for portion in mix.portions)
+    total = sum(portion.tokens for portion in chosen)
     if not total:
-        raise UserError(_nothing(settings, mix))
+        raise UserError(_nothing(settings, encoded, chosen))
     dtype = token_type(tokenizer)
+
+    def stream() -> Iterator[Tokens]:
+        for tokens in interleave(chosen, settings.seed):
+            yield tokens
+            progress.advance(len(tokens))
+
     with _progress("writing shards", total, "tokens") as progress:
-        stream = _counted(mix.portions, settings.seed, progress)
         chunks, index_sha256 = write_shards(
-            folder, work / "shards", dtype, settings.chunk_tokens, stream, total
+            folder, work / "shards", dtype, settings.chunk_tokens, stream(), total
         )
-    pools = [portion.pool for portion in mix.portions]
-    with _progress("writing what was left out", 2 * len(mix.verdicts.pieces), "pieces") as progress:
-        records.write_rejected(folder, mix.encoded)
+    with _progress("writing what was left out", 2 * len(verdicts.pieces), "pieces") as progress:
+        records.write_rejected(folder, encoded)
+        pools = [portion.pool for portion in chosen]
         records.write_held_out(folder, pools, tokenizer, progress.advance)
-        records.write_duplicates(
-            folder, request.corpora, mix.encoded, mix.verdicts, progress.advance
-        )
+        records.write_duplicates(folder, request.corpora, encoded, verdicts, progress.advance)
     if extra:
         extra(folder)
-    sources = list(map(records.account, settings.sources, mix.encoded, mix.portions))
+    sources = list(map(records.account, settings.sources, encoded, chosen))
     manifest = Manifest(
-        documents=sum(portion.documents for portion in mix.portions),
+        documents=sum(portion.documents for portion in chosen),
         tokens=total,
         text_bytes=sum(source.text_bytes for source in sources),
         dtype="uint16" if dtype is np.uint16 else "uint32",
@@ -251,8 +250,8 @@ def _write(
         chunks=chunks,
         index_sha256=index_sha256,
         beside=records.stored(folder, chunks),
-        # What lacks a file that may come another time is nobody's finished request.
-        request=request.digest if all(corpus.fetched for corpus in mix.encoded) else "",
+        # No finished request where a file is lacking that may come another time.
+        request=request.digest if all(corpus.fetched for corpus in encoded) else "",
         settings=settings.as_recipe(),
     )
     manifest.write(folder)
@@ -263,17 +262,10 @@ def _progress(title: str, total: int, unit: str) -> Progress:
     return Progress(Console(stderr=True), title, counted(unit), total, transient=True)
 
 
-def _counted(portions: Sequence[Portion], seed: int, progress: Progress) -> Iterator[Tokens]:
-    for tokens in interleave(portions, seed):
-        yield tokens
-        progress.advance(len(tokens))
-
-
-def _nothing(settings: Preparation, mix: _Mix) -> str:
-    """Returns why there is nothing to write: the source without text, and its other contents."""
-    for source, corpus, portion in zip(settings.sources, mix.encoded, mix.portions, strict=True):
-        if portion.pool.tokens:
-            continue
-        reasons = [*corpus.faults[:1], *filter(None, map(records.first_reason, corpus.pieces))]
-        return f"no text in {source.path}" + "".join(f": {reason}" for reason in reasons[:1])
+def _nothing(settings: Preparation, encoded: list[Encoded], chosen: list[Portion]) -> str:
+    """Returns why there is nothing to write: the source without text, and its first fault."""
+    for source, corpus, portion in zip(settings.sources, encoded, chosen, strict=True):
+        if not portion.pool.tokens:
+            reasons = [*corpus.faults, *filter(None, map(records.first_reason, corpus.pieces))]
+            return f"no text in {source.path}" + "".join(f": {reason}" for reason in reasons[:1])
     return "no text is left: all is held out or a duplicate; lower --val-fraction"

@@ -31,7 +31,7 @@ class SourceSettings:
     path: Place
     """A file or folder, `sample`, `nemotron-cc[:SELECTION]` or `hf:DATASET[:CONFIG]`."""
     weight: float | None = None
-    """Share of the tokens, relative to the other sources' weights; None: all there is."""
+    """Share of the tokens, relative to the other sources' weights; None: all tokens."""
     max_epochs: int = 1
     """How often its documents may be repeated to reach its share."""
     field: str = "text"
@@ -58,7 +58,7 @@ class SourceSettings:
 
 @dataclass(frozen=True)
 class Preparation:
-    """The contents of a data folder: what decides them. The texts below are those of --help."""
+    """The settings that decide the content of a data folder. --help shows the texts below."""
 
     sources: tuple[SourceSettings, ...] = field(default=(), metadata={"option": "--source"})
     """Where the documents come from: NAME=PATH or PATH of a .txt, .md, .jsonl or .parquet file (all
@@ -71,18 +71,18 @@ class Preparation:
     """The byte-level BPE to use: gpt2 (downloaded once), a tokenizer.json, or a folder with it or
     with vocab.json and merges.txt. `sample` has its own, of 2,048 entries."""
     tokens: Size | None = None
-    """Tokens to write, e.g. 16M or 38.5B, end-of-text included; all there are by default. The
-    document that reaches the number is the last one."""
+    """Tokens to write, e.g. 16M or 38.5B, end-of-text included; by default all. The document that
+    reaches the number is the last one."""
     num_files: Size | None = None
     """Files to take of each source that is downloaded, in the order of a hash of their names. By
     default as many as --tokens needs; 1 of Nemotron-CC where neither is given."""
     seed: int = 0
     """Seed of the order of the documents."""
     duplicates: Duplicates = "exact"
-    """Documents to leave out: none, those with the text of an earlier one, or also those that
-    resemble one (MinHash, 5-word shingles, 14 bands of 8)."""
+    """Documents to leave out: none, those with the text of an earlier document, or also those that
+    resemble an earlier one (MinHash, 5-word shingles, 14 bands of 8)."""
     decontaminate: tuple[Place, ...] = ()
-    """Evaluation texts, as sources: documents that share 13 words in a row with one are left
+    """Evaluation texts, as sources: documents that share 13 words in a row with a text are left
     out."""
     val_fraction: float = 0.0
     """Share of the documents to hold out in OUT/val, by a hash of their ids."""

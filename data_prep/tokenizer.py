@@ -3,22 +3,21 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain, islice
 
 from rich.console import Console
 from rich.filesize import decimal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, Size, check_ranges
-from dualpath_cli.base.system import read_text, write_text
+from dualpath_cli.base.system import write_text
 from dualpath_cli.data.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer, train_bpe
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.report.table import Column, Table, show
 
-MEASURED_BYTES = 4_000_000
-"""Text of each source that is kept while it is read, to be encoded afterwards."""
+BATCH = 16  # texts that are read, or encoded, at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ class TrainTokenizer:
     out: Place
     """Folder to write tokenizer.json to."""
     overwrite: bool = False
-    """Replace another tokenizer that is in DIR."""
+    """Replace a tokenizer that is in DIR."""
 
     def __post_init__(self) -> None:
         # From the 256 bytes and end-of-text on.
@@ -45,83 +44,46 @@ class TrainTokenizer:
 
 
 def run(options: TrainTokenizer) -> str:
-    """Trains a tokenizer, prints what it was trained on, and returns the last line."""
+    """Trains a tokenizer, prints its bytes a token on each source, and returns the last line."""
     sources = list(map(parse_source, options.source))
     size, path = options.vocab_size, folder_of("--out", options.out) / TOKENIZER
-    other = UserError(f"'{path}' is another tokenizer; give another --out or add --overwrite")
-    protected = path.exists() and not options.overwrite
-    if protected and _size(path) != size:
-        raise other
-    kept = {source: _Kept() for source in sources}
-    text = train_bpe(_texts(sources, kept), size)
+    if path.exists() and not options.overwrite:
+        raise UserError(f"'{path}' exists; give another --out or add --overwrite")
+    text = train_bpe(chain.from_iterable(_batches(sources, "training on")), size)
     tokenizer = Tokenizer(json.loads(text), str(path))
     if tokenizer.vocab_size < size:
         raise UserError(
             f"these texts give {tokenizer.vocab_size:,} entries, fewer than --vocab-size {size:,}; "
             "lower it or give more text"
         )
-    same = path.exists() and read_text(path) == text
-    if protected and not same:
-        raise other
-    if not same:
-        write_text(path, text)
-    show(plain_console(highlight=False), _table(kept, tokenizer))
-    done = "holds this already" if same else f"{size:,} entries"
-    return f"{path}: {done}, fingerprint {tokenizer.fingerprint[:12]}"
-
-
-def _size(path: Path) -> int | None:
-    """Entries of a tokenizer, as far as it is one that can be read."""
-    try:
-        return Tokenizer.load(path).vocab_size
-    except UserError:
-        return None
-
-
-class _Kept:
-    """Some texts of a source, at equal distances from its first to its last."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.every = 1
-        self.documents = self.bytes = self._bytes_kept = 0
-
-    def add(self, text: str) -> None:
-        size = len(text.encode())
-        if self.documents % self.every == 0:
-            self.texts.append(text)
-            self._bytes_kept += size
-        self.documents += 1
-        self.bytes += size
-        while self._bytes_kept > MEASURED_BYTES and len(self.texts) > 1:
-            self.every *= 2
-            self.texts = self.texts[::2]
-            self._bytes_kept = sum(len(text.encode()) for text in self.texts)
-
-
-def _texts(sources: Sequence[Source], kept: dict[Source, _Kept]) -> Iterator[str]:
-    """Yields the texts of the sources, cleaned, and shows how much is read."""
-    files: list[Path] = [file for source in sources for file in source_files(source)]
-    size = sum(file.stat().st_size for file in files)
-    console = Console(stderr=True)
-    with Progress(console, "reading", bytes_of_bytes, size, transient=True) as progress:
-        for source in sources:
-            for text in read_documents(source, progress.advance):
-                kept[source].add(text)
-                yield text
-        progress.advance(0, title="read; merging")  # about a tenth of the time
-
-
-def _table(kept: dict[Source, _Kept], tokenizer: Tokenizer) -> Table:
-    """What was read of each source, and how long tokens are on the texts that were kept of it."""
-    rows = []
-    for source, part in kept.items():
-        tokens = sum(len(ids) + 1 for ids in tokenizer.encode_batch(part.texts))
-        size = sum(len(text.encode()) for text in part.texts)
-        rows.append((source.name, part.documents, part.bytes, size / max(tokens, 1), part.every))
+    write_text(path, text)
     columns = [
         Column("source"), Column("documents", ","), Column("text", decimal),
-        Column("bytes a token", ".2f"), Column("measured on", lambda every: f"1 of {every:,}"),
+        Column("bytes a token", ".2f"),
     ]  # fmt: skip
-    return Table(columns, rows, caption="Bytes a token, end-of-text included, are of documents "
-                 "that the tokenizer was trained on.")  # fmt: skip
+    rows = [_measured(source, tokenizer) for source in dict.fromkeys(sources)]
+    caption = "Bytes a token: of the texts trained on, end-of-text included."
+    show(plain_console(highlight=False), Table(columns, rows, caption=caption))
+    return f"{path}: {size:,} entries, fingerprint {tokenizer.fingerprint[:12]}"
+
+
+def _batches(sources: Sequence[Source], title: str) -> Iterator[list[str]]:
+    """Yields the cleaned texts of the sources, some at a time, and shows how much is read."""
+    size = sum(file.stat().st_size for source in sources for file in source_files(source))
+    console = Console(stderr=True)
+    with Progress(console, title, bytes_of_bytes, size, transient=True) as progress:
+        for source in sources:
+            texts = read_documents(source, progress.advance)
+            while batch := list(islice(texts, BATCH)):
+                yield batch
+        progress.advance(0, title=f"{title}: all is read")  # merging takes a tenth of the time
+
+
+def _measured(source: Source, tokenizer: Tokenizer) -> tuple[str, int, int, float]:
+    """A row of the table: a source's name, documents, bytes, and bytes a token."""
+    documents = size = tokens = 0
+    for texts in _batches([source], f"measuring {source.name}"):
+        documents += len(texts)
+        size += sum(len(text.encode()) for text in texts)
+        tokens += sum(len(ids) + 1 for ids in tokenizer.encode_batch(texts))
+    return source.name, documents, size, size / max(tokens, 1)

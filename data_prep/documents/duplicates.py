@@ -13,18 +13,17 @@ from data_prep.settings import Duplicates
 KEPT, EXACT, NEAR = 0, 1, 2  # the values of `Verdicts.kinds`
 
 BYTES_A_DOCUMENT = 66
-"""Peak of memory, by tracemalloc on 4 million documents; the same for `exact` and `near`."""
+"""Peak of memory, by tracemalloc on 4 million documents, for `exact` and `near` alike."""
 
 Indices = npt.NDArray[np.int64]
 
 
 class Verdicts:
-    """For each document of a list of pieces, whether it repeats an earlier one, and which.
+    """For each document of a list of pieces, whether it repeats an earlier document, and which.
 
-    A document is an exact duplicate if an earlier one has the same text, and a near-duplicate if
-    an earlier one shares a band of its MinHash signature, whether that one is kept or not: so what
-    is said of a document depends on those before it alone. All keys of one kind are sorted in
-    memory.
+    An exact duplicate has the text of an earlier document. A near-duplicate shares a band of its
+    MinHash signature with an earlier document, kept or not. So a verdict depends on earlier
+    documents alone. All keys of one kind are sorted in memory.
     """
 
     def __init__(self, pieces: Sequence[Piece], duplicates: Duplicates) -> None:
@@ -37,7 +36,7 @@ class Verdicts:
             self._judge(EXACT, [piece.digests() for piece in pieces])
         if duplicates == "near":
             for band in range(BANDS):
-                self._judge(NEAR, [piece.numbers(f"band{band}")[:, None] for piece in pieces])
+                self._judge(NEAR, [piece.bands()[:, band : band + 1] for piece in pieces])
 
     def kinds(self, piece: int) -> npt.NDArray[np.uint8]:
         """Returns KEPT, EXACT or NEAR for each document of a piece, (documents,)."""

@@ -16,19 +16,17 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from data_prep.documents import pieces
-from data_prep.documents.pieces import CorpusFile, FileEnd, Made, Piece, PieceSettings, piece_path
+from data_prep.documents.pieces import Batch, Piece, PieceSettings, piece_path
 from data_prep.download import Unavailable
 from data_prep.executors import PieceExecutor
 from data_prep.sources.corpora import Corpus, InputFile
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import replacing
-from dualpath_cli.data.rows import OnRead
+from dualpath_cli.data.documents import IDS, format_of
+from dualpath_cli.data.rows import OnRead, UnreadableFile, kind_of, read_rows
 from dualpath_cli.report.console import Progress, bytes_of_bytes, counted
 
 PIECE_BYTES = 8 << 20  # uncompressed size of the rows that make a piece; a longer row goes alone
-
-FILES_A_WORKER = 8
-"""Workers read files themselves where each gets this many of the largest: then all end together."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,20 @@ class Job:
     until: int | None  # tokens that are enough; None: all there are
 
 
+@dataclass(frozen=True)
+class FileEnd:
+    """Follows a file's last piece."""
+
+    file: int
+    pieces: int
+    fault: str | None  # why the file could not be read to its end
+    fetched: bool = True
+
+
+Work = Future[Path] | Path | FileEnd
+"""A piece that is being made or is there, or the end of a file."""
+
+
 @dataclass
 class Encoded:
     """The pieces of a corpus, from its beginning on."""
@@ -45,21 +57,24 @@ class Encoded:
     pieces: list[Piece] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     """Files that could not be read to their end, and why."""
+    tokens: int = 0
     complete: bool = True  # whether every file was read
     fetched: bool = True  # whether every file was there to be read
 
 
-class ReadingProgress(Progress):
+class _Reading(Progress):
     """Shows how much of the corpora is read, or of the tokens wanted of them, on stderr."""
 
-    def __init__(self, size: int, tokens: int | None) -> None:
-        """`size` in bytes is what `read` adds up to; `tokens` are those asked for, None for all."""
-        self._by_bytes = tokens is None
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        tokens = sum(job.until or 0 for job in jobs)
+        size = sum(file.size for job in jobs for file in job.corpus.files)
+        self._by_bytes = not tokens
         self._tokens = self._received = 0
         self._begun = time.monotonic()
-        amounts = bytes_of_bytes if self._by_bytes else counted("tokens")
-        total = (size if tokens is None else tokens) or None
-        super().__init__(Console(stderr=True), "reading", amounts, total, transient=True)
+        amounts = counted("tokens") if tokens else bytes_of_bytes
+        super().__init__(
+            Console(stderr=True), "reading", amounts, tokens or size or None, transient=True
+        )
 
     def read(self, size: int) -> None:
         self._count(size if self._by_bytes else 0)
@@ -89,14 +104,14 @@ class Encoder:
         folder: Path,
         fetch: Callable[[InputFile, OnRead], Path],
     ) -> None:
-        """`folder` takes the settings, where all workers find them; `fetch` is `Fetcher.get`."""
+        """Workers find the settings in `folder`; `fetch` is `Fetcher.get`."""
         self._settings = settings
         self._executor = executor
         self._orders = folder / f"orders-{uuid4().hex}"
         self._fetch = fetch
 
     def __enter__(self) -> "Encoder":
-        # Workers of a killed run stop where its orders are gone; no other run is alive.
+        # Workers of a killed run stop when its orders are gone; no other run is alive.
         for old in self._orders.parent.glob("orders-*"):
             old.unlink()
         with replacing(self._orders) as partial:
@@ -106,37 +121,37 @@ class Encoder:
     def __exit__(self, *error: object) -> None:
         self._orders.unlink(missing_ok=True)
 
-    def encode(self, jobs: Sequence[Job], progress: ReadingProgress) -> list[Encoded]:
+    def encode(self, jobs: Sequence[Job]) -> list[Encoded]:
         """Encodes each corpus's documents in order until they hold as many tokens as asked for.
 
-        All go through one queue: no worker waits for a corpus's last piece. Pieces that are there
-        are not made again. Raises UserError where `strict` is set and something cannot be read,
-        OSError where the disk is full or a server does not answer for long.
+        All jobs go through one queue: no worker waits for a corpus's last piece. Pieces that are
+        there are not made again. Raises UserError where `strict` is set and something cannot be
+        read, OSError where the disk is full or a server does not answer for long.
         """
-        enough: set[int] = set()
-        tokens = [0] * len(jobs)
+        enough: set[int] = set()  # numbers of jobs whose tokens are enough
         encoded = [Encoded() for _ in jobs]
-        with closing(self._ahead(self._work(jobs, enough, progress))) as work:
-            for number, made in work:
+        with (
+            _Reading(jobs) as progress,
+            closing(self._ahead(self._work(jobs, enough, progress))) as work,
+        ):
+            for number, part in work:
                 if number in enough:
                     continue  # begun before it was known that it is not needed
                 job, corpus = jobs[number], encoded[number]
-                for item in made.result() if isinstance(made, Future) else made:
-                    if isinstance(item, FileEnd):
-                        self._end(item, job, corpus)
-                        continue
-                    piece = Piece(item)
-                    corpus.pieces.append(piece)
-                    tokens[number] += piece.counts.tokens
-                    progress.encoded(piece.counts.tokens)
-                    if job.until is not None and tokens[number] >= job.until:
-                        corpus.complete = False
-                        enough.add(number)
-                        break
+                if isinstance(part, FileEnd):
+                    self._end(part, job, corpus)
+                    continue
+                piece = Piece(part.result() if isinstance(part, Future) else part)
+                corpus.pieces.append(piece)
+                corpus.tokens += piece.counts.tokens
+                progress.encoded(piece.counts.tokens)
+                if job.until is not None and corpus.tokens >= job.until:
+                    corpus.complete = False
+                    enough.add(number)
         return encoded
 
     def _ahead(self, work: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any], None, None]:
-        """Yields items some time after they were begun, so that the workers are kept busy."""
+        """Yields items some time after they were begun, which keeps the workers busy."""
         waiting: deque[tuple[int, Any]] = deque()
         for item in work:
             waiting.append(item)
@@ -145,61 +160,51 @@ class Encoder:
         yield from waiting
 
     def _work(
-        self, jobs: Sequence[Job], enough: Container[int], progress: ReadingProgress
-    ) -> Iterator[tuple[int, Future[Made] | Made]]:
+        self, jobs: Sequence[Job], enough: Container[int], progress: _Reading
+    ) -> Iterator[tuple[int, Work]]:
         for number, job in enumerate(jobs):
             job.folder.mkdir(parents=True, exist_ok=True)
-            for made in self._made(job, progress):
-                yield number, made
+            # Listed: on NFS a file whose name was asked for may stay missing for a minute.
+            notes = {path.stem for path in job.folder.glob("*.json")}
+            there = {path for path in job.folder.glob("*.arrow") if Piece(path).is_usable()}
+            for place, file in enumerate(job.corpus.files):
+                noted = job.folder / f"{place:05d}.json"
+                made = _made(noted, place, there) if noted.stem in notes else None
+                for part in made or self._parts(job, place, there, progress):
+                    yield number, part
+                    if number in enough:
+                        break
+                if made:
+                    progress.read(file.size)
                 if number in enough:
                     break
 
-    def _made(self, job: Job, progress: ReadingProgress) -> Iterator[Future[Made] | Made]:
-        """Yields the pieces and the end of each file of a corpus, as they are there or begun."""
-        # Listed, for a file that was asked after by its name may stay missing on NFS for a minute.
-        notes = {path.stem for path in job.folder.glob("*.json")}
-        there = {path for path in job.folder.glob("*.arrow") if Piece(path).is_usable()}
-        by_file = self._workers_read(job)
-        for number, file in enumerate(job.corpus.files):
-            note = job.folder / f"{number:05d}.json"
-            if note.stem in notes and (noted := pieces.read_sealed(note)):
-                end = FileEnd(number, **json.loads(noted))
-                made = [piece_path(job.folder, number, n) for n in range(end.pieces)]
-                if there.issuperset(made):
-                    yield [*made, end]
-                    progress.read(file.size)
-                    continue
-            note.unlink(missing_ok=True)  # of pieces that were lost
-            try:
-                path = self._fetch(file, progress.received)
-            except Unavailable as error:
-                yield [FileEnd(number, 0, f"{file.name}: {error}", fetched=False)]
-                continue
-            given = path.absolute(), str(path)
-            settings = job.corpus.settings
-            work = CorpusFile(settings, file.name, number, *given, job.folder, PIECE_BYTES)
-            if by_file:
-                size = path.stat().st_size
-                yield self._executor.submit(pieces.make_file, self._orders, work, size)
-                progress.read(file.size)
-                continue
-            for part in work.parts(progress.read):
-                if isinstance(part, FileEnd):
-                    yield [part]
-                elif part.out in there:
-                    yield [part.out]
+    def _parts(
+        self, job: Job, place: int, there: Container[Path], progress: _Reading
+    ) -> Iterator[Work]:
+        """Yields the pieces and the end of a corpus's file, as they are there or begun."""
+        file, source = job.corpus.files[place], job.corpus.settings
+        try:
+            path = self._fetch(file, progress.received)
+        except Unavailable as error:
+            yield FileEnd(place, 0, f"{file.name}: {error}", fetched=False)
+            return
+        format = format_of(source.name, kind_of(path), source.field)
+        count, fault = 0, None
+        try:
+            read = read_rows(path, format.fields, IDS, progress.read, PIECE_BYTES, format.advice)
+            for count, rows in enumerate(read, 1):
+                out = piece_path(job.folder, place, count - 1)
+                if out in there:
+                    yield out
                 else:
-                    yield self._executor.submit(pieces.make, self._orders, part)
-
-    def _workers_read(self, job: Job) -> bool:
-        """Whether workers get files to read, so that this process's reading does not limit them."""
-        sizes = [file.size for file in job.corpus.files if file.size]
-        workers = self._executor.workers
-        # How many files the head of a corpus is shows as they are read.
-        if job.until is not None or workers == 1 or not sizes:
-            return False
-        total = sum(sizes) / len(sizes) * len(job.corpus.files)
-        return total >= FILES_A_WORKER * workers * max(sizes)
+                    batch = Batch(source, file.name, rows, out)
+                    yield self._executor.submit(pieces.make, self._orders, batch)
+            if not count:
+                fault = f"{file.name}: empty"
+        except UnreadableFile as error:
+            fault = str(error)
+        yield FileEnd(place, count, fault)
 
     def _end(self, end: FileEnd, job: Job, encoded: Encoded) -> None:
         """Notes that a file is done, all of whose pieces are there by now."""
@@ -217,3 +222,14 @@ class Encoder:
         if end.fetched and not note.exists():
             content = json.dumps({"pieces": end.pieces, "fault": end.fault})
             pieces.write_sealed(note, content.encode())
+
+
+def _made(note: Path, place: int, there: Container[Path]) -> list[Work] | None:
+    """Returns the pieces and the end of a file that was noted as done; None if any is lost."""
+    if noted := pieces.read_sealed(note):
+        end = FileEnd(place, **json.loads(noted))
+        made: list[Work] = [piece_path(note.parent, place, n) for n in range(end.pieces)]
+        if all(piece in there for piece in made):
+            return [*made, end]
+    note.unlink(missing_ok=True)
+    return None

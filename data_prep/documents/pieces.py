@@ -1,12 +1,13 @@
-"""Pieces: some documents of one file, cleaned, signed and tokenised, as Arrow files; and how they
-are made from rows, in this process, in others and on other machines alike."""
+"""Pieces: some documents of one file, cleaned, signed and tokenised, as Arrow files.
+
+Workers make them from rows: in this process, in other processes, or on other machines.
+"""
 
 import hashlib
 import json
 import pickle
 import socket
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from data_prep.documents.text import BANDS, Contamination, band_keys, problem
 from data_prep.settings import SourceSettings
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import replacing
-from dualpath_cli.data.documents import IDS, clean, document_id, format_of
-from dualpath_cli.data.rows import BadRow, OnRead, Rows, UnreadableFile, kind_of, read_rows
+from dualpath_cli.data.documents import clean, document_id, format_of
+from dualpath_cli.data.rows import BadRow, Rows
 from dualpath_cli.data.tokenizer import Tokenizer
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
@@ -31,7 +32,7 @@ SEAL = 32  # bytes at the end of a piece
 
 
 def _seal(path: Path, content: bytes | pa.Buffer) -> bytes:
-    """Returns the sha256 of a content, its place (request, corpus, file, number) and rejects."""
+    """Returns the sha256 of a content, its place (request, corpus, name) and rejected documents."""
     beside, place = path.with_suffix(REJECTED), "/".join(path.parts[-3:])
     rejected = beside.read_bytes() if beside.exists() else b""
     return hashlib.sha256(b"".join((place.encode(), content, rejected))).digest()
@@ -39,29 +40,33 @@ def _seal(path: Path, content: bytes | pa.Buffer) -> bytes:
 
 def write_sealed(path: Path, content: bytes | pa.Buffer) -> None:
     """Writes a file that `read_sealed` believes, into a folder that is there."""
-    # Shared: a worker that was given up, or of a killed run, may still be at work. What such a
-    # one makes is not wanted where its folder has gone.
+    # Shared: a worker of a killed run may still write. Its folder may be gone, and stays gone.
     with replacing(path, shared=True, new_folder=False) as partial, partial.open("wb") as file:
         file.write(content)
         file.write(_seal(path, content))
 
 
 def read_sealed(path: Path) -> bytes:
-    """Returns a file's content; nothing where there is none, or one that was damaged."""
+    """Returns a file's content; empty where the file is missing or damaged."""
     whole = path.read_bytes() if path.exists() else b""
     return whole[:-SEAL] if whole[-SEAL:] == _seal(path, whole[:-SEAL]) else b""
 
 
-@dataclass(frozen=True)
-class Document:
-    number: int  # line or record in its file
-    id: str | None  # its name in the corpus
-    id_hash: int
-    """64 bits of the id, or of the text where there is none: decides the split and the order."""
-    digest: bytes  # 128 bits of the text: equal for equal texts
-    text_bytes: int  # length in UTF-8
-    bands: npt.NDArray[np.uint64] | None
-    """Band keys of the MinHash signature, (BANDS,); None unless near-duplicates are sought."""
+DOCUMENT = pa.schema(
+    [
+        ("number", pa.int64()),  # line or record in its file
+        ("id", pa.string()),  # name in the corpus
+        # 64 bits of the id, or of the text where there is none: decides the split and the order
+        ("id_hash", pa.uint64()),
+        ("digest", pa.binary(16)),  # 128 bits of the text
+        ("text_bytes", pa.uint32()),  # length in UTF-8
+        # Keys of the MinHash signature; null unless near-duplicates are sought
+        ("bands", pa.list_(pa.uint64(), BANDS)),
+    ]
+)
+"""The columns of a piece, beside the tokens of its documents."""
+FORMAT = 2
+"""Part of the name of the folder of pieces; raised when `DOCUMENT` changes."""
 
 
 @dataclass
@@ -81,33 +86,23 @@ class Piece:
     @staticmethod
     def write(
         path: Path,
-        documents: list[Document],
+        documents: list[dict[str, Any]],
         tokens: Tokens,
         ends: npt.NDArray[np.int64],
         counts: PieceCounts,
     ) -> None:
-        """Writes a piece whole; `ends`, (documents,), says where each document ends in `tokens`."""
+        """Writes rows of `DOCUMENT`; `ends`, (documents,), says where each ends in `tokens`."""
         counts.tokens = len(tokens)
-        columns = {
-            "number": pa.array([d.number for d in documents], pa.int64()),
-            "id": pa.array([d.id for d in documents], pa.string()),
-            "id_hash": pa.array([d.id_hash for d in documents], pa.uint64()),
-            "digest": pa.array([d.digest for d in documents], pa.binary(16)),
-            "text_bytes": pa.array([d.text_bytes for d in documents], pa.uint32()),
-            "tokens": pa.LargeListArray.from_arrays(np.append(0, ends), tokens),
-        }
-        signed = [document.bands for document in documents if document.bands is not None]
-        if len(signed) == len(documents):  # a piece without documents has the columns, too
-            bands = np.array(signed, np.uint64).reshape(-1, BANDS)
-            columns |= {f"band{n}": pa.array(bands[:, n]) for n in range(BANDS)}
-        table = pa.table(columns).replace_schema_metadata({_COUNTS: json.dumps(asdict(counts))})
+        schema = DOCUMENT.with_metadata({_COUNTS: json.dumps(asdict(counts))})
+        lists = pa.LargeListArray.from_arrays(np.append(0, ends), tokens)
+        table = pa.Table.from_pylist(documents, schema).append_column("tokens", lists)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
         write_sealed(path, sink.getvalue())
 
     def is_usable(self) -> bool:
-        """Whether it is as it was written, and for this place; deletes it where it is not."""
+        """Whether the file is as it was written, and for this place; else deletes the file."""
         usable = bool(read_sealed(self.path))
         if not usable:
             self.path.unlink()
@@ -131,6 +126,11 @@ class Piece:
         words = np.frombuffer(column.buffers()[1] or b"", np.uint64)
         return words.reshape(-1, 2)[: len(column)]
 
+    def bands(self) -> npt.NDArray[np.uint64]:
+        """Returns the keys of the texts' signatures, (documents, BANDS)."""
+        keys: npt.NDArray[np.uint64] = self._column("bands").flatten().to_numpy()
+        return keys.reshape(-1, BANDS)
+
     def ids(self) -> list[str | None]:
         ids: list[str | None] = self._column("id").to_pylist()
         return ids
@@ -153,47 +153,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Batch:
+    """The rows of a piece, and the place of the piece."""
+
     source: SourceSettings
-    file: str
+    file: str  # the file's name in records
     rows: Rows
     out: Path
-
-
-@dataclass(frozen=True)
-class FileEnd:
-    """Follows a file's last piece."""
-
-    file: int
-    pieces: int
-    fault: str | None  # why the file could not be read to its end
-    fetched: bool = True
-
-
-@dataclass(frozen=True)
-class CorpusFile:
-    source: SourceSettings
-    name: str  # the name in records
-    number: int  # its place in the corpus
-    path: Path  # absolute: other processes have other working directories
-    given: str  # the path as messages have it
-    folder: Path  # the folder of its pieces
-    piece_bytes: int  # uncompressed size of the rows that make a piece; a longer row goes alone
-
-    def parts(self, on_read: OnRead) -> Iterator[Batch | FileEnd]:
-        """Yields the rows of each piece, in order, and the end."""
-        format = format_of(self.source.name, kind_of(self.path), self.source.field)
-        read = read_rows(self.path, format.fields, IDS, on_read, self.piece_bytes, format.advice)
-        count, fault = 0, None
-        try:
-            for rows in read:
-                out = piece_path(self.folder, self.number, count)
-                yield Batch(self.source, self.name, replace(rows, path=self.given), out)
-                count += 1
-            if not count:
-                fault = f"{self.name}: empty"
-        except UnreadableFile as error:
-            fault = str(error).replace(str(self.path), self.given)
-        yield FileEnd(self.number, count, fault)
 
 
 def piece_path(folder: Path, file: int, piece: int) -> Path:
@@ -211,11 +176,11 @@ class PieceSettings:
     min_chars: int
     near: bool  # whether documents are signed for near-duplicate removal
     contamination: Contamination | None
-    strict: bool  # whether a row that is no document stops the preparation
+    strict: bool  # whether an unreadable row stops the preparation
 
 
 class Worker:
-    """Makes pieces; holds what takes long to load."""
+    """Makes pieces; holds the tokenizer, which takes long to load."""
 
     def __init__(self, settings: PieceSettings) -> None:
         self._settings = settings
@@ -225,7 +190,7 @@ class Worker:
     def make(self, batch: Batch) -> Path:
         """Writes a piece and, beside it, the rejected documents; returns the piece's path."""
         counts, name = PieceCounts(), batch.source.name
-        documents: list[Document] = []
+        documents: list[dict[str, Any]] = []
         texts: list[str] = []
         rejected: list[dict[str, Any]] = []
         format = format_of(name, batch.rows.kind, batch.source.field)
@@ -252,9 +217,9 @@ class Worker:
             place = {"source": name, "file": batch.file, "row": number, "id": id}
             rejected.append({**place, "reason": reason, "detail": detail, "text": text})
         tokens, ends = self._tokens(texts)
-        if batch.out.exists():  # by another worker, and read: NFS would take it from its readers
+        if batch.out.exists():  # made by another worker: NFS would take it from its readers
             return batch.out
-        # Before the piece, whose presence says that both are there. Shared: see `write_sealed`.
+        # Before the piece, whose presence means both files. Shared: see `write_sealed`.
         if rejected:
             lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rejected)
             path = batch.out.with_suffix(REJECTED)
@@ -268,37 +233,41 @@ class Worker:
 
     def _tokens(self, texts: list[str]) -> tuple[Tokens, npt.NDArray[np.int64]]:
         """Returns the tokens of all texts, each with its end-of-text, and where each ends."""
-        ids = list(self._encoded(texts))
+        ids: list[npt.NDArray[np.uint32]] = []
+        start = characters = 0
+        for end, text in enumerate(texts, 1):
+            characters += len(text)
+            # A megabyte of text at a time: `tokenizers` takes some 100 bytes a token.
+            if characters >= 1 << 20 or end == len(texts):
+                ids += self._tokenizer.encode_batch(texts[start:end])
+                start, characters = end, 0
         ends = np.cumsum([len(document) + 1 for document in ids], dtype=np.int64)
         tokens = np.full(ends[-1] if ids else 0, self._tokenizer.eot_id, self._dtype)
         for document, end in zip(ids, ends.tolist(), strict=True):
             tokens[end - 1 - len(document) : end - 1] = document
         return tokens, ends
 
-    def _encoded(self, texts: list[str]) -> Iterator[npt.NDArray[np.uint32]]:
-        """Yields ids a megabyte of text at a time: `tokenizers` takes some 100 bytes a token."""
-        start = characters = 0
-        for end, text in enumerate(texts, 1):
-            characters += len(text)
-            if characters >= 1 << 20 or end == len(texts):
-                yield from self._tokenizer.encode_batch(texts[start:end])
-                start, characters = end, 0
-
     def _refusal(self, text: str) -> tuple[str, str]:
-        """Returns why a text is left out, and details; empty where it is not."""
+        """Returns the reason to leave a text out, and details; both empty without a reason."""
         if reason := problem(text, self._settings.min_chars):
             return reason, ""
         if self._settings.contamination and (words := self._settings.contamination.hit(text)):
             return "contaminated", words
         return "", ""
 
-    def _document(self, number: int, id: str | None, text: str) -> Document:
+    def _document(self, number: int, id: str | None, text: str) -> dict[str, Any]:
+        """Returns a row of `DOCUMENT`."""
         encoded = text.encode()
         digest = hashlib.blake2b(encoded, digest_size=16).digest()
-        name = digest if id is None else id.encode()
-        id_hash = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
-        bands = band_keys(text) if self._settings.near else None
-        return Document(number, id, id_hash, digest, len(encoded), bands)
+        name = hashlib.blake2b(digest if id is None else id.encode(), digest_size=8).digest()
+        return {
+            "number": number,
+            "id": id,
+            "id_hash": int.from_bytes(name, "little"),
+            "digest": digest,
+            "text_bytes": len(encoded),
+            "bands": band_keys(text) if self._settings.near else None,
+        }
 
 
 def token_type(tokenizer: Tokenizer) -> type[np.uint16 | np.uint32]:
@@ -306,44 +275,17 @@ def token_type(tokenizer: Tokenizer) -> type[np.uint16 | np.uint32]:
     return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
 
 
-Made = list[Path | FileEnd]  # the results, in order: paths of pieces, and the ends of files
-
-
-def make(orders: Path, batch: Batch) -> Made:
-    _worker(orders).make(batch)
-    return [batch.out]
-
-
-def make_file(orders: Path, file: CorpusFile, size: int) -> Made:
-    """Makes those pieces of a file of `size` bytes that are not there, while `orders` is wanted."""
-    worker = _worker(orders)
-    if not file.path.exists() or file.path.stat().st_size != size:
-        raise UserError(
-            f"{socket.gethostname()} does not see '{file.path}' of the same size: sources and "
-            "--downloads must lie on a file system that all workers share"
-        )
-    made: Made = []
-    for part in file.parts(lambda count: None):
-        if isinstance(part, FileEnd):
-            made.append(part)
-            continue
-        if not part.out.exists():
-            _check_wanted(orders)
-            worker.make(part)
-        made.append(part.out)
-    return made
+def make(orders: Path, batch: Batch) -> Path:
+    """Makes a piece by the settings in the file `orders`, which is there while they are wanted."""
+    return _worker(orders).make(batch)
 
 
 @lru_cache(maxsize=1)
 def _worker(orders: Path) -> Worker:
-    """Returns the maker of pieces for one run, whose file has a unique name."""
-    _check_wanted(orders)
-    return Worker(pickle.loads(orders.read_bytes()))
-
-
-def _check_wanted(orders: Path) -> None:
+    """Returns the maker of pieces for one run, whose orders have a unique name."""
     if not orders.exists():
         raise UserError(
             f"{socket.gethostname()} does not see '{orders}': --out must lie on a file system that "
             "all workers share"
         )
+    return Worker(pickle.loads(orders.read_bytes()))

@@ -1,4 +1,4 @@
-"""A text: cut into words, and signed; and the runs of words that evaluation texts have.
+"""A text: its words, its MinHash signature, and the runs of words that evaluation texts have.
 
 Words are the matches of `\\w+` in the lower case. MinHash: Broder, "On the resemblance and
 containment of documents" (1997); banding as in Leskovec, Rajaraman and Ullman, "Mining of Massive
@@ -67,7 +67,7 @@ def mix64(hashes: Hashes) -> Hashes:
 
 
 LONGEST = 13
-SHORTEST = 8  # words in a run. Shorter evaluation texts are not looked for: chance would find them.
+SHORTEST = 8  # words in a run; shorter evaluation texts would be found by chance
 
 
 class Contamination:
@@ -94,8 +94,8 @@ class Contamination:
     def hit(self, text: str) -> str | None:
         """Returns the first run of words that a cleaned text shares with an evaluation text.
 
-        None where there is none. The words are in lower case with a space between; of two runs
-        that begin with the same word it is the longer one.
+        None without such a run. The words are in lower case with a space between. Of two runs from
+        the same word on, the longer one is returned.
         """
         words = words_of(text)
         heads = runs(hashes_of(words), SHORTEST).tolist()
@@ -121,7 +121,7 @@ _SLICE = 1 << 10  # shingles permuted at a time: 250 kB
 
 
 def shingles(text: str) -> Hashes:
-    """Returns hashes of the runs of five words, (shingles,), repeats too; a shorter text is one."""
+    """Returns hashes of the runs of five words, (shingles,); a shorter text is one run."""
     words = hashes_of(words_of(text))
     if len(words):
         return runs(words, min(SHINGLE_WORDS, len(words)))
@@ -132,9 +132,8 @@ def shingles(text: str) -> Hashes:
 def signature(text: str) -> npt.NDArray[np.uint32]:
     """Returns the least hash among a text's shingles under each permutation, (BANDS, ROWS).
 
-    The values are those of two sketches, one of the lower halves of the shingles' hashes and one of
-    the upper: 32 bits alone would take some short texts, whose one shingle is all there is of them,
-    for equal.
+    The values are those of two sketches, of the lower and of the upper halves of the shingles'
+    hashes: by 32 bits alone some short texts, of one shingle, would be taken for equal.
     """
     from datasketch import MinHash  # of the extra `near`; it brings scipy
 

@@ -1,4 +1,4 @@
-"""Corpora: the files of a source: on this disk, of Nemotron-CC, of the hub, and of the sample."""
+"""Corpora: a source's files on this disk, of Nemotron-CC, of the hub, or of the sample."""
 
 import gzip
 import hashlib
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+
+from fsspec.utils import glob_translate
 
 from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
 from data_prep.sources import sample
@@ -30,7 +32,7 @@ class InputFile:
     """A file of documents, here or elsewhere."""
 
     name: str  # the name in messages
-    size: int  # in bytes; that of an average file where it is not known before it is fetched
+    size: int  # in bytes; of a file with unknown size that of an average file
     identity: str  # changes when the content may have changed
     origin: "Path | RemoteFile"
     modified: int | None = None  # when a file on this disk was last changed, in nanoseconds
@@ -70,13 +72,13 @@ def _local(path: Path) -> InputFile:
     # The identity of `make`: sizes and times, since reading terabytes twice costs hours.
     stat = path.stat()
     identity = json.dumps([str(path.resolve()), stat.st_size, stat.st_mtime_ns])
-    # In valid UTF-8, so that it can be written down.
+    # In valid UTF-8, for records.
     name = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return InputFile(name, stat.st_size, identity, path, stat.st_mtime_ns)
 
 
 def _remote(file: "RemoteFile") -> InputFile:
-    # Not the server: another mirror has the same files. The hub's names hold the commit.
+    # Without the server: another mirror has the same files. Names of the hub hold the commit.
     identity = json.dumps([file.name, file.sha256])
     return InputFile(file.name, FILE_BYTES if file.size is None else file.size, identity, file)
 
@@ -89,18 +91,16 @@ def _sample() -> InputFile:
 MIRROR = "https://data.commoncrawl.org/"
 FILE_BYTES = 350_000_000  # size of an average file
 FILE_TOKENS = 200_000_000  # tokens in an average file
-LIST_BYTES = 1 << 24  # a list has at most so many, and eight times as many of paths
 
 _DATA = "contrib/Nemotron/Nemotron-CC/data-jsonl/"
 
 
 def nemotron_files(selection: str, mirror: str, folder: Path) -> "list[RemoteFile]":
-    """Returns the files in the folders that a selection names, of all where it is empty.
+    """Returns the files in the folders that a selection names; an empty selection names all.
 
     `selection` is one or more of a path's components: `quality=high/kind=actual`. `mirror` is the
-    URL above `contrib/`; the list of files is downloaded from it into `folder`, once. The order
-    mixes qualities, kinds and snapshots, and does not depend on the selection: the first n + 1
-    files are the first n and one more.
+    URL above `contrib/`; the list of files there is downloaded into `folder`, once. The order mixes
+    qualities, kinds and snapshots, and does not depend on the selection.
     """
     from data_prep.download import RemoteFile  # imports aiohttp
 
@@ -117,18 +117,15 @@ def _paths(mirror: str, url: str, folder: Path) -> list[str]:
     from data_prep.download import Downloads, RemoteFile, Unavailable
 
     try:
-        list_of_files = RemoteFile(url, f"{NEMOTRON}/{Path(url).name}", most=LIST_BYTES)
-        file = Downloads(folder).get(list_of_files)
+        file = Downloads(folder).get(RemoteFile(url, f"{NEMOTRON}/{Path(url).name}"))
     except Unavailable as reason:
         raise UserError(f"mirror '{mirror}': {url}: {reason}; {MIRROR} has it") from None
     try:
-        with gzip.open(file) as content:
-            text = content.read(8 * LIST_BYTES + 1)
-        paths = text.decode().split() if len(text) <= 8 * LIST_BYTES else []
+        paths = gzip.decompress(file.read_bytes()).decode().split()
     except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError):
         paths = []
     if not paths or not all(path.startswith(_DATA) for path in paths):
-        file.unlink()  # a proxy's login page, say: fetch it again next time
+        file.unlink()  # perhaps the login page of a proxy: it is fetched again next time
         raise UserError(
             f"mirror '{mirror}': {url} is not a gzipped list of paths in {_DATA}; {MIRROR} has it"
         )
@@ -155,7 +152,7 @@ def _components(path: str) -> list[str]:
 
 SPLIT = "train"
 
-# The hub itself goes by these words where a dataset's card names no splits.
+# By these words the hub itself finds the splits where a dataset's card names none.
 _TRAIN = re.compile(r"(?<![a-z])(train|training)(?![a-z])", re.IGNORECASE)
 _HELD_OUT = re.compile(
     r"(?<![a-z])(validation|valid|val|dev|test|testing|eval|evaluation)(?![a-z])", re.IGNORECASE
@@ -167,9 +164,9 @@ def hub_files(
 ) -> "list[RemoteFile]":
     """Returns the training files of a dataset's config at its newest commit, in order of path.
 
-    The card's `configs` say which files these are. Without them it is the files below a folder
-    named like the config, or all, apart from those named for validation or tests. Sizes are known,
-    sha256 for files in LFS.
+    The card's `configs` name these files. Without `configs` they are the files below a folder named
+    like the config, or all files, except those named for validation or tests. Sizes are known, and
+    the sha256 of files in LFS.
     """
     what = f"dataset '{dataset}'"
     api = connect(what, endpoint)
@@ -184,7 +181,7 @@ def hub_files(
             lambda: api.dataset_info(dataset, expand=["cardData", "gated", "sha"]),
         )
         assert info.sha is not None  # optional only because not every request asks for it
-        if info.gated:  # anybody may list the files, so listing them proves nothing
+        if info.gated:  # anybody may list the files of a gated dataset
             api.auth_check(info.id, repo_type="dataset")
         tree = api.list_repo_tree(info.id, recursive=True, revision=info.sha, repo_type="dataset")
         files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
@@ -208,24 +205,25 @@ def _of_config(paths: list[str], info: "DatasetInfo", config: str | None) -> lis
     configs = _configs(info)
     if not configs:
         return _of_folder(paths, info.id, config)
-    if config is None and len(configs) > 1:
-        raise UserError(
-            f"dataset '{info.id}' has {len(configs)} configs, choose one of them: {_list(configs)}"
-        )
-    if config is not None and config not in configs:
-        raise UserError(
-            f"dataset '{info.id}' has no config '{config}'; it has {_list(configs)}"
-            + did_you_mean(config, configs)
-        )
     name = config or next(iter(configs))
+    if name not in configs or (config is None and len(configs) > 1):
+        raise UserError(
+            f"dataset '{info.id}': choose one of its configs, hf:{info.id}:CONFIG: {_list(configs)}"
+            + did_you_mean(config or "", configs)
+        )
     splits = configs[name]
     if SPLIT not in splits:
         raise UserError(
             f"dataset '{info.id}', config '{name}': no split '{SPLIT}' to train on, only "
             f"{_list(splits)}"
         )
-    patterns = [_pattern(glob) for glob in splits[SPLIT]]
-    return [path for path in paths if any(pattern.fullmatch(path) for pattern in patterns)]
+    try:  # `*` and `?` stay within a folder, `**` does not: the hub itself reads globs by fsspec
+        pattern = re.compile("|".join(map(glob_translate, splits[SPLIT])))
+    except ValueError as error:
+        raise UserError(
+            f"dataset '{info.id}': its card has a glob of another form: {error}"
+        ) from None
+    return [path for path in paths if pattern.match(path)]
 
 
 def _configs(info: "DatasetInfo") -> dict[str, dict[str, list[str]]]:
@@ -253,17 +251,6 @@ def _splits(data_files: Any, base: str) -> dict[str, list[str]]:
         for glob in globs if isinstance(globs, list) else [globs]:
             splits.setdefault(split, []).append(str(PurePosixPath(base, str(glob))))
     return splits
-
-
-def _pattern(glob: str) -> re.Pattern[str]:
-    """Compiles a glob in which `*` and `?` stay within a folder and `**` does not."""
-    expressions = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    tokens = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]/]+\])", glob)
-    ours = (
-        t.replace("[!", "[^") if t.startswith("[") else expressions.get(t, re.escape(t))
-        for t in tokens
-    )
-    return re.compile("".join(ours))
 
 
 def _of_folder(paths: list[str], dataset: str, config: str | None) -> list[str]:

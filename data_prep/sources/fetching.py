@@ -1,4 +1,4 @@
-"""Fetching: what a preparation downloads and takes of the disk, and files ahead of their reader."""
+"""Fetching: estimates of downloads and disk, and files fetched ahead of their reader."""
 
 import math
 import shutil
@@ -16,13 +16,13 @@ from data_prep.sources.corpora import FILE_BYTES, FILE_TOKENS, Corpus, InputFile
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.rows import OnRead
 
-ASK_ABOVE = 20 * 10**9  # bytes to download that are asked about first
+ASK_ABOVE = 20 * 10**9  # bytes to download that need --yes
 
 TOKENS_PER_BYTE = FILE_TOKENS / FILE_BYTES
-"""Tokens in a compressed byte; other corpora are taken to be like Nemotron-CC."""
+"""Tokens in a compressed byte of Nemotron-CC; assumed for other corpora, too."""
 
 DISK_BYTES_PER_TOKEN = 5.0
-"""Twice two bytes, in pieces and in shards, and the records of each document."""
+"""Two bytes in pieces, two in shards, and the records of each document."""
 
 CONNECTIONS = 4  # files that are fetched at a time, and ahead of their reader
 
@@ -53,7 +53,7 @@ def _is_here(file: InputFile, downloads: Path) -> bool:
 
 
 def announce(plan: Estimate, out: Path, downloads: Path, *, yes: bool) -> None:
-    """Prints the size of the download and asks before a large one."""
+    """Prints the size of the download; refuses one that the disk cannot hold, or a large one."""
     existing = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if plan.download:
@@ -67,28 +67,23 @@ def announce(plan: Estimate, out: Path, downloads: Path, *, yes: bool) -> None:
             f"--out '{out}': about {decimal(plan.disk)} are needed and {decimal(free)} are free; "
             "name a larger disk, fewer --num-files or fewer --tokens"
         )
-    if plan.download <= ASK_ABOVE or yes:
-        return
-    if sys.stdin is None or not sys.stdin.isatty():
+    if plan.download > ASK_ABOVE and not yes:
         raise UserError(
             f"about {decimal(plan.download)} would be downloaded; add --yes (make: YES=1), or "
             "name fewer --num-files or fewer --tokens"
         )
-    print("go on? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UserError("nothing was downloaded; name fewer --num-files or fewer --tokens")
 
 
 class Fetcher:
-    """Gives out files of corpora, and fetches those after them until its context ends."""
+    """Gives out files of corpora, and fetches the next files until its context ends."""
 
     def __init__(self, corpora: Sequence[Corpus], folder: Path, expected: Sequence[int]) -> None:
-        """`expected` are files of each corpus that will be read; of one file none is ahead."""
+        """`expected` are the numbers of files of each corpus that will be read."""
         self._listener: OnRead = lambda count: None
         self._counting = threading.Lock()
         self._downloads = Downloads(folder, self._received)
-        # Its threads are daemons: one that waits for a silent server does not hold up Ctrl-C, as
-        # those of concurrent.futures would.
+        # Daemon threads, unlike those of concurrent.futures: none that waits for a silent server
+        # holds up Ctrl-C.
         self._pool = ThreadPool(CONNECTIONS)
         self._begun: dict[RemoteFile, AsyncResult[Path]] = {}
         self._ahead: dict[RemoteFile, list[RemoteFile]] = {}
@@ -105,7 +100,7 @@ class Fetcher:
         self._pool.terminate()
 
     def get(self, file: InputFile, on_received: OnRead) -> Path:
-        """Returns a file's path, once it is there; `on_received` is told of bytes downloaded."""
+        """Returns a file's path, once it is there; `on_received` gets the bytes downloaded."""
         if isinstance(file.origin, Path):
             return file.origin
         self._listener = on_received

@@ -1,4 +1,4 @@
-"""Mix: which documents of which source are written, and in what order."""
+"""Mix: the documents of each source that are written, and their order."""
 
 import hashlib
 import heapq
@@ -53,14 +53,14 @@ class Pool:
         return self._verdicts.kinds(self._first + piece)
 
     def _held_out(self, piece: int) -> npt.NDArray[np.bool_]:
-        # Independent of the seed: the same documents are held out in any order.
+        # Independent of the seed: any order holds out the same documents.
         ids = scramble(self.pieces[piece].numbers("id_hash"), "validation")
         return ids < np.uint64(int(self._val_fraction * 2**64))
 
 
 @dataclass(frozen=True)
 class Portion:
-    """The documents of one source that are written: whole passes, then the head of another one."""
+    """The documents of one source that are written: whole passes, then the head of one more."""
 
     pool: Pool
     whole: int  # passes over all documents
@@ -111,7 +111,7 @@ class Portion:
 
 
 def wanted_tokens(settings: Preparation) -> list[int | None]:
-    """Returns how many tokens of each source are asked for; None: all it has."""
+    """Returns the tokens asked for of each source; None: all."""
     shares = settings.shares() or [1.0] * len(settings.sources)
     if settings.tokens is None:
         return [None] * len(shares)
@@ -119,7 +119,7 @@ def wanted_tokens(settings: Preparation) -> list[int | None]:
 
 
 def portions(settings: Preparation, pools: Sequence[Pool]) -> list[Portion]:
-    """Returns the portion of each pool: weights are kept, so the scarcest source ends the mix."""
+    """Returns the portion of each pool by the weights: the scarcest source ends the mix."""
     shares = settings.shares()
     if shares is None and settings.tokens is None:
         return [_portion(pool, pool.tokens) for pool in pools]
@@ -131,14 +131,14 @@ def portions(settings: Preparation, pools: Sequence[Pool]) -> list[Portion]:
     if settings.tokens is not None:
         total = min(total, settings.tokens)
     return [
-        # Up, so that the sum is not below the whole; but no more than there is.
+        # Rounded up, so that the sum is not below the whole; but no more than the pool has.
         _portion(pool, min(math.ceil(total * share - 1e-6), pool.tokens * source.max_epochs))
         for pool, source, share in zip(pools, settings.sources, shares, strict=True)
     ]
 
 
 def _portion(pool: Pool, wanted: int) -> Portion:
-    """Takes documents in order, again and again, up to the one that reaches `wanted` tokens."""
+    """Takes documents in order, in repeated passes, up to the one that reaches `wanted` tokens."""
     whole, rest = divmod(wanted, pool.tokens) if pool.tokens else (0, 0)
     if not rest:
         return Portion(pool, whole, 0, 0, whole * pool.tokens)
@@ -152,7 +152,7 @@ def _portion(pool: Pool, wanted: int) -> Portion:
 
 
 def interleave(portions: Sequence[Portion], seed: int) -> Iterator[Tokens]:
-    """Yields the tokens of every document: each source spread evenly over the whole."""
+    """Yields the tokens of every document, each source spread evenly over the stream."""
     window = max(2, 32 // len(portions))  # pieces shuffled together: in all some 60M tokens
     streams = [portion.stream(seed, window) for portion in portions]
     for _, tokens in heapq.merge(*streams, key=itemgetter(0)):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ _REQUEST, _REPLACED = "request.json", "replaced"
 
 
 class WorkFolder:
-    """OUT.partial, which one process uses at a time, and the next after it; a context manager."""
+    """OUT.partial, which one process uses at a time; a context manager."""
 
     def __init__(self, out: Path, content: dict[str, Any], overwrite: bool) -> None:
-        """`content` identifies the preparation; files made for another are not used."""
+        """`content` identifies the preparation; files of another content are not used."""
         self.path = out.with_name(f"{out.name}.partial")
         self._out = out
         self._content = content
@@ -38,14 +38,14 @@ class WorkFolder:
         self._lock.close()
 
     def remove(self) -> None:
-        """Deletes the folder, the note of its content last: a part of it is still recognised."""
+        """Deletes the folder, last the note of its content, by which a part is recognised."""
         for path in self.path.iterdir():
             if path.name != _REQUEST:
                 remove(path)
         remove(self.path)
 
     def publish(self, folder: Path) -> None:
-        """Gives a finished folder its name; the one before goes with this folder."""
+        """Gives a finished folder its name; a previous OUT moves into this folder."""
         if self._out.exists():  # a folder cannot be replaced in one step as a file can
             remove(self.path / _REPLACED)
             self._out.rename(self.path / _REPLACED)
@@ -86,29 +86,26 @@ class WorkFolder:
 
 
 def _noted(path: Path) -> dict[str, Any] | None:
-    """The content of the preparation that a folder is of, if it is one's."""
-    with suppress(UserError):  # somebody else's file of that name
+    """The content of the preparation that a folder is of; None for another file of that name."""
+    with suppress(UserError):
         return read_json(path / _REQUEST)
     return None
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Returns what differs first, as KEY BEFORE instead of NOW."""
-    old = {**before, **before.get("settings", {})}
-    new = {**now, **now.get("settings", {})}
+    """Returns the first setting that differs."""
+    old, new = ({**content, **content["settings"]} for content in (before, now))
     for key in new:
         if key != "settings" and old.get(key) != new[key]:
-            if isinstance(new[key], str | int | float | None):
-                return f"{key}: {old.get(key)} then, {new[key]} now"
-            return f"other {key}"
+            return f"{key}: {old.get(key)!s:.60} then, {new[key]!s:.60} now"
     return "other settings"
 
 
 def remove_leftovers(out: Path, content: dict[str, Any]) -> None:
-    """Deletes what a preparation left that was killed after its folder got its name."""
+    """Deletes the leftovers of a preparation that was killed after its folder got its name."""
     work = WorkFolder(out, content, overwrite=False)
     with suppress(OSError):
-        work.path.rmdir()  # it was killed just before doing so: nothing is in it
+        work.path.rmdir()  # left empty: it was killed just before
     if _noted(work.path) == content:
         # Under its lock: the preparation may be about to do the same.
         with suppress(UserError), work:
@@ -139,9 +136,8 @@ def upload(
 ) -> None:
     """Uploads every file of a finished data folder, except those that are there already.
 
-    `on_bytes` gets bytes done, sent or passed over, from several threads; negative ones take back
-    those of what is sent again. They add up to the sizes of all files. Files that no manifest there
-    ever named are left alone.
+    `on_bytes` gets bytes done, sent or passed over, from another thread; they add up to the sizes
+    of all files. Objects that no manifest there ever named are left alone.
     """
     manifest = Manifest.read(folder)
     manifest.check_sizes(folder)
@@ -169,12 +165,8 @@ def _make_room(
 ) -> dict[str, int]:
     """Deletes objects of other data, if that is allowed, and returns the remaining ones."""
     before = None
-    if MANIFEST in remote:
-        try:
-            before = Manifest.read(url)
-        except UserError:
-            if not overwrite:
-                raise
+    with suppress(UserError) if overwrite else nullcontext():
+        before = Manifest.read(url) if MANIFEST in remote else None
     if before == manifest:
         return remote
     if before is not None and before.fingerprint != manifest.fingerprint and not overwrite:

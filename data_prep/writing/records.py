@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from data_prep.documents.duplicates import EXACT, KEPT, NEAR, Verdicts
@@ -55,7 +54,7 @@ def _held_out(pool: Pool, tokenizer: Tokenizer, on_piece: OnPiece) -> Iterator[d
 
 
 def write_rejected(folder: Path, encoded: Sequence[Encoded]) -> None:
-    """Writes rejected.jsonl.zst, where there are any: documents with their place and the reason."""
+    """Writes rejected.jsonl.zst, if there are any: documents with their place and the reason."""
     pieces = [piece for corpus in encoded for piece in corpus.pieces if piece.counts.rejected]
     if not pieces:
         return
@@ -66,7 +65,7 @@ def write_rejected(folder: Path, encoded: Sequence[Encoded]) -> None:
 
 
 def first_reason(piece: Piece) -> str | None:
-    """Returns why a piece's first rejected document was rejected, if any was."""
+    """Returns the reason of a piece's first rejected document; None without one."""
     if not piece.counts.rejected:
         return None
     with pa.CompressedInputStream(str(piece.path.with_suffix(REJECTED)), "zstd") as rejected:
@@ -81,7 +80,7 @@ def write_duplicates(
     verdicts: Verdicts,
     on_piece: OnPiece,
 ) -> None:
-    """Writes duplicates.jsonl.zst, where there are any: their places, and of what they repeat."""
+    """Writes duplicates.jsonl.zst, if there are any: each one's place and that of its original."""
     if not verdicts.any():
         return
     corpus_of = [c for c, pieces in zip(corpora, encoded, strict=True) for _ in pieces.pieces]
@@ -128,34 +127,30 @@ def stored(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]:
 
 
 def account(source: SourceSettings, encoded: Encoded, portion: Portion) -> SourceCount:
-    rejected: Counter[str] = Counter()
-    read = normalised = exact = near = validation = writable = distinct = text_bytes = 0
-    for number, piece in enumerate(encoded.pieces):
-        read += piece.counts.read
-        normalised += piece.counts.normalised
-        rejected.update(piece.counts.rejected)
-        kinds = portion.pool.kinds(number)
-        exact += int(np.count_nonzero(kinds == EXACT))
-        near += int(np.count_nonzero(kinds == NEAR))
-        validation += len(portion.pool.to_hold_out(number))
-        writable += len(portion.pool.to_write(number))
-        distinct += len(portion.taken(0, number))
-        sizes = piece.numbers("text_bytes").astype(np.int64)
-        for repeat in range(portion.all_passes):
-            text_bytes += int(sizes[portion.taken(repeat, number)].sum())
+    """Counts the documents of a source, each of which is in one of the counts."""
+    pool, pieces = portion.pool, encoded.pieces
+    counts = [piece.counts for piece in pieces]
+    kinds = Counter(kind for n in range(len(pieces)) for kind in pool.kinds(n).tolist())
+    rejected = sum((Counter(count.rejected) for count in counts), Counter[str]())
+    distinct = sum(len(portion.taken(0, n)) for n in range(len(pieces)))
+    text_bytes = sum(
+        int(piece.numbers("text_bytes")[portion.taken(repeat, n)].sum())
+        for n, piece in enumerate(pieces)
+        for repeat in range(portion.all_passes)
+    )
     return SourceCount(
         name=source.name,
         path=source.path,
-        read=read,
+        read=sum(count.read for count in counts),
         documents=distinct,
-        validation=validation,
+        validation=sum(len(pool.to_hold_out(n)) for n in range(len(pieces))),
         rejected=dict(sorted(rejected.items())),
-        exact_duplicates=exact,
-        near_duplicates=near,
-        unused=writable - distinct,
-        passes=round(portion.tokens / portion.pool.tokens, 6) if portion.pool.tokens else 0.0,
+        exact_duplicates=kinds[EXACT],
+        near_duplicates=kinds[NEAR],
+        unused=sum(len(pool.to_write(n)) for n in range(len(pieces))) - distinct,
+        passes=round(portion.tokens / pool.tokens, 6) if pool.tokens else 0.0,
         tokens=portion.tokens,
         text_bytes=text_bytes,
-        normalised=normalised,
+        normalised=sum(count.normalised for count in counts),
         faults=encoded.faults,
     )

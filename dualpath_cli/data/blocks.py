@@ -1,8 +1,8 @@
 """Blocks of tokens of a data folder, on a disk or on S3, read by litdata one by one.
 
-Chunks from S3 are kept on this disk: fetched as they are read, the next one ahead. They lie in the
-cache (`storage.cache`) by their folder's location and its content: data that was replaced is never
-mixed with what was there before. All processes of a machine share them.
+Chunks from S3 are fetched into the cache (`storage.cache`) as they are read, the next one ahead. A
+folder there is named by the location and the content of the data, so replaced data never mix with
+the data before. All processes of a machine share the chunks.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ FREE = 0.1  # part of the disk to leave free: with less, chunks that were read a
 class Blocks(Dataset[Block]):
     """A data folder's blocks of `size` tokens, in the order of its chunks.
 
-    `verify` hashes a chunk as it is opened, if it was not verified before or has changed since.
+    `verify` hashes a chunk as it is opened, unless the unchanged chunk was verified before.
     """
 
     def __init__(self, folder: str, size: int, *, verify: bool = True) -> None:
@@ -44,7 +44,7 @@ class Blocks(Dataset[Block]):
         place = Path(folder) if self.cache is None else self.cache.folder
         loader = TokensLoader(size, place, manifest, verify, self.cache)
         self._stream = litdata.StreamingDataset(str(place), item_loader=loader, shuffle=False)
-        # litdata would divide the blocks among ranks; here every rank sees all of them.
+        # Every rank sees all blocks: litdata would divide them among ranks.
         ranks = self._stream.distributed_env
         ranks.world_size, ranks.global_rank, ranks.num_nodes = 1, 0, 1
 
@@ -74,7 +74,7 @@ class OrderedBlocks(Dataset[Block]):
 
 
 class ChunkCache:
-    """The folder on this disk that stands for one on S3."""
+    """The folder on this disk with the chunks of a folder on S3."""
 
     def __init__(self, url: str, manifest: Manifest) -> None:
         """Makes the folder with its index, and deletes the chunks of data that were replaced."""
@@ -82,7 +82,7 @@ class ChunkCache:
         self._sha256 = {chunk.name: chunk.sha256 for chunk in manifest.chunks}
         self._read: list[str] = []  # by this process, the latest last
         place = storage.cache() / "chunks" / hashlib.sha256(self.url.encode()).hexdigest()[:16]
-        # The index as well, for equal tokens may lie in files of other names.
+        # The index as well: equal tokens may lie in files of other names.
         content = f"{manifest.fingerprint}\n{manifest.index_sha256}"
         self.folder = place / hashlib.sha256(content.encode()).hexdigest()[:16]
         for name in (MANIFEST, INDEX):
@@ -105,8 +105,8 @@ class ChunkCache:
     def move_on(self, name: str, then: str) -> None:
         """Fetches the chunk `then` in the background, while this process reads `name`.
 
-        On a full disk it deletes the chunk read before the last one. Other ranks rarely lag so far
-        behind; one that does fetches it again.
+        On a full disk this deletes the chunk read before the last one. A rank that lags so far
+        behind, which is rare, fetches the chunk again.
         """
         self._read = [*self._read[-2:], name]
         if len(self._read) > 2 and self._read[0] not in (name, then, self._read[1]):
@@ -123,15 +123,15 @@ class ChunkCache:
 class TokensLoader(litdata.TokensLoader):
     """Reads blocks from the file, and verifies a chunk that is new or has changed.
 
-    litdata maps chunks into memory: if the file is cut meanwhile, reading the map kills the process
-    silently. litdata finds the loader by the name of this class.
+    litdata's own loader maps chunks into memory: if the file is cut, reading the map kills the
+    process silently. litdata finds a loader by the name of its class.
     """
 
     def __init__(
         self, block_size: int, folder: Path, manifest: Manifest, verify: bool,
         cache: ChunkCache | None,
     ) -> None:  # fmt: skip
-        """`folder` is where chunks are on this disk; those in a `cache` are fetched as needed."""
+        """`folder` has the chunks on this disk; a `cache` fetches them as needed."""
         super().__init__(block_size)
         self._token = np.dtype(manifest.dtype)
         self._bytes = block_size * self._token.itemsize

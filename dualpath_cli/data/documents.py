@@ -30,13 +30,13 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Source:
-    name: str  # the name in tables and manifests; gsm8k, arc and triviaqa also choose the format
-    path: Path  # a file; or a folder or glob, whose files are taken in the order of their paths
+    name: str  # in tables and manifests; gsm8k, arc and triviaqa also choose the format
+    path: Path  # a file, folder or glob; files are read in the order of their paths
 
 
 @dataclass(frozen=True)
 class Format:
-    fields: tuple[str, ...]  # the fields that it needs
+    fields: tuple[str, ...]  # that a row must have
     _render: Callable[[dict[str, Any]], str]
     advice: str = ""  # the end of messages about rows in another format
 
@@ -59,14 +59,14 @@ class Format:
 
 
 def format_of(name: str, kind: str, field: str = "text") -> Format:
-    """Returns how rows of a kind of file become texts: by the source's name, or of one field."""
+    """Returns the format of rows: by the kind of file, the source's name, or one field."""
     if kind == ".txt":
         return _field("text")
     return _NAMED.get(name) or _field(field)
 
 
 def document_id(row: dict[str, Any]) -> str | None:
-    """Returns what the row is called by its own fields, if anything."""
+    """Returns the first of the fields `IDS` that a row has; None without one."""
     id = next((str(row[field]) for field in IDS if row.get(field) not in (None, "")), None)
     return id and id.encode(errors="backslashreplace").decode()
 
@@ -95,9 +95,9 @@ def split_name(spec: str) -> tuple[str | None, str]:
 def source_files(source: Source) -> list[Path]:
     """Returns a source's files: the file itself, those below a folder, or those of a glob.
 
-    Links are followed, each real file is taken once, and hidden names are left out. Of a folder the
-    files are those whose format is known by their names; where .jsonl or .parquet files are among
-    them, Markdown describes these and is left out. A line on stderr counts what is left out.
+    Links are followed, each real file is taken once, and hidden names are left out. In a folder
+    only names of known formats are taken. Beside .jsonl or .parquet files Markdown is left out: it
+    describes them. A line on stderr counts the files left out.
     """
     path, is_glob = source.path, glob.has_magic(str(source.path))
     is_folder = str(path) != "." and path.is_dir()
@@ -159,7 +159,7 @@ def clean(text: str) -> str:
         text = text.replace("\0", "")
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    # All byte order marks: two corpora joined may well have written one each.
+    # All byte order marks: each of two joined corpora may have written one.
     text = text.lstrip("\ufeff")
     # No `is_normalized` first: `normalize` begins with the same quick check, and where that is
     # undecided, as in Hindi, the text would be composed twice.
@@ -167,11 +167,10 @@ def clean(text: str) -> str:
 
 
 def read_documents(source: Source, on_read: OnRead = lambda count: None) -> Iterator[str]:
-    """Yields the texts of a source one after the other: a text file is one, else a row is one.
+    """Yields the cleaned texts of a source: one of each text file, or one of each row.
 
-    They are clean: whatever is trained on, scored or looked for is the same text. About a megabyte
-    is held at a time. `on_read` is called with bytes read from the disk, before they are
-    decompressed; they add up to the sizes of `source_files`.
+    About a megabyte is held at a time. `on_read` is called with the number of bytes read from the
+    disk, before decompression; these add up to the sizes of `source_files`.
     """
     for path in source_files(source):
         format = format_of(source.name, kind_of(path))
@@ -223,7 +222,7 @@ _NAMED = {
 
 
 def stem(path: Path) -> str:
-    """Returns a path's name without the endings of known formats; of a glob, its folder's."""
+    """Returns a path's name without the endings of known formats; for a glob, its folder's name."""
     fixed = takewhile(lambda component: not glob.has_magic(component), path.parts)
     name = (path if path.exists() else Path(*fixed)).resolve().name
     for suffix in ENDINGS:

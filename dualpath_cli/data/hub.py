@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 def within(seconds: float | None, work: Callable[[], Result]) -> Result:
-    """Returns or raises what `work` does, TimeoutError after `seconds`; its thread ends with us."""
+    """Runs `work` in a daemon thread and returns its result; TimeoutError after `seconds`."""
     future: Future[Result] = Future()
 
     def run() -> None:
@@ -45,18 +45,18 @@ def connect(what: str, endpoint: str | None = None) -> "HfApi":
 
 
 @contextmanager
-def explained(what: str, page: str, api: "HfApi", again: str = "run this again") -> Iterator[None]:
-    """Turns what the hub answers about `what` into one line with the next step.
+def explained(what: str, page: str, api: "HfApi") -> Iterator[None]:
+    """Turns an error of the hub about `what` into one line with the next step.
 
-    `page` is its address, `again` the last step of each way out. UserError is for names, rights
-    and terms, RunFailed where the network, a transfer or the hub itself fails.
+    `page` is the address of `what`. UserError is for names, rights and terms, RunFailed for the
+    network, a transfer or the hub itself.
     """
     from huggingface_hub import errors
 
-    yours, tokens = "your token (HF_TOKEN or `hf auth login`)", f"{api.endpoint}/settings/tokens"
+    yours = "your token (HF_TOKEN or `hf auth login`)"
     not_found = (
         f" is not on the hub, or is private: check its name at {page}; for a private one log in "
-        f"by `hf auth login` or set HF_TOKEN, then {again}"
+        f"by `hf auth login` or set HF_TOKEN, then run this again"
     )
     try:
         yield
@@ -64,45 +64,41 @@ def explained(what: str, page: str, api: "HfApi", again: str = "run this again")
     except errors.HFValidationError:
         problem = " is not a name on the hub; give OWNER/NAME as on its page"
     except errors.GatedRepoError:
-        if not api.token:
-            steps = f"accept them at {page}, log in by `hf auth login` or set HF_TOKEN"
-        else:
-            steps = (
-                f"the account of {yours} has no access: accept them at {page} with that account, "
-                "wait where the authors approve each request, allow a fine-grained token to read "
-                "gated repositories"
-            )
-        problem = f" is given out under terms: {steps}, then {again}"
+        account = (
+            f"the account of {yours} has no access" if api.token else "log in and set HF_TOKEN"
+        )
+        problem = (
+            f" is given out under terms ({account}): accept them at {page}, wait where the authors "
+            "approve each request, log in by `hf auth login` or set HF_TOKEN to a token that may "
+            f"read gated repositories, then run this again"
+        )
     except errors.RepositoryNotFoundError:
         problem = not_found
     except errors.OfflineModeIsEnabled:
-        problem = f": HF_HUB_OFFLINE is set; unset it and {again}"
+        problem = ": HF_HUB_OFFLINE is set; unset it and run this again"
     except errors.HfHubHTTPError as error:
         status, reason = error.response.status_code, _line(error.server_message)
+        answer = f"{api.endpoint} answered {status} ({reason})"
+        if status >= 500:
+            raise RunFailed(f"{what}: {answer}; run this again later") from None
         if status == 401 and not api.token:
             problem = not_found
-        elif status == 401:
-            problem = f": the hub does not accept {yours}; make another at {tokens} and {again}"
-        elif status == 403:
+        elif status in (401, 403):
             problem = (
-                f": {yours} does not allow this ({reason}); allow it at {tokens}, or take a name "
-                f"that it has rights to, and {again}"
+                f": the hub does not accept {yours} for this ({reason}); make another one or "
+                f"extend its rights at {api.endpoint}/settings/tokens, and run this again"
             )
-        elif status >= 500:
-            raise RunFailed(
-                f"{what}: {api.endpoint} answered {status} ({reason}); {again} later"
-            ) from None
         else:
-            problem = f": {api.endpoint} answered {status} ({reason}); {again} later"
+            problem = f": {answer}; run this again later"
     except (errors.HTTPError, TimeoutError) as error:  # httpx's, by huggingface_hub's name for it
         raise RunFailed(
             f"{what}: {api.endpoint} cannot be reached ({_line(str(error) or 'no answer')}); check "
-            f"the network, and HF_ENDPOINT where it is set, then {again}"
+            f"the network, and HF_ENDPOINT where it is set, then run this again"
         ) from None
     except (OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
-        # Of a transfer, or an answer of no hub.
+        # Of a transfer, or the answer of a server that is not the hub.
         why = of_content(error.__cause__ or error)
-        raise RunFailed(f"{what} failed: {_line(why)}; {again}") from None
+        raise RunFailed(f"{what} failed: {_line(why)}; run this again") from None
     raise UserError(f"{what}{problem}")
 
 

@@ -24,7 +24,7 @@ HEADER = 12
 HUB = "hf:"
 """Begins the path of a source that is a dataset of the Hugging Face hub: `hf:DATASET[:CONFIG]`."""
 FORMATS = {"uint16": "no_header_numpy:5", "uint32": "no_header_numpy:6"}
-"""The name of a bare array of a type in litdata's index."""
+"""litdata's names of bare arrays, by the type of a token."""
 AGAIN = "copy the folder here again, or prepare it again with `dualpath prepare ... --overwrite`"
 """The way out where a data folder is damaged."""
 _MADE_BY = {
@@ -38,9 +38,9 @@ _MOST = 2**63  # bytes and tokens that 64 bits can count
 
 
 def _typed(kind: Any, value: Any) -> Any:
-    """A value of a type, mappings being dataclasses. Raises ValueError for another kind of value.
+    """Returns JSON as a value of a type, mappings as dataclasses; ValueError for another type.
 
-    A manifest of the paper's data has thousands of entries, for which jsonargparse takes a minute.
+    jsonargparse takes a minute for the thousands of entries in the manifest of the paper's data.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind) and isinstance(value, dict):
@@ -71,9 +71,7 @@ class StoredFile:
         path = PurePosixPath(self.name)
         if path.is_absolute() or ".." in path.parts or path.as_posix() != self.name:
             raise ValueError(f"'{self.name:.60}' is not the path of a file in the folder")
-        if (
-            not self.name.isprintable() or self.name == "." or len(self.name) > 255
-        ):  # as file systems do
+        if not self.name.isprintable() or self.name == ".":
             raise ValueError(f"{self.name[:60]!r} is no name of a file")
         if not 0 <= self.bytes < _MOST:
             raise ValueError(f"'{self.name}' cannot have {self.bytes:.6g} bytes")
@@ -86,7 +84,7 @@ class SourceCount:
     """Counts of the documents of one source.
 
     `read` is the sum of `documents`, `validation`, `exact_duplicates`, `near_duplicates`, `unused`
-    and all of `rejected`: no document goes unnoticed.
+    and all of `rejected`.
     """
 
     name: str
@@ -106,7 +104,7 @@ class SourceCount:
 
     @property
     def public_name(self) -> str:
-        """What others may know it by: the path of a dataset on the hub, else the name alone."""
+        """The path of a dataset on the hub; of another source the name alone."""
         return self.path if self.path.startswith(HUB) else self.name
 
     @property
@@ -249,23 +247,21 @@ class Manifest:
 
 
 def is_data_folder(location: str | Path) -> bool:
-    """Whether a location is a prepared data folder, also one that has lost its manifest.
-
-    Otherwise the held-out and rejected documents beside the chunks would be taken for texts.
-    """
-    if exists(f"{location}/{MANIFEST}"):
-        return True
-    return exists(f"{location}/{INDEX}") and exists(f"{location}/{TOKENIZER}")
+    """Whether a location is a prepared data folder, also one that has lost its manifest."""
+    # Else the held-out and rejected documents beside the chunks would be taken for texts.
+    return exists(f"{location}/{MANIFEST}") or (
+        exists(f"{location}/{INDEX}") and exists(f"{location}/{TOKENIZER}")
+    )
 
 
 @contextmanager
 def readable(path: str | Path) -> Iterator[None]:
-    """Turns what the disk says while something is read into a UserError that names it."""
+    """Turns an OSError while a file is read into a UserError that names the file."""
     try:
         yield
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise  # no fault of the disk's
+            raise  # not a fault of the disk
         reason = error.strerror or error
         raise UserError(
             f"{path}: cannot be read ({reason}); check its permissions and the disk"

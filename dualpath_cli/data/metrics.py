@@ -16,8 +16,8 @@ class LanguageModelLoss(Metric):
     """Mean loss per scored token and bits per byte of text.
 
     Loss is nats per token over all positions whose target is not `loss.IGNORE`. Bits per byte is
-    nats / (ln 2 x bytes) over those targets that stand for text: special tokens (end of text) have
-    no bytes and count in neither sum.
+    nats / (ln 2 x bytes) over the targets that are text: special tokens (end of text) have no bytes
+    and count in neither sum.
     """
 
     full_state_update = False
@@ -46,14 +46,14 @@ class LanguageModelLoss(Metric):
         self.text_bytes += n_bytes.sum()
 
     def sums(self) -> dict[str, float]:
-        """What was added up to now on all ranks, which all must ask for."""
+        """The sums of all ranks so far; a collective call."""
         total = torch.stack([getattr(self, name) for name in _SUMS])
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(total)
         return dict(zip(_SUMS, total.tolist(), strict=True))
 
     def add(self, sums: Mapping[str, float]) -> None:
-        """Adds what `sums` returned, on one rank alone."""
+        """Adds the result of `sums`; on one rank alone."""
         for name, value in sums.items():
             getattr(self, name).add_(value)
 

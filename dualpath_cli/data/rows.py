@@ -25,16 +25,16 @@ _BUFFER_BYTES = 1 << 20
 
 
 class BadRow(ValueError):
-    """One row that is no document; the message is the reason, without the place."""
+    """A row that is no document; the message is the reason, without the place."""
 
 
 class UnreadableFile(UserError):
-    """A file that is damaged or cut off; the rows given out before stay."""
+    """A file that is damaged or cut off; rows before the damage were given out."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Consecutive rows of a file, not parsed yet: cheap to hand to another process."""
+    """Consecutive rows of a file, not parsed yet: cheap to send to another process."""
 
     path: str
     kind: str  # one of `KINDS`
@@ -43,7 +43,7 @@ class Rows:
     """Lines; one element, the whole text, of a .txt file; or records."""
 
     def parsed(self) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
-        """Yields (number, object or its fault) for each row but blank lines."""
+        """Yields (number, object or fault) for each row except blank lines."""
         if isinstance(self.content, pa.RecordBatch):
             try:
                 records = self.content.to_pylist()
@@ -67,7 +67,7 @@ class Rows:
         return self.path + unit[self.kind]
 
     def raw(self, number: int) -> str:
-        """Returns a row as in the file, a record as JSON, bytes that are not UTF-8 as escapes."""
+        """Returns a row as in the file: a record as JSON, bytes that are not UTF-8 as escapes."""
         offset = number - self.first
         if isinstance(self.content, pa.RecordBatch):
             record = self.content.slice(offset, 1)
@@ -77,18 +77,18 @@ class Rows:
 
 
 def suffixes(path: Path) -> tuple[str, str]:
-    """Returns the ending of a file's name and that of its codec, "" without one, in lower case."""
+    """Returns the ending of a file's name and the ending of its codec, "" or lower case."""
     name = Path(path.name.lower())
     return (Path(name.stem).suffix, name.suffix) if name.suffix in CODECS else (name.suffix, "")
 
 
 def is_known(path: Path) -> bool:
-    """Whether a file's name says what it holds: `.txt`, `.md` or `.jsonl`, maybe compressed, ..."""
+    """Whether the ending of a file's name is one of `ENDINGS`."""
     return suffixes(path)[0] in (*TEXTS, *JSON_LINES) or suffixes(path) == (".parquet", "")
 
 
 def kind_of(path: Path) -> str:
-    """Returns which of `KINDS` a file is by its name; an unknown one is a text."""
+    """Returns which of `KINDS` a file is by its name; an unknown ending means a text."""
     if suffixes(path) == (".parquet", ""):
         return ".parquet"
     return ".jsonl" if suffixes(path)[0] in JSON_LINES else ".txt"
@@ -104,9 +104,9 @@ def read_rows(
 ) -> Iterator[Rows]:
     """Yields a file's rows, about `size` bytes at a time; a longer row goes alone.
 
-    Of a Parquet file only the columns `fields`, and those of `optional` that are there, are read.
-    The division into batches depends on the file and `size` alone. Raises UnreadableFile where the
-    file is cut off, damaged or lacks a column; `advice` ends the message for a missing column.
+    The columns `fields` of a Parquet file must be there; `optional` ones are read if they are. The
+    division into batches depends on the file and `size` alone. Raises UnreadableFile where the file
+    is cut off, damaged or lacks a column; `advice` ends the message for a missing column.
     """
     kind, number = kind_of(path), 1
     try:
@@ -139,8 +139,7 @@ def _lines(path: Path, kind: str, on_read: OnRead, size: int) -> Iterator[list[b
 
 def decompress(file: io.FileIO, path: Path) -> io.BufferedReader:
     """Returns the content of an open file, decompressed by the ending of its name."""
-    # Arrow's decompressor, unlike others, reads on across members of a file and raises OSError
-    # where a file is cut off.
+    # Arrow's decompressor reads all members of a file and raises OSError where a file is cut off.
     codec = CODECS.get(suffixes(path)[1])
     stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec) if codec else file
     return io.BufferedReader(stream, _BUFFER_BYTES)
@@ -175,7 +174,7 @@ def _records(
 
 
 def _batch_rows(metadata: pq.FileMetaData, size: int) -> int:
-    """Returns how many records are about `size` bytes in the row group with the longest ones."""
+    """Returns how many records of the row group with the longest ones are about `size` bytes."""
     groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
     longest = max((g.total_byte_size // g.num_rows for g in groups if g.num_rows), default=0)
     return min(max(size // max(longest, 1), 1), 256)
@@ -231,7 +230,7 @@ def _text_object(content: bytes) -> dict[str, Any]:
 
 def _json_object(line: bytes) -> dict[str, Any]:
     try:
-        if b"\0" in line:  # json would take most lines of UTF-16 for rows, but not all of them
+        if b"\0" in line:  # json would parse most lines of UTF-16, but not all
             raise UnicodeError
         row = json.loads(line)
     except UnicodeError:

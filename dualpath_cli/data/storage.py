@@ -1,30 +1,28 @@
-"""Where files lie: on a disk, or as objects at s3://bucket/prefix.
+"""Where files lie: on a disk, or as objects at s3://bucket/prefix, by fsspec's s3fs.
 
 Objects that are read as files are copied into a cache first: the folder DUALPATH_CACHE, else
-`dualpath` in XDG_CACHE_HOME or ~/.cache. It may be deleted whenever no run is using it. Locations
-on S3 stay strings: a Path would collapse their slashes. boto3 is imported where one is used.
+`dualpath` in XDG_CACHE_HOME or ~/.cache. The cache may be deleted whenever no run is using it.
+Locations on S3 stay strings: a Path would collapse their slashes. s3fs is imported where one is
+used.
 """
 
-import functools
+import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from fsspec.callbacks import Callback
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import open_regular, replacing
 
 SCHEME = "s3://"
 _SHA256 = "sha256"
-_DELETE_AT_ONCE = 1000
-_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-_STALE_CREDENTIALS = {
-    "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken",
-    "TokenRefreshRequired", "RequestTimeTooSkewed",
-}  # fmt: skip
+_OF_THIS_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_remote(location: str | Path) -> bool:
@@ -40,18 +38,19 @@ def sizes(folder: str | Path) -> dict[str, int] | None:
             return None
         paths = [path for path in local.rglob("*") if path.is_file()]
         return {path.relative_to(local).as_posix(): path.stat().st_size for path in paths}
-    bucket, prefix = _split(str(folder))
-    prefix = f"{prefix}/" if prefix else ""
-    with _one_line(str(folder)):
-        pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        entries = [entry for page in pages for entry in page.get("Contents", [])]
+    with _s3(str(folder)) as (files, root):
+        found = files.find(root, detail=True)
+        if not found:  # raises where there is no such bucket
+            files.call_s3("list_objects_v2", Bucket=root.partition("/")[0], MaxKeys=1)
+    named = {key.removeprefix(f"{root}/"): entry["size"] for key, entry in found.items()}
     # A key that ends with a slash is a folder that some browser made, not a file.
-    named = {entry["Key"].removeprefix(prefix): entry["Size"] for entry in entries}
     return {name: size for name, size in named.items() if not name.endswith("/")} or None
 
 
 def exists(location: str | Path) -> bool:
-    return _head(str(location)) is not None if is_remote(location) else Path(location).is_file()
+    if not is_remote(location):
+        return Path(location).is_file()
+    return _head(str(location)) is not None
 
 
 def local_copy(location: str | Path) -> Path:
@@ -63,12 +62,19 @@ def local_copy(location: str | Path) -> Path:
     if not is_remote(location):
         return Path(location)
     url = str(location)
-    with _object(url) as response:
-        key = hashlib.sha256(f"{url}\n{response['ETag']}".encode()).hexdigest()[:32]
-        path = cache() / "files" / key / url.rsplit("/", 1)[-1]
-        if not path.exists():
-            with replacing(path, shared=True) as partial, partial.open("wb") as file:
-                shutil.copyfileobj(response["Body"], file, 1 << 20)
+    with _s3(url) as (files, key):
+        content = files.open(key)  # all of it of one ETag
+        etag = content.details["ETag"]
+    name = hashlib.sha256(f"{url}\n{etag}".encode()).hexdigest()[:32]
+    path = cache() / "files" / name / url.rsplit("/", 1)[-1]
+    if not path.exists():
+        with (
+            replacing(path, shared=True) as partial,
+            _s3(url),
+            content,
+            partial.open("wb") as file,
+        ):
+            shutil.copyfileobj(content, file, 1 << 20)
     return path
 
 
@@ -77,27 +83,33 @@ def sha256_of(location: str | Path) -> str:
     if not is_remote(location):
         with open_regular(Path(location)) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-    with _object(str(location)) as response:
-        return hashlib.file_digest(response["Body"], "sha256").hexdigest()
+    with _s3(str(location)) as (files, key), files.open(key) as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def download(url: str, path: Path, sha256: str) -> None:
     """Copies an object to a path, complete or not at all; waits for a store for a minute."""
-    bucket, key = _split(url)
     with replacing(path) as partial:
-        with _one_line(url), partial.open("wb") as file:
-            _client(attempts=10).download_fileobj(bucket, key, file)
+        with _s3(url, attempts=10) as (files, key):
+            files.get_file(key, str(partial))
         if sha256_of(partial) != sha256:
             raise UserError(f"{url}: changed since it was prepared (its sha256 differs)")
 
 
+class _Counted(Callback):
+    def __init__(self, on_bytes: Callable[[int], None]) -> None:
+        super().__init__()
+        self._on_bytes = on_bytes
+
+    def relative_update(self, inc: int = 1) -> None:
+        self._on_bytes(inc)
+
+
 def upload(path: Path, url: str, sha256: str, on_bytes: Callable[[int], None]) -> None:
-    """Copies a file and its sha256 to an object; `on_bytes` of any thread may be negative."""
-    bucket, key = _split(url)
-    with _one_line(url):
-        _client(attempts=10).upload_file(
-            str(path), bucket, key, ExtraArgs={"Metadata": {_SHA256: sha256}}, Callback=on_bytes
-        )
+    """Copies a file and its sha256 to an object; `on_bytes` is called from another thread."""
+    with _s3(url, attempts=10) as (files, key):
+        noted = {_SHA256: sha256}
+        files.put_file(str(path), key, callback=_Counted(on_bytes), Metadata=noted)
 
 
 def uploaded_sha256(url: str) -> str | None:
@@ -107,128 +119,60 @@ def uploaded_sha256(url: str) -> str | None:
 
 
 def delete(urls: Iterable[str]) -> None:
-    """Deletes objects of one bucket; those that are missing are no mistake."""
-    places = [(url, *_split(url)) for url in urls]
-    for start in range(0, len(places), _DELETE_AT_ONCE):
-        batch = places[start : start + _DELETE_AT_ONCE]
-        keys = [{"Key": key} for _, _, key in batch]
-        with _one_line(batch[0][0]):
-            done = _client().delete_objects(
-                Bucket=batch[0][1], Delete={"Objects": keys, "Quiet": True}
-            )
-        for error in done.get("Errors", []):  # a 200 reply, all the same
-            raise _refusal(f"s3://{batch[0][1]}/{error['Key']}", error)
+    """Deletes objects; missing ones are passed over."""
+    for url in urls:
+        with _s3(url) as (files, key):
+            files.rm_file(key)
+
+
+def _head(url: str) -> dict[str, Any] | None:
+    """The store's description of an object; None where the bucket has no such key."""
+    with _s3(url) as (files, path):
+        bucket, _, key = path.partition("/")
+        try:
+            head: dict[str, Any] = files.call_s3("head_object", Bucket=bucket, Key=key)
+            return head
+        except FileNotFoundError:  # the key or the bucket: a HEAD has no body to say which
+            files.call_s3("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
+    return None
 
 
 def cache() -> Path:
-    """The folder for copies of objects, and for what `verification` remembers."""
+    """The folder for copies of objects, and for the memory of `verification`."""
     if folder := os.environ.get("DUALPATH_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dualpath"
 
 
 @contextmanager
-def _object(url: str) -> Iterator[dict[str, Any]]:
-    bucket, key = _split(url)
-    with _one_line(url):
-        response: dict[str, Any] = _client().get_object(Bucket=bucket, Key=key)
-        with closing(response["Body"]):
-            yield response
-
-
-def _head(url: str) -> dict[str, Any] | None:
-    bucket, key = _split(url)
-    with _one_line(url):
-        client = _client()
-        try:
-            head: dict[str, Any] = client.head_object(Bucket=bucket, Key=key)
-            return head
-        except client.exceptions.ClientError as error:
-            if error.response["Error"]["Code"] != "404":
-                raise
-        # A HEAD has no body to say whether it is the bucket that is missing.
-        client.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1)
-    return None
-
-
-def _split(url: str) -> tuple[str, str]:
-    bucket, *keys = url.removeprefix(SCHEME).split("/")
-    if not bucket:
+def _s3(url: str, attempts: int = 3) -> Iterator[tuple[Any, str]]:
+    """Yields the store and the key of a location; a failure becomes a UserError that names it."""
+    key = "/".join(filter(None, url.removeprefix(SCHEME).split("/")))
+    if not key:
         raise UserError(f"'{url}' names no bucket; give s3://BUCKET/PREFIX")
-    return bucket, "/".join(filter(None, keys))
-
-
-def _client(attempts: int = 3) -> Any:
-    # One a process, for a client does not survive a fork, and one for each way to the store.
-    settings = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
-    return _make_client(os.getpid(), settings, attempts)
-
-
-@functools.lru_cache(maxsize=4)
-def _make_client(process: int, settings: tuple[tuple[str, str], ...], attempts: int) -> Any:
-    del process, settings  # the key of the cache; boto3 reads them itself
     try:
-        import boto3
-        from botocore.config import Config
         from botocore.exceptions import BotoCoreError
+        from s3fs import S3FileSystem
     except ImportError:
         raise UserError(
-            "s3:// locations need the package boto3: pip install 'dualpath[s3]'"
+            "s3:// locations need the package s3fs: pip install 'dualpath[s3]'"
         ) from None
-    config = Config(
-        connect_timeout=5,
-        read_timeout=60,
-        retries={"total_max_attempts": attempts, "mode": "standard"},
-    )
     try:
-        return boto3.session.Session().client("s3", config=config)
-    except (BotoCoreError, ValueError) as error:  # an unknown profile, a URL that is none
-        raise UserError(f"the AWS settings cannot be used: {error}") from error
-
-
-@contextmanager
-def _one_line(url: str) -> Iterator[None]:
-    """Turns what boto3 raises into a UserError about a location."""
-    _client()  # raises where boto3 is missing or cannot be set up
-    from boto3.exceptions import Boto3Error
-    from botocore import exceptions
-
-    try:
-        yield
-    except exceptions.ClientError as error:
-        raise _refusal(url, error.response.get("Error", {})) from error
-    except (Boto3Error, exceptions.BotoCoreError) as error:
-        cause = error.__context__  # an upload's error holds the store's answer as text alone
-        if isinstance(cause, exceptions.ClientError):
-            raise _refusal(url, cause.response.get("Error", {})) from error
-        name, text = type(error).__name__, " ".join(str(error).split())
-        if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
-            raise UserError(f"{url}: no complete AWS credentials; {_CREDENTIALS}") from error
-        if isinstance(error, exceptions.ConnectionError | exceptions.HTTPClientError):
-            endpoint = _client().meta.endpoint_url
-            raise UserError(
-                f"{url}: {endpoint} cannot be reached ({name}); check the network and "
-                "AWS_ENDPOINT_URL"
-            ) from error
-        raise UserError(f"{url}: {name}: {text}; check the AWS settings") from error
-
-
-def _refusal(url: str, answer: Mapping[str, str]) -> UserError:
-    """Returns what the error in a store's answer means, with the way out."""
-    code, text, bucket = answer.get("Code", ""), answer.get("Message", ""), _split(url)[0]
-    if code == "NoSuchBucket":
-        endpoint = _client().meta.endpoint_url
-        return UserError(
-            f"{url}: there is no bucket '{bucket}' at {endpoint}; check the name and "
-            "AWS_ENDPOINT_URL"
-        )
-    if code in ("NoSuchKey", "404"):
-        return UserError(f"{url}: there is no such object; check the name")
-    if code in ("AccessDenied", "403", "AllAccessDisabled"):
-        return UserError(
-            f"{url}: access denied; the credentials need s3:ListBucket and s3:GetObject on "
-            f"'{bucket}', and s3:PutObject and s3:DeleteObject to write there"
-        )
-    if code in _STALE_CREDENTIALS:
-        return UserError(f"{url}: the AWS credentials are refused ({code}); {_CREDENTIALS}")
-    return UserError(f"{url}: {code}: {' '.join(text.split())}; check the AWS settings")
+        config = {
+            "connect_timeout": 5,
+            "read_timeout": 60,
+            "retries": {"total_max_attempts": attempts, "mode": "standard"},
+        }
+        endpoint = os.environ.get("AWS_ENDPOINT_URL")  # equal settings share one in a process
+        files = S3FileSystem(endpoint_url=endpoint, use_listings_cache=False, config_kwargs=config)
+        yield files, key
+    except (BotoCoreError, OSError, ValueError) as error:
+        if isinstance(error, OSError) and (error.filename or error.errno in _OF_THIS_DISK):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if reason == key:
+            reason = "there is no such object"
+        raise UserError(
+            f"{url}: {reason}; check the name, the credentials (AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE) and AWS_ENDPOINT_URL"
+        ) from error

@@ -25,16 +25,16 @@ TOKENIZER = "tokenizer.json"
 END_OF_TEXT = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>"]
 """Names that published tokenizers give to end-of-text, the likeliest first."""
 MOST_IDS = 1 << 24
-"""Ids at most: the bytes of each are held in a list."""
+"""The most ids: the bytes of each are held in a list."""
 _MARK = "end_of_text"  # a key of a special token, which `tokenizers` itself passes over
 Definition = dict[str, Any]  # a parsed `tokenizer.json`
 GPT2_FINGERPRINT = "785a6e2b7b4c5d3b6aa4dca24531c0e458f52b077052afa73af5991db5e533eb"
 _GPT2_MERGES_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
 _GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
-# Bytes that published vocabularies lack: control characters, and those that begin characters from
-# U+40000 on, of which none is assigned but for private use; UTF-8 has no use for the others.
+# Bytes that published vocabularies lack: control characters, first bytes of characters from U+40000
+# on (private use alone), and bytes that UTF-8 never has.
 _RARE = {*range(1, 32), 127, 0xC0, 0xC1, *range(0xF1, 0x100)} - set(b"\t\n\r")
-# Characters that careless tokenizers lose or change, in NFC.
+# Characters that some tokenizers lose or change, in NFC.
 _PROBE = "Ünï\u00a0日本\U0001f600\r\n\t  a  b\x00 İ 12345 <|endoftext|> '\ufeff\n"
 
 
@@ -54,7 +54,7 @@ class Tokenizer:
         self._origin = origin
         with _one_line(origin):
             _check(definition, origin)
-            # Neither cutting nor padding belongs to a vocabulary; dropout would make ids random.
+            # Truncation and padding do not belong to a vocabulary; dropout makes ids random.
             self._definition = {**definition, "truncation": None, "padding": None}
             self._definition["model"] = {**definition["model"], "dropout": None}
             self._values = _token_values(definition)
@@ -169,14 +169,13 @@ class Tokenizer:
 
 @contextmanager
 def _one_line(origin: str) -> Iterator[None]:
-    """Turns what `tokenizers` raises into a UserError about a tokenizer."""
+    """Turns an error of `tokenizers` into a UserError about a tokenizer."""
     try:
         yield
     except UserError:
         raise
     except BaseException as error:
-        # Bare Exception, or what Rust panics with, as at an expression that takes too many steps;
-        # a damaged file raises any.
+        # Bare Exception, or a panic of Rust for an expression that takes too many steps.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = " ".join(of_content(error).split())
@@ -187,7 +186,7 @@ def _download_gpt2() -> Definition:
     from tiktoken.load import read_file_cached
 
     try:
-        # It waits without end for a server that accepts and never answers.
+        # tiktoken waits without end for a server that accepts and never answers.
         merges = within(
             FIRST_ANSWER_SECONDS, lambda: read_file_cached(_GPT2_MERGES_URL, _GPT2_MERGES_SHA256)
         ).decode()
@@ -253,7 +252,7 @@ def _tokenizer(model: models.BPE) -> tokenizers.Tokenizer:
 
 
 def _check(definition: Definition, origin: str) -> None:
-    """Checks that every byte of a text is kept; NFC passes, and its texts count as normalised."""
+    """Checks that a definition keeps every byte of a text; NFC, which texts are in, passes."""
     model = definition.get("model") or {}
     normalizer = definition.get("normalizer")
     if model.get("type") != "BPE":
@@ -283,8 +282,8 @@ def _lacking(definition: Definition) -> set[int]:
 def name_end_of_text(definition: Definition, name: Any) -> None:
     """Marks the special token that a model's configuration names as the end of a text.
 
-    A known name, `END_OF_TEXT`, goes before: in a model for chats the configuration names the end
-    of a turn, and documents were trained on after the known one.
+    A known name, of `END_OF_TEXT`, takes precedence: the configuration of a chat model names the
+    end of a turn, but its documents ended with the known token.
     """
     name = name.get("content") if isinstance(name, dict) else name
     special = [token for token in definition.get("added_tokens", ()) if token.get("special")]

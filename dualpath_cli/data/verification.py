@@ -1,17 +1,16 @@
 """Verification: are the chunks on this disk, byte for byte, those that were prepared?
 
-A chunk is read once on a machine. Then `verified/` in the cache (`storage.cache`) remembers its
-size, inode and time of change, a file for each data folder, and while these stay the same nothing
-is read again. Verifying is reading: a thread a core, for hashlib and numpy leave Python's lock.
+A chunk is read once on a machine. Then a file in `verified/` of the cache (`storage.cache`) holds
+the size, inode and time of change of each chunk of a data folder. While these stay the same, the
+chunk is not read again. Threads read in parallel: hashlib and numpy release Python's lock.
 """
 
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -34,24 +33,30 @@ class Chunks:
     """The chunks of a data folder on a disk, and which of them are known to be as prepared."""
 
     def __init__(self, folder: Path, manifest: Manifest, way_out: str = AGAIN) -> None:
-        """Recalls what was verified before; `way_out` ends messages about a damaged chunk."""
+        """Recalls earlier verifications; `way_out` ends messages about a damaged chunk."""
         self.folder = folder
         self._manifest = manifest
         self._way_out = way_out
         self._stored = {chunk.name: chunk for chunk in manifest.chunks}
-        key = hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:16]
-        self._memory = cache() / "verified" / f"{key}.json"
+        self._memory = _memory_of(folder)
         self._known: dict[str, Stamp] = {}
-        self.recall()
+        # A chunk whose entry cannot be read is verified again.
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            noted = json.loads(self._memory.read_bytes())["chunks"]
+            self._known = {
+                name: (size, inode, changed)
+                for name, (size, inode, changed, sha256) in noted.items()
+                if name in self._stored and self._stored[name].sha256 == sha256
+            }
 
     def check(self, name: str, file: BinaryIO) -> None:
-        """Checks that an open chunk is as prepared; one that is known is not read."""
+        """Checks that an open chunk is as prepared; a known chunk is not read."""
         if self._known.get(name) != stamp_of(file):
             self._known[name] = self._read(self._stored[name], file)
 
     def verify(self) -> None:
         """Reads every chunk that is not known, and remembers those that are as prepared."""
-        unknown = [chunk for chunk in self._manifest.chunks if not self._is_known(chunk.name)]
+        unknown = [chunk for chunk in self._manifest.chunks if not self._is_known(chunk)]
         if not unknown:
             return
 
@@ -62,43 +67,21 @@ class Chunks:
         try:
             with (
                 Progress(console, title, bytes_of_bytes, total, transient=True) as progress,
-                ThreadPoolExecutor(min(8, cores())) as pool,  # disks give no more to further ones
+                ThreadPoolExecutor(min(8, cores())) as pool,  # more threads read no faster
             ):
                 for chunk, stamp in zip(unknown, pool.map(self._open, unknown), strict=True):
                     self._known[chunk.name] = stamp
                     progress.advance(chunk.bytes)
-        finally:  # also of what Ctrl-C cuts short
+        finally:  # also after Ctrl-C
             self._remember()
 
     def forget(self) -> None:
         self._known = {}
 
-    def recall(self) -> None:
-        """Reads the memory again; chunks whose entry cannot be read are verified again."""
-        try:
-            noted = json.loads(self._memory.read_bytes())["chunks"]
-            self._known = {
-                name: (size, inode, changed)
-                for name, (size, inode, changed, sha256) in noted.items()
-                if name in self._stored and self._stored[name].sha256 == sha256
-            }
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            self._known = {}
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keeps other processes of this machine from verifying the folder meanwhile."""
-        with ExitStack() as held:
-            # Where nothing can be remembered, each process reads for itself.
-            with suppress(OSError):
-                lock = Path(f"{self._memory}.lock")
-                held.enter_context(alone(lock, self._memory, wait=True))
-            yield
-
-    def _is_known(self, name: str) -> bool:
-        path = self.folder / name
+    def _is_known(self, chunk: StoredFile) -> bool:
+        path = self.folder / chunk.name
         with readable(path), open(path, "rb") as file:
-            return self._known.get(name) == stamp_of(file)
+            return self._known.get(chunk.name) == stamp_of(file)
 
     def _open(self, chunk: StoredFile) -> Stamp:
         path = self.folder / chunk.name
@@ -138,26 +121,38 @@ class Chunks:
 
 
 def verify_chunks(folder: Path, manifest: Manifest, how: Verify) -> None:
-    """Verifies a data folder on a disk, once for all processes of this machine."""
+    """Verifies a data folder on a disk, once for all processes of this machine.
+
+    Of ranks that start together the first one to come reads the chunks; the others find these
+    remembered.
+    """
     if how == "never":
         return
-    chunks = Chunks(folder, manifest)
-    with chunks.alone():
-        # Of ranks that start together the first one here reads; the others find it remembered.
-        chunks.recall()
-        if how == "always" and _is_first_rank():
+    memory = _memory_of(folder)
+    with ExitStack() as held:
+        with suppress(OSError):  # where nothing can be remembered, each process reads for itself
+            held.enter_context(alone(Path(f"{memory}.lock"), memory, wait=True))
+        chunks = Chunks(folder, manifest)
+        # The first rank of the node, by torchrun and Lightning, or by Slurm.
+        first = all(os.environ.get(rank, "0") == "0" for rank in ("LOCAL_RANK", "SLURM_LOCALID"))
+        if how == "always" and first:
             chunks.forget()
         chunks.verify()
 
 
 def stamp_of(file: BinaryIO) -> Stamp:
-    """Returns what changes with an open file's content."""
+    """Returns numbers that change with an open file's content."""
     status = os.fstat(file.fileno())
     return status.st_size, status.st_ino, status.st_ctime_ns
 
 
+def _memory_of(folder: Path) -> Path:
+    key = hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:16]
+    return cache() / "verified" / f"{key}.json"
+
+
 def _digest_and_highest_id(file: BinaryIO, dtype: str) -> tuple[str, int]:
-    """Reads a chunk to its end; returns its sha256 and the largest id in it."""
+    """Reads a chunk to its end; returns its sha256 and its largest id."""
     width, highest = np.dtype(dtype).itemsize, 0
     digest = hashlib.sha256(file.read(HEADER))
     while block := file.read(_SLICE):
@@ -165,8 +160,3 @@ def _digest_and_highest_id(file: BinaryIO, dtype: str) -> tuple[str, int]:
         if count := len(block) // width:
             highest = max(highest, int(np.frombuffer(block, dtype, count).max()))
     return digest.hexdigest(), highest
-
-
-def _is_first_rank() -> bool:
-    """Whether this process is its node's first, by torchrun and Lightning, or by Slurm."""
-    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "SLURM_LOCALID"))

@@ -1,7 +1,7 @@
 """Texts and prepared tokens as windows to score, for `validate` and every study.
 
-Documents are cut into windows of the model's length. Each begins with an end-of-text token and none
-crosses two documents, so that every token of the text is scored once. In a prepared data folder a
+Documents are cut into windows of the model's length. Each begins with an end-of-text token, and
+none crosses two documents, so every token of a text is scored once. In a prepared data folder a
 window is a block of the token stream. A limit of tokens draws windows at random: the beginning of a
 file, such as the first of several books, is not representative.
 """
@@ -34,10 +34,10 @@ def document_windows(
 ) -> tuple[list[Tokens], list[int]]:
     """Cuts documents into windows of end-of-text and up to `length` tokens of one of them.
 
-    With `max_tokens`, windows with so many scored tokens in all are drawn: first documents, in the
-    random order of `seed`, until they hold enough; then windows of these. No document gives more
-    than a tenth, to the next whole window, unless there are too few documents. The last window is
-    cut to fit. Only the drawn documents are held in memory.
+    With `max_tokens`, windows with that number of scored tokens are drawn: first documents, in the
+    random order of `seed`, until these hold enough; then windows of the documents. No document
+    gives more than a tenth, to the next whole window, unless there are too few documents. The last
+    window is cut to fit. Only the drawn documents are held in memory.
 
     Returns the windows in the order of the text, and each one's document, numbered from 0.
     """
@@ -73,7 +73,7 @@ def _drawn_documents(
 ) -> list[tuple[int, Tokens]]:
     """Numbers and tokens, in the order of the text, of the first documents in a random order.
 
-    As few as hold `max_tokens`, each counted up to a tenth of them.
+    The fewest that hold `max_tokens`, where a document counts up to a tenth of these.
     """
     draw = np.random.default_rng((seed, 0))
     most, held = _tenth(max_tokens), 0
@@ -104,7 +104,7 @@ def folder_windows(
 ) -> list[Tokens]:
     """Returns the blocks of `length` + 1 tokens of a prepared data folder, in their order.
 
-    With `max_tokens`, as many as hold no more, but at least one, drawn at random.
+    With `max_tokens`, the most blocks that hold no more tokens, at least one, drawn at random.
     """
     from dualpath_cli.data.blocks import Blocks
 
@@ -116,7 +116,7 @@ def folder_windows(
 
 
 def check_ids(tokens: Tokens, vocab_size: int, place: str) -> None:
-    """Refuses ids beyond the vocabulary, which fail on a GPU without a message."""
+    """Refuses ids beyond the vocabulary, with which a GPU fails without a message."""
     if (highest := int(tokens.max())) >= vocab_size:
         raise UserError(
             f"{place}: holds the token id {highest}, beyond the vocabulary of {vocab_size} "
@@ -127,7 +127,7 @@ def check_ids(tokens: Tokens, vocab_size: int, place: str) -> None:
 class Windows(Dataset[Tokens]):
     """Windows held in memory, longest first, so that a batch holds windows of like length.
 
-    Empty windows, which score nothing, are appended so that each batch has as many for every rank:
+    Empty windows, which score nothing, are appended so that batches divide evenly among ranks:
     sharded models must run in step.
     """
 
@@ -137,7 +137,7 @@ class Windows(Dataset[Tokens]):
         documents: Sequence[int] | None = None,
         multiple_of: int = 1,
     ) -> None:
-        """`documents` are the numbers of the windows' documents; None where these are unknown."""
+        """`documents` are the numbers of the windows' documents; None where unknown."""
         numbered = sorted(enumerate(windows), key=lambda pair: len(pair[1]), reverse=True)
         self.windows = [window for _, window in numbered]
         self.numbers = [number for number, _ in numbered]
@@ -145,9 +145,9 @@ class Windows(Dataset[Tokens]):
         self.documents = documents and [documents[number] for number in self.numbers]
         """Number of each window's document in the source; None where it is unknown."""
         self.n_filled = len(self.windows)
-        """How many windows are real; those after them fill up batches."""
+        """Number of real windows; those after them fill up batches."""
         self.tokens = np.array([len(window) - 1 for window in self.windows], dtype=np.int64)
-        """Scored tokens of each of them."""
+        """Scored tokens of each real window."""
         self.n_tokens = int(self.tokens.sum())
         missing = -len(self.windows) % multiple_of
         self.windows += [np.zeros(1, dtype=np.int64)] * missing
@@ -162,8 +162,8 @@ class Windows(Dataset[Tokens]):
         """Places of the windows of each batch, of all ranks, in order; ranks take every other one.
 
         On each rank a batch holds no more positions than `micro_batch` windows of `length` tokens,
-        or one window. So all batches of full windows have the shape that a model is compiled for,
-        and short windows come more at a time, as small batches mostly wait for their launches.
+        or one window. So batches of full windows have the shape that a model is compiled for. Short
+        windows come more at a time: small batches mostly wait for their launches.
         """
         found, start = [], 0
         while start < len(self.windows):
@@ -175,7 +175,7 @@ class Windows(Dataset[Tokens]):
 
 
 def padded(length: int) -> int:
-    """Positions of a batch whose longest window has so many."""
+    """Positions of a batch whose longest window has `length` of them."""
     return -(-max(1, length) // PAD_TO) * PAD_TO
 
 
@@ -184,9 +184,9 @@ def collate(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Stacks windows to input tokens and targets, (B, T) int64 each, padded on the right.
 
-    The last token of a window is only a target, or with `last_is_input` an input without a target:
-    in a full window it stands one position beyond those of training. Attention is causal, so
-    neither it nor padding, which comes after all tokens, changes a loss. Targets of padding are
+    The last token of a window is only a target. With `last_is_input` it is an input without a
+    target, in a full window one position beyond those of training. Attention is causal, so neither
+    this input nor padding, which comes after all tokens, changes a loss. Targets of padding are
     IGNORE.
     """
     positions = padded(max(len(window) for window in windows) - (not last_is_input))

@@ -89,14 +89,6 @@ def test_a_folder_and_a_glob_take_each_real_file_once_and_say_what_they_leave_ou
     assert capsys.readouterr().err == f"left out of {folder}/**/*[nN]*: 1 no file, 1 linked again\n"
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a.parquet"])
-def test_every_reader_gets_the_cleaned_text(tmp_path, name):
-    raw = "\ufeffe\u0301t\0e\u0301\r\ntwo\rthree"
-    assert list(read_documents(parse_source(str(write(tmp_path / name, [raw]))))) == [
-        "été\ntwo\nthree"
-    ]
-
-
 @pytest.fixture
 def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with texts of several formats."""

@@ -51,11 +51,6 @@ def test_gpt2_ids_agree_around_every_character_of_unicode(gpt2, reference):
         assert ids.tolist() == reference.encode(text, add_special_tokens=False).ids
 
 
-def test_a_run_of_spaces_too_long_for_tiktoken_is_encoded_all_the_same(gpt2):
-    text = " " * 1_500_000 + "end"
-    assert gpt2.decode(gpt2.encode(text)) == text
-
-
 def test_batches_are_encoded_as_single_texts_are_also_by_a_saved_tokenizer(small, tmp_path):
     texts = ["hello\n world", "", "hell é <|endoftext|>"]
     wanted = [small.encode(text) for text in texts]
@@ -153,27 +148,3 @@ def test_a_panic_of_the_library_is_one_line_and_an_interrupt_none(definition, mo
         monkeypatch.setattr(Tokenizer, "encode", Mock(side_effect=raised("range end index")))
         with pytest.raises(expected, match="range end index"):
             Tokenizer(definition, "mine")
-
-
-def test_an_expression_that_takes_too_many_steps_is_one_line_at_the_text_that_shows_it(definition):
-    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated",
-             "invert": False}  # fmt: skip
-    steps = [split, {**definition["pre_tokenizer"], "use_regex": False}]
-    definition["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
-    tokenizer = Tokenizer(definition, "mine")
-    with pytest.raises(UserError, match=r"'mine': cannot be used .*retry-limit"):
-        tokenizer.encode("x" * 40)
-
-
-def test_cutting_padding_and_dropout_of_a_file_are_ignored(small, definition):
-    definition["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst",
-                                "stride": 0}  # fmt: skip
-    definition["model"]["dropout"] = 0.5
-    tokenizer, wanted = Tokenizer(definition), small.encode("hello hello")
-    assert all(tokenizer.encode("hello hello") == wanted for _ in range(20))
-
-
-def test_the_only_special_token_ends_a_text_whatever_its_name(definition):
-    definition["added_tokens"][0]["content"] = "<stop>"
-    definition["model"]["vocab"]["<stop>"] = definition["model"]["vocab"].pop("<|endoftext|>")
-    assert Tokenizer(definition).decode([Tokenizer(definition).eot_id]) == "<stop>"

@@ -12,7 +12,7 @@ from dualpath_cli.data import verification
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
 from tests.data.faulty_data import CHANGED, CHUNKS, flip
-from tests.data.manifests import intact, write_data_folder
+from tests.data.manifests import write_data_folder
 
 
 @pytest.fixture
@@ -23,15 +23,6 @@ def folder(tmp_path: Path, small: Tokenizer) -> Path:
     (folder / "rejected.jsonl.zst").write_bytes(b"rejected" * 10)
     write_data_folder(folder, range(60), small, chunk_tokens=30)
     return folder
-
-
-def test_what_is_written_is_read(folder):
-    manifest = Manifest.read(folder)
-    assert intact(manifest, folder)
-    assert (manifest.tokens, manifest.sources[0].name) == (60, "a")
-    before = (folder / "manifest.json").read_bytes()
-    manifest.write(folder)
-    assert (folder / "manifest.json").read_bytes() == before
 
 
 def test_the_fingerprint_is_that_of_the_tokens_alone(folder):

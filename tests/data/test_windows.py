@@ -3,7 +3,6 @@
 The order of training: every block once an epoch, whatever number of ranks reads them.
 """
 
-from collections import Counter
 from contextlib import nullcontext
 from itertools import pairwise
 
@@ -101,14 +100,6 @@ def test_a_long_first_document_is_not_the_whole_sample():
     assert abs(first - second) < 5 * np.sqrt(first + second)
 
 
-def test_of_few_documents_all_are_drawn_from_as_long_as_they_are():
-    texts = ["o" * 5000, "e" * 2500, "h" * 500]  # a token each
-    windows, numbers = document_windows(texts, TOKENIZER, 10, 2000, 0)
-    tokens = np.bincount(numbers, [len(window) - 1 for window in windows])
-    assert tokens.sum() == 2000
-    np.testing.assert_allclose(tokens / 2000, np.array([5000, 2500, 500]) / 8000, atol=0.06)
-
-
 @given(st.lists(st.integers(2, 20), min_size=1, max_size=9), st.integers(1, 8))
 def test_all_ranks_get_full_batches_and_padding_windows_score_nothing(lengths, multiple):
     windows = Windows((np.ones(n, dtype=np.int64) for n in lengths), multiple_of=multiple)
@@ -203,22 +194,6 @@ def test_the_next_chunk_is_the_one_that_is_read_next(chunk_blocks, seed):
         later = range(position + 1, end_of_epoch)
         change = next((p for p in later if chunks[p] != chunks[position]), end_of_epoch)
         assert order.next_chunk(position) == chunks[change]
-
-
-def test_epochs_and_seeds_have_orders_of_their_own():
-    orders = [epoch(SampleOrder([40, 60], seed), number) for seed in (0, 1) for number in (0, 1)]
-    for one in orders:
-        assert sum(one == other for other in orders) == 1
-
-
-def test_an_order_is_random():
-    # The first block of 4,000 epochs is each of ten as often as chance has it: chi-squared with 9
-    # degrees of freedom is above 27.9 once in a thousand.
-    order = SampleOrder([4, 6], 3)
-    counts = Counter(order.at(number * 10)[1] for number in range(4000))
-    # A chunk is first in half of the epochs, whatever it holds.
-    expected = [500.0] * 4 + [4000 / 12] * 6
-    assert sum((counts[i] - mean) ** 2 / mean for i, mean in enumerate(expected)) < 27.9
 
 
 def test_a_permutation_is_the_same_on_every_machine():

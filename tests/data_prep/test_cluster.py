@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ from distributed import Client
 from data_prep.__main__ import main
 from data_prep.documents import encoding
 from data_prep.executors import DaskCluster, Here
-from data_prep.prepare import Request, prepare
+from data_prep.prepare import prepare
 from dualpath_cli.base.errors import UserError
 from tests.data_prep.preparing import contents, source, write_jsonl
 from tests.data_prep.web import wait_for
@@ -80,12 +79,9 @@ def test_a_cluster_makes_the_bytes_of_this_process(ask, address, tmp_path, monke
     texts = [f"document {n} " + "hello " * (n % 50) for n in range(150)]
     write_jsonl(Path("a.jsonl"), [*texts, "", *texts[:20]])
     Path("many").mkdir()
-    for number in range(24):
-        write_jsonl(Path("many", f"{number}.jsonl"), texts[60:80])
     Path("many", "bad.jsonl").write_text('{"text": 3}\n[]\n')
     whole = gzip.compress(b'{"text": "hello"}\n' * 99)
     Path("many", "cut.jsonl.gz").write_bytes(whole[:-20])
-    # Rows are sent of the one file, the many are read by the workers.
     sources = (source("a", "a.jsonl"), source("many", "many"))
     how = {"duplicates": "near", "val_fraction": 0.1, "chunk_tokens": 4096}
     for name, executor in (("here", Here()), ("cluster", DaskCluster(address))):
@@ -97,36 +93,6 @@ def test_a_cluster_makes_the_bytes_of_this_process(ask, address, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_in_a_piece_changes_nothing(
-    ask, client, address, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(encoding, "PIECE_BYTES", 500_000)
-    path = write_jsonl(tmp_path / "a.jsonl", (f"{n} hello there " * 3000 for n in range(30)))
-    pids = client.run(os.getpid)
-    killed = []
-
-    def making() -> list[str]:
-        return [worker for worker, stack in client.call_stack().items() if "in make" in str(stack)]
-
-    class Killing(DaskCluster):
-        def submit(self, *args: Any, **kwargs: Any) -> Any:
-            future = super().submit(*args, **kwargs)
-            if not killed:
-                killed.append(pids[wait_for(making)[0]])
-                os.kill(killed[0], signal.SIGKILL)
-            return future
-
-    def asked(name: str) -> Request:
-        return ask(path, out=tmp_path / name, chunk_tokens=1 << 20)
-
-    prepare(asked("killed"), Killing(address))
-    wait_for(lambda: len(client.run(os.getpid)) == 2)
-    assert killed[0] not in client.run(os.getpid).values()
-    prepare(asked("here"))
-    assert contents(tmp_path / "killed") == contents(tmp_path / "here")
-
-
-@pytest.mark.slow
 def test_work_that_kills_its_workers_is_given_up(address):
     with (
         pytest.raises(OSError, match="given up after 2 workers died"),
@@ -135,11 +101,11 @@ def test_work_that_kills_its_workers_is_given_up(address):
         cluster.submit(os._exit, 1).result(PATIENCE)
 
 
-@pytest.mark.parametrize("name", ["Python", "dualpath", "pyarrow"])
-def test_a_worker_with_other_software_is_refused(name, address):
+def test_a_worker_with_other_software_is_refused(address):
     with DaskCluster(address) as cluster:
-        cluster._software = {**cluster._software, name: "0.1"}
-        with pytest.raises(UserError, match=rf"worker tcp://.* has {name} .* instead of 0\.1;"):
+        assert {"Python", "dualpath", "pyarrow"} < cluster._software.keys()
+        cluster._software = {**cluster._software, "pyarrow": "0.1"}
+        with pytest.raises(UserError, match=r"worker tcp://.* has pyarrow .* instead of 0\.1"):
             cluster.submit(print).result(PATIENCE)
 
 
@@ -177,12 +143,3 @@ def test_a_signal_cancels_what_runs_and_another_executor_continues(
     assert stamps == {path: path.stat().st_mtime_ns for path in pieces.rglob("*.arrow")}
     assert main([*words, str(tmp_path / "out"), "--workers", "1"]) == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "here")
-
-
-def test_a_source_that_workers_do_not_see_is_refused(ask, address, tmp_path, monkeypatch):
-    (tmp_path / "many").mkdir()
-    for number in range(20):
-        write_jsonl(tmp_path / "many" / f"{number}.jsonl", [f"hello {number:02d}"])
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"does not see '/proc/self/cwd/many/\d+.jsonl'"):
-        prepare(ask(Path("/proc/self/cwd/many")), DaskCluster(address))

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import zstandard
 
 from data_prep import download
 from data_prep.__main__ import main
@@ -105,35 +104,6 @@ def test_lasting_trouble_ends_after_minutes(web, tmp_path, fault, reason):
     assert names(tmp_path) == []
 
 
-ZSTD = zstandard.compress(CONTENT)
-UNANNOUNCED = {"Content-Length": None}
-
-
-def test_a_page_in_place_of_a_compressed_file_never_gets_its_name(web, tmp_path):
-    web.files["/a"] = b"<html>log in</html>"
-    downloads = Downloads(tmp_path)
-    downloads.leaving.wait = lambda seconds: None  # type: ignore[method-assign, assignment]
-    with pytest.raises(ConnectionError, match=r"cannot be decompressed: .* 10 times in a row"):
-        downloads.get(RemoteFile(f"{web.url}/a", "a.jsonl.zst"))
-    assert names(tmp_path) == []
-
-
-def test_a_compressed_file_that_ends_before_its_time_is_asked_for_again(web, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "FIRST_WAIT_SECONDS", 0.01)
-    web.files["/a"], web.faults["/a"] = ZSTD, [Fault(headers=UNANNOUNCED, cut=len(ZSTD) // 2)]
-    path = Downloads(tmp_path).get(RemoteFile(f"{web.url}/a", "a.jsonl.zst"))
-    assert path.read_bytes() == ZSTD
-    assert len(web.requests) == 2
-
-
-@pytest.mark.parametrize("headers", [{}, UNANNOUNCED])
-def test_a_server_that_sends_byte_by_byte_is_given_up(web, tmp_path, monkeypatch, headers):
-    monkeypatch.setattr(download, "SLOW_SECONDS", 0.2)
-    web.fallback = Fault(drip=0.01, headers=headers)
-    with pytest.raises(ConnectionError, match=r"bytes in 0 seconds, 10 times in a row"):
-        fetch(web, tmp_path, [])
-
-
 def test_names_are_paths_below_the_folder_and_never_above_it():
     for name in ("../a", "/a", "a/../../b", ""):
         with pytest.raises(UserError, match="outside the download folder"):
@@ -198,14 +168,6 @@ def test_a_process_ends_at_once_and_the_next_one_fetches(web, tmp_path, other, s
     assert ("KeyboardInterrupt" in printed) == (sent == signal.SIGINT)
     assert fetch(web, tmp_path).read_bytes() == CONTENT
     assert names(tmp_path) == ["a"]
-
-
-def test_a_file_that_another_process_fetches_is_waited_for(web, tmp_path, other):
-    process, until = other
-    threading.Timer(0.5, until.set).start()
-    assert fetch(web, tmp_path).read_bytes() == CONTENT
-    assert process.wait(300) == 0
-    assert len(web.requests) == 1
 
 
 def test_files_are_fetched_ahead_and_leaving_ends_it(web, tmp_path):

@@ -4,19 +4,27 @@ import hashlib
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.documents.duplicates import EXACT, KEPT, NEAR, Verdicts
-from data_prep.documents.pieces import Document, Piece, PieceCounts
+from data_prep.documents.pieces import Piece, PieceCounts
 from data_prep.documents.text import BANDS
 from data_prep.settings import Preparation, SourceSettings
 from data_prep.writing.mix import Pool, interleave, portions, scramble
 
 Corpus = list[list[tuple[int, tuple[int, ...]]]]
 """Pieces of documents, each the number of its text and its band keys."""
+
+
+def document(row: int, text: int, size: int, bands: list[int] | None = None) -> dict[str, Any]:
+    return {
+        "number": row, "id": None, "id_hash": row, "digest": text.to_bytes(16, "big"),
+        "text_bytes": size, "bands": bands,
+    }  # fmt: skip
 
 
 def write_pieces(folder: Path, corpus: Corpus) -> list[Piece]:
@@ -26,7 +34,7 @@ def write_pieces(folder: Path, corpus: Corpus) -> list[Piece]:
         for row, (text, bands) in enumerate(documents, 1):
             keys = np.resize(np.array(bands, np.uint64), BANDS)
             # Texts differ in the second half only.
-            rows.append(Document(row, None, row, text.to_bytes(16, "big"), 1, keys))
+            rows.append(document(row, text, 1, keys.tolist()))
         path = folder / f"{number}.arrow"
         ends = np.arange(1, len(rows) + 1)
         Piece.write(path, rows, np.ones(len(rows), np.uint16), ends, PieceCounts(read=len(rows)))
@@ -57,8 +65,8 @@ def expected(corpus: Corpus, kind: str) -> tuple[list[int], list[int | None]]:
 
 
 key = st.integers(0, 5) | st.sampled_from([2**64 - 1, 2**63])
-document = st.tuples(st.integers(0, 6), st.tuples(key, key, key))
-judged = st.lists(st.lists(document, max_size=6), max_size=5)
+judged_document = st.tuples(st.integers(0, 6), st.tuples(key, key, key))
+judged = st.lists(st.lists(judged_document, max_size=6), max_size=5)
 
 
 @settings(max_examples=150)
@@ -89,8 +97,7 @@ def pools_of(folder: Path, corpora: list[Lengths], val_fraction: float = 0.0) ->
         for lengths in corpus:
             rows, ids = [], []
             for row, length in enumerate(lengths, 1):
-                digest = number.to_bytes(16, "big")
-                rows.append(Document(row, None, number, digest, length, None))
+                rows.append(document(row, number, length) | {"id_hash": number})
                 ids.append(np.full(length, number, np.uint32))
                 number += 1
             path = folder / f"{source}-{len(pieces[-1])}.arrow"

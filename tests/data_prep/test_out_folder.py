@@ -1,6 +1,5 @@
 """The data folder: what others have in its way stays; a prefix with a manifest is a whole one."""
 
-import dataclasses
 import json
 import re
 import shutil
@@ -48,17 +47,6 @@ def test_a_finished_request_is_recognised_until_something_about_it_changes(ask, 
         finished(ask(path), overwrite=False)
 
 
-def test_a_damaged_folder_is_not_taken_for_finished(ask, out):
-    asked = ask(TEXTS)
-    prepare(asked)
-    chunk = out / "chunk-0-0.bin"
-    chunk.write_bytes(chunk.read_bytes()[:-1])
-    with pytest.raises(UserError, match="bytes instead of"):
-        finished(asked, overwrite=False)
-    assert finished(asked, overwrite=True) is None
-    assert intact(prepare(asked, overwrite=True), out)
-
-
 def test_a_strangers_file_in_a_data_folder_is_not_deleted(ask, out, tmp_path):
     prepare(ask(TEXTS))
     (out / "notes").mkdir()
@@ -92,15 +80,6 @@ def test_unfinished_work_of_another_purpose_is_never_discarded(ask, tmp_path):
     asked = ask(TEXTS)
     with pytest.raises(UserError, match="holds something else; move it"):
         prepare(asked, overwrite=True)
-    assert (tmp_path / "out.partial" / "thesis.tex").exists()
-
-
-def test_a_strangers_request_beside_other_files_is_no_unfinished_work(ask, tmp_path):
-    (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / "request.json").write_text('{"url": "https://example.org"}')
-    (tmp_path / "out.partial" / "thesis.tex").write_text("mine")
-    with pytest.raises(UserError, match="holds something else; move it"):
-        prepare(ask(TEXTS), overwrite=True)
     assert (tmp_path / "out.partial" / "thesis.tex").exists()
 
 
@@ -298,38 +277,12 @@ def test_the_manifest_of_other_data_goes_before_anything_else(bucket, folder, tm
     assert storage.sizes(URL) == storage.sizes(folder)
 
 
-def test_equal_tokens_under_a_new_manifest_need_no_permission(bucket, folder, sent):
-    upload(folder, URL, quietly)
-    sent.clear()
-    dataclasses.replace(Manifest.read(folder), request="asked in other words").write(folder)
-    upload(folder, URL, quietly)
-    assert sent == ["manifest.json"]
-    assert finished_remote(URL) == Manifest.read(folder)
-
-
 @pytest.mark.parametrize("name", ["thesis.pdf", "chunk-0-7.bin", "index.json"])
 def test_a_prefix_of_another_purpose_is_left_alone(bucket, folder, name):
     bucket.put_object(Bucket="bucket", Key=f"data/{name}", Body=b"?")
     with pytest.raises(UserError, match=f"holds '{name}', which does not belong .*another prefix"):
         upload(folder, URL, quietly)
     assert storage.sizes(URL) == {name: 1}
-
-
-def test_an_unreadable_manifest_is_replaced_only_on_request(bucket, folder):
-    bucket.put_object(Bucket="bucket", Key="data/manifest.json", Body=b"{")
-    with pytest.raises(UserError, match=r"s3://bucket/data/manifest\.json: cannot be read"):
-        upload(folder, URL, quietly)
-    upload(folder, URL, quietly, overwrite=True)
-    assert finished_remote(URL) == Manifest.read(folder)
-
-
-def test_a_damaged_remote_folder_is_named_and_mended(bucket, folder):
-    upload(folder, URL, quietly)
-    bucket.delete_object(Bucket="bucket", Key="data/chunk-0-1.bin")
-    with pytest.raises(UserError, match=r"s3://bucket/data/chunk-0-1\.bin: chunk is missing"):
-        finished_remote(URL)
-    upload(folder, URL, quietly)
-    assert finished_remote(URL) == Manifest.read(folder)
 
 
 def test_a_chunk_that_changed_on_the_disk_is_not_uploaded(bucket, folder):

@@ -1,19 +1,15 @@
 """A preparation: every document once, each with its end, whole or not there at all."""
 
 import os
-import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_prep.documents import encoding
+from data_prep.documents import encoding, pieces
 from data_prep.executors import Here, on_this_machine
 from data_prep.prepare import prepare
-from data_prep.sources import sample
 from data_prep.sources.corpora import InputFile
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import Manifest
@@ -84,6 +80,15 @@ def test_every_document_is_written_held_out_rejected_or_a_duplicate(
     assert (count.exact_duplicates, count.near_duplicates, count.unused) == (10, 0, 0)
 
 
+def test_repeats_of_a_source_count_in_passes_tokens_and_bytes(ask, out, tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", many(20))
+    manifest = prepare(ask((source("a", path, weight=1, max_epochs=3),), tokens=10**6))
+    texts = texts_of(out)
+    assert Counter(texts) == Counter(many(20) * 3)
+    assert manifest.text_bytes == sum(len(text.encode()) for text in texts)
+    assert (manifest.sources[0].documents, manifest.sources[0].passes) == (20, 3)
+
+
 def test_documents_are_shuffled_by_the_seed(ask, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", many(50))
     orders = []
@@ -138,6 +143,30 @@ def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(ask, t
     assert "b.jsonl.gz: cannot be read" in fault
 
 
+def test_a_late_piece_is_not_made_and_a_piece_that_is_there_not_replaced(ask, tmp_path):
+    calls, inodes = [], []
+
+    class Twice(Here):
+        def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
+            calls.append((fn, args))
+            for _ in range(2):
+                future = super().submit(fn, *args, **kwargs)
+                inodes.append(future.result().stat().st_ino)
+            return future
+
+    prepare(ask(["hello"], out=tmp_path / "out"), Twice())
+    assert inodes[0] == inodes[1]
+    # A worker that nobody waits for any more: its folder may have become another preparation's.
+    before = contents(tmp_path)
+    ((make, arguments),) = calls
+    with pytest.raises((UserError, FileNotFoundError)):
+        make(*arguments)
+    pieces._worker.cache_clear()
+    with pytest.raises(UserError, match="does not see"):
+        make(*arguments)
+    assert contents(tmp_path) == before
+
+
 def test_a_weighted_mix_names_the_source_without_text(ask, tmp_path):
     sources = (
         source("a", write_jsonl(tmp_path / "a.jsonl", TEXTS), weight=1),
@@ -163,37 +192,3 @@ def test_reading_on_is_bounded_and_ends(ask, tmp_path):
     count = manifest.sources[1]
     assert manifest.tokens >= 2000
     assert count.read < 1000
-
-
-MEASURED = """
-import sys
-from pathlib import Path
-from data_prep.__main__ import main
-
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    # Not ru_maxrss, which begins at that of the process that started this one.
-    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    print(int(status["VmHWM"].split()[0]) * 1024)
-    sys.exit(code)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_main_process_needs_less_than_a_gigabyte(workers, tmp_path):
-    # One process does a worker's work as well.
-    texts = sample.documents("train")
-    sample.tokenizer().save(tmp_path)
-    draw = random.Random(0)
-    # More pieces than are worked on at a time, and one long document.
-    corpus = [" ".join(draw.choices(texts, k=40)) for _ in range(4000)]
-    corpus.append(" ".join(texts[: len(texts) // 4]))
-    assert len(corpus[-1]) > 1e6
-    path = write_jsonl(tmp_path / "a.jsonl", corpus)
-    assert path.stat().st_size > 32e6
-    (tmp_path / "run.py").write_text(MEASURED)
-    command = [sys.executable, str(tmp_path / "run.py"), "--tokenizer", str(tmp_path)]
-    command += ["--source", str(path), "--workers", str(workers), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert 1e8 < int(done.stdout.splitlines()[-1]) < 1e9

@@ -8,19 +8,16 @@ import unicodedata
 from collections.abc import Sequence
 from itertools import combinations
 
-import numpy as np
 import pytest
 from datasketch import MinHash, MinHashLSH
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data_prep.documents import text as documents_text
 from data_prep.documents.text import (
     BANDS,
     ROWS,
     Contamination,
     band_keys,
-    hashes_of,
     shingles,
     signature,
     words_of,
@@ -57,18 +54,6 @@ def test_cleaning_does_what_it_says_and_changes_no_cleaned_text(text):
     assert clean(text) == clean(clean(text)) == by_hand(text)
 
 
-ANY_TEXTS = st.text(
-    st.one_of(st.sampled_from("aAbß_1 .İΣς\u0301\ud800語"), st.characters(codec=None))
-)
-
-
-@given(st.lists(ANY_TEXTS, max_size=8))
-def test_equal_words_alone_have_equal_hashes(texts):
-    words = [word for text in texts for word in words_of(text)]
-    pairs = set(zip(words, hashes_of(words).tolist(), strict=True))
-    assert len(pairs) == len({hash for _, hash in pairs}) == len(set(words))
-
-
 ALPHABET = [f"word{n}" for n in range(26)]
 
 
@@ -94,40 +79,11 @@ EVALUATIONS = st.lists(st.lists(st.sampled_from("ab"), max_size=20).map(" ".join
 
 @given(EVALUATIONS, st.lists(st.sampled_from("abc"), max_size=60).map("-".join))
 @example([" ".join(ALPHABET[15:23]), " ".join(ALPHABET[:13])], " ".join(ALPHABET))
+@example([" ".join(ALPHABET[:8]), " ".join(ALPHABET[:13])], " ".join(ALPHABET))
 @example([], " ".join(ALPHABET))
 def test_the_hit_is_the_first_run_that_is_in_both(evaluations, text):
     sought = Contamination(evaluations)
     assert sought.hit(text) == naive_hit(evaluations, text)
-
-
-def test_case_punctuation_and_composition_make_no_difference():
-    evaluation = "Où est-ce que l'été dernier a passé ses vacances, Élodie? (Répondez en français.)"
-    text = evaluation.upper().replace(" ", "\n").replace(".", " !")
-    sought = Contamination([unicodedata.normalize("NFD", evaluation)])
-    assert sought.hit(text) == " ".join(words_of(evaluation)[:13])
-
-
-def test_equal_hashes_of_different_runs_are_no_hit(monkeypatch):
-    def runs(hashes: np.ndarray, length: int) -> np.ndarray:
-        return np.zeros(max(len(hashes) - length + 1, 0), np.uint64)
-
-    monkeypatch.setattr(documents_text, "runs", runs)
-    rng = random.Random(1)
-    evaluations = [" ".join(rng.choices(ALPHABET, k=rng.randint(8, 30))) for _ in range(20)]
-    sought = Contamination(evaluations)
-    assert sought.hit(" ".join(rng.choices(ALPHABET, k=200))) is None
-    for evaluation in evaluations:
-        text = " ".join([*rng.choices(ALPHABET, k=20), evaluation, "x"])
-        assert sought.hit(text) == naive_hit(evaluations, text) is not None
-
-
-def test_the_fingerprint_changes_with_what_is_sought():
-    texts = [" ".join(ALPHABET[:length]) for length in (8, 12, 13, 26)]
-    variants = [texts[:count] for count in range(5)]
-    # Where a text ends counts, too.
-    first, second = " ".join(ALPHABET[:9]), " ".join(ALPHABET[9:18])
-    variants += [[first, second], [f"{first} {second}"], [f"{first}{second}"]]
-    assert len({Contamination(variant).fingerprint for variant in variants}) == len(variants)
 
 
 def shingles_of(text: str) -> set[tuple[str, ...]]:
@@ -179,14 +135,6 @@ def test_keys_find_the_candidates_that_datasketchs_index_finds():
     found = {(a, b) for b, sketch in enumerate(sketches) for a in index.query(sketch) if a < b}
     assert candidates(texts) == found
     assert 50 < len(found) < 40 * 10
-
-
-def test_unrelated_texts_are_no_candidates():
-    rng = random.Random(2)
-    vocabulary = novel_words(50, rng)
-    # Short texts are the hardest: one shingle is all there is of them.
-    texts = [" ".join(rng.choices(vocabulary, k=rng.choice([4, 5, 6, 80]))) for _ in range(300)]
-    assert not candidates(texts)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A web server on the loopback that lays files out like the real ones and misbehaves on order."""
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -20,8 +19,6 @@ class Fault:
     headers: dict[str, str | None] = field(default_factory=dict)  # in place of the usual ones
     cut: int | None = None  # ends the connection after so many bytes of the body
     reset: bool = False  # ends the connection with no answer at all
-    silent: float = 0.0  # says nothing for so many seconds
-    drip: float = 0.0  # sends a byte every so many seconds
     until: threading.Event | None = None  # sends the second half of the body only when this is set
 
 
@@ -62,10 +59,6 @@ class Web:
         """Returns how often one path was asked for."""
         return sum(request.path == path for request in list(self.requests))
 
-    def post(self, request: Received, body: bytes) -> tuple[int, dict]:
-        """Returns status and JSON of the answer to a POST or PUT; for servers that take any."""
-        return 404, {}
-
     def fault(self, request: Received) -> Fault:
         """Logs a request and returns what is to go wrong with its answer."""
         with self._lock:
@@ -94,19 +87,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
         request = Received(self.command, unquote(urlsplit(self.path).path), headers)
-        body = self.rfile.read(int(headers.get("content-length", 0)))
         fault = self.web.fault(request)
-        time.sleep(fault.silent)
         self.close_connection = fault.reset or fault.cut is not None
         if fault.reset:
             return
         if fault.status is not None:
             status, headers, content = fault.status, {}, b""
-        elif self.command in ("GET", "HEAD"):
-            status, headers, content = self._file(request)
         else:
-            status, answer = self.web.post(request, body)
-            headers, content = {}, json.dumps(answer).encode()
+            status, headers, content = self._file(request)
         self.send_response(status)
         for name, value in {
             "Content-Length": f"{len(content)}",
@@ -121,12 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content[:half])
         if fault.until:
             fault.until.wait(600)
-        for byte in content if fault.drip else b"":
-            self.wfile.write(bytes([byte]))
-            time.sleep(fault.drip)
         self.wfile.write(content[half : fault.cut])
 
-    do_GET = do_HEAD = do_POST = do_PUT = _serve  # noqa: N815
+    do_GET = do_HEAD = _serve  # noqa: N815
 
     def _file(self, request: Received) -> tuple[int, dict[str, str], bytes]:
         """Returns status, headers and body of the answer to a GET."""
