@@ -147,6 +147,5 @@ def _run(command: Command, words: Sequence[str]) -> int:
     launch, line = resolve_name(command.launch)(found)
     out = getattr(launch, "out", None)
     with claimed(out) if out else nullcontext():
-        if not (command.alone and resolve_name(command.alone)(launch)):
-            resolve_name(command.run)(command, launch, line.of_classes)
+        resolve_name(command.run)(command, launch, line.of_classes)
     return 0

@@ -1,6 +1,6 @@
-"""The five figures of a run's routing: over layers, of gates, of tokens, by part of speech."""
+"""The four figures of a run's routing: over layers, of gates, of tokens, by part of speech."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -14,7 +14,6 @@ from matplotlib.patches import Rectangle
 
 from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.report.figures import (
-    DEEP,
     INK,
     MUTED,
     SOURCES,
@@ -22,7 +21,6 @@ from dualpath_cli.report.figures import (
     layer_ticks,
     panels,
     plain,
-    shades,
     share_colormap,
 )
 from dualpath_cli.study.parts_of_speech import UPOS
@@ -55,34 +53,8 @@ def depth(sources: Mapping[str, Summary], mean: Summary) -> Figure:
     return figure
 
 
-def steps(sources: Mapping[str, Summary]) -> Figure:
-    """What each step of the deep path does, per layer: a row of panels a source, a colour a step.
-
-    The size of its update on a logarithmic scale and, from the second step on, the cosine of the
-    update and the one before it.
-    """
-    most = next(iter(sources.values())).loops
-    kinds = [("step_size", "size of the update beside the state", 1)]
-    kinds += [("step_cosine", "cosine with the update before it", 2)] if most > 1 else []
-    figure, axes = panels(4.1 * len(kinds), 0.4 + 2.4 * len(sources), len(sources), len(kinds),
-                          sharex=True, sharey="col")  # fmt: skip
-    for row, (label, line) in zip(axes, sources.items(), strict=True):
-        for ax, (kind, title, first) in zip(row, kinds, strict=True):
-            _layer_axis(ax, line.layers, title if ax in axes[0] else "")
-            for k, color in enumerate(shades(DEEP, most), 1):
-                if k >= first:
-                    _line(ax, line, line.means[f"{kind}_{k}"], color, f"step {k}")
-            if kind == "step_size":
-                ax.set(yscale="log", ylabel=label)
-            if ax not in axes[-1]:
-                ax.set(xlabel="")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center",
-                  frameon=False, fontsize=8)  # fmt: skip
-    return figure
-
-
 def bands(sums: Mapping[str, Sums], average: Summary) -> Figure:
-    """Joint densities in bands of layers, averaged over sources: gates, and what they let through.
+    """Joint densities of gates and of gated updates, in bands of layers, averaged over sources.
 
     The paper's figure `gate_density`: (g_w, g_d) above, log(1 + g ‖Δ‖) below.
     """
@@ -101,9 +73,12 @@ def bands(sums: Mapping[str, Sums], average: Summary) -> Figure:
          r"$\log(1 + g_w \|\Delta_w\|)$"),
     ):  # fmt: skip
         for ax, name in zip(row, names, strict=True):
-            image = _square(ax, densities[name], extent, end, _top(densities.values()))
+            most = max(float(density.max()) for density in densities.values()) or 1.0
+            image = _square(ax, densities[name], extent, end, most)
             ax.set(xlabel=label)
-        _scale(figure, image, row)
+        bar = figure.colorbar(image, ax=row.ravel().tolist(), fraction=0.03)
+        bar.set_label("share of tokens in a bin", fontsize=8)
+        bar.ax.tick_params(labelsize=7)
     for ax, (name, places) in zip(axes[0], names.items(), strict=True):
         ax.set(title=f"{name}: {average.named(places)}")
     axes[0, 0].set_ylabel("$g_d$")
@@ -138,25 +113,15 @@ def _end_of(densities: Any) -> float:
     return CONTRIBUTION_END * min(CONTRIBUTION_BINS, int(1.05 * last) + 2) / CONTRIBUTION_BINS
 
 
-def _top(densities: Iterable[Floats]) -> float:
-    return max(float(density.max()) for density in densities) or 1.0
-
-
-def _square(ax: Axes, density: Floats, extent: float, end: float, top: float) -> AxesImage:
+def _square(ax: Axes, density: Floats, extent: float, end: float, most: float) -> AxesImage:
     """A density (deep, wide) with equal axes and the diagonal of equal weights."""
     image = ax.imshow(
         density, origin="lower", extent=(0, extent, 0, extent), cmap="cividis",
-        norm=LogNorm(top / 1000, top, clip=True), interpolation="nearest",
+        norm=LogNorm(most / 1000, most, clip=True), interpolation="nearest",
     )  # fmt: skip
     ax.plot([0, end], [0, end], color="white", linewidth=0.7, linestyle="--")
     ax.set(xlim=(0, end), ylim=(0, end), aspect="equal")
     return image
-
-
-def _scale(figure: Figure, image: AxesImage, axes: Any) -> None:
-    bar = figure.colorbar(image, ax=axes.ravel().tolist(), fraction=0.03)
-    bar.set_label("share of tokens in a bin", fontsize=8)
-    bar.ax.tick_params(labelsize=7)
 
 
 def coloured_text(examples: Sequence[Example]) -> Figure:
@@ -173,14 +138,24 @@ def coloured_text(examples: Sequence[Example]) -> Figure:
         ax.set(xlim=(0, WIDTH), ylim=(height - 0.5, -0.6))
         ax.axis("off")
         shares = example.deep_share.mean(1)
-        ax.set_title(_title(example), fontsize=8, loc="left")
+        cut = f", first {MOST_TOKENS} of {example.length:,} tokens"
+        title = f"{example.source}, sequence {example.number}"
+        title += cut if example.length > MOST_TOKENS else ""
+        ax.set_title(title, fontsize=8, loc="left")
         for (row, column, text), share in zip(places, shares, strict=False):
             color = colors(0.5 + (float(share) - 0.5) / (2 * reach))
             box = Rectangle((column, row - 0.46), len(text), 0.92, facecolor=color, linewidth=0)
             ax.add_patch(box)
             ax.text(column, row, text, family="monospace", fontsize=7.6, va="center",
                     color=INK, parse_math=False)  # fmt: skip
-    _bar(figure, axes, "deep share, mean over layers", reach)
+    low, high = 0.5 - reach, 0.5 + reach
+    scale = ScalarMappable(Normalize(low, high), colors)
+    bar = figure.colorbar(scale, ax=axes.ravel().tolist(), location="bottom", aspect=45,
+                          shrink=0.5, pad=0.02, extend="both" if reach < 0.5 else "neither",
+                          label="deep share, mean over layers")  # fmt: skip
+    bar.set_ticks([low, 0.5, high], labels=[f"{low:.2f} wide", "0.5", f"{high:.2f} deep"])
+    bar.ax.tick_params(labelsize=7)
+    bar.ax.xaxis.label.set_fontsize(8)
     return figure
 
 
@@ -216,18 +191,13 @@ def heat_maps(sources: Mapping[str, Summary], average: Summary) -> Figure | None
     return figure
 
 
-def _title(example: Example) -> str:
-    cut = f", first {MOST_TOKENS} of {example.length:,} tokens"
-    cut = cut if example.length > MOST_TOKENS else ""
-    return f"{example.source}, sequence {example.number}{cut}"
-
-
 def _lines(example: Example) -> list[tuple[int, int, str]]:
     """Row, column and text of each token, broken into lines at newlines and at the width."""
     row = column = 0
     placed = []
     for token in example.tokens:
-        text = _shown(token)[:WIDTH]
+        shown = (c if c.isprintable() else " " for c in token.replace("\n", "↵"))
+        text = "".join(shown)[:WIDTH]
         if column + len(text) > WIDTH:
             row, column = row + 1, 0
         placed.append((row, column, text))
@@ -235,18 +205,3 @@ def _lines(example: Example) -> list[tuple[int, int, str]]:
         if "\n" in token:
             row, column = row + 1, 0
     return placed
-
-
-def _shown(token: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in token.replace("\n", "↵"))
-
-
-def _bar(figure: Figure, axes: Any, label: str, reach: float) -> None:
-    low, high = 0.5 - reach, 0.5 + reach
-    scale = ScalarMappable(Normalize(low, high), share_colormap())
-    bar = figure.colorbar(scale, ax=axes.ravel().tolist(), location="bottom", aspect=45,
-                          shrink=0.5, pad=0.02, extend="both" if reach < 0.5 else "neither",
-                          label=label)  # fmt: skip
-    bar.set_ticks([low, 0.5, high], labels=[f"{low:.2f} wide", "0.5", f"{high:.2f} deep"])
-    bar.ax.tick_params(labelsize=7)
-    bar.ax.xaxis.label.set_fontsize(8)

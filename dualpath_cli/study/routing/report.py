@@ -1,4 +1,4 @@
-"""From rows and sums to what one looks at: a few lines, summary.json, five figures, the page."""
+"""What `dualpath routing` writes from rows and sums: summary.json, four figures, the page."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def write(
     sums: Mapping[str, Sums],
     console: Console,
 ) -> None:
-    """Writes everything of one run to its folder; prints its means and what lies where."""
+    """Writes summary, figures and page of a run; prints the means of sources, and the files."""
     options, model = launch.options, launch.settings.model
     out, layers = options.folder, gated_layers(model)
     summaries = {name: Summary.from_sums(sums[name], layers, most_steps(model)) for name in sources}
@@ -53,29 +53,32 @@ def write(
     drawn = [
         example
         for name in sources
-        for example in read_examples(out / TOKENS, name, options.drawn(name))
+        for example in read_examples(out / TOKENS, name, options.shown(name, 1)[:1])
     ]
     drawings = {
         "depth": figures.depth(summaries, average),
-        "steps": figures.steps(summaries),
         "gate_density": figures.bands(sums, average),
         "tokens": figures.coloured_text(drawn),
         "parts_of_speech": figures.heat_maps(summaries, average),
     }
     save(out, drawings)
-    write_page(launch, list(sources), page_facts(content))
+    shown = read_page(out, list(sources), model)
+    values = Tokenizer.load(launch.folder / TOKENIZER).token_values()
+    page.write(out / PAGE, _title(launch), page_facts(content), layers, shown, values)
     write_text(out / SUMMARY, json.dumps(content, indent=2, allow_nan=False) + "\n")
-    show(console, means(_title(launch), summaries, average), box=False)
-    few = [f"{name} has {clusters_text(**facts['clusters'])}" for name, facts in sources.items()
-           if facts["clusters"]["count"] < LEAST_CLUSTERS]  # fmt: skip
-    if few:
-        text = f"{', '.join(few)}: fewer than {LEAST_CLUSTERS} have no interval"
-        console.print(text, highlight=False, soft_wrap=True)
+    if options.text is None:
+        show(console, means(_title(launch), summaries, average), box=False)
+        few = [f"{name} has {clusters_text(**facts['clusters'])}"
+               for name, facts in sources.items()
+               if facts["clusters"]["count"] < LEAST_CLUSTERS]  # fmt: skip
+        if few:
+            text = f"{', '.join(few)}: fewer than {LEAST_CLUSTERS} have no interval"
+            console.print(text, highlight=False, soft_wrap=True)
     names = ", ".join(name for name, figure in drawings.items() if figure is not None)
     lines = (
         f"written to {out}",
         f"  {PAGE:17}the page, to read token by token",
-        f"  {SUMMARY:17}these means by layer and part of speech, with intervals",
+        f"  {SUMMARY:17}means by layer and part of speech, with intervals",
         f"  {TOKENS:17}a row a token",
         f"  {names} (PNG, PDF)",
     )
@@ -103,16 +106,6 @@ def means(run: str, sources: Mapping[str, Summary], average: Summary) -> Table:
         share = (float(values["deep_share"][0]), float(low), float(high))
         rows.append([name, share, *(values[key][0] for key in shown)])
     return Table(columns, rows, f"routing of {run}", names=1)
-
-
-def write_page(
-    launch: StudyLaunch, sources: Sequence[str], terms: Sequence[tuple[str, str]]
-) -> Path:
-    options, model = launch.options, launch.settings.model
-    content = read_page(options.folder, sources)
-    values = Tokenizer.load(launch.folder / TOKENIZER).token_values()
-    path, title = options.folder / PAGE, _title(launch)
-    return page.write(path, title, terms, gated_layers(model), content, values)
 
 
 def _title(launch: StudyLaunch) -> str:
