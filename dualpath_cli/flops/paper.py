@@ -130,24 +130,3 @@ def mean_bpb(budget_name: str, metrics: Sequence[str]) -> dict[str, float]:
     """The mean of the given metrics, by configuration label."""
     table = results(budget_name)
     return {label: mean(table[metric][label] for metric in metrics) for label in table["C4"]}
-
-
-def inference_ablation(intervention: str, source: str) -> float | None:
-    """Loss of F80M a50 K4 under an intervention, nats a token; None if not in table `ablations`.
-
-    Names of sources: gsm8k, triviaqa, wikitext_103.
-    """
-    return _by_source("inference_ablations", intervention, source)
-
-
-def token_class_excess(override: str, source: str) -> float | None:
-    """The authors' excess cost of forcing a class of tokens over random ones, 15 checkpoints.
-
-    `override` is `arithmetic wide` or `function deep`; nats a token, from their revision.
-    """
-    return _by_source("token_class_excess", override, source)
-
-
-def _by_source(table: str, row: str, source: str) -> float | None:
-    values = dict(zip(tables()["ablation_sources"], tables()[table].get(row, []), strict=False))
-    return values.get(source.lower().replace("-", "_"))

@@ -9,8 +9,8 @@ from itertools import chain
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.recipe.settings import Settings
-from dualpath_cli.spec import intervention
 from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import RANDOM as RANDOM_EXPERTS
 from dualpath_cli.spec.intervention import SHUFFLED, Intervention
 from dualpath_cli.study.options import Texts
 from dualpath_cli.study.parts_of_speech import (
@@ -74,8 +74,6 @@ class Ablate(Texts):
     out: Place | None = None
     """Folder for tables and figures; by default RUN/ablations/step-N. Finished passes in the folder
     are not scored again; tables and figures of an earlier call are replaced."""
-    compare_paper: bool = False
-    """Show the paper's numbers beside the loss, if source and row are in the paper's table."""
     kind = "ablations"
 
     def __post_init__(self) -> None:
@@ -91,17 +89,12 @@ class Ablate(Texts):
                 raise UserError(f"unknown suite '{name}'{way_out}")
         return tuple(name for name in SUITES if name in chosen or "all" in chosen)
 
-    @property
-    def drawn(self) -> range:
-        """Seeds of shuffled gates and of random experts."""
-        return range(self.seeds or 1)
-
     def overrides(self) -> list[Intervention]:
         """The overrides of the paper's table `ablations`: loops, constant and shuffled gates."""
         return [
             *(Intervention(loops=count) for count in _loops(self.loops)),
             *(Intervention(gates=gates) for gates in GATES),
-            *(Intervention(gates=SHUFFLED, seed=seed) for seed in self.drawn),
+            *(Intervention(gates=SHUFFLED, seed=seed) for seed in range(self.seeds or 1)),
         ]
 
     def rows(self, config: ModelConfig) -> tuple[list[Row], dict[str, str]]:
@@ -162,7 +155,7 @@ def _expert_rows(options: Ablate, config: ModelConfig) -> list[Row]:
     counts = (k for k in range(1, min(2 * config.top_k, most) + 1) if k != config.top_k)
     changes = [
         *(Intervention(experts=count) for count in counts),
-        *(Intervention(experts=intervention.RANDOM, seed=seed) for seed in options.drawn),
+        *(Intervention(experts=RANDOM_EXPERTS, seed=seed) for seed in range(options.seeds or 1)),
     ]
     return [Row("experts", change) for change in changes]
 

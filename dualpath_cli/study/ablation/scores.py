@@ -131,8 +131,8 @@ class Result:
 class Excess:
     """The excess cost of overriding a class of tokens over equally many random tokens.
 
-    The excess per token of the source is the change of the source's loss, and small for a rare
-    class; the excess per forced token can be compared between sources.
+    Per token of the source the excess is a change of the source's loss, small for a rare class; per
+    forced token it can be compared between sources.
     """
 
     token_class: ForcedClass
@@ -148,10 +148,6 @@ class Excess:
     per_forced_low: float
     per_forced_high: float
     match: Match  # how closely the random tokens match the class
-
-    @property
-    def name(self) -> str:
-        return f"{self.token_class.name} {self.token_class.path}"
 
 
 def compare(passes: Sequence[Scoring]) -> list[Result]:

@@ -101,16 +101,16 @@ class Ablation(bench.Study[Scoring]):
     def finish(self, source: str, passes: Sequence[Scoring]) -> None:
         self.results[source], self.excesses[source] = compare(passes), excesses(passes)
         self.tables[source] = []
-        windows, paper = passes[0].windows, self._options.compare_paper
+        windows = passes[0].windows
         title = f"{source}: nats per token over {windows.n_tokens:,} tokens, {clusters_of(windows)}"
         for suite in self._options.suites:
             rows = [row for row in self.results[source] if row.suite in (suite, BASELINE)]
             if suite in ("paper", "experts", "kv-slots", *SHORTER):
-                table = source_table(title, rows, self._model.same_loops, paper)
+                table = source_table(title, rows, self._model.same_loops)
             elif suite == "layers" and len(rows) > 1:
                 table = layer_table(title, rows[1:], self._model.block_kinds[-1] == "dual")
             elif suite == "token-classes" and self.excesses[source]:
-                table = excess_table(title, self.excesses[source], paper)
+                table = excess_table(title, self.excesses[source])
             else:
                 continue
             self.tables[source].append(table)

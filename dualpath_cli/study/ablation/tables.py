@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.system import format_csv, without_nan, write_texts
-from dualpath_cli.flops.paper import inference_ablation, token_class_excess
 from dualpath_cli.report.table import Column, Columns, Table, interval, markdown
-from dualpath_cli.spec.intervention import LEARNED, Intervention
+from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation.options import GATES, REPORT, SHORTER
 from dualpath_cli.study.ablation.scores import Excess, Result
-from dualpath_cli.study.parts_of_speech import CLASSES
 
 LAST_LAYER = (
     "The final RMSNorm removes the scale of the last layer's output: only g_d : g_w counts there. "
@@ -21,7 +19,7 @@ LAST_LAYER = (
 """The caption of the table of layers, if the last layer has gates."""
 
 
-def source_table(title: str, results: Sequence[Result], loops: int | None, paper: bool) -> Table:
+def source_table(title: str, results: Sequence[Result], loops: int | None) -> Table:
     """A table of one source's rows; `loops` is the trained K, if all layers have one."""
     columns: Columns[Result] = [
         (Column("intervention"), lambda row: label(row.intervention, loops)),
@@ -35,17 +33,12 @@ def source_table(title: str, results: Sequence[Result], loops: int | None, paper
             (Column("run", ".2f"), lambda row: row.loops_run),
             (Column("passes", ".2f"), lambda row: row.passes),
         ]
-    if paper:
-        columns += [
-            (Column("paper's loss", ".3f"), lambda row: _paper(row)[0]),
-            (Column("difference", "+.3f"), lambda row: _paper(row)[1]),
-        ]
     return Table.of(results, columns, title)
 
 
-def excess_table(title: str, rows: Sequence[Excess], paper: bool) -> Table:
+def excess_table(title: str, rows: Sequence[Excess]) -> Table:
     columns: Columns[Excess] = [
-        (Column("forced"), lambda row: row.name),
+        (Column("forced"), lambda row: f"{row.token_class.name} {row.token_class.path}"),
         (Column("tokens", ","), lambda row: row.tokens),
         (Column("share", "{:.1f} %".format), lambda row: 100 * row.share),
         (Column("class", "+.4f"), lambda row: row.difference),
@@ -56,8 +49,6 @@ def excess_table(title: str, rows: Sequence[Excess], paper: bool) -> Table:
         (Column("95 % interval", interval("+.3f")),
          lambda row: (row.per_forced_low, row.per_forced_high)),
     ]  # fmt: skip
-    if paper:
-        columns.append((Column("paper's excess", "+.2f"), _papers_excess))
     return Table.of(rows, columns, title, _matched(rows))
 
 
@@ -102,19 +93,6 @@ def meaning_of(intervention: Intervention) -> str | None:
     if not isinstance(gates, tuple) or intervention != Intervention(gates=gates):
         return None
     return GATES.get(gates)
-
-
-def _paper(row: Result) -> tuple[float | None, float | None]:
-    """The paper's loss and difference to the learned router; None if not in the paper."""
-    loss = inference_ablation(row.intervention.name, row.source)
-    learned = inference_ablation(LEARNED, row.source)
-    return (None, None) if loss is None or learned is None else (loss, loss - learned)
-
-
-def _papers_excess(row: Excess) -> float | None:
-    """The paper's excess of a class; None if another class has its name."""
-    same = CLASSES.get(row.token_class.name) == row.token_class.upos
-    return token_class_excess(row.name, row.source) if same else None
 
 
 def _matched(rows: Sequence[Excess]) -> str:

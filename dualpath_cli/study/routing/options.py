@@ -25,8 +25,8 @@ TEXT = "text"  # the name of --text as a source
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingOptions(Texts):
-    """Reads what a run's gates do token by token: a page to look at any text, four figures and
-    their numbers; --text prints one text in the terminal.
+    """Reads what a run's gates do token by token: a page to look at any text, three figures
+    and their numbers; --text prints one text in the terminal.
     """
 
     text: str | None = None
@@ -39,12 +39,11 @@ class RoutingOptions(Texts):
     """Number of sequences of each source on the page. A sequence is a document, or as much of one
     as the model takes at once: a long document gives several."""
     examples: tuple[str, ...] = ()
-    """SOURCE:N: sequences that come first on the page, such as gsm8k:3; the first one of each
-    source is also drawn as a figure."""
+    """SOURCE:N: sequences that come first on the page, such as gsm8k:3."""
     no_costs: bool = False
     """Leave out the cost of forcing loops or gates: most of the page's passes."""
     out: Place | None = None
-    """Folder for tokens, figures and the page; by default RUN/routing/step-N."""
+    """Folder for the page, figures and numbers; by default RUN/routing/step-N."""
     kind = "routing"
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What `dualpath routing` writes from rows and sums: summary.json, four figures, the page."""
+"""What `dualpath routing` writes from rows and sums: summary.json, three figures, the page."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from dualpath_cli.study.routing.page import page
 from dualpath_cli.study.routing.page.passes import read_page
 from dualpath_cli.study.routing.readouts import Sums, gated_layers, most_steps
 from dualpath_cli.study.routing.summary import Summary, expert_loads, plain
-from dualpath_cli.study.routing.tokens import TOKENS, read_examples
+from dualpath_cli.study.routing.tokens import TOKENS
 from dualpath_cli.training.launch import StudyLaunch
 
 PAGE = "index.html"
@@ -41,24 +41,19 @@ def write(
         source_facts |= {"tokens": int(sums[name]["tokens"][0])}
         source_facts |= {key: float(sums[name][key]) for key in ("loss", "bits_per_byte")}
         if sums[name]["experts"].any():
-            source_facts["expert_loads"] = plain(expert_loads(sums[name]))
+            loads = zip(expert_loads(sums[name])[0], sums[name]["experts"], strict=True)
+            source_facts["expert_loads"] = [plain(load[: int(count)]) for load, count in loads]
     content = {
         **facts,
         "layers": layers,
-        "bands": average.layers_of_bands,
+        "bands": {name: [layers[n] for n in band] for name, band in average.bands.items()},
         "bootstrap": bootstrap.FACTS,
         "sources": {name: sources[name] | summaries[name].report() for name in sources},
         "average": average.report(),
     }
-    drawn = [
-        example
-        for name in sources
-        for example in read_examples(out / TOKENS, name, options.shown(name, 1)[:1])
-    ]
     drawings = {
         "depth": figures.depth(summaries, average),
         "gate_density": figures.bands(sums, average),
-        "tokens": figures.coloured_text(drawn),
         "parts_of_speech": figures.heat_maps(summaries, average),
     }
     save(out, drawings)

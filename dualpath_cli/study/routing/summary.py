@@ -17,27 +17,26 @@ from dualpath_cli.study.parts_of_speech import CLASSES, UPOS
 from dualpath_cli.study.routing.readouts import Sums, columns
 
 
+def expert_loads(sums: Sums) -> Floats:
+    """Each expert's part of a layer's choices, (R, L, E): 0 beyond the layer's experts."""
+    tokens = sums["expert_tokens"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(tokens / tokens.sum(-1, keepdims=True))
+
+
 def expert_means(sums: Sums) -> dict[str, Floats]:
     """The load of experts by name, (R, L) each, as metrics.csv has it of training.
 
     nan in layers without experts; empty if no layer has any.
     """
-    tokens, experts = sums["expert_tokens"], sums["experts"]
+    load, experts = expert_loads(sums), sums["experts"]
     if not experts.any():
         return {}
     with np.errstate(divide="ignore", invalid="ignore"):
-        load = tokens / tokens.sum(-1, keepdims=True)
         entropy = np.where(experts > 1, entr(load).sum(-1) / np.log(experts), 1.0)
-    idle = ((tokens == 0) & (np.arange(tokens.shape[-1]) < experts[:, None])).sum(-1)
+    idle = experts - (load > 0).sum(-1)
     means = {"load_max": load.max(-1) * experts, "load_entropy": entropy, "idle_experts": idle}
     return {name: np.where(experts > 0, values, np.nan) for name, values in means.items()}
-
-
-def expert_loads(sums: Sums) -> Floats:
-    """Each expert's part of a layer's choices, (L, E); nan beyond the layer's experts."""
-    tokens = sums["expert_tokens"][0]
-    exists = np.arange(tokens.shape[-1]) < sums["experts"][:, None]
-    return np.where(exists, tokens / tokens.sum(-1, keepdims=True).clip(1), np.nan)
 
 
 LEAST_TOKENS = 10  # A part of speech with fewer tokens in a source is left out, as in the paper
@@ -69,8 +68,7 @@ class Summary:
     def average(cls, several: Sequence["Summary"]) -> "Summary":
         """Averages sources, each with the same weight."""
         first = several[0]
-        names = [name for name in first.means if all(name in one.means for one in several)]
-        means = {name: np.mean([one.means[name] for one in several], 0) for name in names}
+        means = {name: np.mean([one.means[name] for one in several], 0) for name in first.means}
         classes = {
             name: _mean_where_any([one.class_differences[name] for one in several])
             for name in CLASSES
@@ -92,10 +90,6 @@ class Summary:
         bands = {"early": places[: ends[0]], "middle": places[ends[0] : ends[1]],
                  "late": places[ends[1] :]}  # fmt: skip
         return {name: band for name, band in bands.items() if band}
-
-    @property
-    def layers_of_bands(self) -> dict[str, list[int]]:
-        return {name: [self.layers[place] for place in band] for name, band in self.bands.items()}
 
     def named(self, places: Sequence[int]) -> str:
         """Such as `layer 3` or `layers 2 to 9`."""

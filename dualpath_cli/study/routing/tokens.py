@@ -5,7 +5,6 @@ states of a layer: its input, the state after each loop, that of the wide path, 
 """
 
 import codecs
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -77,17 +76,6 @@ class Model:
     examples: Sequence[Example]
     forced: Sequence[str] = ()  # names of the interventions in `Example.costs`, (F,)
     experts: Sequence[int] = ()  # of each layer with gates, (L,)
-
-
-def share_reach(shares: Sequence[Floats]) -> float:
-    """The distance from one half that 98 % of the shares have at most: the range of colours.
-
-    From 0.05 to 0.5 in steps of 0.05; 0.5 where there is no share.
-    """
-    far = np.abs(np.concatenate([np.ravel(values) for values in shares]) - 0.5)
-    if not np.isfinite(far).any():
-        return 0.5
-    return min(0.5, max(1, math.ceil(float(np.nanpercentile(far, 98)) * 20)) / 20)
 
 
 TOKENS = "routing.parquet"

@@ -11,6 +11,7 @@ import base64
 import gzip
 import html
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dualpath_cli.base.system import write_text
-from dualpath_cli.study.routing.tokens import Example, Floats, Model, share_reach
+from dualpath_cli.study.routing.tokens import Example, Floats, Model
 
 MOST_BYTES = 5_000_000  # of a page, for mail and browsers
 SCRIPTS = ("numbers", "texts", "panel", "early", "density", "link", "keys")
@@ -63,7 +64,7 @@ def write(
     ids = _ids(examples)
     head = {
         "layers": list(layers),
-        "reach": share_reach([example.deep_share for example in examples]),
+        "reach": _reach(examples),
         "tags": tags,
         "examples": [
             {"source": e.source, "number": e.number, "length": e.length, "tokens": e.tokens,
@@ -149,6 +150,17 @@ def _ids(examples: Sequence[Example]) -> npt.NDArray[np.int64]:
     ids, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *named]), return_counts=True)
     ordered = ids[np.argsort(-counts, kind="stable")]
     return ordered[ordered >= 0]
+
+
+def _reach(examples: Sequence[Example]) -> float:
+    """The distance from one half that 98 % of the shares have at most: the range of colours.
+
+    From 0.05 to 0.5 in steps of 0.05; 0.5 where there is no share.
+    """
+    far = np.abs(np.concatenate([np.ravel(example.deep_share) for example in examples]) - 0.5)
+    if not np.isfinite(far).any():
+        return 0.5
+    return min(0.5, max(1, math.ceil(float(np.nanpercentile(far, 98)) * 20)) / 20)
 
 
 def _mean_shares(example: Example) -> list[float | None]:
