@@ -14,7 +14,6 @@ from spacy.language import Language
 from spacy.tokens import Doc
 
 from dualpath_cli.data.tokenizer import Tokenizer
-from dualpath_cli.study import parts_of_speech
 from dualpath_cli.study.parts_of_speech import Span, Tagger, align, arithmetic, text_of
 
 # Alignment
@@ -220,27 +219,15 @@ def test_words_keep_the_pipelines_tags_and_arithmetic_has_its_own(tagger):
     assert tags == ["", "PRON", "VERB", "NUM", "SYM", "NUM", "NOUN", "SPACE", "X"]
 
 
-@pytest.mark.parametrize("piece", [13, 26, 39, 65])
-def test_texts_in_pieces_have_the_tags_of_the_whole(tagger, monkeypatch, piece):
-    window = [" 日本".encode()[:5], " 日本".encode()[5:], b" sees", b" ", b"16=3"] * 5
-    assert len(text_of(window)) == 65
-    whole = ["PROPN", "PROPN", "VERB", "SPACE", "NUM"] * 5
-    assert tagger.nlp.max_length > parts_of_speech.MOST_CHARACTERS
-    monkeypatch.setattr(parts_of_speech, "MOST_CHARACTERS", piece)
-    several = [window, [b"dog"], [b""], window[:-1], window]
-    expected = [whole, ["NOUN"], [""], whole[:-1], whole]
-    assert list(tagger.tags(several * parts_of_speech.BATCH)) == expected * parts_of_speech.BATCH
-
-
 @pytest.fixture(scope="module")
 def english(shared_data: Path) -> Tagger:
     return Tagger(shared_data / "spacy_en_upos")
 
 
 def test_windows_are_read_one_batch_at_a_time(english):
-    windows = iter([[b"dog"]] * 10 * parts_of_speech.BATCH)
+    windows = iter([[b"dog"]] * 80)
     assert next(english.tags(windows)) == ["NOUN"]
-    assert len(list(windows)) == 9 * parts_of_speech.BATCH
+    assert len(list(windows)) == 72
 
 
 def test_components_that_do_nothing_for_the_tags_do_not_run(tmp_path):

@@ -4,52 +4,39 @@ import csv
 import dataclasses
 import io
 import json
-from pathlib import Path
 
 import pytest
 
-from dualpath_cli.flops.paper import inference_ablation, token_class_excess
 from dualpath_cli.report.console import plain_console
 from dualpath_cli.report.table import Table, show
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation.figures import draw
-from dualpath_cli.study.ablation.options import SUITES, Selection, applicable, default_classes
-from dualpath_cli.study.ablation.tables import (
-    AUTHORS,
-    Excess,
-    Result,
-    excess_table,
-    layer_table,
-    source_table,
-    write,
-)
+from dualpath_cli.study.ablation.options import SUITES, Ablate
+from dualpath_cli.study.ablation.scores import Excess, Result
+from dualpath_cli.study.ablation.tables import excess_table, layer_table, source_table, write
 from dualpath_cli.study.controls import Match
-from dualpath_cli.study.parts_of_speech import OTHERS, ForcedClass, TokenClass
+from dualpath_cli.study.parts_of_speech import ForcedClass
 
 TINY = ModelConfig(n_layers=3, loops=2, d_ffn=1600, d_ffn_wide=11392)
 NAMES = ["learned", *(f"K={loops}" for loops in range(1, 11)), "gates=1,0", "gates=0,1",
          "gates=0.5,0.5", "gates=1,1", "shuffled"]  # fmt: skip
+EXPERTS = {"d_ffn_wide": 400, "n_experts": 3}
 
 
-def selection(*suites: str, **changes) -> Selection:
-    plain = Selection(
-        suites, tuple(range(1, 11)), shuffles=1, controls=1, classes=default_classes()
-    )
-    return dataclasses.replace(plain, **changes)
+def rows_of(*suites: str, config: ModelConfig = TINY, **options) -> tuple[list[str], list[str]]:
+    """Names of the rows of suites, and of those that are left out."""
+    rows, skipped = Ablate(ckpt_path="RUN", suite=suites, **options).rows(config)
+    assert all(reason.startswith("the model ") for reason in skipped.values())
+    return [row.intervention.name for row in rows], list(skipped)
 
 
-def names(*suites: str, config: ModelConfig = TINY, **changes) -> list[str]:
-    return [row.intervention.name for row in selection(*suites, **changes).rows(config)]
-
-
-def test_the_rows_are_the_sixteen_of_the_paper():
-    assert names("paper") == NAMES
-    assert len(NAMES) == 16
+def names(*suites: str, **options) -> list[str]:
+    return rows_of(*suites, **options)[0]
 
 
 def test_every_row_but_the_trained_loops_comes_in_each_layer_alone():
-    listed = names("layers", loops=(1, 2))
+    listed = names("layers", loops="1,2")
     assert listed[0] == "learned"
     assert listed[1:4] == ["K=1 layers=0", "K=1 layers=1", "K=1 layers=2"]
     assert not any(name.startswith("K=2 ") for name in listed)
@@ -58,41 +45,29 @@ def test_every_row_but_the_trained_loops_comes_in_each_layer_alone():
 
 def test_layers_without_what_is_overridden_are_left_out_quietly():
     config = dataclasses.replace(TINY, block=["wide", "loop", "dual"])
-    listed = names("layers", loops=(1,), config=config)
+    listed = names("layers", loops="1", config=config)
     assert listed[1:3] == ["K=1 layers=1", "K=1 layers=2"]
     assert [name for name in listed if "gates=1,0" in name] == ["gates=1,0 layers=2"]
 
 
-def test_a_further_class_is_forced_where_its_entry_says_so_and_is_not_the_authors(monkeypatch):
-    known = default_classes()
-    plain, forced = (TokenClass(name, ("NOUN",), name == "forced") for name in ("plain", "forced"))
-    monkeypatch.setattr("dualpath_cli.study.parts_of_speech.OTHERS", (*OTHERS, plain, forced))
-    assert default_classes() == (*known, forced.to("wide"), forced.to("deep"))
-    assert set(AUTHORS) < set(known)
-    assert {chosen.name for chosen in AUTHORS} == {"arithmetic", "function"}
-
-
 def test_no_two_rows_of_all_suites_have_one_name():
-    listed = names(*SUITES)
-    assert len(listed) == len(set(listed))
+    listed = names("all", config=dataclasses.replace(TINY, **EXPERTS))
+    assert len(listed) == len(set(listed)) > 16 + 4 * len(SUITES)
 
 
 @pytest.mark.parametrize(
     ("suite", "model", "chosen", "rows"),
     [
-        ("paper", {}, {"loops": (1, 20), "shuffles": 2},
-         ["K=1", "K=20", *NAMES[11:], "shuffled:1"]),
+        ("paper", {}, {"loops": "1,20", "seeds": 2}, ["K=1", "K=20", *NAMES[11:], "shuffled:1"]),
         ("kv-slots", {"loops": 4}, {}, ["kv_slots=1", "kv_slots=2", "kv_slots=3"]),
-        (
-            "experts", {"d_ffn_wide": 400, "n_experts": 3}, {"shuffles": 2},
-            ["experts=1", "experts=3", "experts=random", "experts=random:1"],
-        ),
-        (
-            "token-classes", {},
-            {"classes": (ForcedClass("verbs", ("VERB",), "deep"),), "controls": 2},
-            [f"gates=1,0 tokens={name}verbs{n}"
-             for name, n in (("", ""), ("random-as-", ""), ("random-as-", ":1"))],
-        ),
+        ("experts", EXPERTS, {"seeds": 2},
+         ["experts=1", "experts=3", "experts=random", "experts=random:1"]),
+        ("token-classes", {}, {"classes": ("verbs=VERB:deep",), "seeds": 2},
+         [f"gates=1,0 tokens={name}verbs{n}"
+          for name, n in (("", ""), ("random-as-", ""), ("random-as-", ":1"))]),
+        ("token-classes", {}, {"seeds": 1},
+         [f"gates={gates} tokens={random}{name}" for name in ("arithmetic", "function")
+          for gates in ("0,1", "1,0") for random in ("", "random-as-")]),
     ],
 )  # fmt: skip
 def test_the_rows_of_a_suite_follow_the_model_and_what_was_chosen(suite, model, chosen, rows):
@@ -111,12 +86,11 @@ def test_the_rows_of_a_suite_follow_the_model_and_what_was_chosen(suite, model, 
         ({"loops": 1, "combination": "mean"}, NAMES),
     ],
 )
-def test_rows_that_make_no_sense_for_a_model_are_left_out_with_a_reason(changes, kept):
-    config = dataclasses.replace(TINY, **changes)
-    chosen, skipped = applicable(selection("paper").rows(config), config)
-    assert [row.intervention.name for row in chosen] == kept
-    assert list(skipped) == [name for name in NAMES if name not in kept]
-    assert all(reason.startswith("the model ") for reason in skipped.values())
+def test_the_papers_sixteen_rows_but_those_that_make_no_sense_for_a_model(changes, kept):
+    assert len(NAMES) == 16
+    listed, skipped = rows_of("paper", config=dataclasses.replace(TINY, **changes))
+    assert listed == kept
+    assert skipped == [name for name in NAMES if name not in kept]
 
 
 NAN = float("nan")
@@ -143,14 +117,14 @@ def shown(table: Table) -> str:
     return file.getvalue()
 
 
-def written(folder: Path, results: list[Result], excesses: list[Excess]) -> dict[str, str]:
-    paths = write(folder, {"model": {"loops": 4}}, results, excesses, 4)
-    return {path.name: path.read_text() for path in paths}
+def test_files_hold_all_numbers_and_the_tables_of_the_screen(tmp_path):
+    def written(excesses: list[Excess]) -> dict[str, str]:
+        tables = [source_table("a_b", results, 1)]
+        paths = write(tmp_path, {"model": {"loops": 4}}, results, excesses, tables)
+        return {path.name: path.read_text() for path in paths}
 
-
-def test_files_hold_all_numbers(tmp_path):
     results = [result(difference=0.0), dataclasses.replace(result(loops=1), low=NAN)]
-    files = written(tmp_path, results, [EXCESS])
+    files = written([EXCESS])
     report = json.loads(files["ablations.json"])
     assert report["model"] == {"loops": 4}
     assert report["rows"][0] == dataclasses.asdict(results[0]) | {"intervention": "learned"}
@@ -164,38 +138,26 @@ def test_files_hold_all_numbers(tmp_path):
     assert (rows[0]["low"], rows[1]["low"]) == ("0.25", "")
     (row,) = csv.DictReader(io.StringIO(files["token_classes.csv"]))
     assert (row["token_class"], row["excess"]) == ("arithmetic", "0.375")
-    written(tmp_path, results, [])
+    assert files["ablations.md"].splitlines()[2:] == [
+        "| intervention | loss | difference | 95 % interval |",
+        "| --- | ---: | ---: | ---: |",
+        "| learned | 2.0000 | +0.0000 | +0.2500 to +0.7500 |",
+        "| K=1 (as trained) | 2.5000 | +0.5000 |  |",
+    ]
+    written([])
     assert not (tmp_path / "token_classes.csv").exists(), "that suite is no longer asked for"
 
 
-def test_a_source_is_a_column(tmp_path):
-    results = [row for source in ("a", "b") for row in (result(source), result(source, loops=4))]
-    results.append(result("b", difference=-0.25, gates=DEEP))
-    files = written(tmp_path, results, [])
-    assert files["ablations.md"].splitlines()[2:] == [
-        "| intervention | a | b |",
-        "| --- | ---: | ---: |",
-        "| learned | 2.5000 (+0.5000) | 2.5000 (+0.5000) |",
-        "| K=4 (as trained) | 2.5000 (+0.5000) | 2.5000 (+0.5000) |",
-        "| gates=1,0 (deep only) |  | 1.7500 (-0.2500) |",
-    ]
-    assert "token_classes.csv" not in files
-
-
-def test_each_suite_is_a_table_of_its_own(tmp_path):
-    results = [result(), result(suite="halting", halting=0.1), result(suite="skip", skip=0.1)]
-    text = written(tmp_path, results, [EXCESS])["ablations.md"]
-    assert "| halting=0.1 | 2.5000 (+0.5000, 2.25 passes) |" in text
-    assert "| skip=0.1 | 2.5000 (+0.5000, 2.25 passes) |" in text
+def test_each_suite_has_its_columns():
+    shorter = [result(), result(suite="halting", halting=0.1)]
+    text = shown(source_table("title", shorter, 4))
+    assert "│ +0.2500 to +0.7500 │  1.50 │ 2.00 │   2.25 │" in text
+    text = shown(excess_table("title", [EXCESS]))
     assert (
-        "| arithmetic wide | gsm8k | 30 | 30.0 % | +0.5000 | +0.1250 | +0.3750 | "
-        "+0.2500 to +0.5000 | +1.250 | +0.875 to +1.500 |" in text
+        "│ arithmetic wide │     30 │ 30.0 % │ +0.5000 │ +0.1250 │ +0.3750 │ +0.2500 to +0.5000 │"
+        "     +1.250 │ +0.875 to +1.500 │" in text
     )
-    assert text.count("| learned | 2.5000 (+0.5000) |") == 2
-    assert text.count("| --- |") == 3
-
-
-def test_a_layer_is_a_column():
+    assert "75 % at the same position" in " ".join(text.split())
     rows = [result(difference=0.1, loops=1, layers=(0,)),
             result(difference=0.2, loops=1, layers=(10,)),
             result(difference=0.3, gates=DEEP, layers=(10,))]  # fmt: skip
@@ -204,30 +166,6 @@ def test_a_layer_is_a_column():
     assert "│ gates=1,0    │         │ +0.3000 │" in text
     assert "final RMSNorm" not in text
     assert "final RMSNorm" in shown(layer_table("title", rows, last_is_dual=True))
-
-
-def test_every_row_of_the_papers_table_is_a_row_of_ours(paper_source):
-    tables = json.loads((paper_source / "tables.json").read_text())
-    theirs = tables["inference_ablations"]["rows"]
-    for name, losses in zip(NAMES, theirs.values(), strict=True):
-        for source, loss in losses.items():
-            assert inference_ablation(name, source) == loss
-
-
-def test_papers_losses_and_differences_stand_beside_ours():
-    assert inference_ablation("gates=0,1", "TriviaQA") == 7.747
-    assert inference_ablation("K=11", "gsm8k") is inference_ablation("K=1", "novels") is None
-    assert token_class_excess("function deep", "wikitext_103") == 0.14
-    assert token_class_excess("function wide", "gsm8k") is None
-    text = shown(source_table("title", [result("gsm8k", loops=1)], 4, paper=True))
-    assert "│ 3.592 │" in " ".join(text.split())
-    assert "│ +1.444 │" in " ".join(text.split())
-    text = shown(excess_table("title", [EXCESS], paper=True))
-    assert "│ +0.37 │" in " ".join(text.split())
-    numbers = dataclasses.replace(ARITHMETIC, upos=("NUM",))  # not the class of that name
-    other = dataclasses.replace(EXCESS, token_class=numbers)
-    assert "+0.37 " not in shown(excess_table("title", [other], paper=True))
-    assert "75 % at the same position" in " ".join(text.split())
 
 
 def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path, drawn):

@@ -1,4 +1,4 @@
-"""Pages for tests: examples with random read-outs, what a page shows of them, hands on a tab."""
+"""Pages for tests: examples with random read-outs, the page's texts of them, hands on a tab."""
 
 import base64
 import dataclasses
@@ -117,7 +117,7 @@ def three(value: float) -> str:
 
 
 def shown(example: Example, token: int, layer: int | None) -> dict[str, str]:
-    """What the panel is to show, from the exact numbers; None is the mean over layers."""
+    """The panel's texts, from the exact numbers; None is the mean over layers."""
 
     def value(array: np.ndarray) -> float:
         array = array[token].astype(np.float64)
@@ -200,7 +200,7 @@ def word(id: int) -> str:
 
 
 def said_rows(one, token: int, row: int) -> list[list[str]]:
-    """What the table is to hold: label, then token and percent of each rank; a mark at flips."""
+    """The table's texts: label, then token and percent of each rank; a mark at flips."""
     said, shares = one.said[token], one.shares[token]
     loops = said.shape[1] - 3
     if row:
@@ -244,16 +244,15 @@ def visit(chromium, tmp_path: Path):
     met, contexts = [], []
 
     def opened(
-        examples=(FIRST, SECOND, OTHER), layers=LAYERS, width=1300, scheme="light", *,
-        whole=None, fragment="", granted=(),
+        width=1300, scheme="light", *, whole=None, fragment=""
     ):  # fmt: skip
         path = tmp_path / "page.html"
-        write(path, "small/mix", [("model", "x")], layers, whole or model(examples), VALUES)
+        shown = whole or model((FIRST, SECOND, OTHER))
+        write(path, "small/mix", [("model", "x")], LAYERS, shown, VALUES)
         context = chromium.new_context(
             viewport={"width": width, "height": 800},
             color_scheme=scheme,
             offline=True,
-            permissions=list(granted),
         )
         contexts.append(context)
         tab = context.new_page()

@@ -1,4 +1,4 @@
-"""The page of routing: what a reader sees of it in Chromium."""
+"""The page of routing in Chromium."""
 
 import re
 
@@ -114,7 +114,7 @@ def test_keys(visit):
     assert tab.inner_text("#where") == "Layer 1"
     press(tab, "m")
     assert tab.inner_text("#where") == "Mean of 3 layers"
-    press(tab, "?", "j", "d")
+    press(tab, "?", "j")
     assert tab.locator("#keys").is_visible()
     assert tab.eval_on_selector("#keys", "e => e.scrollHeight > e.clientHeight && !e.scrollTop")
     press(tab, "Escape")
@@ -142,18 +142,6 @@ def test_a_token_reached_by_key_is_not_covered(visit):
         assert top >= sum(tab.locator(".bar").bounding_box()[key] for key in ("y", "height"))
 
 
-def test_dark_mode_is_toggled_and_remembered(visit):
-    tab = visit()
-    light = colours(tab, "body")[0, 0].mean()
-    press(tab, "d")
-    assert colours(tab, "body")[0, 0].mean() < 0.2 < 0.9 < light
-    tab.reload()
-    assert colours(tab, "body")[0, 0].mean() < 0.2
-    assert tab.get_attribute("#dark", "aria-pressed") == "true"
-    tab.click("#dark")
-    assert colours(tab, "body")[0, 0].mean() == light
-
-
 # What is said early, and costs
 
 
@@ -172,7 +160,7 @@ def test_what_each_state_says_is_shown_with_its_flips(visit):
             if next_id < 0:
                 assert said == "The text ends here."
             else:
-                assert said.startswith(f"Really comes: {word(next_id)} (loss ")
+                assert said.startswith(f"Actual next token: {word(next_id)} (loss ")
                 came = tab.locator("#early td.came").all_inner_texts()
                 assert all(word(next_id) in cell for cell in came)
         press(tab, "ArrowRight")

@@ -1,32 +1,27 @@
-"""What is told from the sums: tags, classes, averages over sources, bands of layers."""
+"""Means from the sums: tags, classes, averages over sources, bands of layers."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import entropy
 
 from dualpath_cli.report.bootstrap import RESAMPLES
-from dualpath_cli.study.parts_of_speech import UPOS, measured
-from dualpath_cli.study.routing.readouts import READOUTS
+from dualpath_cli.study.parts_of_speech import CLASSES, UPOS
 from dualpath_cli.study.routing.summary import Summary
 from tests.study.routing.test_readouts import EXPERTS, LAYERS, LOOPS, batch, sums_of
 
 RESAMPLED = 11
-TAGS = np.full((RESAMPLED, len(UPOS), 6), np.nan)
-TAGS[:, :5] = np.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None]
-"""Deep shares of five parts of speech, (R, tags, layers)."""
 
 
-def summary_of(layers: int = 6, **means: float | list[float]) -> Summary:
+def summary_of(layers: int = 6) -> Summary:
     """A summary without spread: every resample is the same."""
-    names = ("deep_share", "gate_difference", "only_deep", "only_wide", "cosine")
-    columns = {name: np.broadcast_to(means.get(name, 0.3), (RESAMPLED, layers)) for name in names}
+    columns = {"cosine": np.full((RESAMPLED, layers), 0.3)}
     nothing = np.full((RESAMPLED, len(UPOS), layers), np.nan)
     return Summary(
         tuple(range(layers)), columns, nothing,
-        {chosen: np.full((RESAMPLED, layers), np.nan) for chosen in measured()},
+        {name: np.full((RESAMPLED, layers), np.nan) for name in CLASSES},
         clusters=100,
     )  # fmt: skip
 
@@ -62,11 +57,11 @@ def test_a_class_is_compared_with_all_other_tagged_tokens():
     summary = from_batch(data)
     tags, text = data["tags"].numpy(), data["text"].numpy()
     share = data["values"][..., 5].numpy()
-    for chosen in measured():
-        member = np.isin(tags, [UPOS.index(tag) for tag in chosen.upos]) & text
+    for name, upos in CLASSES.items():
+        member = np.isin(tags, [UPOS.index(tag) for tag in upos]) & text
         others = (tags >= 0) & ~member & text
         expected = share[member].mean(0) - share[others].mean(0)
-        np.testing.assert_allclose(summary.class_differences[chosen][0], expected)
+        np.testing.assert_allclose(summary.class_differences[name][0], expected)
 
 
 def test_sources_weigh_the_same_however_long_they_are():
@@ -99,31 +94,15 @@ def test_what_is_in_one_sequence_alone_has_no_interval():
     assert report["upos"]["NOUN"]["deep_share"]["low"] is not None
 
 
-def test_agreements_of_experts_are_those_of_their_choices_one_by_one():
+def test_loads_of_experts_are_those_of_their_choices():
     data = batch(3, sequences=4, length=50)
     means = from_batch(data).means
     for layer in range(LAYERS):
-        share = data["values"][..., layer, READOUTS.index("deep_share")]
-        tokens = [(s, t) for s in range(4) for t in range(50) if data["text"][s, t]]
-        choices = [
-            (int(expert), share[place].item(), int(data["tags"][place]))
-            for place in tokens
-            for expert in data["chosen"][place][layer]
-        ]
-        taken, shares, tags = (np.array(column) for column in zip(*choices, strict=True))
-        fitted = np.array([shares[taken == expert].mean() for expert in taken])
-        assert means["experts_deep_share"][0, layer] == pytest.approx(fitted.var() / shares.var())
-        taken, tags = taken[tags >= 0], tags[tags >= 0]
-        own = _nats(np.unique(taken, return_counts=True)[1])
-        known = sum(
-            (tags == tag).mean() * _nats(np.unique(taken[tags == tag], return_counts=True)[1])
-            for tag in set(tags)
-        )
-        assert means["experts_upos"][0, layer] == pytest.approx((own - known) / own)
-
-
-def _nats(counts: np.ndarray) -> float:
-    return -sum(p * math.log(p) for p in counts / counts.sum())
+        taken = data["chosen"][data["text"]][:, layer].numpy().ravel()
+        loads = np.bincount(taken, minlength=EXPERTS) / len(taken)
+        assert means["load_max"][0, layer] == pytest.approx(EXPERTS * loads.max())
+        assert means["load_entropy"][0, layer] == pytest.approx(entropy(loads, base=EXPERTS))
+        assert means["idle_experts"][0, layer] == 0
 
 
 @pytest.mark.parametrize(
