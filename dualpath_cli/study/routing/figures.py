@@ -11,15 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from dualpath_cli.report.bootstrap import Floats
-from dualpath_cli.report.figures import (
-    INK,
-    MUTED,
-    SOURCES,
-    heat_map,
-    layer_ticks,
-    panels,
-    plain,
-)
+from dualpath_cli.report.figures import INK, MUTED, SOURCES, heat_map, layer_ticks, panels, plain
 from dualpath_cli.study.parts_of_speech import UPOS
 from dualpath_cli.study.routing.readouts import CONTRIBUTION_BINS, CONTRIBUTION_END, Sums
 from dualpath_cli.study.routing.summary import Summary

@@ -77,7 +77,13 @@ class RoutingOptions(Texts):
     @cached_property
     def chosen(self) -> list[tuple[str, int]]:
         """Source and number of each of --examples."""
-        return [_example(spec) for spec in self.examples]
+        found = []
+        for spec in self.examples:
+            name, colon, number = spec.rpartition(":")
+            if not colon or not number.isdecimal():
+                raise UserError(f"--examples '{spec}': give SOURCE:N, such as gsm8k:0")
+            found.append((name, int(number)))
+        return found
 
     def shown(self, source: str, count: int) -> list[int]:
         """Numbers of the sequences on the page, chosen ones first; the source has `count`."""
@@ -105,10 +111,3 @@ class RoutingOptions(Texts):
                 check_pipeline(self.tagger)
             except UserError as error:
                 raise UserError(f"{error}; or without parts of speech: --tagger none") from None
-
-
-def _example(spec: str) -> tuple[str, int]:
-    name, colon, number = spec.rpartition(":")
-    if not colon or not number.isdecimal():
-        raise UserError(f"--examples '{spec}': give SOURCE:N, such as gsm8k:0")
-    return name, int(number)

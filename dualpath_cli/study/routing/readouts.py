@@ -8,7 +8,7 @@ resamples, P parts of speech, E experts.
 """
 
 import math
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,6 @@ from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.report.bootstrap import RESAMPLES
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.study.parts_of_speech import UPOS
-
-Values = TypeVar("Values", torch.Tensor, np.ndarray)
 
 READOUTS = (
     "gate_deep", "gate_wide", "update_deep", "update_wide", "cosine", "deep_share",
@@ -47,7 +45,7 @@ def most_steps(config: ModelConfig) -> int:
 def dual_layers(trace: RoutingTrace) -> torch.Tensor:
     """The read-outs of the layers with gates: (B, T, L, READOUTS and K STEP_READOUTS each).
 
-    Where layers have different numbers of steps, K is the largest.
+    K is the largest number of steps of a layer.
     """
     dual = [layer for layer in trace.layers if layer.gate_deep is not None]
     loops = max(layer.step_weights.shape[-1] for layer in dual if layer.step_weights is not None)
@@ -63,7 +61,7 @@ def dual_layers(trace: RoutingTrace) -> torch.Tensor:
 def experts_of(trace: RoutingTrace) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts of each token in the layers with gates, and their weights: (B, T, L, C) each.
 
-    A layer without experts has -1 and nan; C is 0 where none has any.
+    A dense layer has -1 and nan; C is 0 if all are dense.
     """
     dual = [layer for layer in trace.layers if layer.gate_deep is not None]
     gates = [layer.gate_deep for layer in dual if layer.gate_deep is not None]
@@ -83,8 +81,8 @@ def experts_by_layer(config: ModelConfig) -> list[int]:
     return [layer.n_experts for layer in config.layers if layer.block == "dual"]
 
 
-def by_name(values: Values) -> dict[str, Values]:
-    """Takes the tensor or array of `dual_layers`, (..., columns), apart: (...) or (..., K)."""
+def by_name(values: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+    """The read-outs in an array of `dual_layers`, (..., columns), by name: (...) or (..., K)."""
     split, loops = len(READOUTS), (values.shape[-1] - len(READOUTS)) // len(STEP_READOUTS)
     found = {name: values[..., column] for column, name in enumerate(READOUTS)}
     for place, name in enumerate(STEP_READOUTS):
@@ -95,7 +93,7 @@ def by_name(values: Values) -> dict[str, Values]:
 def is_text(
     tokens: torch.Tensor, targets: torch.Tensor, bytes_of_token: torch.Tensor
 ) -> torch.Tensor:
-    """Which tokens of a batch are read, (B, T); end-of-text, which windows begin with, is not.
+    """Which tokens of a batch are text, (B, T): end-of-text is not.
 
     `bytes_of_token` is 0 for special tokens.
     """

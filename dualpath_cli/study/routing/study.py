@@ -48,13 +48,7 @@ from dualpath_cli.study.routing.readouts import (
     is_text,
     most_steps,
 )
-from dualpath_cli.study.routing.tokens import (
-    TOKENS,
-    TokenTable,
-    merge,
-    read_examples,
-    token_table,
-)
+from dualpath_cli.study.routing.tokens import TOKENS, TokenTable, merge, read_examples, token_table
 from dualpath_cli.training.launch import StudyLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.session import Session
@@ -88,7 +82,7 @@ class Reading(Pass):
         self._clusters = clusters_of(self.windows)
         self._experts = experts_by_layer(config)
         self._sums = RoutingSums(layers, loops, max(self._experts), module.device)
-        loss = module.train_loss.clone()  # nothing was trained, so that it is empty
+        loss = module.train_loss.clone()  # empty, as nothing was trained
         assert isinstance(loss, LanguageModelLoss)
         self._loss = loss
         self._rows: TokenTable | None = None
@@ -154,9 +148,6 @@ class Reading(Pass):
                 )  # fmt: skip
 
 
-PASSES = "passes"  # folder of the rows and sums of finished sources, by what decides them
-
-
 def run(session: Session[StudyLaunch]) -> None:
     options: RoutingOptions = session.launch.options
     layers = gated_layers(session.launch.settings.model)
@@ -171,9 +162,13 @@ def run(session: Session[StudyLaunch]) -> None:
     module = bench.run(study, session)
     if not session.trainer.is_global_zero:
         return
-    readings = {source: study.readings[source] for source in module.sources}
-    for source, reading in readings.items():
-        module.sources[source]["key"] = reading.path.stem
+    readings: dict[str, Reading] = {}
+    for source in module.sources:
+        readings[source], of_page = study.finished[source]
+        module.sources[source]["key"] = readings[source].path.stem
+        if of_page:
+            shown = options.shown(source, readings[source].windows.n_filled)
+            write_details(options.folder, source, shown, of_page)
     tables = [reading.path.with_suffix(reading.table) for reading in readings.values()]
     table_facts = {"checkpoint": module.facts["checkpoint"]["sha256"], "layers": json.dumps(layers)}
     merge(tables, options.folder / TOKENS, table_facts)
@@ -195,8 +190,8 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
     def __init__(self, session: Session[StudyLaunch], tagger: Tagger | None) -> None:
         self._options: RoutingOptions = session.launch.options
         self._session, self._tagger = session, tagger
-        self.folder = self._options.folder / PASSES
-        self.readings: dict[str, Reading] = {}
+        self.folder = self._options.folder / "passes"
+        self.finished: dict[str, tuple[Reading, list[PagePass]]] = {}
 
     def passes(
         self, source: str, windows: Windows, tokenizer: Tokenizer
@@ -225,8 +220,6 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
         return [reading, *of_page]
 
     def finish(self, source: str, passes: Sequence[Reading | PagePass]) -> None:
-        (self.readings[source],) = (pass_ for pass_ in passes if isinstance(pass_, Reading))
+        (reading,) = (pass_ for pass_ in passes if isinstance(pass_, Reading))
         of_page = [pass_ for pass_ in passes if isinstance(pass_, PagePass)]
-        if of_page:
-            shown = self._options.shown(source, self.readings[source].windows.n_filled)
-            write_details(self._options.folder, source, shown, of_page)
+        self.finished[source] = reading, of_page

@@ -23,9 +23,7 @@ NASTY = (
 LAYERS = (1, 4, 9)
 
 
-def example(
-    tokens: Sequence[str], source="gsm8k", number=0, layers=3, loops=4, length=None, upos=True
-):
+def example(tokens: Sequence[str], source="gsm8k", number=0, layers=3, loops=4, upos=True):
     """Random read-outs, in float32 as models have them, of many sizes."""
     draw = np.random.default_rng([len(tokens), number, layers, loops])
     shape = (len(tokens), layers)
@@ -33,29 +31,16 @@ def example(
     updates = (10 ** draw.uniform(-5.5, 5.5, (2, *shape))).astype(np.float32)
     gated = np.array([deep, wide]) * updates
     weights = draw.dirichlet(np.ones(loops), shape).astype(np.float32)
-    return Example(
-        source,
-        number,
-        tuple(tokens),
-        tuple(draw.choice(["NOUN", "NUM", "", "X"], len(tokens))) if upos else None,
-        draw.exponential(3, len(tokens)).astype(np.float32),
-        deep,
-        wide,
-        *updates,
-        draw.uniform(-1, 1, shape).astype(np.float32),
-        gated[0] / gated.sum(0),
-        weights,
-        *step_updates(draw, shape, loops),
-        length or len(tokens),
-    )
-
-
-def step_updates(draw: np.random.Generator, shape, loops) -> tuple[np.ndarray, np.ndarray]:
-    """Random sizes and cosines of the steps' updates: the first step has no cosine."""
     sizes = (10 ** draw.uniform(-4, 1, (*shape, loops))).astype(np.float32)
     cosines = draw.uniform(-1, 1, (*shape, loops)).astype(np.float32)
-    cosines[..., 0] = np.nan
-    return sizes, cosines
+    cosines[..., 0] = np.nan  # the first step has none
+    return Example(
+        source, number, tuple(tokens),
+        tuple(draw.choice(["NOUN", "NUM", "", "X"], len(tokens))) if upos else None,
+        draw.exponential(3, len(tokens)).astype(np.float32), deep, wide, *updates,
+        draw.uniform(-1, 1, shape).astype(np.float32), gated[0] / gated.sum(0), weights, sizes,
+        cosines, len(tokens),
+    )  # fmt: skip
 
 
 VALUES = [b"never", *(f" w{n}".encode() for n in range(1, 40)), b"\xff", b"</script>", b" \n"]
@@ -165,35 +150,6 @@ FURTHER = detailed(OTHER)
 ALONE = model([TOLD, MORE, FURTHER], FORCED)
 
 
-def panel(tab) -> dict[str, str]:
-    fields = "list => Object.fromEntries(list.map(e => [e.dataset.field, e.textContent]))"
-    weights = "list => list.map(e => e.textContent).join(' ')"
-    rows = "list => list.map(e => [...e.children].map(cell => cell.textContent).join(' '))"
-    return {
-        **tab.eval_on_selector_all("#panel [data-field]", fields),
-        "weights": tab.eval_on_selector_all(".weights span", weights),
-        "updates": tab.eval_on_selector_all(".updates tbody tr", rows),
-    }
-
-
-def tokens_of(tab, source="gsm8k") -> list[str]:
-    selector = f"[data-source={source}] .token"
-    return tab.eval_on_selector_all(selector, "list => list.map(e => e.textContent)")
-
-
-def token(tab, number: int, source="gsm8k"):
-    return tab.locator(f"[data-source={source}] .token").nth(number)
-
-
-def press(tab, *keys: str) -> None:
-    for key in keys:
-        tab.keyboard.press(key)
-
-
-def place(tab) -> str:
-    return tab.inner_text("#place")
-
-
 def word(id: int) -> str:
     text = VALUES[id].decode("utf-8", "replace")
     return text.replace(" ", "␣").replace("\n", "↵") or "∅"
@@ -222,13 +178,6 @@ def said_rows(one, token: int, row: int) -> list[list[str]]:
             cells.append(f"{mark}{word(said[state][rank])}{percent or '<1'} %")
         rows.append([label, *cells])
     return rows
-
-
-def table(tab, selector: str) -> list[list[str]]:
-    rows = (
-        "e => [...e.querySelectorAll('tbody tr')].map(r => [...r.children].map(c => c.textContent))"
-    )
-    return tab.locator(f"{selector} table").evaluate(rows)
 
 
 def signed(value: float) -> str:

@@ -84,19 +84,12 @@ def test_every_token_has_a_row_with_what_the_model_did(whole, texts):
                 upos = {b"h": "NUM", b" ": "SPACE"}.get(values[id][:1], "NOUN")
                 assert rows["upos"][row] == upos
                 assert rows["nats"][row] == pytest.approx(float(losses[position, id]), rel=1e-4)
-                for name in PER_LAYER:
-                    expected = [
-                        float(getattr(layer, name)[0, position + 1]) for layer in trace.layers
-                    ]
-                    assert rows[name][row] == pytest.approx(expected, rel=1e-4, abs=1e-5), name
-                steps = [layer.step_weights[0, position + 1].tolist() for layer in trace.layers]
-                assert rows["step_weights"][row] == pytest.approx(np.array(steps), abs=1e-5)
-                for name in ("step_sizes", "step_cosines"):
-                    expected = [getattr(layer, name)[0, position + 1].tolist()
-                                for layer in trace.layers]  # fmt: skip
-                    assert rows[name][row] == pytest.approx(
-                        np.array(expected), rel=1e-3, abs=1e-4, nan_ok=True
-                    )
+                for name in (*PER_LAYER, "step_weights", "step_sizes", "step_cosines"):
+                    layers = [getattr(layer, name)[0, position + 1] for layer in trace.layers]
+                    np.testing.assert_allclose(
+                        rows[name][row].astype(float), torch.stack(layers),
+                        rtol=1e-3, atol=1e-4, err_msg=name,
+                    )  # fmt: skip
                 row += 1
             sequence += 1
     assert row == len(rows["token"]) > 100
@@ -131,27 +124,13 @@ def test_the_summary_is_what_plain_means_over_the_rows_give(whole):
         for tag in ("NUM", "NOUN", "SPACE"):
             mean = columns["deep_share"][columns["upos"] == tag].mean(0)
             assert report["upos"][tag]["layers"]["mean"] == pytest.approx(mean, rel=1e-5)
-        for name, upos in CLASSES.items():
-            present = np.isin(columns["upos"], upos).any()
-            assert (name in report["classes"]) == present
-            if present:
-                estimate = report["classes"][name]["difference"]
-                assert estimate["low"] < estimate["mean"] < estimate["high"]
+        present = {n for n, upos in CLASSES.items() if np.isin(columns["upos"], upos).any()}
+        assert report["classes"].keys() == present
+        for estimate in (report["classes"][name]["difference"] for name in present):
+            assert estimate["low"] < estimate["mean"] < estimate["high"]
         averages.append(columns["deep_share"].mean(0))
     average = summary["average"]["layers"]["deep_share"]["mean"]
     assert average == pytest.approx(np.mean(averages, axis=0), rel=1e-5)
-
-
-def test_a_few_sequences_have_no_intervals_and_that_is_said(run, tmp_path, by_letter, capsys):
-    (tmp_path / "short.txt").write_text("hello the cell")
-    folder = routing(run, "--sources", str(tmp_path / "short.txt"), "--no_costs")
-
-    def refuse(constant):
-        raise AssertionError(f"{constant} is no JSON")
-
-    summary = json.loads((folder / "summary.json").read_text(), parse_constant=refuse)
-    assert summary["average"]["mean_over_layers"]["deep_share"]["low"] is None
-    assert "short has 1 window: fewer than 10 have no interval" in capsys.readouterr().out
 
 
 # Files
@@ -167,17 +146,9 @@ def test_the_command_writes_and_names_everything(whole):
     assert facts[b"layers"] == b"[0, 1]"
     about = re.findall("<dt>(.*)</dt><dd>(.*)</dd>", (folder / "index.html").read_text())
     assert dict(about)["a"].startswith("val.jsonl, sha256 ")
-    for name in FIGURES:
-        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-    answer = shown[shown.index("routing of ") :].splitlines()
-    for line in answer:
-        assert len(line) <= 80 or str(folder) in line
-    assert answer[-5] == f"written to {folder}"
-    named = [line.split()[0] for line in answer[-4:-1]]
-    assert named == ["index.html", "summary.json", "routing.parquet"]
+    assert f"written to {folder}\n" in shown
     layers = summary_of(folder)["average"]["layers"]
-    (late,) = (line for line in answer if line.startswith("late: layer 1"))
+    (late,) = (line for line in shown.splitlines() if line.startswith("late: layer 1"))
     share, low, high = (layers["deep_share"][end][1] for end in ("mean", "low", "high"))
     others = ("gate_deep", "gate_wide", "cosine", "expected_loops")
     means = [f"{layers[name]['mean'][1]:.3f}" for name in others]
@@ -261,9 +232,8 @@ def test_a_text_is_printed_with_its_deep_shares(run, capsys):
         g_d, size, cosine, loops, weights, sizes = (
             getattr(layer, name)[0, 1:].mean(0).numpy() for name in names
         )
-        assert [float(cells[k]) for k in (1, 4, 5, 6)] == pytest.approx(
-            [g_d, size, cosine, loops], abs=6e-4
-        )
+        shown_means = [float(cells[k]) for k in (1, 4, 5, 6)]
+        assert shown_means == pytest.approx([*map(float, (g_d, size, cosine, loops))], abs=6e-4)
         assert [float(w) for w in cells[7].split()] == pytest.approx(weights, abs=6e-3)
         assert [float(w) for w in cells[8].split()] == pytest.approx(sizes, rel=0.06)
     assert not (run / "routing").exists()

@@ -109,6 +109,8 @@ class PagePass(Pass):
         self._found: dict[int, Arrays] = {}
         model = module.model
         assert model is not None
+        if self.intervention is not None:
+            return
         if isinstance(model, FSDPModule):
             model.reshard()  # an earlier forward gathered these weights, and may free them
         self._norm, self._head = (
