@@ -8,7 +8,7 @@ Tags are set by spaCy and by a rule for arithmetic; slow imports wait until tags
 4. each model token gets the tag of the word that shares most characters with the token.
 
 Numbers are NUM: every run of digits, in words too (`1990s`), with its decimal point and commas of
-thousands. Signs without another use are SYM: `=`, `<<`, `>>`, `####`, `%`, `×` and its like, signs
+thousands. Signs without another use are SYM: `=`, `<<`, `>>`, `####`, `%`, `×` and the like, signs
 of currencies. The signs `+ - – * / ^ < >` and the letter x are SYM only
 
 - between two numbers: `5*3`, `16 - 3`, `48/2`, `(5+3)*$2`, `3 x 4`; so in ranges and dates, too;

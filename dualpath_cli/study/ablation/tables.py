@@ -80,7 +80,7 @@ def by_layer(
 
 
 def label(intervention: Intervention, loops: int | None) -> str:
-    """An intervention's name with its meaning behind it; `loops` is the trained K."""
+    """An intervention's name and, in brackets, its meaning; `loops` is the trained K."""
     meaning = meaning_of(intervention)
     if loops is not None and intervention == Intervention(loops=loops):
         meaning = "as trained"

@@ -1,4 +1,4 @@
-"""What `dualpath routing` writes from rows and sums: summary.json, three figures, the page."""
+"""The files of `dualpath routing`, from rows and sums: summary.json, three figures, the page."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -108,7 +108,7 @@ def _title(launch: StudyLaunch) -> str:
 
 
 def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The facts of a page's numbers, term by term; `report` is that of summary.json."""
+    """Terms and facts about a page's numbers; `report` is the content of summary.json."""
     model, tagger, checkpoint = (report[name] for name in ("model", "tagger", "checkpoint"))
     tagged = ", ".join(f"{k} {v}" for k, v in tagger.items()) if tagger else "not tagged"
     facts = [

@@ -35,7 +35,7 @@ from dualpath_cli.study.routing.readouts import experts_by_layer, gated_layers, 
 from dualpath_cli.study.routing.tokens import TOKENS, Example, Model, read_examples
 from dualpath_cli.training.module import DualPathModule
 
-TOP = 3  # tokens of a state's prediction that are kept, the likeliest ones
+TOP = 3  # likeliest tokens of a state's prediction that are kept
 GATES: Mapping[Any, str] = {
     (1.0, 0.0): "deep only",
     (0.0, 1.0): "wide only",
@@ -69,7 +69,7 @@ def page_passes(
     if not room:
         raise UserError(f"a page has no room for {shown:,} sequences; give fewer --sequences")
     numbers = options.shown(source, windows.n_filled)
-    # One more token is kept: what really came after the last one. Fillers have no number.
+    # One more token is kept: the actual next one of the last. Fillers have no number.
     by_number = dict(zip(windows.numbers, windows.windows, strict=False))
     first = Windows((by_number[number][: room + 2] for number in numbers), multiple_of=ranks)
     return [PagePass(source, first, room, vocabulary, change) for change in (None, *changes)]
@@ -87,8 +87,8 @@ class PagePass(Pass):
     (N,) are the actual next tokens, -1 at the end of a window.
     """
 
-    tokens: int  # the most that are read of a sequence; `windows` have one more
-    vocabulary: int  # ids that the tokenizer has; further rows of the head stand for nothing
+    tokens: int  # read of a sequence at most; `windows` have one more
+    vocabulary: int  # ids of the tokenizer; the head may have further rows
     intervention: Intervention | None
 
     last_is_input = True
@@ -178,7 +178,7 @@ class PagePass(Pass):
 def _states(trace: RoutingTrace) -> Iterator[list[torch.Tensor]]:
     """Yields the states of each layer with gates, (B, T, D) each: input, loops, wide, output.
 
-    All have as many: a layer of fewer steps repeats its last one.
+    A layer of fewer steps than another repeats its last one.
     """
     most = max(len(layer.deep_states) for layer in trace.layers if layer.gate_deep is not None)
     outputs = [*(layer.x for layer in trace.layers[1:]), trace.output]
@@ -194,14 +194,14 @@ def _states(trace: RoutingTrace) -> Iterator[list[torch.Tensor]]:
 def write_details(
     folder: Path, source: str, numbers: Sequence[int], passes: Sequence[PagePass]
 ) -> None:
-    """Writes the results of a source's passes over the page's sequences, which `numbers` are.
+    """Writes the results of a source's passes over the page's sequences; `numbers` are theirs.
 
     ==============================  ==========================================================
     numbers, counts                 the sequences, and how many tokens of each were read
     said, shares                    (M, L, S, TOP), next_ids, next_nats (M,): see `PagePass`
     costs                           (M, 1 + L, F): nats that forcing adds to the loss of the
                                     next token, in all layers and in each; nan where there is none
-    forced                          (F,): what is forced
+    forced                          (F,): names of the interventions
     ==============================  ==========================================================
     """
     early, *others = passes
