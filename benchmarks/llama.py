@@ -53,7 +53,7 @@ def causal_kernel(
     """PyTorch's causal kernel, without a mask, (B, T, H, N): what transformers has eagerly.
 
     Compiled, its own `sdpa` is given a mask of T x T, and the kernels for masks are slower: on an
-    H200 the step takes 1.16 times as long (docs/benchmarks/speed.md).
+    H200 a step took 1.16 times as long.
     """
     assert attention_mask is None, "transformers makes none for a kind of attention that is not its"
     y_BHTN = F.scaled_dot_product_attention(

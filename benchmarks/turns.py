@@ -57,12 +57,6 @@ def ratios(dividends: Sequence[float], divisors: Sequence[float]) -> list[float]
     return [a / b for a, b in zip(dividends, divisors, strict=True)]
 
 
-def bandwidth(device: torch.device) -> float:
-    """Bytes a second that a sum over 512 MiB reads, the best of ten."""
-    numbers = torch.ones(1 << 27, device=device)
-    return numbers.nbytes / min(timed(numbers.sum, device)() for _ in range(10))
-
-
 def seconds_of(
     call: Call, device: torch.device, repeats: int, warm_up: int = 0, *, kernels: bool = False
 ) -> list[float]:

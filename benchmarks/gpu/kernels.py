@@ -10,8 +10,8 @@ import torch
 import torch._functorch.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.decoding import Work, decoded
 from benchmarks.gpu.bench import MAIN, Bench
+from benchmarks.gpu.decoding import Work, decoded
 from benchmarks.results import Row, Rows
 from benchmarks.turns import kernel_seconds
 from dualpath_cli.kernels.attention import Mask, attend

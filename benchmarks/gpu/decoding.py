@@ -1,14 +1,10 @@
-"""How fast a model decodes on a CPU, beside the Llama of transformers and the memory's bandwidth.
+"""How fast a model decodes beside the Llama of transformers.
 
-OMP_NUM_THREADS=1 python -m benchmarks.decoding
-
-Random weights, which decode as fast as trained ones, in float32. All variants take turns in one
-process, in seconds of its CPU time. The GPU programme measures the same. Shapes: B sequences, T
-tokens.
+Random weights decode as fast as trained ones. All variants take turns in one process.
+Shapes: B sequences, T tokens.
 """
 
-import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import NamedTuple
@@ -16,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.llama import llama_config
-from benchmarks.results import Rows, failed, publish, spread
-from benchmarks.turns import Timed, bandwidth, clock, in_turns, ratios
+from benchmarks.results import Rows, failed, spread
+from benchmarks.turns import Timed, clock, in_turns, ratios
 from dualpath_cli.decoding.decoder import ROOM, Decoder
 from dualpath_cli.decoding.joined import join_products
 from dualpath_cli.flops.count import passes, training_flops_per_token
@@ -170,32 +166,3 @@ def _least_bytes(model: torch.nn.Module, embedding: torch.Tensor, kept: int, wor
 def _prompt(config: ModelConfig, work: Work) -> torch.Tensor:
     rng = torch.Generator().manual_seed(0)
     return torch.randint(config.vocab_size, (work.batch, work.context), generator=rng)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--d-model", type=int, default=256, help="Width; heads are of 64.")
-    parser.add_argument("--contexts", type=int, nargs="+", default=[512])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
-    parser.add_argument("--tokens", type=int, default=16, help="Decoded in a round.")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", help="JSON file of the results.")
-    given = parser.parse_args(arguments)
-    torch.manual_seed(0)
-    device, d = torch.device("cpu"), given.d_model
-    # K = 4, and half of the linear FLOPs or so are the wide path's.
-    config = ModelConfig(
-        vocab_size=8192, n_layers=4, d_model=d, n_heads=d // 64, n_kv_heads=d // 64,
-        max_seq_len=max(given.contexts), d_ffn=3 * d // 2, d_ffn_wide=12 * d, ffn_multiple_of=64,
-    )  # fmt: skip
-    rows: Rows = {}
-    for context in given.contexts:
-        for batch in given.batches:
-            rows |= decoded(config, device, Work(context, batch, given.tokens), given.rounds)
-    memory = f"a sum reads {bandwidth(device) / 1e9:.1f} GB/s of memory"
-    flops = f"{training_flops_per_token(config) / 1e6:.1f}M training FLOPs a token"
-    publish(given, {f"{flops}; {memory}": rows})
-
-
-if __name__ == "__main__":
-    main()
