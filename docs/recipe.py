@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import re
 import typing
 from pathlib import Path
 
 from docstring_parser import parse_from_object
 
+from dualpath_cli.base.ranges import PLACES, SIZES
 from dualpath_cli.recipe.parser import describe
 from dualpath_cli.recipe.settings import SECTIONS
 
@@ -16,17 +18,19 @@ HEAD = """\
 
 Written by `python docs/recipe.py` from the settings; `dualpath fit --help-recipe` prints the same.
 A recipe is a YAML file of these sections; `base: NAME` starts from another one. On a command line a
-key is `--SECTION.KEY VALUE`. Lists and mappings are written as in YAML, numbers of tokens and FLOPs
-also as 80M or 38.5B.
+key is `--SECTION.KEY VALUE`, with lists and mappings as in YAML. A size is a whole number from 1 to
+10^18, also written 80M, 38.5B or 80e6. A path may begin with `~`; variables are not filled in. A
+key whose default is null may be null. Where no type is named, the default shows it.
 """
-TABLE = "| key | is | default | |\n| --- | --- | --- | --- |\n"
+SHORT = {PLACES: "path", SIZES: "size", "a mapping of names to values": "mapping",
+         " (each mapping)": "", "a whole number": "whole number", "a number": "number",
+         "a list": "list", "one of ": ""}  # fmt: skip
+TABLE = "| key | default | |\n| --- | --- | --- |\n"
 
 
 def page() -> str:
     """The page, as the settings are now."""
-    seed = (
-        "| `seed_everything` | a whole number | `0` | Seed of the weights and of the data order. |"
-    )
+    seed = "| `seed_everything` | `0` | Seed of the weights and of the data order. |"
     parts = [HEAD, f"\n## Without a section\n\n{TABLE}{seed}\n"]
     for section, settings in SECTIONS.items():
         parts.append(f"\n## {section}\n\n{TABLE}")
@@ -37,7 +41,15 @@ def page() -> str:
             default = field.default if factory is dataclasses.MISSING else factory()
             shown = default if isinstance(default, str) else json.dumps(default)
             sentence = " ".join((texts[field.name] or "").split())
-            cells = (f"`{field.name}`", describe(kinds[field.name]), f"`{shown}`", sentence)
+            kind = describe(kinds[field.name])
+            for words, short in SHORT.items():
+                kind = kind.replace(words, short)
+            kind = re.sub(r"^(.*) or list \(each \1( or null)?\)", r"\1 or list", kind)
+            if default is None:
+                kind = kind.removesuffix(" or null")
+            elif kind in ("whole number", "number", "text", "true or false"):
+                kind = ""
+            cells = (f"`{field.name}`", f"`{shown}`", f"*{kind}*. {sentence}" if kind else sentence)
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
     return "".join(parts)
 

@@ -15,17 +15,17 @@ NEAR = 0.7
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: the command prints it as one line and exits with 2.
+    """A mistake that the user can mend: the command prints one line and exits with 2.
 
     The message names the thing, its value and the way out.
     """
 
 
 class RunFailed(Exception):
-    """The machine or the numbers failed: the command prints it as one line and exits with 1.
+    """The machine or the numbers failed: the command prints one line and exits with 1.
 
-    The message says what happened, where to look, and what is kept. An empty one prints nothing:
-    another rank tells it.
+    The message says what happened, where to look, and what is kept. An empty message prints
+    nothing; another rank reports the error.
     """
 
 
@@ -36,8 +36,8 @@ class NumbersFailed(RunFailed):
 def did_you_mean(word: str, candidates: Iterable[str], shown: Mapping[str, str] = {}) -> str:
     """Returns ``"; did you mean 'x'?"`` for the nearest candidate, or an empty string.
 
-    One of the same letters is near as well, and one that begins with the word, of three letters or
-    more. `shown` is named in place of a candidate.
+    A candidate of the same letters is near as well, and one that begins with the word (of three
+    letters or more). `shown` has the names to show in place of candidates.
     """
     known = list(candidates)
     near = difflib.get_close_matches(word[:LONGEST], known, n=1, cutoff=NEAR)
@@ -48,10 +48,10 @@ def did_you_mean(word: str, candidates: Iterable[str], shown: Mapping[str, str] 
 
 
 class Stopped(BaseException):
-    """A command that ended early, because a signal asked it to, with nothing lost."""
+    """A command that a signal has ended early, with nothing lost."""
 
     def __init__(self, text: str, code: int, quiet: bool) -> None:
-        """`text` says what happened and how to go on; `quiet` leaves that to another rank."""
+        """`text` says what happened and how to continue; a `quiet` rank prints nothing."""
         super().__init__(text)
         self.text = text
         self.code = code
@@ -61,7 +61,7 @@ class Stopped(BaseException):
 def one_line(text: str) -> str:
     """Returns a message as one line of bounded length.
 
-    What is not printable is escaped, and a word of 300 characters loses its middle.
+    Unprintable characters are escaped, and a word of 300 characters loses its middle.
     """
     plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     plain = re.sub(r"\S{300,}", lambda word: f"{word[0][:60]}...{word[0][-20:]}", plain)
@@ -89,9 +89,9 @@ _FAILURES = {
 
 
 def of_system(error: OSError) -> tuple[int, str]:
-    """Returns the exit code and the message for what the system refused.
+    """Returns the exit code and the message of an error of the system.
 
-    The code is 2 where a path is the user's mistake, and 1 where the machine failed.
+    The code is 2 for a wrong path, and 1 for a failure of the machine.
     """
     number = error.errno or 0
     reason = error.strerror or str(error) or type(error).__name__
@@ -102,7 +102,7 @@ def of_system(error: OSError) -> tuple[int, str]:
 
 
 def of_content(error: BaseException) -> str:
-    """Returns what is wrong with something that was read, in words: not as Python says it."""
+    """Returns the fault of a file's content in words."""
     if isinstance(error, KeyError):
         return f"it lacks {error}"
     if isinstance(error, json.JSONDecodeError):

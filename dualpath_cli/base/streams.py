@@ -1,4 +1,4 @@
-"""Standard output that takes every character, a reader that leaves, one process of many."""
+"""Standard output: unprintable characters, a reader that leaves, one process of many."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from typing import TextIO
 
 
 def escape_unprintable() -> None:
-    """Has standard output escape what its encoding lacks; where the shell closed it, go nowhere."""
+    """Escapes characters that the output's encoding lacks; a closed output goes nowhere."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as we live
     if sys.stdout.errors in ("strict", "surrogateescape"):
@@ -19,7 +19,7 @@ def is_first_rank() -> bool:
 
 
 def to_nobody(stream: TextIO) -> None:
-    """Sends a stream whose reader has left nowhere, with what it still holds."""
+    """Sends the rest of a stream, whose reader has left, nowhere."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)

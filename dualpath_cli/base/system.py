@@ -24,11 +24,11 @@ from dualpath_cli.base.errors import UserError
 
 PARTIAL = ".partial"  # the ending of the names of unfinished files and folders
 NO_ROOM = 1 << 20
-"""Bytes: a disk with less is full, while the file that was too much for it is still there."""
+"""Free bytes below which a disk counts as full: an unfinished file still takes its part."""
 MOST_BYTES = 1 << 30
-"""The most bytes of a file that is read at once; the largest are the tables of long runs."""
+"""Most bytes of a file that is read at once; the largest are tables of long runs."""
 FIT = "fit.lock"  # in a run folder, while a fit runs
-OURS = ".dualpath"  # in a folder whose files a command may replace, as it was new or empty
+OURS = ".dualpath"  # marks a folder whose files a command may replace
 
 
 # Written whole or not at all: beside the name, synced, then renamed
@@ -36,11 +36,11 @@ OURS = ".dualpath"  # in a folder whose files a command may replace, as it was n
 
 @contextmanager
 def replacing(path: Path, *, shared: bool = False, new_folder: bool = True) -> Iterator[Path]:
-    """Yields a path beside `path` to write a file to, which then gets the name `path`.
+    """Yields a path beside `path` to write a file to; the file then gets the name `path`.
 
-    The folder is made where it is missing, if `new_folder`. Where the block raises, `path` stays as
-    it was and the unfinished file is removed. Of several writers the last one to finish wins. Files
-    of killed ones are removed, but where `shared`: locks may not hold between their machines.
+    If the block raises, `path` stays as it was, and the unfinished file is removed. Of several
+    writers the last one to finish wins. Unfinished files of killed writers are removed, unless
+    `shared`: locks may not hold between machines. `new_folder` makes a missing folder.
     """
     if new_folder:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def replacing(path: Path, *, shared: bool = False, new_folder: bool = True) -> I
             if known:
                 left.unlink()
     partial = _new_name(path)
-    # Waited for: a writer that clears up may have it for a moment, and removes it: it is made anew.
+    # Another writer that clears up may hold the new file for a moment, and remove it.
     with naming(path), _locked(partial, os.O_CREAT | os.O_EXCL, wait=True):
         try:
             yield partial
@@ -60,7 +60,7 @@ def replacing(path: Path, *, shared: bool = False, new_folder: bool = True) -> I
 
 
 def unfinished(path: Path) -> list[Path]:
-    """What writers of a file or folder left that were killed, or write now."""
+    """Unfinished files or folders of writers of `path`, killed or still writing."""
     pattern = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{16}}{re.escape(PARTIAL)}")
     return [one for one in path.parent.iterdir() if pattern.fullmatch(one.name)]
 
@@ -70,29 +70,29 @@ def _new_name(path: Path) -> Path:
 
 
 def no_link(path: str | Path, flags: int) -> int:
-    """Opens a file as os.open does, but follows no link, and waits for no reader of a pipe."""
+    """os.open that follows no link and does not wait at a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 @contextmanager
 def replacing_folder(path: Path, check: Callable[[Path], None]) -> Iterator[Path]:
-    """Yields a folder beside `path` to fill, which then takes the place of `path` with all in it.
+    """Yields a folder beside `path` to fill; the folder then replaces `path`.
 
-    Where the block raises, `path` stays as it was and the unfinished folder is removed; one that a
-    killed process left is removed by the next. `check` raises where the folder that is to be
-    replaced must stay: it may have got more since.
+    If the block raises, `path` stays as it was, and the unfinished folder is removed. The next
+    writer removes the unfinished folder of a killed process. `check` gets the old folder just
+    before the end, and raises if it must stay.
     """
     with alone(path.with_name(f"{path.name}{OURS}.lock"), path), naming(path):
         for left in unfinished(path):
             with suppress(OSError):
-                left.rmdir()  # its writer was killed before it was marked
+                left.rmdir()  # the writer was killed before marking it
             if not left.is_symlink() and (left / OURS).is_file():
                 _end_replacing(left, path)
         work = _new_name(path)
         new, before = work / "new", work / "before"
         work.mkdir()
         try:
-            (work / OURS).touch()  # a folder of that name without it is not removed
+            (work / OURS).touch()  # without this mark the folder is not removed
             new.mkdir()
             yield new
             for file in (*new.rglob("*"), new):
@@ -106,7 +106,7 @@ def replacing_folder(path: Path, check: Callable[[Path], None]) -> Iterator[Path
 
 
 def _end_replacing(work: Path, path: Path) -> None:
-    """Removes an unfinished folder; the one that was to be replaced gets its name back."""
+    """Removes an unfinished folder; gives the old folder its name back."""
     if (work / "before").exists() and not path.exists():  # ended between the two renames
         (work / "before").rename(path)
     for one in (work / "new", work / "before", work):  # the mark last
@@ -114,17 +114,17 @@ def _end_replacing(work: Path, path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a whole text file or none; its folder is made where it is missing."""
+    """Writes a whole text file or none; makes a missing folder."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Holds a new or empty folder, or one of ours, while the block writes files into it.
+    """Holds a new, empty or marked folder while the block writes files into it.
 
-    UserError for another that has no mark, and where another process holds it. The ranks of one
-    command share it: the first holds it, and the mark is there before any other file.
+    Raises UserError for any other folder, and if another process holds the folder. The ranks of a
+    command share it: the first one holds it, and each sets the mark before any other file.
     """
     held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     mark = folder / OURS
@@ -134,7 +134,7 @@ def claimed(folder: Path) -> Iterator[None]:
             f"new or empty folder, or `touch {mark}` if its files may be replaced"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    os.close(no_link(mark, os.O_RDWR | os.O_CREAT))  # by each rank, whose folder may be its own
+    os.close(no_link(mark, os.O_RDWR | os.O_CREAT))  # each rank may have a folder of its own
     names = ("LOCAL_RANK", "RANK", "NODE_RANK", "SLURM_PROCID")
     first = all(os.environ.get(name, "0") == "0" for name in names)
     with alone(mark, folder, keep=True) if first else nullcontext():
@@ -158,7 +158,7 @@ def sync(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Deletes a file, a link, or a folder with all that is in it; nothing where there is none."""
+    """Deletes a file, a link or a whole folder, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -167,9 +167,9 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Names `path` in what the block raises where the disk fails it, as an OSError.
+    """Turns a failure of the disk inside the block into an OSError that names `path`.
 
-    Libraries that tidy up after a full disk raise something else; torch says nothing of the disk.
+    Libraries that tidy up after a full disk raise other errors; torch does not mention the disk.
     """
     try:
         yield
@@ -187,7 +187,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _failure_of_disk(error: BaseException, path: Path) -> int | None:
-    """The number of the system's error that caused an exception, where it is known."""
+    """The system's error number of a failure of the disk; None for other failures."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
@@ -199,7 +199,7 @@ def _failure_of_disk(error: BaseException, path: Path) -> int | None:
 # One process at a time
 
 
-_held: set[int] = set()  # descriptors of locks, which go on no longer in a process that is forked
+_held: set[int] = set()  # descriptors of locks; a forked process closes its copies
 
 
 def _let_go() -> None:
@@ -212,9 +212,9 @@ os.register_at_fork(after_in_child=_let_go)
 
 @contextmanager
 def _locked(path: Path, create: int = 0, *, wait: bool = False) -> Iterator[bool]:
-    """Holds a file, never one that a link leads to; yields whether its file system has locks.
+    """Holds a file, never a link; yields whether the file system has locks.
 
-    Raises BlockingIOError where another process has it, unless that is waited for.
+    Raises BlockingIOError if another process holds it, unless `wait`.
     """
     while True:
         descriptor = no_link(path, os.O_RDWR | create)
@@ -231,7 +231,7 @@ def _locked(path: Path, create: int = 0, *, wait: bool = False) -> Iterator[bool
                 yield known
                 return
         finally:
-            if descriptor in _held:  # else this process was forked meanwhile, and let it go
+            if descriptor in _held:  # else this is a fork, which has let it go
                 _held.remove(descriptor)
                 os.close(descriptor)
 
@@ -241,13 +241,12 @@ def alone(
     lock: Path, what: Path, way_out: str = "wait for its end", *, wait: bool = False,
     keep: bool = False,
 ) -> Iterator[None]:  # fmt: skip
-    """Holds a lock file while the block runs; UserError if another process writes `what`.
+    """Holds a lock file while the block runs.
 
-    It is waited for without end, if `wait`. The file stays there afterwards, if `keep`.
-
-    The lock is the operating system's (flock): it ends with the process, and a file that a killed
-    one left locks nothing. Over NFS it holds between machines (Linux; not with local_lock). Where
-    the file system has no locks the work goes on without, after a line.
+    Raises UserError if another process writes `what`; `wait` waits for its end instead. `keep`
+    leaves the file. The lock is the operating system's (flock): it ends with its process. Over NFS
+    it holds between machines (Linux; not with local_lock). On a file system without locks a
+    warning is printed, and nothing is held.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
@@ -262,7 +261,7 @@ def alone(
             yield
         finally:
             if not keep:
-                lock.unlink(missing_ok=True)  # whoever opened it before asks again for a new one
+                lock.unlink(missing_ok=True)  # a process that waits for it makes a new one
 
 
 def is_held(lock: Path) -> bool:
@@ -274,16 +273,15 @@ def is_held(lock: Path) -> bool:
         return isinstance(error, BlockingIOError)
 
 
-# Read, whoever wrote what lies there
+# Reading files of unknown origin
 
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Yields a file that is open for reading, also through links.
 
-    Raises OSError where there is none, and for pipes and devices, whose bytes may never end.
+    Raises OSError for a missing file, and for pipes and devices, which may never end.
     """
-    # Without waiting for whoever may write into a pipe.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is a pipe or a device, no file", str(path))
@@ -291,7 +289,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_text(path: Path, way_out: str = "") -> str:
-    """The text of a file, unchanged; UserError, ending with `way_out`, for one of another kind."""
+    """The text of a file, unchanged. Raises UserError, ending with `way_out`, for no text file."""
     try:
         with open_regular(path) as file:
             content = file.read(MOST_BYTES + 1)
@@ -329,8 +327,8 @@ def format_csv(
 ) -> str:
     """Returns records as CSV text, None as nothing.
 
-    `columns` are by default the keys of the first record; keys that are no column are left out,
-    and columns that a record lacks stay empty.
+    `columns` are by default the keys of the first record. Other keys are left out, and missing
+    ones stay empty.
     """
     text = io.StringIO()
     names = list(records[0]) if columns is None else columns
@@ -342,15 +340,14 @@ def format_csv(
 
 
 def without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a record with None for what is no number: null in JSON, empty in CSV."""
+    """Returns a record with None for nan: null in JSON, empty in CSV."""
     return {key: None if value != value else value for key, value in record.items()}
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a table, none if it is missing.
+    """The rows of a table; none if it is missing.
 
-    Half a row at the end, which a machine that died may have left, is no row: a whole one ends its
-    line. Nothing else is checked.
+    A last line without its end is no row: the machine died while writing it.
     """
     text = read_text(path) if path.exists() else ""
     return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
@@ -363,18 +360,18 @@ def has_step(path: Path, step: int) -> bool:
 
 # Cores, GPUs, and how processes end each other
 
-_PARENT = "DUALPATH_PARENT"  # names to a child the process that it must not outlive
+_PARENT = "DUALPATH_PARENT"  # the process that a child must not outlive
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 def cores() -> int:
-    """The cores that this process may use: under SLURM or taskset fewer than the machine has."""
+    """Number of cores that this process may use: SLURM and taskset give a part of the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def visible_gpus() -> int | None:
-    """How many GPUs CUDA's driver shows to this process; None where that cannot be told."""
-    if Path("/dev/kfd").exists():  # AMD's: counted by ROCm alone
+    """Number of GPUs that CUDA's driver shows to this process; None if unknown."""
+    if Path("/dev/kfd").exists():  # AMD's GPUs, which only ROCm counts
         return None
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -386,14 +383,14 @@ def visible_gpus() -> int | None:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does: what is done is kept, what it started ends."""
+    """SIGTERM, which ends a command as Ctrl-C does: finished work is kept, its processes end."""
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[list[KeyboardInterrupt]]:
-    """Raises Terminated where SIGTERM would end the process without a word.
+    """Makes SIGTERM raise Terminated inside the block.
 
-    Yields what this and Ctrl-C have raised: a library may make another exception of it.
+    Yields the exceptions raised for SIGTERM and Ctrl-C: a library may turn one into another.
     """
     came: list[KeyboardInterrupt] = []
 
@@ -405,7 +402,7 @@ def ended_by_signals() -> Iterator[list[KeyboardInterrupt]]:
 
     usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     in_main = threading.current_thread() is threading.main_thread()
-    # Somebody else may have a use for one.
+    # Handlers that others have set stay.
     taken = [n for n, before in usual.items() if in_main and signal.getsignal(n) is before]
     try:
         for number in taken:
@@ -418,7 +415,7 @@ def ended_by_signals() -> Iterator[list[KeyboardInterrupt]]:
 
 @contextmanager
 def of_children() -> Iterator[None]:
-    """Has the commands that are started meanwhile end with this process."""
+    """Commands that are started inside the block end with this process."""
     os.environ[_PARENT] = str(os.getpid())
     try:
         yield
@@ -427,27 +424,13 @@ def of_children() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Has this process get SIGTERM once its parent has ended, if that has asked for it.
+    """Sends this process SIGTERM when the parent that started it by `of_children` ends.
 
-    Raises:
-        Terminated: where it has ended by now.
+    Raises Terminated if the parent has ended by now.
     """
-    parent = os.environ.pop(_PARENT, None)  # not for those that this process starts
+    parent = os.environ.pop(_PARENT, None)  # children of this process do not inherit it
     if parent is None or not parent.isdecimal() or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
-    if not _lives(int(parent)):
+    if os.getppid() != int(parent):  # the parent has ended, and another process took its place
         raise Terminated
-
-
-def _lives(pid: int) -> bool:
-    """Whether a process has not ended; one that nobody has waited for yet has ended, too."""
-    try:
-        os.kill(pid, 0)  # sends nothing
-    except ProcessLookupError:
-        return False
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:  # no /proc here
-        return True
-    return state not in "ZX"

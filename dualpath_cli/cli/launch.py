@@ -1,7 +1,8 @@
 """From a command's words to a training or a trained run. Imports nothing slow.
 
 The recipe is from --config, or from the RUN with --config over it; the words override both. Checks
-are in order of types, values of a section together (`settings`), data, and checkpoints.
+are in order of types, values of a section together (`settings`), data, and checkpoints. The last
+two import numpy and pyarrow, which `fit` does once its words are right.
 """
 
 import glob
@@ -9,35 +10,34 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.streams import is_first_rank
 from dualpath_cli.cli.words import Line, Words
-from dualpath_cli.data.manifest import is_data_folder
-from dualpath_cli.data.storage import exists, is_remote
 from dualpath_cli.recipe.parser import construct
 from dualpath_cli.recipe.recipes import dump, merge
 from dualpath_cli.recipe.settings import CLASSES, Settings
-from dualpath_cli.run.run_folder import RECIPE, read_recipe
-from dualpath_cli.run.trained import averaged, find_run
-from dualpath_cli.spec.own_checks import check_as_trained
-from dualpath_cli.training.checks import check_validation_sets, verify_data
-from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch, to_train
+
+if TYPE_CHECKING:
+    from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
 
 _ELSEWHERE = {"trainer": {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto",
                           **dict.fromkeys(CLASSES)}}  # fmt: skip
 """Replaces values of a run's recipe that only hold on the machine that trained it."""
 
 
-def training(words: Words) -> tuple[TrainingLaunch, Line]:
+def training(words: Words) -> "tuple[TrainingLaunch, Line]":
     """The run that `fit` begins or continues.
 
     Raises UserError for the first mistake, SystemExit if there is nothing to do.
     """
-    _check_one(words)
     names = [{"run": {"recipe": Path(name).stem}} for name in words.places("--config", "-c")]
     line = words.upon(reduce(merge, [*names[:1], words.recipes]))
-    found = to_train(_settings(line), line.options.ckpt_path, line.options.new_data)
+    settings = _settings(line)
+    from dualpath_cli.training.launch import to_train
+
+    found = to_train(settings, line.options.ckpt_path, line.options.new_data)
     if found.is_finished:
         if is_first_rank():
             print(f"{found.folder} is finished: nothing to do")
@@ -45,14 +45,19 @@ def training(words: Words) -> tuple[TrainingLaunch, Line]:
     return replace(found, dry_run=line.options.dry_run), line
 
 
-def study(words: Words) -> tuple[StudyLaunch, Line]:
+def study(words: Words) -> "tuple[StudyLaunch, Line]":
     """The trained run that a command reads.
 
     Raises UserError for the first mistake.
     """
+    from dualpath_cli.run.run_folder import read_recipe
+    from dualpath_cli.run.trained import averaged, find_run
+    from dualpath_cli.spec.own_checks import check_as_trained
+    from dualpath_cli.training.checks import check_validation_sets, verify_data
+    from dualpath_cli.training.launch import StudyLaunch
+
     if not (given := words.places("--ckpt-path")):
         words.upon({})  # raises: the option must be given
-    _check_one(words)
     own, run = words.recipes, find_run(given[0])
     layers = [{"data": {"val": {}}}, read_recipe(run.folder), _ELSEWHERE, own]
     line = words.upon(reduce(merge, layers))
@@ -71,16 +76,15 @@ def study(words: Words) -> tuple[StudyLaunch, Line]:
     return StudyLaunch(settings, run, options), line
 
 
-def _check_one(words: Words) -> None:
-    if len(words.places("--ckpt-path")) > 1:
-        raise UserError(f"{words.command.name} takes one RUN; give the command for each of them")
-
-
 def _check_followed(sets: Mapping[str, str], given: set[str], folder: Path) -> None:
     """Refuses validation sets named only by a run's recipe, unless files or data folders.
 
     The author of a received recipe must not choose where the user's machine looks.
     """
+    from dualpath_cli.data.manifest import is_data_folder
+    from dualpath_cli.data.storage import exists, is_remote
+    from dualpath_cli.run.run_folder import RECIPE
+
     for name, path in sets.items():
         if name in given:
             continue

@@ -1,4 +1,4 @@
-"""The `dualpath` command: reads the first word and imports only that command's modules."""
+"""The `dualpath` command: runs the command that the first word names, and ends in an exit code."""
 
 import os
 import signal
@@ -49,88 +49,40 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if "_ARGCOMPLETE" in os.environ:
         resolve_name("dualpath_cli.cli.words:complete")()
-    escape_unprintable()
-    with ended_by_signals() as came:
-        code = _main(words, came)
-    try:
-        sys.stdout.flush()
-    except OSError as error:  # reported here: Python would print a traceback at exit
-        to_nobody(sys.stdout)
-        code = code or _refused("".join(words[:1]), error)
-    return code
-
-
-def _main(words: Sequence[str], came: Sequence[BaseException]) -> int:
     first = 2 if " ".join(words[:2]) in COMMANDS else 1  # `prepare inspect` is a command
-    name, rest = (" ".join(words[:first]), words[first:]) if words else ("--help", [])
+    name, code = " ".join(words[:first]) or "--help", 0
+    escape_unprintable()
     # Waiting threads must not spin: beside a busy process, they would take each other's cores.
     # OpenMP reads this variable when torch is imported (docs/fit.md#speed).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # No child process looks for modules in the working directory.
     os.environ["PYTHONSAFEPATH"] = "1"
     os.environ["RUST_BACKTRACE"] = "0"  # one line reports a failure of a tokenizer's library
-    try:
-        end_with_parent()
-        if name in ("-h", "--help", "help"):
-            print(HELP, end="")
-            return 0
-        if name == "--version":
-            print(f"dualpath {__version__}")
-            return 0
-        if name not in COMMANDS:
-            hint = did_you_mean(name, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"
-            raise UserError(f"no command '{name}'{hint}")
+    with ended_by_signals() as came:
         try:
-            return _run(COMMANDS[name], rest)
-        except Exception:
-            if came:  # matplotlib turns a signal into a TypeError
-                raise came[-1] from None
-            raise
-    except UserError as error:
-        return _end(name, 2, f"error: {error}" if str(error) else "")
-    except RunFailed as failure:
-        return _end(name, 1, f"failed: {failure}" if str(failure) else "")
-    except OSError as error:
-        return _refused(name, error)
-    except MemoryError:
-        text = "error: out of memory; take a smaller model or fewer texts"
-        return _end(name, 1, text)
-    except Stopped as stop:
-        return _end(name, stop.code, "" if stop.quiet else stop.text, sys.stdout)
-    except (SystemExit, KeyboardInterrupt) as end:
-        interrupt = end if isinstance(end, KeyboardInterrupt) else end.__context__
-        if not isinstance(interrupt, KeyboardInterrupt):  # SystemExit: Lightning ends so, too
-            if end.code:  # type: ignore[union-attr]
-                raise
-            return 0  # after --help and --print-config
-        by_signal = isinstance(interrupt, Terminated)
-        how = "stopped by SIGTERM" if by_signal else "interrupted"
-        said = "; ".join([how, *map(str, interrupt.args)])
-        speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # a machine's first rank, for all
-        return _end(name, 143 if by_signal else 130, said if speaks else "", sys.stdout)
-
-
-def _refused(name: str, error: OSError) -> int:
-    """Prints the system's error, if anybody reads the output; returns the exit code."""
-    if isinstance(error, BrokenPipeError):  # `dualpath ... | head`
-        return 128 + signal.SIGPIPE
-    code, text = of_system(error)
-    return _end(name, code, f"error: {text}")
-
-
-def _end(name: str, code: int, text: str, stream: TextIO | None = None) -> int:
-    """Prints a last line, on stderr by default; a closed stream does not change the exit code."""
-    stream = stream or sys.stderr
+            end_with_parent()
+            if name in ("-h", "--help", "help"):
+                print(HELP, end="")
+            elif name == "--version":
+                print(f"dualpath {__version__}")
+            elif name in COMMANDS:
+                _run(COMMANDS[name], words[first:])
+            else:
+                hint = did_you_mean(name, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"
+                raise UserError(f"no command '{name}'{hint}")
+        except Exception as error:  # matplotlib turns a signal into a TypeError
+            code = _failed(name, came[-1] if came else error)
+        except BaseException as end:
+            code = _failed(name, end)
     try:
-        if text:
-            called = f"dualpath {name}" if name in COMMANDS else "dualpath"
-            print(f"{called}: {one_line(text)}", file=stream, flush=True)
-    except OSError:
-        to_nobody(stream)
+        sys.stdout.flush()
+    except OSError as error:  # reported here: Python would print a traceback at exit
+        to_nobody(sys.stdout)
+        code = code or _failed(name, error)
     return code
 
 
-def _run(command: Command, words: Sequence[str]) -> int:
+def _run(command: Command, words: Sequence[str]) -> None:
     """Reads a command's words, and runs the command."""
     from dualpath_cli.cli.words import read
 
@@ -143,9 +95,49 @@ def _run(command: Command, words: Sequence[str]) -> int:
         given = [line.options, line.recipe] if command.varies else [line.options]
         if answer := resolve_name(command.run)(*given):
             print(answer)
-        return 0
+        return
     launch, line = resolve_name(command.launch)(found)
     out = getattr(launch, "out", None)
     with claimed(out) if out else nullcontext():
         resolve_name(command.run)(command, launch, line.of_classes)
-    return 0
+
+
+def _failed(name: str, error: BaseException) -> int:
+    """Prints the line of a failure and returns the exit code; raises errors that are defects."""
+    match error:
+        case UserError():
+            return _end(name, 2, f"error: {error}" if str(error) else "")
+        case RunFailed():
+            return _end(name, 1, f"failed: {error}" if str(error) else "")
+        case BrokenPipeError():  # `dualpath ... | head`
+            return 128 + signal.SIGPIPE
+        case OSError():
+            code, text = of_system(error)
+            return _end(name, code, f"error: {text}")
+        case MemoryError():
+            return _end(name, 1, "error: out of memory; take a smaller model or fewer texts")
+        case Stopped():
+            return _end(name, error.code, "" if error.quiet else error.text, sys.stdout)
+        case SystemExit() | KeyboardInterrupt():  # SystemExit: Lightning ends so, too
+            interrupt = error if isinstance(error, KeyboardInterrupt) else error.__context__
+            if isinstance(interrupt, KeyboardInterrupt):
+                by_signal = isinstance(interrupt, Terminated)
+                how = "stopped by SIGTERM" if by_signal else "interrupted"
+                said = "; ".join([how, *map(str, interrupt.args)])
+                speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # a machine's first rank, for all
+                return _end(name, 143 if by_signal else 130, said if speaks else "", sys.stdout)
+            if not error.code:  # type: ignore[union-attr]
+                return 0  # after --help and --print-config
+    raise error
+
+
+def _end(name: str, code: int, text: str, stream: TextIO | None = None) -> int:
+    """Prints a last line, on stderr by default; a closed stream does not change the exit code."""
+    stream = stream or sys.stderr
+    try:
+        if text:
+            called = f"dualpath {name}" if name in COMMANDS else "dualpath"
+            print(f"{called}: {one_line(text)}", file=stream, flush=True)
+    except OSError:
+        to_nobody(stream)
+    return code

@@ -1,8 +1,8 @@
 """The words after a command: its own options, and keys of a recipe.
 
-Each command has one parser, of jsonargparse: the fields of its dataclass are its options, and
-`--SECTION.KEY VALUE` sets a key of the recipe, if the command has one. Words are parsed once, over
-the recipe; words about Lightning's classes are left to LightningCLI.
+A command has one parser, of jsonargparse. The fields of its dataclass are its options, and
+`--SECTION.KEY VALUE` sets a key of the recipe, if the command has one. Each word is parsed once,
+over the recipe: by this parser, or, if the word names a class of Lightning, by LightningCLI's.
 """
 
 import json
@@ -25,7 +25,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, Size, at_home
 from dualpath_cli.cli.commands import COMMANDS, Command
 from dualpath_cli.recipe.parser import OneLine, Parser, choices_of
-from dualpath_cli.recipe.recipes import Recipe, load_recipes, parse
+from dualpath_cli.recipe.recipes import Recipe, load, merge, parse
 from dualpath_cli.recipe.recipes import read as read_recipe
 from dualpath_cli.recipe.settings import SECTIONS, Settings, check_sections
 
@@ -66,36 +66,35 @@ class Words:
     @property
     def recipes(self) -> Recipe:
         """The recipes of --config, merged; later recipes win."""
-        return load_recipes(self.places("--config", "-c"))
+        return reduce(merge, map(load, self.places("--config", "-c")), {})
 
     def upon(self, base: Recipe) -> Line:
         """Parses the words, once, over a recipe; raises UserError for the first mistake."""
         parser, command = parser_of(self.command), self.command
+        if command.launch and len(self.places("--ckpt-path")) > 1:
+            raise UserError(f"{command.name} takes one RUN; give the command for each of them")
         check_sections(base)
         parser.words = self.words
         light = [word for word in self.words if not _OF_A_CLASS.match(word)]
         found = parser.read(base, light).as_dict()
-        given = frozenset(word.partition("=")[0] for word in self.words)
         recipe = {key: found[key] for key in (*SECTIONS, "seed_everything") if key in found}
-        of_classes = tuple(word for word in self.words if _BESIDE_A_CLASS.match(word))
-        if not any(map(_OF_A_CLASS.match, of_classes)):
-            of_classes = ()
-        return Line(_options(parser, command, found, given), recipe, of_classes)
+        beside = tuple(word for word in self.words if _BESIDE_A_CLASS.match(word))
+        of_classes = beside if len(light) < len(self.words) else ()
+        return Line(_options(parser, command, found), recipe, of_classes)
 
     def given(self, place: str, recipe: Recipe) -> set[str]:
         """The keys named by a recipe or the words, in a section or in a mapping inside one."""
-        layers, names = [recipe], set()
+        names: set[str] = set()
         for name, _, value in (word.partition("=") for word in self.words):
             if name.startswith(f"--{place}."):
                 names.add(name.removeprefix(f"--{place}.").partition(".")[0])
             elif f"--{place}.".startswith(f"{name}."):  # the mapping, or its section
                 keys = reversed(name[2:].split("."))
-                layers.append(reduce(lambda inner, key: {key: inner}, keys, parse(value, name)))
-        for layer in layers:
-            for key in place.split("."):
-                layer = layer.get(key) or {}
-            names |= layer.keys()
-        return names
+                own = reduce(lambda inner, key: {key: inner}, keys, parse(value, name))
+                recipe = merge(recipe, own)
+        for key in place.split("."):
+            recipe = recipe.get(key) or {}
+        return names | recipe.keys()
 
 
 def read(command: Command, words: Sequence[str]) -> Words:
@@ -127,9 +126,10 @@ def complete() -> None:
     choice.parse_args([])
 
 
-def _options(parser: Parser, command: Command, found: Recipe, given: frozenset[str]) -> Any:
+def _options(parser: Parser, command: Command, found: Recipe) -> Any:
     """The command's dataclass from parsed values; its ValueError becomes a UserError."""
     options = resolve_name(command.options)
+    given = {word.partition("=")[0] for word in parser.words or ()}
     found[GIVEN] = [a.dest for a in parser._actions if given.intersection(a.option_strings)]
     values = {field.name: found[field.name] for field in fields(options) if field.name in found}
     for name, kind in typing.get_type_hints(options).items():

@@ -2,13 +2,13 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import gcd
 from statistics import fmean
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
@@ -27,8 +27,8 @@ from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.report.table import LOG_WIDTH, Column, Table, show
 from dualpath_cli.spec.config import by_layer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+Answer = tuple[Sequence[str], Table, Sequence[str]]
+"""Lines above a table, the table, and lines below."""
 
 
 def run(options: Flops) -> str:
@@ -39,8 +39,7 @@ def run(options: Flops) -> str:
             _note(f"this budget leaves no room for an FFN in {', '.join(without_room)}")
         if options.format == "json":
             return json.dumps([description.record() for description in found], indent=2)
-        _show_configurations(_console(), found)
-        return ""
+        return _print(*_configurations(found))
     run, optim = RunSettings(), OptimSettings()
     if options.config:
         settings = settings_of(options.config)
@@ -57,17 +56,20 @@ def run(options: Flops) -> str:
         if options.plan:
             record["plan"] = vars(cluster) | {name: vars(held) for name, held in plans.items()}
         return json.dumps(record, indent=2)
-    if options.plan:
-        _show_plan(_console(), description, cluster, plans)
-    else:
-        _show_model(_console(), description)
-    return ""
+    return _print(*(_plan(description, cluster, plans) if options.plan else _model(description)))
 
 
-def _console() -> "Console":
+def _print(above: Sequence[str], table: Table, below: Sequence[str]) -> str:
     from dualpath_cli.report.console import plain_console  # imports rich, which JSON does not need
 
-    return plain_console()
+    console = plain_console()
+    width = min(LOG_WIDTH, console.width)
+    for line in (*above, ""):
+        console.print(fill(line, width, break_on_hyphens=False), highlight=False)
+    show(console, table, box=False)
+    for line in ("", *below) if below else ():
+        console.print(fill(line, width, break_on_hyphens=False), highlight=False)
+    return ""
 
 
 def _note(text: str) -> None:
@@ -119,18 +121,14 @@ def _cluster(description: Description, run: RunSettings, optim: OptimSettings) -
     )  # fmt: skip
 
 
-def _show_model(console: "Console", description: Description) -> None:
+def _model(description: Description) -> Answer:
     heading = (description.reading or "recipe").replace("_", " ")
-    _say(console, _title(description))
-    console.print()
-    columns = [Column(""), Column(heading, _number)]
-    show(console, Table(columns, _numbers(description)), box=False)
-    for text in _notes(description):
-        console.print()
-        _say(console, [text])
+    table = Table([Column(""), Column(heading, _number)], _numbers(description))
+    notes = [line for note in _notes(description) for line in ("", note)]
+    return _title(description), table, notes[1:]
 
 
-def _show_configurations(console: "Console", descriptions: Sequence[Description]) -> None:
+def _configurations(descriptions: Sequence[Description]) -> Answer:
     """A row for each solved configuration; under match total, with its width multiple."""
     first = descriptions[0]
     matched, decoding = first.matched, first.options.decoding
@@ -148,10 +146,7 @@ def _show_configurations(console: "Console", descriptions: Sequence[Description]
     idle = {"tokens/s": not decoding, "multiple": not matched}
     columns = [column for column in columns if not idle.get(column[0].heading)]
     budget, reading = format_size(first.options.budget or 0), str(first.reading).replace("_", " ")
-    _say(console, [f"budget {budget} linear FLOPs per token and layer, {reading}"])
-    _say(console, [_matched(matched)] if matched else [])
-    console.print()
-    show(console, Table.of(descriptions, columns), box=False)
+    title = [f"budget {budget} linear FLOPs per token and layer, {reading}"]
     notes = {
         "total: linear FLOPs, router and attention scores per token and layer, "
         f"{first.seq_len} tokens a sequence": True,
@@ -161,21 +156,19 @@ def _show_configurations(console: "Console", descriptions: Sequence[Description]
         "*: raised to the smallest multiple, above the path's share of the budget":
             any(description.clamped for description in descriptions),
     }  # fmt: skip
-    console.print()
-    _say(console, [note for note, shown in notes.items() if shown])
+    title += [_matched(matched)] if matched else []
+    return title, Table.of(descriptions, columns), [note for note, on in notes.items() if on]
 
 
-def _show_plan(
-    console: "Console", description: Description, cluster: Cluster, plans: Mapping[Strategy, Memory]
-) -> None:
+def _plan(description: Description, cluster: Cluster, plans: Mapping[Strategy, Memory]) -> Answer:
     gpus, times, micro_batch = cluster.gpus, cluster.accumulate, cluster.micro_batch
     tokens = gpus * micro_batch * times * description.seq_len
-    _say(console, [
+    title = [
         *_title(description),
         f"{tokens:,} tokens a step: {gpus:,} GPU{'' if gpus == 1 else 's'} x {micro_batch} "
         f"sequences of {description.seq_len:,}, accumulated "
         f"{'once' if times == 1 else f'{times} times'}",
-    ])  # fmt: skip
+    ]
     words = (
         "weights", "gradients", "the optimizer's moments", "gradients before they are reduced",
         "whole weights, gathered", "saved activations", "loss and backward pass at work",
@@ -184,22 +177,14 @@ def _show_plan(
     sizes = zip(*(vars(held).values() for held in plans.values()), strict=True)
     rows = [[part, *each] for part, each in zip(words, sizes, strict=True)]
     columns = [Column("GB on each GPU"), *(Column(name, _gigabytes) for name in plans)]
-    console.print()
-    show(console, Table(columns, rows), box=False)
-    console.print()
     gradients = "float32" if cluster.reduce_bytes == 4 else "bfloat16"
-    _say(console, [
+    note = (
         f"Weights and moments in float32, bf16-mixed, compiled, {cluster.checkpointing} "
         f"checkpointing; gradients travel in {gradients}. hsdp shards over "
         f"{min(cluster.shard_size, gpus)} GPUs. At once is less than the sum if a step is one "
-        "micro-batch: gradients grow while activations are freed.",
-    ])  # fmt: skip
-
-
-def _say(console: "Console", lines: Iterable[str]) -> None:
-    width = min(LOG_WIDTH, console.width)
-    for line in lines:
-        console.print(fill(line, width, break_on_hyphens=False), highlight=False)
+        "micro-batch: gradients grow while activations are freed."
+    )
+    return title, Table(columns, rows), [note]
 
 
 def _title(description: Description) -> list[str]:

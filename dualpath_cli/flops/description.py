@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
@@ -10,7 +10,7 @@ from dualpath_cli.base.ranges import format_size
 from dualpath_cli.flops import count, paper
 from dualpath_cli.flops.options import Flops
 from dualpath_cli.flops.widths import Target, Widths, solve_widths, solve_within
-from dualpath_cli.recipe.recipes import load_recipes
+from dualpath_cli.recipe.recipes import Recipe, load, merge
 from dualpath_cli.recipe.schedule import check_loops, loop_counts
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.spec.config import BlockKind, ModelConfig
@@ -137,7 +137,8 @@ def described(options: Flops, settings: Settings) -> Description:
 
 def settings_of(names: Sequence[str]) -> Settings:
     """The settings of recipes; later recipes override earlier ones."""
-    recipe, named = load_recipes(names), f"recipe '{' + '.join(names)}'"
+    recipe: Recipe = reduce(merge, map(load, names))
+    named = f"recipe '{' + '.join(names)}'"
     if not recipe.get("model"):
         raise UserError(f"{named} has no model section to describe")
     try:
@@ -186,7 +187,7 @@ def _target(options: Flops, block: BlockKind, loops: int) -> Target:
             f"{_nearest_divisor(heads, kv_heads)} would"
         )
     return Target(
-        options.budget, block, options.percent, loops, options.match,
+        options.budget, block, options.alpha, loops, options.match,
         d_model=dim, n_heads=heads, n_kv_heads=kv_heads, seq_len=options.seq_len or 4096,
         multiple_of=options.width_multiple or 64,  # under both readings (Eq. heff)
     )  # fmt: skip

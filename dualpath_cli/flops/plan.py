@@ -8,8 +8,9 @@ Activations are those of compiled blocks in bf16-mixed. With `selective` checkpo
 q, k, v, gate, up and the outputs of attention, o_proj and down_proj in bf16, and softmax statistics
 in float32; a block saves its input. With `none` a pass also saves, in bf16, the outputs of norms,
 rotation and SwiGLU that products and attention read, and, in float32, rotated q and k and the
-states after its halves; a block saves its weights in bf16. With `full` a block saves its input
-alone, and its backward pass needs all that `none` saves.
+states after its halves; a block saves its weights in bf16. The last state of a loop is needed only
+by a router, and the outputs of both paths only by a learned gate. With `full` a block saves its
+input alone, and its backward pass needs all that `none` saves.
 
 Two facts decide the peak. Each step frees its gradients: with one micro-batch a step, gradients
 grow while activations are freed; with more, gradients are held beside all activations. And the
@@ -111,13 +112,16 @@ def saved_by_block(layer: LayerConfig, checkpointing: Checkpointing = "selective
     products = n * (4 * d + 2 * keys) + 2 * sum(_widths(layer))
     if layer.n_experts:
         products += (layer.top_k - 1) * d  # one output for each expert
-    numbers = n * layer.n_heads + (layer.loops - 1) * (layer.routes_steps and layer.block != "wide")
-    numbers += GATE_OUTPUTS.get(layer.gate, 2) * (layer.block == "dual")  # a custom one: g_d, g_w
+    mixed = layer.routes_steps and layer.block != "wide"
+    numbers = n * layer.n_heads + (layer.loops - 1) * mixed
+    gates = GATE_OUTPUTS.get(layer.gate, 2)  # a custom one: g_d, g_w
+    fixed = layer.block == "dual" and not gates
+    numbers += gates * (layer.block == "dual")
     states = 1
     if checkpointing == "none":
         products += n * (3 * d + keys) + sum(_widths(layer))
         numbers += n * (d + keys) * (layer.qk_norm != "none")
-        states = 1 if layer.block == "wide" else 2 * n
+        states = 2 * n - (not mixed) - 2 * fixed
     return states * state * d + BFLOAT16 * products + FLOAT32 * numbers
 
 

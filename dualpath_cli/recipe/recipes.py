@@ -7,7 +7,7 @@ recipes win, key by key.
 
 import json
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,6 @@ def find(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
         hint = f"; a file is given as ./{recipe}"
     what = "no such file" if is_path else "no packaged recipe has this name"
     raise UserError(f"no recipe '{recipe}': {what}{hint}")
-
-
-def load_recipes(names: Iterable[str]) -> Recipe:
-    """Reads recipes by path or bare name and merges them: later recipes win, key by key."""
-    return reduce(merge, map(load, names), {})
 
 
 def load(recipe: str, beside: Path | None = None, seen: tuple[Path, ...] = ()) -> Recipe:

@@ -40,8 +40,8 @@ class OptimSettings:
     cooldown: float = 0.2
     """The last part of all steps, in which the rate of schedule wsd falls."""
     muon_lr: float | None = None
-    """Peak learning rate of Muon's matrices, proportional to the schedule of lr; null is lr. This
-    key and the next two have an effect only under name muon."""
+    """Peak learning rate of Muon's matrices, on the schedule of lr; null is lr. All muon keys need
+    name muon."""
     muon_momentum: float = 0.95
     """Decay rate of Muon's momentum, which is Nesterov's."""
     muon_adjust: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
@@ -53,22 +53,22 @@ class OptimSettings:
     embedding (also as a tied head), head, router, gate (their matrices), norms, gains, biases,
     conditioning. The default is 1; 0 freezes a kind, which then does not decay either."""
     base_width: int | None = None
-    """Width transfer: the model.d_model that lr and model.init_std were tuned at. With r =
-    base_width / d_model, the rates of hidden, head, router and gate are multiplied by r, and their
-    initial standard deviations by sqrt(r) (hidden) or r (the others): table 3 of arXiv 2203.03466.
-    Muon's rate is multiplied by sqrt(r) under match_rms_adamw, else kept (arXiv 2310.17813). Keep
-    the head size and d_ffn / d_model. null scales nothing."""
+    """Width transfer: the model.d_model that lr and model.init_std were tuned at; null scales
+    nothing. With r = base_width / d_model, r multiplies the rates of hidden, head, router and gate,
+    and sqrt(r) (hidden) or r their initial standard deviations (arXiv 2203.03466, table 3). Muon's
+    rate gets sqrt(r) under match_rms_adamw, else 1 (arXiv 2310.17813). Keep the head size and
+    d_ffn / d_model."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the two moments."""
     eps: float = 1e-8
     """Epsilon in AdamW's denominator."""
     weight_decay: float = 0.3
     """Decoupled weight decay of the groups in `decay`: a step shrinks weights by weight_decay times
-    the learning rate of the kind, which includes lr_scale and base_width."""
+    the learning rate of their kind."""
     decay_sum: float | None = None
     """Sum of learning rate times weight decay over all steps, in place of weight_decay. Weights
-    then shrink alike in runs of any length and peak rate, and in kinds of any lr_scale (but 0) and
-    base_width. The paper's is 1.51; null uses weight_decay."""
+    then shrink alike in runs of any length and peak rate, for any lr_scale (but 0) and base_width.
+    The paper's is 1.51."""
     decay: list[ParameterGroup] = field(
         default_factory=lambda: ["matrices", "norms", "gains", "biases"]
     )
@@ -112,8 +112,8 @@ class RunSettings:
     """RUN whose weights replace the random initial weights; schedule, optimizer and counts start
     from 0. The model must be the RUN's, except for max_seq_len and document_start."""
     branch_from: Place | None = None
-    """Run folder of another run, to continue from its last checkpoint before the cool-down
-    (optim.schedule wsd) or second phase of either run. All keys but run.max_tokens must agree."""
+    """Run folder to branch from, at its last checkpoint before the cool-down (optim.schedule wsd)
+    or second phase of either run. All keys but run.max_tokens must agree."""
     batch_tokens: Size = Size(2_097_152)
     """Tokens of one optimizer step, over all devices and accumulation."""
     micro_batch: int = 2
@@ -121,10 +121,10 @@ class RunSettings:
     the number is halved."""
     train_loops: list[int] | None = None
     """Numbers of loops; each optimizer step draws one. Each number has a separate compiled graph.
-    null trains with model.loops. Validation always uses model.loops."""
+    Validation always uses model.loops."""
     loop_schedule: list[tuple[float, int]] | None = None
     """[[0, 1], [0.35, 4]] trains with one loop, and after 35 % of the steps with four. Numbers must
-    not fall and must end with model.loops, used in validation. null trains with model.loops."""
+    not fall and must end with model.loops, used in validation."""
     compile: bool = True
     """Whether each block is compiled; without a C++ compiler the run says so and runs eagerly."""
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
@@ -149,8 +149,8 @@ class RunSettings:
     shard_size: int | None = None
     """Under hsdp, the number of devices that share one set of weights; null is all of a node."""
     reduce_dtype: Literal["bfloat16"] | None = None
-    """Type of gradients in transit between devices: null is the weights' type; bfloat16 halves the
-    bytes. Under fsdp and hsdp gradients are also summed in this type."""
+    """Type of gradients in transit between devices: null is the weights' type. Under fsdp and hsdp
+    gradients are also summed in this type."""
     rank_timeout: float = 30.0
     """The most minutes that ranks wait for one another before the run ends."""
     peak_tflops: float | None = None
@@ -237,8 +237,8 @@ class DataSettings:
     workers: int = 1
     """Loader processes per device: 0 or 1 for local disks, 1 or 2 for S3."""
     verify: Literal["never", "first", "always"] = "first"
-    """When chunks are compared with the manifest's sha256: `first` is at the first use on this
-    machine and after a change, `always` is at every start."""
+    """When chunks are compared with the manifest's sha256: `first` is the first use on this machine
+    and after a change, `always` every start."""
 
     def __post_init__(self) -> None:
         check_path("path", self.path, remote=True)
@@ -261,8 +261,8 @@ class TrainerSettings:
     """The number of nodes."""
     strategy: Literal["auto", "single", "ddp", "fsdp", "hsdp"] | dict[str, Any] = "auto"
     """How devices share the work: auto is single on one device and ddp on several; fsdp is FSDP2
-    over all devices; hsdp is FSDP2 within each node (or run.shard_size devices), and nodes are
-    replicas. A class of Lightning is given as class_path and init_args."""
+    over all devices; hsdp is FSDP2 within each node (or run.shard_size devices), with nodes as
+    replicas. Or a class of Lightning, by class_path and init_args."""
     precision: Literal[
         "32-true", "bf16-mixed", "bf16-true", "64-true", "transformer-engine", "bf16", 32, 64
     ] = "32-true"  # fmt: skip

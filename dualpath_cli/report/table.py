@@ -16,7 +16,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from rich.console import Console, Group, JustifyMethod, RenderableType
+    from rich.console import Console, Group, RenderableType
 
 T = TypeVar("T")
 Format = str | Callable[[Any], str]
@@ -67,9 +67,9 @@ def with_interval(spec: str) -> Callable[[tuple[float, float, float]], str]:
     """A format of a number and both ends of its interval, which may be nan."""
 
     def text(value: tuple[float, float, float]) -> str:
-        number, low, high = value
-        known = low == low and high == high
-        return f"{number:{spec}} ({low:{spec}} to {high:{spec}})" if known else f"{number:{spec}}"
+        number, *ends = value
+        known = all(end == end for end in ends)
+        return f"{number:{spec}}" + (f" ({interval(spec)(value[1:])})" if known else "")
 
     return text
 
@@ -80,7 +80,7 @@ def with_error(spec: str) -> Callable[[tuple[float, float | None]], str]:
     def text(value: tuple[float, float | None]) -> str:
         number, error = value
         known = error is not None and error == error
-        return f"{number:{spec}} ± {error:{spec}}" if known else f"{number:{spec}}"
+        return f"{number:{spec}}" + (f" ± {error:{spec}}" if known else "")
 
     return text
 
@@ -165,30 +165,28 @@ def drawn(table: Table, room: int | None, *, box: bool = True) -> "Group":
 
     beside, around = (3, 1) if box else (2, -2)
     columns, cells = table.columns, table.cells()
-    natural, least = [], []
+    least = []  # characters of each column, where words are folded
     for place, column in enumerate(columns):
-        texts = [row[place].starred for row in cells if row]
-        words = [word for text in (column.heading, *texts) for word in text.split()]
-        natural.append(max(map(cell_len, [*column.heading.split("\n"), *texts])))
-        folded = max(min(natural[-1], FOLDED), *map(cell_len, ["", *words]))
-        least.append(folded if column.format is None else natural[-1])
+        texts = [*column.heading.split("\n"), *(row[place].starred for row in cells if row)]
+        width = max(map(cell_len, texts))
+        if column.format is None:
+            longest = max(map(cell_len, " ".join(texts).split()), default=0)
+            width = max(min(width, FOLDED), longest)
+        least.append(width)
     found: list[RenderableType] = [Text(table.title, "bold")] if table.title else []
     for places in _parts([width + beside for width in least], room and room - around, table.names):
-        widths = {place: natural[place] for place in places}
-        while room is not None and sum(widths.values()) + beside * len(places) + around > room:
-            wide = [place for place in places if widths[place] > least[place]]
-            if not wide:  # no part can be narrower: rich folds numbers
-                break
-            widths[max(wide, key=lambda place: widths[place])] -= 1
         drawing = Drawing(
             box=boxes.HEAVY_HEAD if box else None, pad_edge=box,
             show_header=any(column.heading for column in columns),
         )  # fmt: skip
-        for place, width in widths.items():
-            justify: JustifyMethod = "left" if columns[place].format is None else "right"
+        # Where even one column is too wide beside the names, rich folds numbers, too.
+        fits = room is None or sum(least[place] + beside for place in places) + around <= room
+        for place in places:
+            words = columns[place].format is None
             drawing.add_column(
-                columns[place].heading, justify=justify, width=width, overflow="fold"
-            )
+                columns[place].heading, justify="left" if words else "right", overflow="fold",
+                min_width=least[place] if fits else None, no_wrap=fits and not words,
+            )  # fmt: skip
         for row in cells:
             styles = [c.style(cell.value) if c.style else ""
                       for c, cell in zip(columns, row, strict=False)]  # fmt: skip

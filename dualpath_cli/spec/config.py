@@ -90,25 +90,24 @@ class ModelConfig:
     max_seq_len: int = 4096
     """Length in tokens of the training sequences and of evaluation windows."""
     block: BlockKind | list[BlockKind] = "dual"
-    """Kind of every block, or a list with one kind per layer."""
+    """Kind of every block, or a list by layer."""
     loops: int | list[int] = 4
-    """K, how often the deep sublayer is applied; or a list with one number per layer."""
+    """K, how often the deep sublayer is applied, or a list by layer."""
     d_ffn: int | list[int | None] | None = None
-    """Configured FFN width of the deep path (dual and loop blocks); or a list with one per layer,
-    null where a layer has no such path."""
+    """Configured FFN width of the deep path (dual and loop blocks), or a list by layer, null where
+    a layer has no such path."""
     d_ffn_wide: int | list[int | None] | None = None
-    """Configured FFN width of the wide path (dual and wide blocks); or a list as for d_ffn."""
+    """Configured FFN width of the wide path (dual and wide blocks), or a list as for d_ffn."""
     ffn_multiple_of: int = 256
     """The effective FFN width is floor(2 d_ffn / 3) rounded up to a multiple of this."""
     n_experts: int | list[int] = 0
-    """Experts in the FFN of the wide path; 0 is one dense FFN. Each token takes top_k experts, as
-    wide as makes top_k experts and their router cost a token the FLOPs of the dense FFN of
-    d_ffn_wide. Or a list with one number per layer."""
+    """Experts in the FFN of the wide path, or a list by layer; 0 is one dense FFN. A token's top_k
+    experts and their router cost the FLOPs of the dense FFN of d_ffn_wide."""
     top_k: int = 2
     """Experts that a token takes. With 1 the router learns only under balance: loss."""
     balance: Balance = "bias"
-    """How the load of experts is evened out: bias, a bias on the choice of experts, moved by the
-    load of each step; loss, an auxiliary loss; or none."""
+    """Evens out the load of experts: bias, on the choice of experts, moved by each step's load;
+    loss, an auxiliary loss; or none."""
     balance_rate: float | None = None
     """Change of the bias in a step (null: 0.001), or factor of the loss (null: 0.01); no effect
     under balance: none."""
@@ -129,8 +128,8 @@ class ModelConfig:
     step_index: Literal["zero_based", "one_based"] = "zero_based"
     """The router's step input: (k-1)/(K-1) as trained, or k/(K-1) as in the paper's text."""
     step_conditioning: Literal["none", "film"] = "none"
-    """How the steps of a loop differ besides their gains: film gives each step a learned scale and
-    shift after the two norms of the shared sublayer, zero at the start."""
+    """film gives each step of a loop its own learned scale and shift after the two norms of the
+    shared sublayer, zero at the start; none: only gains differ."""
     gain_init: float = -7.0
     """Initial value of the gains before the softplus."""
     init_std: float = 0.02
@@ -140,8 +139,8 @@ class ModelConfig:
     rope_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type that the rotary frequencies are rounded to; bfloat16 as in the paper's training."""
     document_start: int | None = None
-    """Id of the token that documents begin with (end of text): attention then stays within each
-    document, and positions count from its start. null lets tokens look into earlier documents."""
+    """Id of the token that begins documents (end of text): attention stays within each document,
+    and positions count from its start. null lets tokens look into earlier documents."""
 
     def __post_init__(self) -> None:
         for name in BY_LAYER:

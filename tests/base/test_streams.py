@@ -82,11 +82,6 @@ def test_a_command_runs_where_the_shell_has_closed_its_standard_output():
         assert data_prep(["inspect", "not there"]) == 2
 
 
-def test_a_parent_that_is_none_is_no_reason_to_end(monkeypatch):
-    monkeypatch.setenv("DUALPATH_PARENT", "abc")
-    assert main(["--version"]) == 0
-
-
 @pytest.mark.parametrize("line", lines(*NIGHTLY))
 def test_what_an_encoding_lacks_is_escaped_on_the_screen(line, trained, texts, tmp_path):
     out = tmp_path / "out"

@@ -340,6 +340,17 @@ def test_a_file_system_without_locks_is_told_of(number, tmp_path, monkeypatch, c
     assert not is_held(tmp_path / FIT)
 
 
+def test_writers_of_one_file_at_once_all_succeed(tmp_path):
+    def write_often() -> None:
+        for _ in range(200):
+            write_text(tmp_path / "x.csv", "a")
+
+    with ThreadPoolExecutor(6) as pool:
+        for done in [pool.submit(write_often) for _ in range(6)]:
+            done.result()
+    assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]
+
+
 def test_a_link_in_the_place_of_unfinished_work_leads_nowhere(tmp_path):
     victim = tmp_path / "victim"
     (victim / "before").mkdir(parents=True)
@@ -350,21 +361,3 @@ def test_a_link_in_the_place_of_unfinished_work_leads_nowhere(tmp_path):
         (new / "a").write_text("a")
     assert (victim / "before" / "precious").read_text() == "kept"
     assert (tmp_path / "out" / "a").exists()
-
-
-def test_a_rank_that_is_not_the_first_marks_its_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "3")
-    for _ in range(2):
-        with claimed(tmp_path / "mine"):
-            (tmp_path / "mine" / "a.csv").write_text("a")
-
-
-def test_writers_of_one_file_at_once_all_succeed(tmp_path):
-    def write_often() -> None:
-        for _ in range(200):
-            write_text(tmp_path / "x.csv", "a")
-
-    with ThreadPoolExecutor(6) as pool:
-        for done in [pool.submit(write_often) for _ in range(6)]:
-            done.result()
-    assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]

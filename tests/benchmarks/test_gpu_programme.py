@@ -1,21 +1,15 @@
 """The GPU programme runs on a CPU, finds what is wrong, loses only what fails, makes up nothing."""
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
-from multiprocessing import Pipe
 from pathlib import Path
-from signal import SIGCONT, SIGSTOP
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import results, turns
+from benchmarks import results
 from benchmarks.gpu import correct, kernels, once
-from benchmarks.gpu.bench import MAIN, Bench, Rehearsal
+from benchmarks.gpu.bench import Bench, Rehearsal
 from benchmarks.results import Rows
 from dualpath_cli.model.gates import PathGate
 from dualpath_cli.training.module import DualPathModule
@@ -31,27 +25,6 @@ class Quick(Rehearsal):
 
 
 CPU = Bench(torch.device("cpu"), Quick)
-
-
-@pytest.mark.parametrize("name", [f"step: {MAIN}", "ceilings: measured", "attention: as chosen"])
-def test_a_cell_measures_in_its_turn_alone(name):
-    """And all that is compiled, one graph of both layers and one of the loss, is so before."""
-    timed: list[str] = []
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (once.step, kernels):
-            for clock in {"seconds_of", "kernel_seconds"} & set(dir(module)):
-                take = getattr(module, clock)
-                patch.setattr(
-                    module, clock, lambda *a, take=take, **k: timed.append("timed") or take(*a, **k)
-                )
-        bench = Bench(CPU.device, CPU.sizes, lambda: timed.append("alone"))
-        (row,) = once.CELLS[name](bench).values()
-    assert timed[0] == "alone"
-    assert "timed" in timed
-    assert row.get("graphs", 2) == 2
-    assert all(value >= 0 for key, value in row.items() if isinstance(value, float))
 
 
 @pytest.mark.parametrize("kind", correct.KINDS)
@@ -92,105 +65,11 @@ def test_a_wrong_model_is_found(monkeypatch):
     assert not correct.check(CPU, "dual", "float64")["right"]
 
 
-def test_a_wrong_kernel_is_found():
-    ids_BT = torch.arange(128)[None] // 50
-    shape, right = (1, 128, 2, 16), kernels.document_mask(ids_BT)
-    assert kernels.worst_error(shape, right, right, CPU.device) < 0.02
-    assert kernels.worst_error(shape, None, right, CPU.device) > 0.1
-
-
 @pytest.mark.slow  # it compiles a model and a Llama
 def test_decoding_is_measured_beside_a_llama():
     rows = kernels.decode(CPU, batch=2)
     assert len(rows) == 6
     assert all(row["tokens/s"] > 0 for row in rows.values())
-
-
-def test_on_cuda_calls_are_timed_between_events(monkeypatch):
-    now = [0.0]
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            self.at = now[0]
-
-        def elapsed_time(self, later: "Event") -> float:
-            return later.at - self.at
-
-    def call() -> None:
-        now[0] += 5.0
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: call())
-    device = torch.device("cuda")
-    assert turns.seconds_of(call, device, 3, warm_up=2) == [0.005] * 3
-    assert turns.kernel_seconds([call, call], device, 3) == 0.005
-
-
-class Stub:
-    """A worker without a process: ready at a look, measured by a turn, or neither."""
-
-    def __init__(self, name: str, events: list[str], ready_at: int, says: Rows | None) -> None:
-        self.name, self.events, self.looks, self.says = name, events, ready_at, says
-        self.ready, self.rows = False, cast(Rows | None, None)
-
-    def look(self) -> None:
-        self.looks -= 1
-        self.ready = self.looks < 0
-
-    def turn(self, seconds: float) -> None:
-        self.events.append(f"{self.name} measured")
-        self.ready, self.rows = False, self.says
-
-    def signal(self, number: int) -> None:
-        self.events.append(f"{self.name} {'paused' if number == SIGSTOP else 'on'}")
-        assert number in (SIGSTOP, SIGCONT)
-
-    def end(self) -> None:
-        self.events.append(f"{self.name} ended")
-
-
-def run_phase(monkeypatch: pytest.MonkeyPatch, *stubs: Stub) -> dict[str, Rows | None]:
-    """Rows by name of a phase of ten seconds, of which a look at all takes one."""
-    now = [0.0]
-    monkeypatch.setattr(once.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(once.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + 1))
-    done: dict[str, Rows | None] = {}
-    add: Callable[[Any], None] = lambda worker: done.update({worker.name: worker.rows})  # noqa: E731
-    once.run_phase(cast(Any, stubs), 10, 5, add)
-    return done
-
-
-def test_the_first_that_is_ready_is_measured_while_others_are_paused(monkeypatch):
-    events: list[str] = []
-    row: Rows = {"": {"seconds": 1.0}}
-    first, second = Stub("first", events, 2, row), Stub("second", events, 0, row)
-    late = Stub("late", events, 99, row)
-    done = run_phase(monkeypatch, first, second, late)
-    assert events == [
-        "first paused", "late paused", "second measured", "first on", "late on", "second ended",
-        "late paused", "first measured", "late on", "first ended", "late ended",
-    ]  # fmt: skip
-    assert list(done) == ["second", "first", "late"]
-    assert done["first"] == done["second"] == row
-    assert done["late"] == {"": {"failed": "TimeoutError: its phase has ended"}}
-
-
-@pytest.mark.parametrize("ready", [False, True])
-def test_a_process_that_dies_loses_itself_alone(ready):
-    worker = once.Worker.__new__(once.Worker)
-    worker.ready, worker.rows = ready, None
-    worker._pipe, theirs = Pipe()
-    theirs.close()
-    if ready:
-        worker.turn(5)
-    else:
-        worker.look()
-    assert worker.rows == {"": {"failed": "RuntimeError: the process has ended"}}
-    assert not worker.ready
 
 
 def test_processes_run_cells_and_leave_two_files(tmp_path, monkeypatch):
@@ -203,14 +82,6 @@ def test_processes_run_cells_and_leave_two_files(tmp_path, monkeypatch):
     assert found["measured"]["ceilings"]["measured"]["bf16 products, TFLOP/s"] > 0
     assert all(row["right"] for row in found["measured"]["correct"].values())
     assert {"git_commit", "source", "date", "machine"} < found["conditions"].keys()
-
-
-def test_a_cell_that_fails_says_why(capfd):
-    def bad(bench: Bench) -> Rows:
-        raise ValueError("out of luck")
-
-    assert once.attempt(bad, CPU) == {"": {"failed": "ValueError: out of luck"}}
-    assert "Traceback" in capfd.readouterr().err
 
 
 MEASURED: dict[str, Rows] = {
@@ -259,11 +130,3 @@ def test_results_get_onto_the_page_and_a_rehearsal_never_does(rehearse, tmp_path
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_has_the_numbers_of_its_files(page):
     assert results.filled(page) == page.read_text(encoding="utf-8")
-
-
-def test_the_script_hands_its_words_on(tmp_path):
-    script = ["bash", str(ROOT / "benchmarks/gpu_once.sh")]
-    environment = os.environ | {"PYTHON": sys.executable, "WORK": str(tmp_path)}
-    done = subprocess.run(script, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 2
-    assert "the following arguments are required: OUT" in done.stderr

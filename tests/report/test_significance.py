@@ -93,11 +93,6 @@ def test_the_correction_is_holms(ps):
     assert holm(ps) == pytest.approx(naive_holm(ps), abs=1e-9)
 
 
-def test_what_was_not_tested_does_not_count():
-    corrected = holm([0.01, math.nan, 0.04, math.nan])
-    assert corrected == pytest.approx([0.02, math.nan, 0.04, math.nan], nan_ok=True)
-
-
 @pytest.mark.parametrize(
     ("differences", "p"),
     [
@@ -111,3 +106,8 @@ def test_what_was_not_tested_does_not_count():
 )
 def test_the_signed_rank_test_counts_signs_of_ranks(differences, p):
     assert signed_rank_p(differences) == pytest.approx(p, nan_ok=True)
+
+
+def test_what_was_not_tested_does_not_count():
+    corrected = holm([0.01, math.nan, 0.04, math.nan])
+    assert corrected == pytest.approx([0.02, math.nan, 0.04, math.nan], nan_ok=True)

@@ -53,12 +53,6 @@ def test_a_value_becomes_text_by_its_columns_format(column, value, text):
     assert column.text(value) == text
 
 
-def test_the_lowest_of_several_numbers_is_marked():
-    assert [row[2].lowest for row in TABLE.cells()] == [False, True]
-    one = Table([Column("n", "d", marks_lowest=True)], [[1], (), [None]])
-    assert not any(cell.lowest for row in one.cells() for cell in row)
-
-
 def cells(text: str) -> list[list[str]]:
     """The cells of a drawn table, line by line."""
     lines = [re.split("[│┃]", line)[1:-1] for line in text.splitlines()]
@@ -113,14 +107,6 @@ def test_a_row_without_values_divides_and_a_table_without_headings_has_no_head()
     assert shown(table).splitlines() == ["┌───┬───┐", "│ a │ 1 │", "├───┼───┤", "│ b │   │",
                                          "└───┴───┘"]  # fmt: skip
     assert len(markdown(table).splitlines()) == 4
-
-
-def test_a_style_is_that_of_the_value():
-    file = io.StringIO()
-    console = plain_console(file=file, force_terminal=True, color_system="truecolor")
-    show(console, Table([Column("n", ".1f", style=lambda n: "red" if n > 1 else "")], [[1], [2]]))
-    assert "\x1b[31m2.0" in file.getvalue()
-    assert "\x1b[31m1.0" not in file.getvalue()
 
 
 def test_markdown_escapes_what_is_a_mark_and_has_as_many_cells_a_row():
