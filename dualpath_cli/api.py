@@ -76,25 +76,23 @@ class Routing:
     """The deep path's part of the gated update, (N, L) (Eq. 6)."""
 
     def frame(self) -> "pandas.DataFrame":
-        """A row for each token and layer; weights of steps are `step_weight_1` .. `step_weight_K`.
+        """A row for each token and layer, with columns `step_weight_1` .. `step_weight_K`.
 
-        Raises:
-            ImportError: without pandas, which dualpath itself does not need.
+        Raises ImportError without pandas, which dualpath itself does not need.
         """
         import pandas as pd
 
-        count, layers, loops = self.step_weights.shape
+        count, layers, _ = self.step_weights.shape
         columns: dict[str, Any] = {
             "position": torch.arange(count).repeat_interleave(layers),
             "token": [token for token in self.tokens for _ in range(layers)],
             "layer": torch.arange(layers).repeat(count),
         }
-        for field in fields(self):
-            if field.name not in ("tokens", "step_weights"):
-                columns[field.name] = getattr(self, field.name).flatten()
-        for step in range(loops):
-            columns[f"step_weight_{step + 1}"] = self.step_weights[..., step].flatten()
-        return pd.DataFrame(columns)
+        weights = {f"step_weight_{k}": w for k, w in enumerate(self.step_weights.unbind(-1), 1)}
+        others = {
+            name: x for name, x in vars(self).items() if name not in ("tokens", "step_weights")
+        }
+        return pd.DataFrame(columns | {name: x.flatten() for name, x in (others | weights).items()})
 
 
 class LoadedModel:
@@ -121,35 +119,26 @@ class LoadedModel:
         `intervention` is an override of loops or gates, in the words of the command line
         (``"K=1"``, ``"gates=1,0 layers=0,2"``) or as an object.
 
-        Raises:
-            UserError: for a text that is longer than the model, or an override that it cannot obey.
+        Raises UserError for a text longer than the model, or an override that it cannot obey.
         """
         logits_1NV = self._forward(self._ids(text), intervention)
         return logits_1NV[0, :, : self.tokenizer.vocab_size]
 
     def routing(self, text: str, intervention: Intervention | str | None = None) -> Routing:
-        """Gates, weights of steps and norms of each token of a text.
-
-        Raises:
-            UserError: as `logits`.
-        """
+        """Gates, weights of steps and norms of each token of a text. Raises as `logits`."""
         trace, ids = RoutingTrace(), self._ids(text)
         self._forward(ids, intervention, trace=trace)
-        shape = (len(ids), len(trace.layers))
-        values = {
-            field.name: torch.full(shape, torch.nan)
-            for field in fields(Routing)
-            if field.name != "tokens"
-        }
-        steps = [0 if w is None else w.shape[-1] for w in (t.step_weights for t in trace.layers)]
-        values["step_weights"] = torch.full((*shape, max(steps)), torch.nan)
-        for number, layer in enumerate(trace.layers):
-            for name, tensor in values.items():
-                value = getattr(layer, name)
-                if name == "step_weights" and value is not None:  # an override may be of one layer
-                    value = F.pad(value, (0, max(steps) - value.shape[-1]))
-                if value is not None:
-                    tensor[:, number] = value[0].cpu()
+        weights = [layer.step_weights for layer in trace.layers]
+        steps = max(0 if w is None else w.shape[-1] for w in weights)
+        values = {}
+        for name in [field.name for field in fields(Routing) if field.name != "tokens"]:
+            tail = (steps,) if name == "step_weights" else ()
+            values[name] = torch.full((len(ids), len(trace.layers), *tail), torch.nan)
+            for number, layer in enumerate(trace.layers):
+                if (value := getattr(layer, name)) is not None:
+                    if tail:  # an override may be of one layer
+                        value = F.pad(value, (0, steps - value.shape[-1]))
+                    values[name][:, number] = value[0].cpu()
         return Routing([self.tokenizer.decode([id]) for id in ids], **values)
 
     @torch.no_grad()
@@ -158,8 +147,7 @@ class LoadedModel:
     ) -> Loss:
         """The loss of one or more texts, cleaned and cut into windows as `validate` does.
 
-        Raises:
-            UserError: for texts without a token, or an override that the model cannot obey.
+        Raises UserError for texts without a token, or an override that the model cannot obey.
         """
         change = self._change(intervention)
         documents = map(clean, [texts] if isinstance(texts, str) else texts)
@@ -190,10 +178,7 @@ class LoadedModel:
         `sampling` are fields of `decoding.sampling.Sampling`, such as ``temperature=0.8`` or
         ``greedy=True``; the default draws from the model's own probabilities.
 
-        Raises:
-            UserError: as `logits`.
-            TypeError: for a name that `Sampling` does not have.
-            ValueError: for a number out of its range.
+        Raises as `logits`; also TypeError for another name, ValueError for a number out of range.
         """
         check_range("max_new_tokens", max_new_tokens, (1, 1 << 24))  # the window ends it before
         ids = self._ids(prompt)
@@ -244,11 +229,10 @@ class LoadedModel:
 def load(run: str | Path, own_classes: bool = False, device: str = "cpu") -> LoadedModel:
     """Loads a trained model: a run folder, a checkpoint in one, or an exported folder.
 
-    A gate or combination that the run names as a class of its own is code: it is imported with
-    `own_classes` alone. `device` is such as ``"cpu"`` or ``"cuda"``.
+    `own_classes` allows to import, and so to run, the custom classes that a run names. `device` is
+    ``"cpu"`` or ``"cuda"``.
 
-    Raises:
-        UserError: where there is no such run, it is damaged, or it names classes.
+    Raises UserError for a missing or damaged run, or one that names classes.
     """
     found = find(str(run), own_classes=own_classes)
     return LoadedModel(load_model(found, device_of(device)), found.tokenizer(), found.run)

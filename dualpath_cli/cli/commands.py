@@ -109,11 +109,10 @@ _RECORDS = (
         "Score a trained model on the paper's benchmarks, through lm-evaluation-harness.",
         "dualpath_cli.evaluation.command:Evaluate",
     ),
-    Command(
+    _alone(
         "generate",
         "Generate text, optionally with fewer loops or a smaller KV cache.",
-        options="dualpath_cli.decoding.request:Generate",
-        run="dualpath_cli.decoding.command:run",
+        "dualpath_cli.decoding.command:Generate",
     ),
     _alone(
         "export",

@@ -193,8 +193,6 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
             names, how["nargs"] = [field.name], "*" if is_list else "?"
         elif kind is bool:
             how["action"] = "store_true"
-        elif "alone" in metadata:
-            how |= {"nargs": "?", "const": metadata["alone"]}
         elif is_list:
             once = {"action": "append"}
             each = once if beside or "each" in metadata else {"nargs": "+", "action": "extend"}

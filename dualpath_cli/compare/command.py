@@ -19,27 +19,25 @@ from dualpath_cli.spec.own_checks import import_classes
 
 @dataclass(frozen=True)
 class Compare(OwnClasses, Average):
-    """Reads finished runs, sorts them into configurations that differ in more than their seed, and
-    compares those of one budget: bits per byte with paired tests over seeds, parameters, FLOPs,
-    time. It reads files only."""
+    """Reads finished runs and compares configurations of one budget: bits per byte with paired
+    tests over seeds, parameters, FLOPs, time. Runs that differ in their seed alone are one
+    configuration. It reads files only."""
 
     runs: tuple[Place, ...] = field(default=(), metadata={"positional": True})
     """Run folders, or a folder of runs: of `dualpath sweep`, or DIR/RECIPE/NAME as fit has it."""
-    by: tuple[str, ...] = ()
-    """Keys of recipes, separated by commas, such as model.loops or run.recipe: runs that have the
-    same there are one configuration; by default runs that differ in nothing but their seed."""
     best: Literal["lr"] | None = None
     """Join runs that differ in their learning rate, at the lowest point of a parabola over its log;
     intervals count that choice. The aggregate alone is tested."""
     average: int = 1
-    """Compare the mean of the weights of each run's last N checkpoints, as validate --average N
-    has scored it."""
+    """Compare the mean of the weights of each run's last N checkpoints, by its scores of validate
+    --average N."""
     out: Place | None = None
     """Folder for tables, figures and the page; by default `comparison` in the folder of runs, or
     here for several RUNs."""
     baseline: tuple[str, ...] = ()
-    """Configurations that the others are tested against, also separated by commas; by default the
-    PureWide of each budget."""
+    """Test all others against these, separated by commas: names of configurations, or a value in
+    which runs differ, such as two_gates or loops=2; by default against the PureWide of each
+    budget."""
     pairs: tuple[str, ...] = ()
     """Test the pairs A:B,C:D,... of configurations of one table and nothing else: on the aggregate,
     in this order, each at 5 % and only while every pair before it differed."""
@@ -47,11 +45,11 @@ class Compare(OwnClasses, Average):
     """The smallest difference that matters, in bits per byte: adds 90 % intervals, and the verdict
     `no difference that matters` for one within it."""
     any_length: bool = False
-    """One table for each budget, whatever the number of training tokens: to compare at equal time.
-    Without it each number of tokens has a table."""
+    """Put all runs of a budget into one table, to compare at equal time; without this option each
+    number of training tokens has its own table."""
     aggregate_only: bool = False
-    """Test the mean of the validation sets alone, not each set, which leaves fewer tests to correct
-    for: to be chosen before the numbers are seen."""
+    """Test the mean of the validation sets alone and not each set, so that fewer tests are
+    corrected for; choose this before you see the numbers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,13 +62,17 @@ class Compare(OwnClasses, Average):
 
 
 def run(options: Compare) -> str:
-    """Compares, and returns where that is written, as text."""
+    """Compares, and returns the paths of the files, as text."""
     baselines, pairs = _names("--baseline", options.baseline), _pairs(options.pairs)
-    by = _names("--by", options.by)
     runs, left_out = _read(options)
-    out = _out(options)
-    groups = groups_of(runs, baselines, options.any_length, by, options.best is not None, pairs)
-    left_out += [c.edge for group in groups for c in group.configurations if c.edge]
+    folder = Path(options.runs[0])
+    if len(options.runs) > 1 or (folder / RECIPE).is_file():
+        folder = Path()
+    out = folder_of("--out", folder / "comparison" if options.out is None else options.out)
+    groups = groups_of(runs, baselines, options.any_length, options.best is not None, pairs)
+    left_out += [
+        f"'{c.name}' is not tested: {c.edge}" for g in groups for c in g.configurations if c.edge
+    ]
     if options.average > 1:
         named = f"average of {options.average} checkpoints"
         groups = [replace(group, name=f"{group.name}, {named}") for group in groups]
@@ -86,21 +88,20 @@ def _names(option: str, given: Sequence[str]) -> list[str]:
     return names
 
 
-def _pairs(given: Sequence[str]) -> list[tuple[str, str]]:
-    """A pair whose names have a colon themselves cannot be told apart, and is refused."""
-    found = []
-    for pair in _names("--pairs", given):
-        one, *others = (name.strip() for name in pair.split(":"))
-        if len(others) != 1 or others[0] == one:
-            raise UserError(f"--pairs needs two configurations a pair, as A:B,C:D, not '{pair}'")
-        found.append((one, others[0]))
-    return found
+def _pairs(given: Sequence[str]) -> list[list[str]]:
+    pairs = [[name.strip() for name in pair.split(":")] for pair in _names("--pairs", given)]
+    for pair in pairs:
+        if len(pair) != 2 or pair[0] == pair[1]:
+            raise UserError(
+                f"--pairs needs two configurations a pair, as A:B,C:D, not '{':'.join(pair)}'"
+            )
+    return pairs
 
 
 def _read(options: Compare) -> tuple[list[TrainedRun], list[str]]:
     """The finished runs, and a line for each of the others."""
-    runs, left_out, paths = [], [], options.runs
-    for folder in find_folders(paths):
+    runs, left_out = [], []
+    for folder in find_folders(options.runs):
         run = read_run(folder, options.average)
         if isinstance(run, str):
             left_out.append(f"{folder}: left out, unfinished at {run}")
@@ -109,23 +110,16 @@ def _read(options: Compare) -> tuple[list[TrainedRun], list[str]]:
     if not runs:
         raise UserError(f"no run has finished: {left_out[0]}; let fit end one first")
     check_same_data(runs)
-    read = [*map(Path, paths), *(run.folder for run in runs)]
+    read = [*map(Path, options.runs), *(run.folder for run in runs)]
     for run in runs:
         import_classes(run.settings.model, allowed=options.own_classes, read=read)
     return runs, left_out
 
 
-def _out(options: Compare) -> Path:
-    folder = Path()
-    if len(options.runs) == 1 and not (Path(options.runs[0]) / RECIPE).is_file():
-        folder = Path(options.runs[0])
-    return folder_of("--out", folder / "comparison" if options.out is None else options.out)
-
-
 def _answer(
     groups: Sequence[Group], rows: Sequence[Difference], left_out: Sequence[str], out: Path
 ) -> list[Path]:
-    """Prints tables and writes all files, with a line for all that is left out; returns paths."""
+    """Prints the tables, with a line for each run that is left out; writes the files."""
     from dualpath_cli.compare import figures, tables
     from dualpath_cli.compare.studies import ablations_of, routings_of, table_of_classes
     from dualpath_cli.report import page
@@ -139,37 +133,41 @@ def _answer(
     for line in (left_out := [*left_out, *damaged, *more]):
         console.print(line, highlight=False, soft_wrap=True)
     made = sum(row.tested for row in rows)
-    for group in groups:
-        for table in tables.group_tables(group, errors=False):
-            show(console, table)
-        own = group.name, group.measures[0]
-        aggregates = [row for row in rows if (row.group, row.measure) == own]
-        for table in tables.tables_of_tests(aggregates, made):
-            show(console, table)
     forced = [table_of_classes(classes)] if classes else []
+    for group in groups:
+        own = [row for row in rows if (row.group, row.measure) == (group.name, group.measures[0])]
+        for table in [
+            *tables.group_tables(group, errors=False),
+            *tables.tables_of_tests(own, made),
+        ]:
+            show(console, table)
     for table in forced:
         show(console, table)
     main = [table for group in groups for table in tables.group_tables(group)]
+    first = [t for group in groups for t in tables.group_tables(group, result_first=True)]
     tests = tables.tables_of_tests(rows, made)
     runs = tables.records_of_runs(groups)
-    drawn = figures.draw(groups, rows)
-    count = len({row["run"] for row in runs})
-    facts = [("runs", f"{count:,}"), *(("left out", line) for line in left_out)]
+    drawn = figures.draw(groups)
     texts = {
         "table.csv": format_csv(*tables.records_of_groups(groups)),
         "table.md": "\n".join(map(markdown, main)),
-        "table.tex": "\n".join(map(tables.latex, main)),
         "tests.md": "\n".join(map(markdown, tests)),
-        "tests.tex": "\n".join(map(tables.latex, tests)),
         "tests.csv": format_csv(tables.records_of_tests(rows)) if rows else "",
         "runs.csv": format_csv(runs),
         "ablations.csv": format_csv(ablations) if ablations else "",
         "ablation_classes.csv": format_csv(classes) if classes else "",
         "routings.csv": format_csv(routings) if routings else "",
-    }
-    pictures = page.pictures(drawn, figures.CAPTIONS)
-    sections = [page.terms(facts), page.tables(main), pictures, page.tables([*tests, *forced])]
-    texts["index.html"] = page.page("Comparison of runs", sections)
+        "index.html": page.page("Comparison of runs", [
+            page.lead(
+                f"Bits per byte of {len({row['run'] for row in runs}):,} runs on validation text, "
+                "lower is better: means over seeds beside the costs of each model, "
+                f"{'tests of the differences, ' if made else ''}and training curves."
+            ),
+            page.terms([("note", line) for line in left_out]),
+            page.tables([*first, *tests, *forced]),
+            page.pictures(drawn, figures.captions(groups)),
+        ]),
+    }  # fmt: skip
     for name in [name for name, text in texts.items() if not text]:
         del texts[name]
         (out / name).unlink(missing_ok=True)  # of an earlier comparison

@@ -1,10 +1,8 @@
 """The figures of a comparison, with families by colour and K by marker.
 
-Quality against parameters, as in the paper's figure; the gain of a deep path by its layer; loss
-against tokens and hours.
+Quality against parameters, as in the paper's figure; loss against tokens and measured time.
 """
 
-import re
 from collections.abc import Sequence
 from itertools import cycle
 
@@ -14,21 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
 from dualpath_cli.base.ranges import format_size
 from dualpath_cli.compare.groups import FAMILIES, Configuration, Group
 from dualpath_cli.compare.runs import AGGREGATE
-from dualpath_cli.compare.tables import Difference
 from dualpath_cli.report.figures import FAMILY_COLORS, MUTED, panels, plain, shades
 
-CAPTIONS = {
-    "quality": "Bits per byte against parameters; lower and further left is better.",
-    "places": "Bits per byte less those of the baseline, by the only layer with a deep path, and "
-    "their 95 % intervals; lower is better.",
-    "curves": "Training loss against tokens and against hours as the machine took them: "
-    "mean over seeds, band from the lowest to the highest.",
-}
 MARKERS = {1: "o", 2: "^", 3: "s", 4: "D", 5: "p", 6: "h", 8: "*"}
 COUNTS = FuncFormatter(lambda value, _: format_size(round(value)))  # 719M, 1.4B
 START = 0.1  # share of a run whose losses, far above all that follows, do not set the scale
@@ -37,19 +27,23 @@ TOKENS, LOSS, HOURS = 0, 1, 2  # places in a point of a curve
 Floats = npt.NDArray[np.float64]
 
 
-def draw(groups: Sequence[Group], differences: Sequence[Difference]) -> dict[str, Figure | None]:
-    """Returns the figures by name, None where there are no numbers for one."""
+def captions(groups: Sequence[Group]) -> dict[str, str]:
+    """The captions of the figures by name, in the order of a page."""
+    several = any(len(c.seeds) > 1 for group in groups for c in group.configurations)
+    seeds = ": mean over seeds, band from the lowest to the highest" if several else ""
     return {
-        "quality": quality(groups),
-        "places": places(groups, differences),
-        "curves": curves(groups),
+        "quality": "Bits per byte against parameters; lower and further left is better.",
+        "curves": f"Training loss against tokens and against measured time{seeds}.",
     }
+
+
+def draw(groups: Sequence[Group]) -> dict[str, Figure]:
+    return {"quality": quality(groups), "curves": curves(groups)}
 
 
 def quality(groups: Sequence[Group]) -> Figure:
     """Bits per byte against parameters: a panel a group."""
     figure, axes = panels(1.0 + 4.6 * len(groups), 4.6, 1, len(groups))
-    curves = [_control_curve(ax, group) for ax, group in zip(axes[0], groups, strict=True)]
     for ax, group in zip(axes[0], groups, strict=True):
         for label, line in _lines(group).items():
             x, y = zip(*((c.parameters, c.mean(AGGREGATE)) for c in line), strict=True)
@@ -75,7 +69,7 @@ def quality(groups: Sequence[Group]) -> Figure:
     shown = [c for group in groups for c in group.configurations]
     errors = any(len(c.seeds) > 1 for c in shown)
     figure.legend(
-        handles=_legend(shown, any(curves)),
+        handles=_legend(shown),
         ncols=4 if len(groups) == 1 else 9, loc="outside lower center", frameon=False, fontsize=8,
         handlelength=1.4, title_fontsize=8,
         title="bars: one standard error over seeds" if errors else None,
@@ -86,18 +80,6 @@ def quality(groups: Sequence[Group]) -> Figure:
 def _marker(configuration: Configuration) -> str:
     """By K, which is 1 for one path without loops."""
     return MARKERS.get(configuration.loops or 1, "X")
-
-
-def _control_curve(ax: Axes, group: Group) -> bool:
-    """The quadratic of least squares through the single-axis controls, if there are three."""
-    controls = [c for c in group.configurations if c.family in ("wide", "loop")]
-    x = np.array([c.parameters for c in controls], np.float64)
-    if len(set(x)) < 3:
-        return False
-    fit = np.polynomial.Polynomial.fit(x, [c.mean(AGGREGATE) for c in controls], 2)
-    places, values = fit.linspace(100)
-    ax.plot(places, values, color=MUTED, linestyle="--", linewidth=1, zorder=0)
-    return True
 
 
 def _lines(group: Group) -> dict[str, list[Configuration]]:
@@ -113,7 +95,7 @@ def _lines(group: Group) -> dict[str, list[Configuration]]:
     return found
 
 
-def _legend(configurations: Sequence[Configuration], curve: bool) -> list[Line2D]:
+def _legend(configurations: Sequence[Configuration]) -> list[Line2D]:
     names = {"wide": "PureWide", "expanded": "expanded", "loop": "PureLoop", "dual": "dual path"}
     markers = {c.loops or 1: _marker(c) for c in configurations}
     handles = [
@@ -125,57 +107,11 @@ def _legend(configurations: Sequence[Configuration], curve: bool) -> list[Line2D
         Line2D([], [], color=MUTED, marker=shape, linestyle="none", label=f"K = {loops}")
         for loops, shape in sorted(markers.items())
     ]
-    if curve:
-        label = "quadratic fit of the controls"
-        handles.append(Line2D([], [], color=MUTED, linestyle="--", linewidth=1, label=label))
     return handles
 
 
-def places(groups: Sequence[Group], differences: Sequence[Difference]) -> Figure | None:
-    """Difference to the first baseline against the layer, a panel a group; None without places."""
-    shown = [(group, lines) for group in groups if (lines := _by_place(group)) and group.baselines]
-    if not shown:
-        return None
-    figure, axes = panels(1.0 + 4.6 * len(shown), 4.0, 1, len(shown))
-    for ax, (group, lines) in zip(axes[0], shown, strict=True):
-        baseline, measure = group.baselines[0].name, group.measures[0]
-        rows = {
-            row.configuration: row
-            for row in differences
-            if (row.group, row.measure, row.baseline) == (group.name, measure, baseline)
-        }
-        for n, (name, its) in enumerate(lines.items()):
-            aside = 0.06 * (n - (len(lines) - 1) / 2)  # or bars would hide each other
-            tested = [(c, rows[c.name]) for c in its if c.name in rows]
-            ax.errorbar(
-                [(c.place or 0) + aside for c, _ in tested],
-                [row.difference for _, row in tested],
-                yerr=[row.high - row.difference if row.tested else 0 for _, row in tested],
-                color=FAMILY_COLORS[its[0].family], marker=_marker(its[0]), capsize=3,
-                linewidth=1.1, label=name,
-            )  # fmt: skip
-        ax.axhline(0, color=MUTED, linewidth=0.8)
-        ax.set(title=group.name, xlabel="layer with the deep path")
-        ax.set_ylabel(f"{measure}, bits per byte less {baseline}")
-        ax.title.set_fontsize(9)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.legend(frameon=False, fontsize=8)
-        plain(ax)
-    return figure
-
-
-def _by_place(group: Group) -> dict[str, list[Configuration]]:
-    """Cells of `sweep --positions` in the order of their layers, by name without the layer."""
-    found: dict[str, list[Configuration]] = {}
-    for c in group.configurations:  # of one name by place
-        if c.place is not None:
-            found.setdefault(re.sub(r"_layer\d+", "", c.name), []).append(c)
-    return {name: its for name, its in found.items() if len(its) > 1}
-
-
 def curves(groups: Sequence[Group]) -> Figure:
-    """Training loss against tokens, less that of the baseline, and against hours; a column a
-    group."""
+    """Training loss against tokens, the same less the baseline's, and against measured time."""
     compared = any(group.baselines for group in groups)
     figure, axes = panels(7.4 * len(groups), 3.6 * (2 + compared), 2 + compared, len(groups))
     for group, column in zip(groups, axes.T, strict=True):
@@ -191,27 +127,30 @@ def curves(groups: Sequence[Group]) -> Figure:
 def _losses(ax: Axes, group: Group, along: int, baseline: Configuration | None = None) -> None:
     """A line a configuration, the mean over seeds, in a band from the lowest to the highest.
 
-    With a baseline, its loss at the same seed, which saw the same text, is taken off.
+    With a baseline, less its loss at the same seed, which saw the same text.
     """
     shown = [np.zeros((1, 1))] if baseline else []
+    in_minutes = along == HOURS and max(c.hours for c in group.configurations) < 2
     for c, color, dashes in _styles(group):
         if baseline and (c is baseline or not set(c.seeds) & set(baseline.seeds)):
             continue
         ours, *theirs = shared_points([c, baseline] if baseline else [c])
         if not ours.shape[1]:
             continue  # its seeds were logged at different steps
-        x = ours[..., along].mean(0)
+        x = ours[..., along].mean(0) * (60 if in_minutes else 1)
         values_SP = ours[..., LOSS] - (theirs[0][..., LOSS] if theirs else 0)
         ax.fill_between(x, values_SP.min(0), values_SP.max(0), color=color, alpha=0.12, linewidth=0)
-        label = c.name.removeprefix("_")  # matplotlib hides what begins with one
+        label = c.name.removeprefix("_")  # matplotlib hides names that begin with one
         ax.plot(x, values_SP.mean(0), color=color, linestyle=dashes, linewidth=1.1, label=label)
         shown.append(values_SP[:, x >= START * x[-1]])
     if shown:
         lowest, highest = min(v.min() for v in shown), max(v.max() for v in shown)
         room = 0.04 * (highest - lowest) or 0.1
         ax.set_ylim(lowest - room, highest + room)
-    ax.set_xlabel("measured hours of training" if along == HOURS else "training tokens")
-    if along == TOKENS:
+    ax.set_xlabel("training tokens")
+    if along == HOURS:
+        ax.set_xlabel(f"measured {'minutes' if in_minutes else 'hours'} of training")
+    else:
         ax.xaxis.set_major_formatter(COUNTS)
     if baseline:
         ax.axhline(0, color=MUTED, linewidth=0.8)

@@ -1,4 +1,4 @@
-"""Run folders, read: which model, which seed, what it scored at its end, how fast it was."""
+"""Runs, read once from their folders: settings, scores after the last step, speed, data."""
 
 import hashlib
 import math
@@ -24,41 +24,61 @@ from dualpath_cli.run.run_folder import (
 )
 
 AGGREGATE = "aggregate"  # the mean of a run's validation sets
-MOST_POINTS = 200  # points of a curve; more rows are averaged in groups
+MOST_POINTS = 200  # points of a curve; of more rows each point is a mean
 
-Point = tuple[float, float, float]  # training tokens, loss in nats a token, hours
+Point = tuple[float, float, float]  # training tokens, loss in nats per token, hours
 Row = dict[str, str]
 
 
-@dataclass(frozen=True)
-class TrainedRun:
-    """A run that has reached its last step."""
+@dataclass(frozen=True, eq=False)
+class SeededRun:
+    """A run of a configuration: planned by a sweep, or trained."""
 
     folder: Path
     settings: Settings
-    keys: dict[str, Any]  # the resolved recipe, by dotted key
-    decisive: dict[str, Any]  # what of it decides its numbers but the seed; custom classes' source
-    scores: dict[str, float]  # bits per byte at the end by set, with `aggregate`, their mean
-    tokens_per_second: float
-    """Median over the rows of metrics.csv; of a schedule of loops by phase, then their mean."""
-    curve: tuple[Point, ...]
-    expected_loops: float | None  # by the router, mean over looped layers, as last logged
-    data: dict[str, str | float]
-    """The data that it read, by name; comparable runs have the same. A set's bytes a token tell its
-    text from another of the same name."""
-    rate: float = 0  # the learning rate, where the best is to be chosen
-
-    @property
-    def tokens(self) -> int:
-        return self.settings.run.steps * self.settings.run.batch_tokens
 
     @property
     def seed(self) -> int:
         return self.settings.seed_everything
 
+    @property
+    def tokens(self) -> int:
+        """Training tokens: those of whole optimizer steps."""
+        return self.settings.run.steps * self.settings.run.batch_tokens
+
+    def decisive(self, facts: Mapping[str, Any] = {}) -> dict[str, Any]:
+        """The values that decide the run's numbers, but for the seed, by dotted key.
+
+        Two runs with equal values belong to one configuration. The source of custom classes is
+        one of the values; it is read from `facts`.
+        """
+        recipe = self.settings.as_recipe()
+        recipe["run"]["max_tokens"] = self.tokens
+        part = decisive_part(recipe) | {"trainer": {"precision": recipe["trainer"]["precision"]}}
+        if sources := facts.get("classes"):
+            part["model"]["classes"] = sources
+        names = ("seed_everything", "run.recipe")
+        return {key: value for key, value in _flat(part).items() if key not in names}
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedRun(SeededRun):
+    """A run that has reached its last step."""
+
+    keys: dict[str, Any]  # `decisive`: two configurations differ in some of them
+    scores: dict[str, float]  # bits per byte at the end by set, with `aggregate`, their mean
+    tokens_per_second: float
+    """Median over the rows of metrics.csv. Under a schedule of loops the harmonic mean of the
+    phases' medians."""
+    curve: tuple[Point, ...]
+    expected_loops: float | None  # by the router, mean over looped layers, as last logged
+    data: dict[str, str | float]
+    """The data that the run read, by name; comparable runs have the same."""
+    rate: float = 0  # the learning rate, where the best one is chosen
+
 
 def find_folders(paths: Sequence[str]) -> list[Path]:
-    """The run folders that some paths mean, each once, in their order."""
+    """The run folders that some paths mean, each once, in the order of the paths."""
     found: list[Path] = []
     for path in map(Path, paths):
         # A run, or a folder of runs: of a sweep, of fit.
@@ -76,9 +96,9 @@ def find_folders(paths: Sequence[str]) -> list[Path]:
 
 
 def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
-    """Reads a run folder; of a run that is not at its end returns how far it is, in words.
+    """Reads a run folder. Of an unfinished run, returns the step it has reached, in words.
 
-    Its scores are those of the mean of the last `average` checkpoints.
+    Scores are those of the mean of the last `average` checkpoints.
     """
     try:
         settings = settings_from(read_recipe(folder))
@@ -105,17 +125,18 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
                 f"validate --ckpt-path {folder} --average {average} adds them"
             )
     scores = {name: float(final[name]["bits_per_byte"]) for name in settings.data.val}
-    facts, recipe = facts_now(folder), settings.as_recipe()
+    facts = facts_now(folder)
     data = _data(folder, settings, facts)
     for name, score in scores.items():
         if not math.isfinite(score):
             raise UserError(f"{table} step {last}: {name} has {score} bits per byte; leave it out")
-        # Of a data folder the loss has end-of-text as well, whose losses are a model's own.
+        # A text is known by its bytes per token, nats per token over nats per byte. Of a data
+        # folder the loss counts end-of-text too, but its fingerprint is known.
         if f"validation set {name}" not in data:
             length = float(final[name]["loss"]) / (score or math.inf) / math.log(2)
             data[f"bytes a token of {name}"] = length
     return TrainedRun(
-        folder, settings, flat(recipe), decisive(recipe, facts),
+        folder, settings, SeededRun(folder, settings).decisive(facts),
         {AGGREGATE: fmean(scores.values()), **scores}, _speed(rows, settings),
         _curve(rows), _expected_loops(read_csv(folder / "routing.csv")), data,
     )  # fmt: skip
@@ -137,11 +158,10 @@ def _speed(rows: Sequence[Row], settings: Settings) -> float:
 
 
 def _curve(rows: Sequence[Row]) -> tuple[Point, ...]:
-    """Loss over tokens and hours, at most MOST_POINTS means over as many rows each."""
     points = [
         (float(row["tokens"]), float(row["loss"]), float(row["seconds"]) / 3600)
         for row in rows
-        if row["loss"] != "nan"  # where training left out all of an interval's micro-batches
+        if row["loss"] != "nan"  # every micro-batch of the interval was left out
     ]
     size = -(-len(points) // MOST_POINTS) or 1
     parts = [points[start : start + size] for start in range(0, len(points), size)]
@@ -154,26 +174,17 @@ def _expected_loops(rows: Sequence[Row]) -> float | None:
     return fmean(values) if values else None
 
 
-def flat(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def _flat(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """The values of nested mappings by dotted key, in the keys' order."""
     found: dict[str, Any] = {}
     for name, value in sorted(recipe.items()):
         nested = isinstance(value, dict) and value
-        found |= flat(value, f"{before}{name}.") if nested else {f"{before}{name}": value}
+        found |= _flat(value, f"{before}{name}.") if nested else {f"{before}{name}": value}
     return found
 
 
-def decisive(recipe: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a resolved recipe, and classes' source, by which a run is of a configuration."""
-    part = decisive_part(recipe) | {"trainer": {"precision": recipe["trainer"]["precision"]}}
-    if sources := facts.get("classes"):  # of a custom gate or combination
-        part["model"]["classes"] = sources
-    names = ("seed_everything", "run.recipe")
-    return {key: value for key, value in flat(part).items() if key not in names}
-
-
 def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, str | float]:
-    """The data that were read; of validation texts, which no run folder keeps, names and sizes."""
+    """The data by name; no run folder keeps validation texts, so these have names and sizes."""
     val = settings.data.val
     data: dict[str, str | float] = {
         "validation sets": ", ".join(f"{name}={Path(val[name]).name}" for name in sorted(val)),
@@ -183,12 +194,13 @@ def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, 
     }
     for name, fingerprint in (facts.get("val_fingerprints") or {}).items():  # of data folders
         data[f"validation set {name}"] = str(fingerprint)[:12]
-    if (folder / TOKENIZER).exists():  # else it was left out where only numbers were kept
+    if (folder / TOKENIZER).exists():  # not in a folder that was kept for its numbers alone
         data["tokenizer"] = hashlib.sha256(read_text(folder / TOKENIZER).encode()).hexdigest()[:12]
     return data
 
 
 def check_same_data(runs: Sequence[TrainedRun]) -> None:
+    """Refuses two runs whose data differ."""
     first = {name: run for run in reversed(runs) for name in run.data}
     for run in runs[1:]:
         for name, here in run.data.items():

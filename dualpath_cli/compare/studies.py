@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from operator import itemgetter
 from statistics import mean, stdev
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ from dualpath_cli.base.errors import UserError, of_content
 from dualpath_cli.base.system import read_json, without_nan
 from dualpath_cli.compare.groups import Group
 from dualpath_cli.report.significance import holm, signed_rank_p
-from dualpath_cli.report.table import Column, Table
+from dualpath_cli.report.table import Column, Columns, Table
 from dualpath_cli.study.ablation.options import REPORT
 from dualpath_cli.study.parts_of_speech import CLASSES
 from dualpath_cli.study.routing.options import SUMMARY
@@ -21,10 +22,8 @@ T = TypeVar("T")
 def ablations_of(groups: Sequence[Group]) -> tuple[list[Record], list[Record], list[str]]:
     """Rows of ablations.csv and of ablation_classes.csv, and a line for each report left out.
 
-    A configuration has rows where two of its runs have a report by `dualpath ablate`, of which the
-    newest counts: of each ablation that all of these have, the mean difference and its standard
-    deviation over runs; of each class of tokens the mean excess over random tokens, and Wilcoxon's
-    signed-rank test on the runs' excesses, also corrected for the number of tests (Holm).
+    A configuration has rows if two of its runs have a report by `dualpath ablate`; the newest one
+    of each run counts. They hold means over the runs, of what all of these reports have.
     """
     rows: list[Record] = []
     classes: list[Record] = []
@@ -36,16 +35,15 @@ def ablations_of(groups: Sequence[Group]) -> tuple[list[Record], list[Record], l
 
 
 def routings_of(groups: Sequence[Group]) -> tuple[list[Record], list[str]]:
-    """Rows of routings.csv, and a line for each summary left out.
+    """Rows of routings.csv, and a line for each summary left out; runs as in `ablations_of`.
 
-    As `ablations_of`, of the newest summary by `dualpath routing` of each run: over runs mean and
-    standard deviation of what each layer does with a source's tokens, and of the deep share of
-    each part of speech, mean over layers.
+    A row has the mean and standard deviation over runs of a layer's number for a source, or of the
+    deep share of a part of speech, the mean over layers.
     """
     left_out: list[str] = []
     rows = [
         name
-        | {"source": source, "measure": measure, "layer": layer, "runs": len(values)}
+        | {"source": source, "measure": measure, "layer": layer, "runs": len(runs)}
         | {"mean": mean(values), "sd": stdev(values)}
         for name, runs in _reports(groups, f"routing/step-*/{SUMMARY}", _routing, left_out)
         for source, measure, layer in runs[0]
@@ -66,8 +64,10 @@ def _reports(
             for path in chain.from_iterable(newest):
                 try:
                     reports.append(read(read_json(path)))
-                except (UserError, LookupError, AttributeError, TypeError, ValueError) as error:
-                    left_out.append(f"{path}: left out, {of_content(error)}")
+                except UserError as error:
+                    left_out.append(f"left out: {error}")
+                except (LookupError, AttributeError, TypeError, ValueError) as error:
+                    left_out.append(f"left out: {path}, {of_content(error)}")
             if len(reports) > 1:
                 yield {"group": group.name, "configuration": configuration.name}, reports
 
@@ -76,7 +76,7 @@ def _ablation(report: Record) -> tuple[list[Record], list[Record]]:
     rows, excess = report["rows"], report["excess"]
     if any(row["loss"] is None for row in rows):
         raise ValueError("losses that are no numbers")
-    differences_over_runs([rows] * 2)
+    differences_over_runs([rows] * 2)  # a damaged report fails here, where it is named
     excess_over_runs([excess] * 2)
     return rows, excess
 
@@ -94,23 +94,25 @@ def _routing(report: Record) -> dict[tuple[str, str, Any], float]:
 
 
 def table_of_classes(rows: Sequence[Record]) -> Table:
-    columns = [
-        Column("configuration"), Column("forced"), Column("source"), Column("mean", "+.4f"),
-        Column("least", "+.4f"), Column("most", "+.4f"), Column("per forced", "+.3f"),
-        Column("above 0", ""), Column("Wilcoxon p", ".3g"), Column("Holm", ".3g"),
-    ]  # fmt: skip
-    cells = [
-        (row["configuration"], row["forced"], row["source"], row["mean"], row["least"], row["most"],
-         row["per_forced"], f"{row['above']} of {row['runs']}", row["p"], row["p_holm"])
-        for row in rows
-    ]  # fmt: skip
+    columns: Columns[Record] = [
+        (Column("configuration"), itemgetter("configuration")),
+        (Column("forced"), itemgetter("forced")),
+        (Column("source"), itemgetter("source")),
+        (Column("mean", "+.4f"), itemgetter("mean")),
+        (Column("least", "+.4f"), itemgetter("least")),
+        (Column("most", "+.4f"), itemgetter("most")),
+        (Column("per forced", "+.3f"), itemgetter("per_forced")),
+        (Column("above 0", ""), lambda row: f"{row['above']} of {row['runs']}"),
+        (Column("Wilcoxon p", ".3g"), itemgetter("p")),
+        (Column("Holm", ".3g"), itemgetter("p_holm")),
+    ]
     few = "with fewer than six runs the test cannot give p < 0.05"
     caption = few if any(row["runs"] < 6 for row in rows) else ""
-    return Table(columns, cells, "excess over random tokens, over runs", caption, names=3)
+    return Table.of(rows, columns, "excess over random tokens, over runs", caption, names=3)
 
 
 def differences_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
-    """A row for each row that all runs have: mean and standard deviation over them."""
+    """The cost of each ablation that all runs have: mean and standard deviation over them."""
     keys = ("suite", "intervention", "source")
     return [
         {
@@ -125,11 +127,11 @@ def differences_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
 
 
 def excess_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
-    """A row for each class and source that all runs have, from their `excess` rows.
+    """The excess of each class of tokens that all runs have over random tokens, by source.
 
-    The tests of the paper's classes are corrected together, those of all other classes apart.
+    With Wilcoxon's signed-rank test on the runs' excesses. Holm's correction is over the paper's
+    classes together, and over all other classes apart.
     """
-    groups = _in_all(runs, ("token_class", "path", "source"))
     records = [
         {
             "forced": f"{token_class} {path}",
@@ -142,7 +144,9 @@ def excess_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
             "above": sum(value > 0 for value in values),
             "p": signed_rank_p(values),
         }
-        for (token_class, path, source), rows in groups.items()
+        for (token_class, path, source), rows in _in_all(
+            runs, ("token_class", "path", "source")
+        ).items()
         if None not in (values := [row["excess"] for row in rows])  # a class without tokens
     ]
     for of_paper in (True, False):
@@ -155,7 +159,7 @@ def excess_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
 def _in_all(
     runs: Sequence[Sequence[Record]], keys: Sequence[str]
 ) -> dict[tuple[str, ...], list[Record]]:
-    """Groups the rows of runs by the values of some keys; leaves out what a run lacks."""
+    """The rows of runs by their values of some keys, where every run has such a row."""
     groups: dict[tuple[str, ...], list[Record]] = {}
     for row in chain.from_iterable(runs):
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)

@@ -1,10 +1,9 @@
 """Configurations against the baselines of their group, and the tables of a comparison.
 
-These are as they are shown, in LaTeX, and as the records of CSV files.
+A table is shown, written in Markdown, and put on the page; CSV files have records.
 """
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import nan
 from statistics import fmean
@@ -17,11 +16,11 @@ from dualpath_cli.compare.groups import Configuration, Group
 from dualpath_cli.compare.rates import resampled
 from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.report.blocks import SeedBlocks, block_spread, find_blocks
+from dualpath_cli.report.console import duration
 from dualpath_cli.report.significance import LEVEL, holm
 from dualpath_cli.report.table import (
     Column,
     Columns,
-    Entry,
     Table,
     interval,
     with_error,
@@ -41,22 +40,22 @@ class Difference:
     measure: str
     configuration: str
     baseline: str
-    seeds: int  # seeds that both have, and all configurations behind the standard error
-    difference: float  # mean over them; below zero the configuration is better
-    low: float
-    high: float  # ends of the 95 % interval; nan without a test
-    low_90: float
-    high_90: float  # within the margin: two one-sided tests at 5 % reject what matters
-    test: str  # which one: `randomised blocks`, `paired t`, or why there is none
-    configurations: int  # whose runs the standard error comes from
-    df: int  # degrees of freedom of that
-    detectable: float  # smallest true difference found at 5 % with a probability of 80 %
-    p: float
-    p_pair: float  # by the pair's own differences alone, which assumes nothing of others
-    p_holm: float  # `p` corrected for all tests of all groups; nan in a fixed order
+    seeds: int  # of both, and of all configurations that the standard error comes from
+    difference: float  # mean over seeds; below zero the configuration is better
+    low: float = nan  # ends of the 95 % interval; nan without a test
+    high: float = nan
+    low_90: float = nan  # within the margin: two one-sided tests at 5 % reject what matters
+    high_90: float = nan
+    test: str = ""  # `randomised blocks`, `paired t`, or why there is no test
+    configurations: int = 0  # whose runs the standard error comes from
+    df: int = 0  # degrees of freedom of the standard error
+    detectable: float = nan  # smallest true difference found at 5 % with 80 % power
+    p: float = nan
+    p_pair: float = nan  # by the pair's own differences alone, which assumes nothing of others
+    p_holm: float = nan  # `p` corrected for all tests of all groups; nan in a fixed order
     order: int | None = None  # place among the pairs of a fixed order, from 1
     margin: float | None = None  # the smallest difference that matters
-    bend: float = nan  # of --best lr: how far bits per byte rise one step of rates from the best,
+    bend: float = nan  # with --best lr: rise of bits per byte one step of rates from the best rate,
     bend_baseline: float = nan  # in standard errors of a mean
 
     @property
@@ -95,163 +94,147 @@ def differences_of(
         row for group in groups
         for row in (_in_order(group) if group.pairs else _of_group(group, aggregate_only))
     ]  # fmt: skip
-    corrected = holm([nan if "order" in row else row["p"] for row in rows])
-    return [
-        Difference(**row, p_holm=p, margin=margin) for row, p in zip(rows, corrected, strict=True)
-    ]
+    corrected = holm([nan if row.order else row.p for row in rows])
+    return [replace(row, p_holm=p, margin=margin) for row, p in zip(rows, corrected, strict=True)]
 
 
-def _in_order(group: Group) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def _in_order(group: Group) -> list[Difference]:
+    rows: list[Difference] = []
     scores = {c.name: c.scores[AGGREGATE] for c in group.configurations}
     for n, (one, other) in enumerate(group.pairs):
         blocks = find_blocks(scores, one.name, other.name)
-        row = _difference(group, AGGREGATE, one, other, blocks) | {"order": n + 1}
-        if rows and not rows[-1]["p"] < LEVEL:
-            row |= {"p": nan, "p_pair": nan, "test": AFTER}
+        row = replace(_difference(group, AGGREGATE, one, other, blocks), order=n + 1)
+        if rows and not rows[-1].p < LEVEL:
+            row = replace(row, p=nan, p_pair=nan, test=AFTER)
         rows.append(row)
     return rows
 
 
-def _of_group(group: Group, aggregate_only: bool) -> list[dict[str, Any]]:
-    rows = []
+def _of_group(group: Group, aggregate_only: bool) -> list[Difference]:
     # Rates are chosen by the aggregate, which alone is tested.
     chosen = any(c.best_rate for c in group.configurations)
     once = aggregate_only or chosen or len(group.measures) == 2
-    measures = group.measures[:1] if once else group.measures
     scores = {c.name: c.scores[group.measures[0]] for c in group.configurations}
+    rows = []
     for n, baseline in enumerate(group.baselines):
         # Two baselines are one pair, which is tested once.
-        tested = {one.name for one in group.baselines[: n + 1]}
-        others = [c for c in group.configurations if c.name not in tested]
-        blocks = {c.name: find_blocks(scores, c.name, baseline.name) for c in others}
+        others = [c for c in group.configurations if c not in group.baselines[: n + 1]]
+        blocks = {c: find_blocks(scores, c.name, baseline.name) for c in others}
         rows += [
-            _difference(group, measure, other, baseline, blocks[other.name])
-            for measure in measures
+            _difference(group, measure, other, baseline, blocks[other])
+            for measure in (group.measures[:1] if once else group.measures)
             for other in others
         ]
     return rows
 
 
-_NONE = dict.fromkeys(("low", "high", "low_90", "high_90", "detectable", "p", "p_pair"), nan)
+def _difference(
+    group: Group, measure: str, other: Configuration, baseline: Configuration, blocks: SeedBlocks
+) -> Difference:
+    in_blocks = [c for c in group.configurations if c.name in blocks.names]
+    values = {c: [c.scores[measure][seed] for seed in blocks.seeds] for c in in_blocks}
+    ours, theirs = values[other], values[baseline]
+    seeds, edge = len(blocks.seeds), other.edge or baseline.edge
+    mean = fmean(ours) - fmean(theirs) if seeds else nan
+    row = Difference(group.name, measure, other.name, baseline.name, seeds, mean)
+    if seeds < 2 or edge:
+        why = "best rate at the edge, no test" if edge else "one seed, no test"
+        return replace(row, test=why if seeds else "no seed in common, no test")
+    if other.best_rate:
+        return _of_best(row, other, baseline, in_blocks, blocks.seeds)
+    spread = block_spread(list(values.values()))
+    return replace(
+        row, low=mean - spread.reach, high=mean + spread.reach,
+        low_90=mean - spread.reach_90, high_90=mean + spread.reach_90,
+        test=BLOCKS if len(values) > 2 else PAIR, configurations=len(values), df=spread.df,
+        detectable=spread.detectable, p=spread.p(mean),
+        p_pair=block_spread([ours, theirs]).p(mean),
+    )  # fmt: skip
 
 
 def _of_best(
-    group: Group, other: Configuration, baseline: Configuration, blocks: SeedBlocks
-) -> dict[str, Any]:
+    row: Difference, other: Configuration, baseline: Configuration,
+    in_blocks: Sequence[Configuration], seeds: Sequence[int],
+) -> Difference:  # fmt: skip
     """The test where rates were chosen: a row of the blocks is a configuration at one rate."""
-    rows = {
-        c.name: [[of_rate[seed].scores[AGGREGATE] for seed in blocks.seeds]
-                 for of_rate in c.frame.values()]
-        for c in group.configurations if c.name in blocks.names
-    }  # fmt: skip
-    spread = block_spread([row for its in rows.values() for row in its])
-    ours, theirs = ((np.log(list(c.frame)), np.mean(rows[c.name], 1)) for c in (other, baseline))
-    found = resampled(ours, theirs, spread.error / 2**0.5, spread.df)
-    return _NONE | found | {"test": BEST, "configurations": len(rows), "df": spread.df}
-
-
-def _difference(
-    group: Group, measure: str, other: Configuration, baseline: Configuration, blocks: SeedBlocks
-) -> dict[str, Any]:
     values = {
-        c.name: [c.scores[measure][seed] for seed in blocks.seeds]
-        for c in group.configurations
-        if c.name in blocks.names
+        c: [[by_seed[seed].scores[AGGREGATE] for seed in seeds] for by_seed in c.frame.values()]
+        for c in in_blocks
     }
-    seeds = len(blocks.seeds)
-    mean = fmean(values[other.name]) - fmean(values[baseline.name]) if seeds else nan
-    row: dict[str, Any] = {
-        "group": group.name, "measure": measure, "configuration": other.name,
-        "baseline": baseline.name, "seeds": seeds, "difference": mean,
-    }  # fmt: skip
-    edge = other.edge or baseline.edge
-    if seeds < 2 or edge:
-        why = "best rate at the edge, no test" if edge else "one seed, no test"
-        why = why if seeds else "no seed in common, no test"
-        return row | _NONE | {"test": why, "configurations": 0, "df": 0}
-    if other.best_rate:
-        return row | _of_best(group, other, baseline, blocks)
-    spread = block_spread(list(values.values()))
-    return row | {
-        "low": mean - spread.reach, "high": mean + spread.reach,
-        "low_90": mean - spread.reach_90, "high_90": mean + spread.reach_90,
-        "test": BLOCKS if len(values) > 2 else PAIR, "configurations": len(values),
-        "df": spread.df, "detectable": spread.detectable, "p": spread.p(mean),
-        "p_pair": block_spread([values[other.name], values[baseline.name]]).p(mean),
-    }  # fmt: skip
+    spread = block_spread([row for its in values.values() for row in its])
+    ours, theirs = ((np.log(list(c.frame)), np.mean(values[c], 1)) for c in (other, baseline))
+    found = resampled(ours, theirs, spread.error / 2**0.5, spread.df)
+    return replace(row, **found, test=BEST, configurations=len(values), df=spread.df)
 
 
-def _costs(wide: Configuration | None) -> list[tuple[str, Column, Callable[[Configuration], Any]]]:
-    """What a configuration is and costs: columns of table.csv, and how tables show them."""
+Cost = tuple[str, Column, Callable[[Configuration], Any], str]
+
+
+def _costs(wide: Configuration | None) -> list[Cost]:
+    """What a configuration is and costs: columns of table.csv and of tables, with their notes."""
     return [
-        ("alpha", Column("α", ".0f"), lambda c: c.alpha),
-        ("loops", Column("K", "d"), lambda c: c.loops),
-        ("expected_loops", Column("loops", ".2f"), lambda c: c.expected_loops),
-        ("layers", Column("layers", "d"), lambda c: c.layers),
-        ("parameters", Column("params", count), lambda c: c.parameters),
-        ("active_parameters", Column("active\nparams", count), lambda c: c.active),
+        ("alpha", Column("α", ".0f"), lambda c: c.alpha, "α in %"),
+        ("loops", Column("K", "d"), lambda c: c.loops, ""),
+        ("expected_loops", Column("loops", ".2f"), lambda c: c.expected_loops,
+         "loops: expected by the router, as last logged in training"),
+        ("layers", Column("layers", "d"), lambda c: c.layers, ""),
+        ("parameters", Column("params", count), lambda c: c.parameters, ""),
+        ("active_parameters", Column("active\nparams", count), lambda c: c.active, ""),
         ("parameters_to_wide", Column("params\n/wide", ".2f"),
-         lambda c: wide and c.parameters / wide.parameters),
-        ("linear_flops", Column("linear\nFLOPs", count), lambda c: c.flops_linear),
-        ("total_flops", Column("total\nFLOPs", count), lambda c: c.flops_total),
-        ("kv_bytes_per_token", Column("KV bytes\n/token", count), lambda c: c.kv_bytes),
-        ("trained_flops", Column("trained\nFLOPs", count), lambda c: c.flops_trained),
-        ("training_tokens", Column("tokens", count), lambda c: c.tokens),
-        ("hours", Column("hours", ".3g"), lambda c: c.hours),
+         lambda c: wide and c.parameters / wide.parameters, ""),
+        ("linear_flops", Column("linear\nFLOPs", count), lambda c: c.flops_linear, ""),
+        ("total_flops", Column("total\nFLOPs", count), lambda c: c.flops_total,
+         "FLOPs: per token and layer"),
+        ("kv_bytes_per_token", Column("KV bytes\n/token", count), lambda c: c.kv_bytes,
+         "KV bytes: of a cache in bf16, all layers"),
+        ("trained_flops", Column("trained\nFLOPs", count), lambda c: c.flops_trained,
+         "trained: mean of the total over training steps; compute is not equal here"),
+        ("training_tokens", Column("tokens", count), lambda c: c.tokens, ""),
+        ("hours", Column("training", lambda hours: duration(3600 * hours)), lambda c: c.hours,
+         "training: time of one run, its tokens at its measured speed"),
         ("time_to_wide", Column("time\n/wide", ".2f"),
-         lambda c: wide and c.seconds_per_token / wide.seconds_per_token),
+         lambda c: wide and c.seconds_per_token / wide.seconds_per_token, "time as measured"),
         ("microseconds_per_token", Column("µs\n/token", _micro),
-         lambda c: 1e6 * c.seconds_per_token),
-        ("best_rate", Column("lr", ".2g"), lambda c: c.best_rate),
-        ("seeds", Column("seeds", "d"), lambda c: len(c.seeds)),
+         lambda c: 1e6 * c.seconds_per_token, "time as measured"),
+        ("best_rate", Column("lr", ".2g"), lambda c: c.best_rate,
+         "lr: lowest point of a parabola through rates; bits per byte are those at this rate"),
+        ("seeds", Column("seeds", "d"), lambda c: len(c.seeds), ""),
     ]  # fmt: skip
 
 
-def group_tables(group: Group, errors: bool = True) -> list[Table]:
+def group_tables(group: Group, errors: bool = True, result_first: bool = False) -> list[Table]:
     """A row a configuration: its costs and aggregate, then each set, if there are several.
 
-    Without `errors` the standard error of the aggregate alone.
+    Without `errors` the standard error of the aggregate alone. `result_first` puts the aggregate
+    before the costs.
     """
     rows = group.configurations
-    marks = "the lowest of each column marked"
-    if any(len(c.seeds) > 1 for c in rows):
-        marks += "; ± one standard error over seeds, not that of a difference"
-    caption = (
-        f"bits per byte, {marks}; α in %; FLOPs: per token and layer; KV bytes: of a cache in "
-        "bf16, all layers; time as measured"
-    )
-    hidden = {"layers", "microseconds_per_token" if group.wide else "time_to_wide"}
-    if group.wide is None:
-        hidden.add("parameters_to_wide")
+    costs = _costs(group.wide)
+    hidden = {key for key, _, value, _ in costs if all(value(c) is None for c in rows)}
+    hidden |= {"layers", "microseconds_per_token"} if group.wide else {"layers"}
     if all(c.active == c.parameters for c in rows):
         hidden.add("active_parameters")
     if all(c.flops_trained == c.flops_total for c in rows):
         hidden.add("trained_flops")
-    else:
-        caption += "; trained: the total's mean over steps, by which compute is not equal here"
-    if all(c.expected_loops is None for c in rows):
-        hidden.add("expected_loops")
-    else:
-        caption += "; loops: that the router expects to make, as last logged in training"
-    if all(c.best_rate is None for c in rows):
-        hidden.add("best_rate")
-    else:
-        caption += "; lr: lowest point of a parabola through rates, at which bits per byte are"
     if len({c.tokens for c in rows}) == 1:
         hidden |= {"training_tokens", "hours"}
-    else:
-        caption += "; hours: of one run, its tokens at its measured speed"
-    if group.note:
-        caption += f"; {group.note}"
+    shown = [cost for cost in costs if cost[0] not in hidden]
+    marks = "the lowest of each column marked"
+    if any(len(c.seeds) > 1 for c in rows):
+        marks += "; ± one standard error over seeds, not that of a difference"
+    notes = [f"bits per byte, {marks}", *(note for *_, note in shown)]
+    if not group.baselines:
+        notes.append("no tests: --baseline NAMES chooses what to test against")
+    caption = "; ".join(filter(None, notes))
     name: Columns[Configuration] = [(Column("configuration"), lambda c: c.name)]
-    costs = [(column, value) for key, column, value in _costs(group.wide) if key not in hidden]
-    columns = [*name, *costs, _score(group.measures[0], True)]
-    found = [_shared(Table.of(rows, columns, group.name, caption), "seeds")]
+    aggregate = [_score(group.measures[0], True)]
+    columns = [(column, value) for _, column, value, _ in shown]
+    columns = [*aggregate, *columns] if result_first else [*columns, *aggregate]
+    found = [_shared(Table.of(rows, [*name, *columns], group.name, caption), "seeds")]
     if len(group.measures) > 2:
         scores = [*name, *(_score(measure, errors) for measure in group.measures[1:])]
-        title, marks = f"{group.name}: bits per byte by set", marks if errors else ""
-        found.append(Table.of(rows, scores, title, marks))
+        title = f"{group.name}: bits per byte by set"
+        found.append(Table.of(rows, scores, title, marks if errors else ""))
     return found
 
 
@@ -273,16 +256,20 @@ def tables_of_tests(rows: Sequence[Difference], total: int) -> list[Table]:
 
 def _of_tests(part: Sequence[Difference], tests: str, baseline: str) -> Table:
     ordered, margin = part[0].order is not None, part[0].margin
+
+    def verdict(row: Difference) -> str:
+        return row.verdict if ordered else row.verdict.partition(";")[0]
+
+    verdicts = {verdict(row) for row in part}
+    best = any(row.bend == row.bend for row in part)
     columns: Columns[Difference] = [
         (Column("pair"), lambda d: f"{d.configuration} less {d.baseline}")
         if ordered
         else (Column("configuration"), lambda d: d.configuration),
+        (Column("verdict"), verdict),
         (Column("on"), lambda d: d.measure),
-        (Column("verdict"), lambda d: d.verdict if ordered else d.verdict.partition(";")[0]),
-        (
-            Column("difference, 95 % interval", with_interval("+.4f")),
-            lambda d: (d.difference, d.low, d.high),
-        ),
+        (Column("difference, 95 % interval", with_interval("+.4f")),
+         lambda d: (d.difference, d.low, d.high)),
         (Column("90 % interval", interval("+.4f")), lambda d: (d.low_90, d.high_90)),
         (Column("p", ".2g"), lambda d: d.p),
         (Column("Holm", ".2g"), lambda d: d.p_holm),
@@ -291,38 +278,40 @@ def _of_tests(part: Sequence[Difference], tests: str, baseline: str) -> Table:
         (Column("test"), lambda d: d.test if d.tested else ""),
         (Column("df", ".0f"), lambda d: d.df if d.tested else nan),
         (Column("seeds", "d"), lambda d: d.seeds),
-    ]
-    best = any(row.bend == row.bend for row in part)
-    hidden = ("Holm" if ordered else "", "90 % interval" if margin is None else "",
-              "" if best else "bends")  # fmt: skip
-    columns = [pair for pair in columns if pair[0].heading not in hidden]
-    caption = [
-        "interval and p: each by itself",
-        "each pair at 5 %, tested only where every one before it found a difference: the chance of "
-        "any false difference is 5 % in all"
-        if ordered
-        else "Holm: p corrected for the number of tests; alone: undecided after that",
-        "detectable: the smallest true difference found at 5 % with a probability of 80 %"
-        + (", before it" if not ordered else ""),
-    ]
+    ]  # fmt: skip
+    tested = any(row.tested for row in part)
+    hidden = {"p": not tested, "Holm": ordered or not tested,
+              "90 % interval": margin is None, "bends": not best}  # fmt: skip
+    columns = [pair for pair in columns if not hidden.get(pair[0].heading)]
+    caption = []
+    if tested:
+        caption += [
+            "each pair is tested at 5 %, and only if every pair before it differed; the chance of "
+            "any false difference is 5 % in all"
+            if ordered
+            else "Holm: p corrected for the number of tests",
+            "detectable: the smallest true difference found at 5 % with 80 % power"
+            + ("" if ordered else ", uncorrected"),
+        ]
     if best:
-        caption[-1] += " (error: half of the resampled 95 % interval over Student's t)"
         caption.append(
-            "bends: how far bits per byte rise one step of rates from the lowest point, in "
-            "standard errors of a mean"
+            "bends: rise of bits per byte one step of rates from the lowest point, in standard "
+            "errors of a mean"
         )
     if named := " and ".join(f"{d.configuration} less {d.baseline}" for d in part if d.unlike):
         caption.append(
             f"WARNING: the bends of {named} differ much: the interval is too narrow, and the "
-            "flatter one looks better than it is; train the steeper one at closer rates"
+            "flatter curve looks better than it is; train the steeper one at closer rates"
         )
-    if margin is None:
-        caption.append("undecided: the interval holds 0")
-    else:
+    if any(word.endswith("alone") for word in verdicts):
+        caption.append("alone: not significant after correction")
+    if margin is not None:
         caption.append(
-            f"margin {margin:g}; {SAME}: the 90 % interval, two one-sided tests at 5 %, is within "
-            "it, each test by itself and uncorrected; undecided: neither"
+            f"margin {margin:g}; {SAME}: the 90 % interval, two one-sided tests at 5 %, lies "
+            "within the margin; each test by itself, uncorrected"
         )
+    if "undecided" in verdicts:
+        caption.append("undecided: the 95 % interval holds 0")
     kind = "pairs in a fixed order" if ordered else f"less those of {baseline}"
     title = f"{part[0].group}: bits per byte {kind}, {tests} in all"
     table = Table.of(part, columns, title, "; ".join(caption))
@@ -361,7 +350,7 @@ def records_of_groups(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], li
     """Rows of table.csv and their columns: groups differ in their measures."""
     records = [
         {"group": group.name, "configuration": c.name, "family": c.family}
-        | {key: value(c) for key, _, value in _costs(group.wide)}
+        | {key: value(c) for key, _, value, _ in _costs(group.wide)}
         | {name: c.mean(name) for name in group.measures}
         | {f"{name}_standard_error": c.standard_error(name) for name in group.measures}
         for group in groups for c in group.configurations
@@ -382,40 +371,3 @@ def records_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
         for group in groups for c in group.configurations
         for by_seed in c.frame.values() for run in by_seed.values() for name in group.measures
     ]  # fmt: skip
-
-
-_ESCAPED = {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-    "α": r"$\alpha$", "µ": r"$\mu$", "×": r"$\times$", "±": r"$\pm$",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-}  # fmt: skip
-
-
-def latex(table: Table) -> str:
-    """A tabular of booktabs below its title and caption; the lowest number is bold."""
-
-    def line(texts: Iterable[str]) -> str:
-        return " & ".join(texts) + r" \\"
-
-    def text(cell: Entry) -> str:
-        return rf"\textbf{{{escaped(cell.text)}}}" if cell.lowest else escaped(cell.text)
-
-    sides = "".join("l" if column.format is None else "r" for column in table.columns)
-    return "\n".join([
-        *(f"% {' '.join(comment.split())}" for comment in (table.title, table.caption) if comment),
-        rf"\begin{{tabular}}{{{sides}}}",
-        r"\toprule",
-        line(escaped(column.line) for column in table.columns),
-        r"\midrule",
-        *(line(map(text, row)) if row else r"\midrule" for row in table.cells()),
-        r"\bottomrule",
-        r"\end{tabular}",
-        "",
-    ])  # fmt: skip
-
-
-def escaped(text: str) -> str:
-    """A text without special characters, and with a minus before a number as one."""
-    plain = "".join(_ESCAPED.get(character, character) for character in text)
-    return re.sub(r"(?<![\w\\-])-(?=\d)", "$-$", plain)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 FIRST_ANSWER_SECONDS = 15.0  # the time to wait for a server that has not answered yet
-ANSWER_SECONDS = 300.0  # for a server that is at work on a commit, or takes the next bytes
 
 Result = TypeVar("Result")
 

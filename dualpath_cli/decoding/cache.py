@@ -21,15 +21,14 @@ from dualpath_cli.model.positions import Positions, rope_at
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import LEARNED, Intervention
 
+Pair = tuple[torch.Tensor, torch.Tensor]  # keys and values
 UNWRITTEN = -2  # document number of positions that are not written yet
 
 
 class KeysAndValues(Protocol):
     """The interface of a cache for attention."""
 
-    def append(
-        self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def append(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> Pair:
         """Adds keys and values of T tokens; returns those of all S tokens so far, (B, S, H, N)."""
 
 
@@ -55,9 +54,7 @@ class KeyValueCache:
     keys: torch.Tensor | None = None  # (B, H, C, N), one head for each of `ModelConfig.n_kv_heads`
     values: torch.Tensor | None = None  # (B, H, C, N)
 
-    def append(
-        self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def append(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> Pair:
         """Writes keys and values of a pass; returns those of all S tokens so far, (B, S, H, N).
 
         With static shapes returns all C positions; the mask hides positions not written yet.
@@ -96,28 +93,26 @@ class RowsOfCache:
     cache: KeyValueCache
     rows: torch.Tensor
 
-    def append(
-        self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def append(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> Pair:
         """Writes one token's keys and values in each row; returns the rows' so far, (R, S, H, N).
 
         With static shapes returns all C positions.
         """
-        self.write(k_R1HN, v_R1HN)
-        keys, values, span = self.cache.keys, self.cache.values, self.cache.span
-        assert keys is not None
-        assert values is not None
-        stop = span.start + 1 if span.places is None else keys.shape[2]
-        kept = (x[:, :, :stop].index_select(0, self.rows).transpose(1, 2) for x in (keys, values))
-        k_RSHN, v_RSHN = kept
-        return k_RSHN, v_RSHN
+        keys_BHCN, values_BHCN = self.write(k_R1HN, v_R1HN)
+        span = self.cache.span
+        stop = span.start + 1 if span.places is None else keys_BHCN.shape[2]
+        kept = (x[:, :, :stop].index_select(0, self.rows) for x in (keys_BHCN, values_BHCN))
+        k_RHSN, v_RHSN = kept
+        return k_RHSN.transpose(1, 2), v_RHSN.transpose(1, 2)
 
-    def write(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> None:
+    def write(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> Pair:
+        """Writes one token's keys and values in each row; returns the whole cache, (B, H, C, N)."""
         keys, values, span = self.cache.keys, self.cache.values, self.cache.span
         assert keys is not None
         assert values is not None
         place = span.start if span.places is None else span.places
         keys[self.rows, :, place], values[self.rows, :, place] = k_R1HN[:, 0], v_R1HN[:, 0]
+        return keys, values
 
 
 @dataclass
@@ -126,7 +121,7 @@ class CachedSublayerPass(SublayerPass):
 
     cache: KeysAndValues | None = None
 
-    def seen(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def seen(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> Pair:
         """Adds keys and values to the cache, and returns those of all tokens so far."""
         if self.cache is None:
             return k_BTHN, v_BTHN
@@ -143,11 +138,6 @@ class LayerCache:
     def step(self, number: int) -> KeysAndValues:
         """The cache of a step, from 0."""
         return self.deep[number % len(self.deep)]
-
-    @property
-    def rows_separable(self) -> bool:
-        """Whether some rows of the batch can read a token alone, see `RowsOfCache`."""
-        return isinstance(self.wide, KeyValueCache) and self.wide.span.start > 0
 
 
 class Cache:

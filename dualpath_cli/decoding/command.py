@@ -1,31 +1,108 @@
-"""`dualpath generate`: prints text on the terminal as it is generated, or writes a file."""
+"""`dualpath generate`: options and their checks; torch is imported after the checks."""
 
-import json
-import sys
-import unicodedata
-from collections.abc import Iterator
-from itertools import count
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from contextlib import suppress
+from dataclasses import dataclass
 
-from dualpath_cli.base.errors import RunFailed
-from dualpath_cli.base.system import write_text
-from dualpath_cli.decoding.request import Generate
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import Place, check_ranges
+from dualpath_cli.base.system import replacing
+from dualpath_cli.decoding.prompts import ids_of, read_prompts
+from dualpath_cli.decoding.sampling import Sampling
+from dualpath_cli.recipe.options import (
+    Overrides,
+    OwnClasses,
+    Where,
+    folder_of,
+    path_of,
+    read_overrides,
+)
+from dualpath_cli.run.trained import find
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 
-if TYPE_CHECKING:
-    from rich.console import Console
 
-    from dualpath_cli.decoding.texts import Text, Took
+@dataclass(frozen=True, kw_only=True)
+class Generate(Where, OwnClasses, Overrides, Sampling):
+    """Continues prompts, or writes texts without a prompt, with sampling as in transformers.
 
-Pieces: TypeAlias = "Iterator[tuple[Text, str]]"
+    Keys and values of every loop are kept. --intervention kv_slots=1 keeps fewer; halting=0.1 and
+    skip=0.1 save compute.
+    """
+
+    ckpt_path: Place
+    """Run folder, a checkpoint inside one, or an exported folder."""
+    prompt: tuple[str, ...] = ()
+    """Texts to continue; without --prompt and --file, the model writes from nothing."""
+    file: Place | None = None
+    """File of prompts instead: .jsonl, also .gz or .zst, with a field prompt, question or text (the
+    first present is taken); any other file, or - for stdin, is one prompt."""
+    num_samples: int = 1
+    """Texts for each prompt."""
+    out: Place | None = None
+    """Write a JSON object for each text into this file instead of the texts to the terminal."""
+    max_new_tokens: int = 100
+    """Most new tokens of a text; a text also ends at the end of the model's window."""
+    stop: tuple[str, ...] = ()
+    """End a text before any of these strings."""
+    ignore_eot: bool = False
+    """Treat end-of-text as a token like any other."""
+    seed: int = 0
+    """Seed; each text draws by the seed, its prompt's number and its sample's number."""
+    speculate: int | None = None
+    """Draft up to N tokens with one loop, then verify the draft with all loops at once. Texts have
+    the same distribution as without drafts. One text at a time."""
+    batch_size: int | None = None
+    """Texts in a batch; by default 16, or 1 with --speculate."""
+    compile: bool = False
+    """Compile the model: takes about a minute, and makes small batches faster."""
+
+    def __post_init__(self) -> None:
+        for mixin in (Sampling, Overrides, Where):
+            mixin.__post_init__(self)
+        check_ranges(self, {
+            "num_samples": (1, 1 << 24), "max_new_tokens": (1, 1 << 24), "seed": (0, (1 << 62) - 1),
+            "speculate": (1, 1000), "batch_size": (1, 1 << 16),
+        })  # fmt: skip
+        if self.prompt and self.file is not None:
+            raise UserError("--prompt and --file exclude each other")
+        if "" in self.stop:
+            raise UserError("--stop '' would end every text at once; give a text")
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            if self.greedy and getattr(self, name) not in (0, getattr(Sampling, name)):
+                option = name.replace("_", "-")
+                raise UserError(f"--greedy takes the likeliest token: leave out --{option}")
+        if self.greedy and self.num_samples > 1:
+            raise UserError(
+                f"--greedy would write the same text {self.num_samples:,} times; leave out "
+                "--greedy or --num-samples"
+            )
+        if self.speculate and self.batch_size not in (None, 1):
+            raise UserError("--speculate writes one text at a time: leave out --batch-size")
+
+    @property
+    def together(self) -> int:
+        """The number of texts in a batch."""
+        return self.batch_size or (1 if self.speculate else 16)
 
 
 def run(options: Generate) -> str:
-    """Generates texts; returns the path of their file as text, or nothing if printed."""
-    trained, tokenizer, change, prompts = options.read()
+    """Generates texts; returns the path of their file, or nothing if they are printed."""
+    if options.out is not None:
+        _check_writable(options.out)
+    change = read_overrides(options)
+    trained = find(options.ckpt_path, own_classes=options.own_classes)
+    trained.check(change)
+    if change is not None and change.needs_whole_text and (options.compile or options.speculate):
+        option = "--compile" if options.compile else "--speculate"
+        raise UserError(f"{option} needs a cache, and {change.name} excludes a cache")
+    if options.speculate:
+        _check_drafts(change, trained.settings.model)
+    prompts = read_prompts(options.prompt, options.file)
+    tokenizer = trained.tokenizer()
+    encoded = ids_of(prompts, tokenizer, trained.settings.model.max_seq_len)
+    from dualpath_cli.decoding import texts
     from dualpath_cli.decoding.decoder import Decoder
     from dualpath_cli.decoding.joined import join_products
-    from dualpath_cli.decoding.texts import Text, Took, write
     from dualpath_cli.decoding.writing import DRAFT
     from dualpath_cli.run.weights import autocast_of, device_of, load_model, round_weights
 
@@ -35,105 +112,33 @@ def run(options: Generate) -> str:
     join_products(model)
     draft = DRAFT if options.speculate else None
     decoder = Decoder(model, change, autocast, compiled=options.compile, draft=draft)
-    texts = [
-        Text(prompt, ids, number, sample)
-        for number, (prompt, ids) in enumerate(prompts, 1)
+    asked = [
+        texts.Text(prompt.text, ids, number, sample)
+        for number, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True), 1)
         for sample in range(1, options.num_samples + 1)
     ]
-    took = Took()
-    pieces = write(options, decoder, tokenizer, texts, took)
-    if options.out is None:
-        _to_terminal(pieces, texts, took)
-    else:
-        _to_file(pieces, texts, took, Path(options.out))
-    print(_summary(took), file=sys.stderr)
+    texts.write(options, decoder, tokenizer, asked)
     return options.out or ""
 
 
-def _to_terminal(pieces: Pieces, texts: "list[Text]", took: "Took") -> None:
-    """Streams a single text; prints each of several texts when it is finished."""
-    from dualpath_cli.report.console import plain_console
-
-    console, alone = plain_console(), len(texts) == 1
-    if alone:
-        _show(console, texts[0].prompt.text, dim=True)
-    try:
-        for text, piece in pieces:
-            if alone:
-                _show(console, piece)
-            elif text.end is not None:
-                title = f"prompt {text.number}, sample {text.sample}: "
-                title += f"{text.new_tokens:,} tokens, {text.end}"
-                console.print(title, style="bold", highlight=False, soft_wrap=True)
-                _show(console, text.prompt.text, dim=True)
-                _show(console, f"{text.text}\n")
-    except KeyboardInterrupt as interrupt:
-        ended = sum(text.end is not None for text in texts)
-        done = "" if alone else f"{ended:,} of {len(texts):,} texts are done, "
-        raise type(interrupt)(f"{done}{_summary(took)}") from None
-    finally:
-        if alone:
-            console.out()
+def _check_drafts(change: Intervention | None, model: ModelConfig) -> None:
+    """Refuses drafts that cannot be verified, or are useless."""
+    if change is not None and change.kv_slots is not None:
+        raise UserError(
+            "--speculate excludes kv_slots: a draft would overwrite the slots of earlier tokens"
+        )
+    deep = [(n, layer.loops) for n, layer in enumerate(model.layers) if layer.block != "wide"]
+    forced = [(change and change.within(n), loops) for n, loops in deep]
+    if all(((own and own.loops) or loops) == 1 for own, loops in forced):
+        raise UserError("--speculate drafts with one loop, and needs more loops to verify")
 
 
-def _to_file(pieces: Pieces, texts: "list[Text]", took: "Took", out: Path) -> None:
-    """Writes all texts in the order of their prompts; if interrupted, the finished texts."""
-    from dualpath_cli.report.console import Progress, counted, plain_console
-
-    try:
-        with Progress(plain_console(), "writing", counted("texts"), len(texts)) as progress:
-            for text, _ in pieces:
-                progress.advance(text.end is not None, status=f"{took.tokens:,} tokens")
-    except (KeyboardInterrupt, RunFailed) as end:
-        ended = [text for text in texts if text.end is not None]
-        said = f"none of {len(texts):,} texts was done"
-        if ended:
-            kept = out.with_name(f"{out.name}.interrupted")
-            if kept.exists():  # the first free name of PATH-2, PATH-3 ...
-                numbered = (kept.with_name(f"{kept.name}-{n}") for n in count(2))
-                kept = next(free for free in numbered if not free.exists())
-            write_text(kept, _lines(ended))
-            said = f"{len(ended):,} of {len(texts):,} texts are in '{kept}'"
-        raise type(end)(f"{end}; {said}" if str(end) else said) from None
-    write_text(out, _lines(texts))
-
-
-def _lines(texts: "list[Text]") -> str:
-    """A line of JSON for each text."""
-    names = ("number", "sample", "text", "new_tokens", "end")
-    rows = ({"prompt": t.prompt.text} | {name: getattr(t, name) for name in names} for t in texts)
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-def _show(console: "Console", text: str, dim: bool = False) -> None:
-    """Prints a part of a text unchanged, without a new line.
-
-    On a terminal, control characters are printed as their escapes.
-    """
-    shown = "".join(map(_visible, text)) if console.is_terminal else text
-    console.out(shown, end="", style="dim" if dim else None, highlight=False)
-
-
-def _summary(took: "Took") -> str:
-    """The last line: number of tokens, speed, time to the first token, drafts and cache."""
-    from rich.filesize import decimal
-
-    parts = [f"{took.tokens:,} new tokens"]
-    if took.later_tokens:
-        speed = took.later_tokens / took.later_seconds
-        parts.append(f"{speed:,.1f} tokens/s without the prompt")
-    if batches := len(took.first_seconds):
-        mean = f" (mean of {batches:,} batches)" if batches > 1 else ""
-        parts.append(f"first token after {sum(took.first_seconds) / batches:.2f} s{mean}")
-    if took.preparing_seconds >= 0.01:
-        parts.append(f"prepared in {took.preparing_seconds:.2f} s")
-    if took.drafts.ids:
-        share = took.drafts.accepted / took.drafts.ids
-        parts.append(f"{share:.0%} of {took.drafts.ids:,} drafted tokens accepted")
-    return ", ".join([*parts, f"cache {decimal(took.cache_bytes)}"])
-
-
-def _visible(character: str) -> str:
-    if character in "\n\t" or unicodedata.category(character) != "Cc":
-        return character
-    return repr(character)[1:-1]
+def _check_writable(out: str) -> None:
+    path = path_of("--out", out)
+    if path.suffix != ".jsonl":
+        raise UserError(f"--out '{out}' must end in .jsonl: one JSON object a line is written")
+    if path.exists():
+        raise UserError(f"--out '{out}' exists already; remove the file, or give another name")
+    folder_of("--out", path.parent).mkdir(parents=True, exist_ok=True)
+    with suppress(LookupError), replacing(path):  # refused now, not after the texts are written
+        raise LookupError

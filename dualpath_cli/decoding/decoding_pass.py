@@ -35,115 +35,88 @@ from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 
 
-class EarlyExit:
-    """The loop of a deep path with early exit; each step is computed for all tokens.
+def leave_early(
+    path: DeepPath, layer: "DecodingLayerPass", x_BTD: torch.Tensor, awake_BT1: torch.Tensor | None
+) -> torch.Tensor:
+    """h_deep, (B, T, D), of a loop that tokens leave early; x where `awake_BT1` is False.
 
     A token that has stopped keeps its state, which other tokens still see; its last step gets the
-    remaining mass. With a cache all steps are run, also after every token has stopped: a later
-    token may run more steps, and needs their keys and values.
+    remaining mass. Of the next token of each sequence, only active tokens are computed; the keys
+    and values of the last state serve the later steps of a stopped one. In other passes each step
+    is computed for all tokens, with a cache also after every token has stopped: a later token may
+    run more steps, and needs their keys and values.
     """
+    step_indices = path.config.step_indices(layer.loops)
+    loops, by_rows = len(step_indices), layer.rows_separable(x_BTD)
+    # A token stops once at most this mass remains; None: no token stops.
+    threshold = None if layer.intervention is None else layer.intervention.halting
 
-    def __init__(self, path: DeepPath, layer: LayerPass, cache: LayerCache | None) -> None:
-        self.path, self.layer, self.cache = path, layer, cache
-        self.step_indices = path.config.step_indices(layer.loops)
-        self.loops = len(self.step_indices)
-        # A token stops once at most this mass remains; None: no token stops.
-        self.threshold = None if layer.intervention is None else layer.intervention.halting
-
-    def run(self, x_BTD: torch.Tensor, awake_BT1: torch.Tensor | None) -> torch.Tensor:
-        """h_deep, (B, T, D); where `awake_BT1` is False, no step is taken, and h_deep is x."""
-        active_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
-        if awake_BT1 is not None:
-            active_BT1 = awake_BT1
-            self.leave(x_BTD, ~awake_BT1, 1)
-        h_BTD, remaining_BT1 = x_BTD, torch.ones_like(x_BTD[..., :1])  # h_0 and pi_1
-        states, taken, weights = [], [], []
-        for k, step_index in enumerate(self.step_indices, 1):
-            h_BTD = self.next_state(h_BTD, k, active_BT1)
-            states.append(h_BTD)
-            taken.append(active_BT1)
-            weights.append(remaining_BT1)
-            if k == self.loops:
-                break
-            if self.threshold is not None:
-                router: Any = self.path.router
-                with torch.autocast(h_BTD.device.type, enabled=False):
-                    q_BT1 = router.step_probability(h_BTD.to(self.path.gains.dtype), step_index)
-                left_BT1 = remaining_BT1 * (1 - q_BT1)
-                goes_on_BT1 = active_BT1 & (left_BT1 > self.threshold)
-                self.leave(h_BTD, active_BT1 & ~goes_on_BT1, k + 1)
-                active_BT1 = goes_on_BT1
-                weights[-1] = torch.where(active_BT1, remaining_BT1 * q_BT1, remaining_BT1)
-                remaining_BT1 = torch.where(active_BT1, left_BT1, 0)
-            if self.may_end and not self.counted(active_BT1).any():
-                weights[-1] = weights[-1] + remaining_BT1  # of tokens that do not count
-                break
-        if self.threshold is None:
-            weights = self.weights_of_awake(states, taken[0])
-        if self.layer.trace is not None:
-            self.layer.trace.record_steps(x_BTD, states, weights, self.loops, taken)
-        return mixture(weights, states)
-
-    @property
-    def may_end(self) -> bool:
-        """Whether no further step is run once no token takes it."""
-        return self.cache is None
-
-    def next_state(self, h_BTD: torch.Tensor, k: int, active_BT1: torch.Tensor) -> torch.Tensor:
-        """h_k, (B, T, D), where `active_BT1` is True; elsewhere the given h_{k-1}."""
-        return torch.where(active_BT1, self.path.next_state(h_BTD, k, self.layer), h_BTD)
-
-    def leave(self, h_BTD: torch.Tensor, who_BT1: torch.Tensor, k: int) -> None:
-        """Is told of the tokens that stop before step k, with the state h."""
-
-    def counted(self, active_BT1: torch.Tensor) -> torch.Tensor:
-        """The active tokens that keep the loop running, (B, T, 1)."""
-        mask_BT = self.layer.token_mask
-        return active_BT1 if mask_BT is None else active_BT1 & mask_BT[..., None]
-
-    def weights_of_awake(
-        self, states: Sequence[torch.Tensor], awake_BT1: torch.Tensor
-    ) -> list[torch.Tensor]:
-        """The weight of each state, (B, T, 1), if tokens take all steps or none.
-
-        A token without steps has the same state in all steps, and the first gets weight 1.
-        """
-        weights = self.path.step_weights(states, self.step_indices[: len(states)])
-        zero_BT1 = torch.zeros_like(weights[0])
-        first, *others = [zero_BT1] * (len(states) - len(weights)) + weights
-        return [
-            torch.where(awake_BT1, first, 1),
-            *(torch.where(awake_BT1, weight, 0) for weight in others),
-        ]
-
-
-class EarlyExitOfRows(EarlyExit):
-    """The same loop for the next token of each sequence, computed only for active tokens.
-
-    For a stopped token, each later step stores the keys and values of its last state.
-    """
-
-    may_end = True
-
-    def next_state(self, h_BTD: torch.Tensor, k: int, active_BT1: torch.Tensor) -> torch.Tensor:
-        """h_k, (B, 1, D), where `active_BT1` is True; elsewhere the given h_{k-1}."""
-        here = self.layer.step(k)
-        assert isinstance(here, CachedSublayerPass)
-        return only_some(self.path.sublayer, h_BTD, active_BT1[:, 0, 0], self.path.scales(k), here)
-
-    def leave(self, h_BTD: torch.Tensor, who_BT1: torch.Tensor, k: int) -> None:
+    def leave(h_BTD: torch.Tensor, who_BT1: torch.Tensor, k: int) -> None:
         """Stores keys and values, from step k on, of the tokens that stop before step k."""
-        assert self.cache is not None
-        later = range(k, self.loops + 1)
-        alike = self.path.config.step_conditioning == "none"  # one pair serves all steps
+        if not by_rows:
+            return
+        assert layer.cache is not None
+        later = range(k, loops + 1)
+        alike = path.config.step_conditioning == "none"  # one pair serves all steps
         for steps in [later] if alike else [[j] for j in later]:
-            scales, caches = self.path.scales(steps[0]), (self.cache.step(j - 1) for j in steps)
-            here = self.layer.positions
-            keep(self.path.sublayer, h_BTD, who_BT1[:, 0, 0], scales, here, caches)
+            scales, caches = path.scales(steps[0]), (layer.cache.step(j - 1) for j in steps)
+            keep(path.sublayer, h_BTD, who_BT1[:, 0, 0], scales, layer.positions, caches)
 
-    def counted(self, active_BT1: torch.Tensor) -> torch.Tensor:
-        """All active tokens: a row that is not computed costs nothing."""
-        return active_BT1
+    active_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
+    if awake_BT1 is not None:
+        active_BT1 = awake_BT1
+        leave(x_BTD, ~awake_BT1, 1)
+    h_BTD, remaining_BT1 = x_BTD, torch.ones_like(x_BTD[..., :1])  # h_0 and pi_1
+    states, taken, weights = [], [], []
+    for k, step_index in enumerate(step_indices, 1):
+        if by_rows:
+            active_B = active_BT1[:, 0, 0]
+            h_BTD = only_some(path.sublayer, h_BTD, active_B, path.scales(k), layer.step(k))
+        else:
+            h_BTD = torch.where(active_BT1, path.next_state(h_BTD, k, layer), h_BTD)
+        states.append(h_BTD)
+        taken.append(active_BT1)
+        weights.append(remaining_BT1)
+        if k == loops:
+            break
+        if threshold is not None:
+            router: Any = path.router
+            with torch.autocast(h_BTD.device.type, enabled=False):
+                q_BT1 = router.step_probability(h_BTD.to(path.gains.dtype), step_index)
+            left_BT1 = remaining_BT1 * (1 - q_BT1)
+            goes_on_BT1 = active_BT1 & (left_BT1 > threshold)
+            leave(h_BTD, active_BT1 & ~goes_on_BT1, k + 1)
+            active_BT1 = goes_on_BT1
+            weights[-1] = torch.where(active_BT1, remaining_BT1 * q_BT1, remaining_BT1)
+            remaining_BT1 = torch.where(active_BT1, left_BT1, 0)
+        counted_BT1 = active_BT1  # the tokens that keep the loop running
+        if layer.token_mask is not None and not by_rows:
+            counted_BT1 = active_BT1 & layer.token_mask[..., None]
+        if (by_rows or layer.cache is None) and not counted_BT1.any():
+            weights[-1] = weights[-1] + remaining_BT1  # of tokens that do not count
+            break
+    if threshold is None:
+        weights = _weights_of_awake(path, states, step_indices, taken[0])
+    if layer.trace is not None:
+        layer.trace.record_steps(x_BTD, states, weights, loops, taken)
+    return mixture(weights, states)
+
+
+def _weights_of_awake(
+    path: DeepPath,
+    states: Sequence[torch.Tensor],
+    step_indices: Sequence[float],
+    awake_BT1: torch.Tensor,
+) -> list[torch.Tensor]:
+    """The weight of each state, (B, T, 1), if tokens take all steps or none.
+
+    A token without steps has the same state in all steps, and the first gets weight 1.
+    """
+    weights = path.step_weights(states, step_indices[: len(states)])
+    zero_BT1 = torch.zeros_like(weights[0])
+    first, *others = [zero_BT1] * (len(states) - len(weights)) + weights
+    others = [torch.where(awake_BT1, weight, 0) for weight in others]
+    return [torch.where(awake_BT1, first, 1), *others]
 
 
 def only_some(
@@ -316,8 +289,7 @@ class DecodingLayerPass(LayerPass):
         if awake_BT1 is None and (change is None or change.halting is None):
             return super().run_deep(path, x_BTD)
         assert isinstance(path, DeepPath)
-        loop = EarlyExitOfRows if self._rows_separable(x_BTD) else EarlyExit
-        return loop(path, self, self.cache).run(x_BTD, awake_BT1)
+        return leave_early(path, self, x_BTD, awake_BT1)
 
     def run_wide(
         self, path: nn.Module, x_BTD: torch.Tensor, g_w: torch.Tensor | None = None
@@ -328,7 +300,7 @@ class DecodingLayerPass(LayerPass):
             return super().run_wide(path, x_BTD)
         if self.trace is not None:
             self.trace.wide_taken = awake_BT1.squeeze(-1)
-        if not self._rows_separable(x_BTD):
+        if not self.rows_separable(x_BTD):
             return torch.where(awake_BT1, path(x_BTD, self), x_BTD)
         assert self.cache is not None
         assert isinstance(path, WidePath)
@@ -342,6 +314,7 @@ class DecodingLayerPass(LayerPass):
             return None
         return gate_BT1 >= self.intervention.skip
 
-    def _rows_separable(self, x_BTD: torch.Tensor) -> bool:
-        """Whether some sequences of the batch can be computed alone."""
-        return self.cache is not None and self.cache.rows_separable and x_BTD.shape[1] == 1
+    def rows_separable(self, x_BTD: torch.Tensor) -> bool:
+        """Whether some sequences of the batch can be computed alone, see `RowsOfCache`."""
+        wide = None if self.cache is None else self.cache.wide
+        return isinstance(wide, KeyValueCache) and wide.span.start > 0 and x_BTD.shape[1] == 1

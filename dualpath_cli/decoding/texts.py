@@ -1,14 +1,22 @@
-"""The texts of a call, written in batches, and their time."""
+"""The texts of a call of `dualpath generate`: written in batches, shown or filed, and timed."""
 
+import json
+import re
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from rich.console import Console
+from rich.filesize import decimal
 
+from dualpath_cli.base.errors import RunFailed
+from dualpath_cli.base.system import write_text
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.decoder import Decoder
-from dualpath_cli.decoding.request import Generate, Prompt
 from dualpath_cli.decoding.writing import (
     Drafts,
     End,
@@ -18,12 +26,19 @@ from dualpath_cli.decoding.writing import (
     write_on,
     write_on_drafts,
 )
+from dualpath_cli.report.console import Progress, counted, plain_console
 from dualpath_cli.report.seeds import seed_from
+
+if TYPE_CHECKING:
+    from dualpath_cli.decoding.command import Generate
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and new line
+Pieces = Iterator[tuple["Text", str]]
 
 
 @dataclass
 class Text:
-    prompt: Prompt
+    prompt: str
     ids: list[int]  # ids of the prompt, after end-of-text
     number: int  # number of the prompt, from 1
     sample: int  # number among the prompt's samples, from 1
@@ -45,10 +60,37 @@ class Took:
     drafts: Drafts = field(default_factory=Drafts)  # drafted ids, if any
     cache_bytes: int = 0  # keys and values of the largest batch
 
+    def summary(self) -> str:
+        """The last line: number of tokens, speed, time to the first token, drafts and cache."""
+        parts = [f"{self.tokens:,} new tokens"]
+        if self.later_tokens:
+            speed = self.later_tokens / self.later_seconds
+            parts.append(f"{speed:,.1f} tokens/s without the prompt")
+        if batches := len(self.first_seconds):
+            mean = f" (mean of {batches:,} batches)" if batches > 1 else ""
+            parts.append(f"first token after {sum(self.first_seconds) / batches:.2f} s{mean}")
+        if self.preparing_seconds >= 0.01:
+            parts.append(f"prepared in {self.preparing_seconds:.2f} s")
+        if self.drafts.ids:
+            share = self.drafts.accepted / self.drafts.ids
+            parts.append(f"{share:.0%} of {self.drafts.ids:,} drafted tokens accepted")
+        return ", ".join([*parts, f"cache {decimal(self.cache_bytes)}"])
 
-def write(
-    options: Generate, decoder: Decoder, tokenizer: Tokenizer, texts: list[Text], took: Took
-) -> Iterator[tuple[Text, str]]:
+
+def write(options: "Generate", decoder: Decoder, tokenizer: Tokenizer, texts: list[Text]) -> None:
+    """Writes texts to the terminal or into --out, and the summary to stderr."""
+    took = Took()
+    pieces = _pieces(options, decoder, tokenizer, texts, took)
+    if options.out is None:
+        _to_terminal(pieces, texts, took)
+    else:
+        _to_file(pieces, texts, took, Path(options.out))
+    print(took.summary(), file=sys.stderr)
+
+
+def _pieces(
+    options: "Generate", decoder: Decoder, tokenizer: Tokenizer, texts: list[Text], took: Took
+) -> Pieces:
     """Writes the texts, longest prompts first; yields a text and its new piece.
 
     Raises:
@@ -62,11 +104,10 @@ def write(
         None if options.ignore_eot else tokenizer.eot_id,
         tuple(options.stop),
     )
-    lengths = [len(text.ids) for text in texts]
-    for rows in batches(lengths, options.together):
+    for rows in batches([len(text.ids) for text in texts], options.together):
         batch = [texts[row] for row in rows]
         prompts = [text.ids for text in batch]
-        decoder.begin(capacity=limits.positions([lengths[row] for row in rows]))
+        decoder.begin(capacity=limits.positions([len(ids) for ids in prompts]))
         seeds = [seed_from(options.seed, text.number, text.sample) for text in batch]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         if options.compile:  # a smaller batch needs a compilation
@@ -100,3 +141,57 @@ def write(
             yield text, piece.text
             last = time.perf_counter()  # the caller's time does not count
             prepared = decoder.preparing_seconds
+
+
+def _to_terminal(pieces: Pieces, texts: list[Text], took: Took) -> None:
+    """Streams a single text; prints each of several texts when it is finished."""
+    console, alone = plain_console(), len(texts) == 1
+    if alone:
+        _show(console, texts[0].prompt, dim=True)
+    try:
+        for text, piece in pieces:
+            if alone:
+                _show(console, piece)
+            elif text.end is not None:
+                title = f"prompt {text.number}, sample {text.sample}: "
+                title += f"{text.new_tokens:,} tokens, {text.end}"
+                console.print(title, style="bold", highlight=False, soft_wrap=True)
+                _show(console, text.prompt, dim=True)
+                _show(console, f"{text.text}\n")
+    except KeyboardInterrupt as interrupt:
+        ended = sum(text.end is not None for text in texts)
+        done = "" if alone else f"{ended:,} of {len(texts):,} texts are done, "
+        raise type(interrupt)(f"{done}{took.summary()}") from None
+    finally:
+        if alone:
+            console.out()
+
+
+def _to_file(pieces: Pieces, texts: list[Text], took: Took, out: Path) -> None:
+    """Writes the texts in the order of their prompts; finished ones apart if interrupted."""
+    try:
+        with Progress(plain_console(), "writing", counted("texts"), len(texts)) as progress:
+            for text, _ in pieces:
+                progress.advance(text.end is not None, status=f"{took.tokens:,} tokens")
+    except (KeyboardInterrupt, RunFailed) as end:
+        ended = [text for text in texts if text.end is not None]
+        said = f"none of {len(texts):,} texts was done"
+        if ended:
+            kept = out.with_name(f"{out.name}.interrupted")
+            write_text(kept, _lines(ended))
+            said = f"{len(ended):,} of {len(texts):,} texts are in '{kept}'"
+        raise type(end)(f"{end}; {said}" if str(end) else said) from None
+    write_text(out, _lines(texts))
+
+
+def _lines(texts: list[Text]) -> str:
+    """A line of JSON for each text: all fields but the ids."""
+    rows = ({name: value for name, value in vars(t).items() if name != "ids"} for t in texts)
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _show(console: Console, text: str, dim: bool = False) -> None:
+    """Prints a part of a text without a new line; a terminal gets escapes of control characters."""
+    if console.is_terminal:
+        text = CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    console.out(text, end="", style="dim" if dim else None, highlight=False)

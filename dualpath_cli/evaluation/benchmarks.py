@@ -34,7 +34,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 }
 NAMES = sum(SUITES.values(), ())
 """All benchmarks, in the order of the paper's table."""
-SUITES["paper"] = SUITES["all"] = NAMES
+SUITES["all"] = NAMES
 
 
 class NoData(UserError):
@@ -60,11 +60,6 @@ class Benchmark:
     @property
     def is_text(self) -> bool:
         return self.primary == ROLLING
-
-    @property
-    def is_written(self) -> bool:
-        """Whether the model generates the answers."""
-        return bool(self.config["output_type"] == "generate_until")
 
     @property
     def paper(self) -> tuple[str | None, str | None]:

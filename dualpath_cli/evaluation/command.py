@@ -1,18 +1,16 @@
-"""`dualpath evaluate`: options, checked without slow imports; first all questions, then models."""
+"""`dualpath evaluate`: options and checks without slow imports, then models one after another."""
 
 import importlib.util
-import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dualpath_cli.base.errors import UserError, did_you_mean
-from dualpath_cli.base.ranges import Place, check_name, check_ranges
+from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.base.system import format_csv, without_nan, write_text
 from dualpath_cli.data.documents import split_name, stem
 from dualpath_cli.evaluation.benchmarks import NAMES, PAPER_LIMIT, SUITES, Benchmark, NoData
-from dualpath_cli.flops.paper import configurations
 from dualpath_cli.recipe.options import Overrides, OwnClasses, Where, folder_of, read_overrides
 from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.run.facts import package_versions
@@ -20,8 +18,6 @@ from dualpath_cli.run.trained import Trained, find
 
 if TYPE_CHECKING:
     from dualpath_cli.evaluation.runner import Asked
-
-OF_THE_RECIPE = "recipe"  # the paper's row that a run's recipe names
 
 
 @dataclass(frozen=True)
@@ -38,35 +34,36 @@ class Subject:
         return f"{run.recipe}-{run.name}-step-{self.trained.run.step:08d}"
 
     def facts(self, options: "Evaluate") -> dict[str, Any]:
-        """Facts about the model and the evaluation."""
+        """The section `model` of results.json: the model, and how it was run."""
         from dualpath_cli.kernels.device import device_name
         from dualpath_cli.run.weights import device_of
 
-        trained, change = self.trained, read_overrides(options)
-        recipe, checkpoint = trained.settings, trained.run.checkpoint
+        run, recipe, change = self.trained.run, self.trained.settings, read_overrides(options)
         return {
             "name": self.name,
             "path": self.path,
             "run": f"{recipe.run.recipe}/{recipe.run.name}",
-            "step": trained.run.step,
-            "checkpoint": str(checkpoint),
-            "sha256": hash_of_weights(checkpoint),
+            "step": run.step,
+            "checkpoint": str(run.checkpoint),
+            "sha256": hash_of_weights(run.checkpoint),
             "model": asdict(recipe.model),
             "loops": (change and change.loops) or recipe.model.loops,
             "intervention": change.name if change else "learned",
-            "cache": options.cache,
             "device": device_name(device_of(options.device)),
             "precision": options.precision,
             "batch_size": options.batch_size,
-            "window": min(options.window, recipe.model.max_seq_len),
+            "window": self.window(options),
             "versions": package_versions(("dualpath", "torch", "lm_eval")),
         }
+
+    def window(self, options: "Evaluate") -> int:
+        return min(options.window, self.trained.settings.model.max_seq_len)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Where, OwnClasses, Overrides):
-    """Scores models on multiple choice, worked answers and texts as OLMES renders them: accuracies
-    and bits per byte, straight from checkpoints. Needs dualpath[eval].
+    """Scores models on multiple choice, worked answers and texts, rendered as in OLMES: accuracies
+    and bits per byte. Needs dualpath[eval].
 
     Texts get rolling_bpb: each window starts after the preceding token; in validate it starts after
     end-of-text.
@@ -76,30 +73,23 @@ class Evaluate(Where, OwnClasses, Overrides):
     """One or more: a run folder, a checkpoint inside one, or an exported folder."""
     out: Place
     """Folder for the scores."""
-    suite: Literal["lm", "commonsense", "math", "qa", "paper", "all"] | None = None
-    """A group of benchmarks: lm, commonsense, math, qa, all, or paper, the default: all, with at
-    most 1,024 documents of each, as in the paper."""
     tasks: tuple[str, ...] = ()
-    """Benchmarks by name, such as piqa,arc_easy."""
+    """Benchmarks, such as piqa,arc_easy, and groups of them: lm, commonsense, math, qa, all. By
+    default all, with at most 1,024 documents of each, as in the paper."""
     sources: tuple[Place, ...] = ()
     """NAME=PATH of texts to score by rolling bits per byte: .txt, .jsonl, .parquet, or a folder of
     these."""
     data: tuple[Place, ...] = ()
-    """Folders with TASK.jsonl, and few-shot examples as TASK.fewshot.txt or TASK_train.jsonl; by
-    default benchmarks are downloaded from the Hugging Face hub."""
+    """Folders with TASK.jsonl, and few-shot examples as TASK.fewshot.txt or TASK_train.jsonl;
+    without --data, benchmarks are downloaded from the Hugging Face hub."""
     limit: int | Literal["all"] | None = None
     """The most documents of each benchmark, drawn as in OLMES; or all."""
     requests: bool = False
-    """Write all requests to a model into --out, byte for byte, without a model."""
+    """Write all requests into --out, without running a model."""
     window: int = 2048
     """The most tokens that the model sees at once; the model's length if that is smaller."""
     batch_size: int = 16
     """Requests in a batch; scores change slightly with the batch size."""
-    cache: Literal["exact", "none"] = "exact"
-    """Keys and values: exact keeps those of every step, none keeps no cache."""
-    compare_paper: str | None = field(default=None, metadata={"alone": OF_THE_RECIPE})
-    """Show a row of the paper's tables beside the scores, such as f80m_a50_k4; without a value, the
-    row of the run's recipe."""
 
     def __post_init__(self) -> None:
         Overrides.__post_init__(self)
@@ -109,11 +99,10 @@ class Evaluate(Where, OwnClasses, Overrides):
             check_ranges(self, {"limit": (1, 1 << 40)})
         if bool(self.ckpt_path) == self.requests:
             raise UserError("evaluate needs either --ckpt-path RUN, or --requests alone")
-        if self.tasks and self.suite is not None:
-            raise UserError("--tasks and --suite exclude each other")
+        known = (*SUITES, *NAMES)
         for name in self._named:
-            if name not in NAMES:
-                hint = did_you_mean(name, NAMES) or f"; choose from {', '.join(NAMES)}"
+            if name not in known:
+                hint = did_you_mean(name, known) or f"; choose from {', '.join(known)}"
                 raise UserError(f"unknown benchmark '{name}'{hint}")
 
     @property
@@ -135,70 +124,37 @@ class Evaluate(Where, OwnClasses, Overrides):
 
     @property
     def benchmarks(self) -> tuple[str, ...]:
-        if self.tasks:
-            return tuple(name for name in NAMES if name in self._named)
-        alone = self.suite is None and self.sources
-        return () if alone else SUITES[self.suite or "paper"]
+        asked = self._named or ([] if self.sources else ["all"])
+        found = {name for word in asked for name in SUITES.get(word, (word,))}
+        return tuple(name for name in NAMES if name in found)
 
     @property
     def documents(self) -> int | None:
         if self.limit is None:
-            default = self.suite is None and not self.tasks and not self.sources
-            return PAPER_LIMIT if default or self.suite == "paper" else None
+            return None if self.tasks or self.sources else PAPER_LIMIT
         return None if self.limit == "all" else self.limit
 
     def subjects(self) -> list[Subject]:
         found = [Subject(path, find(path, own_classes=self.own_classes)) for path in self.ckpt_path]
         names = [subject.name for subject in found]
         for subject in found:
-            try:
-                check_name("the model's name", subject.name)
-            except ValueError as error:
-                raise UserError(str(error)) from None
             if names.count(subject.name) > 1:
                 raise UserError(f"two RUNs are called {subject.name}; evaluate them one by one")
-            self._check_paper(subject)
-        self._check_change(found)
+        if (change := read_overrides(self)) is not None:
+            for subject in found:
+                subject.trained.check(change)
+            if change.kv_slots is not None:
+                raise UserError(
+                    f"{change.name}: evaluate reads a text in one pass, so tokens see each other "
+                    "in every step; score texts with ablate --suite kv-slots"
+                )
         if importlib.util.find_spec("lm_eval") is None:
             raise UserError("evaluate needs lm_eval: pip install 'dualpath[eval]'")
         return found
 
-    def paper_row(self, subject: Subject) -> str | None:
-        """The paper's configuration beside the model's scores, named as its recipe."""
-        named = self.compare_paper != OF_THE_RECIPE
-        return self.compare_paper if named else subject.trained.settings.run.recipe
-
-    def _check_paper(self, subject: Subject) -> None:
-        row, rows = self.paper_row(subject), [one.recipe for one in configurations()]
-        if row is not None and row not in rows:
-            hint = did_you_mean(row, rows) or f"; name one, such as {rows[-1]}"
-            raise UserError(f"--compare-paper: the paper has no row '{row}'{hint}")
-
-    def _check_change(self, subjects: list[Subject]) -> None:
-        change = read_overrides(self)
-        if change is None:
-            return
-        for subject in subjects:
-            subject.trained.check(change)
-        if change.kv_slots is not None:
-            raise UserError(
-                f"{change.name}: evaluate reads a text in one pass, so tokens see each other in "
-                "every step; score texts with ablate --suite kv-slots"
-            )
-        writing = [name for name in self.benchmarks if Benchmark(name).is_written]
-        if writing and change.needs_whole_text and self.cache != "none":
-            raise UserError(f"{change.name} needs whole texts: {writing[0]} needs --cache none")
-
-
-def _there(option: str, path: str) -> Path:
-    folder = folder_of(option, path)
-    if not folder.exists():
-        raise UserError(f"{option} '{path}' does not exist; give a folder")
-    return folder
-
 
 def run(options: Evaluate) -> str:
-    """Evaluates all models; returns the paths of the scores as text."""
+    """Evaluates all models; returns the paths of the written files."""
     out, subjects = folder_of("--out", options.out), options.subjects()
     os.environ.setdefault("TQDM_DISABLE", "1")  # this package shows its bars
     asked, skipped = _asked(options)
@@ -213,33 +169,30 @@ def run(options: Evaluate) -> str:
     console = plain_console()
     for name, reason in skipped.items():
         console.print(f"{name}: left out, {reason}", highlight=False, soft_wrap=True)
-    own = {one.benchmark.name for one in asked if one.whole}
     reports, written = [], []
     for subject in subjects:
-        trained = subject.trained
+        trained, folder = subject.trained, out / subject.name
         model = HarnessModel(
             load_model(trained, device_of(options.device)), trained.tokenizer(),
-            min(options.window, trained.settings.model.max_seq_len), options.batch_size,
-            read_overrides(options), autocast_of(options.precision), options.cache == "exact",
+            subject.window(options), options.batch_size,
+            read_overrides(options), autocast_of(options.precision),
         )  # fmt: skip
-        facts, folder = subject.facts(options), out / subject.name
+        facts = subject.facts(options)
         report = runner.run(model, asked, folder, {"model": facts, "skipped": skipped}, console)
-        show(console, tables.score_table(facts, report, options.paper_row(subject), own))
+        show(console, tables.score_table(facts, report, trained.settings.run.recipe))
         written.append(str(folder / "results.json"))
         reports.append(report)
     if len(reports) > 1:
         rows = tables.compare([subject.name for subject in subjects], reports)
         show(console, tables.comparison_table(rows))
-        records = [without_nan(asdict(row)) for row in rows]
-        write_text(out / "comparison.json", json.dumps(records, indent=2) + "\n")
-        write_text(out / "comparison.csv", format_csv(records))
+        write_text(out / "comparison.csv", format_csv([without_nan(row) for row in rows]))
         written.append(str(out / "comparison.csv"))
     return "\n".join(written)
 
 
 def _asked(options: Evaluate) -> tuple[list["Asked"], dict[str, str]]:
-    """All benchmarks with their documents, and the reasons for leaving out others of a suite."""
-    sources, data = options.texts(), [_there("--data", path) for path in options.data]
+    """The benchmarks with their documents; and the reasons for those that are left out."""
+    sources, data = options.texts(), [folder_of("--data", path) for path in options.data]
     changes, skipped = {}, {}
     for name in options.benchmarks:
         try:

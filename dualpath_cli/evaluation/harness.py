@@ -39,15 +39,15 @@ def parts_of(context: Sequence[int], ids: Sequence[int], window: int) -> Iterato
         yield whole[max(0, end - window - 1) : end], end - start
 
 
-LOGITS_AT_ONCE = 1 << 26  # logits held at once; 256 MiB in float32
-LEAST_SHARED = 16  # least common ids at the start of a batch to read these once
+LOGITS_AT_ONCE = 1 << 26  # 256 MiB in float32
+LEAST_SHARED = 16  # common ids at the start of a batch; fewer are not read apart
 
 
 class HarnessModel(TemplateLM):
-    """A DualPathLM under an intervention, in batches of a pinned size.
+    """A DualPathLM under an intervention, in batches of a fixed size.
 
-    The head is cut to the ids of the tokenizer: padded rows of the vocabulary get no probability. A
-    text longer than the window is scored in parts (`parts_of`).
+    Rows of the vocabulary without a token get no probability. A text longer than the window is
+    scored in parts (`parts_of`).
     """
 
     progress = Progress(plain_console(quiet=True), "", counted("requests"))
@@ -60,24 +60,21 @@ class HarnessModel(TemplateLM):
         batch_size: int,
         intervention: Intervention | None = None,
         autocast: torch.dtype | None = None,
-        cached: bool = True,
     ) -> None:
-        """Takes the model over; afterwards it can only score.
+        """Takes the model over, which loses its head.
 
-        `autocast` is the type of matrix products; None is the weights' type. If `cached`, keys and
-        values are kept: of a batch's common beginning, and of all earlier ids in generation.
+        `autocast` is the type of matrix products; None is the weights' type.
         """
         super().__init__()
         self._head_VD = model.head.weight.detach()[: tokenizer.vocab_size].float()
         model.head = nn.Identity()  # type: ignore[assignment] # logits are made where they count
         self._model = model.eval().requires_grad_(False)
         self._tokenizer = tokenizer
-        self.window = window  # most ids that the model sees at once
+        self.window = window  # the most ids that the model sees at once
         self._batch_size = batch_size
         self._intervention = intervention
         self._autocast = autocast
-        whole = intervention is not None and intervention.needs_whole_text
-        self._cached = cached and not whole
+        self._cached = not (intervention and intervention.needs_whole_text)
 
     @property
     def eot_token_id(self) -> int:
@@ -124,7 +121,7 @@ class HarnessModel(TemplateLM):
         for rows in batches([len(prompt) for prompt in prompts], self._batch_size):
             options = requests[rows[0]].args[1]
             most = min(options["max_gen_toks"], self.window // 2)
-            decoder = Decoder(self._model, self._intervention, self._autocast, self._cached)
+            decoder = Decoder(self._model, self._intervention, self._autocast)
             read = [prompts[row][-(self.window - most) :] for row in rows]
             limits = Limits(most, self.window, self.eot_token_id, tuple(options["until"]))
             decoder.begin(limits.positions([len(ids) for ids in read]))

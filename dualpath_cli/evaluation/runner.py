@@ -39,8 +39,7 @@ for _name in ("lm_eval", "datasets", "huggingface_hub"):
 class Asked:
     benchmark: Benchmark
     task: ConfigurableTask
-    documents: list[int]  # by place in the file or split
-    whole: bool  # whether these are the benchmark's own documents, not somebody's selection
+    documents: list[int]  # places in the file or split
 
     @property
     def samples(self) -> dict[str, list[int]] | None:
@@ -110,10 +109,9 @@ def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> 
         numbers = [number for number, other in enumerate(docs["subject"]) if other == subject]
     if not numbers:
         raise NoData(f"the file of {benchmark.name} has no document of it")
-    whole = len(numbers) == len(docs)
     if limit is not None and limit < len(numbers):
         numbers = sorted(random.Random(SEED).sample(numbers, limit))
-    return Asked(benchmark, task, numbers, whole)
+    return Asked(benchmark, task, numbers)
 
 
 def run(

@@ -1,17 +1,17 @@
-"""A model's scores beside the paper's, and several models on the same documents."""
+"""Tables of a model's scores, and of several models on the same documents."""
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from statistics import mean
 from typing import Any
 
 import numpy as np
 
-from dualpath_cli.evaluation.benchmarks import ROLLING, Benchmark
+from dualpath_cli.evaluation.benchmarks import PAPER_LIMIT, ROLLING, Benchmark
 from dualpath_cli.flops import paper
 from dualpath_cli.report.bootstrap import Floats, interval, resampled_sums
 from dualpath_cli.report.significance import detectable, holm, mcnemar_p, p_value
-from dualpath_cli.report.table import Column, Columns, Table, with_error
+from dualpath_cli.report.table import Column, Table, with_error
 from dualpath_cli.report.table import interval as interval_text
 
 Report = Mapping[str, Any]  # the harness's report: `results`, `samples`, `n-samples`
@@ -19,30 +19,20 @@ Samples = Sequence[Mapping[str, Any]]  # a benchmark's documents, in their order
 Score = tuple[float, float | None]  # with its standard error over documents
 
 
-@dataclass(frozen=True)
-class ScoreDifference:
-    """One score of a model minus the first model's score, over the same documents."""
+Difference = dict[str, Any]
+"""A score of a model minus the first model's score, over the same documents: a row of
+comparison.csv.
 
-    task: str
-    metric: str
-    model: str
-    first: str
-    value: float  # the model's score
-    difference: float
-    low: float
-    high: float  # ends of the 95 % interval, resampling documents; nan for too few
-    better: int  # documents on which the model scores better than the first
-    worse: int
-    ties: int  # documents on which both score the same
-    detectable: float  # smallest true difference found at 5 % with 80 % power
-    test: str  # McNemar's exact test for accuracies, else Student's t, resampled
-    p: float
-    p_holm: float  # corrected for the tests of all rows
+- `low`, `high`: ends of the 95 % interval, resampling documents; nan for too few
+- `better`, `worse`, `ties`: documents on which the model scores better, worse or the same
+- `detectable`: smallest true difference found at 5 % with 80 % power
+- `p_holm`: p corrected for the tests of all rows
+"""
 
 
-def compare(names: Sequence[str], reports: Sequence[Report]) -> list[ScoreDifference]:
+def compare(names: Sequence[str], reports: Sequence[Report]) -> list[Difference]:
     """Compares every model with the first, on the primary metric and bits per byte."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Difference] = []
     for task, first in reports[0]["samples"].items():
         metrics = dict.fromkeys((Benchmark(task).primary, "bpb"))
         for name, other in zip(names[1:], reports[1:], strict=True):
@@ -52,8 +42,9 @@ def compare(names: Sequence[str], reports: Sequence[Report]) -> list[ScoreDiffer
                  **_difference(task, metric, first, other["samples"][task])}
                 for metric in metrics if metric in first[0]
             ]  # fmt: skip
-    corrected = holm([row["p"] for row in rows])
-    return [ScoreDifference(**row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
+    for row, corrected in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row["p_holm"] = corrected
+    return rows
 
 
 def _score(report: Report, task: str, metric: str) -> Score | None:
@@ -119,23 +110,23 @@ def means_of(scores: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in known.items() if name not in scores}
 
 
-def paper_scores(recipe: str) -> dict[str, float]:
-    """The paper's scores of one of its configurations, named as its recipe: f80m_a50_k4."""
-    (row,) = (c for c in paper.configurations() if c.recipe == recipe)
-    budget, label = row.budget_name, row.label
-    printed = {name: values[label] for name, values in paper.results(budget).items()}
-    means = {AGGREGATE: paper.AGGREGATE, ALL: paper.ALL_BENCHMARKS}
-    return printed | {name: paper.mean_bpb(budget, of)[label] for name, of in means.items()}
+def paper_scores(recipe: str | None) -> dict[str, float]:
+    """The paper's scores and means of one of its configurations, by column; empty for others."""
+    rows = [row for row in paper.configurations() if row.recipe == recipe]
+    scores = {
+        metric: values[row.label]
+        for row in rows
+        for metric, values in paper.results(row.budget_name).items()
+    }
+    return scores | means_of(scores)
 
 
-def score_table(
-    model: Mapping[str, Any], report: Report, paper_row: str | None, own: Set[str]
-) -> Table:
-    """A row for each benchmark, then means, beside the paper's scores of `paper_row`, if any.
+def score_table(model: Mapping[str, Any], report: Report, recipe: str | None) -> Table:
+    """A row for each benchmark, then the paper's means; beside them, what the paper has.
 
-    `own` are the benchmarks with their own documents, not somebody's selection.
+    `recipe` names the recipe that the model was trained by: one of the paper's, or any other.
     """
-    theirs = None if paper_row is None else paper_scores(paper_row)
+    theirs = paper_scores(recipe)
     how = [f"window {model['window']:,}", f"batches of {model['batch_size']}", model["precision"]]
     if model.get("intervention", "learned") != "learned":
         how.insert(0, model["intervention"])
@@ -148,20 +139,19 @@ def score_table(
         columns += [Column("paper's accuracy", ".4f"), Column("bits/byte", ".4f")]
     rows: list[list[Any]] = []
     for task in report["results"]:
-        benchmark, n = Benchmark(task), report["n-samples"][task]["effective"]
-        row = [task, benchmark.primary, n, *_accuracy_and_bits(report, task)]
-        if theirs:
-            row += [theirs.get(name) if name and task in own else None for name in benchmark.paper]
-        rows.append(row)
+        documents = report["n-samples"][task]["effective"]
+        accuracy, bits = _accuracy_and_bits(report, task)
+        beside = [theirs.get(column or "") for column in Benchmark(task).paper] if theirs else []
+        rows.append([task, Benchmark(task).primary, documents, accuracy, bits, *beside])
     for name, value in means_of(scores_of(report)).items():
-        beside = theirs[name] if theirs and own >= report["results"].keys() else None
-        empty = [] if name.endswith("Acc.") else [None]
-        rows.append([name, "mean", None, *empty, (value, None), None, beside])
+        values = [(value, None), theirs[name]] if theirs else [(value, None)]
+        cells = [[it, None] if name.endswith("Acc.") else [None, it] for it in values]
+        rows.append([name, "mean", None, *chain.from_iterable(cells)])
     caption = "± is one standard error over documents"
     if any(Benchmark(task).is_text for task in report["results"]):
         caption += f"; {ROLLING}: each window of a text is read after the preceding token"
-    if paper_row is not None:
-        caption += f"; the paper's row is {paper_row}, on at most 1,024 documents a benchmark"
+    if theirs:
+        caption += f"; the paper's are of {recipe}, on at most {PAPER_LIMIT:,} documents of its own"
     return Table(columns, rows, f"{model['name']}: {', '.join(how)}", caption)
 
 
@@ -172,23 +162,18 @@ def _accuracy_and_bits(report: Report, task: str) -> tuple[Score | None, Score |
     return accuracy, _score(report, task, ROLLING) or _score(report, task, "bpb")
 
 
-def comparison_table(rows: Sequence[ScoreDifference]) -> Table:
-    columns: Columns[ScoreDifference] = [
-        (Column("model"), lambda row: row.model),
-        (Column("benchmark"), lambda row: row.task),
-        (Column("by"), lambda row: row.metric),
-        (Column("score", ".4f"), lambda row: row.value),
-        (Column("difference", "+.4f"), lambda row: row.difference),
-        (Column("95 % interval", interval_text("+.4f")), lambda row: (row.low, row.high)),
-        (Column("better", ","), lambda row: row.better),
-        (Column("worse", ","), lambda row: row.worse),
-        (Column("ties", ","), lambda row: row.ties),
-        (Column("detectable", ".4f"), lambda row: row.detectable),
-        (Column("p", ".3g"), lambda row: row.p),
-        (Column("Holm", ".3g"), lambda row: row.p_holm),
-    ]
-    return Table.of(
-        rows, columns, f"differences to {rows[0].first}, {len(rows)} tests",
-        "detectable: found at 5 % with 80 % power; accuracies by McNemar's exact test",
-        names=3,
+def comparison_table(rows: Sequence[Difference]) -> Table:
+    columns = {
+        "model": Column("model"), "task": Column("benchmark"), "metric": Column("by"),
+        "value": Column("score", ".4f"), "difference": Column("difference", "+.4f"),
+        "interval": Column("95 % interval", interval_text("+.4f")), "better": Column("better", ","),
+        "worse": Column("worse", ","), "ties": Column("ties", ","),
+        "detectable": Column("detectable", ".4f"), "p": Column("p", ".3g"),
+        "p_holm": Column("Holm", ".3g"),
+    }  # fmt: skip
+    shown = [row | {"interval": (row["low"], row["high"])} for row in rows]
+    return Table(
+        list(columns.values()), [[row[name] for name in columns] for row in shown],
+        f"differences to {rows[0]['first']}, {len(rows)} tests",
+        "detectable: found at 5 % with 80 % power; accuracies by McNemar's exact test", names=3,
     )  # fmt: skip

@@ -5,11 +5,10 @@ Only numbers are carried over; they live in paper_tables.json beside this file.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import mean
 from typing import Any, Literal, cast, get_args
 
 from dualpath_cli.flops.widths import Target
@@ -124,9 +123,3 @@ def results(budget_name: str) -> dict[str, dict[str, float]]:
         metric: dict(zip(columns, values, strict=True))
         for metric, values in tables()["results"][budget_name].items()
     }
-
-
-def mean_bpb(budget_name: str, metrics: Sequence[str]) -> dict[str, float]:
-    """The mean of the given metrics, by configuration label."""
-    table = results(budget_name)
-    return {label: mean(table[metric][label] for metric in metrics) for label in table["C4"]}

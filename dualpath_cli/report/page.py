@@ -10,6 +10,8 @@ from dualpath_cli.report.table import Entry, Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+WIDE, SPANNING = 8, ' class="wide"'  # inches; wider figures have a row of the page alone
+
 
 def page(title: str, sections: Iterable[str]) -> str:
     script, style = (
@@ -33,9 +35,14 @@ def page(title: str, sections: Iterable[str]) -> str:
 """
 
 
+def lead(text: str) -> str:
+    """The first paragraph, which says what the page is."""
+    return f"<p>{escape(text)}</p>"
+
+
 def terms(facts: Sequence[tuple[str, str]]) -> str:
-    items = (f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
-    return "\n".join(["<dl>", *items, "</dl>"])
+    items = [f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts]
+    return "\n".join(["<dl>", *items, "</dl>"]) if items else ""
 
 
 def tables(shown: Sequence[Table]) -> str:
@@ -69,11 +76,12 @@ def _section(table: Table) -> str:
 
 
 def pictures(figures: Mapping[str, "Figure | None"], captions: Mapping[str, str]) -> str:
-    """Returns all figures that are not None, in the order of their captions."""
+    """Returns all figures that are not None, in the order of their captions; wide ones alone."""
     from dualpath_cli.report.figures import svg
 
     shown = "\n".join(
-        f"<figure>\n{svg(figure, words)}<figcaption>{escape(words)}</figcaption>\n</figure>"
+        f"<figure{SPANNING if figure.get_size_inches()[0] > WIDE else ''}>\n"
+        f"{svg(figure, words)}<figcaption>{escape(words)}</figcaption>\n</figure>"
         for name, words in captions.items()
         if (figure := figures.get(name)) is not None
     )

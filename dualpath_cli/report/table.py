@@ -4,7 +4,7 @@
     rows = [("wide", 2.25, 719_000_000), ("dual", 2.125, None)]
     show(plain_console(), Table(columns, rows, title="two models", caption="loss in nats"))
 
-`page.tables` writes HTML, `compare.latex` LaTeX. CSV files hold records with all digits
+`page.tables` writes HTML. CSV files hold records with all digits
 (`files.format_csv`), not the texts of a table.
 """
 

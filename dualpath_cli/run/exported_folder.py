@@ -24,7 +24,6 @@ MODELING = "modeling_dualpath.py"
 WEIGHTS = "model.safetensors"
 MOST_STEPS = 10**18
 CARD = "README.md"
-SCORES = ".eval_results"
 NAMES = {
     CONFIG, "generation_config.json", "tokenizer_config.json", TOKENIZER, RECIPE, VERSIONS,
     "configuration_dualpath.py", MODELING, WEIGHTS, CARD,
@@ -32,7 +31,7 @@ NAMES = {
 """The files of most exported folders beside the list."""
 PREFIX = "model."  # the prefix of the names of weights, after the attribute of DualPathForCausalLM
 _MORE_NAMES = re.compile(
-    rf"own_\w+\.py|{re.escape(SCORES)}/\w+\.yaml|model-[\d-]+of-\d+\.safetensors"
+    r"own_\w+\.py|model-[\d-]+of-\d+\.safetensors"
     rf"|{re.escape(WEIGHTS)}\.index\.json|{'|'.join(map(re.escape, TABLES))}"
 )
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
@@ -118,9 +117,8 @@ def check_ours(folder: Path, shown: Path) -> None:
     listed = _listed(folder) or {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if name == LISTING or (name == SCORES and path.is_dir()):
-            continue  # what is in the latter comes next
-        if not (path.is_file() and name in listed and listed[name] == hash_file(path)):
+        same = path.is_file() and name in listed and listed[name] == hash_file(path)
+        if name != LISTING and not same:
             raise UserError(
                 f"'{shown}' holds '{name}', which is not as an export wrote it; move it away, or "
                 "give another --out"

@@ -16,17 +16,14 @@ from tests.compare.run_folders import BATCH, model_of, write_run, write_sweep
 from tests.training.tiny_run import prepare
 
 CELLS = ("wide", "loop_k2", "loop_k4", "a50_k2")
-WRITTEN = {
-    "table.csv", "table.md", "table.tex", "tests.csv", "tests.md", "tests.tex", "runs.csv",
-    "index.html",
-}  # fmt: skip
-TESTS = {"tests.csv", "tests.md", "tests.tex"}
+TESTS = {"tests.csv", "tests.md"}
+WRITTEN = {*TESTS, "table.csv", "table.md", "runs.csv", "index.html"}
 
 
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures are drawn where they are looked at."""
-    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups, rows: {})
+    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups: {})
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +41,7 @@ def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
     left_out = f"{sweep}/runs/a50_k4/seed_0: left out, unfinished at step 10 of 40"
     assert f"{left_out}\n" in out
     page = (sweep / "comparison/index.html").read_text()
-    assert "<dt>runs</dt><dd>12</dd>" in page  # of 12 runs, which runs.csv has three rows of
+    assert "Bits per byte of 12 runs" in page  # runs.csv has three rows of each
     (sweep / "runs/a50_k4/seed_0/ended_early.txt").write_text("a callback at step 12 of 40")
     assert main(["compare", str(sweep)]) == 0
     assert f"{left_out}, ended by a callback at step 12 of 40\n" in capsys.readouterr().out
@@ -73,21 +70,19 @@ def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
 
 
 def test_baselines_are_given_by_commas_or_by_repetition_and_means_tested_alone(
-    swept, tmp_path, capsys, undrawn
+    swept, tmp_path, undrawn
 ):
-    for n, words in enumerate([["wide,loop_k2"], ["wide", "loop_k2"], ["loop_k2"]]):
-        given = [word for name in words for word in ("--baseline", name)]
-        assert main(["compare", str(swept), *given, "--out", str(tmp_path / str(n))]) == 0
-        assert "less those of loop_k2" in capsys.readouterr().out
-    words = ["compare", str(swept), "--aggregate-only", "--out", str(tmp_path / "means")]
-    assert main(words) == 0
-    assert "less those of wide, 3 tests in all" in capsys.readouterr().out
-    means = read_csv(tmp_path / "means" / "tests.csv")
-    assert [row["measure"] for row in means] == ["aggregate"] * 3
-    both, repeated, one = (read_csv(tmp_path / str(n) / "tests.csv") for n in range(3))
-    assert both == repeated
+    def tests_of(*words: str) -> list[dict[str, str]]:
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        assert main(["compare", str(swept), *words, "--out", str(out)]) == 0
+        return read_csv(out / "tests.csv")
+
+    both = tests_of("--baseline", "wide,loop_k2")
+    assert both == tests_of("--baseline", "wide", "--baseline", "loop_k2")
     assert {row["baseline"] for row in both} == {"wide", "loop_k2"}
+    one = tests_of("--baseline", "loop_k2")
     assert {row["configuration"] for row in one} == {"wide", "loop_k4", "a50_k2"}
+    assert [row["measure"] for row in tests_of("--aggregate-only")] == ["aggregate"] * 3
 
 
 def test_pairs_over_several_sweeps_of_rates_are_tested_in_their_order(tmp_path, capsys, undrawn):
@@ -110,13 +105,9 @@ def test_pairs_over_several_sweeps_of_rates_are_tested_in_their_order(tmp_path, 
     assert [row["order"] for row in rows] == ["1", "2", "3"]
     assert [row["verdict"] for row in rows] == ["better", SAME, AFTER]
     assert all(0 < float(row["detectable"]) < 0.01 for row in rows)
-    for pairs, said in {
-        "a50_k1": "two configurations a pair, as A:B,C:D, not 'a50_k1'",
-        "a50_k1:a50_k1": "two configurations a pair, as A:B,C:D, not 'a50_k1:a50_k1'",
-        "a50_k1:expanded": "no configuration 'expanded' for --pairs; did you mean 'expanded_k2'?",
-    }.items():
+    for pairs in ("a50_k1", "a50_k1:a50_k1", "a50_k1:expanded"):
         assert main([*words, "--pairs", pairs]) == 2
-        assert said in capsys.readouterr().err
+        assert pairs.rpartition(":")[2] in capsys.readouterr().err
 
 
 def test_pairs_are_of_one_table(swept, tmp_path, capsys, undrawn):
@@ -125,9 +116,9 @@ def test_pairs_are_of_one_table(swept, tmp_path, capsys, undrawn):
     write_run(path, model_of("wide"), {"novels": 2, "peps": 2}, cell="new", steps=20, **short)
     words = ["compare", str(swept), str(path), "--out", str(tmp_path / "out"), "--pairs"]
     assert main([*words, "new:a50_k2"]) == 2
-    assert "--pairs: 0 of 2 tables have all of its configurations" in capsys.readouterr().err
+    assert "--pairs: 0 of 2 tables" in capsys.readouterr().err
     assert main([*words, "a50_k2:loop_k2"]) == 0
-    assert "no tests: --pairs are of another table" in " ".join(capsys.readouterr().out.split())
+    assert len(read_csv(tmp_path / "out/tests.csv")) == 1
 
 
 def test_nothing_stays_of_an_earlier_comparison(swept, tmp_path, undrawn):

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from dualpath_cli.compare.figures import CAPTIONS
+from dualpath_cli.cli.main import main
 from dualpath_cli.report.figures import MUTED, WIDE, panels
 from dualpath_cli.report.page import page, pictures, tables, terms
 from dualpath_cli.report.table import Column, Table
+from tests.compare.run_folders import write_sweep
 
 NAMES = ("a_k10", "a_k2", "<b>&amp;</b>", "none")
 NUMBERS = (-1.5, 2.0, -20.0, math.nan)
@@ -34,7 +35,7 @@ def tab(chromium, tmp_path: Path):
     """The page, which asks for nothing and meets no error."""
     met: list[str] = []
     path = tmp_path / "index.html"
-    drawn = pictures({"quality": figure(), "curves": None}, CAPTIONS)
+    drawn = pictures({"quality": figure(), "curves": None}, {"quality": "a figure", "curves": ""})
     path.write_text(page("runs", [terms([("runs", "<4>")]), tables([table()]), drawn]))
     context = chromium.new_context(offline=True)
     opened = context.new_page()
@@ -75,7 +76,7 @@ INKS = """svg => [svg.getAttribute("aria-label"), ...["fill", "background-color"
 
 def test_figures_take_the_ink_of_the_page_light_or_dark(tab):
     label, ink, ground, _, text_ink, *lines = tab.eval_on_selector("svg", INKS)
-    assert label.startswith("Bits per byte against parameters")
+    assert label == "a figure"
     assert (ink, ground, lines[-1]) == (text_ink, "rgba(0, 0, 0, 0)", "rgb(76, 140, 184)")
     tab.emulate_media(color_scheme="dark")
     _, dark_ink, _, _, text_ink, *lines = tab.eval_on_selector("svg", INKS)
@@ -91,3 +92,19 @@ def test_a_wide_table_scrolls_in_its_box_beside_its_first_column(tab, width):
     assert tab.locator(".scroll").evaluate("box => box.scrollLeft") == 300
     box, cell = (tab.locator(place).first.bounding_box() for place in (".scroll", "td"))
     assert cell["x"] == pytest.approx(box["x"], abs=2)
+
+
+def test_results_are_beside_the_names_on_a_phone_and_figures_in_two_columns(chromium, tmp_path):
+    sweep = write_sweep(tmp_path / "sweep", ["wide", "loop_k2", "a50_k2"], range(2))
+    assert main(["compare", str(sweep)]) == 0
+    opened = chromium.new_page()
+    opened.goto((sweep / "comparison/index.html").as_uri())
+    for width, columns in ((390, 1), (800, 1), (1400, 2)):
+        opened.set_viewport_size({"width": width, "height": 900})
+        for table in opened.locator("table").all():
+            result = table.locator("tbody tr").first.locator("td").nth(1).bounding_box()
+            assert result["x"] + result["width"] < width
+        places = {round(f.bounding_box()["x"]) for f in opened.locator("figure").all()}
+        assert len(places) == columns
+    assert opened.locator("th").nth(1).inner_text() == "aggregate"
+    opened.close()

@@ -85,7 +85,7 @@ def test_names_places_and_ways_of_running_make_no_other_configuration(tmp_path):
         tmp_path / "b", cell="other", seed=9, run={"dir": "elsewhere", "log_every": 5,
         "save_every": 5, "compile": False, "micro_batch": 1}, data={"workers": 0},
     )  # fmt: skip
-    assert one.decisive == same.decisive
+    assert one.keys == same.keys
     others: dict[str, dict[str, Any]] = {
         "c": {"optim": {"lr": 0.01}},
         "d": {"model": {"gain_init": -2.0}},
@@ -93,12 +93,12 @@ def test_names_places_and_ways_of_running_make_no_other_configuration(tmp_path):
         "f": {"run": {"batch_tokens": 2 * BATCH, "max_tokens": 2 * STEPS * BATCH}},
     }
     for name, changes in others.items():
-        assert written(tmp_path / name, **changes).decisive != one.decisive
+        assert written(tmp_path / name, **changes).keys != one.keys
     facts = {"data_fingerprint": "f00d", "classes": {"my.Gate": "its source"}}
     (tmp_path / "b/versions.json").write_text(json.dumps(facts))
     own_class = read_run(tmp_path / "b")
     assert isinstance(own_class, TrainedRun)
-    assert own_class.decisive != one.decisive
+    assert own_class.keys != one.keys
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,30 @@
 """Ablations and routings of a configuration's runs, read together by compare."""
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
 
-from dualpath_cli.base.system import read_csv
-from dualpath_cli.cli.main import main
-from dualpath_cli.compare.studies import excess_over_runs
+from dualpath_cli.compare.groups import Group, groups_of
+from dualpath_cli.compare.runs import find_folders, read_run
+from dualpath_cli.compare.studies import (
+    ablations_of,
+    excess_over_runs,
+    routings_of,
+    table_of_classes,
+)
 from tests.compare.run_folders import write_sweep
 
 EXCESS = {"token_class": "arithmetic", "path": "wide", "source": "gsm8k", "per_forced": 1.25}
 
 
-def write_reports(sweep: Path, excesses: list[float]) -> None:
+def swept(folder: Path, seeds: int) -> tuple[Path, list[Group]]:
+    sweep = write_sweep(folder / "sweep", ["wide", "a50_k2"], range(seeds))
+    return sweep, groups_of([read_run(path) for path in find_folders([str(sweep)])])
+
+
+def write_reports(sweep: Path, excesses: list[float]) -> Path:
+    """Reports by `dualpath ablate` for wide's runs; returns the last one."""
     for seed, value in enumerate(excesses):
         folder = sweep / f"runs/wide/seed_{seed}/ablations/step-00000010"
         folder.mkdir(parents=True)
@@ -23,47 +33,38 @@ def write_reports(sweep: Path, excesses: list[float]) -> None:
         (folder / "ablations.json").write_text(json.dumps(report))
         (folder.parent / "step-00000005").mkdir()  # an older one, which does not count
         (folder.parent / "step-00000005/ablations.json").write_text("{}")
+    return folder / "ablations.json"
 
 
-def test_compare_sets_the_ablations_of_its_runs_side_by_side(tmp_path, capsys):
-    sweep = write_sweep(tmp_path / "sweep", ["wide", "a50_k2"], range(6))
+def test_the_ablations_of_a_configuration_are_means_over_its_runs(tmp_path):
+    sweep, groups = swept(tmp_path, 6)
     write_reports(sweep, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
-    assert main(["compare", str(sweep)]) == 0
-    said = capsys.readouterr().out
-    assert "excess over random tokens" in said
-    assert "fewer than six" not in said
-    with (sweep / "comparison/ablations.csv").open() as file:
-        (row,) = csv.DictReader(file)
-    assert (row["configuration"], row["intervention"], row["runs"]) == ("wide", "K=1", "6")
-    assert float(row["difference"]) == pytest.approx(0.35)
-    assert float(row["difference_sd"]) == pytest.approx(0.035**0.5)
-    with (sweep / "comparison/ablation_classes.csv").open() as file:
-        (row,) = csv.DictReader(file)
-    assert float(row["mean"]) == pytest.approx(0.35)
-    assert (row["forced"], row["above"]) == ("arithmetic wide", "6")
-    assert float(row["p"]) == float(row["p_holm"]) == 2 / 64
+    (row,), (of_class,), left_out = ablations_of(groups)
+    assert left_out == []
+    assert (row["configuration"], row["intervention"], row["runs"]) == ("wide", "K=1", 6)
+    assert row["difference"] == of_class["mean"] == pytest.approx(0.35)
+    assert row["difference_sd"] == pytest.approx(0.035**0.5)
+    assert (of_class["forced"], of_class["above"]) == ("arithmetic wide", 6)
+    assert of_class["p"] == of_class["p_holm"] == 2 / 64
+    cells = dict(zip(*[[c.heading for c in table_of_classes([of_class]).columns],
+                       table_of_classes([of_class]).cells()[0]], strict=True))  # fmt: skip
+    assert (cells["mean"].text, cells["least"].text, cells["most"].text) == (
+        "+0.3500", "+0.1000", "+0.6000",
+    )  # fmt: skip
 
 
-def test_few_runs_and_losses_that_are_no_numbers_are_said(tmp_path, capsys):
-    sweep = write_sweep(tmp_path / "sweep", ["wide"], range(3))
-    write_reports(sweep, [0.1, -0.2, 0.3])
-    report = sweep / "runs/wide/seed_2/ablations/step-00000010/ablations.json"
-    report.write_text(report.read_text().replace("3.0", "null"))
-    assert main(["compare", str(sweep)]) == 0
-    said = capsys.readouterr().out
-    assert "with fewer than six runs the test cannot give p < 0.05" in " ".join(said.split())
-    assert f"{report}: left out, losses that are no numbers" in said
-
-
-@pytest.mark.parametrize("damaged", ['{"rows": [', '{"rows": []}', '{"rows": [{"loss": 1}]}', "[]"])
-def test_a_damaged_report_is_left_out_with_a_line(damaged, tmp_path, capsys):
-    sweep = write_sweep(tmp_path / "sweep", ["wide"], range(3))
-    write_reports(sweep, [0.1, 0.2, 0.3])
-    report = sweep / "runs/wide/seed_2/ablations/step-00000010/ablations.json"
+@pytest.mark.parametrize(
+    "damaged",
+    ['{"rows": [', '{"rows": []}', '{"rows": [{"loss": 1}]}', "[]",
+     '{"rows": [{"loss": null}], "excess": []}'],
+)  # fmt: skip
+def test_a_damaged_report_is_left_out_with_a_line(damaged, tmp_path):
+    sweep, groups = swept(tmp_path, 3)
+    report = write_reports(sweep, [0.1, 0.2, 0.3])
     report.write_text(damaged)
-    assert main(["compare", str(sweep)]) == 0
-    assert f"{report}: left out, " in capsys.readouterr().out
-    assert (sweep / "comparison/ablations.csv").exists()
+    (row,), _, (line,) = ablations_of(groups)
+    assert row["runs"] == 2
+    assert str(report) in line
 
 
 def test_the_tests_over_runs_are_corrected_for_their_number():
@@ -79,8 +80,8 @@ def test_the_tests_over_runs_are_corrected_for_their_number():
     assert excess_over_runs([[EXCESS | {"excess": 0.1}], [EXCESS | {"excess": None}]]) == []
 
 
-def test_compare_means_the_routings_of_its_runs(tmp_path, capsys):
-    sweep = write_sweep(tmp_path / "sweep", ["wide", "a50_k2"], range(4))
+def test_the_routings_of_a_configuration_are_means_over_its_runs(tmp_path):
+    sweep, groups = swept(tmp_path, 4)
     for seed, share in enumerate((0.25, 0.5, None, "damaged")):
         folder = sweep / f"runs/a50_k2/seed_{seed}/routing/step-00000010"
         folder.mkdir(parents=True)
@@ -88,12 +89,10 @@ def test_compare_means_the_routings_of_its_runs(tmp_path, capsys):
         upos = {"NOUN": {"deep_share": {"mean": share}}}
         report = {"layers": [1, 3], "sources": {"novels": {"layers": layers, "upos": upos}}}
         (folder / "summary.json").write_text(json.dumps(report))
-    assert main(["compare", str(sweep)]) == 0
-    assert "seed_3/routing/step-00000010/summary.json: left out, " in capsys.readouterr().out
-    rows = read_csv(sweep / "comparison/routings.csv")
-    names = ("configuration", "source", "measure", "layer", "runs")
-    found = {tuple(row[name] for name in names): (row["mean"], row["sd"]) for row in rows}
-    assert found == {  # what a run lacks is left out
-        ("a50_k2", "novels", "deep_share", "3", "3"): ("0.5", "0.0"),
-        ("a50_k2", "novels", "cosine", "1", "3"): ("0.1", "0.1"),
-    }
+    rows, (line,) = routings_of(groups)
+    assert "seed_3/routing/step-00000010/summary.json" in line
+    assert [{k: row[k] for k in ("configuration", "measure", "layer", "runs")} for row in rows] == [
+        {"configuration": "a50_k2", "measure": "deep_share", "layer": 3, "runs": 3},
+        {"configuration": "a50_k2", "measure": "cosine", "layer": 1, "runs": 3},
+    ], "a number that a run lacks is left out"
+    assert [(row["mean"], row["sd"]) for row in rows] == [(0.5, 0.0), pytest.approx((0.1, 0.1))]

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ import zstandard
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.decoding import texts
-from dualpath_cli.decoding.decoder import RECORDERS
-from dualpath_cli.decoding.request import Prompt, ids_of, read_prompts
+from dualpath_cli.decoding.prompts import Prompt, ids_of, read_prompts
 from dualpath_cli.recipe.recipes import merge
 from tests.conftest import OutputOf
 from tests.data.small_tokenizer import tokenizer_with
@@ -74,21 +72,6 @@ def test_one_text_is_streamed_and_its_speed_and_drafts_go_to_stderr(
     )  # fmt: skip
 
 
-def test_the_time_to_record_is_told_apart_from_the_speed(run, capsys, monkeypatch):
-    def record(work: Callable[[], object], *_: object) -> Callable[[], object]:
-        time.sleep(60)
-        return work
-
-    now, clock = [0.0], time.perf_counter
-    monkeypatch.setattr(time, "perf_counter", lambda: clock() + now[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setitem(RECORDERS, "cpu", record)
-    assert main(["generate", "--ckpt_path", str(run), "--prompt", "the", "--ignore_eot"]) == 0
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "s, prepared in 60." in line
-    assert float(re.findall(r"([\d,.]+) tokens/s", line)[0].replace(",", "")) > 2
-
-
 def test_several_texts_are_printed_whole_with_their_numbers(run, rows, capsys):
     words = ["--prompt", "the", "hell", "--num_samples", "2", "--max_new_tokens", "9"]
     written = rows(*words)
@@ -101,13 +84,6 @@ def test_several_texts_are_printed_whole_with_their_numbers(run, rows, capsys):
         title = f"prompt {row['number']}, sample {row['sample']}: "
         title += f"{row['new_tokens']} tokens, {row['end']}"
         assert f"{title}\n{row['prompt']}{row['text']}\n" in said
-
-
-def test_a_seed_gives_the_same_texts_in_batches_of_any_size(rows):
-    words = ("--prompt", "the", "hello shell", "a", "--num_samples", 2, "--max_new_tokens", 16)
-    first = rows(*words, "--seed", 5)
-    assert rows(*words, "--seed", 5, "--batch_size", 1) == first
-    assert rows(*words, "--seed", 6) != first
 
 
 def test_rows_of_a_file_are_answered_in_their_order(rows, tmp_path):
@@ -123,14 +99,6 @@ def test_without_a_prompt_a_text_begins_by_itself_and_fills_the_window(rows):
     assert row.pop("text")
     begun = {"prompt": "", "number": 1, "sample": 1, "new_tokens": 64, "end": "window"}
     assert row == begun
-
-
-def test_a_text_ends_before_a_stop(rows):
-    words = ("--prompt", "the", "--greedy", "--max_new_tokens", 20)
-    (whole,) = rows(*words, "--ignore_eot")
-    stop = whole["text"][5:7]
-    (row,) = rows(*words, "--stop", stop, "\0never")
-    assert (row["text"], row["end"]) == (whole["text"][: whole["text"].find(stop)], "stop")
 
 
 def test_overrides_and_precision_are_those_of_the_model(rows):
@@ -198,15 +166,6 @@ def test_a_signal_keeps_the_texts_that_are_done_beside_the_file(
     assert not out.exists()
     assert [json.loads(line) for line in kept.open()] == whole[1:]
 
-    # A later call that is interrupted keeps its own beside them, and leaves no empty file.
-    for after, then in ((8, f"1 of 2 texts are in '{kept}-2'"), (0, "none of 2 texts was done")):
-        monkeypatch.undo()
-        interrupt(signal.SIGINT, after, monkeypatch)
-        assert main(["generate", "--ckpt_path", str(run), "--out", str(out), *words]) == 130
-        assert f"generate: interrupted; {then}" in capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.glob("o.jsonl*")) == [kept.name, f"{kept.name}-2"]
-    assert [json.loads(line) for line in kept.open()] == whole[1:]
-
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "one", "question": "not this", "id": 7},
@@ -241,19 +200,11 @@ def test_any_other_file_and_stdin_are_one_prompt(tmp_path, monkeypatch):
 
 
 TOKENIZER = tokenizer_with([])
-EOT = TOKENIZER.eot_id
 
 
-def ids(text: str, truncate: bool, window: int = 8, most_new: int = 5) -> list[int]:
-    return ids_of([Prompt(text, "it")], TOKENIZER, window, most_new, truncate)[0]
-
-
-def test_a_prompt_fills_the_window_or_leaves_room_for_all_new_tokens():
-    assert ids("", truncate=False) == [EOT]
-    assert ids("abcdefg", truncate=False) == [EOT, *TOKENIZER.encode("abcdefg")]
-    with pytest.raises(UserError, match="it has 8 tokens, the model's window has room for 7"):
-        ids("abcdefgh", truncate=False)
-    assert ids("abcdefgh", truncate=True) == [EOT, *TOKENIZER.encode("fgh")]
-    assert ids("fgh", truncate=True) == [EOT, *TOKENIZER.encode("fgh")]
-    with pytest.raises(UserError, match="leave nothing"):
-        ids("abc", truncate=True, most_new=8)
+def test_a_prompt_follows_end_of_text_and_may_fill_the_window():
+    prompts = [Prompt("", "one"), Prompt("abcdefg", "two")]
+    expected = [[TOKENIZER.eot_id], [TOKENIZER.eot_id, *TOKENIZER.encode("abcdefg")]]
+    assert ids_of(prompts, TOKENIZER, 8) == expected
+    with pytest.raises(UserError, match="two has 7 tokens"):
+        ids_of(prompts, TOKENIZER, 7)

@@ -194,15 +194,6 @@ def test_traces_of_passes_are_joined_with_their_states():
         torch.testing.assert_close(one.step_weights, other.step_weights)
 
 
-def test_static_shapes_have_an_end():
-    model = with_weights(small())
-    tokens = random_tokens(model.config, batch=1, length=4)
-    cache = Cache(model.config, capacity=5, static=tokens.device)
-    forward(model, tokens, cache=cache)
-    with pytest.raises(ValueError, match="room for 5 positions, not for 6"):
-        forward(model, tokens[:, :2], cache=cache)
-
-
 @several
 @given(
     config=WITH_DOCUMENTS, kept=st.integers(0, 4), forgotten=st.integers(1, 4), static=st.booleans()

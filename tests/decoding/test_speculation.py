@@ -159,14 +159,3 @@ def test_sampled_texts_are_distributed_as_without_drafts(length, texts, monkeypa
     assert p_of_pairs() > 0.001
     monkeypatch.setattr(writing, "verified", redrawn_from_the_whole)
     assert p_of_pairs() < 1e-6  # it would show
-
-
-def test_a_draft_of_the_same_probabilities_is_always_kept():
-    rng = torch.Generator().manual_seed(0)
-    p_1V = (2 * torch.randn(1, 8, generator=rng, dtype=torch.float64)).softmax(-1)
-    sampler = Sampler(Sampling(), 8)
-    for seed in range(50):
-        generator = torch.Generator().manual_seed(seed)
-        drafted_ids = [int(sampler.draw(p_1V, [generator])) for _ in range(3)]
-        p_NV = p_1V.expand(4, -1)
-        assert verified(drafted_ids, [p_1V[0]] * 3, p_NV, sampler, generator)[0] == 3

@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualpath_cli.evaluation.tables import AGGREGATE, ALL, compare, means_of, paper_scores
+from dualpath_cli.evaluation.tables import (
+    AGGREGATE,
+    ALL,
+    compare,
+    means_of,
+    paper_scores,
+    score_table,
+)
 from dualpath_cli.flops import paper
 from dualpath_cli.report.significance import holm
 
@@ -32,12 +39,12 @@ def test_documents_are_paired_and_ties_counted():
     one = choices([1, 0, 1, 0, 1, 1] * 3, [1.0] * 18)
     other = choices([1, 1, 1, 0, 0, 1] * 2 + [1, 1, 1, 1, 1, 1], [1.0, 0.5, 2.0, 0.5, 1.0, 0.5] * 3)
     accuracy, bpb = compare(["a", "b"], [one, other])
-    assert (accuracy.better, accuracy.worse, accuracy.ties) == (4, 2, 12)
-    assert accuracy.difference == pytest.approx(2 / 18)
-    assert accuracy.p == pytest.approx(0.6875)
-    assert (bpb.metric, bpb.better, bpb.worse, bpb.ties) == ("bpb", 9, 3, 6)
-    assert (bpb.test, accuracy.test) == ("t", "McNemar")
-    assert [accuracy.p_holm, bpb.p_holm] == holm([accuracy.p, bpb.p])
+    assert (accuracy["better"], accuracy["worse"], accuracy["ties"]) == (4, 2, 12)
+    assert accuracy["difference"] == pytest.approx(2 / 18)
+    assert accuracy["p"] == pytest.approx(0.6875)
+    assert (bpb["metric"], bpb["better"], bpb["worse"], bpb["ties"]) == ("bpb", 9, 3, 6)
+    assert (bpb["test"], accuracy["test"]) == ("t", "McNemar")
+    assert [accuracy["p_holm"], bpb["p_holm"]] == holm([accuracy["p"], bpb["p"]])
 
 
 def test_the_interval_and_what_is_detectable_are_those_of_the_mean_of_differences():
@@ -47,9 +54,9 @@ def test_the_interval_and_what_is_detectable_are_those_of_the_mean_of_difference
     (_, row) = compare(["a", "b"], [choices([1] * 400, list(before)),
                                     choices([1] * 400, list(before + change))])  # fmt: skip
     error = change.std(ddof=1) / 20
-    assert row.difference == pytest.approx(change.mean())
-    assert row.high - row.low == pytest.approx(2 * 1.96 * error, rel=0.1)
-    assert row.detectable == pytest.approx(2.80 * error, rel=0.1)
+    assert row["difference"] == pytest.approx(change.mean())
+    assert row["high"] - row["low"] == pytest.approx(2 * 1.96 * error, rel=0.1)
+    assert row["detectable"] == pytest.approx(2.80 * error, rel=0.1)
 
 
 def test_texts_differ_by_the_bits_of_all_their_bytes():
@@ -57,12 +64,12 @@ def test_texts_differ_by_the_bits_of_all_their_bytes():
     one, other = texts([5.0, 90.0, 20.0] * 5, sizes), texts([6.0, 80.0, 20.0] * 5, sizes)
     (row,) = compare(["a", "b"], [one, other])
     expected = (106 - 115) / math.log(2) / 240
-    assert row.difference == pytest.approx(expected)
+    assert row["difference"] == pytest.approx(expected)
     before, after = (report["results"]["c4"]["rolling_bpb,none"] for report in (one, other))
-    assert row.difference == pytest.approx(after - before)
-    assert row.value == after
-    assert row.low < expected < row.high
-    assert (row.better, row.worse, row.ties) == (5, 5, 5)
+    assert row["difference"] == pytest.approx(after - before)
+    assert row["value"] == after
+    assert row["low"] < expected < row["high"]
+    assert (row["better"], row["worse"], row["ties"]) == (5, 5, 5)
 
 
 @pytest.mark.parametrize("budget", paper.BUDGETS)
@@ -79,7 +86,11 @@ def test_means_are_those_of_the_paper(budget):
             assert value == pytest.approx(theirs[name], abs=1.01e-4)
 
 
-def test_a_mean_needs_all_of_its_benchmarks():
-    scores = {f"{task} BPB": 1.0 for task in paper.MATH}
-    assert means_of(scores) == {"Easy math avg BPB": 1.0}
-    assert means_of({**scores, f"{paper.COMMONSENSE[0]} BPB": 2.0}) == means_of(scores)
+def test_beside_the_scores_of_a_model_of_the_paper_stand_the_papers():
+    scores = {"acc_per_char": 0.25, "acc_per_char_stderr": 0.1, "bpb": 1.5, "bpb_stderr": 0.2}
+    found = report("arc_challenge", [{}] * 4, **scores)
+    found["n-samples"] = {"arc_challenge": {"effective": 4}}
+    model = {"name": "m", "window": 8, "batch_size": 2, "precision": "float32"}
+    (row,) = score_table(model, found, "f80m_a50_k4").rows
+    assert row[-2:] == [0.4170, 0.7983]
+    assert len(score_table(model, found, "mine").rows[0]) == len(row) - 2

@@ -15,13 +15,12 @@ from safetensors import safe_open
 from dualpath_cli.cli.main import main
 from dualpath_cli.export.hf import folder as hf
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS, newest_checkpoint, read_recipe
+from dualpath_cli.run.run_folder import RECIPE, newest_checkpoint, read_recipe
 from dualpath_cli.spec.config import ModelConfig
 from tests.cli.processes import run_on_ranks, start
 from tests.conftest import Share
 from tests.export.conftest import contents, export, words
 from tests.study.conftest import USERS_OF_FIGURES
-from tests.training.test_checkpoint_faults import flip
 from tests.training.tiny_run import rows, saved, tiny_recipe
 
 rare = pytest.mark.slow
@@ -79,32 +78,6 @@ def test_an_export_holds_its_unfinished_folder_and_removes_it_unless_it_is_kille
     assert process.exitcode == (-number if number == signal.SIGKILL else 128 + number)
     export(run, out)
     assert list(out.parent.iterdir()) == [out]
-
-
-def test_what_cannot_be_read_is_not_handed_on(trained, tmp_path, said):
-    source, out = trained(), tmp_path / "out"
-    for name in (TOKENIZER, VERSIONS, RECIPE):
-        whole = (source / name).read_text()
-        for text in (None,) if name == RECIPE else (None, "<html>", "[]", "\udcff"):
-            (source / name).unlink()
-            if text is not None:
-                (source / name).write_text(text, errors="surrogateescape")
-            error = said(*words(source, out))
-            assert (name if text is None else str(source / name)) in error
-            assert not list(tmp_path.glob("out*"))
-            (source / name).write_text(whole)
-
-
-def test_the_damaged_file_is_named(trained, tmp_path, said):
-    run = trained()
-    checkpoint = newest_checkpoint(run)
-    file = max(checkpoint.glob("*.safetensors"))
-    given = words(checkpoint, tmp_path / "x")
-    flip(file, 0.5)
-    assert f"is damaged: {file.name} was changed since it was written" in said(*given)
-    file.unlink()
-    assert f"is damaged: {file.name} is missing" in said(*given)
-    assert not list(tmp_path.glob("x*"))
 
 
 def test_large_models_are_several_files(trained, tmp_path, monkeypatch, output_of):

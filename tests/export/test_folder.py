@@ -1,4 +1,4 @@
-"""The exported folder as files: what it replaces, what is damaged in it, its card and scores."""
+"""The exported folder as files: overwriting, damage, the card."""
 
 import csv
 import hashlib
@@ -6,7 +6,6 @@ import html
 import json
 import os
 from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import yaml
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.run.trained import find
 from tests.export.conftest import contents, export, model_of, words
 from tests.training.tiny_run import Fit
 
@@ -45,15 +43,6 @@ def test_a_folder_with_anything_that_no_export_wrote_is_not_replaced(folder, tmp
     assert "holds 'README.md', which" in said(*words(run, folder, "--overwrite"))
     for other, why in ((run, "is the folder that is read"), (tmp_path, "of something else")):
         assert why in said(*words(run, other, "--overwrite"))
-
-
-def test_a_folder_of_a_version_without_a_later_field_is_read(folder):
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    for name in ("n_experts", "num_experts_per_tok", "balance", "balance_rate"):
-        del config[name]
-    path.write_text(json.dumps(config))
-    assert find(str(folder)).settings.model.n_experts == 0
 
 
 def test_what_comes_into_a_folder_while_its_successor_is_written_stays(
@@ -134,13 +123,7 @@ def test_the_card_says_what_the_run_says(folder, tmp_path):
     with (run / "validation.csv").open() as file:
         (row,) = [row for row in csv.DictReader(file) if row["step"] == "6"]
     assert f"| held_out | {row['loss']} | {row['bits_per_byte']} |" in text
-
-
-def test_a_card_without_losses_is_said(trained, tmp_path, output_of):
-    run = trained()
-    (run / "validation.csv").write_text("")
-    said = output_of(*words(run, tmp_path / "hf"))
-    assert "validation.csv has no row of step 6: the card names no losses" in said
+    assert text.count("| held_out |") == 1
 
 
 def test_the_card_names_the_licence_and_the_data_sets_as_the_hub_reads_them(trained, tmp_path):
@@ -171,6 +154,7 @@ def test_the_card_shows_names_and_values_as_they_are(trained, tmp_path):
         path.write_text(json.dumps(content))
     card = (export(run, tmp_path / "hf") / "README.md").read_text()
     text = card.split("---\n", 2)[2].split("## Use")[0]
+    text = "\n".join(line for line in text.splitlines() if line.startswith(("#", "|")))
     assert not set("<>[]`\\") & set(text)
     assert {line.count("|") for line in text.splitlines() if "|" in line} == {3, 4}
     shown = html.unescape(text)
@@ -179,70 +163,3 @@ def test_the_card_shows_names_and_values_as_they_are(trained, tmp_path):
     assert "| precision | |<script>|  \\ |" in shown
     assert " www.a" not in text
     assert "_x_" not in text
-
-
-RESULTS: dict[str, Any] = {
-    "model": {
-        "run": "tiny/default", "step": 6, "loops": 2, "intervention": "learned",
-        "precision": "float32", "device": "cpu", "batch_size": 16, "window": 16,
-        "versions": {"dualpath": "0.1.0"},
-    },
-    "results": {
-        "piqa": {"acc_per_char,none": 0.51234, "acc_per_char_stderr,none": 0.01,
-                 "bpb,none": 1.5, "bpb_stderr,none": 0.1},
-        "arc_easy": {"acc_per_char,none": 0.25, "acc_per_char_stderr,none": "N/A"},
-        "novels": {"rolling_bpb,none": 1.25, "rolling_bpb_stderr,none": 0.2},
-    },
-    "n-samples": {
-        "piqa": {"effective": 1838, "original": 1838},
-        "arc_easy": {"effective": 100, "original": 2376},
-        "novels": {"effective": 3, "original": 3},
-    },
-}  # fmt: skip
-
-
-def with_results(run: Path, folder: Path, content: object) -> list[str]:
-    """The command that exports a run with these results into `hf` in the folder."""
-    (folder / "results.json").write_text(json.dumps(content))
-    return words(run, folder / "hf", "--results", folder)
-
-
-def test_all_scores_are_in_the_card_and_whole_accuracies_for_the_hub(trained, tmp_path):
-    assert main(with_results(trained(), tmp_path, RESULTS)) == 0
-    card = (tmp_path / "hf" / "README.md").read_text()
-    assert "| piqa | acc_per_char | 0.5123 | 0.0100 | 1,838 of 1,838 | 5 |" in card
-    assert "| arc_easy | acc_per_char | 0.2500 |  | 100 of 2,376 | 5 |" in card
-    assert "| novels | rolling_bpb | 1.2500 | 0.2000 | 3 of 3 | 0 |" in card
-    assert "K = 2, learned, float32 on cpu, batches of 16" in card
-    (entry,) = (tmp_path / "hf" / ".eval_results").iterdir()
-    (said,) = yaml.safe_load(entry.read_text())
-    assert entry.name == "piqa.yaml"
-    assert said["dataset"] == {"id": "ybisk/piqa", "task_id": "default"}
-    assert said["value"] == 51.23
-    assert said["notes"].startswith("acc_per_char, 5-shot; K = 2")
-
-
-def test_scores_under_an_override_stay_in_the_card(trained, tmp_path):
-    forced = deepcopy(RESULTS)
-    forced["model"]["intervention"] = "K=1"
-    assert main(with_results(trained(), tmp_path, forced)) == 0
-    assert "K = 2, K=1, float32" in (tmp_path / "hf" / "README.md").read_text()
-    assert not (tmp_path / "hf" / ".eval_results").exists()
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        (("model", "step"), 4, "is of tiny/default, step 4, not of tiny/default, step 6"),
-        (("model",), {}, "it lacks 'run'"),
-        (("results", "piqa", "acc_per_char,none"), float("nan"), "nan is no number"),
-    ],
-)
-def test_other_results_are_refused(path, value, message, trained, tmp_path, said):
-    content = place = deepcopy(RESULTS)
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    error = said(*with_results(trained(), tmp_path, content))
-    assert message in error
-    assert str(tmp_path) in error

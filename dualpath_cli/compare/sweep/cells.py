@@ -48,9 +48,9 @@ class Cell:
     """The FLOPs that meet the budget: linear or total ones; both where the widths are equal."""
     alpha: float | None  # percent of the FLOPs on the deep path; None for a single path
     model: dict[str, Any]  # fields of the model section that make it this configuration
-    spent: float  # FLOPs per token and layer as they were matched, over what was to be matched
-    layers_times: int = 1  # times the backbone's layers that it has, each with a part of the budget
-    gate_flops: int = 0  # those of the recipe's gate, which are taken off a dual block's budget
+    spent: float  # matched FLOPs per token and layer, over the FLOPs that they should be
+    layers_times: int = 1  # its layers over those of the backbone, which share the budget
+    gate_flops: int = 0  # of the recipe's gate, taken off a dual block's budget
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Wanted:
     controls: Sequence[str]
     matches: Sequence[Match]
     experts: Sequence[int] = (0,)  # numbers of experts in wide paths; 0 is a dense one
-    positions: bool = False  # whether one layer at a time is dual or loop, and all others PureWide
+    positions: bool = False  # one layer at a time is dual or loop, and all others PureWide
 
 
 def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]:
@@ -92,7 +92,7 @@ def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]
     if "expanded" in wanted.controls and "linear" not in wanted.matches:
         notes.append("expanded is matched in linear FLOPs alone: left out")
     if {"loop", "expanded"} & {*wanted.controls} and 1 in wanted.loops:
-        notes.append("of loop and expanded none has K = 1, which is PureWide")
+        notes.append("no loop or expanded cell at K = 1: that is PureWide")
     if not cells:
         reason = notes[0] if notes else "neither --alphas nor --controls names one"
         raise UserError(f"no configuration can be: {reason}")
@@ -153,7 +153,7 @@ class _Kind:
     n_layers: int  # layers of the backbone
     layers_times: int = 1  # times the backbone's layers, among which the budget is divided
     smallest_deep: bool = False
-    place: int | None = None  # the layer that is so, while all others are PureWide; None: all are
+    place: int | None = None  # the only layer of this kind, among PureWide ones; None: all layers
 
     @property
     def has_room(self) -> bool:
@@ -176,7 +176,7 @@ class _Kind:
         return Fraction(narrow.matched_budget - spent, 6 * self.target.d_model)
 
     def spent(self, multiple: int) -> Fraction:
-        """The part of what was to be matched that the widths in a multiple spend."""
+        """The share of the matched budget that the widths in a multiple spend."""
         widths, target = self.widths(multiple), replace(self.target, multiple_of=multiple)
         spent = Fraction(target.spent(widths.d_ffn, widths.d_ffn_wide), target.matched_budget)
         if self.place is None:

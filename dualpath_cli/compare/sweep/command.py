@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 
@@ -11,19 +11,13 @@ from rich.console import Console
 
 from dualpath_cli.base.errors import Stopped, UserError
 from dualpath_cli.base.system import alone, format_csv, write_text
-from dualpath_cli.compare.runs import decisive
-from dualpath_cli.compare.sweep import plan, request
+from dualpath_cli.compare.groups import edge_of, first_of, frames_of
+from dualpath_cli.compare.runs import TrainedRun, read_run
+from dualpath_cli.compare.sweep import plan, request, runner
 from dualpath_cli.compare.sweep.cells import FAMILIES, Cell, solve
 from dualpath_cli.compare.sweep.request import Design, Sweep
-from dualpath_cli.compare.sweep.runner import (
-    check_none,
-    check_sharing,
-    run_all,
-    say,
-    side_by_side,
-    write_array,
-)
-from dualpath_cli.compare.sweep.runs import LENGTH, PlannedRun, plan_runs, write_recipes
+from dualpath_cli.compare.sweep.runner import check_none, run_all, say
+from dualpath_cli.compare.sweep.runs import LENGTH, RATE, PlannedRun, plan_runs, write_recipes
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
 from dualpath_cli.recipe.schedule import stable_steps
@@ -39,52 +33,71 @@ from dualpath_cli.training.launch import to_train
 def run(options: Sweep, recipe: Recipe) -> str:
     """Plans a sweep, asks, and runs it; returns what comes next.
 
-    Raises RunFailed at the end, if runs failed, and Stopped where it was not wanted after all, or
-    after a signal.
+    Raises RunFailed at the end, if runs failed, and Stopped if the answer was no, or after a
+    signal.
     """
-    wanted = request.read(options, recipe)
-    new = [path for path in (wanted.out, *wanted.out.parents) if not path.exists()]
+    design = request.read(options, recipe)
+    new = [path for path in (design.out, *design.out.parents) if not path.exists()]
     try:
-        with alone(wanted.out / request.LOCK, wanted.out):
-            return _run(wanted, plain_console())
+        with alone(design.out / request.LOCK, design.out):
+            return _run(design, plain_console())
     except UserError:
-        with suppress(OSError):  # the first one with a file in it ends this
+        with suppress(OSError):  # the first folder with a file in it ends this
             for folder in new:
                 folder.rmdir()
         raise
 
 
-def _run(wanted: Design, console: Console) -> str:
-    shared, jobs = _shared(wanted), wanted.options.jobs
-    cells, notes = solve(wanted.wanted, shared.model)
-    runs = plan_runs(
-        cells, wanted.varied, wanted.recipe, shared, wanted.seeds, wanted.out,
-        _branches(wanted, shared),
-    )  # fmt: skip
-    check_different(runs)
-    if not wanted.options.slurm:
-        check_sharing(runs[0], jobs)
+def _run(design: Design, console: Console) -> str:
+    shared, jobs = _shared(design), design.options.jobs
+    cells, notes = solve(design.wanted, shared.model)
+    runs = plan_runs(cells, design, shared, _branches(design, shared))
+    firsts = list({run.configuration: run for run in reversed(runs)}.values())[::-1]
+    check_different(firsts)
+    if not design.options.slurm:
+        runner.check_sharing(runs[0], jobs)
     check_begun(runs)
-    check_settings(runs)
-    _write_down(wanted, cells, notes)
+    check_settings(firsts)
+    _write_down(design, cells, notes)
     write_recipes(runs)
     for note in notes:
         say(console, f"note: {note}")
-    _show_plan(wanted, runs, console)
-    if wanted.options.slurm:
-        return _array(wanted, runs)
-    _ask(wanted, console)
-    check_none(run_all(runs, jobs, console), len(runs))
-    return f"next: {_comparison(wanted, runs)}"
+    _show_plan(design, runs, console)
+    after = f"dualpath compare {design.out}"
+    if len(design.varied.get(RATE, ())) > 2:
+        after += " --best lr"
+    after += max(option_of(run.settings.model) for run in firsts)
+    if design.options.slurm:
+        return _array(design, runs, after)
+    _ask(design, console)
+    failed = run_all(runs, jobs, console)
+    for edge in _edges(runs):
+        say(console, f"note: {edge}")
+    check_none(failed, len(runs))
+    return f"next: {after}"
 
 
-def _branches(wanted: Design, shared: Settings) -> bool:
+def _shared(design: Design) -> Settings:
+    """The settings that all runs have; block and widths in them mean nothing."""
+    any_block = {"block": "wide", "n_experts": 0, "d_ffn": 64, "d_ffn_wide": 64}
+    shared = settings_from(merge(design.recipe, {"model": any_block}))
+    if shared.run.branch_from is not None:
+        raise UserError(
+            "the recipe has run.branch_from, but a sweep trains each configuration from the start; "
+            "leave it out (--config, repeated, can set it to null)"
+        )
+    looped = replace(shared.model, block="dual", loops=2)  # uses all of the recipe's classes
+    import_classes(looped, allowed=True)
+    return shared
+
+
+def _branches(design: Design, shared: Settings) -> bool:
     """Whether runs of several lengths are branches of the longest."""
-    if LENGTH not in wanted.varied or shared.optim.schedule != "wsd":
+    if LENGTH not in design.varied or shared.optim.schedule != "wsd":
         return False
-    if "optim.schedule" in wanted.varied:
+    if "optim.schedule" in design.varied:
         raise UserError("--set optim.schedule does not go with --set run.max_tokens under wsd")
-    if shared.optim.decay_sum is not None or "optim.decay_sum" in wanted.varied:
+    if shared.optim.decay_sum is not None or "optim.decay_sum" in design.varied:
         raise UserError(
             "under optim.schedule wsd runs of several run.max_tokens are branches of the longest, "
             "for which optim.decay_sum must be null: it depends on the length; set weight_decay"
@@ -92,22 +105,54 @@ def _branches(wanted: Design, shared: Settings) -> bool:
     return True
 
 
-def _shared(wanted: Design) -> Settings:
-    """The settings that all runs have; block and widths in them mean nothing."""
-    any_block = {"block": "wide", "n_experts": 0, "d_ffn": 64, "d_ffn_wide": 64}
-    shared = settings_from(merge(wanted.recipe, {"model": any_block}))
-    if shared.run.branch_from is not None:
-        raise UserError(
-            "the recipe has run.branch_from, but a sweep trains each configuration from the start; "
-            "leave it out (--config, repeated, can set it to null)"
-        )
-    looped = replace(shared.model, block="dual", loops=2)  # all of the recipe's classes are used
-    import_classes(looped, allowed=True)
-    return shared
+def check_different(firsts: Sequence[PlannedRun]) -> None:
+    """Refuses two configurations that would be trained with the same numbers."""
+    seen: dict[str, str] = {}
+    for run in firsts:
+        trainer = run.settings.trainer
+        numbers = json.dumps([run.decisive(), trainer.callbacks, trainer.plugins])
+        other = seen.setdefault(numbers, run.configuration)
+        if other != run.configuration:
+            raise UserError(
+                f"{other} and {run.configuration} would be the same run twice; leave one of the "
+                "values out of --set"
+            )
 
 
-def _write_down(wanted: Design, cells: Sequence[Cell], notes: Sequence[str]) -> None:
-    """Writes sweep.yaml: what was asked for, and what it came to."""
+def check_begun(runs: Sequence[PlannedRun]) -> None:
+    """Refuses runs that were begun with other settings, or another source of a class."""
+    for run in runs:
+        if (run.folder / RECIPE).is_file():
+            way_out, settings = "give this sweep another --out", run.settings
+            words = f"{way_out}, or the words that it was begun with"
+            check_same_recipe(run.folder, settings.as_recipe(), way_out=words)
+            if option_of(settings.model):
+                check_as_begun(run.folder, facts_now(run.folder), settings.model, way_out)
+
+
+def check_settings(firsts: Sequence[PlannedRun]) -> None:
+    """Checks a run of each configuration as `fit` would; those that have begun were checked."""
+    for run in firsts:
+        if (run.folder / RECIPE).is_file():
+            continue
+        settings, start = run.settings, stable_steps(run.settings)
+        if not run.is_ready:  # its trunk is not there yet
+            settings = replace(settings, run=replace(settings.run, branch_from=None))
+        try:
+            to_train(settings)
+            if run.settings.run.branch_from is not None and start < settings.run.save_every:
+                raise UserError(
+                    f"run.save_every={settings.run.save_every} leaves no checkpoint before the "
+                    f"cool-down of a run of {run.steps} steps, or its second phase of loops, at "
+                    f"step {start}; save more often"
+                )
+        except UserError as error:
+            name = f"{run.configuration}: " if run.varied else ""
+            raise UserError(f"{name}{error}") from None
+
+
+def _write_down(design: Design, cells: Sequence[Cell], notes: Sequence[str]) -> None:
+    """Writes sweep.yaml: the command, and its cells."""
     content = {
         "command": shlex.join(["dualpath", *sys.argv[1:]]),
         "cells": [
@@ -118,15 +163,15 @@ def _write_down(wanted: Design, cells: Sequence[Cell], notes: Sequence[str]) -> 
         ],
         "notes": list(notes),
     }  # fmt: skip
-    write_text(wanted.out / request.SWEEP, dump(content))
+    write_text(design.out / request.SWEEP, dump(content))
 
 
-def _show_plan(wanted: Design, runs: Sequence[PlannedRun], console: Console) -> None:
-    given = wanted.options.tflops
+def _show_plan(design: Design, runs: Sequence[PlannedRun], console: Console) -> None:
+    given = design.options.tflops
     speeds = plan.measured(runs) if given is None else dict.fromkeys(FAMILIES, given * 1e12)
     rows = plan.costs(runs, speeds)
-    write_text(wanted.out / "plan.csv", format_csv([asdict(row) for row in rows]))
-    show(console, plan.plan_table(rows, side_by_side(runs[0], wanted.options.jobs)))
+    write_text(design.out / "plan.csv", format_csv([asdict(row) for row in rows]))
+    show(console, plan.plan_table(rows, runner.side_by_side(runs[0], design.options.jobs)))
     for row in rows:
         if row.gate_excess > TOLERANCE:
             say(console, f"note: the gate of {row.configuration} takes {row.gate_excess:.4f} of "
@@ -134,86 +179,36 @@ def _show_plan(wanted: Design, runs: Sequence[PlannedRun], console: Console) -> 
                 "own would leave it room")  # fmt: skip
 
 
-def _ask(wanted: Design, console: Console) -> None:
+def _ask(design: Design, console: Console) -> None:
     """Raises Stopped where the answer is no."""
-    if wanted.options.yes:
+    if design.options.yes:
         return
     if not sys.stdin.isatty():
-        raise UserError(f"{wanted.out} is planned; --yes starts it where there is nobody to ask")
+        raise UserError(f"{design.out} is planned; --yes starts it where there is nobody to ask")
     answer = console.input("start? [y/N] ", markup=False, emoji=False)
     if answer.strip().lower() not in ("y", "yes"):
-        raise Stopped(f"nothing was started; the plan is in {wanted.out}", 0, quiet=False)
+        raise Stopped(f"nothing was started; the plan is in {design.out}", 0, quiet=False)
 
 
-def _array(wanted: Design, runs: Sequence[PlannedRun]) -> str:
-    """Writes the array of what is not finished; returns what to do with it."""
+def _array(design: Design, runs: Sequence[PlannedRun], after: str) -> str:
+    """Writes the array of unfinished runs; returns what to do with it."""
     left = [run for run in runs if not run.is_finished and run.is_ready]
     if not left:
-        return f"all runs are finished; next: {_comparison(wanted, runs)}"
-    script = write_array(left, wanted.options.jobs, wanted.out)
-    last = all(run.is_ready for run in runs)
-    after = _comparison(wanted, runs) if last else "this command again"
+        return f"all runs are finished; next: {after}"
+    script = runner.write_array(left, design.options.jobs, design.out)
+    if not all(run.is_ready for run in runs):
+        after = "this command again"
     return f"{len(left)} runs: sbatch {script}; when they are finished, {after}"
 
 
-def _comparison(wanted: Design, runs: Sequence[PlannedRun]) -> str:
-    return f"dualpath compare {wanted.out}" + max(option_of(run.settings.model) for run in runs)
-
-
-def check_begun(runs: Iterable[PlannedRun]) -> None:
-    """Checks that no seeds are added to a configuration that trained something else before."""
-    for run in runs:
-        if (run.folder / RECIPE).is_file():
-            way_out, settings = "give this sweep another --out", run.settings
-            words = f"{way_out}, or the words that it was begun with"
-            check_same_recipe(run.folder, settings.as_recipe(), way_out=words)
-            if option_of(settings.model):
-                check_as_begun(run.folder, facts_now(run.folder), settings.model, way_out)
-
-
-def check_different(runs: Sequence[PlannedRun]) -> None:
-    """Checks that no two configurations would be trained with the same numbers."""
-    seen: dict[str, str] = {}
-    for name, run in _first_runs(runs).items():
-        other = seen.setdefault(_identity(run), name)
-        if other != name:
-            raise UserError(
-                f"{other} and {name} would be the same run twice; leave one of the values out "
-                "of --set"
-            )
-
-
-def _first_runs(runs: Sequence[PlannedRun]) -> dict[str, PlannedRun]:
-    return {run.configuration: run for run in reversed(runs)}
-
-
-def _identity(run: PlannedRun) -> str:
-    """The settings that decide a run's numbers; its tokens by the whole steps that they make."""
-    recipe, trainer = run.settings.as_recipe(), run.settings.trainer
-    recipe["run"]["max_tokens"] = run.steps * run.settings.run.batch_tokens
-    return json.dumps([decisive(recipe, {}), trainer.callbacks, trainer.plugins], sort_keys=True)
-
-
-def check_settings(runs: Sequence[PlannedRun]) -> None:
-    """Checks one run of each configuration, as far as it can be before anything runs."""
-    for run in _first_runs(runs).values():
-        if (run.folder / RECIPE).is_file():
-            continue  # checked as it was begun
-        try:
-            # One whose trunk is not there yet is checked as if it began at the start.
-            whole = replace(run.settings, run=replace(run.settings.run, branch_from=None))
-            to_train(run.settings if run.is_ready else whole)
-            _check_branch(run)
-        except UserError as error:
-            name = f"{run.configuration}: " if run.varied else ""
-            raise UserError(f"{name}{error}") from None
-
-
-def _check_branch(run: PlannedRun) -> None:
-    """Checks that a branch's trunk saves a checkpoint that it can begin from."""
-    start, every = stable_steps(run.settings), run.settings.run.save_every
-    if run.settings.run.branch_from is not None and start < every:
-        raise UserError(
-            f"run.save_every={every} leaves no checkpoint before the cool-down of a run of "
-            f"{run.steps} steps, or its second phase of loops, at step {start}; save more often"
-        )
+def _edges(runs: Sequence[PlannedRun]) -> Iterator[str]:
+    """A line for each configuration whose best learning rate is the lowest or highest."""
+    trained = []
+    for run in runs if RATE in runs[0].varied else ():
+        with suppress(UserError):  # of a folder that compare will refuse
+            found = read_run(run.folder)
+            trained += [found] if isinstance(found, TrainedRun) else []
+    for frames in frames_of(trained, best=True).values():
+        for frame in frames:
+            if edge := edge_of(frame):
+                yield f"{first_of(frame).settings.run.recipe} is {edge}"

@@ -1,6 +1,6 @@
 """The cost of a sweep: parameters, FLOPs, tokens and hours of each configuration. Torch-free.
 
-Hours follow from the speed that is given, or from that of the first run of each family.
+Hours follow from the speed that is given, or from the speed of the first run of each family.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,6 @@ from dualpath_cli.base.system import read_csv
 from dualpath_cli.compare.sweep.runs import PlannedRun
 from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import Match
-from dualpath_cli.recipe.schedule import loop_counts
 from dualpath_cli.report.console import duration
 from dualpath_cli.report.table import Column, Columns, Table
 
@@ -29,12 +28,12 @@ class Cost:
     relative: float | None  # to PureWide of the same budget and matching, if it is in the sweep
     linear_flops: float  # per token and layer of the backbone, with model.loops
     total_flops: float
-    spent: float  # matched FLOPs over what was to be matched
+    spent: float  # matched FLOPs over the FLOPs that they should be
     gate_excess: float  # FLOPs of the gate beyond those that were solved for, over the budget
     tokens: int
     training_flops: float  # of one run; of a branch those after its first checkpoint
     seeds: int
-    left: int  # runs of it that are not finished
+    left: int  # unfinished runs
     hours: float | None  # hours of one run
 
 
@@ -55,24 +54,22 @@ def costs(runs: Sequence[PlannedRun], speeds: Mapping[str, float]) -> list[Cost]
     by_name: dict[str, list[PlannedRun]] = {}
     for run in runs:
         by_name.setdefault(run.configuration, []).append(run)
-    wides: dict[tuple[int, Match], int] = {}  # by budget, and what meets that
-    # A dense one, where there is one.
-    for run in sorted(runs, key=lambda run: count.has_experts(run.settings.model)):
-        cell = run.cell
-        for match in cell.matches if cell.family == "wide" else ():
-            wides.setdefault((cell.budget, match), count.parameters(run.settings.model))
+    # Parameters of PureWide by budget and matching; of a dense one, where there is one.
+    wides = {
+        (run.cell.budget, match): count.parameters(run.settings.model)
+        for run in sorted(runs, key=lambda run: count.has_experts(run.settings.model))[::-1]
+        for match in run.cell.matches
+        if run.cell.family == "wide"
+    }
     return [_cost(seeds, wides, speeds) for seeds in by_name.values()]
 
 
 def _cost(
     seeds: Sequence[PlannedRun], wides: Mapping[tuple[int, Match], int], speeds: Mapping[str, float]
 ) -> Cost:
-    run, settings = seeds[0], seeds[0].settings
-    cell, model = run.cell, settings.model
+    run = seeds[0]
+    cell, model = run.cell, run.settings.model
     layer, parameters = count.mean_layer_flops(model), count.parameters(model)
-    steps, loops = run.steps - run.begins, loop_counts(settings.run, run.begins)
-    flops = count.over_loops(count.training_flops_per_token, model, loops)
-    flops *= steps * settings.run.batch_tokens
     speed = speeds.get(cell.family)
     wide = next((wides[cell.budget, m] for m in cell.matches if (cell.budget, m) in wides), None)
     gated = model.block_kinds.count("dual") / model.n_layers
@@ -84,24 +81,23 @@ def _cost(
         linear_flops=layer["linear_total"] * cell.layers_times,
         total_flops=layer["total"] * cell.layers_times, spent=cell.spent,
         gate_excess=gated * (count.gate_flops(model) - cell.gate_flops) / cell.budget,
-        tokens=run.steps * settings.run.batch_tokens, training_flops=flops,
+        tokens=run.tokens, training_flops=run.flops,
         seeds=len(seeds), left=sum(not run.is_finished for run in seeds),
-        hours=None if speed is None else flops / speed / 3600,
+        hours=None if speed is None else run.flops / speed / 3600,
     )  # fmt: skip
 
 
 def plan_table(rows: Sequence[Cost], jobs: int) -> Table:
-    """The plan as it is shown before anything runs; `jobs` at a time slow none down."""
+    """The plan as it is shown before anything runs; `jobs` runs at a time slow none down."""
     runs, left = sum(row.seeds for row in rows), sum(row.left for row in rows)
-    caption = "M: million FLOPs per token and layer; of due: of the sum that is matched"
-    # Of what is finished no speed need be known.
+    caption = "M: million FLOPs per token and layer; of due: FLOPs relative to the budget"
     due = [row for row in rows if row.left]
     known = [row.hours * row.left for row in due if row.hours is not None]
     if left and len(known) == len(due):
         caption += f"; in all {duration(3600 * sum(known) / jobs)}"
         caption += f", {jobs} side by side" if jobs > 1 else ""
     elif left:
-        caption += "; hours are not known before a run of each family has begun, or by --tflops"
+        caption += "; hours are known once a run of each family has begun, or by --tflops"
     columns: Columns[Cost] = [
         (Column("configuration"), lambda row: row.configuration),
         (Column("parameters", "{:.2f}M".format), lambda row: row.parameters / 1e6),

@@ -1,10 +1,10 @@
 """The options of `dualpath sweep`, read and checked. Torch-free."""
 
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_range, check_ranges, parse_size
@@ -29,50 +29,53 @@ DECIDED = {
     "run": ("recipe", "name", "dir", "budget", "branch_from"),
 }  # fmt: skip
 """Keys that --set cannot vary: the sweep decides them, or widths are solved for them."""
-SWEEP, LOCK = "sweep.yaml", "sweep.lock"  # in OUT: what was asked for, and who is at work
+DATA = ("data.path", "data.val", "data.val_tokens", "data.val_seed")
+SWEEP, LOCK = "sweep.yaml", "sweep.lock"  # in OUT: the request, and a lock while runs are started
 
 Varied = dict[str, list[Any]]  # the values of each key that --set varies
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Solves the widths of dual-path configurations and their controls for a FLOP budget, writes a
-    recipe for each run, says what they cost, asks, and trains them. The same command continues what
-    was interrupted. Lists are separated by commas.
+    """Solves the widths of dual-path models and their controls for a FLOP budget, writes a recipe
+    for each run, shows the cost, asks, and trains. The same command continues an interrupted sweep.
+    Lists are separated by commas.
     """
 
     config: tuple[Place, ...] = field(metadata={"each": True})
-    """Recipe with backbone, data, tokens and all else that they share; later ones win."""
+    """Recipe with backbone, data, tokens and all other shared settings; of several, later ones
+    win."""
     budget: str
-    """FLOPs per token and layer that each spends, such as 4M; several make several sweeps."""
+    """FLOPs per token and layer of each model, such as 4M; several make several sweeps."""
     alphas: str = "25,50,75"
-    """Percents of a dual block's FLOPs that its deep path gets; none trains controls alone."""
+    """Percent of a dual block's FLOPs in its deep path; none trains controls alone."""
     loops: str = "2,4"
     """Numbers K of loops, of dual and loop blocks alike."""
     experts: str | None = None
-    """Numbers of experts in the wide paths, of which each token takes model.top_k, at the same
-    FLOPs; 0 is a dense one. By default the recipe's number."""
+    """Numbers of experts in the wide paths, at equal FLOPs; each token takes model.top_k of them,
+    and 0 is a dense path. By default the recipe's number."""
     controls: str = "wide,loop"
-    """Controls beside the dual ones, or none: wide is PureWide, loop PureLoop, expanded PureWide of
-    K times the layers, min-deep dual with the narrowest deep path."""
+    """Controls beside the dual models, or none: wide is PureWide, loop PureLoop, expanded PureWide
+    of K times the layers, min-deep dual with the narrowest deep path."""
     positions: bool = False
-    """Give one layer at a time a deep path, at each place in turn, beside PureWide layers of as
-    many FLOPs: where does a loop pay? Compare draws the gain by place."""
+    """Where does a loop pay? Give one layer at a time a deep path, at each place in turn; all other
+    layers are PureWide of equal FLOPs."""
     match: str = "linear"
-    """What meets the budget: linear FLOPs, or linear FLOPs and attention scores together (total:
-    the budget plus the passes of a dual block with the most loops), or both: linear,total."""
+    """FLOPs that meet the budget: linear ones, or total ones with attention scores (the budget
+    then grows by the passes of a dual block with the most loops), or both: linear,total."""
     set: tuple[str, ...] = ()
-    """Also vary a key of the recipe, such as optim.lr=1e-3,2e-3; repeated, all combinations. Blocks
-    that a key says nothing about are trained once. A list is written in brackets."""
+    """Also vary a key of the recipe, such as optim.lr=1e-3,2e-3; repeated, all combinations. A key
+    is varied only in blocks that it affects. A list is written in brackets."""
     seeds: str = "3"
-    """Seeds of each: 3 is 0, 1 and 2, 3-5 is 3, 4 and 5. A seed is the same data order in all."""
+    """Seeds of each configuration: 3 is 0, 1 and 2; 3-5 is 3, 4 and 5. A seed gives the same order
+    of data in all."""
     out: Place
-    """Folder of the sweep; the same words continue it, more seeds or values extend it."""
+    """Folder of the sweep; the same options continue it, more seeds or values extend it."""
     jobs: int = 1
-    """Runs at the same time. On CPUs they share the cores; on GPUs each takes the next one, and
+    """Runs at the same time. On CPUs they share the cores; on GPUs each takes the next GPU, and
     several share one where there are more runs than GPUs."""
     slurm: bool = False
-    """Write a SLURM array, OUT/jobs.sbatch, and run nothing; it has --jobs tasks at a time."""
+    """Write a SLURM array, OUT/jobs.sbatch, of --jobs tasks at a time, and run nothing."""
     tflops: float | None = None
     """TFLOP/s that a run sustains, for the hours of the plan; by default they follow from the first
     run of each family, once it has begun."""
@@ -97,15 +100,17 @@ def read(options: Sweep, recipe: Recipe) -> Design:
     """Reads the lists of the options, and checks them against the recipe."""
     out = folder_of("--out", options.out)
     _check_own(out)
-    most = {name: int(RANGES[name][1]) for name in ("loops", "n_experts")}
+    loops, experts = (int(RANGES[name][1]) for name in ("loops", "n_experts"))
+    controls = dict(zip(CONTROLS, CONTROLS, strict=True))
+    matches: dict[str, Match] = {"linear": "linear", "total": "total"}
     wanted = Wanted(
         budgets=_list("budget", options.budget, lambda word: parse_size(word, ""), "sizes as 4M"),
         alphas=_list("alphas", options.alphas, _number(float, 1e-9, 99.999), "percents below 100"),
-        loops=_list("loops", options.loops, _number(int, 1, most["loops"]), "numbers from 1 on"),
-        controls=_list("controls", options.controls, _choice(CONTROLS), ", ".join(CONTROLS)),
-        matches=_list("match", options.match, _choice(get_args(Match)), "linear or total"),
+        loops=_list("loops", options.loops, _number(int, 1, loops), "numbers from 1 on"),
+        controls=_list("controls", options.controls, controls.__getitem__, ", ".join(CONTROLS)),
+        matches=_list("match", options.match, matches.__getitem__, "linear or total"),
         experts=_list("experts", options.experts or _own_experts(recipe),
-                      _number(int, 0, most["n_experts"]), "numbers such as 8, or 0"),
+                      _number(int, 0, experts), "numbers such as 8, or 0"),
         positions=options.positions,
     )  # fmt: skip
     others = [control for control in wanted.controls if control not in ("wide", "loop")]
@@ -130,35 +135,33 @@ def _check_own(out: Path) -> None:
         begun = (folder / RECIPE).is_file() and (folder / VERSIONS).is_file()
         if begun or complete_checkpoints(folder):
             raise UserError(f"--out {out}: '{folder}' is the folder of a run; {another}")
-    # A sweep locks the folder, and writes the file that it is known by, before all else.
-    first = [here / LOCK, *unfinished(here / SWEEP)] if here.is_dir() else []
-    others = {*here.iterdir()}.difference(first) if here.is_dir() else set()
-    if others and not _is_sweep(here):
-        held = min(others).name
-        raise UserError(f"--out {out} holds '{held}', but no {SWEEP} of a sweep; {another}")
-
-
-def _is_sweep(folder: Path) -> bool:
-    """Whether its sweep.yaml is ours: other tools have a file of that name, too."""
-    path = folder / SWEEP
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return any(line.startswith("cells:") for line in text.splitlines())
+    if not here.is_dir():
+        return
+    sweep = here / SWEEP
+    text = sweep.read_text(encoding="utf-8", errors="replace") if sweep.is_file() else ""
+    if any(line.startswith("cells:") for line in text.splitlines()):
+        return  # a sweep's; files of this name by other tools have no cells
+    # A sweep locks its folder and writes sweep.yaml before all else.
+    if others := {*here.iterdir()}.difference([here / LOCK, *unfinished(sweep)]):
+        raise UserError(
+            f"--out {out} holds '{min(others).name}', but no {SWEEP} of a sweep; {another}"
+        )
 
 
 def _list(option: str, text: str, read_one: Callable[[str], T], wanted: str) -> list[T]:
-    """The values of a list, each once; `none` is an empty one, where it may be."""
+    """The values of a list, each once; `none` is an empty list, where that is allowed."""
     none = option in ("alphas", "controls")
     if none and text == "none":
         return []
     try:
         return list(dict.fromkeys(read_one(word.strip()) for word in text.split(",")))
-    except (ValueError, UserError):
+    except (ValueError, KeyError, UserError):
         wanted += ", separated by commas" + (", or none" if none else "")
         raise UserError(f"--{option} must be {wanted}, not '{text:.60}'") from None
 
 
 def _number(kind: type[N], least: float, most: float) -> Callable[[str], N]:
-    """Reads a number of a range, maybe with a percent sign."""
+    """A reader of a number in a range, which may end in a percent sign."""
 
     def read_one(word: str) -> N:
         value = kind(word.removesuffix("%"))
@@ -166,18 +169,6 @@ def _number(kind: type[N], least: float, most: float) -> Callable[[str], N]:
         return value
 
     return read_one
-
-
-def _choice(allowed: Collection[str]) -> Callable[[str], Any]:
-    def read_one(word: str) -> str:
-        if word not in allowed:
-            raise ValueError(word)
-        return word
-
-    return read_one
-
-
-_RATE = _number(float, 1e-12, 1e9)
 
 
 def _own_experts(recipe: Recipe) -> str:
@@ -205,9 +196,9 @@ def _seeds(text: str) -> range:
 
 
 def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
-    """The keys and values of --set; those of a key that is given twice add up.
+    """The keys and values of --set; values of a key that is given twice add up.
 
-    One that decides no numbers is the same in all runs, and put into the recipe.
+    A key that decides no numbers has one value, which is put into the recipe.
     """
     varied: Varied = {}
     known = {
@@ -233,7 +224,7 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
             hint = did_you_mean(OTHER_NAMES.get(name, key), known)
             hint = hint or "; dualpath fit --help-recipe lists what there is"
             raise UserError(f"--set: no key '{key}' in a recipe{hint}")
-        if whole in ("data.path", "data.val", "data.val_tokens", "data.val_seed"):
+        if whole in DATA:
             why = "runs that read other data cannot be compared"
             raise UserError(f"--set {key}: {why}; give a sweep for each")
         if key in without_numbers():
@@ -242,7 +233,8 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
             recipe.setdefault(section, {})[name] = values[0]
             continue
         if key == "optim.lr":
-            values = [_list("set optim.lr", str(v), _RATE, "rates above 0")[0] for v in values]
+            values = _list("set optim.lr", ",".join(map(str, values)),
+                           _number(float, 1e-12, 1e9), "rates above 0")  # fmt: skip
         if _is_list(known[whole]) and not all(isinstance(v, list | None) for v in values):
             plain = text.replace("[", "").replace("]", "")
             example = f"{key}=[{plain:.60}]"
@@ -255,5 +247,5 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
 
 
 def _is_list(annotation: Any) -> bool:
-    kinds = {typing.get_origin(kind) or kind for kind in (typing.get_args(annotation) or ())}
+    kinds = {typing.get_origin(kind) or kind for kind in typing.get_args(annotation)}
     return typing.get_origin(annotation) in (list, tuple) or kinds == {list, type(None)}

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -17,17 +17,22 @@ from rich.console import Console
 from dualpath_cli.base.errors import RunFailed, Stopped, UserError
 from dualpath_cli.base.system import cores, no_link, of_children, visible_gpus, write_text
 from dualpath_cli.compare.sweep.runs import PlannedRun
-from dualpath_cli.report.console import duration
+from dualpath_cli.report.console import Progress, duration
 
 POLL = 0.5  # seconds between two looks at the processes
+LOOK = {True: 2.0, False: 600.0}  # seconds between two estimates of the time left, by terminal
 
 
 def say(console: Console, text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True)
 
 
+Slots = dict[int, tuple[PlannedRun, "subprocess.Popen[bytes]", float]]
+"""Runs at work, with their processes and when they began."""
+
+
 def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> list[PlannedRun]:
-    """Trains what is not finished, in the order of `runs`, with a line for each as it ends.
+    """Trains the unfinished runs in their order, with a line for each as it ends.
 
     Returns those that failed. A run that fails stops no other one. Raises Stopped after a signal,
     once the runs at work have stopped with a checkpoint.
@@ -36,9 +41,34 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> list[Pla
     if len(waiting) < len(runs):
         say(console, f"{len(runs) - len(waiting)} of {len(runs)} are finished already")
     if waiting:
-        say(console, f"what each run prints is in {waiting[0].log.parent}")
-    with asked_to_stop() as signals:
-        return _work(waiting, jobs, console, signals)
+        say(console, f"the output of each run is in {waiting[0].log.parent}")
+    left, slots, failed, held = _Left(waiting, console), Slots(), list[PlannedRun](), set[Path]()
+    with asked_to_stop() as signals, left.bar:
+        while waiting or slots:
+            if signals:
+                _stop(slots, console, signals)
+            for slot in set(range(jobs)) - set(slots):
+                if (run := _next(waiting, console, held)) is not None:
+                    waiting.remove(run)
+                    slots[slot] = run, start(run, slot, jobs), time.monotonic()
+            if not slots and not any(run.is_ready or run.is_being_written for run in waiting):
+                # The runs that they would branch from have failed or went wrong.
+                return failed + [run for run in waiting if not run.went_wrong]
+            for slot, (run, process, begun) in list(slots.items()):
+                if process.poll() is None:
+                    continue
+                del slots[slot]
+                word = "finished"
+                if run.went_wrong:
+                    word = "went wrong"
+                elif process.returncode != 0 or not run.is_finished:
+                    failed.append(run)
+                    word = f"failed ({process.returncode})"
+                why = "" if word == "finished" else f": {last_words(run)}"
+                say(console, f"{word} {run.name}, {left.end(run, begun)}{why}")
+            left.look(run for run, _, _ in slots.values())
+            time.sleep(POLL)
+    return failed
 
 
 def check_none(failed: Sequence[PlannedRun], of: int) -> None:
@@ -51,63 +81,48 @@ def check_none(failed: Sequence[PlannedRun], of: int) -> None:
         )
 
 
-Slots = dict[int, tuple[PlannedRun, "subprocess.Popen[bytes]", float]]  # a run, when it began
+class _Left:
+    """The progress of a sweep in FLOPs of training, and the time left."""
+
+    def __init__(self, runs: Sequence[PlannedRun], console: Console) -> None:
+        self._runs, self._every, self._looked = len(runs), LOOK[console.is_terminal], 0.0
+        self._done = {run: int(run.flops * run.share_done) for run in runs}
+        self.ended = 0
+        self.bar = Progress(console, "sweep", lambda *_: f"{self.ended} of {self._runs} runs")
+        self.bar.begin(sum(int(run.flops) for run in runs), sum(self._done.values()))
+
+    def look(self, runs: Iterable[PlannedRun]) -> None:
+        """Counts the steps of runs at work, now and then."""
+        if time.monotonic() - self._looked >= self._every:
+            self._looked = time.monotonic()
+            for run in runs:
+                self._count(run, run.share_done)
+
+    def end(self, run: PlannedRun, begun: float) -> str:
+        self.ended += 1
+        self._count(run, 1.0)
+        return f"{self.ended} of {self._runs}, after {duration(time.monotonic() - begun)}"
+
+    def _count(self, run: PlannedRun, share: float) -> None:
+        more = max(0, int(run.flops * share) - self._done[run])
+        self._done[run] += more
+        self.bar.advance(more)
 
 
-def _work(
-    waiting: list[PlannedRun], jobs: int, console: Console, signals: list[int]
-) -> list[PlannedRun]:
-    slots: Slots = {}
-    failed: list[PlannedRun] = []
-    held: set[PlannedRun] = set()
-    total, ended = len(waiting), 0
-    while waiting or slots:
-        if signals:
-            _stop(slots, console, signals)
-        for slot in set(range(jobs)) - set(slots):
-            run = _next(waiting, console, held)
-            if run is not None:
-                waiting.remove(run)
-                slots[slot] = run, start(run, slot, jobs), time.monotonic()
-        if not slots and not any(run.is_ready or run.is_being_written for run in waiting):
-            # What they would branch from has failed, or went wrong.
-            return failed + [run for run in waiting if not run.went_wrong]
-        for slot, (run, process, begun) in list(slots.items()):
-            if process.poll() is None:
-                continue
-            del slots[slot]
-            ended += 1
-            took = f"{ended} of {total}, after {duration(time.monotonic() - begun)}"
-            if run.went_wrong:
-                say(console, f"went wrong {run.name}, {took}: {last_words(run)}")
-            elif process.returncode == 0 and run.is_finished:
-                say(console, f"finished {run.name}, {took}")
-            else:
-                failed.append(run)
-                code = process.returncode
-                say(console, f"failed {run.name} ({code}), {took}: {last_words(run)}")
-        time.sleep(POLL)
-    return failed
-
-
-def _next(
-    waiting: Sequence[PlannedRun], console: Console, held: set[PlannedRun]
-) -> PlannedRun | None:
+def _next(waiting: Sequence[PlannedRun], console: Console, held: set[Path]) -> PlannedRun | None:
     """The next run that can start; one that another process writes is left for later."""
-    for run in waiting:
-        if not run.is_ready:
-            continue
+    for run in filter(lambda run: run.is_ready, waiting):
         if not run.is_being_written:
             return run
-        if run not in held:
-            held.add(run)
+        if run.folder not in held:
+            held.add(run.folder)
             say(console, f"{run.name} waits: {run.folder} is being written by another process")
     return None
 
 
 @contextmanager
 def asked_to_stop() -> Iterator[list[int]]:
-    """Collects the signals that ask to stop, instead of what they would do."""
+    """Collects the signals that ask to stop, in place of their handlers."""
     seen: list[int] = []
 
     def take(number: int, frame: FrameType | None) -> None:
@@ -123,7 +138,7 @@ def asked_to_stop() -> Iterator[list[int]]:
 
 def _stop(slots: Slots, console: Console, signals: list[int]) -> None:
     """Asks all processes to stop and waits for them; a second signal kills them."""
-    say(console, f"stopping {len(slots)} runs with a checkpoint each; once more kills them")
+    say(console, f"stopping {len(slots)} runs with a checkpoint each; a second signal kills them")
     processes = [process for _, process, _ in slots.values()]
     for process in processes:
         process.send_signal(signal.SIGTERM)
@@ -141,10 +156,10 @@ def command_of(run: PlannedRun) -> list[str]:
 
 
 def environment(run: PlannedRun, slot: int, jobs: int) -> Mapping[str, str]:
-    """The environment of the run in a slot, of which there are `jobs`.
+    """The environment of the run in one of `jobs` slots.
 
-    CPUs are shared by threads: OMP_NUM_THREADS, unless it is set. Of several GPUs each slot gets
-    one, the first ones again where there are more slots.
+    Slots share the CPUs by OMP_NUM_THREADS, unless it is set. Each slot gets one of several GPUs;
+    more slots than GPUs share them.
     """
     shared = dict(os.environ)
     shared.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
@@ -154,7 +169,7 @@ def environment(run: PlannedRun, slot: int, jobs: int) -> Mapping[str, str]:
 
 
 def side_by_side(run: PlannedRun, jobs: int) -> int:
-    """How many of as many jobs do not share a device with another one."""
+    """The number of jobs, of `jobs`, that can run without sharing a device."""
     return min(jobs, len(_gpus(run)) or jobs)
 
 
@@ -168,22 +183,22 @@ def check_sharing(run: PlannedRun, jobs: int) -> None:
 
 
 def _gpus(run: PlannedRun) -> list[str]:
-    """Names of the GPUs that this process may use, if such a run would."""
+    """Names of the GPUs that this process may use; none for a run on the CPU."""
     if run.settings.trainer.accelerator == "cpu":
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        # As CUDA reads it: what names no GPU, such as -1, ends the list.
-        names = (name.strip() for name in named.split(","))
-        return list(takewhile(lambda n: n.isdecimal() or n.startswith(("GPU-", "MIG-")), names))
-    return [str(number) for number in range(visible_gpus() or 0)]
+    if named is None:
+        return [str(number) for number in range(visible_gpus() or 0)]
+    # As CUDA reads it: a word that names no GPU, such as -1, ends the list.
+    names = (name.strip() for name in named.split(","))
+    return list(takewhile(lambda n: n.isdecimal() or n.startswith(("GPU-", "MIG-")), names))
 
 
 def start(run: PlannedRun, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
-    """Starts the run; what it prints goes on in its log.
+    """Starts the run; its output is appended to its log.
 
-    It has its own session, so that Ctrl-C reaches the sweep alone, which asks it to stop; it
-    stops by itself, with a checkpoint, where the sweep is killed.
+    The run has its own session, so that Ctrl-C reaches the sweep alone, which asks its runs to
+    stop. If the sweep is killed, the run stops by itself, with a checkpoint.
     """
     run.log.parent.mkdir(parents=True, exist_ok=True)
     with open(run.log, "ab", opener=no_link) as log, of_children():
@@ -194,66 +209,18 @@ def start(run: PlannedRun, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
 
 
 def last_words(run: PlannedRun) -> str:
-    """The last line of a run's log: why it ended."""
+    """The last line of a run's log, which says why the run ended."""
     if not run.log.is_file():
         return f"it waits for '{run.settings.run.branch_from}'"
     lines = run.log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no word")
-
-
-SCRIPT = """#!/bin/bash
-# {count} runs of {out}, a task each. Options of sbatch before this file's name beat those below:
-#
-#   sbatch --partition=gpu {script}
-#
-# Submit it from the folder that the sweep's command was given in; all nodes see it. A task that is
-# cut off by the time goes back into the queue and continues; one that is finished ends at once.
-
-# Where the cluster allows shorter arrays alone (MaxArraySize of scontrol show config), submit the
-# first part (sbatch --array=0-999) and give the sweep's command again once it is done.
-
-#SBATCH --job-name={name}
-#SBATCH --array=0-{last}%{jobs}
-#SBATCH --ntasks=1
-{gpus}#SBATCH --cpus-per-task=4
-#SBATCH --time=24:00:00
-#SBATCH --signal=B:USR1@300
-#SBATCH --requeue
-#SBATCH --open-mode=append
-#SBATCH --output="{logs}/%x-%A_%a.out"
-
-set -u
-source "${{DUALPATH_VENV:-.venv}}/bin/activate"
-
-recipes=(
-{recipes}
-)
-
-# Five minutes before the time is up the run is asked to stop with a checkpoint.
-warned=0
-trap 'warned=1; kill -USR1 "$run"' USR1
-srun --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}" \\
-    dualpath fit --config "${{recipes[$SLURM_ARRAY_TASK_ID]}}" &
-run=$!
-wait "$run"
-code=$?
-while kill -0 "$run" 2>/dev/null; do # the warning ends the first wait
-    wait "$run"
-    code=$?
-done
-if [ "$warned" -eq 1 ] && [ "$code" -ne 0 ]; then
-    scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
-fi
-exit "$code"
-"""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 
 def write_array(runs: Sequence[PlannedRun], jobs: int, out: Path) -> Path:
     """Writes the script for runs, `jobs` of them at a time."""
-    script = out / "jobs.sbatch"
-    logs = out / "logs"
+    script, logs = out / "jobs.sbatch", out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    text = SCRIPT.format(
+    text = Path(__file__).with_name("jobs.sbatch").read_text(encoding="utf-8").format(
         count=len(runs), last=len(runs) - 1, jobs=jobs, out=out, script=script,
         name=shlex.quote(out.resolve().name or "sweep"), logs=logs,
         gpus="" if runs[0].settings.trainer.accelerator == "cpu" else "#SBATCH --gpus-per-task=1\n",

@@ -5,26 +5,29 @@ OUT/
     plan.csv         parameters, FLOPs, tokens and estimated hours of each configuration
     recipes/         a recipe for each run: a50_k4-seed_0.yaml
     runs/            their run folders: a50_k4/seed_0
-    logs/            what each of them printed
+    logs/            their output
 """
 
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import parse_size
-from dualpath_cli.base.system import FIT, has_step, is_held, write_text
+from dualpath_cli.base.system import FIT, has_step, is_held, read_csv, write_text
+from dualpath_cli.compare.groups import matters
+from dualpath_cli.compare.runs import SeededRun
 from dualpath_cli.compare.sweep.cells import Cell
-from dualpath_cli.compare.sweep.request import Varied
-from dualpath_cli.recipe import recipes
-from dualpath_cli.recipe.recipes import Recipe, dump
-from dualpath_cli.recipe.schedule import stable_steps
+from dualpath_cli.compare.sweep.request import Design
+from dualpath_cli.flops import count
+from dualpath_cli.recipe.recipes import Recipe, dump, merge
+from dualpath_cli.recipe.schedule import loop_counts, stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.spec.own_checks import import_classes
@@ -32,50 +35,14 @@ from dualpath_cli.spec.own_checks import import_classes
 LENGTH, RATE = "run.max_tokens", "optim.lr"
 
 
-def _name(cell: Cell, settings: Mapping[str, Any]) -> str:
-    return "-".join([cell.name, *(_word(k, v) for k, v in settings.items())])
-
-
-def _matters(key: str, cell: Cell) -> bool:
-    """Whether a setting has an effect on the blocks of a cell."""
-    experts, block = cell.model["n_experts"], cell.model["block"]
-    sparse = any(experts) if isinstance(experts, list) else experts > 0
-    deep = block != "wide"
-    looped = deep and cell.model["loops"] > 1
-    effects = {
-        "model.gate": "dual" in block, "optim.lr_scale.gate": "dual" in block,
-        "model.balance": sparse, "model.balance_rate": sparse,
-        "optim.lr_scale.router": looped or sparse,  # of steps and of experts
-        "model.step_conditioning": deep, "optim.lr_scale.conditioning": deep,
-        "model.combination": looped, "model.step_index": looped,
-        "run.train_loops": looped, "run.loop_schedule": looped,
-    }  # fmt: skip
-    return effects.get(key, True)
-
-
-def _word(key: str, value: Any) -> str:
-    """A setting as part of a name: `gate_convex`, `lr_scale_gate_0.5`, pairs as `0_1+0.5_4`."""
-    if isinstance(value, dict):
-        value = list(value.items())
-    text = str(value)
-    if isinstance(value, list):  # of pairs, maybe
-        text = "+".join(re.sub("[][()']", "", str(part)).replace(", ", "_") for part in value)
-    if value is None or isinstance(value, bool):
-        text = json.dumps(value)  # as a recipe has it
-    name = key.partition(".")[2].replace(".", "_")
-    return f"{name}_" + re.sub(r"[^\w.+-]", "_", text)
-
-
 @dataclass(frozen=True, eq=False)
-class PlannedRun:
+class PlannedRun(SeededRun):
     """A cell with varied settings, which make a configuration, and a seed."""
 
     configuration: str  # its name: a50_k4
     cell: Cell
     varied: Mapping[str, Any]  # its values of the keys that --set varies
-    seed: int
     recipe: Recipe
-    settings: Settings  # the recipe, checked
     path: Path  # the recipe's file
     log: Path  # the output of its process
 
@@ -84,43 +51,46 @@ class PlannedRun:
         return self.path.stem
 
     @property
-    def folder(self) -> Path:
-        run = self.settings.run
-        return Path(run.dir) / run.recipe / run.name
-
-    @property
     def steps(self) -> int:
         return self.settings.run.steps
 
     @property
     def begins(self) -> int:
-        """The step of the checkpoint that it begins from: 0, or a branch's."""
+        """The step of the checkpoint that the run begins from: 0, or a branch's."""
         run = self.settings.run
         if run.branch_from is None:
             return 0
         return stable_steps(self.settings) // run.save_every * run.save_every
 
     @property
-    def is_finished(self) -> bool:
-        """Whether its last step is saved, and validated where there is something to validate on.
+    def flops(self) -> float:
+        """FLOPs of training, of a branch those after its first checkpoint."""
+        run, model = self.settings.run, self.settings.model
+        loops = loop_counts(run, self.begins)
+        each = count.over_loops(count.training_flops_per_token, model, loops)
+        return each * (self.steps - self.begins) * run.batch_tokens
 
-        One whose numbers went wrong is. One whose checkpoints were all removed, as fit never does,
-        is finished if it was validated. One whose checkpoints are all damaged is not: `fit` is left
-        to say so.
+    @property
+    def share_done(self) -> float:
+        """The share of its steps that the run has logged."""
+        rows = read_csv(self.folder / "metrics.csv")
+        done = int(rows[-1]["step"]) - self.begins if rows else 0
+        return max(0, done) / (self.steps - self.begins)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last step is saved and validated, or the run's numbers went wrong.
+
+        A validated run whose checkpoints were all removed is finished. One whose checkpoints are
+        all damaged is not: `fit` says so.
         """
         if self.went_wrong:
             return True
-        if not (self.folder / run_folder.RECIPE).is_file():
-            return False
-        sets = self.settings.data.val
-        validated = has_step(self.folder / run_folder.VALIDATION, self.steps)
-        try:
-            checkpoint = run_folder.newest_checkpoint(self.folder)
-        except UserError:
-            return False
-        if checkpoint is None:
-            return validated
-        return run_folder.step_of(checkpoint) >= self.steps and (validated or not sets)
+        with suppress(UserError):  # all checkpoints are damaged
+            newest = run_folder.newest_checkpoint(self.folder)
+            saved = newest is None or run_folder.step_of(newest) >= self.steps
+            return saved and has_step(self.folder / run_folder.VALIDATION, self.steps)
+        return False
 
     @property
     def went_wrong(self) -> bool:
@@ -143,56 +113,71 @@ class PlannedRun:
 
 
 def plan_runs(
-    cells: Sequence[Cell],
-    varied: Varied,
-    recipe: Recipe,
-    settings: Settings,
-    seeds: Iterable[int],
-    out: Path,
-    branches: bool = False,
+    cells: Sequence[Cell], design: Design, shared: Settings, branches: bool = False
 ) -> list[PlannedRun]:
-    """Every cell with every combination of the settings that make a difference to it, seed by seed;
-    writes nothing.
+    """Every cell with every combination of the settings that matter to it; writes nothing.
 
-    All share `recipe`, with `settings`. The first seed of all configurations comes first: a sweep
-    that is stopped early has compared all of them once. `branches`: those that differ in
-    `run.max_tokens` alone, which is then varied, take their first part from the longest
-    (run.branch_from), which comes before them.
+    All have the settings `shared`. The first seed of all configurations comes first: a sweep that
+    is stopped early has compared all of them once. `branches`: runs that differ in
+    `run.max_tokens` alone take their first part from the longest (run.branch_from), which comes
+    before them.
     """
+    varied = dict(design.varied)
     if branches:
-        lengths = sorted(varied[LENGTH], key=lambda text: -parse_size(str(text), LENGTH))
-        varied = {LENGTH: lengths} | {k: v for k, v in varied.items() if k != LENGTH}
+        lengths = sorted(varied.pop(LENGTH), key=lambda text: -parse_size(str(text), LENGTH))
+        varied = {LENGTH: lengths} | varied
     found = []
     for cell in cells:
-        keys = [key for key in varied if _matters(key, cell)]
+        model = replace(shared.model, **cell.model)
+        keys = [key for key in varied if matters(key, model)]
         for values in product(*(varied[key] for key in keys)):
             own = dict(zip(keys, values, strict=True))
             found.append((_name(cell, own), cell, own))
     for name, times in Counter(name for name, _, _ in found).items():
         if times > 1:
             raise UserError(f"--set gives {times} configurations the name '{name}'; leave some out")
-    runs, folder = [], out / "runs"
-    for seed, (name, cell, own) in product(seeds, found):
-        run = {"recipe": name, "name": f"seed_{seed}", "dir": str(folder), "budget": cell.budget}
+    runs, out = [], design.out
+    for seed, (name, cell, own) in product(design.seeds, found):
+        run = {"recipe": name, "name": f"seed_{seed}", "dir": str(out / "runs")}
+        run["budget"] = cell.budget
         trunk = _name(cell, own | {LENGTH: varied[LENGTH][0]}) if branches else None
         if trunk == name:
             run["keep"] = 0
         elif trunk is not None:
-            run["branch_from"] = str(folder / trunk / f"seed_{seed}")
-        whole = _with_rate(recipe, settings, float(own.get(RATE, settings.optim.lr)))
-        whole = recipes.merge(whole, {"model": cell.model})
+            run["branch_from"] = str(out / "runs" / trunk / f"seed_{seed}")
+        recipe = _with_rate(design.recipe, shared, float(own.get(RATE, shared.optim.lr)))
+        recipe = merge(recipe, {"model": cell.model})
         for key, value in own.items():
             if key != RATE:  # set already, with the rates at both ends
                 for part in reversed(key.split(".")):
                     value = {part: value}
-                whole = recipes.merge(whole, value)
-        whole = recipes.merge(whole, {"seed_everything": seed, "run": run})
-        path = out / f"recipes/{name}-seed_{seed}.yaml"
-        log = out / f"logs/{name}-seed_{seed}.log"
-        runs.append(PlannedRun(name, cell, own, seed, whole, settings_from(whole), path, log))
+                recipe = merge(recipe, value)
+        recipe = merge(recipe, {"seed_everything": seed, "run": run})
+        file = f"{name}-seed_{seed}"
+        runs.append(PlannedRun(
+            out / "runs" / name / f"seed_{seed}", settings_from(recipe), name, cell, own, recipe,
+            out / f"recipes/{file}.yaml", out / f"logs/{file}.log",
+        ))  # fmt: skip
     for one in runs[: len(found)]:  # the first seed's
         import_classes(one.settings.model, allowed=True)
     return runs
+
+
+def _name(cell: Cell, settings: Mapping[str, Any]) -> str:
+    return "-".join([cell.name, *(_word(k, v) for k, v in settings.items())])
+
+
+def _word(key: str, value: Any) -> str:
+    """A setting as part of a name: `gate_convex`, `lr_scale_gate_0.5`, pairs as `0_1+0.5_4`."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    text = str(value)
+    if isinstance(value, list):  # of pairs, maybe
+        text = "+".join(re.sub("[][()']", "", str(part)).replace(", ", "_") for part in value)
+    if value is None or isinstance(value, bool):
+        text = json.dumps(value)  # as a recipe has it
+    name = key.partition(".")[2].replace(".", "_")
+    return f"{name}_" + re.sub(r"[^\w.+-]", "_", text)
 
 
 def _with_rate(recipe: Recipe, settings: Settings, lr: float) -> Recipe:
@@ -200,7 +185,7 @@ def _with_rate(recipe: Recipe, settings: Settings, lr: float) -> Recipe:
     optim = settings.optim
     names = ("lr_start", "lr_end", *(["muon_lr"] if optim.muon_lr is not None else []))
     rates = {name: float(f"{getattr(optim, name) * lr / optim.lr:.6g}") for name in names}
-    return recipes.merge(recipe, {"optim": {"lr": lr, **rates}})
+    return merge(recipe, {"optim": {"lr": lr, **rates}})
 
 
 def write_recipes(runs: Iterable[PlannedRun]) -> None:

@@ -1,6 +1,6 @@
 """DualPathConfig: ModelConfig as transformers keeps it, in `config.json`.
 
-An exported folder holds this file and what it imports of this project as one,
+In an exported folder this file and its imports from this project are one file,
 `configuration_dualpath.py`.
 """
 
@@ -13,7 +13,7 @@ from dualpath_cli.spec.config import RENAMED, ModelConfig
 
 
 class DualPathConfig(PretrainedConfig):
-    """The fields of ModelConfig, under their own names and under those that tools look for."""
+    """The fields of ModelConfig, under their own names and under transformers' names."""
 
     model_type = "dualpath"
     keys_to_ignore_at_inference = ["cache", "past_key_values"]
@@ -26,7 +26,7 @@ class DualPathConfig(PretrainedConfig):
     }
 
     def __init__(self, **kwargs: Any) -> None:
-        """Takes any of ModelConfig's fields; others are transformers' own.
+        """Takes fields of ModelConfig and of PretrainedConfig.
 
         Raises ValueError if the fields make no model.
         """
@@ -53,5 +53,5 @@ class DualPathConfig(PretrainedConfig):
         return ModelConfig(**{name: getattr(self, RENAMED.get(name, name)) for name in names})
 
     def to_dict(self) -> dict[str, Any]:
-        """As transformers does, with the name that PEFT's prompt tuning looks for."""
+        """`to_dict` of transformers, with the name that PEFT's prompt tuning reads."""
         return super().to_dict() | {"num_attention_heads": self.n_heads}

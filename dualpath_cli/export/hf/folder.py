@@ -5,9 +5,8 @@
     model.safetensors                               its weights, above 5 GB in several files
     tokenizer.json, tokenizer_config.json           its tokenizer
     README.md                                       the model card
-    .eval_results/                                  scores as the hub reads them, where given
-    recipe.yaml, versions.json, metrics.csv ...     of the run, its tables up to this step
-    SHA256SUMS                                      the hashes of all these (run/exported_folder.py)
+    recipe.yaml, versions.json, metrics.csv ...     of the run; tables up to this step
+    SHA256SUMS                                      hashes of all these (run/exported_folder.py)
 
 Nothing here needs transformers.
 """
@@ -21,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 
 from dualpath_cli.base.system import format_csv, read_csv, read_text, replacing_folder
 from dualpath_cli.data.tokenizer import Tokenizer
-from dualpath_cli.export.hf.card import Results, model_card
+from dualpath_cli.export.hf.card import model_card
 from dualpath_cli.export.hf.code import flatten, own_files, registration
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.settings import Settings
@@ -37,7 +37,6 @@ from dualpath_cli.run.exported_folder import (
     CONFIG,
     LISTING,
     PREFIX,
-    SCORES,
     WEIGHTS,
     check_ours,
     listing,
@@ -45,13 +44,7 @@ from dualpath_cli.run.exported_folder import (
 )
 from dualpath_cli.run.facts import package_versions
 from dualpath_cli.run.run_folder import PUT_BACK, RECIPE, TABLES, TOKENIZER, VERSIONS, Run
-from dualpath_cli.run.weights import (
-    check_weights,
-    empty_model,
-    fill,
-    read_weights,
-    tensors_in,
-)
+from dualpath_cli.run.weights import check_weights, empty_model, fill, read_weights, tensors_in
 from dualpath_cli.spec.config import RENAMED, ModelConfig
 
 CONFIGURATION = "dualpath_cli.export.hf.configuration"
@@ -60,10 +53,10 @@ MOST_BYTES = 5_000_000_000  # of a file of weights, as transformers long had it
 
 
 class Weights:
-    """The parameters of a model, tied ones once, in the type in which they were trained."""
+    """A model's parameters, tied ones once, in the type in which they were trained."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], folder: Path | None = None) -> None:
-        """Takes tensors by name; those of a `folder` are read as they are written."""
+        """Takes tensors by name. With a `folder`, values are read from there while writing."""
         self._tensors, self._folder = dict(tensors), folder
         self.dtype = reduce(torch.promote_types, (t.dtype for t in tensors.values()))
         self.bytes = sum(tensor.nbytes for tensor in tensors.values())
@@ -71,12 +64,15 @@ class Weights:
 
     @classmethod
     def held(cls, model: DualPathLM) -> "Weights":
-        """Those of a model in memory."""
+        """The parameters of a model in memory."""
         return cls({name: parameter.detach() for name, parameter in model.named_parameters()})
 
     @classmethod
     def read(cls, checkpoints: Sequence[Path], config: ModelConfig) -> "Weights":
-        """Of verified checkpoints; of several the mean, all in memory, in at least float32."""
+        """The parameters in verified checkpoints.
+
+        Of several checkpoints the mean is taken, in memory, in at least float32.
+        """
         with torch.device("meta"):
             model = DualPathLM(config)
         found = tensors_in(checkpoints[-1], PREFIX)
@@ -90,27 +86,18 @@ class Weights:
         return cls.held(model)
 
     def write(self, folder: Path, progress: Progress) -> None:
-        """Writes files of at most MOST_BYTES, of which one at a time is in memory."""
-        parts: list[dict[str, torch.Tensor]] = [{}]
-        room = MOST_BYTES
-        for name, tensor in self._tensors.items():
-            if parts[-1] and tensor.nbytes > room:
-                parts, room = [*parts, {}], MOST_BYTES
-            parts[-1][PREFIX + name] = tensor
-            room -= tensor.nbytes
-        places: dict[str, str] = {}
-        for number, part in enumerate(parts, 1):
-            file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-            file = file if len(parts) > 1 else WEIGHTS
-            places |= dict.fromkeys(part, file)
-            held = part
+        """Writes files of at most MOST_BYTES; the weights of one file at a time are in memory."""
+        tensors = {PREFIX + name: tensor for name, tensor in self._tensors.items()}
+        split = split_torch_state_dict_into_shards(tensors, max_shard_size=MOST_BYTES)
+        for file, names in split.filename_to_tensors.items():
+            held = {name: tensors[name] for name in names}
             if self._folder is not None:
-                held = {name: torch.empty_like(t, device="cpu") for name, t in part.items()}
+                held = {name: torch.empty_like(t, device="cpu") for name, t in held.items()}
                 read_weights(held, self._folder)
             save_file(held, folder / file, {"format": "pt"})
-            progress.advance(sum(tensor.nbytes for tensor in part.values()))
-        if len(parts) > 1:
-            index = {"metadata": {"total_size": self.bytes}, "weight_map": places}
+            progress.advance(sum(tensor.nbytes for tensor in held.values()))
+        if split.is_sharded:
+            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
             (folder / f"{WEIGHTS}.index.json").write_text(_as_json(index))
 
 
@@ -120,10 +107,9 @@ def write(
     weights: Weights,
     out: Path,
     progress: Progress,
-    results: Results | None = None,
     license: str | None = None,
 ) -> None:
-    """Writes the folder, whole or not at all; its bytes follow from what is given alone."""
+    """Writes the folder, whole or not at all; the same arguments give the same bytes."""
     tokenizer, facts = Tokenizer.load(run.folder / TOKENIZER), run.facts
     if run.average:
         facts |= {"averaged_steps": [run_folder.step_of(path) for path in run.average]}
@@ -134,7 +120,7 @@ def write(
         "configuration_dualpath.py": flatten(CONFIGURATION),
         "modeling_dualpath.py": flatten(MODELING, beside=[CONFIGURATION])
         + registration(settings.model),
-        CARD: model_card(run, settings, facts, weights.parameters, results, license),
+        CARD: model_card(run, settings, facts, weights.parameters, license),
         VERSIONS: json.dumps(facts, indent=2) + "\n",
         **{name: read_text(run.folder / name, PUT_BACK) for name in (RECIPE, TOKENIZER)},
     }
@@ -142,11 +128,8 @@ def write(
         rows = read_csv(run.folder / name)
         if rows := [row for row in rows if int(row["step"]) <= run.step]:
             texts[name] = format_csv(rows)
-    if results is not None:
-        texts |= {f"{SCORES}/{name}": text for name, text in results.entries().items()}
     with replacing_folder(out, lambda before: check_ours(before, out)) as partial:
         for name, text in texts.items():
-            (partial / name).parent.mkdir(exist_ok=True)
             (partial / name).write_text(text, encoding="utf-8")
         weights.write(partial, progress)
         hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
@@ -162,7 +145,7 @@ def _as_json(content: dict[str, Any]) -> str:
 def config(
     run: Run, settings: Settings, facts: Mapping[str, Any], weights: Weights, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """config.json: the model's own fields, those of transformers, and where it came from."""
+    """config.json: the fields of ModelConfig and of transformers, and under `dualpath` the run."""
     origin = {
         "run": f"{settings.run.recipe}/{settings.run.name}",
         "exported_with": package_versions(["dualpath"])["dualpath"],
@@ -189,13 +172,13 @@ def config(
 
 
 def generation(settings: Settings, tokenizer: Tokenizer) -> dict[str, Any]:
-    """generation_config.json: rows of the vocabulary that stand for no token are never drawn."""
+    """generation_config.json: rows of the vocabulary without a token are never drawn."""
     unused = list(range(tokenizer.vocab_size, settings.model.vocab_size))
     return {**_special_ids(tokenizer), **({"suppress_tokens": unused} if unused else {})}
 
 
 def tokenizer_config(settings: Settings, tokenizer: Tokenizer) -> dict[str, Any]:
-    """tokenizer_config.json: texts come back as they were; batches are padded on the left."""
+    """tokenizer_config.json: decoding changes no space; batches are padded on the left."""
     end = tokenizer.token_values()[tokenizer.eot_id].decode()
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -210,5 +193,5 @@ def tokenizer_config(settings: Settings, tokenizer: Tokenizer) -> dict[str, Any]
 
 
 def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """Documents begin after end-of-text, and end in it."""
+    """End-of-text stands before and after each document, and is the padding."""
     return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eot_id)

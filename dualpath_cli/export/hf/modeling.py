@@ -1,7 +1,7 @@
 """DualPathForCausalLM: the model behind the interface of transformers.
 
-An exported folder holds this file and what it imports of this project as one,
-`modeling_dualpath.py`; nothing of the project has to be installed.
+In an exported folder this file and its imports from this project are one file,
+`modeling_dualpath.py`; the project need not be installed.
 
 Shapes: B batch, T positions, S positions with those cached before, V vocabulary, H heads, N head
 size.
@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from dualpath_cli.decoding.cache import Cache, LayerCache
+from dualpath_cli.decoding.cache import Cache, LayerCache, Pair
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.export.hf.configuration import DualPathConfig
 from dualpath_cli.model.block import DualPathBlock
@@ -31,47 +31,39 @@ from dualpath_cli.model.routing import RoutingTrace
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 
-CASTED_WEIGHT = {
-    "dual": "wide.sublayer.attn.q_proj.weight",
-    "wide": "wide.sublayer.attn.q_proj.weight",
-    "loop": "deep.sublayer.attn.q_proj.weight",
-}
-"""A weight of a block of each kind that has the type that the model was loaded in."""
 KEPT = (
     "embed", "norm", "attn_norm", "ffn_norm", "q_norm", "k_norm", "router", "gate", "gains", "gain",
     "film", "balance_bias",
 )  # fmt: skip
-"""Modules and parameters that stay float32 where the model is loaded in half precision."""
+"""Modules and parameters that stay float32 in a model loaded in half precision."""
 CACHE = next(n for n in ("cache", "past_key_values") if hasattr(CausalLMOutputWithPast, n))
-"""What transformers calls a cache: the latter before 5.24."""
-UNUSED = ("cache_position", "tokenizer")  # which `generate` gives to any model
+"""transformers' name for a cache: `past_key_values` before 5.24."""
+UNUSED = ("cache_position", "tokenizer")  # `generate` passes them to any model
 REFUSED = {
     "position_ids": "positions follow from attention_mask",
-    "output_attentions": "attention is computed without its weights ever being whole in memory",
+    "output_attentions": "attention weights are never whole in memory",
 }
-"""Arguments of transformers' models that have no meaning here, and why."""
+"""Arguments of transformers' models that have no meaning here, and the reasons."""
 
 
 @dataclass
 class _Slot:
-    """A layer of transformers' cache, as the model's attention asks for it."""
+    """A layer of transformers' cache, with the interface of `KeysAndValues`."""
 
     past: DynamicCache
     number: int
 
-    def append(
-        self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def append(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> Pair:
         k, v = self.past.update(k_BTHN.transpose(1, 2), v_BTHN.transpose(1, 2), self.number)
         return k.transpose(1, 2), v.transpose(1, 2)
 
 
 class _Past(Cache):
-    """The model's own cache for one pass, whose contents lie in one of transformers.
+    """Our cache for one pass; its contents lie in a cache of transformers.
 
-    That one's layer 0 holds the number of each token's document, -1 for padding, so that whatever
-    is done to a cache (beams, cropping, repeating) is done to the numbers as well. A layer for each
-    wide path and for each step of a deep path follows.
+    Layer 0 of that cache holds the number of each token's document, -1 for padding: beams, cropping
+    and repeating then apply to the numbers, too. A layer for each wide path and for each step of a
+    deep path follows.
     """
 
     def __init__(self, past: Any, config: ModelConfig, tokens: torch.Tensor) -> None:
@@ -109,16 +101,16 @@ class _Past(Cache):
 
 @dataclass
 class DualPathOutput(CausalLMOutputWithPast):
-    """Logits or last states, and what was asked for beside them."""
+    """Logits or last states, and the requested further outputs."""
 
     last_hidden_state: torch.Tensor | None = None
-    """What the head reads, (B, T, D), where the model is called without its head."""
+    """The head's input, (B, T, D), if the model is called without its head."""
     routing: RoutingTrace | None = None
     """With `output_routing`: gates, step weights, updates and states of every layer."""
 
 
 class RecomputedBlock(DualPathBlock):
-    """A block whose activations are computed again where transformers' switch says so."""
+    """A block that computes its activations again for gradients if transformers' switch is on."""
 
     gradient_checkpointing = False
     _gradient_checkpointing_func: Any
@@ -131,7 +123,7 @@ class RecomputedBlock(DualPathBlock):
 
 
 class DualPathModel(DualPathLM):
-    """The model up to the states that its head reads."""
+    """The model without its head."""
 
     def __init__(self, config: DualPathConfig) -> None:
         super().__init__(config.model)
@@ -202,17 +194,16 @@ class DualPathModel(DualPathLM):
         return DualPathOutput(**found)
 
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
-        """That of a model in half precision; any other leaves the caller's alone."""
-        kind = self.blocks[0].get_parameter(CASTED_WEIGHT[self.config.block_kinds[0]]).dtype
+        """Autocast for a model in half precision; for other models the caller's stays."""
+        kind = next(p.dtype for name, p in self.named_parameters() if "q_proj" in name)
         return torch.autocast(device.type, dtype=kind) if kind.itemsize == 2 else nullcontext()
 
 
 class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
     """A decoder-only language model whose layers are dual-path, loop or wide blocks.
 
-    Where `from_pretrained` loads it in bfloat16 or float16, weights of norms, router, gates, gains
-    and the embedding stay float32, for the residual stream; the rest is computed as under autocast,
-    which is how models are trained.
+    Loaded in bfloat16 or float16, the weights of norms, router, gates, gains and the embedding stay
+    float32, as does the residual stream; the rest is computed as under autocast, as in training.
     """
 
     config_class = DualPathConfig
@@ -243,20 +234,13 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As transformers does; biases of experts have no gradient, as in training."""
+        """`from_pretrained` of transformers; biases of experts get no gradient, as in training."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         for name, parameter in model.named_parameters():
             if name.endswith("balance_bias"):
                 parameter.requires_grad_(False)
         return loaded
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As transformers does. Raises ValueError for early exits, which are of layers there."""
-        given = kwargs.get("generation_config") or self.generation_config
-        if kwargs.get("assistant_early_exit", given.assistant_early_exit) is not None:
-            raise ValueError("assistant_early_exit cannot be given: its drafts would skip layers")
-        return super().generate(*args, **kwargs)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embed
@@ -269,8 +253,8 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Draws the weights of a module that come from no checkpoint, by torch's first seed."""
-        # An embedding or a head of another size is not in its place yet.
+        """Draws a module's weights that no checkpoint gave, seeded by `torch.initial_seed`."""
+        # A resized embedding or head is not in its place yet.
         new = "embed" if isinstance(module, nn.Embedding) else "head"
         name = next((name for name, other in self.named_modules() if other is module), new)
         prefix = name.removeprefix("model").removeprefix(".")
@@ -301,14 +285,16 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         """Maps tokens (B, T) to logits (B, T, V) in float32, and to the mean loss of `labels`.
 
         `attention_mask` (B, S) is 0 at padding, on either side; positions follow from it.
-        `inputs_embeds` (B, T, D) stand for the tokens' embeddings. `intervention` holds the fields
-        of Intervention, such as ``{"loops": 2}`` or ``{"gates": (1.0, 0.0)}``, `token_mask` (B, T)
-        which tokens it is about where that is not all of them; `generate` takes an intervention as
-        well. `cache` is `past_key_values` by its name since transformers 5.24. `output_routing`
-        gives ``outputs.routing``, with the state after each loop; a forward hook on
-        ``model.blocks[n].deep.sublayer`` sees each of them, too, as it is made. Raises ValueError
-        for arguments that mean nothing here, such as `position_ids`, an intervention that makes no
-        sense, a mask of other than 2 dimensions, or a cache of another model or of a fixed size.
+        `inputs_embeds` (B, T, D) replace the tokens' embeddings. `intervention` has fields of
+        Intervention, such as ``{"loops": 2}`` or ``{"gates": (1.0, 0.0)}``; `token_mask` (B, T) is
+        True at the tokens that it changes, by default all. `generate` takes both. `cache` is the
+        name of `past_key_values` since transformers 5.24. `output_routing` gives
+        ``outputs.routing`` with the state after each loop; a forward hook on
+        ``model.blocks[n].deep.sublayer`` sees these states, too.
+
+        Raises ValueError for arguments without a meaning here, such as `position_ids`, an
+        impossible intervention, a mask of other than 2 dimensions, and a cache of another model or
+        of a fixed size.
         """
         found = dict(self.model(
             input_ids, attention_mask, past_key_values, inputs_embeds, use_cache,
@@ -328,7 +314,7 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         return output if whole else output.to_tuple()
 
     def lens(self, states: torch.Tensor) -> torch.Tensor:
-        """The logits (B, T, V) that states (B, T, D) of the stream or of a loop would give."""
+        """The logits (B, T, V) of states (B, T, D) of the stream or of a loop."""
         with self.model.autocast(states.device):
             return self._logits(self.model.norm(states))
 

@@ -5,7 +5,7 @@
             hardly differ from h_1, whatever the router says
     dual    either of these with a gate of 0.993, beside a new path with a gate of 0.007
 
-All is computed and written in float32.
+Everything is computed and written in float32.
 """
 
 import json
@@ -39,36 +39,26 @@ LAYER = {
     "ffn_norm": "post_attention_layernorm",
 }  # fmt: skip
 """The weights of a sublayer, and of a layer of those families."""
-PARTS = {"biases": ".bias", "post-norms": "post_feedforward_layernorm", "experts": ".experts."}
-"""Features by a part of the names of their weights."""
+FITS = "no block has that; Llama, Mistral and Qwen3 without it fit"
 ONE = math.log(math.expm1(1))  # softplus(ONE) = 1
-SAFE = {"trust_remote_code": False}
 OPEN, SHUT = 5.0, -5.0  # logits of a gate: sigmoids of 0.993 and 0.007
 
 
 class Pretrained:
-    """A pretrained model in a folder; its weights are read by `model` alone."""
+    """A pretrained model in a folder; only `model` reads the weights."""
 
     def __init__(self, folder: Path, gguf: str | None, shown: str) -> None:
-        """Raises UserError for a model that transformers cannot read, or no block can be."""
+        """Raises UserError for an unreadable model, or one with a feature that no block has."""
         transformers.utils.logging.set_verbosity_error()
         self.folder, self.shown = folder, shown
-        self._options = {} if gguf is None else {"gguf_file": gguf}
+        self._gguf = {} if gguf is None else {"gguf_file": gguf}
         self._theirs = self._read(transformers.AutoConfig)
-        with torch.device("meta"):
-            model = self._called(
-                transformers.AutoModelForCausalLM.from_config, self._theirs, **SAFE
-            )
-        self._names = [name for name, _ in model.named_parameters()]
         if feature := self._feature():
-            raise UserError(
-                f"{shown} has {feature}, which the blocks here have not; what fits is Llama, "
-                "Mistral or Qwen3 without"
-            )
+            raise UserError(f"{shown} has {feature}; {FITS}")
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The model with wide blocks; `d_ffn` is the width of `d_ffn_wide`."""
+        """The model with wide blocks; both paths have the pretrained FFN width."""
         theirs, width = self._theirs, self._theirs.intermediate_size
         d_ffn = -(-3 * width // 2)  # effective: floor(2 d_ffn / 3), rounded up to a multiple
         return ModelConfig(
@@ -80,8 +70,11 @@ class Pretrained:
         )  # fmt: skip
 
     def tokenizer(self) -> Tokenizer:
-        """Raises UserError for a tokenizer that is no byte-level BPE of at most `vocab_size`."""
-        if "gguf_file" in self._options and not (self.folder / "tokenizer.json").exists():
+        """The model's tokenizer.
+
+        Raises UserError unless it is a byte-level BPE with at most `vocab_size` entries.
+        """
+        if self._gguf and not (self.folder / "tokenizer.json").exists():
             theirs = self._read(transformers.AutoTokenizer)
             definition = json.loads(theirs.backend_tokenizer.to_str())
             name_end_of_text(definition, theirs.eos_token)
@@ -103,21 +96,24 @@ class Pretrained:
 
     def sha256(self) -> dict[str, str]:
         """The hashes of the files of weights, by name."""
-        one = [self.folder / name for name in self._options.values()]  # a GGUF file
+        one = [self.folder / name for name in self._gguf.values()]  # a GGUF file
         files = one or sorted(self.folder.glob("*.safetensors"))
         return {path.name: hash_file(path) for path in files}
 
     @torch.no_grad()
     def model(self, config: ModelConfig, path: PathKind) -> DualPathLM:
-        """The dual-path model; weights that no pretrained one gives are drawn from seed 0."""
-        safe = {} if self._options else {"use_safetensors": True}
+        """The dual-path model; new weights are drawn from seed 0."""
+        safe = {} if self._gguf else {"use_safetensors": True}
         theirs, found = self._read(
             transformers.AutoModelForCausalLM, dtype=torch.float32, output_loading_info=True, **safe
         )
         if missing := sorted(found["missing_keys"]):
             raise UserError(f"{self.shown} is incomplete: it lacks {missing[0]}")
-        given, model = dict(theirs.named_parameters()), DualPathLM(config, seed=0)
-        for name, other in _names(config, path).items():
+        names, given = _names(config, path), dict(theirs.named_parameters())
+        if others := sorted(given.keys() - names.values()):
+            raise UserError(f"{self.shown} has weights {others[0]}; {FITS}")
+        model = DualPathLM(config, seed=0)
+        for name, other in names.items():
             model.get_parameter(name).copy_(given[other])
         for n, kind in enumerate(config.block_kinds):
             gain = "wide.gain" if _place(kind, path) == "wide" else "deep.gains"
@@ -128,40 +124,38 @@ class Pretrained:
         return model
 
     def _feature(self) -> str | None:
-        """The first thing that the model has and no block has."""
-        theirs, found = self._theirs, dict[str, Any]()
-        found["rotary scaling"] = (getattr(theirs, "rope_parameters", None) or {}).get("rope_type")
-        found["sliding windows"] = getattr(theirs, "use_sliding_window", True) and getattr(
-            theirs, "sliding_window", None
-        )
-        for feature, part in PARTS.items():
-            found[feature] = next((name for name in self._names if part in name), None)
-        family = theirs.model_type
-        found["layers of model_type"] = None if family in FAMILIES else family
-        if family in FAMILIES:
-            head, heads = theirs.head_dim, theirs.num_attention_heads
-            fits = head is None or head * heads == theirs.hidden_size
-            found["another head size than width / heads"] = None if fits else head
-            found["another activation than silu"] = theirs.hidden_act
-        fine = ("default", "silu", "swish", False, None)
-        return next(
-            (f"{what} ({value})" for what, value in found.items() if value not in fine), None
-        )
+        """A feature of the model that no block has, with its value."""
+        theirs, window = self._theirs, None
+        if theirs.model_type not in FAMILIES:
+            return f"layers of model_type {theirs.model_type}"
+        rope, width = theirs.rope_parameters["rope_type"], theirs.hidden_size
+        if getattr(theirs, "use_sliding_window", True):
+            window = getattr(theirs, "sliding_window", None)
+        if rope != "default":
+            return f"rotary scaling ({rope})"
+        if window:
+            return f"sliding windows ({window})"
+        if theirs.head_dim not in (None, width / theirs.num_attention_heads):
+            return f"another head size than width / heads ({theirs.head_dim})"
+        if theirs.hidden_act not in ("silu", "swish"):
+            return f"another activation than silu ({theirs.hidden_act})"
+        return None
 
     def _read(self, auto: Any, **options: Any) -> Any:
-        return self._called(auto.from_pretrained, self.folder, **SAFE, **self._options, **options)
+        options |= {"trust_remote_code": False, **self._gguf}
+        return self._called(auto.from_pretrained, self.folder, **options)
 
     def _called(self, function: Any, *arguments: Any, **options: Any) -> Any:
         try:
-            with redirect_stderr(StringIO()):  # bars, of which some heed no switch
+            with redirect_stderr(StringIO()):  # some progress bars have no switch
                 return function(*arguments, **options)
-        except Exception as error:  # a damaged or foreign file raises nearly anything
+        except Exception as error:  # damaged and foreign files raise nearly anything
             reason = " ".join(of_content(error).split())[:160]
             raise UserError(f"{self.shown} cannot be read: {reason}") from None
 
 
 def _names(config: ModelConfig, path: PathKind) -> dict[str, str]:
-    """The names of pretrained weights by those of the parameters that they become."""
+    """The names of pretrained weights, by the names of our parameters."""
     found = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
     if not config.tie_embeddings:
         found["head.weight"] = "lm_head.weight"
@@ -176,5 +170,5 @@ def _names(config: ModelConfig, path: PathKind) -> dict[str, str]:
 
 
 def _place(kind: BlockKind, path: PathKind) -> PathKind:
-    """The path of a block that is pretrained; `path` is that of dual blocks."""
+    """The pretrained path of a block; `path` is that of dual blocks."""
     return path if kind == "dual" else "wide" if kind == "wide" else "deep"

@@ -76,14 +76,6 @@ def test_no_seeds_are_added_to_runs_of_another_source(words, tmp_path, capsys):
     assert len(starts(out)) == 2 * 2
 
 
-def test_facts_that_nothing_follows_from_refuse_no_sweep(words, tmp_path):
-    words = [*words, "--yes", "--seeds", "1", "--controls", "none"]
-    assert main(words) == 0
-    for versions in (tmp_path / "sweep").glob("runs/*/*/versions.json"):
-        versions.write_text('{"a":')
-    assert main(words) == 0
-
-
 def refused(
     tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str], *words: str, **sections: Any
 ) -> str:
@@ -98,21 +90,20 @@ def refused(
     return capsys.readouterr().err
 
 
-def test_each_configuration_is_checked_with_its_own_values(tmp_path, texts, capsys):
-    batches = ["--set", "run.batch_tokens=64,100"]
-    said = refused(tmp_path, texts, capsys, *batches)
-    assert "a50_k2-batch_tokens_100: run.batch_tokens=100 is no multiple of 32: 16 tokens" in said
-    said = refused(tmp_path, texts, capsys, "--set", "run.batch_tokens=64,48")
-    assert "--run.micro_batch 1 fits" in said
-    said = refused(tmp_path, texts, capsys, "--set", "optim.warmup_steps=2,10")
-    assert "a50_k2-warmup_steps_10: optim.warmup_steps=10 must be less than the run's 10" in said
+WSD = {"schedule": "wsd"}
 
 
-def test_branches_are_checked_before_their_trunk_is_trained(tmp_path, texts, capsys):
-    wsd = {"schedule": "wsd"}
-    lengths = ["--set", "run.max_tokens=640,128"]
-    said = refused(tmp_path, texts, capsys, *lengths, optim=wsd)
-    assert "max_tokens_128: optim.warmup_steps=2 must be less than the run's 2 optimizer" in said
-    lengths = ["--set", "run.max_tokens=1280,640", "--set", "run.batch_tokens=128"]
-    said = refused(tmp_path, texts, capsys, *lengths, optim=wsd)
-    assert "save_every=5 leaves no checkpoint before the cool-down of a run of 5 steps" in said
+@pytest.mark.parametrize(
+    ("varied", "said", "optim"),
+    [
+        ("run.batch_tokens=64,100", "a50_k2-batch_tokens_100: run.batch_tokens=100", {}),
+        ("run.batch_tokens=64,48", "--run.micro_batch 1 fits", {}),
+        ("optim.warmup_steps=2,10", "a50_k2-warmup_steps_10: optim.warmup_steps=10", {}),
+        ("run.max_tokens=640,128", "max_tokens_128: optim.warmup_steps=2", WSD),
+        ("run.max_tokens=640,320", "save_every=5 leaves no checkpoint", WSD),
+    ],
+)
+def test_each_configuration_is_checked_before_anything_is_trained(
+    varied, said, optim, tmp_path, texts, capsys
+):
+    assert said in refused(tmp_path, texts, capsys, "--set", varied, optim=optim)
