@@ -1,7 +1,8 @@
-"""Prints every table of docs/study.md from the two CSV files beside this script.
+"""Prints the tables of the first declared study from the two CSV files beside this script.
 
 python docs/study/study.py            # the tables, each under its name
-python docs/study/study.py --write    # into the page, each below <!-- its name -->, and the figure
+python docs/study/study.py --write    # those of docs/study.md, each below <!-- its name -->, and
+                                      # the figure
 
 runs.csv has a row a scored run: the part of the study, the arm, peak learning rate and seed, bits
 per byte of the four validation sets after the last step, the loops that the router of each layer
@@ -337,7 +338,7 @@ def figure() -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Prints the tables of docs/study.md.")
+    parser = argparse.ArgumentParser(description="Prints the tables of the study.")
     parser.add_argument("--write", action="store_true", help="Into the page, and draw its figure.")
     if parser.parse_args().write:
         page = STUDY.parent / "study.md"

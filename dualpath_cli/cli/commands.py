@@ -23,7 +23,6 @@ class Command:
     print, or None."""
     task: str | None = None  # called with the Session, once trainer, module and data are built
     module: str = "dualpath_cli.training.module:DualPathModule"
-    alone: str | None = None  # whether the command finished without a trainer, given the launch
     varies: bool = False  # whether `run` also takes a recipe, changed by the words
 
     @property
@@ -101,7 +100,6 @@ _RECORDS = (
         "routing",
         "Read what the gates do token by token: a page to explore, figures, numbers.",
         launch="dualpath_cli.cli.launch:study",
-        alone=f"{_ROUTING}.terminal:run",
         options=f"{_ROUTING}.options:RoutingOptions",
         task=f"{_ROUTING}.study:run",
         module="dualpath_cli.study.bench:StudyModule",

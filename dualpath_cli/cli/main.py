@@ -99,8 +99,7 @@ def _run(command: Command, words: Sequence[str]) -> None:
     launch, line = resolve_name(command.launch)(found)
     out = getattr(launch, "out", None)
     with claimed(out) if out else nullcontext():
-        if not (command.alone and resolve_name(command.alone)(launch)):
-            resolve_name(command.run)(command, launch, line.of_classes)
+        resolve_name(command.run)(command, launch, line.of_classes)
 
 
 def _failed(name: str, error: BaseException) -> int:

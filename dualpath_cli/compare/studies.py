@@ -12,7 +12,7 @@ from dualpath_cli.compare.groups import Group
 from dualpath_cli.report.significance import holm, signed_rank_p
 from dualpath_cli.report.table import Column, Columns, Table
 from dualpath_cli.study.ablation.options import REPORT
-from dualpath_cli.study.parts_of_speech import PAPER
+from dualpath_cli.study.parts_of_speech import CLASSES
 from dualpath_cli.study.routing.options import SUMMARY
 
 Record = dict[str, Any]
@@ -149,9 +149,8 @@ def excess_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
         ).items()
         if None not in (values := [row["excess"] for row in rows])  # a class without tokens
     ]
-    paper = {token_class.name for token_class in PAPER}
     for of_paper in (True, False):
-        family = [r for r in records if (r["forced"].rpartition(" ")[0] in paper) is of_paper]
+        family = [r for r in records if (r["forced"].rpartition(" ")[0] in CLASSES) is of_paper]
         for record, p in zip(family, holm([r["p"] for r in family]), strict=True):
             record["p_holm"] = p
     return [without_nan(record) for record in records]

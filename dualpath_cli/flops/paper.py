@@ -123,24 +123,3 @@ def results(budget_name: str) -> dict[str, dict[str, float]]:
         metric: dict(zip(columns, values, strict=True))
         for metric, values in tables()["results"][budget_name].items()
     }
-
-
-def inference_ablation(intervention: str, source: str) -> float | None:
-    """Loss of F80M a50 K4 under an intervention, nats a token; None if not in table `ablations`.
-
-    Names of sources: gsm8k, triviaqa, wikitext_103.
-    """
-    return _by_source("inference_ablations", intervention, source)
-
-
-def token_class_excess(override: str, source: str) -> float | None:
-    """The authors' excess cost of forcing a class of tokens over random ones, 15 checkpoints.
-
-    `override` is `arithmetic wide` or `function deep`; nats a token, from their revision.
-    """
-    return _by_source("token_class_excess", override, source)
-
-
-def _by_source(table: str, row: str, source: str) -> float | None:
-    values = dict(zip(tables()["ablation_sources"], tables()[table].get(row, []), strict=False))
-    return values.get(source.lower().replace("-", "_"))

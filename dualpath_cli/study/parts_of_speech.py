@@ -8,7 +8,7 @@ Tags are set by spaCy and by a rule for arithmetic; slow imports wait until tags
 4. each model token gets the tag of the word that shares most characters with the token.
 
 Numbers are NUM: every run of digits, in words too (`1990s`), with its decimal point and commas of
-thousands. Signs without another use are SYM: `=`, `<<`, `>>`, `####`, `%`, `×` and its like, signs
+thousands. Signs without another use are SYM: `=`, `<<`, `>>`, `####`, `%`, `×` and the like, signs
 of currencies. The signs `+ - – * / ^ < >` and the letter x are SYM only
 
 - between two numbers: `5*3`, `16 - 3`, `48/2`, `(5+3)*$2`, `3 x 4`; so in ranges and dates, too;
@@ -30,6 +30,7 @@ from typing import Any
 from dualpath_cli.base.errors import UserError
 
 TAGGER = "en_core_web_sm"  # the default spaCy pipeline
+_WAY_OUT = f"python -m spacy download {TAGGER}, or give a folder that spaCy's nlp.to_disk wrote"
 UPOS = (
     "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN",
     "PUNCT", "SCONJ", "SPACE", "SYM", "VERB", "X",
@@ -38,16 +39,16 @@ UPOS = (
 PATHS: Mapping[str, tuple[float, float]] = {"wide": (0.0, 1.0), "deep": (1.0, 0.0)}
 """The gates (g_d, g_w) of tokens that are forced to a path."""
 RANDOM = "random-as-"  # the beginning of the name of the random tokens beside a class
-
-
-@dataclass(frozen=True)
-class TokenClass:
-    name: str
-    upos: tuple[str, ...]
-    forced: bool = False  # whether ablate forces the class to each path by default
-
-    def to(self, path: str) -> "ForcedClass":
-        return ForcedClass(self.name, self.upos, path)
+CLASSES: Mapping[str, tuple[str, ...]] = {
+    "arithmetic": ("NUM", "SYM"),
+    "structure": ("SPACE", "PUNCT", "SYM"),
+    "function": ("ADJ", "ADV", "PART", "PRON", "VERB"),
+    "closed-class": ("ADP", "AUX", "CCONJ", "DET", "PART", "PRON", "SCONJ"),
+}
+"""The classes of tokens in the paper's claims. The authors' revision forces arithmetic and
+function; the paper says that structure leans deep; closed-class are the function words of grammars.
+"""
+FORCED = ("arithmetic", "function")
 
 
 @dataclass(frozen=True)
@@ -59,28 +60,7 @@ class ForcedClass:
     path: str  # a key of `PATHS`
 
 
-ARITHMETIC = TokenClass("arithmetic", ("NUM", "SYM"), forced=True)
-STRUCTURE = TokenClass("structure", ("SPACE", "PUNCT", "SYM"))
-FUNCTION = TokenClass("function", ("ADJ", "ADV", "PART", "PRON", "VERB"), forced=True)
-CLOSED = TokenClass("closed-class", ("ADP", "AUX", "CCONJ", "DET", "PART", "PRON", "SCONJ"))
-PAPER = (ARITHMETIC, STRUCTURE, FUNCTION, CLOSED)
-"""The classes in the paper's claims. The authors' revision forces `ARITHMETIC` and `FUNCTION`; the
-paper says that `STRUCTURE` leans deep; `CLOSED` are function words in the sense of grammars."""
-
-OTHERS: tuple[TokenClass, ...] = ()
-"""Further classes. `routing` measures them for summary.json; `ablate --suite token-classes` forces
-those that are `forced`, whose tests are corrected apart from the paper's."""
-
-
-def measured() -> tuple[TokenClass, ...]:
-    return (*PAPER, *OTHERS)
-
-
 Span = tuple[int, int, str]  # the first character, the one after the last, and their tag
-
-MOST_CHARACTERS = 50_000
-"""Characters that spaCy tags at once: each takes 4 kB, and spaCy refuses a million."""
-BATCH = 8
 
 _NUMBER = r"\(*[$€£¥¢]?(?:\.?\d|<<)"  # the beginning of a number
 _ARITHMETIC = re.compile(
@@ -118,24 +98,17 @@ class Tagger:
     def tags(self, windows: Iterable[Sequence[bytes]]) -> Iterator[list[str]]:
         """Yields a tag per token of each window, in order.
 
-        A token is given by its bytes, `Tokenizer.token_values()[id]`. A token of blanks only is
-        SPACE. A token without bytes, as for special tokens, is "".
+        A token is given by its bytes, `Tokenizer.token_values()[id]`. A token of blanks alone is
+        SPACE. A token without bytes, such as a special token, is "".
         """
-        sections = (
-            (text[start : start + MOST_CHARACTERS], (window, text, start))
-            for window, text in ((window, text_of(window)) for window in windows)
-            for start in range(0, max(1, len(text)), MOST_CHARACTERS)
-        )
-        words: list[Span] = []
-        for doc, (window, text, start) in self.nlp.pipe(sections, as_tuples=True, batch_size=BATCH):
-            words += (
-                (start + word.idx, start + word.idx + len(word), word.pos_ or "X")
+        texts = ((text_of(window), window) for window in windows)
+        for doc, window in self.nlp.pipe(texts, as_tuples=True, batch_size=8):
+            words = [
+                (word.idx, word.idx + len(word), word.pos_ or "X")
                 for word in doc
                 if not word.is_space  # pipelines trained on treebanks have no tag for blanks
-            )
-            if start + MOST_CHARACTERS >= len(text):
-                yield align(window, words + arithmetic(text))
-                words = []
+            ]
+            yield align(window, words + arithmetic(doc.text))
 
 
 def text_of(window: Sequence[bytes]) -> str:
@@ -176,27 +149,18 @@ def align(window: Sequence[bytes], spans: Iterable[Span]) -> list[str]:
     return tags
 
 
-def check_pipeline(pipeline: str) -> str:
-    """Raises UserError unless spaCy and a pipeline are installed, without importing either.
-
-    Returns the way out for a message, if the pipeline proves to be damaged.
-    """
+def check_pipeline(pipeline: str) -> None:
+    """Raises UserError unless spaCy and a pipeline are installed, without importing either."""
     if find_spec("spacy") is None:
         raise UserError("parts of speech need the package spacy: pip install 'dualpath[pos]'")
-    if Path(pipeline).name == pipeline and not Path(pipeline).exists():  # a name, not a path
-        way_out = f"python -m spacy download {pipeline}"
-        if not pipeline.isidentifier() or find_spec(pipeline) is None:
-            raise UserError(f"spaCy pipeline '{pipeline}' is not installed: {way_out}")
-        return way_out
-    way_out = "give a folder that spaCy's nlp.to_disk wrote"
-    if not Path(pipeline).exists():
-        raise UserError(f"spaCy pipeline '{pipeline}' does not exist; {way_out}")
-    return way_out
+    named = pipeline.isidentifier() and find_spec(pipeline) is not None
+    if not named and not Path(pipeline).exists():
+        raise UserError(f"spaCy pipeline '{pipeline}' is not installed: {_WAY_OUT}")
 
 
 def _load(pipeline: str) -> Any:
     """spaCy's pipeline without components that universal tags do not need."""
-    way_out = check_pipeline(pipeline)
+    check_pipeline(pipeline)
     import spacy
 
     try:
@@ -206,10 +170,10 @@ def _load(pipeline: str) -> Any:
         tagged = any(word.pos_ for word in nlp("She sees 3 dogs."))
     except Exception as error:  # from a damaged folder or a missing component
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"spaCy pipeline '{pipeline}': {reason}; {way_out}") from None
+        raise UserError(f"spaCy pipeline '{pipeline}': {reason}; {_WAY_OUT}") from None
     if not tagged:
         raise UserError(
             f"spaCy pipeline '{pipeline}' sets no universal part-of-speech tags; "
-            f"give another: python -m spacy download {TAGGER}"
+            f"give another: {_WAY_OUT}"
         )
     return nlp

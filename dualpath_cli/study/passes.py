@@ -1,4 +1,4 @@
-"""Passes, of which every study consists, and the facts that decide their numbers.
+"""Passes, the parts of every study, and the facts that decide their numbers.
 
 A *pass* is one source under one change of the model. A finished pass is a file of arrays, named by
 a hash of the facts that decide its numbers: checkpoint, texts, precision and so on. So a study
@@ -37,9 +37,11 @@ from dualpath_cli.training.module import DualPathModule
 
 
 def study_facts(launch: StudyLaunch, trainer: Trainer) -> dict[str, Any]:
-    settings = launch.settings
+    """Facts of a report: the checkpoint with one hash of its weights, model, machine, data."""
+    settings, run = launch.settings, launch.run
+    sha256 = hash_of_weights(run.checkpoint)
     return {
-        "checkpoint": checkpoint_facts(launch),
+        "checkpoint": {"path": str(run.checkpoint), "step": run.step, "sha256": sha256},
         "model": asdict(settings.model),
         "seed": settings.seed_everything,
         "precision": str(trainer.precision),
@@ -50,12 +52,6 @@ def study_facts(launch: StudyLaunch, trainer: Trainer) -> dict[str, Any]:
         "max_tokens": settings.data.val_tokens,
         "val_seed": settings.data.val_seed,
     }
-
-
-def checkpoint_facts(launch: StudyLaunch) -> dict[str, Any]:
-    """The checkpoint's path, step, and one hash of its weights."""
-    path = launch.run.checkpoint
-    return {"path": str(path), "step": launch.run.step, "sha256": hash_of_weights(path)}
 
 
 def decisive_facts(facts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:

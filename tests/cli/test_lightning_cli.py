@@ -76,7 +76,7 @@ def test_what_lightning_finds_is_one_short_line(words, message, trained, tmp_pat
 def test_everything_that_a_record_names_is_there():
     for command in COMMANDS.values():
         assert dataclasses.is_dataclass(resolve_name(command.options)), command.name
-        named = (command.launch, command.run, command.task, command.module, command.alone)
+        named = (command.launch, command.run, command.task, command.module)
         assert all(callable(resolve_name(name)) for name in named if name is not None), command.name
 
 

@@ -22,7 +22,6 @@ from dualpath_cli.report.figures import save
 from dualpath_cli.run.weights import load_weights
 from dualpath_cli.spec.config import ModelConfig
 from tests.conftest import Share
-from tests.data.small_tokenizer import tokenizer_with
 from tests.training.tiny_run import tiny_recipe, train
 
 OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3, "loops": 3}, "optim": {"lr": 0.05}}
@@ -104,20 +103,6 @@ def model_of(run: Path) -> tuple[DualPathLM, Tokenizer]:
     model = DualPathLM(ModelConfig(**recipe["model"]))
     load_weights(model, run / "checkpoints" / "step-00000006")
     return model, Tokenizer.load(run / "tokenizer.json")
-
-
-@pytest.fixture(scope="session")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of which a mistake in the words is found without reading its checkpoint."""
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "step-00000010").write_bytes(b"weights")
-    (folder / "checkpoints" / "last").symlink_to("step-00000010")
-    model = ModelConfig(vocab_size=272, n_layers=2, max_seq_len=16, d_ffn=1600, d_ffn_wide=11392)
-    (folder / "recipe.yaml").write_text(json.dumps({"model": dataclasses.asdict(model)}))
-    (folder / "text.txt").write_text("hello")
-    tokenizer_with(["h e", "l l", "he ll"]).save(folder)
-    return folder
 
 
 class ByLetter:

@@ -16,7 +16,6 @@ from dualpath_cli.training.module import DualPathModule
 from tests.cli.processes import run_on_two_ranks
 from tests.study.conftest import OPEN
 from tests.study.routing.test_study import PER_LAYER, rows_of
-from tests.training.tiny_run import SEQ_LEN
 
 
 def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
@@ -52,20 +51,13 @@ def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
         assert routed[name]["loss"] == pytest.approx(expected["loss"], rel=1e-6)
         bits_per_byte = expected["bits_per_byte"]
         assert routed[name]["bits_per_byte"] == pytest.approx(bits_per_byte, rel=1e-6)
-        ids, nats, sequences = (
-            rows[column][rows["source"] == name] for column in ("token_id", "nats", "sequence")
-        )
+        ids, nats = (rows[column][rows["source"] == name] for column in ("token_id", "nats"))
         text_bytes = sum(n_bytes[id] for id in ids.tolist())
         assert nats.sum() / (math.log(2) * text_bytes) == pytest.approx(bits_per_byte, rel=1e-5)
         scored = ablated["sources"][name]["tokens"]
         assert routed[name]["tokens"] == len(ids)
-        lengths = np.bincount(sequences)
-        if name == "text":
-            assert len(ids) == scored == 100
-            assert nats.sum() / scored == pytest.approx(expected["loss"], rel=1e-5)
-        else:  # end-of-text within a block is scored, but is context alone; so is the first token
-            assert scored / 2 < len(ids) < scored == 96
-            assert lengths.min() < lengths.max() == SEQ_LEN
+        # End-of-text within a block is scored, but is context alone; so is the block's first token.
+        assert len(ids) == scored == 100 if name == "text" else 48 < len(ids) < scored == 96
 
 
 def by_one_and_two(
@@ -86,7 +78,6 @@ def test_two_processes_score_what_one_scores(strategy, run, tmp_path):
     words = [*suites, "--loops", "1,2,3", "--max_tokens", "130"]
     folders = by_one_and_two("ablate", run, words, strategy, tmp_path)
     one, two = (json.loads((folder / "ablations.json").read_text()) for folder in folders)
-    assert (one["devices"], two["devices"]) == (1, 2)
     assert one["sources"] == two["sources"]
     assert one["sources"]["held_out"]["sequences"] % 2 == 1
     assert len(one["rows"]) == len(two["rows"]) == 9 + 8 + 6 + 2
@@ -95,9 +86,6 @@ def test_two_processes_score_what_one_scores(strategy, run, tmp_path):
         for key in ("loss", "difference", "low", "high", "expected_loops", "loops_run", "passes"):
             assert row[key] == pytest.approx(expected[key], abs=1e-6), (row["intervention"], key)
     assert len({round(row["loss"], 5) for row in one["rows"]}) > 8
-    # Each pass is kept once, and found again by the same command.
-    kept = list((folders[1] / "scores").iterdir())
-    assert len(kept) == len(two["rows"])
 
 
 @pytest.mark.slow
@@ -119,10 +107,8 @@ def test_two_processes_read_what_one_reads(strategy, trained, tmp_path):
     for name in ("nats", *PER_LAYER, "step_weights"):
         np.testing.assert_allclose(read[name], expected[name], atol=2e-6, rtol=1e-5, err_msg=name)
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, two)]
-    assert [summary["devices"] for summary in summaries] == [1, 2]
     sources = [summary["sources"]["text"] for summary in summaries]
-    assert sources[0]["sequences"] == sources[1]["sequences"]
-    assert sources[0]["sequences"] % 2 == 1
+    assert sources[0]["sequences"] == sources[1]["sequences"] == 11
     assert sources[1]["loss"] == pytest.approx(sources[0]["loss"], abs=1e-6)
     one_read, two_read = (source["layers"] for source in sources)
     for name, estimate in one_read.items():
@@ -138,73 +124,41 @@ def test_two_processes_read_what_one_reads(strategy, trained, tmp_path):
         np.testing.assert_allclose(pages[1][name], pages[0][name], atol=1e-5, rtol=1e-4)
 
 
-class Disk:
-    """Has room for so many more whole files."""
-
-    def __init__(self, room: float, number: int) -> None:
-        self.room, self.number = room, number
-
-    def sync(self, path: Path) -> None:
-        self.room -= 1
-        if self.room < 0:
-            raise OSError(self.number, os.strerror(self.number))
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    """Where a file's bytes go when it is synced, which is when a full disk says so."""
-    disk = Disk(float("inf"), errno.ENOSPC)
-    monkeypatch.setattr(system, "sync", disk.sync)
-    return disk
-
-
-PASSES = {"ablate": "scores", "routing": "passes"}
-WORDS = {
-    "ablate": ["--loops", "1-2"],
-    "routing": ["--tagger", "none", "--no_costs", "--sequences", "1"],
-}
-
-
 @pytest.mark.parametrize(
-    ("command", "number", "way_out"),
+    ("options", "number"),
     [
-        ("ablate", errno.ENOSPC, "free some space"),
-        ("routing", errno.EROFS, "choose a folder that can be written"),
+        (["ablate", "--loops", "1-2"], errno.ENOSPC),
+        (["routing", "--tagger", "none", "--no_costs", "--sequences", "1"], errno.EROFS),
     ],
 )
 def test_a_study_on_a_full_disk_ends_in_one_line_and_goes_on_with_what_it_kept(
-    command, number, way_out, studied, tmp_path, disk, capsys
+    options, number, studied, tmp_path, monkeypatch, capsys
 ):
-    run = studied(command, *WORDS[command]).copied(tmp_path)
-    words = [command, "--ckpt_path", str(run), *WORDS[command]]
-    passes = list(run.glob(f"*/step-*/{PASSES[command]}/*.npz"))
+    command, *others = options
+    run = studied(*options).copied(tmp_path)
+    words = [command, "--ckpt_path", str(run), *others]
+    passes = [path for folder in ("scores", "passes")
+              for path in run.glob(f"*/step-*/{folder}/*.npz")]  # fmt: skip
     for path in passes:
         path.unlink()
-    disk.room, disk.number = 2, number
+    synced: list[Path] = []
+
+    def sync(path: Path) -> None:  # a disk with room for two more whole files
+        synced.append(path)
+        if len(synced) > 2:
+            raise OSError(number, os.strerror(number))
+
     capsys.readouterr()
-    assert main(words) == 1
+    with monkeypatch.context() as full:
+        full.setattr(system, "sync", sync)
+        assert main(words) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"dualpath {command}: error: '{run}")
     assert os.strerror(number) in said
-    assert way_out in said
     assert said.count("\n") == 1
     assert not list(run.rglob(f"*{system.PARTIAL}"))
     kept = {path: path.stat().st_mtime_ns for path in passes if path.exists()}
     assert 0 < len(kept) < len(passes)
-    disk.room = float("inf")
     assert main(words) == 0
     assert all(path.exists() for path in passes)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-
-
-@pytest.mark.parametrize("command", ["ablate", "routing"])
-@pytest.mark.parametrize(
-    "room", [0, pytest.param(3, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)]
-)
-def test_a_report_that_finds_no_room_is_one_line(command, room, run, disk, capsys):
-    disk.room = room
-    capsys.readouterr()
-    code = main([command, "--ckpt_path", str(run), *WORDS[command]])
-    said = capsys.readouterr().err
-    assert (code, said.count("\n")) == (1, 1)
-    assert "No space left on device; free some space" in said

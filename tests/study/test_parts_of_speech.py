@@ -1,7 +1,5 @@
 """Parts of speech: exact to the byte in any text, arithmetic by rule, mistakes in one line."""
 
-import json
-import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,10 +9,7 @@ import spacy
 from hypothesis import given
 from hypothesis import strategies as st
 from spacy.language import Language
-from spacy.tokens import Doc
 
-from dualpath_cli.data.tokenizer import Tokenizer
-from dualpath_cli.study import parts_of_speech
 from dualpath_cli.study.parts_of_speech import Span, Tagger, align, arithmetic, text_of
 
 # Alignment
@@ -134,13 +129,7 @@ C++, A+ grades, Google+ is x-ray - not 5 - at all
 He came - and went -- 5 of them--7 <p> a < b
                       N          N
 
-- 3 eggs
-  N
-
-* 3 eggs * * * a
-  N
-
-  * 3 eggs
+  * 3 eggs * * * a
     N
 
 2 eggs - (3 / ((1+1))) = 2 eggs - <<2-3/2=.5>>
@@ -164,39 +153,9 @@ def test_numbers_and_operators_are_told_from_other_uses_of_their_signs(text, mar
     assert (text + "\n" + "".join(found)).rstrip() == (text + "\n" + marks).rstrip()
 
 
-def test_calculations_of_gsm8k_are_numbers_operators_and_brackets(shared_data):
-    with open(shared_data / "gsm8k" / "test.jsonl") as lines:
-        answers = [json.loads(line)["answer"] for line in lines]
-    calculations = [c for answer in answers for c in re.findall("<<[^<>]*>>", answer)]
-    assert len(calculations) == 4282
-    left = set()
-    for calculation in calculations:
-        covered = {i for start, end, _ in arithmetic(calculation) for i in range(start, end)}
-        left |= {c for i, c in enumerate(calculation) if i not in covered}
-    assert left == {"(", ")"}
-
-
 # Tagger
 
 WORDS = {"she": "PRON", "sees": "VERB", "dog": "NOUN", "日本": "PROPN", "16=3": "NOUN"}
-
-
-def component(name: str, **fields: str) -> None:
-    """Registers a component of pipelines that sets fields of each word; without any it fails."""
-
-    @Language.component(name)
-    def change(doc: Doc) -> Doc:
-        if not fields:
-            raise RuntimeError("this component should not run")
-        for word in doc:
-            for field, value in fields.items():
-                setattr(word, field, value)
-        return doc
-
-
-component("test_fails")
-component("test_parses", dep_="aux")
-component("test_tags", pos_="INTJ")
 
 
 def saved(nlp: Language, folder: Path) -> Path:
@@ -218,63 +177,3 @@ def test_words_keep_the_pipelines_tags_and_arithmetic_has_its_own(tagger):
     window = [b"", b"She", b" sees", b" 16", b"=", b"3", b" dog", b"\n\n", b" unknown"]
     (tags,) = tagger.tags([window])
     assert tags == ["", "PRON", "VERB", "NUM", "SYM", "NUM", "NOUN", "SPACE", "X"]
-
-
-@pytest.mark.parametrize("piece", [13, 26, 39, 65])
-def test_texts_in_pieces_have_the_tags_of_the_whole(tagger, monkeypatch, piece):
-    window = [" 日本".encode()[:5], " 日本".encode()[5:], b" sees", b" ", b"16=3"] * 5
-    assert len(text_of(window)) == 65
-    whole = ["PROPN", "PROPN", "VERB", "SPACE", "NUM"] * 5
-    assert tagger.nlp.max_length > parts_of_speech.MOST_CHARACTERS
-    monkeypatch.setattr(parts_of_speech, "MOST_CHARACTERS", piece)
-    several = [window, [b"dog"], [b""], window[:-1], window]
-    expected = [whole, ["NOUN"], [""], whole[:-1], whole]
-    assert list(tagger.tags(several * parts_of_speech.BATCH)) == expected * parts_of_speech.BATCH
-
-
-@pytest.fixture(scope="module")
-def english(shared_data: Path) -> Tagger:
-    return Tagger(shared_data / "spacy_en_upos")
-
-
-def test_windows_are_read_one_batch_at_a_time(english):
-    windows = iter([[b"dog"]] * 10 * parts_of_speech.BATCH)
-    assert next(english.tags(windows)) == ["NOUN"]
-    assert len(list(windows)) == 9 * parts_of_speech.BATCH
-
-
-def test_components_that_do_nothing_for_the_tags_do_not_run(tmp_path):
-    nlp = spacy.blank("en")
-    for name in ("ner", "lemmatizer", "parser"):
-        nlp.add_pipe("test_fails", name=name)
-    nlp.add_pipe("test_tags")
-    assert list(Tagger(saved(nlp, tmp_path / "all")).tags([[b"dog"]])) == [["INTJ"]]
-    # The rules of an attribute ruler may ask for the parse.
-    nlp = spacy.blank("en")
-    nlp.add_pipe("test_parses", name="parser")
-    nlp.add_pipe("attribute_ruler").add([[{"DEP": "aux"}]], {"POS": "AUX"})
-    assert list(Tagger(saved(nlp, tmp_path / "ruled")).tags([[b"dog"]])) == [["AUX"]]
-
-
-GPT2_TAGS = {
-    "He bought  three dogs and wants to eat in Paris.\n\nI know.":
-        "PRON VERB SPACE NUM NOUN CCONJ VERB PART VERB ADP PROPN PUNCT SPACE SPACE "
-        "PRON VERB PUNCT",
-    "Janet sells 16 - 3 = <<16-3=13>>13 eggs a day.\n#### 13":
-        "PROPN PROPN VERB NUM SYM NUM SYM SYM NUM SYM NUM SYM NUM SYM NUM NOUN DET NOUN PUNCT "
-        "SPACE SYM NUM",
-    "We ate 12 croissants in the café.":
-        "PRON VERB NUM NOUN NOUN NOUN ADP DET NOUN PUNCT",
-}  # fmt: skip
-
-
-def test_tokens_of_gpt2_get_the_tags_that_one_expects(english, shared_data):
-    gpt2 = Tokenizer.load(shared_data / "gpt2")
-    values = gpt2.token_values()
-    windows = [[values[id] for id in gpt2.encode(text)] for text in GPT2_TAGS]
-    for window, tags, expected in zip(
-        windows, english.tags(windows), GPT2_TAGS.values(), strict=True
-    ):
-        assert list(zip(window, tags, strict=True)) == list(
-            zip(window, expected.split(), strict=True)
-        )

@@ -1,10 +1,7 @@
-"""Figures of an ablation: loss against forced loops, expected loops and passes; layers.
-
-A source has the same colour in all figures.
-"""
+"""Figures of an ablation: loss by forced loops, by sublayers that a token passes, by layer."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -16,7 +13,8 @@ from matplotlib.figure import Figure
 from dualpath_cli.report.figures import MUTED, SOURCES, panels, plain, save
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation.options import BASELINE, SHORTER
-from dualpath_cli.study.ablation.tables import Result, by_layer, meaning_of
+from dualpath_cli.study.ablation.scores import Result
+from dualpath_cli.study.ablation.tables import by_layer, meaning_of
 
 TITLE = "loss less that of the learned router (nats per token)"
 
@@ -24,8 +22,8 @@ TITLE = "loss less that of the learned router (nats per token)"
 def draw(folder: Path, results: Sequence[Result], loops: int | None) -> list[Path]:
     """Writes each figure with rows in the results, as PNG and PDF; returns their paths."""
     return save(folder, {
-        "forced_loops": _forced_loops(results, loops), "halting": _halting(results),
-        "layers": _layers(results), "passes": _passes(results),
+        "forced_loops": _forced_loops(results, loops), "layers": _layers(results),
+        "passes": _passes(results),
     })  # fmt: skip
 
 
@@ -40,9 +38,14 @@ def _forced_loops(results: Sequence[Result], trained: int | None) -> Figure | No
         return None
     figure, axes = panels(5.2, 3.6)
     ax = axes[0, 0]
-    for source, color in _colors(r for _, r in points):
-        line = [(loops, r) for loops, r in points if r.source == source]
-        _curve(ax, [loops for loops, _ in line], [r for _, r in line], color)
+    sources = dict.fromkeys(r.source for _, r in points)
+    for source, color in zip(sources, cycle(SOURCES), strict=False):
+        line = [r for _, r in points if r.source == source]
+        x = [loops for loops, r in points if r.source == source]
+        ax.fill_between(x, [r.low for r in line], [r.high for r in line], color=color, alpha=0.2,
+                        linewidth=0)  # fmt: skip
+        ax.plot(x, [r.difference for r in line], color=color, marker="o", markersize=4,
+                label=source)  # fmt: skip
     if trained is not None:
         ax.axvline(trained, color=MUTED, linewidth=0.8, linestyle=":")
         ax.annotate(f"trained K = {trained}", (trained, 0.97), xycoords=("data", "axes fraction"),
@@ -53,48 +56,21 @@ def _forced_loops(results: Sequence[Result], trained: int | None) -> Figure | No
     return figure
 
 
-def _halting(results: Sequence[Result]) -> Figure | None:
-    """Difference by mean expected loops, a line a source; points labelled by threshold."""
-    if not any(r.suite == "halting" for r in results):
-        return None
-    rows = [r for r in results if r.suite in ("halting", BASELINE)]
-    figure, axes = panels(5.2, 3.6)
-    ax = axes[0, 0]
-    for source, color in _colors(rows):
-        line = [r for r in rows if r.source == source]
-        line.sort(key=lambda r: r.expected_loops)
-        _curve(ax, [r.expected_loops for r in line], line, color)
-        if source == rows[0].source:
-            for r in _apart(line):
-                threshold = r.intervention.halting
-                text = r.intervention.name if threshold is None else f"{threshold:g}"
-                ax.annotate(text, (r.expected_loops, r.difference), xytext=(3, 5),
-                            textcoords="offset points", fontsize=7, color=color)  # fmt: skip
-    ax.set(xlabel="expected loops, mean over tokens and layers", ylabel=TITLE)
-    _finish(ax)
-    ax.legend(frameon=False, title="threshold at the points")
-    return figure
-
-
 def _passes(results: Sequence[Result]) -> Figure | None:
-    """Difference by the number of sublayers for a token: a panel a source, a line a rule."""
+    """Difference by the sublayers that a token passes: a panel a source, a line a suite."""
     rows = [r for r in results if r.suite in SHORTER]
-    if not any(r.suite != "halting" for r in rows):
+    if not rows:
         return None
     sources = list(dict.fromkeys(r.source for r in rows))
     figure, axes = panels(1.2 + 3.4 * len(sources), 3.4, 1, len(sources), sharey=True)
 
-    def rule(row: Result) -> str:
-        """The saving of a row: the rule that ends a token's loop or skips a path."""
-        return "gates" if row.intervention.halting is None else "remaining mass"
-
     for ax, source in zip(axes[0], sources, strict=True):
         learned = [r for r in results if r.source == source and r.suite == BASELINE]
-        for name, color in zip(dict.fromkeys(map(rule, rows)), cycle(SOURCES), strict=False):
-            line = [r for r in rows if r.source == source and rule(r) == name]
+        for suite, color in zip(dict.fromkeys(r.suite for r in rows), SOURCES, strict=False):
+            line = [r for r in rows if r.source == source and r.suite == suite]
             line = sorted([*line, *learned], key=lambda r: r.passes)
             ax.plot([r.passes for r in line], [r.difference for r in line], color=color,
-                    marker="o", markersize=4, label=name)  # fmt: skip
+                    marker="o", markersize=4, label=suite)  # fmt: skip
         ax.set(title=source, xlabel="sublayers that a token passes in a layer")
         ax.set_yscale("symlog", linthresh=1e-3)
         _finish(ax)
@@ -128,28 +104,6 @@ def _layers(results: Sequence[Result]) -> Figure | None:
     label = "difference (nats per token)"
     figure.colorbar(image, ax=axes[0].tolist(), label=label, ticks=ticks)
     return figure
-
-
-def _curve(ax: Axes, x: Sequence[float], rows: Sequence[Result], color: str) -> None:
-    ax.fill_between(x, [r.low for r in rows], [r.high for r in rows], color=color, alpha=0.2,
-                    linewidth=0)  # fmt: skip
-    ax.plot(x, [r.difference for r in rows], color=color, marker="o", markersize=4,
-            label=rows[0].source)  # fmt: skip
-
-
-def _apart(rows: Sequence[Result]) -> list[Result]:
-    """Rows, by growing expected loops, far enough from the previous row for a label."""
-    least = 0.06 * (rows[-1].expected_loops - rows[0].expected_loops)
-    chosen: list[Result] = []
-    for row in rows:
-        if not chosen or row.expected_loops - chosen[-1].expected_loops > least:
-            chosen.append(row)
-    return chosen
-
-
-def _colors(results: Iterable[Result]) -> list[tuple[str, str]]:
-    sources = dict.fromkeys(r.source for r in results)
-    return list(zip(sources, cycle(SOURCES), strict=False))
 
 
 def _finish(ax: Axes) -> None:

@@ -1,7 +1,7 @@
 """The options of `dualpath ablate`, and its suites of interventions; imports nothing slow."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -9,18 +9,19 @@ from itertools import chain
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.recipe.settings import Settings
-from dualpath_cli.spec import intervention
 from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import RANDOM as RANDOM_EXPERTS
 from dualpath_cli.spec.intervention import SHUFFLED, Intervention
 from dualpath_cli.study.options import Texts
 from dualpath_cli.study.parts_of_speech import (
+    CLASSES,
+    FORCED,
     PATHS,
     RANDOM,
     TAGGER,
     UPOS,
     ForcedClass,
     check_pipeline,
-    measured,
 )
 
 MOST_LOOPS = 100
@@ -44,105 +45,6 @@ class Row:
     intervention: Intervention
     token_class: ForcedClass | None = None  # the class overridden, or matched by random tokens
     random_seed: int | None = None  # of the random tokens; None if the class is overridden
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The interventions to score beside the learned router."""
-
-    suites: tuple[str, ...]  # keys of `SUITES`
-    loops: tuple[int, ...]  # forced loop counts of the suites `paper` and `layers`
-    shuffles: int  # number of seeds of shuffled gates and of random experts; a row each
-    controls: int  # number of seeds of random tokens beside a class; their mean is reported
-    classes: tuple[ForcedClass, ...]
-
-    def rows(self, config: ModelConfig) -> list[Row]:
-        """The rows of all suites asked for, the learned router first."""
-        chosen = [rows(self, config) for name, rows in SUITES.items() if name in self.suites]
-        return [Row(BASELINE, Intervention()), *chain.from_iterable(chosen)]
-
-    def overrides(self) -> list[Intervention]:
-        """The overrides of the paper's table `ablations`: loops, constant and shuffled gates."""
-        return [
-            *(Intervention(loops=count) for count in self.loops),
-            *(Intervention(gates=gates) for gates in GATES),
-            *(Intervention(gates=SHUFFLED, seed=seed) for seed in range(self.shuffles)),
-        ]
-
-
-def _token_class_rows(selection: Selection, config: ModelConfig) -> list[Row]:
-    """Each class under its override, and matched random tokens, a row for each seed."""
-
-    def name_of(forced: ForcedClass, seed: int | None) -> str:
-        random = "" if seed is None else RANDOM
-        return f"{random}{forced.name}" + (f":{seed}" if seed else "")
-
-    return [
-        Row(
-            "token-classes",
-            Intervention(gates=PATHS[forced.path], tokens=name_of(forced, seed)), forced, seed,
-        )
-        for forced in selection.classes
-        for seed in (None, *range(selection.controls))
-    ]  # fmt: skip
-
-
-def _layer_rows(selection: Selection, config: ModelConfig) -> list[Row]:
-    """Each override in one layer at a time; the trained K, which changes nothing, is left out.
-
-    An override of a path or gate that a layer lacks is left out, unless the whole model lacks it.
-    """
-    return [
-        Row("layers", in_layer)
-        for whole in selection.overrides()
-        for n, layer in enumerate(config.layers)
-        if whole.loops != layer.loops
-        for in_layer in [replace(whole, layers=(n,))]
-        if in_layer.problem(config) is None or whole.problem(config) is not None
-    ]
-
-
-def _expert_rows(selection: Selection, config: ModelConfig) -> list[Row]:
-    """Fewer and up to twice as many of the best experts; random experts, a row for each seed."""
-    most = min((layer.n_experts for layer in config.layers if layer.n_experts), default=0)
-    counts = (k for k in range(1, min(2 * config.top_k, most) + 1) if k != config.top_k)
-    seeds = range(selection.shuffles)
-    changes = [
-        *(Intervention(experts=count) for count in counts),
-        *(Intervention(experts=intervention.RANDOM, seed=seed) for seed in seeds),
-    ]
-    return [Row("experts", change) for change in changes]
-
-
-SUITES: Mapping[str, Callable[[Selection, ModelConfig], list[Row]]] = {
-    "paper": lambda selection, config: [Row("paper", row) for row in selection.overrides()],
-    "token-classes": _token_class_rows,
-    "layers": _layer_rows,
-    "experts": _expert_rows,
-    "halting": lambda selection, config: [
-        Row("halting", Intervention(halting=mass))
-        for mass in (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
-    ],
-    "skip": lambda selection, config: [
-        Row("skip", Intervention(skip=gate)) for gate in (0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
-    ],
-    "kv-slots": lambda selection, config: [
-        Row("kv-slots", Intervention(kv_slots=count)) for count in range(1, config.most_loops)
-    ],
-}
-"""The rows of each suite by name; the docstring of `Ablate.suite` describes the suites."""
-
-
-def applicable(rows: Iterable[Row], config: ModelConfig) -> tuple[list[Row], dict[str, str]]:
-    """Splits rows into those that a model can run, and names of others with the reasons."""
-    chosen, skipped = [], {}
-    for row in rows:
-        problem = row.intervention.problem(config)
-        if problem is None:
-            chosen.append(row)
-        else:
-            skipped[row.intervention.name] = problem
-    return chosen, skipped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,42 +74,112 @@ class Ablate(Texts):
     out: Place | None = None
     """Folder for tables and figures; by default RUN/ablations/step-N. Finished passes in the folder
     are not scored again; tables and figures of an earlier call are replaced."""
-    compare_paper: bool = False
-    """Show the paper's numbers beside the loss, if source and row are in the paper's table."""
     kind = "ablations"
 
     def __post_init__(self) -> None:
         check_ranges(self, {"seeds": (1, 1000)})
 
     @cached_property
-    def selection(self) -> Selection:
-        """The interventions that the options select."""
-        return Selection(
-            _suites(self.suite), _loops(self.loops), shuffles=self.seeds or 1,
-            controls=self.seeds or 5, classes=_classes(self.classes),
-        )  # fmt: skip
+    def suites(self) -> tuple[str, ...]:
+        """The chosen keys of `SUITES`."""
+        chosen, known = ",".join(self.suite or ("paper",)).split(","), [*SUITES, "all"]
+        for name in chosen:
+            if name not in known:
+                way_out = did_you_mean(name, known) or f"; choose from {', '.join(known)}"
+                raise UserError(f"unknown suite '{name}'{way_out}")
+        return tuple(name for name in SUITES if name in chosen or "all" in chosen)
+
+    def overrides(self) -> list[Intervention]:
+        """The overrides of the paper's table `ablations`: loops, constant and shuffled gates."""
+        return [
+            *(Intervention(loops=count) for count in _loops(self.loops)),
+            *(Intervention(gates=gates) for gates in GATES),
+            *(Intervention(gates=SHUFFLED, seed=seed) for seed in range(self.seeds or 1)),
+        ]
+
+    def rows(self, config: ModelConfig) -> tuple[list[Row], dict[str, str]]:
+        """The rows that a model can run, the learned router first; names of others with reasons."""
+        chosen, skipped = [Row(BASELINE, Intervention())], {}
+        for row in chain.from_iterable(SUITES[name](self, config) for name in self.suites):
+            problem = row.intervention.problem(config)
+            if problem is None:
+                chosen.append(row)
+            else:
+                skipped[row.intervention.name] = problem
+        return chosen, skipped
 
     def check(self, settings: Settings) -> None:
-        rows, skipped = applicable(self.selection.rows(settings.model), settings.model)
+        _loops(self.loops), _classes(self.classes)  # also where no suite takes these
+        rows, skipped = self.rows(settings.model)
         if len(rows) == 1:  # the learned router
             reason = next(iter(skipped.values()), "its loops have one step")
-            raise UserError(
-                f"--suite {','.join(self.selection.suites)} has no row for this model: {reason}"
-            )
+            raise UserError(f"--suite {','.join(self.suites)} has no row for this model: {reason}")
         if any(row.token_class for row in rows):
             check_pipeline(self.tagger)
 
 
-def _suites(words: tuple[str, ...]) -> tuple[str, ...]:
-    chosen, known = ",".join(words or ("paper",)).split(","), [*SUITES, "all"]
-    for name in chosen:
-        if name not in known:
-            way_out = did_you_mean(name, known) or f"; choose from {', '.join(known)}"
-            raise UserError(f"unknown suite '{name}'{way_out}")
-    return tuple(name for name in SUITES if name in chosen or "all" in chosen)
+def _token_class_rows(options: Ablate, config: ModelConfig) -> list[Row]:
+    """Each class under its override, and matched random tokens, a row for each seed.
+
+    A class whose loss rises under one path only leans to the other; a class whose loss rises under
+    both is merely sensitive.
+    """
+    rows = []
+    for forced in _classes(options.classes):
+        for seed in (None, *range(options.seeds or 5)):
+            name = forced.name if seed is None else f"{RANDOM}{forced.name}"
+            name += f":{seed}" if seed else ""
+            change = Intervention(gates=PATHS[forced.path], tokens=name)
+            rows.append(Row("token-classes", change, forced, seed))
+    return rows
 
 
-def _loops(text: str) -> tuple[int, ...]:
+def _layer_rows(options: Ablate, config: ModelConfig) -> list[Row]:
+    """Each override in one layer at a time; the trained K, which changes nothing, is left out.
+
+    An override of a path or gate that a layer lacks is left out, unless the whole model lacks it.
+    """
+    return [
+        Row("layers", in_layer)
+        for whole in options.overrides()
+        for n, layer in enumerate(config.layers)
+        if whole.loops != layer.loops
+        for in_layer in [replace(whole, layers=(n,))]
+        if in_layer.problem(config) is None or whole.problem(config) is not None
+    ]
+
+
+def _expert_rows(options: Ablate, config: ModelConfig) -> list[Row]:
+    """Fewer and up to twice as many of the best experts; random experts, a row for each seed."""
+    most = min((layer.n_experts for layer in config.layers if layer.n_experts), default=0)
+    counts = (k for k in range(1, min(2 * config.top_k, most) + 1) if k != config.top_k)
+    changes = [
+        *(Intervention(experts=count) for count in counts),
+        *(Intervention(experts=RANDOM_EXPERTS, seed=seed) for seed in range(options.seeds or 1)),
+    ]
+    return [Row("experts", change) for change in changes]
+
+
+SUITES: Mapping[str, Callable[[Ablate, ModelConfig], list[Row]]] = {
+    "paper": lambda options, config: [Row("paper", row) for row in options.overrides()],
+    "token-classes": _token_class_rows,
+    "layers": _layer_rows,
+    "experts": _expert_rows,
+    "halting": lambda options, config: [
+        Row("halting", Intervention(halting=mass))
+        for mass in (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
+    ],
+    "skip": lambda options, config: [
+        Row("skip", Intervention(skip=gate)) for gate in (0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
+    ],
+    "kv-slots": lambda options, config: [
+        Row("kv-slots", Intervention(kv_slots=count)) for count in range(1, config.most_loops)
+    ],
+}
+"""The rows of each suite by name; the docstring of `Ablate.suite` describes the suites."""
+
+
+def _loops(text: str) -> list[int]:
     counts: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part.strip())
@@ -218,25 +190,18 @@ def _loops(text: str) -> tuple[int, ...]:
                 "give such as 1-10 or 1,2,8"
             )
         counts |= set(range(first, last + 1))
-    return tuple(sorted(counts))
+    return sorted(counts)
 
 
-def default_classes() -> tuple[ForcedClass, ...]:
-    """The classes that are forced by default, each to both paths.
-
-    A class whose loss rises under one path only leans to the other; a class whose loss rises under
-    both is merely sensitive.
-    """
-    return tuple(chosen.to(path) for chosen in measured() if chosen.forced for path in PATHS)
-
-
-def _classes(specs: tuple[str, ...]) -> tuple[ForcedClass, ...]:
+def _classes(specs: tuple[str, ...]) -> list[ForcedClass]:
+    """The classes that words describe, by default the two that the authors' revision forces."""
+    specs = specs or tuple(f"{name}={','.join(CLASSES[name])}" for name in FORCED)
     classes = [forced for spec in specs for forced in _class(spec)]
     upos: dict[str, tuple[str, ...]] = {}
     for forced in classes:
         if upos.setdefault(forced.name, forced.upos) != forced.upos or classes.count(forced) > 1:
             raise UserError(f"--classes has two classes named '{forced.name}'")
-    return tuple(classes) or default_classes()
+    return classes
 
 
 def _class(spec: str) -> list[ForcedClass]:

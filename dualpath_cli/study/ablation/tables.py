@@ -1,160 +1,25 @@
-"""The numbers of an ablation, and its tables: screen, CSV, JSON, Markdown.
-
-Each pass is compared with the learned router's pass, window by window.
-
-Shapes: W windows, C columns, P passes, R 1 + resamples.
-"""
+"""The tables of an ablation: screen, CSV, JSON, Markdown."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from dualpath_cli.base.system import format_csv, without_nan, write_texts
-from dualpath_cli.data.windows import Windows
-from dualpath_cli.flops.paper import inference_ablation, token_class_excess
-from dualpath_cli.report import bootstrap
-from dualpath_cli.report.bootstrap import Floats, clusters_of, resampled_sums
 from dualpath_cli.report.table import Column, Columns, Table, interval, markdown
-from dualpath_cli.spec.intervention import LEARNED, Intervention
-from dualpath_cli.study.ablation.options import BASELINE, GATES, REPORT, SHORTER, Row
-from dualpath_cli.study.controls import Match
-from dualpath_cli.study.parts_of_speech import ARITHMETIC, FUNCTION, ForcedClass
+from dualpath_cli.spec.intervention import Intervention
+from dualpath_cli.study.ablation.options import GATES, REPORT, SHORTER
+from dualpath_cli.study.ablation.scores import Excess, Result
 
-Numbers = npt.NDArray[np.integer]
 LAST_LAYER = (
     "The final RMSNorm removes the scale of the last layer's output: only g_d : g_w counts there. "
     "Differences that depend on the size of its gates cannot be compared with other layers."
 )
 """The caption of the table of layers, if the last layer has gates."""
-AUTHORS = (ARITHMETIC.to("wide"), FUNCTION.to("deep"))
-"""The classes of the authors' revision, each forced to the path away from its claimed lean."""
 
 
-@dataclass(frozen=True)
-class Scores:
-    """The results of one pass; W windows, longest first. Without loops their numbers are nan."""
-
-    nats: Floats  # sum of the losses of each window's tokens, (W,)
-    loops: Floats  # sum over each window's tokens of expected loops, mean over layers, (W,)
-    passes: Floats  # sum over each window's tokens of sublayers passed, mean over layers, (W,)
-    loops_run: npt.NDArray[np.float64]  # mean number of steps run by a batch in a layer, ()
-
-
-@dataclass(frozen=True)
-class Result:
-    """One intervention on one source; losses in nats per token. Without loops these are nan."""
-
-    suite: str
-    intervention: Intervention
-    source: str
-    loss: float
-    difference: float  # loss minus the learned router's loss on the same windows
-    low: float  # of the difference's 95 % interval; nan with too few clusters of text
-    high: float
-    expected_loops: float  # mean over tokens and layers of the step number under the step weights
-    passes: float  # mean over tokens and layers of the sublayers passed; K + 1 in a dual layer
-    loops_run: float  # mean number of steps run by a batch in a layer
-
-
-@dataclass(frozen=True)
-class Excess:
-    """The excess cost of overriding a class of tokens over equally many random tokens.
-
-    The excess per token of the source is the change of the source's loss, and small for a rare
-    class; the excess per forced token can be compared between sources.
-    """
-
-    token_class: ForcedClass
-    source: str
-    tokens: int  # of the class
-    share: float  # of all tokens of the source
-    difference: float  # loss with the class overridden minus the learned router's loss
-    random_difference: float  # the same for random tokens, mean over seeds
-    excess: float  # the difference of the two
-    low: float  # of the excess's 95 % interval, given the random draws
-    high: float
-    per_forced: float  # the excess per token of the class
-    per_forced_low: float
-    per_forced_high: float
-    match: Match  # how closely the random tokens match the class
-
-    @property
-    def name(self) -> str:
-        return f"{self.token_class.name} {self.token_class.path}"
-
-
-def compare(
-    source: str, rows: Sequence[Row], scores: Sequence[Scores], windows: Windows
-) -> list[Result]:
-    """A result for each row: its loss, and the difference to the first row's."""
-    nats_WP = np.stack([scored.nats for scored in scores], axis=1)
-    mean_P, low_P, high_P = _ratios(
-        source, nats_WP - nats_WP[:, :1], windows.tokens[:, None], windows
-    )
-    count = windows.n_tokens
-    return [
-        Result(
-            row.suite, row.intervention, source, float(nats_WP[:, p].sum() / count),
-            float(mean_P[p]), float(low_P[p]), float(high_P[p]),
-            float(scored.loops.sum() / count), float(scored.passes.sum() / count),
-            float(scored.loops_run),
-        )
-        for p, (row, scored) in enumerate(zip(rows, scores, strict=True))
-    ]  # fmt: skip
-
-
-def excess(
-    source: str,
-    token_class: ForcedClass,
-    chosen_W: Numbers,
-    learned_W: Floats,
-    class_W: Floats,
-    random_W: Sequence[Floats],
-    windows: Windows,
-    match: Match,
-) -> Excess:
-    """The excess cost of overriding a class over the mean of random tokens over seeds.
-
-    `chosen_W` is the number of the class's tokens in each window; other arrays are nats of each
-    window, for random tokens by seed. Intervals cover the text, not the random draw of tokens. For
-    a class without tokens the excess is nan.
-    """
-    chosen = int(chosen_W.sum())
-    mean_random_W = np.mean(random_W, axis=0) if chosen else np.full(windows.n_filled, np.nan)
-    tokens_W2 = np.column_stack([windows.tokens, chosen_W])
-    excess_W2 = np.repeat((class_W - mean_random_W)[:, None], 2, axis=1)
-    mean, low, high = _ratios(source, excess_W2, tokens_W2, windows)
-    count = windows.n_tokens
-    return Excess(
-        token_class, source, chosen, chosen / count,
-        float((class_W - learned_W).sum() / count),
-        float((mean_random_W - learned_W).sum() / count),
-        float(mean[0]), float(low[0]), float(high[0]),
-        float(mean[1]), float(low[1]), float(high[1]), match,
-    )  # fmt: skip
-
-
-def _ratios(
-    source: str, nats_WC: Floats, tokens_WC: Numbers, windows: Windows
-) -> tuple[Floats, Floats, Floats]:
-    """Nats per token over all windows, and the ends of 95 % intervals, (C,) each.
-
-    `tokens_WC` may have one column for all.
-    """
-    clusters = clusters_of(windows)
-    nats_RC = resampled_sums(source, clusters.of_window, nats_WC)
-    tokens_RC = resampled_sums(source, clusters.of_window, tokens_WC.astype(float))
-    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may have no token
-        means_RC = nats_RC / tokens_RC
-    return means_RC[0], *bootstrap.interval(means_RC, clusters.count)
-
-
-def source_table(title: str, results: Sequence[Result], loops: int | None, paper: bool) -> Table:
+def source_table(title: str, results: Sequence[Result], loops: int | None) -> Table:
     """A table of one source's rows; `loops` is the trained K, if all layers have one."""
     columns: Columns[Result] = [
         (Column("intervention"), lambda row: label(row.intervention, loops)),
@@ -168,38 +33,23 @@ def source_table(title: str, results: Sequence[Result], loops: int | None, paper
             (Column("run", ".2f"), lambda row: row.loops_run),
             (Column("passes", ".2f"), lambda row: row.passes),
         ]
-    if paper:
-        columns += [
-            (Column("paper's loss", ".3f"), lambda row: _paper(row)[0]),
-            (Column("difference", "+.3f"), lambda row: _paper(row)[1]),
-        ]
     return Table.of(results, columns, title)
 
 
-def excess_table(title: str, rows: Sequence[Excess], paper: bool) -> Table:
-    columns = [_FORCED, *_EXCESS]
-    if paper:
-        columns.append((
-            Column("paper's excess", "+.2f"),
-            lambda row: (
-                token_class_excess(row.name, row.source) if row.token_class in AUTHORS else None
-            ),
-        ))  # fmt: skip
+def excess_table(title: str, rows: Sequence[Excess]) -> Table:
+    columns: Columns[Excess] = [
+        (Column("forced"), lambda row: f"{row.token_class.name} {row.token_class.path}"),
+        (Column("tokens", ","), lambda row: row.tokens),
+        (Column("share", "{:.1f} %".format), lambda row: 100 * row.share),
+        (Column("class", "+.4f"), lambda row: row.difference),
+        (Column("random", "+.4f"), lambda row: row.random_difference),
+        (Column("excess", "+.4f"), lambda row: row.excess),
+        (Column("95 % interval", interval("+.4f")), lambda row: (row.low, row.high)),
+        (Column("per forced", "+.3f"), lambda row: row.per_forced),
+        (Column("95 % interval", interval("+.3f")),
+         lambda row: (row.per_forced_low, row.per_forced_high)),
+    ]  # fmt: skip
     return Table.of(rows, columns, title, _matched(rows))
-
-
-_FORCED: tuple[Column, Callable[[Excess], Any]] = (Column("forced"), lambda row: row.name)
-_EXCESS: Columns[Excess] = [
-    (Column("tokens", ","), lambda row: row.tokens),
-    (Column("share", "{:.1f} %".format), lambda row: 100 * row.share),
-    (Column("class", "+.4f"), lambda row: row.difference),
-    (Column("random", "+.4f"), lambda row: row.random_difference),
-    (Column("excess", "+.4f"), lambda row: row.excess),
-    (Column("95 % interval", interval("+.4f")), lambda row: (row.low, row.high)),
-    (Column("per forced", "+.3f"), lambda row: row.per_forced),
-    (Column("95 % interval", interval("+.3f")),
-     lambda row: (row.per_forced_low, row.per_forced_high)),
-]  # fmt: skip
 
 
 def layer_table(title: str, results: Sequence[Result], last_is_dual: bool) -> Table:
@@ -230,7 +80,7 @@ def by_layer(
 
 
 def label(intervention: Intervention, loops: int | None) -> str:
-    """An intervention's name with its meaning behind it; `loops` is the trained K."""
+    """An intervention's name and, in brackets, its meaning; `loops` is the trained K."""
     meaning = meaning_of(intervention)
     if loops is not None and intervention == Intervention(loops=loops):
         meaning = "as trained"
@@ -243,13 +93,6 @@ def meaning_of(intervention: Intervention) -> str | None:
     if not isinstance(gates, tuple) or intervention != Intervention(gates=gates):
         return None
     return GATES.get(gates)
-
-
-def _paper(row: Result) -> tuple[float | None, float | None]:
-    """The paper's loss and difference to the learned router; None if not in the paper."""
-    loss = inference_ablation(row.intervention.name, row.source)
-    learned = inference_ablation(LEARNED, row.source)
-    return (None, None) if loss is None or learned is None else (loss, loss - learned)
 
 
 def _matched(rows: Sequence[Excess]) -> str:
@@ -268,18 +111,18 @@ def write(
     report: dict[str, Any],
     results: Sequence[Result],
     excesses: Sequence[Excess],
-    loops: int | None,
+    tables: Sequence[Table],
 ) -> list[Path]:
     """Writes ablations.json (the report and all rows), .csv and .md; returns their paths.
 
-    A missing number is null in JSON and empty in CSV; `loops` is as in `source_table`.
+    A missing number is null in JSON and empty in CSV; `tables` are those on the screen.
     """
     rows = [without_nan({**asdict(row), "intervention": row.intervention.name}) for row in results]
     excess_rows = [_excess_record(row) for row in excesses]
     texts = {
         REPORT: json.dumps({**report, "rows": rows, "excess": excess_rows}, indent=2) + "\n",
         "ablations.csv": format_csv(rows),
-        "ablations.md": "\n".join(map(markdown, _tables(results, excesses, loops))),
+        "ablations.md": "\n".join(map(markdown, tables)),
     }
     if excesses:
         texts["token_classes.csv"] = format_csv(excess_rows)
@@ -294,30 +137,3 @@ def _excess_record(row: Excess) -> dict[str, Any]:
     names = {"token_class": chosen["name"], "upos": ",".join(chosen["upos"])}
     matched = {f"match_{key}": value for key, value in match.items()}
     return without_nan({**names, "path": chosen["path"], **numbers, **matched})
-
-
-def _tables(
-    results: Sequence[Result], excesses: Sequence[Excess], loops: int | None
-) -> list[Table]:
-    """Every suite as a table: a row an intervention, a column a source, as in the paper."""
-    sources = list(dict.fromkeys(row.source for row in results))
-    columns = [Column("intervention"), *(Column(source, _cell) for source in sources)]
-    tables = []
-    for suite in dict.fromkeys(row.suite for row in results if row.suite != BASELINE):
-        found = {(r.intervention, r.source): r for r in results if r.suite in (suite, BASELINE)}
-        rows = [
-            [label(intervention, loops), *(found.get((intervention, source)) for source in sources)]
-            for intervention in dict.fromkeys(intervention for intervention, _ in found)
-        ]
-        title = f"{suite}: nats per token (difference to the learned router)"
-        tables.append(Table(columns, rows, title))
-    if excesses:
-        title = "excess of a class over random tokens, nats per token and per forced token"
-        source: Columns[Excess] = [(Column("source"), lambda row: row.source)]
-        tables.append(Table.of(excesses, [_FORCED, *source, *_EXCESS], title))
-    return tables
-
-
-def _cell(row: Result) -> str:
-    shorter = f", {row.passes:.2f} passes" if row.suite in SHORTER else ""
-    return f"{row.loss:.4f} ({row.difference:+.4f}{shorter})"

@@ -1,37 +1,20 @@
-"""The five figures of a run's routing: over layers, of gates, of tokens, by part of speech."""
+"""The figures of a run's routing: over layers, of gates, by part of speech."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, Normalize
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.patches import Rectangle
 
 from dualpath_cli.report.bootstrap import Floats
-from dualpath_cli.report.figures import (
-    DEEP,
-    INK,
-    MUTED,
-    SOURCES,
-    heat_map,
-    layer_ticks,
-    panels,
-    plain,
-    shades,
-    share_colormap,
-)
+from dualpath_cli.report.figures import INK, MUTED, SOURCES, heat_map, layer_ticks, panels, plain
 from dualpath_cli.study.parts_of_speech import UPOS
 from dualpath_cli.study.routing.readouts import CONTRIBUTION_BINS, CONTRIBUTION_END, Sums
 from dualpath_cli.study.routing.summary import Summary
-from dualpath_cli.study.routing.tokens import Example, share_reach
-
-MOST_TOKENS = 160  # of an example that are drawn
-WIDTH = 108  # characters in a line of text
 
 
 def depth(sources: Mapping[str, Summary], mean: Summary) -> Figure:
@@ -45,44 +28,24 @@ def depth(sources: Mapping[str, Summary], mean: Summary) -> Figure:
         (axes[0, 1], "cosine", "cosine of the paths' updates", 0),
     ):
         for color, (label, line) in zip(cycle(SOURCES), sources.items(), strict=False):
-            _line(ax, line, line.means[name], color, label)
+            values = line.means[name]
+            low, high = line.interval(values)
+            ax.fill_between(line.layers, low, high, color=color, alpha=0.18, linewidth=0)
+            ax.plot(line.layers, values[0], color=color, marker="o", markersize=3,
+                    linewidth=1.2, label=label)  # fmt: skip
         if len(sources) > 1:
             ax.plot(mean.layers, mean.means[name][0], color=INK, linewidth=2.2, label="mean")
-        _layer_axis(ax, mean.layers, title)
+        plain(ax)
+        ax.set(xlabel="layer", xticks=mean.layers[:: 1 if len(mean.layers) <= 8 else 2])
+        ax.set_title(title, fontsize=9)
         ax.axhline(even, color=MUTED, linewidth=0.8, linestyle=":")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center",
                   frameon=False, fontsize=8)  # fmt: skip
     return figure
 
 
-def steps(sources: Mapping[str, Summary]) -> Figure:
-    """What each step of the deep path does, per layer: a row of panels a source, a colour a step.
-
-    The size of its update on a logarithmic scale and, from the second step on, the cosine of the
-    update and the one before it.
-    """
-    most = next(iter(sources.values())).loops
-    kinds = [("step_size", "size of the update beside the state", 1)]
-    kinds += [("step_cosine", "cosine with the update before it", 2)] if most > 1 else []
-    figure, axes = panels(4.1 * len(kinds), 0.4 + 2.4 * len(sources), len(sources), len(kinds),
-                          sharex=True, sharey="col")  # fmt: skip
-    for row, (label, line) in zip(axes, sources.items(), strict=True):
-        for ax, (kind, title, first) in zip(row, kinds, strict=True):
-            _layer_axis(ax, line.layers, title if ax in axes[0] else "")
-            for k, color in enumerate(shades(DEEP, most), 1):
-                if k >= first:
-                    _line(ax, line, line.means[f"{kind}_{k}"], color, f"step {k}")
-            if kind == "step_size":
-                ax.set(yscale="log", ylabel=label)
-            if ax not in axes[-1]:
-                ax.set(xlabel="")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center",
-                  frameon=False, fontsize=8)  # fmt: skip
-    return figure
-
-
 def bands(sums: Mapping[str, Sums], average: Summary) -> Figure:
-    """Joint densities in bands of layers, averaged over sources: gates, and what they let through.
+    """Joint densities of gates and of gated updates, in bands of layers, averaged over sources.
 
     The paper's figure `gate_density`: (g_w, g_d) above, log(1 + g ‖Δ‖) below.
     """
@@ -101,9 +64,12 @@ def bands(sums: Mapping[str, Sums], average: Summary) -> Figure:
          r"$\log(1 + g_w \|\Delta_w\|)$"),
     ):  # fmt: skip
         for ax, name in zip(row, names, strict=True):
-            image = _square(ax, densities[name], extent, end, _top(densities.values()))
+            most = max(float(density.max()) for density in densities.values()) or 1.0
+            image = _square(ax, densities[name], extent, end, most)
             ax.set(xlabel=label)
-        _scale(figure, image, row)
+        bar = figure.colorbar(image, ax=row.ravel().tolist(), fraction=0.03)
+        bar.set_label("share of tokens in a bin", fontsize=8)
+        bar.ax.tick_params(labelsize=7)
     for ax, (name, places) in zip(axes[0], names.items(), strict=True):
         ax.set(title=f"{name}: {average.named(places)}")
     axes[0, 0].set_ylabel("$g_d$")
@@ -113,75 +79,27 @@ def bands(sums: Mapping[str, Sums], average: Summary) -> Figure:
     return figure
 
 
-def _line(ax: Axes, line: Summary, values: Floats, color: str, label: str) -> None:
-    low, high = line.interval(values)
-    ax.fill_between(line.layers, low, high, color=color, alpha=0.18, linewidth=0)
-    ax.plot(line.layers, values[0], color=color, marker="o", markersize=3,
-            linewidth=1.2, label=label)  # fmt: skip
-
-
-def _layer_axis(ax: Axes, layers: tuple[int, ...], title: str) -> None:
-    plain(ax)
-    ax.set(xlabel="layer", xticks=layers[:: 1 if len(layers) <= 8 else 2])
-    ax.set_title(title, fontsize=9)
-
-
 def _density(counts: Floats) -> Floats:
     """Share of the tokens in each bin."""
     return np.asarray(counts / max(1.0, counts.sum()))
 
 
 def _end_of(densities: Any) -> float:
-    """Where the axes of contributions end: just past the last bin that is not empty."""
+    """The end of the axes of contributions, just past the last bin with a token."""
     used = [np.flatnonzero(density.sum(0) + density.sum(1)) for density in densities]
     last = max((int(bins[-1]) for bins in used if len(bins)), default=0)
     return CONTRIBUTION_END * min(CONTRIBUTION_BINS, int(1.05 * last) + 2) / CONTRIBUTION_BINS
 
 
-def _top(densities: Iterable[Floats]) -> float:
-    return max(float(density.max()) for density in densities) or 1.0
-
-
-def _square(ax: Axes, density: Floats, extent: float, end: float, top: float) -> AxesImage:
+def _square(ax: Axes, density: Floats, extent: float, end: float, most: float) -> AxesImage:
     """A density (deep, wide) with equal axes and the diagonal of equal weights."""
     image = ax.imshow(
         density, origin="lower", extent=(0, extent, 0, extent), cmap="cividis",
-        norm=LogNorm(top / 1000, top, clip=True), interpolation="nearest",
+        norm=LogNorm(most / 1000, most, clip=True), interpolation="nearest",
     )  # fmt: skip
     ax.plot([0, end], [0, end], color="white", linewidth=0.7, linestyle="--")
     ax.set(xlim=(0, end), ylim=(0, end), aspect="equal")
     return image
-
-
-def _scale(figure: Figure, image: AxesImage, axes: Any) -> None:
-    bar = figure.colorbar(image, ax=axes.ravel().tolist(), fraction=0.03)
-    bar.set_label("share of tokens in a bin", fontsize=8)
-    bar.ax.tick_params(labelsize=7)
-
-
-def coloured_text(examples: Sequence[Example]) -> Figure:
-    """Each token on its deep share, the mean over layers: blue wide, red deep.
-
-    The paper's figure `routing_pref_page_8`.
-    """
-    placed = [_lines(example.first(MOST_TOKENS)) for example in examples]
-    rows = [1.8 + max(row for row, _, _ in places) for places in placed]
-    figure, axes = panels(7.2, 0.19 * sum(rows) + 0.5, len(examples), height_ratios=rows)
-    colors = share_colormap()
-    reach = share_reach([example.deep_share.mean(1) for example in examples])
-    for ax, example, places, height in zip(axes[:, 0], examples, placed, rows, strict=True):
-        ax.set(xlim=(0, WIDTH), ylim=(height - 0.5, -0.6))
-        ax.axis("off")
-        shares = example.deep_share.mean(1)
-        ax.set_title(_title(example), fontsize=8, loc="left")
-        for (row, column, text), share in zip(places, shares, strict=False):
-            color = colors(0.5 + (float(share) - 0.5) / (2 * reach))
-            box = Rectangle((column, row - 0.46), len(text), 0.92, facecolor=color, linewidth=0)
-            ax.add_patch(box)
-            ax.text(column, row, text, family="monospace", fontsize=7.6, va="center",
-                    color=INK, parse_math=False)  # fmt: skip
-    _bar(figure, axes, "deep share, mean over layers", reach)
-    return figure
 
 
 def heat_maps(sources: Mapping[str, Summary], average: Summary) -> Figure | None:
@@ -214,39 +132,3 @@ def heat_maps(sources: Mapping[str, Summary], average: Summary) -> Figure | None
             ax.tick_params(labelbottom=True)
     figure.colorbar(image, ax=axes.ravel().tolist(), label="deep share", fraction=0.04)
     return figure
-
-
-def _title(example: Example) -> str:
-    cut = f", first {MOST_TOKENS} of {example.length:,} tokens"
-    cut = cut if example.length > MOST_TOKENS else ""
-    return f"{example.source}, sequence {example.number}{cut}"
-
-
-def _lines(example: Example) -> list[tuple[int, int, str]]:
-    """Row, column and text of each token, broken into lines at newlines and at the width."""
-    row = column = 0
-    placed = []
-    for token in example.tokens:
-        text = _shown(token)[:WIDTH]
-        if column + len(text) > WIDTH:
-            row, column = row + 1, 0
-        placed.append((row, column, text))
-        column += len(text)
-        if "\n" in token:
-            row, column = row + 1, 0
-    return placed
-
-
-def _shown(token: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in token.replace("\n", "↵"))
-
-
-def _bar(figure: Figure, axes: Any, label: str, reach: float) -> None:
-    low, high = 0.5 - reach, 0.5 + reach
-    scale = ScalarMappable(Normalize(low, high), share_colormap())
-    bar = figure.colorbar(scale, ax=axes.ravel().tolist(), location="bottom", aspect=45,
-                          shrink=0.5, pad=0.02, extend="both" if reach < 0.5 else "neither",
-                          label=label)  # fmt: skip
-    bar.set_ticks([low, 0.5, high], labels=[f"{low:.2f} wide", "0.5", f"{high:.2f} deep"])
-    bar.ax.tick_params(labelsize=7)
-    bar.ax.xaxis.label.set_fontsize(8)

@@ -1,7 +1,12 @@
 """The options of `dualpath routing`; imports nothing slow."""
 
-from dataclasses import dataclass
+import atexit
+import json
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Self
 
 from dualpath_cli.base.errors import UserError, did_you_mean
@@ -11,112 +16,98 @@ from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run.run_folder import Run
 from dualpath_cli.study.options import Texts
-from dualpath_cli.study.parts_of_speech import TAGGER, check_pipeline
+from dualpath_cli.study.parts_of_speech import check_pipeline
 
 SUMMARY = "summary.json"
-"""The file of a folder that holds the routing of whole sources."""
+"""The file with the means of all sources."""
+TEXT = "text"  # the name of --text as a source
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingOptions(Texts):
-    """Reads what a run's gates do token by token: a page to look at any text, five figures and the
-    numbers behind them; --text prints one text in the terminal.
+    """Reads what a run's gates do token by token: a page to look at any text, three figures
+    and their numbers; --text prints one text in the terminal.
     """
 
     text: str | None = None
-    """Print the routing of this text in the terminal; with --out, write its page there."""
-    layer: int | None = None
-    """Colour --text by this layer instead of the mean of all."""
+    """Print the routing of this text in the terminal. With --out the text also has a page and files
+    there, as a source has."""
     tagger: Place | None = None
-    """The spaCy pipeline for parts of speech, by name or path; by default en_core_web_sm, where it
-    is installed. none leaves them out."""
+    """The spaCy pipeline for parts of speech, by name or path; by default en_core_web_sm, if
+    installed. none leaves parts of speech out."""
     sequences: int = 12
-    """So many sequences of each source are on the page. A sequence is a document, or as much of one
+    """Number of sequences of each source on the page. A sequence is a document, or as much of one
     as the model takes at once: a long document gives several."""
     examples: tuple[str, ...] = ()
-    """SOURCE:N: sequences that are drawn and come first on the page, such as gsm8k:3; else number 0
-    of each source."""
+    """SOURCE:N: sequences that come first on the page, such as gsm8k:3."""
     no_costs: bool = False
-    """Leave out what forcing loops or gates would cost: most of the page's passes."""
+    """Leave out the cost of forcing loops or gates: most of the page's passes."""
     out: Place | None = None
-    """Folder for tokens, figures and the page; else RUN/routing/step-N."""
+    """Folder for the page, figures and numbers; by default RUN/routing/step-N."""
     kind = "routing"
 
     def __post_init__(self) -> None:
         check_ranges(self, {"sequences": (1, 1 << 24)})
-        if self.text is None and self.layer is not None:
-            raise ValueError("layer goes with --text; the page shows every layer")
         if self.text is not None:
-            for name in ("sources", "max_tokens", "sequences", "examples"):
+            for name in ("sources", "max_tokens", "examples"):
                 if getattr(self, name) != getattr(RoutingOptions, name):
                     raise ValueError(f"{name} goes with sources, not with --text")
-            if self.no_costs and self.out is None:
-                raise ValueError("no_costs is about the page; give --text an --out DIR")
             if not self.text.strip():
                 raise ValueError("text is empty")
 
     @property
-    def pipeline(self) -> str | None:
-        """The tagger; None: nothing is tagged."""
-        name = self.tagger or TAGGER
-        return None if self.missing or name.lower() == "none" else name
+    def has_page(self) -> bool:
+        return self.text is None or self.out is not None
+
+    @property
+    def folder(self) -> Path:
+        return super().folder if self.has_page else self._temporary
 
     @cached_property
-    def missing(self) -> str:
-        """The reason for which nothing is tagged, where no tagger was named."""
-        try:
-            if self.tagger is None:
-                check_pipeline(TAGGER)
-        except UserError as error:
-            return str(error)
-        return ""
+    def _temporary(self) -> Path:
+        """A folder that lives as long as the process."""
+        folder = mkdtemp(prefix="dualpath-")
+        atexit.register(rmtree, folder, ignore_errors=True)
+        return Path(folder)
+
+    @property
+    def untagged(self) -> bool:
+        return not self.has_page or (self.tagger or "").lower() == "none"
 
     @cached_property
     def chosen(self) -> list[tuple[str, int]]:
-        """Source and number of the sequences that are drawn."""
-        return [_example(spec) for spec in self.examples]
+        """Source and number of each of --examples."""
+        found = []
+        for spec in self.examples:
+            name, colon, number = spec.rpartition(":")
+            if not colon or not number.isdecimal():
+                raise UserError(f"--examples '{spec}': give SOURCE:N, such as gsm8k:0")
+            found.append((name, int(number)))
+        return found
 
     def shown(self, source: str, count: int) -> list[int]:
-        """Numbers of the sequences on the page, of a source that has `count`: chosen ones first."""
+        """Numbers of the sequences on the page, chosen ones first; the source has `count`."""
         chosen = [number for name, number in self.chosen if name == source]
         return list(dict.fromkeys([*chosen, *range(count)]))[: max(self.sequences, len(chosen))]
-
-    def drawn(self, source: str) -> list[int]:
-        """Numbers of the sequences that figures show: those chosen, or the first one."""
-        return [number for name, number in self.chosen if name == source] or [0]
 
     def read(self, recipe: Recipe, run: Run) -> Self:
         if self.text is None:
             return super().read(recipe, run)
-        recipe["data"]["val"] = {}
-        return self
+        document = self._temporary / "text.jsonl"
+        document.write_text(json.dumps({"text": self.text}))
+        recipe["data"] |= {"val": {TEXT: str(document)}, "val_tokens": None}
+        return self if self.out is None else replace(self, out=str(folder_of("--out", self.out)))
 
     def check(self, settings: Settings) -> None:
-        gated = [n for n, kind in enumerate(settings.model.block_kinds) if kind == "dual"]
-        if not gated:
+        if "dual" not in settings.model.block_kinds:
             raise UserError("the model has no dual block, so there is no routing to read")
         for name, number in self.chosen:
             if name not in settings.data.val:
                 sources = settings.data.val
                 hint = did_you_mean(name, sources) or f"; there are {', '.join(sources)}"
                 raise UserError(f"--examples '{name}:{number}': no source '{name}'{hint}")
-        if self.layer is not None and self.layer not in gated:
-            layers = ", ".join(map(str, gated))
-            raise UserError(f"--layer {self.layer} has no gates; layers {layers} have")
-        if self.text is not None:
-            if self.out is not None and (folder_of("--out", self.out) / SUMMARY).exists():
-                raise UserError(
-                    f"--out '{self.out}' has the routing of whole sources; give another folder"
-                )
-        elif self.tagger is not None and self.pipeline is not None:
+        if self.tagger is not None and not self.untagged:
             try:
-                check_pipeline(self.pipeline)
+                check_pipeline(self.tagger)
             except UserError as error:
                 raise UserError(f"{error}; or without parts of speech: --tagger none") from None
-
-
-def _example(spec: str) -> tuple[str, int]:
-    name, colon, number = spec.rpartition(":")
-    if not colon or not number.isdecimal():
-        raise UserError(f"--examples '{spec}': give SOURCE:N, such as gsm8k:0")
-    return name, int(number)

@@ -1,4 +1,4 @@
-"""From rows and sums to what one looks at: a few lines, summary.json, five figures, the page."""
+"""The files of `dualpath routing`, from rows and sums: summary.json, three figures, the page."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from dualpath_cli.study.routing.page import page
 from dualpath_cli.study.routing.page.passes import read_page
 from dualpath_cli.study.routing.readouts import Sums, gated_layers, most_steps
 from dualpath_cli.study.routing.summary import Summary, expert_loads, plain
-from dualpath_cli.study.routing.tokens import TOKENS, read_examples
+from dualpath_cli.study.routing.tokens import TOKENS
 from dualpath_cli.training.launch import StudyLaunch
 
 PAGE = "index.html"
@@ -32,7 +32,7 @@ def write(
     sums: Mapping[str, Sums],
     console: Console,
 ) -> None:
-    """Writes everything of one run to its folder; prints its means and what lies where."""
+    """Writes summary, figures and page of a run; prints the means of sources, and the files."""
     options, model = launch.options, launch.settings.model
     out, layers = options.folder, gated_layers(model)
     summaries = {name: Summary.from_sums(sums[name], layers, most_steps(model)) for name in sources}
@@ -41,41 +41,39 @@ def write(
         source_facts |= {"tokens": int(sums[name]["tokens"][0])}
         source_facts |= {key: float(sums[name][key]) for key in ("loss", "bits_per_byte")}
         if sums[name]["experts"].any():
-            source_facts["expert_loads"] = plain(expert_loads(sums[name]))
+            loads = zip(expert_loads(sums[name])[0], sums[name]["experts"], strict=True)
+            source_facts["expert_loads"] = [plain(load[: int(count)]) for load, count in loads]
     content = {
         **facts,
         "layers": layers,
-        "bands": average.layers_of_bands,
+        "bands": {name: [layers[n] for n in band] for name, band in average.bands.items()},
         "bootstrap": bootstrap.FACTS,
         "sources": {name: sources[name] | summaries[name].report() for name in sources},
         "average": average.report(),
     }
-    drawn = [
-        example
-        for name in sources
-        for example in read_examples(out / TOKENS, name, options.drawn(name))
-    ]
     drawings = {
         "depth": figures.depth(summaries, average),
-        "steps": figures.steps(summaries),
         "gate_density": figures.bands(sums, average),
-        "tokens": figures.coloured_text(drawn),
         "parts_of_speech": figures.heat_maps(summaries, average),
     }
     save(out, drawings)
-    write_page(launch, list(sources), page_facts(content))
+    shown = read_page(out, list(sources), model)
+    values = Tokenizer.load(launch.folder / TOKENIZER).token_values()
+    page.write(out / PAGE, _title(launch), page_facts(content), layers, shown, values)
     write_text(out / SUMMARY, json.dumps(content, indent=2, allow_nan=False) + "\n")
-    show(console, means(_title(launch), summaries, average), box=False)
-    few = [f"{name} has {clusters_text(**facts['clusters'])}" for name, facts in sources.items()
-           if facts["clusters"]["count"] < LEAST_CLUSTERS]  # fmt: skip
-    if few:
-        text = f"{', '.join(few)}: fewer than {LEAST_CLUSTERS} have no interval"
-        console.print(text, highlight=False, soft_wrap=True)
+    if options.text is None:
+        show(console, means(_title(launch), summaries, average), box=False)
+        few = [f"{name} has {clusters_text(**facts['clusters'])}"
+               for name, facts in sources.items()
+               if facts["clusters"]["count"] < LEAST_CLUSTERS]  # fmt: skip
+        if few:
+            text = f"{', '.join(few)}: fewer than {LEAST_CLUSTERS} have no interval"
+            console.print(text, highlight=False, soft_wrap=True)
     names = ", ".join(name for name, figure in drawings.items() if figure is not None)
     lines = (
         f"written to {out}",
         f"  {PAGE:17}the page, to read token by token",
-        f"  {SUMMARY:17}these means by layer and part of speech, with intervals",
+        f"  {SUMMARY:17}means by layer and part of speech, with intervals",
         f"  {TOKENS:17}a row a token",
         f"  {names} (PNG, PDF)",
     )
@@ -105,22 +103,12 @@ def means(run: str, sources: Mapping[str, Summary], average: Summary) -> Table:
     return Table(columns, rows, f"routing of {run}", names=1)
 
 
-def write_page(
-    launch: StudyLaunch, sources: Sequence[str], terms: Sequence[tuple[str, str]]
-) -> Path:
-    options, model = launch.options, launch.settings.model
-    content = read_page(options.folder, sources)
-    values = Tokenizer.load(launch.folder / TOKENIZER).token_values()
-    path, title = options.folder / PAGE, _title(launch)
-    return page.write(path, title, terms, gated_layers(model), content, values)
-
-
 def _title(launch: StudyLaunch) -> str:
     return f"{'/'.join(launch.folder.resolve().parts[-2:])}, step {launch.run.step:,}"
 
 
 def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The facts of a page's numbers, term by term; `report` is that of summary.json."""
+    """Terms and facts about a page's numbers; `report` is the content of summary.json."""
     model, tagger, checkpoint = (report[name] for name in ("model", "tagger", "checkpoint"))
     tagged = ", ".join(f"{k} {v}" for k, v in tagger.items()) if tagger else "not tagged"
     facts = [

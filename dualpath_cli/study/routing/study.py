@@ -1,16 +1,18 @@
 """`dualpath routing`: reads what one checkpoint's gates do on texts, and shows it.
 
 1. every source is cut into the windows that `validate` scores, and tagged;
-2. one pass over each source writes down a row for every token, and sums (`tokens.py`,
-   `readouts.py`); a source that an earlier call finished is not read again (`bench.py`);
-3. further passes read the sequences that are on the page alone: what the model would have said
-   after each loop, and what forcing loops or gates would cost (`page/passes.py`);
-4. from rows and sums come the summary, figures and the page (`report.py`).
+2. one pass over each source writes a row for every token, and sums (`tokens.py`, `readouts.py`);
+   a source that an earlier call finished is not read again (`bench.py`);
+3. further passes read the page's sequences alone: the model's next tokens after each loop, and the
+   cost of forcing loops or gates (`page/passes.py`);
+4. summary, figures and page come from rows and sums (`report.py`), the terminal's tables of a
+   --text from its rows (`terminal.py`).
 
 A sequence is a window of a text: end-of-text, then up to as many tokens as the model is long. Every
-token of the text is read once; end-of-text, and what a packed block begins with, is context alone.
+token of the text is read once; end-of-text and the first token of a packed block are context alone.
 
-Shapes: B sequences, T positions, L layers with gates, K loops, R 1 + resamples.
+Shapes: B sequences, T positions, L layers with gates, K loops, C experts of a token, R 1 +
+resamples.
 """
 
 import json
@@ -22,7 +24,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchmetrics.utilities.distributed import gather_all_tensors
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.metrics import LanguageModelLoss
@@ -30,12 +31,13 @@ from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import Windows
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.report.bootstrap import RESAMPLES, clusters_of, resample_weights
+from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.study import bench
 from dualpath_cli.study.controls import tag
-from dualpath_cli.study.parts_of_speech import UPOS, Tagger
+from dualpath_cli.study.parts_of_speech import TAGGER, UPOS, Tagger
 from dualpath_cli.study.passes import FILLER, Arrays, Pass, array_digest
-from dualpath_cli.study.routing import report
-from dualpath_cli.study.routing.options import RoutingOptions
+from dualpath_cli.study.routing import report, terminal
+from dualpath_cli.study.routing.options import TEXT, RoutingOptions
 from dualpath_cli.study.routing.page.passes import PagePass, page_passes, write_details
 from dualpath_cli.study.routing.readouts import (
     RoutingSums,
@@ -46,7 +48,7 @@ from dualpath_cli.study.routing.readouts import (
     is_text,
     most_steps,
 )
-from dualpath_cli.study.routing.tokens import TOKENS, TokenTable, merge, token_table
+from dualpath_cli.study.routing.tokens import TOKENS, TokenTable, merge, read_examples, token_table
 from dualpath_cli.training.launch import StudyLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.session import Session
@@ -54,7 +56,7 @@ from dualpath_cli.training.session import Session
 
 @dataclass
 class Reading(Pass):
-    """One source, read as it is: a row for every token, and sums over all of them."""
+    """One source without an intervention: a row for every token, and sums over all tokens."""
 
     token_values: Sequence[bytes]  # of each id
     tags: list[npt.NDArray[np.int64]] | None  # place in UPOS of each token, -1 for end-of-text
@@ -79,8 +81,8 @@ class Reading(Pass):
         self._module = module
         self._clusters = clusters_of(self.windows)
         self._experts = experts_by_layer(config)
-        self._sums = RoutingSums(layers, loops, max(self._experts)).to(module.device)
-        loss = module.train_loss.clone()  # nothing was trained, so that it is empty
+        self._sums = RoutingSums(layers, loops, max(self._experts), module.device)
+        loss = module.train_loss.clone()  # empty, as nothing was trained
         assert isinstance(loss, LanguageModelLoss)
         self._loss = loss
         self._rows: TokenTable | None = None
@@ -99,16 +101,16 @@ class Reading(Pass):
         text = is_text(tokens, targets, self._loss.bytes_of_token)
         facts = (fact.to(tokens.device) for fact in self._facts_of(places, tokens.shape[1]))
         self._sums.update(values, chosen, text, *facts)
-        # Every loss belongs to the token that it is the prediction of.
-        numbers = torch.tensor(places, device=tokens.device)
+        # A loss belongs to the token that was to be predicted.
         nats = nll.roll(1, 1).float()
-        self._write(numbers, tokens, text, nats, values.float(), chosen, expert_weights.float())
+        columns = (tokens, text, nats, values.float(), chosen, expert_weights.float())
+        self._write(places, [column.cpu().numpy() for column in columns])
 
     def end(self) -> Arrays:
         """Sums, loss and bits per byte of all ranks, numbers of clusters and experts."""
         loss = {name: value.cpu().numpy() for name, value in self._loss.compute().items()}
         facts = {"clusters": np.array(self._clusters.count), "experts": np.array(self._experts)}
-        return self._sums.compute() | loss | facts
+        return self._sums.compute(self._module.trainer.strategy) | loss | facts
 
     def _facts_of(self, places: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and tags of these sequences, for `RoutingSums.update`."""
@@ -121,96 +123,103 @@ class Reading(Pass):
                     tags_BT[row, : len(self.tags[place])] = self.tags[place]
         return torch.from_numpy(weights_BR), torch.from_numpy(tags_BT)
 
-    def _write(self, *columns: torch.Tensor) -> None:
+    def _write(self, places: list[int], columns: list[npt.NDArray[Any]]) -> None:
         """Writes the rows of all ranks' sequences, in the order of their places.
 
-        `columns` are places (B,), tokens, which of them are text, their losses (B, T),
-        read-outs (B, T, L, columns), experts and their weights (B, T, L, C).
+        `columns` are tokens, whether each is text, losses (B, T), read-outs (B, T, L, columns),
+        experts and their weights (B, T, L, C).
         """
-        gathered = [[column] for column in columns]
-        if self._module.trainer.world_size > 1:
-            gathered = [gather_all_tensors(column.contiguous()) for column in columns]
+        ranks = from_all_ranks((places, columns))
         if self._rows is None:
             return
-        ranks = [[column.cpu().numpy() for column in rank] for rank in zip(*gathered, strict=True)]
-        for row in range(len(columns[0])):
-            for places, tokens, text, nats, values, *experts in ranks:
-                if places[row] != FILLER:
-                    place, (positions,) = places[row], text[row].nonzero()
-                    tags = [] if self.tags is None else self.tags[place][positions]
+        for row in range(len(places)):
+            for own_places, (tokens, text, *values) in ranks:
+                place = own_places[row]
+                if place == FILLER:
+                    continue
+                (positions,) = text[row].nonzero()
+                upos = None
+                if self.tags is not None:
+                    tags = self.tags[place][positions]
                     upos = [None if tag < 0 else UPOS[tag] for tag in tags]
-                    self._rows.add(
-                        self.source, self.windows.numbers[place], tokens[row, positions],
-                        None if self.tags is None else upos,
-                        *(array[row, positions] for array in (nats, values, *experts)),
-                    )  # fmt: skip
-
-
-PASSES = "passes"  # folder of the rows and sums of finished sources, by what decides them
+                self._rows.add(
+                    self.source, self.windows.numbers[place], tokens[row, positions], upos,
+                    *(array[row, positions] for array in values),
+                )  # fmt: skip
 
 
 def run(session: Session[StudyLaunch]) -> None:
-    options = session.launch.options
-    if options.missing:
-        session.say(f"tokens have no parts of speech: {options.missing}")
-    tagger = None if options.pipeline is None else Tagger(options.pipeline)
+    options: RoutingOptions = session.launch.options
+    layers = gated_layers(session.launch.settings.model)
+    tagger = None
+    try:
+        tagger = None if options.untagged else Tagger(options.tagger or TAGGER)
+    except UserError as error:
+        if options.tagger is not None:
+            raise
+        session.say(f"tokens have no parts of speech: {error}")
     study = RoutingStudy(session, tagger)
     module = bench.run(study, session)
     if not session.trainer.is_global_zero:
         return
-    for source, reading in study.readings.items():
-        module.sources[source]["key"] = reading.path.stem
-    layers = json.dumps(gated_layers(session.launch.settings.model))
-    table_facts = {"checkpoint": module.facts["checkpoint"]["sha256"], "layers": layers}
-    for source, passes in study.page_passes.items():
-        write_details(options.folder, source, study.shown[source], passes)
-    readings = {source: study.readings[source] for source in module.sources}
+    readings: dict[str, Reading] = {}
+    for source in module.sources:
+        readings[source], of_page = study.finished[source]
+        module.sources[source]["key"] = readings[source].path.stem
+        if of_page:
+            shown = options.shown(source, readings[source].windows.n_filled)
+            write_details(options.folder, source, shown, of_page)
     tables = [reading.path.with_suffix(reading.table) for reading in readings.values()]
+    table_facts = {"checkpoint": module.facts["checkpoint"]["sha256"], "layers": json.dumps(layers)}
     merge(tables, options.folder / TOKENS, table_facts)
-    facts = {**module.facts, "tagger": tagger and tagger.facts}
-    sums = {source: reading.arrays for source, reading in readings.items()}
-    report.write(session.launch, facts, module.sources, sums, session.console)
+    if options.text is not None:
+        sequences = range(readings[TEXT].windows.n_filled)
+        text = read_examples(options.folder / TOKENS, TEXT, sequences)
+        terminal.show(session.console, text, layers)
+    if options.has_page:
+        facts = {**module.facts, "tagger": tagger and tagger.facts}
+        sums = {source: reading.arrays for source, reading in readings.items()}
+        report.write(session.launch, facts, module.sources, sums, session.console)
 
 
 class RoutingStudy(bench.Study[Reading | PagePass]):
     """A pass over each source, and those over the page's sequences."""
 
-    semantics = 6
+    semantics = 7
 
     def __init__(self, session: Session[StudyLaunch], tagger: Tagger | None) -> None:
         self._options: RoutingOptions = session.launch.options
-        self.folder = self._options.folder / PASSES
-        self.readings: dict[str, Reading] = {}
-        self.page_passes: dict[str, list[PagePass]] = {}
-        self.shown: dict[str, list[int]] = {}  # numbers of each source's sequences on the page
-        self._session, self._tagger, self._console = session, tagger, session.console
+        self._session, self._tagger = session, tagger
+        self.folder = self._options.folder / "passes"
+        self.finished: dict[str, tuple[Reading, list[PagePass]]] = {}
 
     def passes(
         self, source: str, windows: Windows, tokenizer: Tokenizer
     ) -> list[Reading | PagePass]:
+        options, settings = self._options, self._session.launch.settings
         ids = windows.windows[: windows.n_filled]
-        for name, number in self._options.chosen:
+        for name, number in options.chosen:
             if name == source and number >= len(ids):
                 range_text = f"they go from 0 to {len(ids) - 1}"
                 raise UserError(f"--examples {name}:{number}: no such sequence; {range_text}")
         tags = None
         if self._tagger is not None:
-            self._console.print(f"tagging {source}", highlight=False)
+            self._session.console.print(f"tagging {source}", highlight=False)
             place = {upos: number for number, upos in enumerate(UPOS)}
             tags = [
                 np.array([place.get(upos, -1) for upos in window_tags])
                 for window_tags in tag(ids, tokenizer, self._tagger)
             ]
         reading = Reading(source, windows, tokenizer.token_values(), tags)
-        options, settings = self._options, self._session.launch.settings
-        shown = self.shown[source] = options.shown(source, windows.n_filled)
-        of_all = sum(len(options.shown(name, options.sequences)) for name in settings.data.val)
+        if not options.has_page:
+            return [reading]
+        sources, ranks = len(settings.data.val), self._session.trainer.world_size
         of_page = page_passes(
-            source, windows, shown, of_all, settings.model, options, tokenizer.vocab_size,
-            self._session.trainer.world_size,
-        )  # fmt: skip
+            source, windows, settings.model, options, sources, tokenizer.vocab_size, ranks
+        )
         return [reading, *of_page]
 
     def finish(self, source: str, passes: Sequence[Reading | PagePass]) -> None:
-        (self.readings[source],) = (pass_ for pass_ in passes if isinstance(pass_, Reading))
-        self.page_passes[source] = [pass_ for pass_ in passes if isinstance(pass_, PagePass)]
+        (reading,) = (pass_ for pass_ in passes if isinstance(pass_, Reading))
+        of_page = [pass_ for pass_ in passes if isinstance(pass_, PagePass)]
+        self.finished[source] = reading, of_page

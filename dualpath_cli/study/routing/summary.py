@@ -1,4 +1,4 @@
-"""Means and differences from a source's sums, and their intervals; of experts, where there are any.
+"""Means and differences from a source's sums, with intervals; the load of experts.
 
 Shapes: R 1 + resamples, L layers with gates, C columns, P parts of speech, E experts.
 """
@@ -13,46 +13,30 @@ import numpy.typing as npt
 from scipy.special import entr
 
 from dualpath_cli.report.bootstrap import Floats, interval
-from dualpath_cli.study.parts_of_speech import UPOS, TokenClass, measured
+from dualpath_cli.study.parts_of_speech import CLASSES, UPOS
 from dualpath_cli.study.routing.readouts import Sums, columns
-
-LOAD = ("load_max", "load_entropy", "idle_experts")  # as metrics.csv has them of training
-BY_SHARE, BY_TAG = "experts_deep_share", "experts_upos"
-
-
-def expert_means(sums: Sums) -> dict[str, Floats]:
-    """Means by name, (R, L) each, nan in layers without experts; none where no layer has any.
-
-    `LOAD`; `BY_SHARE`, the correlation ratio η² of deep share; `BY_TAG`, the uncertainty
-    coefficient I(expert; part of speech) / H(expert) of the choices, an expert of a tagged token
-    each. Both are above 0 for a router that has learned nothing, since it goes by the token as
-    well, and a little by chance.
-    """
-    tokens, experts = sums["expert_tokens"], sums["experts"]
-    if not experts.any():
-        return {}
-    with np.errstate(divide="ignore", invalid="ignore"):
-        load = tokens / tokens.sum(-1, keepdims=True)
-        idle = ((tokens == 0) & (np.arange(tokens.shape[-1]) < experts[:, None])).sum(-1)
-        entropy = np.where(experts > 1, entr(load).sum(-1) / np.log(experts), 1.0)
-        found = zip(LOAD, (load.max(-1) * experts, entropy, idle.astype(float)), strict=True)
-        total = sums["expert_shares"]
-        among = total.sum(-1) ** 2 / tokens.sum(-1)
-        between = np.where(tokens > 0, total**2 / tokens, 0).sum(-1) - among
-        by_share = between / (sums["share_squares"] - among)
-        counts = sums["expert_tags"]  # (R, L, E, P)
-        shares = counts / counts.sum((-2, -1), keepdims=True)
-        of_expert, of_tag = (entr(shares.sum(axis)).sum(-1) for axis in (-1, -2))
-        by_tag = (of_expert + of_tag - entr(shares).sum((-2, -1))) / of_expert
-    means = {**dict(found), BY_SHARE: by_share, BY_TAG: by_tag}
-    return {name: np.where(experts > 0, values, np.nan) for name, values in means.items()}
 
 
 def expert_loads(sums: Sums) -> Floats:
-    """The part of a layer's choices that each expert has, (L, E); nan where it has none."""
-    tokens = sums["expert_tokens"][0]
-    exists = np.arange(tokens.shape[-1]) < sums["experts"][:, None]
-    return np.where(exists, tokens / tokens.sum(-1, keepdims=True).clip(1), np.nan)
+    """Each expert's part of a layer's choices, (R, L, E): 0 beyond the layer's experts."""
+    tokens = sums["expert_tokens"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(tokens / tokens.sum(-1, keepdims=True))
+
+
+def expert_means(sums: Sums) -> dict[str, Floats]:
+    """The load of experts by name, (R, L) each, as metrics.csv has it of training.
+
+    nan in layers without experts; empty if no layer has any.
+    """
+    load, experts = expert_loads(sums), sums["experts"]
+    if not experts.any():
+        return {}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = np.where(experts > 1, entr(load).sum(-1) / np.log(experts), 1.0)
+    idle = experts - (load > 0).sum(-1)
+    means = {"load_max": load.max(-1) * experts, "load_entropy": entropy, "idle_experts": idle}
+    return {name: np.where(experts > 0, values, np.nan) for name, values in means.items()}
 
 
 LEAST_TOKENS = 10  # A part of speech with fewer tokens in a source is left out, as in the paper
@@ -60,20 +44,20 @@ LEAST_TOKENS = 10  # A part of speech with fewer tokens in a source is left out,
 
 @dataclass(frozen=True)
 class Summary:
-    """The sums of one source, or of several with equal weight, as means; nan where nothing is."""
+    """Means of one source, or of several with equal weight; nan where there are no tokens."""
 
     layers: tuple[int, ...]  # numbers of the layers with gates
-    means: Mapping[str, Floats]  # of each column, and of experts where there are any: (R, L)
+    means: Mapping[str, Floats]  # of each read-out, and the load of experts, (R, L)
     tag_means: Floats  # deep share by part of speech, (R, P, L); nan where tokens are too few
-    class_differences: Mapping[TokenClass, Floats]  # deep share less that of other tokens, (R, L)
-    clusters: int  # documents, or else windows, of the source; the least of several
+    class_differences: Mapping[str, Floats]  # deep share less that of other tokens, (R, L)
+    clusters: int  # documents or windows of the source; of several sources the least
 
     @classmethod
     def from_sums(cls, sums: Sums, layers: Sequence[int], loops: int) -> "Summary":
         with np.errstate(divide="ignore", invalid="ignore"):
             means_RLC = sums["sums"] / sums["tokens"][:, None, None]
             tag_means = sums["tag_sums"] / sums["tag_tokens"][..., None]
-            classes = {chosen: _difference(sums, chosen.upos) for chosen in measured()}
+            classes = {name: _difference(sums, upos) for name, upos in CLASSES.items()}
         tag_means[:, sums["tag_tokens"][0] < LEAST_TOKENS] = np.nan
         means = {name: means_RLC[..., number] for number, name in enumerate(columns(loops))}
         return cls(
@@ -84,21 +68,15 @@ class Summary:
     def average(cls, several: Sequence["Summary"]) -> "Summary":
         """Averages sources, each with the same weight."""
         first = several[0]
-        names = [name for name in first.means if all(name in one.means for one in several)]
-        means = {name: np.mean([one.means[name] for one in several], 0) for name in names}
+        means = {name: np.mean([one.means[name] for one in several], 0) for name in first.means}
         classes = {
-            chosen: _mean_where_any([one.class_differences[chosen] for one in several])
-            for chosen in first.class_differences
+            name: _mean_where_any([one.class_differences[name] for one in several])
+            for name in CLASSES
         }
         return cls(
             first.layers, means, _mean_where_any([one.tag_means for one in several]), classes,
             min(one.clusters for one in several),
         )  # fmt: skip
-
-    @property
-    def loops(self) -> int:
-        """The largest number of steps of a layer; of several, of the one with the least."""
-        return sum(name.startswith("step_size_") for name in self.means)
 
     @cached_property
     def bands(self) -> dict[str, list[int]]:
@@ -113,26 +91,22 @@ class Summary:
                  "late": places[ends[1] :]}  # fmt: skip
         return {name: band for name, band in bands.items() if band}
 
-    @property
-    def layers_of_bands(self) -> dict[str, list[int]]:
-        return {name: [self.layers[place] for place in band] for name, band in self.bands.items()}
-
     def named(self, places: Sequence[int]) -> str:
         """Such as `layer 3` or `layers 2 to 9`."""
         first, last = self.layers[places[0]], self.layers[places[-1]]
         return f"layer {first}" if first == last else f"layers {first} to {last}"
 
     def interval(self, values: Floats) -> tuple[Floats, Floats]:
-        """The ends of the 95 % interval of values (R, ...), nan for what is not known."""
+        """The ends of the 95 % interval of values (R, ...); nan where there is no interval."""
         return interval(values, self.clusters)
 
     def estimate(self, values: Floats) -> dict[str, Any]:
-        """Mean and interval of values (R, ...), as JSON has them: None where nothing is known."""
+        """Mean and interval of values (R, ...) for JSON: None for nan."""
         low, high = self.interval(values)
         return {"mean": plain(values[0]), "low": plain(low), "high": plain(high)}
 
     def report(self) -> dict[str, Any]:
-        """Everything with its interval, as JSON has it: lists are over the layers with gates."""
+        """All means with intervals, for JSON: lists are over the layers with gates."""
         share = self.means["deep_share"]
         return {
             "mean_over_layers": {"deep_share": self.estimate(share.mean(1))},
@@ -145,11 +119,11 @@ class Summary:
                 for place in self.known_tags
             },
             "classes": {
-                chosen.name: {
+                name: {
                     "difference": self.estimate(values.mean(1)),
                     "layers": self.estimate(values),
                 }
-                for chosen, values in self.class_differences.items()
+                for name, values in self.class_differences.items()
                 if np.isfinite(values[0]).all()
             },
         }
@@ -174,7 +148,7 @@ def _difference(sums: Sums, upos: Sequence[str]) -> Floats:
 
 
 def _mean_where_any(arrays: Sequence[Floats]) -> Floats:
-    """Mean over those sources that have a value at all, as their first row says."""
+    """Mean over the sources whose plain value, the first row, is a number."""
     stacked = np.stack(arrays)
     known = np.isfinite(stacked[:, :1])
     with np.errstate(invalid="ignore"):
@@ -183,7 +157,7 @@ def _mean_where_any(arrays: Sequence[Floats]) -> Floats:
 
 
 def plain(values: npt.NDArray[np.floating]) -> Any:
-    """A list or number, with None for what is no number."""
+    """A list or number, with None for nan and infinities."""
     objects = np.asarray(values, dtype=object)
     objects[~np.isfinite(values)] = None
     return objects.tolist()

@@ -1,11 +1,10 @@
-"""routing.parquet, a row for every token that was read; and sequences of it, for figures and pages.
+"""routing.parquet, a row for each token; and sequences of it, for figures and pages.
 
-Shapes: N tokens, L layers with gates, K loops, S = K + 3 states of a layer: its input, those of the
-loops, of the wide path, its output, C experts that a token takes.
+Shapes: N tokens, L layers with gates, K loops, C experts of a token, F interventions, S = K + 3
+states of a layer: its input, the state after each loop, that of the wide path, its output.
 """
 
 import codecs
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,33 +26,40 @@ Floats = npt.NDArray[np.floating]
 
 @dataclass(frozen=True)
 class Example:
-    """A sequence's tokens and what each dual layer did with them."""
+    """A sequence's tokens, and the read-outs of the layers with gates."""
 
     source: str
-    number: int  # its place among the source's sequences, from 0 on
-    tokens: tuple[str, ...]  # the text of each token, (N,), as `token_texts` has it
+    number: int  # of the sequence in the source, from 0 on
+    tokens: tuple[str, ...]  # the text of each token, (N,), see `token_texts`
     upos: tuple[str, ...] | None  # part of speech of each token; None where nothing was tagged
     nats: Floats  # loss of each token, given those before it, (N,)
-    gate_deep: Floats  # g_d, (N, L); so are those that follow
-    gate_wide: Floats
+    gate_deep: Floats  # g_d, (N, L), as are the next five
+    gate_wide: Floats  # g_w
     update_deep: Floats  # ‖Δ_d‖
     update_wide: Floats
     cosine: Floats
     deep_share: Floats
-    step_weights: Floats  # weight of each step in h_deep, (N, L, K); so are those that follow
+    step_weights: Floats  # weight of each step in h_deep, (N, L, K), as are the next two
     step_sizes: Floats  # ‖h_k - h_{k-1}‖ / ‖h_{k-1}‖
     step_cosines: Floats  # of each step's update and the one before it; nan at k = 1
-    length: int  # tokens of the whole sequence, of which these are the first
-    experts: Floats | None = None  # (N, L, C), -1 in a layer without any; None where all are
+    length: int  # tokens of the whole sequence; these are the first
+    experts: Floats | None = None  # (N, L, C), -1 in a dense layer; None if all are dense
     expert_weights: Floats | None = None  # (N, L, C)
     # For the page:
     said: npt.NDArray[np.int32] | None = None  # likeliest next ids of each state, (N, L, S, 3)
     shares: Floats | None = None  # their probabilities, (N, L, S, 3)
-    next_ids: npt.NDArray[np.int32] | None = None  # what comes next, (N,); -1 where text was cut
-    next_nats: Floats | None = None  # its loss, (N,)
-    costs: Floats | None = None  # nats that forcing adds to it, all layers, each, (N, 1 + L, F)
+    next_ids: npt.NDArray[np.int32] | None = None  # actual next tokens, (N,); -1 after the last one
+    next_nats: Floats | None = None  # their losses, (N,)
+    costs: Floats | None = None  # nats that forcing adds: all layers, then each, (N, 1 + L, F)
+
+    @property
+    def expected_loops(self) -> Floats:
+        """The mean step number under the weights of the steps, (N, L)."""
+        steps_K = np.arange(1, self.step_weights.shape[-1] + 1)
+        return np.asarray((self.step_weights * steps_K).sum(-1))
 
     def first(self, count: int) -> "Example":
+        """The first tokens of the sequence."""
         per_token: dict[str, Any] = {
             name: values[:count]
             for name, values in vars(self).items()
@@ -66,25 +72,14 @@ class Example:
 class Model:
     """A model's read-outs of the sequences of a page."""
 
-    steps: Sequence[int]  # of each layer with gates, (L,); K, the most of them, have columns
+    steps: Sequence[int]  # of each layer with gates, (L,); K is the largest
     examples: Sequence[Example]
     forced: Sequence[str] = ()  # names of the interventions in `Example.costs`, (F,)
     experts: Sequence[int] = ()  # of each layer with gates, (L,)
 
 
-def share_reach(shares: Sequence[Floats]) -> float:
-    """How far from one half colours should reach: 98 % of the shares are inside.
-
-    From 0.05 to 0.5 in steps of 0.05; 0.5 where there is no share.
-    """
-    far = np.abs(np.concatenate([np.ravel(values) for values in shares]) - 0.5)
-    if not np.isfinite(far).any():
-        return 0.5
-    return min(0.5, max(1, math.ceil(float(np.nanpercentile(far, 98)) * 20)) / 20)
-
-
 TOKENS = "routing.parquet"
-ROWS = 1 << 16  # rows of a row group: what is held in memory
+ROWS = 1 << 16  # of a row group, which is held in memory
 
 
 @contextmanager
@@ -93,7 +88,7 @@ def token_table(
 ) -> Iterator["TokenTable"]:
     """Writes a source's table, whole or not at all; `token_values` are the bytes of each id.
 
-    `chosen` is C, 0 where no layer has experts.
+    `chosen` is C, or 0 if no layer has experts.
     """
     text, whole, number = pa.string(), pa.int32(), pa.float32()
     of_experts = {"experts": whole, "expert_weights": number} if chosen else {}
@@ -111,13 +106,13 @@ def token_table(
 
 
 class TokenTable:
-    """The rows of a source on their way to a file.
+    """Writes the rows of a source.
 
     `sequence` counts within the source, `position` within the sequence's text tokens, both from 0;
     `upos` is null where nothing was tagged; `nats` is the token's loss given those before it. Each
     of `READOUTS` is a list over the layers with gates, (L,), each of `STEP_READOUTS` a list of
-    lists, (L, K). Where layers have experts, so are `experts` and `expert_weights`, (L, C), with -1
-    and nan in layers that have none.
+    lists, (L, K). Of models with experts also `experts` and `expert_weights`, (L, C), with -1 and
+    nan in dense layers.
     """
 
     def __init__(self, file: pq.ParquetWriter, token_values: Sequence[bytes]) -> None:
@@ -160,7 +155,7 @@ class TokenTable:
 
 
 def merge(tables: Sequence[Path], path: Path, facts: Mapping[str, str]) -> None:
-    """Makes one table of those of several sources, with some facts as its metadata."""
+    """Joins the tables of sources to one, with some facts as its metadata."""
     schema = pq.read_schema(tables[0])
     schema = schema.with_metadata({**(schema.metadata or {}), **facts})
     with replacing(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as file:
@@ -170,9 +165,9 @@ def merge(tables: Sequence[Path], path: Path, facts: Mapping[str, str]) -> None:
 
 
 def token_texts(values: Iterable[bytes]) -> list[str]:
-    """The text of each token; together they are the text of all.
+    """The text of each token; joined they are the whole text.
 
-    A character in several tokens is the last one's, and bytes that are no character are U+FFFD.
+    A character in several tokens is part of the last one; bytes of no character are U+FFFD.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts = [decoder.decode(value) for value in values]
@@ -184,26 +179,26 @@ def token_texts(values: Iterable[bytes]) -> list[str]:
 def read_examples(tokens: Path, source: str, numbers: Sequence[int]) -> list[Example]:
     """Reads sequences of a source in the order of `numbers`; those without rows are left out."""
     chosen = (ds.field("source") == source) & ds.field("sequence").isin(list(numbers))
-    rows = ds.dataset(tokens).to_table(filter=chosen)
-    of_each = {number: rows.filter(pc.equal(rows["sequence"], number)) for number in numbers}
-    return [_example(source, number, its) for number, its in of_each.items() if len(its)]
-
-
-def _example(source: str, number: int, rows: pa.Table) -> Example:
-    rows = rows.sort_by("position")
-    upos = rows["upos"].to_pylist()
-    known = {*READOUTS, *STEP_READOUTS, *EXPERT_READOUTS} & {*rows.schema.names}
-    names = known & {*Example.__dataclass_fields__}
-    read_outs: dict[str, Any] = {n: np.array(rows[n].to_pylist(), np.float32) for n in names}
-    return Example(
-        source, number, tokens=tuple(rows["token"].to_pylist()),
-        upos=tuple(tag or "" for tag in upos) if any(upos) else None,
-        nats=rows["nats"].to_numpy(), length=len(rows), **read_outs,
-    )  # fmt: skip
+    table = ds.dataset(tokens).to_table(filter=chosen).sort_by("position")
+    read_outs = {*READOUTS, *STEP_READOUTS, *EXPERT_READOUTS} & {*table.schema.names}
+    names = read_outs & {*Example.__dataclass_fields__}
+    found = []
+    for number in numbers:
+        rows = table.filter(pc.equal(table["sequence"], number))
+        if not len(rows):
+            continue
+        upos = rows["upos"].to_pylist()
+        own: dict[str, Any] = {n: np.array(rows[n].to_pylist(), np.float32) for n in names}
+        found.append(Example(
+            source, number, tokens=tuple(rows["token"].to_pylist()),
+            upos=tuple(tag or "" for tag in upos) if any(upos) else None,
+            nats=rows["nats"].to_numpy(), length=len(rows), **own,
+        ))  # fmt: skip
+    return found
 
 
 def _lists(values: npt.NDArray[Any], of: type[np.generic] = np.float32) -> pa.Array:
-    """An array (N, ...) as lists of fixed size, nested as deep as it has further dimensions."""
+    """An array (N, ...) as nested lists of fixed size."""
     array = pa.array(np.ascontiguousarray(values, of).reshape(-1))
     for size in reversed(values.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)

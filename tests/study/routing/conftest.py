@@ -1,4 +1,4 @@
-"""Pages for tests: examples with random read-outs, what a page shows of them, hands on a tab."""
+"""Pages for tests: examples with random read-outs, the page's texts of them, hands on a tab."""
 
 import base64
 import dataclasses
@@ -23,9 +23,7 @@ NASTY = (
 LAYERS = (1, 4, 9)
 
 
-def example(
-    tokens: Sequence[str], source="gsm8k", number=0, layers=3, loops=4, length=None, upos=True
-):
+def example(tokens: Sequence[str], source="gsm8k", number=0, layers=3, loops=4, upos=True):
     """Random read-outs, in float32 as models have them, of many sizes."""
     draw = np.random.default_rng([len(tokens), number, layers, loops])
     shape = (len(tokens), layers)
@@ -33,29 +31,16 @@ def example(
     updates = (10 ** draw.uniform(-5.5, 5.5, (2, *shape))).astype(np.float32)
     gated = np.array([deep, wide]) * updates
     weights = draw.dirichlet(np.ones(loops), shape).astype(np.float32)
-    return Example(
-        source,
-        number,
-        tuple(tokens),
-        tuple(draw.choice(["NOUN", "NUM", "", "X"], len(tokens))) if upos else None,
-        draw.exponential(3, len(tokens)).astype(np.float32),
-        deep,
-        wide,
-        *updates,
-        draw.uniform(-1, 1, shape).astype(np.float32),
-        gated[0] / gated.sum(0),
-        weights,
-        *step_updates(draw, shape, loops),
-        length or len(tokens),
-    )
-
-
-def step_updates(draw: np.random.Generator, shape, loops) -> tuple[np.ndarray, np.ndarray]:
-    """Random sizes and cosines of the steps' updates: the first step has no cosine."""
     sizes = (10 ** draw.uniform(-4, 1, (*shape, loops))).astype(np.float32)
     cosines = draw.uniform(-1, 1, (*shape, loops)).astype(np.float32)
-    cosines[..., 0] = np.nan
-    return sizes, cosines
+    cosines[..., 0] = np.nan  # the first step has none
+    return Example(
+        source, number, tuple(tokens),
+        tuple(draw.choice(["NOUN", "NUM", "", "X"], len(tokens))) if upos else None,
+        draw.exponential(3, len(tokens)).astype(np.float32), deep, wide, *updates,
+        draw.uniform(-1, 1, shape).astype(np.float32), gated[0] / gated.sum(0), weights, sizes,
+        cosines, len(tokens),
+    )  # fmt: skip
 
 
 VALUES = [b"never", *(f" w{n}".encode() for n in range(1, 40)), b"\xff", b"</script>", b" \n"]
@@ -117,7 +102,7 @@ def three(value: float) -> str:
 
 
 def shown(example: Example, token: int, layer: int | None) -> dict[str, str]:
-    """What the panel is to show, from the exact numbers; None is the mean over layers."""
+    """The panel's texts, from the exact numbers; None is the mean over layers."""
 
     def value(array: np.ndarray) -> float:
         array = array[token].astype(np.float64)
@@ -165,42 +150,13 @@ FURTHER = detailed(OTHER)
 ALONE = model([TOLD, MORE, FURTHER], FORCED)
 
 
-def panel(tab) -> dict[str, str]:
-    fields = "list => Object.fromEntries(list.map(e => [e.dataset.field, e.textContent]))"
-    weights = "list => list.map(e => e.textContent).join(' ')"
-    rows = "list => list.map(e => [...e.children].map(cell => cell.textContent).join(' '))"
-    return {
-        **tab.eval_on_selector_all("#panel [data-field]", fields),
-        "weights": tab.eval_on_selector_all(".weights span", weights),
-        "updates": tab.eval_on_selector_all(".updates tbody tr", rows),
-    }
-
-
-def tokens_of(tab, source="gsm8k") -> list[str]:
-    selector = f"[data-source={source}] .token"
-    return tab.eval_on_selector_all(selector, "list => list.map(e => e.textContent)")
-
-
-def token(tab, number: int, source="gsm8k"):
-    return tab.locator(f"[data-source={source}] .token").nth(number)
-
-
-def press(tab, *keys: str) -> None:
-    for key in keys:
-        tab.keyboard.press(key)
-
-
-def place(tab) -> str:
-    return tab.inner_text("#place")
-
-
 def word(id: int) -> str:
     text = VALUES[id].decode("utf-8", "replace")
     return text.replace(" ", "␣").replace("\n", "↵") or "∅"
 
 
 def said_rows(one, token: int, row: int) -> list[list[str]]:
-    """What the table is to hold: label, then token and percent of each rank; a mark at flips."""
+    """The table's texts: label, then token and percent of each rank; a mark at flips."""
     said, shares = one.said[token], one.shares[token]
     loops = said.shape[1] - 3
     if row:
@@ -224,13 +180,6 @@ def said_rows(one, token: int, row: int) -> list[list[str]]:
     return rows
 
 
-def table(tab, selector: str) -> list[list[str]]:
-    rows = (
-        "e => [...e.querySelectorAll('tbody tr')].map(r => [...r.children].map(c => c.textContent))"
-    )
-    return tab.locator(f"{selector} table").evaluate(rows)
-
-
 def signed(value: float) -> str:
     if np.isnan(value):
         return "–"
@@ -244,16 +193,15 @@ def visit(chromium, tmp_path: Path):
     met, contexts = [], []
 
     def opened(
-        examples=(FIRST, SECOND, OTHER), layers=LAYERS, width=1300, scheme="light", *,
-        whole=None, fragment="", granted=(),
+        width=1300, scheme="light", *, whole=None, fragment=""
     ):  # fmt: skip
         path = tmp_path / "page.html"
-        write(path, "small/mix", [("model", "x")], layers, whole or model(examples), VALUES)
+        shown = whole or model((FIRST, SECOND, OTHER))
+        write(path, "small/mix", [("model", "x")], LAYERS, shown, VALUES)
         context = chromium.new_context(
             viewport={"width": width, "height": 800},
             color_scheme=scheme,
             offline=True,
-            permissions=list(granted),
         )
         contexts.append(context)
         tab = context.new_page()

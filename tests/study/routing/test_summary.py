@@ -1,32 +1,123 @@
-"""What is told from the sums: tags, classes, averages over sources, bands of layers."""
+"""Read-outs of tokens: their sums against loops, and the means of these."""
 
 import dataclasses
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from scipy.stats import entropy
 
-from dualpath_cli.report.bootstrap import RESAMPLES
-from dualpath_cli.study.parts_of_speech import UPOS, measured
-from dualpath_cli.study.routing.readouts import READOUTS
+from dualpath_cli.report.bootstrap import resample_weights
+from dualpath_cli.study.parts_of_speech import CLASSES, UPOS
+from dualpath_cli.study.routing import readouts
+from dualpath_cli.study.routing.readouts import READOUTS, RoutingSums, columns
 from dualpath_cli.study.routing.summary import Summary
-from tests.study.routing.test_readouts import EXPERTS, LAYERS, LOOPS, batch, sums_of
+
+LAYERS, LOOPS, EXPERTS, TAKEN = 2, 3, 5, 2
+BINS = readouts.GATE_BINS
+COLUMN = {name: number for number, name in enumerate(columns(LOOPS))}
+
+
+def batch(seed: int, sequences: int, length: int) -> dict[str, torch.Tensor]:
+    """Random read-outs of sequences, some of whose positions are not text."""
+    draw = np.random.default_rng(seed)
+    values = draw.random((sequences, length, LAYERS, len(READOUTS) + 3 * LOOPS))
+    values[..., 2:4] *= 20
+    text = draw.random((sequences, length)) < 0.8
+    values[~text] = math.nan  # what is no text must not count, whatever it holds
+    chosen = draw.random((sequences, length, LAYERS, EXPERTS)).argsort(-1)[..., :TAKEN]
+    return {
+        "values": torch.from_numpy(values),
+        "chosen": torch.from_numpy(chosen.copy()),
+        "text": torch.from_numpy(text),
+        "weights": torch.from_numpy(np.stack([resample_weights("a", n) for n in range(sequences)])),
+        "tags": torch.from_numpy(draw.integers(-1, len(UPOS), (sequences, length))),
+    }
+
+
+def sums_of(*batches: dict[str, torch.Tensor]) -> readouts.Sums:
+    metric = RoutingSums(LAYERS, LOOPS, EXPERTS, torch.device("cpu"))
+    for one in batches:
+        metric.update(**one)
+    return metric.compute(SingleDeviceStrategy())
+
+
+def rows_of(whole: dict[str, torch.Tensor], rows: slice) -> dict[str, torch.Tensor]:
+    return {name: tensor[rows] for name, tensor in whole.items()}
+
+
+def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
+    data = batch(0, sequences=5, length=70)
+    actual = sums_of(data)
+    expected = {name: np.zeros_like(array) for name, array in actual.items()}
+    for s in range(5):
+        weight = data["weights"][s].numpy()
+        for t in range(70):
+            if not data["text"][s, t]:
+                continue
+            expected["tokens"] += weight
+            tag = int(data["tags"][s, t])
+            if tag >= 0:
+                expected["tag_tokens"][:, tag] += weight
+            for layer in range(LAYERS):
+                read = data["values"][s, t, layer].tolist()
+                g_d, g_w, norm_d, norm_w, _, share = read[:6]
+                for name, value in {
+                    **dict(zip(READOUTS, read, strict=False)),
+                    **{
+                        f"{name}_{k + 1}": read[len(READOUTS) + place * LOOPS + k]
+                        for place, name in enumerate(("step", "step_size", "step_cosine"))
+                        for k in range(LOOPS)
+                    },
+                }.items():
+                    expected["sums"][:, layer, COLUMN[name]] += weight * value
+                expected["gate_density"][layer, int(g_d * BINS), int(g_w * BINS)] += 1
+                deep, wide = (
+                    int(math.log1p(g * norm) * readouts.CONTRIBUTION_BINS / 8.0)
+                    for g, norm in ((g_d, norm_d), (g_w, norm_w))
+                )
+                expected["contribution_density"][layer, deep, wide] += 1
+                if tag >= 0:
+                    expected["tag_sums"][:, tag, layer] += weight * share
+                for expert in data["chosen"][s, t, layer].tolist():
+                    expected["expert_tokens"][:, layer, expert] += weight
+    for name, array in expected.items():
+        assert array.any(), name
+        np.testing.assert_allclose(actual[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1000), st.lists(st.integers(0, 6), max_size=3), st.randoms())
+def test_batches_and_their_order_do_not_matter(seed, cuts, random):
+    data = batch(seed, sequences=6, length=9)
+    ends = sorted({0, 6, *cuts})
+    batches = [rows_of(data, slice(a, b)) for a, b in pairwise(ends)]
+    random.shuffle(batches)
+    whole, split = sums_of(data), sums_of(*batches)
+    for name, array in whole.items():
+        np.testing.assert_allclose(split[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+def test_nan_and_infinity_are_in_the_bins_of_the_ends():
+    values = torch.tensor([math.nan, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf])
+    assert readouts._bin(values, 10, 1.0).tolist() == [0, 0, 0, 5, 9, 9, 9]
+
 
 RESAMPLED = 11
-TAGS = np.full((RESAMPLED, len(UPOS), 6), np.nan)
-TAGS[:, :5] = np.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None]
-"""Deep shares of five parts of speech, (R, tags, layers)."""
 
 
-def summary_of(layers: int = 6, **means: float | list[float]) -> Summary:
+def summary_of(layers: int = 6) -> Summary:
     """A summary without spread: every resample is the same."""
-    names = ("deep_share", "gate_difference", "only_deep", "only_wide", "cosine")
-    columns = {name: np.broadcast_to(means.get(name, 0.3), (RESAMPLED, layers)) for name in names}
+    columns = {"cosine": np.full((RESAMPLED, layers), 0.3)}
     nothing = np.full((RESAMPLED, len(UPOS), layers), np.nan)
     return Summary(
         tuple(range(layers)), columns, nothing,
-        {chosen: np.full((RESAMPLED, layers), np.nan) for chosen in measured()},
+        {name: np.full((RESAMPLED, layers), np.nan) for name in CLASSES},
         clusters=100,
     )  # fmt: skip
 
@@ -62,11 +153,11 @@ def test_a_class_is_compared_with_all_other_tagged_tokens():
     summary = from_batch(data)
     tags, text = data["tags"].numpy(), data["text"].numpy()
     share = data["values"][..., 5].numpy()
-    for chosen in measured():
-        member = np.isin(tags, [UPOS.index(tag) for tag in chosen.upos]) & text
+    for name, upos in CLASSES.items():
+        member = np.isin(tags, [UPOS.index(tag) for tag in upos]) & text
         others = (tags >= 0) & ~member & text
         expected = share[member].mean(0) - share[others].mean(0)
-        np.testing.assert_allclose(summary.class_differences[chosen][0], expected)
+        np.testing.assert_allclose(summary.class_differences[name][0], expected)
 
 
 def test_sources_weigh_the_same_however_long_they_are():
@@ -88,42 +179,15 @@ def test_an_average_knows_no_more_than_its_shortest_source():
     assert many.estimate(many.means["cosine"])["low"] == [0.3] * 6
 
 
-def test_what_is_in_one_sequence_alone_has_no_interval():
-    data = batch(0, sequences=40, length=30)
-    data["tags"][:] = UPOS.index("NOUN")
-    data["tags"][7] = UPOS.index("SYM")
-    data["weights"][7, 1:] = torch.poisson(torch.ones(RESAMPLES))  # none in a third of them
-    report = from_batch(data).report()
-    assert report["upos"]["SYM"]["deep_share"]["mean"] > 0
-    assert report["upos"]["SYM"]["deep_share"]["low"] is None
-    assert report["upos"]["NOUN"]["deep_share"]["low"] is not None
-
-
-def test_agreements_of_experts_are_those_of_their_choices_one_by_one():
+def test_loads_of_experts_are_those_of_their_choices():
     data = batch(3, sequences=4, length=50)
     means = from_batch(data).means
     for layer in range(LAYERS):
-        share = data["values"][..., layer, READOUTS.index("deep_share")]
-        tokens = [(s, t) for s in range(4) for t in range(50) if data["text"][s, t]]
-        choices = [
-            (int(expert), share[place].item(), int(data["tags"][place]))
-            for place in tokens
-            for expert in data["chosen"][place][layer]
-        ]
-        taken, shares, tags = (np.array(column) for column in zip(*choices, strict=True))
-        fitted = np.array([shares[taken == expert].mean() for expert in taken])
-        assert means["experts_deep_share"][0, layer] == pytest.approx(fitted.var() / shares.var())
-        taken, tags = taken[tags >= 0], tags[tags >= 0]
-        own = _nats(np.unique(taken, return_counts=True)[1])
-        known = sum(
-            (tags == tag).mean() * _nats(np.unique(taken[tags == tag], return_counts=True)[1])
-            for tag in set(tags)
-        )
-        assert means["experts_upos"][0, layer] == pytest.approx((own - known) / own)
-
-
-def _nats(counts: np.ndarray) -> float:
-    return -sum(p * math.log(p) for p in counts / counts.sum())
+        taken = data["chosen"][data["text"]][:, layer].numpy().ravel()
+        loads = np.bincount(taken, minlength=EXPERTS) / len(taken)
+        assert means["load_max"][0, layer] == pytest.approx(EXPERTS * loads.max())
+        assert means["load_entropy"][0, layer] == pytest.approx(entropy(loads, base=EXPERTS))
+        assert means["idle_experts"][0, layer] == 0
 
 
 @pytest.mark.parametrize(

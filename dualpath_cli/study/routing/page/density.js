@@ -9,7 +9,7 @@ const svg = (tag, set) => {
 };
 const AXES = ["deep", "wide"], inputs = {};
 let picked = null;  // by axis, from and to
-let spread = { deep: [0, 1], wide: [0, 1] };  // what the plot shows
+let spread = { deep: [0, 1], wide: [0, 1] };  // the range of the plot
 
 for (const axis of AXES) {
   inputs[axis] = ["from", "to"].map((end) => make("input", { type: "number", min: 0, max: 1,

@@ -1,7 +1,7 @@
-// What the model would have said next after each state of a layer, and what forcing would cost.
+// The model's prediction from each state of a layer, and the cost of forcing.
 
 // States of a layer are its input, its loops, the wide path, its output; the answer is the
-// likeliest next token. A loop is set against the state before it, all else against the input.
+// likeliest next token. A loop is compared with the state before it, other states with the input.
 const stateOf = (l, s) => states * l + s;
 const answerOf = (e, i, l, s) => saidBy(e, i, stateOf(l, s))[0][0];
 const flipsIn = (e, i, l) =>
@@ -31,7 +31,7 @@ function drawEarly(e, i) {
   if (!model.said) return;
   const came = nextOf(e, i), nats = three(number("nextNats", e.first + i));
   next.textContent = came === null ? "The text ends here."
-    : `Really comes: ${visible(came)} (loss ${nats} nats)`;
+    : `Actual next token: ${visible(came)} (loss ${nats} nats)`;
   body.replaceChildren(...statesShown(state.row).map(([name, at, before]) => {
     const said = saidBy(e, i, at);
     const flips = before !== undefined && said[0][0] !== saidBy(e, i, before)[0][0];

@@ -1,18 +1,9 @@
-// Keys, themes, and the start.
-
-const system = matchMedia("(prefers-color-scheme: dark)");
-const isDark = () => root.dataset.theme ? root.dataset.theme === "dark" : system.matches;
-const pressDark = () => { $("dark").ariaPressed = isDark(); };
-function toggleDark() {
-  root.dataset.theme = isDark() ? "light" : "dark";
-  try { localStorage.setItem("dualpath-theme", root.dataset.theme); } catch { /* as below */ }
-  pressDark();
-}
+// Keys, and the start.
 
 const KEYS = {
   ArrowLeft: () => setRow(state.row - 1), ArrowRight: () => setRow(state.row + 1),
-  m: () => setRow(0), d: toggleDark, "?": () => $("keys").showModal(),
-  j: () => step(1), k: () => step(-1), c: () => $("copy").click(),
+  m: () => setRow(0), "?": () => $("keys").showModal(),
+  j: () => step(1), k: () => step(-1),
   n: () => open(state.active, state.active.at + 1),
   p: () => open(state.active, state.active.at - 1),
   Escape: () => { state.pinned = false; pick(null); draw(); },
@@ -37,14 +28,9 @@ $("layer").max = layers.length;
 $("layer").oninput = () => setRow(+$("layer").value);
 $("colour").onchange = () => setColour($("colour").value);
 $("full").onchange = () => setColour(state.colour);
-$("dark").onclick = toggleDark, $("help").onclick = KEYS["?"];
+$("help").onclick = KEYS["?"];
 new ResizeObserver(([bar]) => root.style.setProperty("--bar", `${bar.target.offsetHeight}px`))
   .observe(document.querySelector(".bar"));
-try {
-  const theme = localStorage.getItem("dualpath-theme");
-  if (theme === "dark" || theme === "light") root.dataset.theme = theme;
-} catch { /* a browser may refuse it to files: the system's choice stands */ }
-system.onchange = pressDark, pressDark();
 for (const c of columns) open(c, 0);
 activate(columns[0]), setColour("share"), setRow(0);
 followAddress();

@@ -1,4 +1,4 @@
-// A link back to what is shown: #gsm8k:3/layer=2/token=17, and what else is not as at the start.
+// The address links to the view: #gsm8k:3/layer=2/token=17, then colour and selection if chosen.
 
 let kept = 0;
 // Browsers allow few changes of the address a second.
@@ -18,7 +18,7 @@ function writeLink() {
   if (picked) parts.push(`gates=${AXES.flatMap((axis) => picked[axis]).join(",")}`);
   try { history.replaceState(null, "", `#${parts.join("/")}`); } catch { /* the link is a help */ }
 }
-// Opens what a link names; returns what of it the page does not have.
+// Opens the view that a link names; returns the part that the page does not have.
 function follow(hash) {
   const [place, ...rest] = hash.replace(/^#/, "").split("/");
   const given = Object.fromEntries(rest.map((part) => part.split("=")));
@@ -53,13 +53,3 @@ function followAddress() {
   state.note = `The link names a ${missing} that this page does not have.`;
   draw();
 }
-$("copy").onclick = async () => {
-  writeLink();
-  try {
-    await navigator.clipboard.writeText(location.href);
-    $("copy").textContent = "Copied";
-  } catch {  // not allowed here
-    $("copy").textContent = "Link is in the address bar";
-  }
-  setTimeout(() => { $("copy").textContent = "Copy link"; }, 2000);
-};

@@ -1,4 +1,4 @@
-// Numbers, as page.py wrote them.
+// The numbers that page.py wrote.
 
 const $ = (id) => document.getElementById(id), root = document.documentElement;
 const make = (tag, set = {}, ...inside) => {
@@ -22,7 +22,7 @@ for (const e of examples) {
   e.means = e.means.map((mean) => mean ?? NaN);
 }
 
-// What a state says next, likeliest first: [text, whole percent] each.
+// The likeliest next tokens of a state: [text, whole percent] each.
 const saidBy = (e, token, state) => [0, 1, 2].map((rank) => {
   const at = ((e.first + token) * layers.length * states + state) * 3 + rank;
   return [words[data.said[at]], data.percents[at]];

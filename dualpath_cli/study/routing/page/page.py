@@ -1,7 +1,7 @@
-"""The page on which the routing of a model is read token by token: one HTML file, no network.
+"""The page of a model's routing, token by token: one HTML file, no network.
 
-It is `page.html` with its style, its scripts and its numbers: JSON, compressed, in base64. Numbers
-are written to the digits that the page shows, so that every digit on it is the exact value's,
+The file is `page.html` with its style, its scripts and its numbers: JSON, compressed, in base64.
+Numbers are written to the digits that the page shows, so each digit is that of the exact number,
 rounded.
 
 Shapes: M tokens of all examples, L layers with gates, K loops, R rows, one more than L.
@@ -11,42 +11,40 @@ import base64
 import gzip
 import html
 import json
+import math
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import write_text
-from dualpath_cli.study.routing.tokens import Example, Floats, Model, share_reach
+from dualpath_cli.study.routing.tokens import Example, Floats, Model
 
-MOST_BYTES = 5_000_000  # of a page: what mail and browsers take without complaint
+MOST_BYTES = 5_000_000  # of a page, for mail and browsers
 SCRIPTS = ("numbers", "texts", "panel", "early", "density", "link", "keys")
 """Files of the script, in their order; one module together."""
-WHOLE, SHORT, LONG, COST = "%d", "%.3f", "%.3g", "%.2f"  # as the page shows numbers
+WHOLE, SHORT, LONG, COST = "%d", "%.3f", "%.3g", "%.2f"  # forms of numbers on the page
 
 
 def numbers(values: npt.NDArray[Any], form: str) -> str:
-    """All numbers of an array as a list of JSON: null for nan, and what is beyond all numbers."""
+    """All numbers of an array as a list of JSON: null for nan, 1e999 for infinity."""
     flat = values.ravel().tolist()
     text = (f"{form}," * len(flat))[:-1] % tuple(flat)
     return f"[{text.replace('nan', 'null').replace('inf', '1e999')}]"
 
 
-def likely_tokens(sequences: int, layers: int, loops: int, forced: int) -> int:
-    """How many first tokens of each sequence the page is likely to have room for.
+def tokens_with_room(sequences: int, layers: int, loops: int, forced: int) -> int:
+    """How many first tokens of each of some sequences a page of `MOST_BYTES` has room for.
 
-    The passes of the page read no more of them; `forced` is the number of interventions. The bytes
-    of a token were measured, and are a fifth more than is reckoned with: sequences that are shorter
-    leave room for others.
+    The passes of the page read no more. `forced` is the number of interventions. The bytes of a
+    token were measured on real texts, and are the largest of these.
     """
     read_outs = (layers + 1) * (11.5 + 4.8 * loops)
     said = layers * (loops + 3) * 4.7
-    return max(1, int(MOST_BYTES / (sequences * (8 + read_outs + said + 1.1 * forced))))
+    return int(MOST_BYTES / (1.25 * sequences * (8 + read_outs + said + 1.1 * forced)))
 
 
 def write(
@@ -55,43 +53,18 @@ def write(
     facts: Sequence[tuple[str, str]],
     layers: Sequence[int],
     model: Model,
-    token_values: Sequence[bytes] = (),
-) -> Path:
-    """Writes the page of what a model made of some examples; returns its path.
-
-    `token_values` are the bytes of each id that an example names. Where all tokens would make the
-    page too large, each example is cut to its first ones, all to the same number.
-    """
-    page = partial(_page, title, facts, layers, model, token_values)
-    least = len(page(1).encode())
-    if least >= MOST_BYTES:
-        raise UserError(
-            f"{len(model.examples):,} sequences do not fit on a page of "
-            f"{MOST_BYTES:,} bytes; choose fewer"
-        )
-    kept = max(len(example.tokens) for example in model.examples)
-    while (size := len((text := page(kept)).encode())) >= MOST_BYTES:
-        room = (MOST_BYTES - least) / (size - least)
-        kept = min(kept - 1, max(1, int(kept * room)))
-    write_text(path, text)
-    return path
-
-
-def _page(
-    title: str,
-    facts: Sequence[tuple[str, str]],
-    layers: Sequence[int],
-    model: Model,
     token_values: Sequence[bytes],
-    kept: int,
-) -> str:
-    """Fills the template with the first tokens of each example, `kept` at most."""
-    examples = [example.first(kept) for example in model.examples]
+) -> None:
+    """Writes the page of a model's read-outs of some examples.
+
+    `token_values` are the bytes of each id that an example names.
+    """
+    examples = model.examples
     tags = sorted({tag for example in examples for tag in example.upos or ()})
     ids = _ids(examples)
     head = {
         "layers": list(layers),
-        "reach": share_reach([example.deep_share for example in examples]),
+        "reach": _reach(examples),
         "tags": tags,
         "examples": [
             {"source": e.source, "number": e.number, "length": e.length, "tokens": e.tokens,
@@ -120,7 +93,7 @@ def _page(
         "script": "\n".join((here / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS),
     }
     template = (here / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: content[match[1]], template)
+    write_text(path, re.sub(r"\{\{(\w+)\}\}", lambda match: content[match[1]], template))
 
 
 def _numbers(
@@ -129,20 +102,19 @@ def _numbers(
     """The numbers of all tokens by the names that `numbers.js` reads, token after token.
 
     (M,), (M, R) with the mean of all layers first, or (M, R, K); of experts (M, L, experts), of
-    what is said (M, L, states, ranks). `ids` are those of the table of words.
+    predictions (M, L, states, ranks). `ids` are those of the table of words.
     """
 
     def of(name: str) -> Any:
         return np.concatenate([getattr(example, name) for example in examples])
 
-    steps = of("step_weights")
     short = {
         "deep": of("gate_deep"), "wide": of("gate_wide"), "cosine": of("cosine"),
-        "share": of("deep_share"), "steps": steps, "stepCosines": of("step_cosines"),
+        "share": of("deep_share"), "steps": of("step_weights"), "stepCosines": of("step_cosines"),
     }  # fmt: skip
     long = {
         "sizeDeep": of("update_deep"), "sizeWide": of("update_wide"),
-        "loops": (steps * np.arange(1, steps.shape[-1] + 1)).sum(-1),
+        "loops": of("expected_loops"),
         "stepSizes": of("step_sizes"),
     }  # fmt: skip
     upos = [[1 + tags.index(tag) for tag in e.upos or ()] or [0] * len(e.tokens) for e in examples]
@@ -168,7 +140,7 @@ def _numbers(
 
 
 def _ids(examples: Sequence[Example]) -> npt.NDArray[np.int64]:
-    """All ids that are named, the most frequent first."""
+    """All ids that are predicted or come next, the most frequent first."""
     named = [
         np.ravel(values)
         for example in examples
@@ -180,8 +152,19 @@ def _ids(examples: Sequence[Example]) -> npt.NDArray[np.int64]:
     return ordered[ordered >= 0]
 
 
+def _reach(examples: Sequence[Example]) -> float:
+    """The distance from one half that 98 % of the shares have at most: the range of colours.
+
+    From 0.05 to 0.5 in steps of 0.05; 0.5 where there is no share.
+    """
+    far = np.abs(np.concatenate([np.ravel(example.deep_share) for example in examples]) - 0.5)
+    if not np.isfinite(far).any():
+        return 0.5
+    return min(0.5, max(1, math.ceil(float(np.nanpercentile(far, 98)) * 20)) / 20)
+
+
 def _mean_shares(example: Example) -> list[float | None]:
-    """Mean deep share of the mean of all layers and of each layer, in thousandths."""
+    """Mean deep share over tokens: of all layers, then of each, in thousandths."""
     means = _mean(_with_mean(example.deep_share), axis=0)
     return [None if np.isnan(mean) else round(float(mean), 3) for mean in means]
 
@@ -192,7 +175,7 @@ def _with_mean(values: Floats) -> Floats:
 
 
 def _mean(values: Floats, axis: int) -> Floats:
-    """The mean of those that are numbers; nan where there are none."""
+    """The mean over numbers without nan; nan where there are none."""
     count = (~np.isnan(values)).sum(axis)
     with np.errstate(invalid="ignore"):
         return np.nansum(values, axis, dtype=np.float64) / count

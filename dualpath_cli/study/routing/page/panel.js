@@ -6,8 +6,8 @@ const readOuts = (names) => names.flatMap((name) => {
   return make("div", {}, make("dt", { innerHTML: FIELDS[name][0] }), dd);
 });
 const updateHead = () => make("thead", {}, make("tr", {}, ...[
-  ["k", "Step of the deep path"], ["‖Δ<sub>k</sub>‖ / ‖h‖", "Size of the step’s update beside the "
-    + "state that it starts from"], ["cos", "Cosine of the update and the one before it"],
+  ["k", "Step of the deep path"], ["‖Δ<sub>k</sub>‖ / ‖h‖", "Size of the step’s update, relative "
+    + "to the state before"], ["cos", "Cosine of the update and the one before it"],
 ].map(([innerHTML, title]) => make("th", { scope: "col", innerHTML, title }))));
 const charts = (() => {
   const steps = Array.from({ length: loops }, (_, k) => {
@@ -23,7 +23,7 @@ const charts = (() => {
   const list = make("ol", { className: "steps", ariaHidden: true }, ...steps);
   const chart = make("div", { className: "bars", ariaHidden: true }, ...bars);
   const caption = make("figcaption", { innerHTML: "ρ<sub>d</sub> by layer",
-    title: "The line is at ½; a dot where the answer flips" });
+    title: "The line is at ½; a dot where the likeliest token changes" });
   $("charts").append(
     make("figure", { className: "chart" }, make("figcaption", {}, "Weight of each step"), list,
       make("div", { className: "weights" }, ...weights)),
@@ -44,7 +44,7 @@ function drawCharts(e, i) {
   const even = choices.reduce((sum, count) => sum + count, 0) / n;
   const own = expertsOf(e, i, row).map(([number]) => number);
   loads.forEach((bar, number) => {
-    const load = choices[number] / even;  // 1 is an even one; the highest bar shows three times it
+    const load = choices[number] / even;  // 1 is an even load; the highest bar shows 3
     bar.style.setProperty("--v", load > 0 ? Math.min(load / 3, 1) : 0);
     bar.classList.toggle("now", own.includes(number));
     bar.hidden = number >= n;
@@ -65,7 +65,7 @@ function drawCharts(e, i) {
   });
   bars.forEach((bar, l) => {
     const v = FIELDS.share[1](e, i, l + 1), flips = flipsIn(e, i, l);
-    bar.title = `layer ${layers[l]}: ${fixed(v)}${flips ? ", the answer flips" : ""}`;
+    bar.title = `layer ${layers[l]}: ${fixed(v)}${flips ? ", the likeliest token changes" : ""}`;
     bar.style.setProperty("--v", Number.isNaN(v) ? 0.5 : v);
     bar.className = [v < 0.5 && "wide", l + 1 === row && "now", flips && "flips"]
       .filter(Boolean).join(" ");

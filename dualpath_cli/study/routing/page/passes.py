@@ -1,14 +1,13 @@
-"""Passes over the sequences of the page alone: the logit lens, and what forcing would cost.
+"""Passes over the sequences of the page alone: the logit lens, and the cost of forcing.
 
-Attention is causal, so that the first tokens of a sequence give what they give in the whole of it.
-These passes read no more of a sequence than the page has room for. What they give is kept in
-page/SOURCE.npz, which examples are joined to.
+Attention is causal, so the first tokens of a sequence have the same numbers without the rest. These
+passes read no more of a sequence than the page has room for. Their results are kept in
+page/SOURCE.npz.
 
 Shapes: N text tokens of a batch or of a source, M those of a source on the page, D model width, L
-layers with gates, K loops, S = K + 3 states of a layer, F things that are forced, V vocabulary.
+layers with gates, K loops, S = K + 3 states of a layer, F interventions, V vocabulary.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import replacing
 from dualpath_cli.data.windows import Windows
 from dualpath_cli.model import RoutingTrace
@@ -30,30 +30,30 @@ from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.passes import FILLER, Arrays, Pass, read_arrays
 from dualpath_cli.study.routing.options import RoutingOptions
-from dualpath_cli.study.routing.page.page import likely_tokens
+from dualpath_cli.study.routing.page.page import tokens_with_room
 from dualpath_cli.study.routing.readouts import experts_by_layer, gated_layers, is_text, most_steps
 from dualpath_cli.study.routing.tokens import TOKENS, Example, Model, read_examples
 from dualpath_cli.training.module import DualPathModule
 
-TOP = 3  # tokens of a state's prediction that are kept, the likeliest ones
-GATES = {(1.0, 0.0): "deep only", (0.0, 1.0): "wide only", (1.0, 1.0): "both open"}
-"""(g_d, g_w) that are forced, and what the page calls them."""
+TOP = 3  # likeliest tokens of a state's prediction that are kept
+GATES: Mapping[Any, str] = {
+    (1.0, 0.0): "deep only",
+    (0.0, 1.0): "wide only",
+    (1.0, 1.0): "both open",
+}
+"""Forced (g_d, g_w), and their names on the page."""
 
 
 def page_passes(
     source: str,
     windows: Windows,
-    shown: Sequence[int],
-    of_all: int,
     config: ModelConfig,
     options: RoutingOptions,
+    sources: int,
     vocabulary: int,
-    ranks: int = 1,
+    ranks: int,
 ) -> "list[PagePass]":
-    """The passes over the sequences of a source that are on the page.
-
-    `shown` are their numbers, `of_all` is how many sequences all sources have on it.
-    """
+    """The passes over the sequences of a source that are on the page; `sources` counts all."""
     # In all layers, then in each with gates: fewer loops than any was trained with, then gates.
     least = min(layer.loops for layer in config.layers if layer.block != "wide")
     changes = [] if options.no_costs else [
@@ -64,23 +64,32 @@ def page_passes(
             *(Intervention(gates=gates, layers=layers) for gates in GATES),
         )
     ]  # fmt: skip
-    layers = config.block_kinds.count("dual")
-    room = likely_tokens(of_all, layers, most_steps(config), len(changes))
-    # One more token is kept: what really came after the last one. Fillers have no number.
+    shown = sources * max(options.sequences, len(options.examples))
+    room = tokens_with_room(shown, len(gated_layers(config)), most_steps(config), len(changes))
+    if not room:
+        raise UserError(f"a page has no room for {shown:,} sequences; give fewer --sequences")
+    numbers = options.shown(source, windows.n_filled)
+    # One more token is kept: the actual next one of the last. Fillers have no number.
     by_number = dict(zip(windows.numbers, windows.windows, strict=False))
-    first = Windows((by_number[number][: room + 2] for number in shown), multiple_of=ranks)
-    return [
-        Lens(source, first, room, vocabulary=vocabulary),
-        *(Forced(source, first, room, change) for change in changes),
-    ]
+    first = Windows((by_number[number][: room + 2] for number in numbers), multiple_of=ranks)
+    return [PagePass(source, first, room, vocabulary, change) for change in (None, *changes)]
 
 
 @dataclass
 class PagePass(Pass):
-    """First tokens of some sequences of a source, under an intervention."""
+    """First tokens of some sequences of a source, read early or under an intervention.
 
-    tokens: int  # the most that are read of a sequence; `windows` have one more
-    intervention: Intervention | None = None
+    The results of an intervention are `next_nats`, (N,), the loss of each next token. Without one
+    they are also the predictions of each state of a layer by ``head(norm(state))``: `said` and
+    `shares`, (N, L, S, TOP) each, are ids of the likeliest next tokens, likeliest first, and their
+    probabilities. The S = K + 3 states of a layer are its input, h_1 .. h_K, h_wide and its output;
+    K is the largest of these layers, and a layer of fewer steps repeats its last one. `next_ids`
+    (N,) are the actual next tokens, -1 at the end of a window.
+    """
+
+    tokens: int  # read of a sequence at most; `windows` have one more
+    vocabulary: int  # ids of the tokenizer; the head may have further rows
+    intervention: Intervention | None
 
     last_is_input = True
 
@@ -93,28 +102,38 @@ class PagePass(Pass):
     def decisive(self) -> Mapping[str, Any]:
         change = None if self.intervention is None else asdict(self.intervention)
         is_cut = any(len(window) > 1 + self.tokens for window in self.windows.windows)
-        return {"page": type(self).__name__, "cut": is_cut, "intervention": change}
+        return {"page": True, "cut": is_cut, "intervention": change}
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
         self._module = module
         self._found: dict[int, Arrays] = {}
+        model = module.model
+        assert model is not None
+        if self.intervention is not None:
+            return
+        if isinstance(model, FSDPModule):
+            model.reshard()  # an earlier forward gathered these weights, and may free them
+        self._norm, self._head = (
+            weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
+            for weight in (model.norm.weight, model.head.weight)
+        )
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]) -> None:
+        assert self._module.model is not None
         text_BT = is_text(tokens, targets, self._module.train_loss.bytes_of_token)
         text_BT[:, 1 + self.tokens :] = False
-        found = self.read(tokens, targets, text_BT)
-        parts = {
-            name: values.cpu().split(text_BT.sum(1).tolist()) for name, values in found.items()
-        }
+        trace = RoutingTrace(keeps_states=True) if self.intervention is None else None
+        nll_BT = self._module.model(tokens, targets, trace=trace, intervention=self.intervention)
+        found = {"next_nats": nll_BT[text_BT].float()}
+        if trace is not None:
+            next_N = targets[text_BT]
+            found |= self._lens(trace, text_BT)
+            found["next_ids"] = next_N.where(next_N != IGNORE, -1).int()
+        counts = text_BT.sum(1).tolist()
+        parts = {name: values.cpu().split(counts) for name, values in found.items()}
         for row, place in enumerate(places):
             if place != FILLER:
                 self._found[place] = {name: rows[row].numpy() for name, rows in parts.items()}
-
-    @abstractmethod
-    def read(
-        self, tokens: torch.Tensor, targets: torch.Tensor, text_BT: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Runs the model; returns arrays with a row for each text token of the batch, (N, ...)."""
 
     def end(self) -> Arrays:
         """Returns the rows of all tokens, sequence by sequence, and `counts`, those of each.
@@ -125,55 +144,10 @@ class PagePass(Pass):
         order = np.argsort(self.windows.numbers)  # from longest first to the order that was given
         inorder = [found[place] for place in order.tolist()]
         arrays = {name: np.concatenate([a[name] for a in inorder]) for name in inorder[0]}
-        counts = [len(next(iter(a.values()))) for a in inorder]
-        return arrays | {"counts": np.array(counts)}
+        return arrays | {"counts": np.array([len(a["next_nats"]) for a in inorder])}
 
-
-@dataclass
-class Forced(PagePass):
-    """The loss of every next token under an intervention: `nats`, (N,)."""
-
-    def read(
-        self, tokens: torch.Tensor, targets: torch.Tensor, text_BT: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        assert self._module.model is not None
-        nll_BT = self._module.model(tokens, targets, intervention=self.intervention)
-        return {"nats": nll_BT[text_BT].float()}
-
-
-@dataclass
-class Lens(PagePass):
-    """The next tokens that each state of a layer predicts: ``head(norm(state))``.
-
-    Gives `said` and `shares`, (N, L, S, TOP) each: ids of the likeliest next tokens, likeliest
-    first, and their probabilities. The S = K + 3 states of a layer are its input, h_1 .. h_K,
-    h_wide and its output; K is the largest of these layers, and one of fewer steps, whose numbers
-    are `steps`, (L,), repeats its last one. `next` is the id of the token that really comes next,
-    -1 at the end of a window, and `nats` its loss, (N,) each. `n_experts` (L,) counts the experts
-    of a layer.
-    """
-
-    vocabulary: int = 0  # ids that the tokenizer has; further rows of the head stand for nothing
-
-    def begin(self, module: DualPathModule, files: ExitStack) -> None:
-        super().begin(module, files)
-        model = module.model
-        assert model is not None
-        if isinstance(model, FSDPModule):
-            model.reshard()  # what is gathered from an earlier forward would be freed under us
-        self._norm, self._head = (
-            weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
-            for weight in (model.norm.weight, model.head.weight)
-        )
-
-    def read(
-        self, tokens: torch.Tensor, targets: torch.Tensor, text_BT: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        assert self._module.model is not None
-        trace = RoutingTrace(keeps_states=True)
-        nll_BT = self._module.model(tokens, targets, trace=trace)
-        gated = [layer for layer in trace.layers if layer.gate_deep is not None]
-        self._steps = [len(layer.deep_states) for layer in gated]
+    def _lens(self, trace: RoutingTrace, text_BT: torch.Tensor) -> dict[str, torch.Tensor]:
+        """`said` and `shares` of a batch's text tokens."""
         layers = list(_states(trace))
         # A layer's output is the next one's input: each is read once.
         states = {id(state_BTD): state_BTD for layer in layers for state_BTD in layer}
@@ -184,17 +158,7 @@ class Lens(PagePass):
             )
             for n in (0, 1)
         )
-        next_N = targets[text_BT]
-        return {
-            "said": said.int(),
-            "shares": shares,
-            "next": next_N.where(next_N != IGNORE, -1).int(),
-            "nats": nll_BT[text_BT].float(),
-        }
-
-    def end(self) -> Arrays:
-        experts = experts_by_layer(self._module.config)
-        return super().end() | {"steps": np.array(self._steps), "n_experts": np.array(experts)}
+        return {"said": said.int(), "shares": shares}
 
     def _most_likely(self, state_ND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and probabilities of the likeliest tokens, (N, TOP) each."""
@@ -214,7 +178,7 @@ class Lens(PagePass):
 def _states(trace: RoutingTrace) -> Iterator[list[torch.Tensor]]:
     """Yields the states of each layer with gates, (B, T, D) each: input, loops, wide, output.
 
-    All have as many: a layer of fewer steps repeats its last one.
+    A layer of fewer steps than another repeats its last one.
     """
     most = max(len(layer.deep_states) for layer in trace.layers if layer.gate_deep is not None)
     outputs = [*(layer.x for layer in trace.layers[1:]), trace.output]
@@ -230,64 +194,44 @@ def _states(trace: RoutingTrace) -> Iterator[list[torch.Tensor]]:
 def write_details(
     folder: Path, source: str, numbers: Sequence[int], passes: Sequence[PagePass]
 ) -> None:
-    """Writes the arrays of a source's passes over the page's sequences, which `numbers` are.
+    """Writes the results of a source's passes over the page's sequences; `numbers` are theirs.
 
     ==============================  ==========================================================
     numbers, counts                 the sequences, and how many tokens of each were read
-    said, shares                    (M, L, S, 3), next, nats (M,), steps (L,): as `Lens` gives
-                                    them, as n_experts (L,)
+    said, shares                    (M, L, S, TOP), next_ids, next_nats (M,): see `PagePass`
     costs                           (M, 1 + L, F): nats that forcing adds to the loss of the
                                     next token, in all layers and in each; nan where there is none
-    forced                          (F,): what is forced
+    forced                          (F,): names of the interventions
     ==============================  ==========================================================
     """
-    arrays: Arrays = {"numbers": np.array(numbers)}
-    for pass_ in passes:
-        if isinstance(pass_, Lens):
-            arrays |= pass_.arrays
-    by_layer: dict[tuple[int, ...] | None, list[Forced]] = {}
-    for pass_ in passes:
-        if isinstance(pass_, Forced) and pass_.intervention is not None:
-            by_layer.setdefault(pass_.intervention.layers, []).append(pass_)
-    if by_layer:
-        learned = np.where(arrays["next"] >= 0, arrays["nats"], np.nan)[:, None, None]
-        nats = [[pass_.arrays["nats"] for pass_ in row] for row in by_layer.values()]
-        arrays["costs"] = np.moveaxis(np.array(nats), -1, 0) - learned
-        arrays["forced"] = np.array([_name(pass_.intervention) for pass_ in by_layer[None]])
+    early, *others = passes
+    arrays: Arrays = {"numbers": np.array(numbers)} | early.arrays
+    if others:
+        learned = np.where(arrays["next_ids"] >= 0, arrays["next_nats"], np.nan)
+        changes = [pass_.intervention for pass_ in others if pass_.intervention is not None]
+        forced = [
+            GATES.get(change.gates, f"K = {change.loops}")
+            for change in changes
+            if change.layers is None
+        ]
+        costs = np.stack([pass_.arrays["next_nats"] - learned for pass_ in others], 1)
+        arrays["costs"] = costs.reshape(len(learned), -1, len(forced))
+        arrays["forced"] = np.array(forced)
     with replacing(folder / "page" / f"{source}.npz") as partial, partial.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def read_page(folder: Path, sources: Sequence[str]) -> Model:
-    """What is on the page of a run, read from its folder."""
+def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> Model:
+    """The page's read-outs of a run, from its folder."""
     found: list[Example] = []
     for source in sources:
         details = read_arrays(folder / "page" / f"{source}.npz")
-        examples = read_examples(folder / TOKENS, source, details["numbers"].tolist())
-        found += _joined(examples, details)
-    forced = details["forced"].tolist() if "forced" in details else []
-    return Model(details["steps"].tolist(), found, forced, details["n_experts"].tolist())
-
-
-def _joined(examples: Sequence[Example], details: Arrays) -> list[Example]:
-    """Examples with what was said and what forcing costs, cut to the tokens that have it."""
-    counts = details["counts"]
-    place = {number: n for n, number in enumerate(details["numbers"].tolist())}
-    starts = np.cumsum(counts) - counts
-    names = {"said": "said", "shares": "shares", "next_ids": "next", "next_nats": "nats"}
-    names |= {"costs": "costs"} if "costs" in details else {}
-    found = []
-    for example in examples:
-        start, count = (array[place[example.number]] for array in (starts, counts))
-        rows = slice(start, start + count)
-        values: dict[str, Any] = {name: details[of][rows] for name, of in names.items()}
-        found.append(replace(example.first(count), **values))
-    return found
-
-
-def _name(intervention: Intervention | None) -> str:
-    assert intervention is not None
-    if intervention.gates is None:
-        return f"K = {intervention.loops}"
-    assert isinstance(intervention.gates, tuple)
-    return GATES[intervention.gates]
+        numbers, counts = details.pop("numbers").tolist(), details.pop("counts")
+        forced = details.pop("forced", np.array([])).tolist()
+        parts = {name: np.split(rows, np.cumsum(counts)[:-1]) for name, rows in details.items()}
+        for example in read_examples(folder / TOKENS, source, numbers):
+            place = numbers.index(example.number)
+            own: dict[str, Any] = {name: of_each[place] for name, of_each in parts.items()}
+            found.append(replace(example.first(int(counts[place])), **own))
+    steps = [config.layers[n].loops for n in gated_layers(config)]
+    return Model(steps, found, forced, experts_by_layer(config))

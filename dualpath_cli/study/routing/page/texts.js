@@ -1,4 +1,4 @@
-// The texts: a column for each source, whose tokens are coloured and can be pointed at.
+// The texts: a column for each source, with coloured tokens to point at.
 
 const state = { row: 0, colour: "share", shown: null, pinned: false, active: null, note: "" };
 
