@@ -91,7 +91,8 @@ def download(url: str, path: Path, sha256: str) -> None:
     """Copies an object to a path, complete or not at all; waits for a store for a minute."""
     with replacing(path) as partial:
         with _s3(url, attempts=10) as (files, key):
-            files.get_file(key, str(partial))
+            # One connection at a time, which goes on where it was cut; several do not.
+            files.get_file(key, str(partial), max_concurrency=1)
         if sha256_of(partial) != sha256:
             raise UserError(f"{url}: changed since it was prepared (its sha256 differs)")
 

@@ -1,5 +1,6 @@
 """Storage: objects read as files, and every trouble with a store as one line with a way out."""
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -97,6 +98,32 @@ def test_uploads_carry_their_hash_and_downloads_are_checked(bucket, tmp_path):
         storage.download(url, tmp_path / "other", sha256)
     assert not (tmp_path / "other").exists()
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_connection_lost_in_the_middle_of_a_large_object_is_made_again(
+    bucket, tmp_path, monkeypatch
+):
+    s3fs = pytest.importorskip("s3fs")
+    from aiobotocore.response import StreamingBody
+    from aiohttp import ClientPayloadError
+
+    content, reads, read = bytes(range(256)) * 4000, [], StreamingBody.read
+
+    async def cut_once(self: Any, amt: int | None = None) -> Any:
+        reads.append(amt)
+        if len(reads) == 3:
+            raise ClientPayloadError
+        return await read(self, amt)
+
+    put(bucket, "large", content)
+    sha256 = hashlib.sha256(content).hexdigest()
+    monkeypatch.setattr(StreamingBody, "read", cut_once)
+    monkeypatch.setattr(s3fs.S3FileSystem, "default_block_size", 1 << 18)  # less than the object
+    s3fs.S3FileSystem.clear_instance_cache()
+    storage.download("s3://bucket/large", tmp_path / "copy", sha256)
+    s3fs.S3FileSystem.clear_instance_cache()
+    assert (tmp_path / "copy").read_bytes() == content
+    assert len(reads) > 3
 
 
 def test_what_is_missing_is_not_there_and_a_bucket_or_store_that_is_not_is_one_line(
