@@ -154,6 +154,7 @@ def _s3(url: str, attempts: int = 3) -> Iterator[tuple[Any, str]]:
     try:
         from botocore.exceptions import BotoCoreError
         from s3fs import S3FileSystem
+        from s3fs.core import S3_RETRYABLE_ERRORS  # of a body that is cut short, and others
     except ImportError:
         raise UserError(
             "s3:// locations need the package s3fs: pip install 'dualpath[s3]'"
@@ -167,7 +168,7 @@ def _s3(url: str, attempts: int = 3) -> Iterator[tuple[Any, str]]:
         endpoint = os.environ.get("AWS_ENDPOINT_URL")  # equal settings share one in a process
         files = S3FileSystem(endpoint_url=endpoint, use_listings_cache=False, config_kwargs=config)
         yield files, key
-    except (BotoCoreError, OSError, ValueError) as error:
+    except (BotoCoreError, OSError, ValueError, *S3_RETRYABLE_ERRORS) as error:
         if isinstance(error, OSError) and (error.filename or error.errno in _OF_THIS_DISK):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -126,6 +126,23 @@ def test_a_connection_lost_in_the_middle_of_a_large_object_is_made_again(
     assert len(reads) > 3
 
 
+def test_errors_that_are_no_subclass_of_botocores_are_one_line(bucket, monkeypatch):
+    s3fs = pytest.importorskip("s3fs")
+    from aiohttp import ClientPayloadError
+    from botocore.parsers import ResponseParserError
+    from urllib3.exceptions import IncompleteRead
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    for error in (ClientPayloadError("cut"), IncompleteRead(1, 2), ResponseParserError("cut")):
+
+        async def fail(*_: Any, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr("aiobotocore.client.AioBaseClient._make_api_call", fail)
+        with pytest.raises(UserError, match=f"^s3://bucket/a: {re.escape(str(error))}; check"):
+            storage.sha256_of("s3://bucket/a")
+
+
 def test_what_is_missing_is_not_there_and_a_bucket_or_store_that_is_not_is_one_line(
     bucket, monkeypatch
 ):
