@@ -22,7 +22,7 @@ from dualpath_cli.base.system import open_regular, replacing
 
 SCHEME = "s3://"
 _SHA256 = "sha256"
-_OF_THIS_DISK = (errno.ENOSPC, errno.EDQUOT)
+_OF_THIS_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
 def is_remote(location: str | Path) -> bool:
@@ -169,7 +169,9 @@ def _s3(url: str, attempts: int = 3) -> Iterator[tuple[Any, str]]:
         files = S3FileSystem(endpoint_url=endpoint, use_listings_cache=False, config_kwargs=config)
         yield files, key
     except (BotoCoreError, OSError, ValueError, *S3_RETRYABLE_ERRORS) as error:
-        if isinstance(error, OSError) and (error.filename or error.errno in _OF_THIS_DISK):
+        # s3fs makes EIO of a store's unknown answer, which it notes as the cause.
+        of_disk = isinstance(error, OSError) and error.errno in _OF_THIS_DISK
+        if getattr(error, "filename", None) or (of_disk and error.__cause__ is None):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
         if reason == key:

@@ -1,6 +1,8 @@
 """Storage: objects read as files, and every trouble with a store as one line with a way out."""
 
+import errno
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -143,6 +145,20 @@ def test_errors_that_are_no_subclass_of_botocores_are_one_line(bucket, monkeypat
             storage.sha256_of("s3://bucket/a")
 
 
+def test_a_failing_disk_is_not_taken_for_a_failing_store(bucket, monkeypatch):
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    put(bucket, "a", b"a")
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.shutil, "copyfileobj", fail)
+        with pytest.raises(OSError, match=rf"{os.strerror(errno.EIO)}: '{storage.cache()}"):
+            storage.local_copy("s3://bucket/a")
+    monkeypatch.setattr("aiobotocore.client.AioBaseClient._make_api_call", unknown)
+    with pytest.raises(UserError, match=r"s3://bucket/a: .*NewCode.*; check the name"):
+        storage.local_copy("s3://bucket/a")
+
+
 def test_what_is_missing_is_not_there_and_a_bucket_or_store_that_is_not_is_one_line(
     bucket, monkeypatch
 ):
@@ -169,3 +185,9 @@ async def denied(self: Any, operation: str, *_: Any) -> None:
     from botocore.exceptions import ClientError
 
     raise ClientError({"Error": {"Code": "AccessDenied", "Message": "Why.\nnot"}}, operation)
+
+
+async def unknown(self: Any, operation: str, *_: Any) -> None:
+    from botocore.exceptions import ClientError
+
+    raise ClientError({"Error": {"Code": "NewCode"}}, operation)  # s3fs makes EIO of it
