@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,6 +20,7 @@ from fsspec.callbacks import Callback
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import alone, replacing
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
+from dualpath_cli.data.rows import decompress, is_known, suffixes
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +126,8 @@ class Downloads:
             raise _Trouble(str(error).partition("\n")[0] or "no answer") from None
         if wrong := _difference(partial, file):
             raise Unavailable(wrong)
+        if not _can_be_read(partial, file):
+            raise _Trouble("the answer cannot be decompressed: a part of the file, or a login page")
 
 
 class _Arrivals(Callback):
@@ -171,3 +175,16 @@ def _difference(partial: Path, file: RemoteFile) -> str | None:
             if hashlib.file_digest(data, "sha256").hexdigest() != file.sha256:
                 return f"its sha256 is not {file.sha256}"
     return None
+
+
+def _can_be_read(partial: Path, file: RemoteFile) -> bool:
+    """Whether a compressed file of rows of unknown size and hash can be decompressed."""
+    name = Path(file.name)  # of a list of files, which its reader checks, the ending is not known
+    if file.size is not None or file.sha256 or not (suffixes(name)[1] and is_known(name)):
+        return True
+    stored = partial.open("rb", buffering=0)
+    with suppress(OSError), decompress(stored, name) as stream:
+        while stream.read(1 << 20):
+            pass
+        return True
+    return False
