@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 10  # tries before a download is given up: three to five minutes, or a quarter of an hour
 FIRST_WAIT_SECONDS = 1.0
 TIMEOUT_SECONDS = 60.0  # to connect, and between two arrivals of bytes
+LEAST_BYTES = 1 << 16  # in `SLOW_SECONDS`: less is no speed for files of hundreds of megabytes
+SLOW_SECONDS = 60.0
 
 
 class Unavailable(Exception):
@@ -136,14 +138,21 @@ class _Arrivals(Callback):
     def __init__(self, downloads: Downloads) -> None:
         super().__init__()
         self._downloads = downloads
+        self._begun, self._received = time.monotonic(), 0
 
     def set_size(self, size: int | None) -> None:
         self._downloads._answered = True
+        self._begun = time.monotonic()
 
     def relative_update(self, inc: int = 1) -> None:
         self._downloads._on_bytes(inc)
         if self._downloads.leaving.is_set():
             raise CancelledError
+        self._received += inc
+        if time.monotonic() >= self._begun + SLOW_SECONDS:
+            if self._received < LEAST_BYTES:
+                raise _Trouble(f"{self._received:,} bytes in {SLOW_SECONDS:.0f} seconds")
+            self._begun, self._received = time.monotonic(), 0
 
 
 class _Trouble(Exception):

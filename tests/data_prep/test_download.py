@@ -123,6 +123,18 @@ def test_a_compressed_file_gets_its_name_when_it_can_be_decompressed(web, tmp_pa
     assert downloads.get(file).read_bytes() == whole
 
 
+def test_a_server_that_sends_byte_by_byte_is_given_up(web, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "SLOW_SECONDS", 0.0)
+    arrivals = download._Arrivals(Downloads(tmp_path))
+    for _ in range(3):
+        arrivals.relative_update(download.LEAST_BYTES)
+    with pytest.raises(download._Trouble, match="1 bytes in 0 seconds"):
+        arrivals.relative_update(1)
+    monkeypatch.setattr(download, "LEAST_BYTES", SIZE + 1)
+    with pytest.raises(ConnectionError, match=r"bytes in 0 seconds, 10 times in a row"):
+        fetch(web, tmp_path, [])
+
+
 def test_names_are_paths_below_the_folder_and_never_above_it():
     for name in ("../a", "/a", "a/../../b", ""):
         with pytest.raises(UserError, match="outside the download folder"):
