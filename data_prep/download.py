@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,12 +20,15 @@ from fsspec.callbacks import Callback
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import alone, replacing
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
+from dualpath_cli.data.rows import decompress, is_known, suffixes
 
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 10  # tries before a download is given up: three to five minutes, or a quarter of an hour
 FIRST_WAIT_SECONDS = 1.0
 TIMEOUT_SECONDS = 60.0  # to connect, and between two arrivals of bytes
+LEAST_BYTES = 1 << 16  # in `SLOW_SECONDS`: less is no speed for files of hundreds of megabytes
+SLOW_SECONDS = 60.0
 
 
 class Unavailable(Exception):
@@ -124,6 +128,8 @@ class Downloads:
             raise _Trouble(str(error).partition("\n")[0] or "no answer") from None
         if wrong := _difference(partial, file):
             raise Unavailable(wrong)
+        if not _can_be_read(partial, file):
+            raise _Trouble("the answer cannot be decompressed: a part of the file, or a login page")
 
 
 class _Arrivals(Callback):
@@ -132,14 +138,21 @@ class _Arrivals(Callback):
     def __init__(self, downloads: Downloads) -> None:
         super().__init__()
         self._downloads = downloads
+        self._begun, self._received = time.monotonic(), 0
 
     def set_size(self, size: int | None) -> None:
         self._downloads._answered = True
+        self._begun = time.monotonic()
 
     def relative_update(self, inc: int = 1) -> None:
         self._downloads._on_bytes(inc)
         if self._downloads.leaving.is_set():
             raise CancelledError
+        self._received += inc
+        if time.monotonic() >= self._begun + SLOW_SECONDS:
+            if self._received < LEAST_BYTES:
+                raise _Trouble(f"{self._received:,} bytes in {SLOW_SECONDS:.0f} seconds")
+            self._begun, self._received = time.monotonic(), 0
 
 
 class _Trouble(Exception):
@@ -171,3 +184,16 @@ def _difference(partial: Path, file: RemoteFile) -> str | None:
             if hashlib.file_digest(data, "sha256").hexdigest() != file.sha256:
                 return f"its sha256 is not {file.sha256}"
     return None
+
+
+def _can_be_read(partial: Path, file: RemoteFile) -> bool:
+    """Whether a compressed file of rows of unknown size and hash can be decompressed."""
+    name = Path(file.name)  # of a list of files, which its reader checks, the ending is not known
+    if file.size is not None or file.sha256 or not (suffixes(name)[1] and is_known(name)):
+        return True
+    stored = partial.open("rb", buffering=0)
+    with suppress(OSError), decompress(stored, name) as stream:
+        while stream.read(1 << 20):
+            pass
+        return True
+    return False

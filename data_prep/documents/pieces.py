@@ -277,15 +277,15 @@ def token_type(tokenizer: Tokenizer) -> type[np.uint16 | np.uint32]:
 
 def make(orders: Path, batch: Batch) -> Path:
     """Makes a piece by the settings in the file `orders`, which is there while they are wanted."""
+    if not orders.exists():
+        raise UserError(
+            f"{socket.gethostname()} does not see '{orders}': --out must lie on a file system that "
+            "all workers share"
+        )
     return _worker(orders).make(batch)
 
 
 @lru_cache(maxsize=1)
 def _worker(orders: Path) -> Worker:
     """Returns the maker of pieces for one run, whose orders have a unique name."""
-    if not orders.exists():
-        raise UserError(
-            f"{socket.gethostname()} does not see '{orders}': --out must lie on a file system that "
-            "all workers share"
-        )
     return Worker(pickle.loads(orders.read_bytes()))

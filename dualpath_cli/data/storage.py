@@ -22,7 +22,7 @@ from dualpath_cli.base.system import open_regular, replacing
 
 SCHEME = "s3://"
 _SHA256 = "sha256"
-_OF_THIS_DISK = (errno.ENOSPC, errno.EDQUOT)
+_OF_THIS_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
 def is_remote(location: str | Path) -> bool:
@@ -91,7 +91,8 @@ def download(url: str, path: Path, sha256: str) -> None:
     """Copies an object to a path, complete or not at all; waits for a store for a minute."""
     with replacing(path) as partial:
         with _s3(url, attempts=10) as (files, key):
-            files.get_file(key, str(partial))
+            # One connection at a time, which goes on where it was cut; several do not.
+            files.get_file(key, str(partial), max_concurrency=1)
         if sha256_of(partial) != sha256:
             raise UserError(f"{url}: changed since it was prepared (its sha256 differs)")
 
@@ -153,6 +154,7 @@ def _s3(url: str, attempts: int = 3) -> Iterator[tuple[Any, str]]:
     try:
         from botocore.exceptions import BotoCoreError
         from s3fs import S3FileSystem
+        from s3fs.core import S3_RETRYABLE_ERRORS  # of a body that is cut short, and others
     except ImportError:
         raise UserError(
             "s3:// locations need the package s3fs: pip install 'dualpath[s3]'"
@@ -166,8 +168,10 @@ def _s3(url: str, attempts: int = 3) -> Iterator[tuple[Any, str]]:
         endpoint = os.environ.get("AWS_ENDPOINT_URL")  # equal settings share one in a process
         files = S3FileSystem(endpoint_url=endpoint, use_listings_cache=False, config_kwargs=config)
         yield files, key
-    except (BotoCoreError, OSError, ValueError) as error:
-        if isinstance(error, OSError) and (error.filename or error.errno in _OF_THIS_DISK):
+    except (BotoCoreError, OSError, ValueError, *S3_RETRYABLE_ERRORS) as error:
+        # s3fs makes EIO of a store's unknown answer, which it notes as the cause.
+        of_disk = isinstance(error, OSError) and error.errno in _OF_THIS_DISK
+        if getattr(error, "filename", None) or (of_disk and error.__cause__ is None):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
         if reason == key:

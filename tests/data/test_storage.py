@@ -1,5 +1,8 @@
 """Storage: objects read as files, and every trouble with a store as one line with a way out."""
 
+import errno
+import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -99,6 +102,63 @@ def test_uploads_carry_their_hash_and_downloads_are_checked(bucket, tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_a_connection_lost_in_the_middle_of_a_large_object_is_made_again(
+    bucket, tmp_path, monkeypatch
+):
+    s3fs = pytest.importorskip("s3fs")
+    from aiobotocore.response import StreamingBody
+    from aiohttp import ClientPayloadError
+
+    content, reads, read = bytes(range(256)) * 4000, [], StreamingBody.read
+
+    async def cut_once(self: Any, amt: int | None = None) -> Any:
+        reads.append(amt)
+        if len(reads) == 3:
+            raise ClientPayloadError
+        return await read(self, amt)
+
+    put(bucket, "large", content)
+    sha256 = hashlib.sha256(content).hexdigest()
+    monkeypatch.setattr(StreamingBody, "read", cut_once)
+    monkeypatch.setattr(s3fs.S3FileSystem, "default_block_size", 1 << 18)  # less than the object
+    s3fs.S3FileSystem.clear_instance_cache()
+    storage.download("s3://bucket/large", tmp_path / "copy", sha256)
+    s3fs.S3FileSystem.clear_instance_cache()
+    assert (tmp_path / "copy").read_bytes() == content
+    assert len(reads) > 3
+
+
+def test_errors_that_are_no_subclass_of_botocores_are_one_line(bucket, monkeypatch):
+    s3fs = pytest.importorskip("s3fs")
+    from aiohttp import ClientPayloadError
+    from botocore.parsers import ResponseParserError
+    from urllib3.exceptions import IncompleteRead
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    for error in (ClientPayloadError("cut"), IncompleteRead(1, 2), ResponseParserError("cut")):
+
+        async def fail(*_: Any, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr("aiobotocore.client.AioBaseClient._make_api_call", fail)
+        with pytest.raises(UserError, match=f"^s3://bucket/a: {re.escape(str(error))}; check"):
+            storage.sha256_of("s3://bucket/a")
+
+
+def test_a_failing_disk_is_not_taken_for_a_failing_store(bucket, monkeypatch):
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    put(bucket, "a", b"a")
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.shutil, "copyfileobj", fail)
+        with pytest.raises(OSError, match=rf"{os.strerror(errno.EIO)}: '{storage.cache()}"):
+            storage.local_copy("s3://bucket/a")
+    monkeypatch.setattr("aiobotocore.client.AioBaseClient._make_api_call", unknown)
+    with pytest.raises(UserError, match=r"s3://bucket/a: .*NewCode.*; check the name"):
+        storage.local_copy("s3://bucket/a")
+
+
 def test_what_is_missing_is_not_there_and_a_bucket_or_store_that_is_not_is_one_line(
     bucket, monkeypatch
 ):
@@ -125,3 +185,9 @@ async def denied(self: Any, operation: str, *_: Any) -> None:
     from botocore.exceptions import ClientError
 
     raise ClientError({"Error": {"Code": "AccessDenied", "Message": "Why.\nnot"}}, operation)
+
+
+async def unknown(self: Any, operation: str, *_: Any) -> None:
+    from botocore.exceptions import ClientError
+
+    raise ClientError({"Error": {"Code": "NewCode"}}, operation)  # s3fs makes EIO of it
