@@ -217,6 +217,16 @@ def test_the_time_left_follows_from_the_flops_of_the_runs_that_ended(tmp_path, m
     assert f"sweep: 2 of 6 runs, {minutes:.1f} min left\n" in out.getvalue()
 
 
+@pytest.mark.parametrize("log", [b"tokens\n9\n", b"step\nsix\n", b"tokens,step\n9\n", b"\xff\n"])
+def test_a_run_with_a_damaged_log_has_none_of_its_steps_done(log, tmp_path):
+    run = runs_for(asked(tmp_path))[0]
+    run.folder.mkdir(parents=True)
+    (run.folder / "metrics.csv").write_bytes(b"step\n5\n")
+    assert run.share_done == 0.5
+    (run.folder / "metrics.csv").write_bytes(log)
+    assert run.share_done == 0
+
+
 def test_jobs_that_share_a_gpu_are_not_side_by_side_and_want_one_each(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     (on_cpu, *_), (on_gpu, *_) = (
