@@ -30,7 +30,6 @@ from typing import Any
 from dualpath_cli.base.errors import UserError
 
 TAGGER = "en_core_web_sm"  # the default spaCy pipeline
-_WAY_OUT = f"python -m spacy download {TAGGER}, or give a folder that spaCy's nlp.to_disk wrote"
 UPOS = (
     "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN",
     "PUNCT", "SCONJ", "SPACE", "SYM", "VERB", "X",
@@ -159,13 +158,19 @@ def align(window: Sequence[bytes], spans: Iterable[Span]) -> list[str]:
     return tags
 
 
+def _way_out(pipeline: str) -> str:
+    is_name = pipeline.isidentifier() and not Path(pipeline).exists()
+    name = pipeline if is_name else TAGGER
+    return f"python -m spacy download {name}, or give a folder that spaCy's nlp.to_disk wrote"
+
+
 def check_pipeline(pipeline: str) -> None:
     """Raises UserError unless spaCy and a pipeline are installed, without importing either."""
     if find_spec("spacy") is None:
         raise UserError("parts of speech need the package spacy: pip install 'dualpath[pos]'")
     named = pipeline.isidentifier() and find_spec(pipeline) is not None
     if not named and not Path(pipeline).exists():
-        raise UserError(f"spaCy pipeline '{pipeline}' is not installed: {_WAY_OUT}")
+        raise UserError(f"spaCy pipeline '{pipeline}' is not installed: {_way_out(pipeline)}")
 
 
 def _load(pipeline: str) -> Any:
@@ -180,10 +185,10 @@ def _load(pipeline: str) -> Any:
         tagged = any(word.pos_ for word in nlp("She sees 3 dogs."))
     except Exception as error:  # from a damaged folder or a missing component
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"spaCy pipeline '{pipeline}': {reason}; {_WAY_OUT}") from None
+        raise UserError(f"spaCy pipeline '{pipeline}': {reason}; {_way_out(pipeline)}") from None
     if not tagged:
         raise UserError(
             f"spaCy pipeline '{pipeline}' sets no universal part-of-speech tags; "
-            f"give another: {_WAY_OUT}"
+            f"give another: {_way_out(TAGGER)}"
         )
     return nlp

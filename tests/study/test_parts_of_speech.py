@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spacy.language import Language
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.study import parts_of_speech
 from dualpath_cli.study.parts_of_speech import Span, Tagger, align, arithmetic, text_of
 
@@ -190,3 +191,9 @@ def test_texts_in_pieces_have_the_tags_of_the_whole(tagger, monkeypatch, piece):
     several = [window, [b"dog"], [b""], window[:-1], window]
     expected = [whole, ["NOUN"], [""], whole[:-1], whole]
     assert list(tagger.tags(several * 8)) == expected * 8
+
+
+def test_a_pipeline_that_is_not_there_has_a_way_out_of_its_own():
+    for pipeline, named in {"de_none": "de_none", "./none": "en_core_web_sm"}.items():
+        with pytest.raises(UserError, match=f"'{pipeline}' is not .* spacy download {named}, or"):
+            parts_of_speech.check_pipeline(pipeline)
