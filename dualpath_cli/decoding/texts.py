@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -177,7 +178,9 @@ def _to_file(pieces: Pieces, texts: list[Text], took: Took, out: Path) -> None:
         ended = [text for text in texts if text.end is not None]
         said = f"none of {len(texts):,} texts was done"
         if ended:
-            kept = out.with_name(f"{out.name}.interrupted")
+            names = chain([""], map("-{}".format, count(2)))
+            paths = (out.with_name(f"{out.name}.interrupted{number}") for number in names)
+            kept = next(path for path in paths if not path.exists())  # none is written over
             write_text(kept, _lines(ended))
             said = f"{len(ended):,} of {len(texts):,} texts are in '{kept}'"
         raise type(end)(f"{end}; {said}" if str(end) else said) from None

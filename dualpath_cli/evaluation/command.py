@@ -170,6 +170,7 @@ def run(options: Evaluate) -> str:
     for name, reason in skipped.items():
         console.print(f"{name}: left out, {reason}", highlight=False, soft_wrap=True)
     reports, written = [], []
+    whole = {one.benchmark.name for one in asked if one.whole}
     for subject in subjects:
         trained, folder = subject.trained, out / subject.name
         model = HarnessModel(
@@ -179,7 +180,7 @@ def run(options: Evaluate) -> str:
         )  # fmt: skip
         facts = subject.facts(options)
         report = runner.run(model, asked, folder, {"model": facts, "skipped": skipped}, console)
-        show(console, tables.score_table(facts, report, trained.settings.run.recipe))
+        show(console, tables.score_table(facts, report, trained.settings.run.recipe, whole))
         written.append(str(folder / "results.json"))
         reports.append(report)
     if len(reports) > 1:
@@ -193,6 +194,8 @@ def run(options: Evaluate) -> str:
 def _asked(options: Evaluate) -> tuple[list["Asked"], dict[str, str]]:
     """The benchmarks with their documents; and the reasons for those that are left out."""
     sources, data = options.texts(), [folder_of("--data", path) for path in options.data]
+    if absent := next((path for path in data if not path.exists()), None):
+        raise UserError(f"--data '{absent}' does not exist; give a folder")
     changes, skipped = {}, {}
     for name in options.benchmarks:
         try:

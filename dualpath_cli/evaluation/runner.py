@@ -40,6 +40,7 @@ class Asked:
     benchmark: Benchmark
     task: ConfigurableTask
     documents: list[int]  # places in the file or split
+    whole: bool  # whether the file or split is the benchmark's own, not a selection from others
 
     @property
     def samples(self) -> dict[str, list[int]] | None:
@@ -109,9 +110,10 @@ def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> 
         numbers = [number for number, other in enumerate(docs["subject"]) if other == subject]
     if not numbers:
         raise NoData(f"the file of {benchmark.name} has no document of it")
+    whole = len(numbers) == len(docs)
     if limit is not None and limit < len(numbers):
         numbers = sorted(random.Random(SEED).sample(numbers, limit))
-    return Asked(benchmark, task, numbers)
+    return Asked(benchmark, task, numbers, whole)
 
 
 def run(

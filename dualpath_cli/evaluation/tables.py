@@ -1,6 +1,6 @@
 """Tables of a model's scores, and of several models on the same documents."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import chain
 from statistics import mean
 from typing import Any
@@ -121,12 +121,18 @@ def paper_scores(recipe: str | None) -> dict[str, float]:
     return scores | means_of(scores)
 
 
-def score_table(model: Mapping[str, Any], report: Report, recipe: str | None) -> Table:
+def score_table(
+    model: Mapping[str, Any],
+    report: Report,
+    recipe: str | None = None,
+    whole: Set[str] = frozenset(),
+) -> Table:
     """A row for each benchmark, then the paper's means; beside them, what the paper has.
 
     `recipe` names the recipe that the model was trained by: one of the paper's, or any other.
+    `whole` are the benchmarks with their own documents: others have nothing of the paper beside.
     """
-    theirs = paper_scores(recipe)
+    theirs = paper_scores(recipe) if model.get("intervention", "learned") == "learned" else {}
     how = [f"window {model['window']:,}", f"batches of {model['batch_size']}", model["precision"]]
     if model.get("intervention", "learned") != "learned":
         how.insert(0, model["intervention"])
@@ -141,10 +147,12 @@ def score_table(model: Mapping[str, Any], report: Report, recipe: str | None) ->
     for task in report["results"]:
         documents = report["n-samples"][task]["effective"]
         accuracy, bits = _accuracy_and_bits(report, task)
-        beside = [theirs.get(column or "") for column in Benchmark(task).paper] if theirs else []
+        paper_columns = Benchmark(task).paper if task in whole else (None, None)
+        beside = [theirs.get(column or "") for column in paper_columns] if theirs else []
         rows.append([task, Benchmark(task).primary, documents, accuracy, bits, *beside])
     for name, value in means_of(scores_of(report)).items():
-        values = [(value, None), theirs[name]] if theirs else [(value, None)]
+        mean_of_theirs = theirs.get(name) if whole >= report["results"].keys() else None
+        values = [(value, None), mean_of_theirs] if theirs else [(value, None)]
         cells = [[it, None] if name.endswith("Acc.") else [None, it] for it in values]
         rows.append([name, "mean", None, *chain.from_iterable(cells)])
     caption = "± is one standard error over documents"

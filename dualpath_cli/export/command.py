@@ -1,5 +1,6 @@
 """`dualpath export`: options and checks; torch is imported after the checks."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,10 @@ class Export(Average, OwnClasses):
     """Licence for the model card, as the hub spells it: apache-2.0."""
     overwrite: bool = False
     """Replace an exported folder at --out."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_license(self.license)
 
 
 def run(options: Export) -> str:
@@ -68,6 +73,12 @@ def summary(name: str, parameters: int, out: Path) -> str:
     """The first lines of the answer: the model, its sizes, its folder."""
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     return f"{name}: {parameters / 1e6:,.1f}M parameters, {decimal(size)}\n{out}"
+
+
+def check_license(name: str | None) -> None:
+    """Raises UserError unless a name can be a licence's on the hub."""
+    if name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
+        raise UserError(f"--license '{name}' is no name of the hub's, such as apache-2.0 or other")
 
 
 def check_out(out: Path, read: Path, overwrite: bool) -> Path:

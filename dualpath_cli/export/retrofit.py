@@ -19,7 +19,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.base.version import versions
 from dualpath_cli.data import hub
-from dualpath_cli.export.command import check_out, summary
+from dualpath_cli.export.command import check_license, check_out, summary
 from dualpath_cli.flops.count import projection_flops
 from dualpath_cli.flops.widths import largest_width
 from dualpath_cli.recipe.options import path_of
@@ -60,6 +60,7 @@ class Retrofit:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"alpha": (0.1, 99.9)})
+        check_license(self.license)
 
 
 def run(options: Retrofit) -> str:

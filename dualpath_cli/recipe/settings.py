@@ -139,7 +139,8 @@ class RunSettings:
     save_every: int = 1000
     """Optimizer steps between two checkpoints; one is always written at the end."""
     keep: int = 3
-    """The number of newest checkpoints that are kept; 0 keeps all."""
+    """The number of newest checkpoints that are kept; 0 keeps all, but for those of a part that
+    --ckpt-path went back from."""
     keep_every: int = 0
     """Checkpoints whose step is a multiple of this are kept as well; 0 keeps only the newest."""
     tensorboard: bool = True

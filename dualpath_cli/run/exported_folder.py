@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from itertools import chain
 from pathlib import Path
 
 from dualpath_cli.base.errors import UserError, of_content
@@ -72,13 +71,17 @@ def check_unchanged(folder: Path, read: Callable[[int], object] = lambda count: 
     if listed is None:
         return
     found = {path.name for path in folder.iterdir() if path.suffix in _READ}
-    added = sorted(found - listed.keys())  # since the export, or the list was cut
+    if added := sorted(found - listed.keys()):
+        raise UserError(
+            f"'{folder}' is damaged: {added[0]} is not in {LISTING}; move the file away, or copy "
+            "the folder again"
+        )
     changed = (
         name for name, sha256 in listed.items()
         if name != CARD
         and not ((folder / name).is_file() and hash_file(folder / name, read) == sha256)
     )  # fmt: skip
-    if name := next(chain(added, changed), None):
+    if name := next(changed, None):
         raise UserError(
             f"'{folder}' is damaged: {name} is not as it was exported (sha256); copy it again, "
             f"or remove {LISTING} if the change was meant"
@@ -120,6 +123,8 @@ def _listed(folder: Path) -> dict[str, str] | None:
     for number, line in enumerate(read_text(path).splitlines(), 1):
         found = _LINE.fullmatch(line)
         if found is None:
-            raise UserError(f"{path} line {number} was not written by dualpath export")
+            raise UserError(
+                f"{path} line {number} is none of dualpath export; export again, or remove the list"
+            )
         hashes[found[2]] = found[1]
     return hashes

@@ -28,7 +28,7 @@ from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.streams import is_first_rank
-from dualpath_cli.base.system import FIT, read_json, write_text
+from dualpath_cli.base.system import FIT, PARTIAL, read_json, write_text
 from dualpath_cli.base.version import versions
 from dualpath_cli.recipe.recipes import Recipe, dump, merge, read
 from dualpath_cli.recipe.settings import TrainerSettings, check_sections, settings_from
@@ -255,8 +255,8 @@ def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None 
 def _parts(folder: Path, name: str) -> dict[int, Path]:
     """The files of that name of continued parts, by the parts' first steps."""
     stem, suffix = Path(name).stem, Path(name).suffix
-    found = folder.glob(f"{stem}-{'[0-9]' * 8}{suffix}")
-    return {int(path.stem.removeprefix(f"{stem}-")): path for path in found}
+    found = {path.stem.removeprefix(f"{stem}-"): path for path in folder.glob(f"{stem}-*{suffix}")}
+    return {int(step): path for step, path in found.items() if step.isdecimal()}
 
 
 def facts_now(folder: Path) -> dict[str, Any]:
@@ -286,8 +286,9 @@ def check_same_facts(folder: Path, checkpoint: Path, facts: dict[str, Any]) -> N
 
 def check_free(folder: Path) -> None:
     """Refuses a folder for a new run that has files, and no versions.json of a run."""
-    there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    if there and there != [FIT] and "packages" not in facts_now(folder):
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    there = [name for name in names if name != FIT and not name.endswith(PARTIAL)]
+    if there and "packages" not in facts_now(folder):
         raise UserError(
             f"{folder} holds '{there[0]}', and no {VERSIONS} of a run; give this run a name "
             "(--run.name NAME), or move the file"

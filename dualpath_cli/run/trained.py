@@ -93,7 +93,7 @@ def averaged(run: Run, count: int) -> Run:
     if run.checkpoint == run.folder:
         raise UserError(f"--average {count}: '{run.folder}' was exported; give the run's folder")
     kept = sorted(complete_checkpoints(run.folder), key=step_of)
-    own = [path for path in kept if step_of(path) <= run.step][-count:]
+    own = [*[path for path in kept if step_of(path) < run.step][1 - count :], run.checkpoint]
     if len(own) < count:
         raise UserError(
             f"--average {count}: '{run.folder}' keeps {len(own)} on its way to step {run.step:,}, "

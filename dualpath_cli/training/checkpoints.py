@@ -1,6 +1,7 @@
 """Checkpoints: written under a partial name, synced, hashed and renamed; then `last` is moved."""
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dualpath_cli.base.errors import NumbersFailed, RunFailed
 from dualpath_cli.base.system import PARTIAL, remove
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.checkpoint_files import manifest_of
+from dualpath_cli.run.checkpoint_files import Files, manifest_of
 from dualpath_cli.run.checkpoint_folder import publish
 from dualpath_cli.run.run_folder import CHECKPOINTS, complete_checkpoints
 from dualpath_cli.run.weights import hashed, own_part
@@ -102,21 +103,28 @@ class Checkpoints(EachStep):
         trainer.strategy.barrier("checkpoint written")
         files = hashed(partial)
         if trainer.is_global_zero:
-            publish(partial, final, files)
-            self._drop_others(trainer.global_step)
+            self._publish(partial, final, files)
         trainer.strategy.barrier("checkpoint published")
         self.saved_step = trainer.global_step
 
-    def _drop_others(self, newest: int) -> None:
-        """Removes checkpoints of a part that the run was taken back from, and the oldest ones."""
-        found = {run_folder.step_of(p): p for p in complete_checkpoints(self.folder.parent)}
-        own = sorted(step for step in found if step <= self.saved_step or step == newest)
-        kept = own[-self.settings.keep :] if self.settings.keep else own
-        if every := self.settings.keep_every:
-            kept += [step for step in own if step % every == 0]
-        for old in (path for step, path in found.items() if step not in kept):
+    def _publish(self, partial: Path, final: Path, files: Files) -> None:
+        """Gives a checkpoint its name, without others of a part that was left, and the oldest."""
+        # First those left by going back: beside the new one they would pass for the run's own.
+        self._drop(step for step in self._found() if step > self.saved_step)
+        publish(partial, final, files)
+        steps, every = sorted(self._found()), self.settings.keep_every
+        oldest = steps[: -self.settings.keep] if self.settings.keep else []
+        self._drop(step for step in oldest if not every or step % every)
+
+    def _found(self) -> dict[int, Path]:
+        found = complete_checkpoints(self.folder.parent)
+        return {run_folder.step_of(path): path for path in found}
+
+    def _drop(self, steps: Iterable[int]) -> None:
+        found = self._found()
+        for old in [found[step] for step in steps]:
             # Renamed first: an interrupted removal must not leave half a checkpoint under its name.
-            remove(old.rename(old.with_name(old.name + PARTIAL)))
+            remove(old.rename(old.with_name(f"{old.name}.dropped{PARTIAL}")))
             remove(manifest_of(old))
 
 

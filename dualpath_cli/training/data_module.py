@@ -4,6 +4,7 @@ import re
 import signal
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -153,7 +154,9 @@ _FORWARDED = "Caught UserError in "  # what PyTorch puts before an error of a lo
 def loading_fault(error: BaseException) -> UserError | RunFailed | None:
     """The fault of the data or of a loader process; None for other errors and one-line errors."""
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler raises wherever it is run
+        with suppress(ValueError):  # outside of the main thread, where no handler runs
+            # PyTorch's handler raises wherever the process is.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return _fault(error)
     except RuntimeError as late:  # from that handler: the signal of a lost loader came just now
         return _fault(late)
@@ -167,7 +170,8 @@ def _fault(error: BaseException) -> UserError | RunFailed | None:
     messages = _USER_ERROR.findall("".join(traceback.format_exception(error)))
     if messages := [text for text in messages if not text.startswith(_FORWARDED)]:
         return UserError(messages[-1])
-    if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
+    lost = ("DataLoader worker", "unable to allocate shared memory")  # a small /dev/shm
+    if isinstance(error, RuntimeError) and str(error).startswith(lost):
         return _lost_loader(str(error).strip().splitlines()[0].rstrip(". "))
     # The error if a loader process ends while its batch is in transit.
     files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}

@@ -217,7 +217,7 @@ def _lost_contact(session: Session[TrainingLaunch], error: Exception) -> RunFail
 def _refusal(checkpoint: Path | None, error: Exception) -> UserError | None:
     """The UserError if Lightning or a callback refuses to begin, or the checkpoint's state does not
     fit, as after an update of Lightning; None for other errors."""
-    theirs = re.compile(r"lightning\.(pytorch\.callbacks\.(?!prog)|fabric\.plugins\.env)")
+    theirs = re.compile(r"lightning\.(pytorch\.callbacks|fabric\.plugins\.env)")
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     modules = [frame.f_globals.get("__name__", "") for frame in frames]
     kinds = LookupError | ValueError | TypeError | AttributeError | RuntimeError
@@ -260,6 +260,8 @@ def _summary(session: Session[TrainingLaunch], accumulate: int) -> str:
     flops, since, checkpoint = count.mean_layer_flops(model), launch.data_since, launch.checkpoint
     entries = launch.manifest.vocab_size
     linear, total = flops["linear_total"], flops["total"]
+    here = map(run_folder.step_of, run_folder.complete_checkpoints(launch.folder))
+    later = [step for step in here if checkpoint and step > run_folder.step_of(checkpoint)]
     sparse = count.has_experts(model)
     active = f", {count.active_parameters(model) / 1e6:,.1f}M of them active" if sparse else ""
     whose = "" if launch.trunk is None else f" of {launch.trunk}"
@@ -285,6 +287,8 @@ def _summary(session: Session[TrainingLaunch], accumulate: int) -> str:
         ("folder", str(launch.folder)),
         ("", launch.weights and f"begins with the weights of {launch.weights}"),
         ("", checkpoint and f"continued from step {run_folder.step_of(checkpoint)}{whose}"),
+        ("", later and f"checkpoints of later steps, {min(later):,} to {max(later):,}, are removed "
+         "when the next one is written"),
     ]  # fmt: skip
     return "\n".join(f"{label:8}{text}" for label, text in lines if text)
 

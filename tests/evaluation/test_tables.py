@@ -91,6 +91,9 @@ def test_beside_the_scores_of_a_model_of_the_paper_stand_the_papers():
     found = report("arc_challenge", [{}] * 4, **scores)
     found["n-samples"] = {"arc_challenge": {"effective": 4}}
     model = {"name": "m", "window": 8, "batch_size": 2, "precision": "float32"}
-    (row,) = score_table(model, found, "f80m_a50_k4").rows
+    (row,) = score_table(model, found, "f80m_a50_k4", {"arc_challenge"}).rows
     assert row[-2:] == [0.4170, 0.7983]
-    assert len(score_table(model, found, "mine").rows[0]) == len(row) - 2
+    assert score_table(model, found, "f80m_a50_k4").rows[0][-2:] == [None, None]  # a selection
+    forced = model | {"intervention": "K=1"}
+    for other in (score_table(model, found, "mine"), score_table(forced, found, "f80m_a50_k4")):
+        assert len(other.rows[0]) == len(row) - 2

@@ -15,6 +15,7 @@ import torch
 import yaml
 from lightning.pytorch import Callback
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.recipe.recipes import merge
@@ -22,7 +23,7 @@ from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.report import figures
 from dualpath_cli.run.checkpoint_files import Files
 from dualpath_cli.run.checkpoint_folder import publish
-from dualpath_cli.run.run_folder import complete_checkpoints, newest_checkpoint, step_of
+from dualpath_cli.run.run_folder import check_free, complete_checkpoints, newest_checkpoint, step_of
 from dualpath_cli.run.trained import find_run
 from dualpath_cli.spec.config import GROUP_OF
 from dualpath_cli.training import checkpoints, parallel
@@ -221,11 +222,21 @@ def test_a_run_goes_back_to_an_older_checkpoint_once_by_the_same_words(fit, tmp_
     command += ["--ckpt_path", str(checkpoints / kept[0])]
     for begun in (4, 5):
         assert main(command) == 0
-        assert f"continued from step {begun}" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert f"continued from step {begun}" in out
+        assert ("checkpoints of later steps, 5 to 6, are removed" in out) is (begun == 4)
         assert rows(run / "metrics.csv") == whole
         assert (checkpoints / "last").resolve().name == kept[-1]
         back_to_step(run, 5)  # as if interrupted there
     assert (run / "recipe-00000004.yaml").is_file(), "what a part was run with is kept apart"
+
+
+def test_an_unfinished_file_does_not_keep_a_folder_from_a_run_and_anothers_file_does(tmp_path):
+    (tmp_path / f"versions.json.{16 * '0'}.partial").touch()
+    check_free(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match=r"holds 'notes.txt'"):
+        check_free(tmp_path)
 
 
 def test_a_run_may_begin_with_another_runs_weights(trained, texts, tmp_path, said):
@@ -259,8 +270,7 @@ def test_the_newest_and_every_fourth_are_kept_and_none_of_a_part_that_was_left(t
         partial = keeper.folder / f"step-{step:08d}.partial"
         partial.mkdir()
         (partial / "state.json").write_text("{}")
-        publish(partial, keeper.folder / f"step-{step:08d}", {})
-        keeper._drop_others(step)
+        keeper._publish(partial, keeper.folder / f"step-{step:08d}", {})
         keeper.saved_step = step
         return sorted(map(step_of, complete_checkpoints(tmp_path)))
 
