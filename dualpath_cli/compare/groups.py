@@ -90,6 +90,7 @@ class Group:
     wide: Configuration | None  # parameters and time are relative to this one
     baselines: tuple[Configuration, ...] = ()  # of the tests; figures take the first
     pairs: tuple[tuple[Configuration, Configuration], ...] = ()  # the only tests, in this order
+    untested: str = "--baseline NAMES chooses what to test against"  # said without baselines
 
 
 def groups_of(
@@ -302,7 +303,8 @@ def _with_pairs(groups: Sequence[Group], pairs: Sequence[Sequence[str]]) -> list
     by_name = {c.name: c for c in having[0].configurations}
     found = tuple((by_name[one], by_name[other]) for one, other in pairs)
     tested = replace(having[0], pairs=found, baselines=found[0][1:])
-    return [tested if group is having[0] else group for group in groups]
+    others = "--pairs names configurations of another table"
+    return [tested if g is having[0] else replace(g, untested=others) for g in groups]
 
 
 def _check_known(option: str, asked: Collection[str], known: Collection[str]) -> None:
@@ -328,5 +330,8 @@ def _with_baselines(groups: Sequence[Group], asked: Sequence[str]) -> list[Group
         chosen = [c for word in dict.fromkeys(asked) for c in group.configurations
                   if word == c.name or (word not in names and word in words[c])]  # fmt: skip
         wide = next((c for c in chosen if c.family == "wide"), group.wide)
-        found.append(replace(group, baselines=tuple(dict.fromkeys(chosen)), wide=wide))
+        found.append(
+            replace(group, baselines=tuple(dict.fromkeys(chosen)), wide=wide,
+                    untested="no configuration of --baseline is in this table")
+        )  # fmt: skip
     return found

@@ -224,7 +224,7 @@ def group_tables(group: Group, errors: bool = True, result_first: bool = False) 
         marks += "; ± one standard error over seeds, not that of a difference"
     notes = [f"bits per byte, {marks}", *(note for *_, note in shown)]
     if not group.baselines:
-        notes.append("no tests: --baseline NAMES chooses what to test against")
+        notes.append(f"no tests: {group.untested}")
     caption = "; ".join(filter(None, notes))
     name: Columns[Configuration] = [(Column("configuration"), lambda c: c.name)]
     aggregate = [_score(group.measures[0], True)]

@@ -128,6 +128,12 @@ class Progress:
         if now - self._last >= (0.1 if self._console.is_terminal else LINE_EVERY):
             self._show(now, line=not self._console.is_terminal)
 
+    def drop(self, amount: int) -> None:
+        """Takes work that will not be done off the total, which is known."""
+        assert self._total is not None
+        self._total -= amount
+        self._bar.update(self._task, total=self._total)
+
     def _show(self, now: float, line: bool) -> None:
         self._last = now
         state = self._amounts(self._done, self._total)

@@ -30,7 +30,6 @@ from typing import Any
 from dualpath_cli.base.errors import UserError
 
 TAGGER = "en_core_web_sm"  # the default spaCy pipeline
-_WAY_OUT = f"python -m spacy download {TAGGER}, or give a folder that spaCy's nlp.to_disk wrote"
 UPOS = (
     "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN",
     "PUNCT", "SCONJ", "SPACE", "SYM", "VERB", "X",
@@ -61,6 +60,9 @@ class ForcedClass:
 
 
 Span = tuple[int, int, str]  # the first character, the one after the last, and their tag
+
+MOST_CHARACTERS = 50_000
+"""Characters that spaCy tags at once: each takes 4 kB, and spaCy refuses a million."""
 
 _NUMBER = r"\(*[$€£¥¢]?(?:\.?\d|<<)"  # the beginning of a number
 _ARITHMETIC = re.compile(
@@ -101,14 +103,21 @@ class Tagger:
         A token is given by its bytes, `Tokenizer.token_values()[id]`. A token of blanks alone is
         SPACE. A token without bytes, such as a special token, is "".
         """
-        texts = ((text_of(window), window) for window in windows)
-        for doc, window in self.nlp.pipe(texts, as_tuples=True, batch_size=8):
-            words = [
-                (word.idx, word.idx + len(word), word.pos_ or "X")
+        sections = (
+            (text[start : start + MOST_CHARACTERS], (window, text, start))
+            for window, text in ((window, text_of(window)) for window in windows)
+            for start in range(0, max(1, len(text)), MOST_CHARACTERS)
+        )
+        words: list[Span] = []
+        for doc, (window, text, start) in self.nlp.pipe(sections, as_tuples=True, batch_size=8):
+            words += (
+                (start + word.idx, start + word.idx + len(word), word.pos_ or "X")
                 for word in doc
                 if not word.is_space  # pipelines trained on treebanks have no tag for blanks
-            ]
-            yield align(window, words + arithmetic(doc.text))
+            )
+            if start + MOST_CHARACTERS >= len(text):
+                yield align(window, words + arithmetic(text))
+                words = []
 
 
 def text_of(window: Sequence[bytes]) -> str:
@@ -149,13 +158,19 @@ def align(window: Sequence[bytes], spans: Iterable[Span]) -> list[str]:
     return tags
 
 
+def _way_out(pipeline: str) -> str:
+    is_name = pipeline.isidentifier() and not Path(pipeline).exists()
+    name = pipeline if is_name else TAGGER
+    return f"python -m spacy download {name}, or give a folder that spaCy's nlp.to_disk wrote"
+
+
 def check_pipeline(pipeline: str) -> None:
     """Raises UserError unless spaCy and a pipeline are installed, without importing either."""
     if find_spec("spacy") is None:
         raise UserError("parts of speech need the package spacy: pip install 'dualpath[pos]'")
     named = pipeline.isidentifier() and find_spec(pipeline) is not None
     if not named and not Path(pipeline).exists():
-        raise UserError(f"spaCy pipeline '{pipeline}' is not installed: {_WAY_OUT}")
+        raise UserError(f"spaCy pipeline '{pipeline}' is not installed: {_way_out(pipeline)}")
 
 
 def _load(pipeline: str) -> Any:
@@ -170,10 +185,10 @@ def _load(pipeline: str) -> Any:
         tagged = any(word.pos_ for word in nlp("She sees 3 dogs."))
     except Exception as error:  # from a damaged folder or a missing component
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"spaCy pipeline '{pipeline}': {reason}; {_WAY_OUT}") from None
+        raise UserError(f"spaCy pipeline '{pipeline}': {reason}; {_way_out(pipeline)}") from None
     if not tagged:
         raise UserError(
             f"spaCy pipeline '{pipeline}' sets no universal part-of-speech tags; "
-            f"give another: {_WAY_OUT}"
+            f"give another: {_way_out(TAGGER)}"
         )
     return nlp

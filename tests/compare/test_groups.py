@@ -198,7 +198,12 @@ def test_a_table_that_lacks_the_baseline_has_no_tests(tmp_path):
         cell = f"f{budget // 1000}k_wide"
         model = model_of("wide", budget=budget)
         write_run(tmp_path / cell, model, SCORES, cell=cell, run={"budget": budget})
+    dual = model_of("dual", budget=600_000)
+    write_run(tmp_path / "dual", dual, SCORES, cell="dual", run={"budget": 600_000})
     small, large = groups_of(all_of(tmp_path), ["f600k_wide"])
     assert large.baselines == (large.wide,)
     assert small.baselines == ()
-    assert "no tests" in group_tables(small)[0].caption
+    assert "no tests: no configuration of --baseline is" in group_tables(small)[0].caption
+    small, large = groups_of(all_of(tmp_path), pairs=[("dual", "f600k_wide")])
+    assert "no tests: --pairs names configurations of another" in group_tables(small)[0].caption
+    assert "no tests" not in group_tables(large)[0].caption

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spacy.language import Language
 
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.study import parts_of_speech
 from dualpath_cli.study.parts_of_speech import Span, Tagger, align, arithmetic, text_of
 
 # Alignment
@@ -177,3 +179,21 @@ def test_words_keep_the_pipelines_tags_and_arithmetic_has_its_own(tagger):
     window = [b"", b"She", b" sees", b" 16", b"=", b"3", b" dog", b"\n\n", b" unknown"]
     (tags,) = tagger.tags([window])
     assert tags == ["", "PRON", "VERB", "NUM", "SYM", "NUM", "NOUN", "SPACE", "X"]
+
+
+@pytest.mark.parametrize("piece", [13, 26, 39, 65])
+def test_texts_in_pieces_have_the_tags_of_the_whole(tagger, monkeypatch, piece):
+    window = [" 日本".encode()[:5], " 日本".encode()[5:], b" sees", b" ", b"16=3"] * 5
+    assert len(text_of(window)) == 65
+    whole = ["PROPN", "PROPN", "VERB", "SPACE", "NUM"] * 5
+    assert tagger.nlp.max_length > parts_of_speech.MOST_CHARACTERS
+    monkeypatch.setattr(parts_of_speech, "MOST_CHARACTERS", piece)
+    several = [window, [b"dog"], [b""], window[:-1], window]
+    expected = [whole, ["NOUN"], [""], whole[:-1], whole]
+    assert list(tagger.tags(several * 8)) == expected * 8
+
+
+def test_a_pipeline_that_is_not_there_has_a_way_out_of_its_own():
+    for pipeline, named in {"de_none": "de_none", "./none": "en_core_web_sm"}.items():
+        with pytest.raises(UserError, match=f"'{pipeline}' is not .* spacy download {named}, or"):
+            parts_of_speech.check_pipeline(pipeline)

@@ -70,9 +70,9 @@ def _run(design: Design, console: Console) -> str:
         return _array(design, runs, after)
     _ask(design, console)
     failed = run_all(runs, jobs, console)
+    check_none(failed, len(runs))
     for edge in _edges(runs):
         say(console, f"note: {edge}")
-    check_none(failed, len(runs))
     return f"next: {after}"
 
 
@@ -207,7 +207,8 @@ def _edges(runs: Sequence[PlannedRun]) -> Iterator[str]:
         with suppress(UserError):  # of a folder that compare will refuse
             found = read_run(run.folder)
             trained += [found] if isinstance(found, TrainedRun) else []
-    for frames in frames_of(trained, best=True).values():
-        for frame in frames:
-            if edge := edge_of(frame):
-                yield f"{first_of(frame).settings.run.recipe} is {edge}"
+    with suppress(UserError):  # of runs that also differ in another rate
+        for frames in frames_of(trained, best=True).values():
+            for frame in frames:
+                if edge := edge_of(frame):
+                    yield f"{first_of(frame).settings.run.recipe} is {edge}"

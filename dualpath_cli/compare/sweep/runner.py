@@ -65,7 +65,8 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> list[Pla
                     failed.append(run)
                     word = f"failed ({process.returncode})"
                 why = "" if word == "finished" else f": {last_words(run)}"
-                say(console, f"{word} {run.name}, {left.end(run, begun)}{why}")
+                ended = left.end(run, begun, word == "finished")
+                say(console, f"{word} {run.name}, {ended}{why}")
             left.look(run for run, _, _ in slots.values())
             time.sleep(POLL)
     return failed
@@ -98,9 +99,12 @@ class _Left:
             for run in runs:
                 self._count(run, run.share_done)
 
-    def end(self, run: PlannedRun, begun: float) -> str:
+    def end(self, run: PlannedRun, begun: float, finished: bool) -> str:
+        """Counts the run's steps; those that an unfinished run leaves are no work any more."""
         self.ended += 1
-        self._count(run, 1.0)
+        share = 1.0 if finished else run.share_done
+        self.bar.drop(int(run.flops) - max(self._done[run], int(run.flops * share)))
+        self._count(run, share)
         return f"{self.ended} of {self._runs}, after {duration(time.monotonic() - begun)}"
 
     def _count(self, run: PlannedRun, share: float) -> None:

@@ -72,9 +72,11 @@ class PlannedRun(SeededRun):
 
     @property
     def share_done(self) -> float:
-        """The share of its steps that the run has logged."""
-        rows = read_csv(self.folder / "metrics.csv")
-        done = int(rows[-1]["step"]) - self.begins if rows else 0
+        """The share of its steps that the run has logged; 0 from a damaged log."""
+        done = 0
+        with suppress(UserError, LookupError, ValueError, TypeError):  # no run stops the others
+            if rows := read_csv(self.folder / "metrics.csv"):
+                done = int(rows[-1]["step"]) - self.begins
         return max(0, done) / (self.steps - self.begins)
 
     @property

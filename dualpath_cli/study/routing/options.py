@@ -11,6 +11,7 @@ from typing import Self
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_ranges
+from dualpath_cli.base.system import read_json
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings
@@ -106,6 +107,12 @@ class RoutingOptions(Texts):
                 sources = settings.data.val
                 hint = did_you_mean(name, sources) or f"; there are {', '.join(sources)}"
                 raise UserError(f"--examples '{name}:{number}': no source '{name}'{hint}")
+        if self.text is not None and self.out is not None:
+            summary = Path(self.out) / SUMMARY
+            if summary.exists() and read_json(summary).get("text") is None:
+                raise UserError(
+                    f"--out '{self.out}' has the routing of whole sources; give another folder"
+                )
         if self.tagger is not None and not self.untagged:
             try:
                 check_pipeline(self.tagger)

@@ -45,6 +45,7 @@ def write(
             source_facts["expert_loads"] = [plain(load[: int(count)]) for load, count in loads]
     content = {
         **facts,
+        "text": options.text,
         "layers": layers,
         "bands": {name: [layers[n] for n in band] for name, band in average.bands.items()},
         "bootstrap": bootstrap.FACTS,

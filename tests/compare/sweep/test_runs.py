@@ -212,9 +212,22 @@ def test_the_time_left_follows_from_the_flops_of_the_runs_that_ended(tmp_path, m
     with left.bar:
         for n, run in enumerate(runs[:2]):
             now[0] += 600
-            assert left.end(run, 600.0 * n) == f"{n + 1} of 6, after 10.0 min"
-    minutes = 10 * sum(run.flops for run in runs[2:]) / runs[1].flops
-    assert f"sweep: 2 of 6 runs, {minutes:.1f} min left\n" in out.getvalue()
+            assert left.end(run, 600.0 * n, True) == f"{n + 1} of 6, after 10.0 min"
+        now[0] += 60
+        left.end(runs[2], 1200.0, False)  # failed before its first step
+    for n, minutes in ((2, 10), (3, 11)):
+        minutes *= sum(run.flops for run in runs[n:]) / runs[1].flops
+        assert f"sweep: {n} of 6 runs, {minutes:.1f} min left\n" in out.getvalue()
+
+
+@pytest.mark.parametrize("log", [b"tokens\n9\n", b"step\nsix\n", b"tokens,step\n9\n", b"\xff\n"])
+def test_a_run_with_a_damaged_log_has_none_of_its_steps_done(log, tmp_path):
+    run = runs_for(asked(tmp_path))[0]
+    run.folder.mkdir(parents=True)
+    (run.folder / "metrics.csv").write_bytes(b"step\n5\n")
+    assert run.share_done == 0.5
+    (run.folder / "metrics.csv").write_bytes(log)
+    assert run.share_done == 0
 
 
 def test_jobs_that_share_a_gpu_are_not_side_by_side_and_want_one_each(tmp_path, monkeypatch):

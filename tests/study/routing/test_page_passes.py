@@ -1,6 +1,7 @@
 """What the page has beyond rows: the logit lens by values, costs by direct passes, what is kept."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -167,7 +168,7 @@ def test_the_first_tokens_of_a_sequence_give_what_the_whole_one_gives(whole, tmp
     assert [example["length"] for example in head["examples"]] == counts.tolist()
 
 
-def test_passes_of_the_page_are_kept_and_counted(whole, tmp_path, forwards, capsys):
+def test_passes_of_the_page_are_kept_and_counted(whole, tmp_path, forwards, monkeypatch, capsys):
     run, words = whole.copied(tmp_path), ["--tagger", "none", "--sequences", "3"]
     routing(run, *words)
     assert forwards.names == []
@@ -179,5 +180,7 @@ def test_passes_of_the_page_are_kept_and_counted(whole, tmp_path, forwards, caps
     change = ["K=1", "gates=1,0", "gates=0,1", "gates=1,1"]
     places = ["", " layers=0", " layers=2"]
     assert forwards.passes == [name + place for place in places for name in change]
+    routing(run, "--tagger", "none", "--sequences", str(1 << 20))  # all that there are
+    monkeypatch.setattr("dualpath_cli.study.routing.page.page.MOST_BYTES", 1)
     assert main(["routing", "--ckpt_path", str(run), "--sequences", str(1 << 20)]) == 2
-    assert "no room for 1,048,576 sequences" in capsys.readouterr().err
+    assert re.search("no room for [0-9]+ sequences of held_out; give", capsys.readouterr().err)

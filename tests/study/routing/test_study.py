@@ -254,3 +254,8 @@ def test_the_page_of_a_text_is_that_of_a_source_with_it_alone(run, tmp_path, cap
     assert ours == theirs
     summaries = [summary_of(tmp_path / name) for name in ("text", "study")]
     assert summaries[0]["average"] == summaries[1]["average"]
+    assert main(["routing", "--ckpt_path", str(run), *text, str(tmp_path / "text")]) == 0, "again"
+    capsys.readouterr()
+    assert main(["routing", "--ckpt_path", str(run), *text, str(tmp_path / "study")]) == 2
+    assert "study' has the routing of whole sources; give another" in capsys.readouterr().err
+    assert summary_of(tmp_path / "study") == summaries[1]

@@ -64,11 +64,13 @@ def page_passes(
             *(Intervention(gates=gates, layers=layers) for gates in GATES),
         )
     ]  # fmt: skip
-    shown = sources * max(options.sequences, len(options.examples))
+    numbers = options.shown(source, windows.n_filled)
+    shown = sources * len(numbers)  # a source has its share of the page
     room = tokens_with_room(shown, len(gated_layers(config)), most_steps(config), len(changes))
     if not room:
-        raise UserError(f"a page has no room for {shown:,} sequences; give fewer --sequences")
-    numbers = options.shown(source, windows.n_filled)
+        raise UserError(
+            f"a page has no room for {len(numbers):,} sequences of {source}; give fewer --sequences"
+        )
     # One more token is kept: the actual next one of the last. Fillers have no number.
     by_number = dict(zip(windows.numbers, windows.windows, strict=False))
     first = Windows((by_number[number][: room + 2] for number in numbers), multiple_of=ranks)
