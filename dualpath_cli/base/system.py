@@ -355,7 +355,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 def has_step(path: Path, step: int) -> bool:
     """Whether a table of a run has a row of an optimizer step."""
-    return any(int(row["step"]) == step for row in read_csv(path))
+    return any(row.get("step") == str(step) for row in read_csv(path))
 
 
 # Cores, GPUs, and how processes end each other

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dualpath_cli.base.errors import Stopped, UserError
 from dualpath_cli.base.system import alone, format_csv, write_text
-from dualpath_cli.compare.groups import edge_of, first_of, frames_of
+from dualpath_cli.compare.groups import RATES, edge_of, first_of, frames_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
 from dualpath_cli.compare.sweep import plan, request, runner
 from dualpath_cli.compare.sweep.cells import FAMILIES, Cell, solve
@@ -63,7 +63,7 @@ def _run(design: Design, console: Console) -> str:
         say(console, f"note: {note}")
     _show_plan(design, runs, console)
     after = f"dualpath compare {design.out}"
-    if len(design.varied.get(RATE, ())) > 2:
+    if len(design.varied.get(RATE, ())) > 2 and RATES.intersection(design.varied) == {RATE}:
         after += " --best lr"
     after += max(option_of(run.settings.model) for run in firsts)
     if design.options.slurm:

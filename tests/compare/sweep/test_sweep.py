@@ -50,11 +50,11 @@ def test_rates_are_an_axis_and_a_run_whose_numbers_go_wrong_is_an_answer(
 def test_a_sweep_of_rates_and_their_ends_reports_failures_and_what_comes_next(
     words, tmp_path, monkeypatch, capsys
 ):
-    words += ["--yes", "--seeds", "1", "--controls", "none", "--set", "optim.lr=1e-3,2e-3"]
+    words += ["--yes", "--seeds", "1", "--controls", "none", "--set", "optim.lr=1e-3,2e-3,4e-3"]
     words += ["--set", "optim.lr_end=1e-5,1e-4"]
     monkeypatch.setenv("FAKE_FAILING", "a50_k2-lr_0.001-lr_end_1e-05")
     assert main(words) == 1
-    assert "1 of 4 runs failed" in capsys.readouterr().err
+    assert "1 of 6 runs failed" in capsys.readouterr().err
     monkeypatch.delenv("FAKE_FAILING")
     assert main(words) == 0
     said = capsys.readouterr().out
