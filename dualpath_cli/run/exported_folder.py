@@ -124,7 +124,8 @@ def _listed(folder: Path) -> dict[str, str] | None:
         found = _LINE.fullmatch(line)
         if found is None:
             raise UserError(
-                f"{path} line {number} is none of dualpath export; export again, or remove the list"
+                f"{path} line {number} was not written by dualpath export; export again, or remove "
+                "the file"
             )
         hashes[found[2]] = found[1]
     return hashes
