@@ -13,7 +13,7 @@
 #       --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
 #       --platform manylinux2014_x86_64 \
 #       litdata boto3 botocore jmespath s3transfer obstore \
-#       jsonargparse docstring-parser typeshed-client datasketch
+#       jsonargparse docstring-parser typeshed-client datasketch zstandard
 #
 # --no-deps keeps a second PyTorch out.
 # The results, OUT/gpu.json, become the page's tables in the checkout that was measured, by

@@ -1,14 +1,16 @@
 """What the cells of the GPU programme share: the device, sizes, and the wait for their turn."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
 from benchmarks.results import Rows
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.training.parallel import BY_RULE
 
 MAIN = "f80m_a50_k4"
 """The configuration that most is measured with."""
@@ -24,7 +26,8 @@ class Sizes:
     check_len, check_width = 256, 256
     """Tokens and width of the models that results are compared on."""
     context, decoded = 512, 32
-    compiler = "inductor"
+    compiler: ClassVar[Mapping[str, Any]] = {"options": BY_RULE}
+    """Words of torch.compile."""
     run = ""
     """Words of `dualpath fit`."""
 
@@ -42,7 +45,7 @@ class Rehearsal(Sizes):
     matmul, copy_bytes = 128, 2**20
     check_len, check_width = 16, 32
     context, decoded = 16, 2
-    compiler = "aot_eager"
+    compiler: ClassVar = {"backend": "aot_eager"}
     run = """--trainer.accelerator cpu --run.compile false --model.vocab_size 2048
         --model.n_layers 2 --model.d_model 32 --model.n_heads 2 --model.n_kv_heads 2
         --model.max_seq_len 128 --model.d_ffn 24 --model.d_ffn_wide 96 --model.ffn_multiple_of 8"""

@@ -14,7 +14,7 @@ import torch
 from benchmarks.llama import llama_config
 from benchmarks.results import Rows, failed, spread
 from benchmarks.turns import Timed, clock, in_turns, ratios
-from dualpath_cli.decoding.decoder import ROOM, Decoder
+from dualpath_cli.decoding.decoder import OPTIONS, ROOM, Decoder
 from dualpath_cli.decoding.joined import join_products
 from dualpath_cli.flops.count import passes, training_flops_per_token
 from dualpath_cli.model import DualPathLM
@@ -113,8 +113,8 @@ def llama(config: ModelConfig, device: torch.device, work: Work, compiled: bool)
     prompt_BT = _prompt(config, work).to(device)
     read_on, past = model, DynamicCache()
     if compiled:
-        mode = "reduce-overhead" if device.type == "cuda" else None
-        read_on = torch.compile(model, dynamic=False, mode=mode)
+        graphs = {"triton.cudagraphs": device.type == "cuda"}
+        read_on = torch.compile(model, dynamic=False, options=OPTIONS | graphs)
 
     @torch.no_grad()
     def begin() -> None:

@@ -43,7 +43,6 @@ PHASES: list[tuple[float, float, dict[str, Cell]]] = [
         **{f"correct: fit {kind}": partial(runs.gradients, kind=kind) for kind in correct.KINDS},
         f"step: Llama beside {MAIN}": partial(step.step, recipe=MAIN, llama=True),
         "step: Llama beside f80m_wide": partial(step.step, recipe="f80m_wide", llama=True),
-        f"step: {MAIN}, twice the micro-batch": partial(step.step, recipe=MAIN, times=2),
         f"step: {MAIN}, none": partial(step.step, recipe=MAIN, checkpointing="none"),
         "step: f80m_loop_k4": partial(step.step, recipe="f80m_loop_k4"),
         "step: f160m_wide": partial(step.step, recipe="f160m_wide"),

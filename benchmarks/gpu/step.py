@@ -63,7 +63,7 @@ class TrainingStep:
             parts = [self.model]
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=optim.lr, fused=True)
         for part in parts if compiled else ():
-            part.compile(backend=bench.sizes.compiler, dynamic=False)
+            part.compile(dynamic=False, **bench.sizes.compiler)
         shape = (micro_batch, bench.sizes.seq_len + 1)
         self._batches = cycle(
             [torch.randint(config.vocab_size, shape, device=bench.device) for _ in range(BATCHES)]
@@ -120,15 +120,14 @@ def compare_exactly() -> None:
 
 
 def step(
-    bench: Bench, recipe: str, times: int = 1, checkpointing: Checkpointing = "selective",
-    llama: bool = False,
+    bench: Bench, recipe: str, checkpointing: Checkpointing = "selective", llama: bool = False
 ) -> Rows:  # fmt: skip
-    """Times a step of a recipe, or of a Llama of its FLOPs, with `times` the usual micro-batch.
+    """Times a step of a recipe, or of a Llama of its FLOPs.
 
     FLOPs are those of forward and backward without recomputation, causal attention halved.
     """
     sizes, cuda = bench.sizes, bench.device.type == "cuda"
-    micro_batch = times * sizes.micro_batch
+    micro_batch = sizes.micro_batch
     config = sizes.model(recipe)
     layers = config.n_layers if llama else None
     made = TrainingStep(bench, config, micro_batch, checkpointing, llama_layers=layers)

@@ -60,6 +60,9 @@ KEPT_OPERATIONS = frozenset(
 )  # fmt: skip
 """Operations whose outputs `selective` keeps, without overload names; the operations of this
 package are kept as well."""
+BY_RULE = {"deterministic": True}
+"""Options of torch.compile: kernels that sum are chosen by rule. Chosen by time, as is the default,
+they round differently from process to process. Lightning's Trainer resets the global setting."""
 STRATEGIES = ("ddp", "fsdp", "hsdp")  # for several devices; Lightning's own `auto` chooses
 
 
@@ -89,8 +92,8 @@ def build_model(
         # Block by block: the graph of one layer serves all layers of its kind. In place, so that
         # parameter names do not change.
         for block in model.blocks:
-            block.compile()
-        model.loss.compile()
+            block.compile(options=BY_RULE)
+        model.loss.compile(options=BY_RULE)
         allow_graphs(len(set(config.layers)))
     if mesh is not None:
         # Weights are kept and gathered in float32, and autocast casts them: a unit's `param_dtype`

@@ -19,7 +19,7 @@ def graphs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         torch.nn.Module,
         "compile",
-        lambda self, **o: compile_(self, **{**o, "backend": "aot_eager"}),
+        lambda self, options, **o: compile_(self, **o, backend="aot_eager"),
     )
 
 

@@ -53,7 +53,9 @@ def test_so_they_are_compiled_after_the_model_itself(monkeypatch):
     """One model's compiled code is not the other's."""
     compile_ = torch.nn.Module.compile
     monkeypatch.setattr(
-        torch.nn.Module, "compile", lambda self, **o: compile_(self, **o, backend="aot_eager")
+        torch.nn.Module,
+        "compile",
+        lambda self, options, **o: compile_(self, **o, backend="aot_eager"),
     )
     graphs = torch._dynamo.utils.counters["stats"]
     model, joined = pair({})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
@@ -25,7 +25,7 @@ from dualpath_cli.run.checkpoint_files import Files
 from dualpath_cli.run.checkpoint_folder import publish
 from dualpath_cli.run.run_folder import check_free, complete_checkpoints, newest_checkpoint, step_of
 from dualpath_cli.run.trained import find_run
-from dualpath_cli.spec.config import GROUP_OF
+from dualpath_cli.spec.config import GROUP_OF, ModelConfig
 from dualpath_cli.training import checkpoints, parallel
 from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.logs import curve
@@ -312,6 +312,22 @@ def test_where_compiling_fails_the_run_says_so_once_and_goes_on(fit, monkeypatch
     parallel.can_compile.cache_clear()
     assert len(rows(run / "metrics.csv")) == 6
     assert capsys.readouterr().out.count("(No working C++ compiler found)\n") == 1
+
+
+def test_kernels_that_sum_are_chosen_by_rule_whatever_a_trainer_sets(monkeypatch):
+    class Chosen(Exception):
+        """Ends a compilation at its kernels, which would take a minute."""
+
+    def codegen(graph: object) -> None:
+        raise Chosen(torch._inductor.config.deterministic)
+
+    monkeypatch.setattr(torch._inductor.graph.GraphLowering, "codegen", codegen)
+    with torch.device("cpu"):
+        config = ModelConfig(n_layers=1, d_ffn=64, d_ffn_wide=64)
+        model = parallel.build_model(config, seed=0, compile_blocks=True)
+    Trainer(logger=False, accelerator="cpu")  # which calls use_deterministic_algorithms(False)
+    with torch._inductor.config.patch(fx_graph_cache=False), pytest.raises(Exception, match="True"):
+        model(torch.arange(8)[None])
 
 
 def test_rows_of_a_step_replace_those_of_this_and_later_steps(tmp_path):
