@@ -1,7 +1,7 @@
 """Micro-batches that are recorded once and replayed change no bit of a run.
 
 A CPU has no CUDA graphs: here a record is the work itself, done again on the same memory. What only
-a GPU can show, the GPU programme does (benchmarks/gpu/small.py).
+a GPU can show, the GPU programme does (benchmarks/gpu/runs.py).
 """
 
 import math
