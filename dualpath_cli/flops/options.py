@@ -19,7 +19,7 @@ _FIELDS = {  # of a model, by the option that sets it
 }  # fmt: skip
 _SOLVER = {"alpha", "loops", "block", "match", *_FIELDS} - {"seq_len"}
 _PLAN = ("shard_size", "micro_batch", "batch_tokens")
-SUSTAINED = {"a100": 68.0, "h200": 389.0}  # TFLOP/s of a GPU in training; docs/flops.md
+SUSTAINED = {"a100": 68.0, "h200": 390.0}  # TFLOP/s of a GPU in training; docs/flops.md
 
 
 class Decoding(NamedTuple):
@@ -79,7 +79,7 @@ class Flops:
     """Number of GPUs; --plan by itself takes fewer where a step has too few sequences."""
     tflops: float | Literal["a100", "h200"] = "a100"
     """TFLOP/s that each GPU sustains in training, not its peak: a number, or a card's name. a100 is
-    68, the median implied by the paper's 26 training times. h200 is 389, the median of six measured
+    68, the median implied by the paper's 26 training times. h200 is 390, the median of six measured
     models (337 to 473)."""
     plan: bool = False
     """Print the memory of each GPU under ddp, fsdp and hsdp instead."""
