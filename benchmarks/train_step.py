@@ -9,21 +9,20 @@ its CPU time. A ratio is this model's tokens/s over Llama's in the same round.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median, quantiles
 from typing import Any
 
 import torch
-from torch import nn
 
-from benchmarks.llama import TransformersLlama
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.step import TrainingStep
 from benchmarks.results import Rows, publish
 from benchmarks.turns import in_turns, ratios, timed
 from dualpath_cli.flops.count import passes, training_flops_per_token
 from dualpath_cli.flops.widths import Target, solve_widths
 from dualpath_cli.spec.config import ModelConfig
-from dualpath_cli.training.parallel import build_model
 
 MODELS: dict[str, dict[str, Any]] = {
     "dual K4": {"block": "dual", "loops": 4},
@@ -49,23 +48,6 @@ def our_config(name: str, shape: ModelConfig = SHAPE, budget: int = BUDGET) -> M
     return replace(shape, d_ffn=widths.d_ffn, d_ffn_wide=widths.d_ffn_wide, **MODELS[name])
 
 
-def training_step(model: nn.Module, shape: ModelConfig, batch: int) -> Callable[[], None]:
-    """Returns a function that makes one optimizer step on random tokens, the same at each call."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    tokens = torch.randint(shape.vocab_size, (batch, shape.max_seq_len + 1))
-    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-    def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(inputs, targets)
-        loss.mean().backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
@@ -75,18 +57,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     torch.manual_seed(0)
     torch._dynamo.config.recompile_limit = 64  # all models share their code
+    bench = Bench(torch.device("cpu"))
     steps, pairs = {}, []
     for name in given.models:
         config = our_config(name)
-        model = build_model(config, seed=0, compile_blocks=True, checkpointing="selective")
-        steps[name] = timed(training_step(model, SHAPE, given.batch))
+        steps[name] = timed(TrainingStep(bench, config, given.batch))
         flops = training_flops_per_token(config)
         for times in sorted({1, passes(config.block_kinds[0], config.loops)}):
             layers = times * SHAPE.n_layers
-            llama = TransformersLlama(SHAPE, layers, flops)
-            llama.compile()  # its forward pass in one graph, and its backward pass
             pairs.append((name, f"Llama, {layers} layers, {flops / 1e6:.1f}M FLOPs"))
-            steps[pairs[-1][1]] = timed(training_step(llama, SHAPE, given.batch))
+            llama = TrainingStep(bench, config, given.batch, llama_layers=layers)
+            steps[pairs[-1][1]] = timed(llama)
     seconds = in_turns(steps, given.rounds, warm_up=2)
     rows: Rows = {}
     for pair in pairs:

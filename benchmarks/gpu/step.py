@@ -64,11 +64,11 @@ class TrainingStep:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=optim.lr, fused=True)
         for part in parts if compiled else ():
             part.compile(dynamic=False, **bench.sizes.compiler)
-        shape = (micro_batch, bench.sizes.seq_len + 1)
+        shape = (micro_batch, config.max_seq_len + 1)
         self._batches = cycle(
             [torch.randint(config.vocab_size, shape, device=bench.device) for _ in range(BATCHES)]
         )
-        self.tokens_per_step = micro_batch * bench.sizes.seq_len
+        self.tokens_per_step = micro_batch * config.max_seq_len
 
     def __call__(self) -> None:
         """Forward, loss, backward, clipping and the optimizer; nothing waits for the device."""

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
-from benchmarks.llama import TransformersLlama, llama_width
-from benchmarks.train_step import MODELS, our_config, training_step
-from benchmarks.turns import Timed, in_turns, timed
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.step import TrainingStep
+from benchmarks.llama import llama_width
+from benchmarks.train_step import MODELS, our_config
+from benchmarks.turns import in_turns, timed
 from dualpath_cli.flops.count import training_flops_per_token
 from dualpath_cli.spec.config import ModelConfig
-from dualpath_cli.training.parallel import build_model
 
 SHAPE = ModelConfig(
     vocab_size=100, n_layers=4, d_model=64, n_heads=2, n_kv_heads=2, max_seq_len=32, d_ffn=64,
@@ -29,21 +29,10 @@ def test_a_llama_of_equal_flops_costs_what_our_model_costs(name, layers):
     assert training_flops_per_token(llama) == pytest.approx(flops, rel=0.005)
 
 
-def test_steps_learn_and_are_timed_by_turns():
-    model = build_model(our_config("dual K2", SHAPE, 3_000_000), seed=0)
-    assert learns(model, timed(training_step(model, SHAPE, 2)))
-
-
-@pytest.mark.slow  # it imports transformers
-def test_a_llama_has_its_width_and_makes_steps():
-    model = TransformersLlama(SHAPE, 2, 3e6)
-    width = llama_width(SHAPE, 2, 3e6)
-    assert any(width in parameter.shape for parameter in model.parameters())
-    assert learns(model, timed(training_step(model, SHAPE, 2)))
-
-
-def learns(model: nn.Module, step: Timed) -> bool:
-    """Whether two rounds of steps change every parameter."""
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    assert len(in_turns({"model": step}, rounds=2, warm_up=0)["model"]) == 2
-    return not any(map(torch.equal, before, model.parameters()))
+@pytest.mark.parametrize("llama_layers", [None, pytest.param(2, marks=pytest.mark.slow)])
+def test_steps_of_a_model_and_of_a_llama_change_every_parameter(llama_layers):
+    bench, config = Bench(torch.device("cpu")), our_config("dual K2", SHAPE, 3_000_000)
+    step = TrainingStep(bench, config, 2, compiled=False, llama_layers=llama_layers)
+    before = [parameter.detach().clone() for parameter in step.model.parameters()]
+    assert len(in_turns({"": timed(step)}, rounds=2, warm_up=0)[""]) == 2
+    assert not any(map(torch.equal, before, step.model.parameters()))
