@@ -43,7 +43,9 @@ def failed(error: Exception) -> Row:
 
 
 def table(title: str, rows: Rows) -> str:
-    """Rows as Markdown; each measurement but lists has a column."""
+    """Rows as Markdown, each measurement but lists a column; a line where all rows are `right`."""
+    if all(row.get("right") is True for row in rows.values()):
+        return f"**{title}**: all {len(rows)} right.\n"
     headings = dict.fromkeys(c for row in rows.values() for c in row if type(row[c]) is not list)
     columns = [Column(""), *(Column(heading, "") for heading in headings)]
     cells = [[name, *(shown(row.get(column)) for column in headings)] for name, row in rows.items()]
