@@ -25,35 +25,6 @@ from dualpath_cli.recipe.recipes import Loader
 _loaders_dumpers.yaml_default_loader = Loader  # type: ignore[assignment]
 T = TypeVar("T")
 
-_NAMES_ELSEWHERE = {
-    "model.d_model": "hidden_size n_embd",
-    "model.n_layers": "num_layers num_hidden_layers",
-    "model.n_heads": "num_attention_heads",
-    "model.n_kv_heads": "num_key_value_heads",
-    "model.d_ffn": "intermediate_size",
-    "model.max_seq_len": "max_position_embeddings seq_len",
-    "model.rope_base": "rope_theta",
-    "optim.lr": "learning_rate",
-    "optim.lr_end": "min_lr",
-    "optim.warmup_steps": "num_warmup_steps warmup_ratio",
-    "optim.schedule": "lr_scheduler_type",
-    "optim.clip": "max_grad_norm gradient_clip_val gradient_clip_algorithm",
-    "run.batch_tokens": "batch_size gradient_accumulation_steps accumulate_grad_batches",
-    "run.micro_batch": "micro_batch_size per_device_train_batch_size",
-    "run.max_tokens": "max_steps max_epochs num_train_epochs limit_train_batches overfit_batches "
-    "fast_dev_run",
-    "run.log_every": "logging_steps log_every_n_steps",
-    "run.validate_every": "eval_steps val_check_interval check_val_every_n_epoch "
-    "num_sanity_val_steps",
-    "run.save_every": "save_steps enable_checkpointing",
-    "run.dir": "output_dir default_root_dir",
-    "run.name": "run_name",
-    "data.val_tokens": "limit_val_batches",
-    "seed_everything": "seed",
-}
-OTHER_NAMES = {name: key for key, words in _NAMES_ELSEWHERE.items() for name in words.split()}
-"""Keys of a recipe by their names in other trainers and in Lightning."""
-
 
 def _size(value: Any) -> Size:
     try:
@@ -206,7 +177,7 @@ class OneLine:
         options, option = self.options(), word.partition("=")[0]
         section, _, name = option.lstrip("-").rpartition(".")
         own = [key for key in options if key.startswith(section and f"{section}.")]
-        near = {other: key for other, key in OTHER_NAMES.items() if key in options}
+        near: dict[str, str] = {}
         for keys in (reversed(options), own, [key for key in options if "." not in key]):
             near |= {key.rpartition(".")[2].replace("-", "_"): key for key in keys}
         shown = {last: options[key] for last, key in near.items()} if option[:1] == "-" else near

@@ -13,7 +13,6 @@ from dualpath_cli.compare.sweep.cells import CONTROLS, Wanted
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.options import folder_of
-from dualpath_cli.recipe.parser import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import SECTIONS
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers
@@ -221,7 +220,7 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
         field, _, entry = name.partition(".")
         whole = f"{section}.{field}"
         if whole not in known or (entry and typing.get_origin(known[whole]) is not dict):
-            hint = did_you_mean(OTHER_NAMES.get(name, key), known)
+            hint = did_you_mean(key, known)
             hint = hint or "; dualpath fit --help-recipe lists what there is"
             raise UserError(f"--set: no key '{key}' in a recipe{hint}")
         if whole in DATA:
