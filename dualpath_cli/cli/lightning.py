@@ -1,4 +1,4 @@
-"""LightningCLI for every command that builds a model: builds the Trainer's classes from words."""
+"""LightningCLI for every command that builds a model: builds the Trainer's classes."""
 
 import gc
 import logging
@@ -40,18 +40,15 @@ class TrainerParser(OneLine, LightningArgumentParser):
 class DualPathCLI(LightningCLI):
     """Runs a command's task on a checked launch.
 
-    The parser has only Trainer's arguments. It reads the words about Trainer's classes (callbacks,
-    loggers, plugins, a profiler, a strategy) over the recipe's section.
+    The parser has only Trainer's arguments, and reads the recipe's section.
     """
 
-    def __init__(
-        self, command: Command, launch: TrainingLaunch | StudyLaunch, words: Sequence[str]
-    ) -> None:
+    def __init__(self, command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
         self.command, self.launch = command, launch
         # The run folder holds the recipe; Lightning's subcommands are methods of Trainer.
         super().__init__(
             DualPathModule,
-            args=list(words),
+            args=[],
             save_config_callback=None,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
@@ -65,9 +62,8 @@ class DualPathCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         settings = self.launch.settings
-        self.parser.words = args
         base = {"trainer": asdict(settings.trainer), "seed_everything": settings.seed_everything}
-        self.config = self.parser.read(base, args)
+        self.config = self.parser.read(base)
 
     def instantiate_classes(self) -> None:
         """Builds trainer, module and data module from the launch's settings."""
@@ -103,15 +99,15 @@ def _check_callbacks(callbacks: Sequence[Any], sets: Iterable[str]) -> None:
             raise UserError(f"trainer.callbacks: {name} monitors '{metric:.60}', no metric{hint}")
 
 
-def run(command: Command, launch: TrainingLaunch | StudyLaunch, words: Sequence[str]) -> None:
-    """Runs a command's task through LightningCLI; `words` are those about Trainer's classes.
+def run(command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
+    """Runs a command's task through LightningCLI.
 
     A training too large for the GPU begins again once, with half the micro-batch.
     """
     _quiet()
     settings = launch.settings
     try:
-        DualPathCLI(command, launch, words)
+        DualPathCLI(command, launch)
         return
     except OutOfMemory as failure:
         half = failure.half
@@ -126,7 +122,7 @@ def run(command: Command, launch: TrainingLaunch | StudyLaunch, words: Sequence[
         f"restarting with {half}, and more micro-batches for the same batch"
     )
     halved = replace(settings, run=replace(settings.run, micro_batch=half))
-    DualPathCLI(command, replace(launch, settings=halved), words)
+    DualPathCLI(command, replace(launch, settings=halved))
 
 
 def _quiet() -> None:

@@ -89,17 +89,14 @@ def _run(command: Command, words: Sequence[str]) -> None:
     found = read(command, words)
     if command.launch is None:
         line = found.upon(found.recipes if command.varies else {})
-        if line.of_classes:
-            option = line.of_classes[0].partition("=")[0]
-            raise UserError(f"{option}: {command.name} takes classes from --config alone")
         given = [line.options, line.recipe] if command.varies else [line.options]
         if answer := resolve_name(command.run)(*given):
             print(answer)
         return
-    launch, line = resolve_name(command.launch)(found)
+    launch = resolve_name(command.launch)(found)
     out = getattr(launch, "out", None)
     with claimed(out) if out else nullcontext():
-        resolve_name(command.run)(command, launch, line.of_classes)
+        resolve_name(command.run)(command, launch)
 
 
 def _failed(name: str, error: BaseException) -> int:

@@ -10,7 +10,6 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from itertools import chain
 from typing import Any, Literal, TypeVar
 
 import yaml
@@ -88,9 +87,9 @@ class OneLine:
             if not parts or word[:1] == "-" or parts[-1][0][:1] != "-":
                 parts.append([])
             parts[-1].append(word)
-        for n, (option, *values) in enumerate(parts, 1):
-            try:  # with earlier parts: words about a class need the part that names the class
-                self._parsed(base, [*chain(*parts[:n])])
+        for option, *values in parts:
+            try:
+                self._parsed(base, [option, *values])
             except ArgumentError as error:
                 return self._wrong_word(option, values, error)
         return ""

@@ -99,22 +99,6 @@ def test_a_value_may_begin_with_a_dash_but_not_with_two(values):
         read(COMMANDS["generate"], ["--prompt", "a", "-h"])
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--trainer.callbacks+=LearningRateMonitor", "--trainer.callbacks.init_args.x", "step"],
-        ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir=x"],
-        ["--trainer.callbacks", "nlp.Callback", "--trainer.plugins=null_plugins.Plugin"],
-        ["--trainer.strategy", "lightning.pytorch.strategies.DDPStrategy"],
-        ["--trainer.profiler", "mine.Profiler", "--trainer.plugins=mine.Plugin"],
-    ],
-)
-def test_words_about_lightnings_classes_are_left_to_its_own_parser(words):
-    line = read(COMMANDS["fit"], ["--config", "x", *words]).upon({})
-    assert line.recipe == {}
-    assert len(line.of_classes) == sum(word.startswith("--") for word in words)
-
-
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_every_option_is_shown_with_hyphens_and_may_be_written_with_underscores(command):
     parser = parser_of(command)
@@ -139,10 +123,3 @@ def test_keys_are_given_by_recipes_and_words_of_any_form(words):
     recipe = {} if words else {"data": {"val": {"a": "x"}}}
     assert found.given("data.val", recipe) == {"a"}
     assert found.given("model", recipe) == set()
-
-
-def test_words_about_a_class_and_others_of_its_key_keep_their_order():
-    words = ["--trainer.callbacks=Timer", "--trainer.callbacks", "null"]
-    line = read(COMMANDS["fit"], ["--config", "x", *words]).upon({})
-    assert line.of_classes == ("--trainer.callbacks=Timer", "--trainer.callbacks=null")
-    assert read(COMMANDS["fit"], ["--config", "x", *words[1:]]).upon({}).of_classes == ()

@@ -52,7 +52,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
             patch.setattr(checks, "check_epochs", lambda *_: None)
             patch.setattr(checks, "check_validation_sets", lambda *_: None)
             patch.setattr(checks, "verify_data", lambda *_, **__: None)
-            return launch.training(read(COMMANDS["fit"], words))[0]
+            return launch.training(read(COMMANDS["fit"], words))
 
     return prepare
 
