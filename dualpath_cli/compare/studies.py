@@ -108,7 +108,7 @@ def table_of_classes(rows: Sequence[Record]) -> Table:
     ]
     few = "with fewer than six runs the test cannot give p < 0.05"
     caption = few if any(row["runs"] < 6 for row in rows) else ""
-    return Table.of(rows, columns, "excess over random tokens, over runs", caption, names=3)
+    return Table.of(rows, columns, "excess over random tokens, over runs", caption)
 
 
 def differences_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
