@@ -73,15 +73,6 @@ class Description:
         rate = self.options.gpus * self.options.sustained
         return self.training_flops * self.tokens / rate / 3600
 
-    @property
-    def decoding(self) -> dict[str, float] | None:
-        """The texts decoded, with the least seconds of a step and the most tokens a second."""
-        if (asked := self.options.decoding) is None:
-            return None
-        seconds = count.decoding_seconds(self.config, *asked)
-        speed = {"step_seconds": seconds, "tokens_per_second": asked.texts / seconds}
-        return asked._asdict() | speed
-
     def record(self) -> dict[str, Any]:
         """Every number by name, for JSON; `model` can be pasted as a recipe's section."""
         config, kinds = self.config, set(self.config.block_kinds)
@@ -112,8 +103,6 @@ class Description:
         if self.names_hardware:
             record["training_flops_per_token"] = self.training_flops
             record["training_hours"] = round(self.hours, 3)
-        if self.decoding:
-            record["decoding"] = self.decoding
         return record | {"model": asdict(config)}
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, cast, get_args
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import LARGEST, Place, Range, Size, check_range, check_ranges
@@ -20,14 +20,6 @@ _FIELDS = {  # of a model, by the option that sets it
 _SOLVER = {"alpha", "loops", "block", "match", *_FIELDS} - {"seq_len"}
 _PLAN = ("shard_size", "micro_batch", "batch_tokens")
 SUSTAINED = {"a100": 68.0, "h200": 389.0}  # TFLOP/s of a GPU in training; docs/flops.md
-
-
-class Decoding(NamedTuple):
-    """A batch of texts; each step adds a token to every text."""
-
-    texts: int
-    context: int  # tokens of each text
-    bandwidth: float  # bytes a second that memory is read at
 
 
 @dataclass(frozen=True)
@@ -90,9 +82,6 @@ class Flops:
     """Most sequences of a GPU at once. By default the recipe's, or 2."""
     batch_tokens: Size | None = None
     """Tokens of a step, such as 4194304. By default the recipe's, or 2097152."""
-    decode: str | None = None
-    """Print the highest speed of decoding a batch: texts x tokens of each @ memory bandwidth, such
-    as 32x4096@3.35TB/s."""
     reading: paper.Reading | None = None
     """The authors' configuration (as_trained, the default for a budget), or the paper's text
     (as_written). By default a recipe is not changed."""
@@ -106,7 +95,7 @@ class Flops:
         ranges |= dict.fromkeys(("budget", "tokens", "batch_tokens"), (1, LARGEST))
         ranges |= dict.fromkeys(("gpus", "shard_size", "micro_batch"), (1, 10**9))
         check_ranges(self, ranges | {"tflops": (1e-6, 1e9)})
-        _ = self.decoding, self.by_layer  # these raise
+        _ = self.by_layer  # raises
         if self.plan:
             idle = ("table", "tokens", "tflops", "decode")
             self._refuse(idle, "--plan shows the memory of one model in training")
@@ -129,21 +118,6 @@ class Flops:
     def sustained(self) -> float:
         """FLOP/s of a GPU."""
         return 1e12 * (SUSTAINED[self.tflops] if isinstance(self.tflops, str) else self.tflops)
-
-    @property
-    def decoding(self) -> Decoding | None:
-        if self.decode is None:
-            return None
-        number = r"(\d{1,9})x(\d{1,9})@(\d+(?:\.\d+)?)([GT])B/s"
-        if found := re.fullmatch(number, self.decode.replace(" ", "")):
-            unit = {"G": 1e9, "T": 1e12}[found[4]]
-            decoding = Decoding(int(found[1]), int(found[2]), float(found[3]) * unit)
-            if all(decoding):
-                return decoding
-        raise UserError(
-            "--decode must be texts x tokens @ bandwidth in GB/s or TB/s, such as "
-            f"32x4096@3.35TB/s, not '{self.decode}'"
-        )
 
     @cached_property
     def by_layer(self) -> list[tuple[BlockKind, int]]:
