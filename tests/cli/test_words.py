@@ -1,14 +1,18 @@
-"""Words after a command: which become keys of the recipe, and with what values."""
+"""Words after a command: which become keys of the recipe, with what values, and overrides."""
 
 from functools import reduce
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import _joined, parser_of, read
 from dualpath_cli.data.documents import split_name
+from dualpath_cli.spec.intervention import RANDOM, SHUFFLED, Intervention
+from dualpath_cli.spec.intervention import parse_overrides as parse
 
 
 def changed(recipe: dict[str, Any], *words: str) -> dict[str, Any]:
@@ -123,3 +127,41 @@ def test_keys_are_given_by_recipes_and_words_of_any_form(words):
     recipe = {} if words else {"data": {"val": {"a": "x"}}}
     assert found.given("data.val", recipe) == {"a"}
     assert found.given("model", recipe) == set()
+
+
+# Overrides: a word for each, the same in options, files and results
+
+
+PERMILLE = st.integers(0, 1000).map(lambda n: n / 1000)
+FIELDS = {
+    "loops": st.integers(1, 99),
+    "gates": st.one_of(st.tuples(PERMILLE, PERMILLE), st.just(SHUFFLED)),
+    "halting": PERMILLE,
+    "skip": PERMILLE,
+    "kv_slots": st.integers(1, 9),
+    "experts": st.integers(1, 9) | st.just(RANDOM),
+}
+
+
+@st.composite
+def interventions(draw: st.DrawFn) -> Intervention:
+    """Any intervention, in any layers, or gates of a class of tokens."""
+    names = draw(st.sets(st.sampled_from(sorted(FIELDS))))
+    chosen = {name: draw(FIELDS[name]) for name in names}
+    if SHUFFLED in chosen.values() or RANDOM in chosen.values():
+        chosen.pop("kv_slots", None)
+        chosen["seed"] = draw(st.integers(0, 99))
+    elif names == {"gates"}:
+        chosen["tokens"] = draw(st.sampled_from([None, "verbs", "random-as-verbs:3"]))
+    if chosen:
+        layers = draw(st.none() | st.sets(st.integers(0, 30), min_size=1))
+        chosen["layers"] = layers and tuple(sorted(layers))
+    return Intervention(**chosen)
+
+
+@given(interventions(), st.randoms())
+def test_the_name_of_an_intervention_gives_it_back_in_any_order(change, order):
+    words = change.name.split()
+    order.shuffle(words)
+    for written in ([change.name], words):
+        assert (parse(written) or Intervention()) == change

@@ -130,22 +130,12 @@ def difference(**changes: float) -> Difference:
 
 
 @pytest.mark.parametrize(
-    ("row", "verdict"),
-    [
-        (difference(), "better"),
-        (difference(difference=0.1, low=0.05, high=0.2), "worse"),
-        (difference(high=0.001, p=0.06, p_holm=0.2), "undecided"),
-        (difference(p_holm=0.06), "better, alone; undecided among all"),
-        (difference(difference=0.0, low=0.0, high=0.0, p=1.0, p_holm=1.0), "undecided"),
-    ],
-)
-def test_an_interval_with_zero_in_it_is_undecided(row, verdict):
-    assert row.verdict == verdict
-
-
-@pytest.mark.parametrize(
     ("margin", "p", "p_holm", "verdict"),
     [
+        (None, 0.01, 0.04, "better"),
+        (None, 0.01, 0.06, "better, alone; undecided among all"),
+        (None, 0.06, 0.2, "undecided"),
+        (None, 1.0, 1.0, "undecided"),
         (0.18, 0.01, 0.04, "better"),  # the 90 % interval ends at -0.19
         (0.19, 0.01, 0.04, "better"),
         (0.2, 0.01, 0.04, "better, by less than matters"),
@@ -157,7 +147,7 @@ def test_an_interval_with_zero_in_it_is_undecided(row, verdict):
         (0.2, math.nan, math.nan, BLOCKS),
     ],
 )
-def test_a_margin_tells_what_does_not_matter_from_what_is_undecided(margin, p, p_holm, verdict):
+def test_a_verdict_tells_what_does_not_matter_from_what_is_undecided(margin, p, p_holm, verdict):
     row = difference(p=p, p_holm=p_holm, margin=margin)
     assert row.verdict == verdict
     turned = replace(row, difference=0.1, low=0.05, high=0.2, low_90=0.06, high_90=0.19)
