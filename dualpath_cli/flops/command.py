@@ -15,12 +15,13 @@ from dualpath_cli.base.ranges import format_size
 from dualpath_cli.flops import count
 from dualpath_cli.flops.description import (
     Description,
+    Flops,
     configurations,
     described,
+    flag,
     settings_of,
     solved,
 )
-from dualpath_cli.flops.options import Flops, flag
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Memory, Strategy, plan
 from dualpath_cli.flops.widths import TOLERANCE, Target
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
