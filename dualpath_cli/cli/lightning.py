@@ -4,6 +4,7 @@ import gc
 import logging
 import threading
 import warnings
+from argparse import ArgumentError
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pkgutil import resolve_name
@@ -16,7 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.cli.commands import Command
-from dualpath_cli.recipe.parser import OneLine
+from dualpath_cli.recipe.parser import reason_of
 from dualpath_cli.recipe.settings import CLASSES
 from dualpath_cli.training.fit import OutOfMemory
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
@@ -31,10 +32,6 @@ _INSTEAD = {
     "LearningRateFinder": "dualpath sweep --set optim.lr=A,B",
 }
 """Lightning's callbacks that cannot work here, and their replacements."""
-
-
-class TrainerParser(OneLine, LightningArgumentParser):
-    """LightningCLI's parser with errors of one line."""
 
 
 class DualPathCLI(LightningCLI):
@@ -56,14 +53,18 @@ class DualPathCLI(LightningCLI):
         )
 
     def setup_parser(self, *args: Any, **kwargs: Any) -> None:
-        self.parser: TrainerParser = TrainerParser(prog=f"dualpath {self.command.name}")
+        self.parser = LightningArgumentParser(exit_on_error=False)
         self.parser.add_argument("--seed_everything", type=int)
         self.parser.add_lightning_class_args(Trainer, "trainer")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         settings = self.launch.settings
         base = {"trainer": asdict(settings.trainer), "seed_everything": settings.seed_everything}
-        self.config = self.parser.read(base)
+        try:
+            self.config = self.parser.parse_object(base, defaults=False)
+        except ArgumentError as error:
+            key = str(error).partition('"')[2].partition('"')[0]
+            raise UserError(f"{key} cannot be built: {reason_of(error)}") from error
 
     def instantiate_classes(self) -> None:
         """Builds trainer, module and data module from the launch's settings."""

@@ -24,7 +24,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_setti
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, Size, at_home
 from dualpath_cli.cli.commands import COMMANDS, Command
-from dualpath_cli.recipe.parser import OneLine, Parser, choices_of
+from dualpath_cli.recipe.parser import Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load, merge, parse
 from dualpath_cli.recipe.recipes import read as read_recipe
 from dualpath_cli.recipe.settings import SECTIONS, Settings, check_sections
@@ -244,7 +244,7 @@ class _Help(DefaultHelpFormatter):
         return f"{action.help or ''}{more}"
 
 
-def _joined(words: Sequence[str], parser: OneLine) -> list[str]:
+def _joined(words: Sequence[str], parser: Parser) -> list[str]:
     """Writes options by their names in the parser, with a single value as `--option=value`.
 
     Dashes and underscores are the same. The file of a section is replaced by its content. A value

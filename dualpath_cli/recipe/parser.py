@@ -1,6 +1,6 @@
 """jsonargparse with errors of one line, and checked dataclasses from plain values. Torch-free.
 
-The same parser reads recipes, the command line and, within LightningCLI, the trainer's classes.
+The same parser reads recipes and the command line.
 """
 
 import typing
@@ -39,10 +39,12 @@ register_type(Size, serializer=int, deserializer=_size, type_check=lambda v, _: 
 register_type(Place, serializer=str, deserializer=at_home, type_check=lambda v, _: False)
 
 
-class OneLine:
-    """Mixin of a jsonargparse parser: a user's mistake becomes a UserError of one line."""
+class Parser(ArgumentParser):
+    """The parser of every command, and of every dataclass that is read from a file.
 
-    _actions: Any
+    A user's mistake becomes a UserError of one line.
+    """
+
     words: Sequence[str] | None = None
     """The user's words; messages name options as written there. None: messages name keys."""
     prefix = ""
@@ -50,8 +52,7 @@ class OneLine:
 
     def __init__(self, **settings: Any) -> None:
         # A mistyped option must not be taken for another option.
-        ours = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
-        super().__init__(**{**ours, **settings})
+        super().__init__(exit_on_error=False, add_help=False, allow_abbrev=False, **settings)
 
     def read(self, base: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
         """Returns `base` with the keys that `words` set, and no default of any other key.
@@ -63,13 +64,12 @@ class OneLine:
         try:
             return self._parsed(base, words)
         except ArgumentError as error:
-            raise UserError(self._mistake(base, words) or _reason(error)) from error
+            raise UserError(self._mistake(base, words) or reason_of(error)) from error
 
     def _parsed(self, base: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-        parser: Any = self
-        found: Namespace = parser.parse_object(deepcopy(dict(base)), defaults=False)
+        found = self.parse_object(deepcopy(dict(base)), defaults=False)
         if words:
-            found = parser.parse_args([*words], namespace=found, defaults=False)
+            found = self.parse_args([*words], namespace=found, defaults=False)
         return found
 
     def _mistake(self, base: Mapping[str, Any], words: Sequence[str]) -> str:
@@ -80,8 +80,8 @@ class OneLine:
             section, _, name = key.rpartition(".")
             try:
                 self._parsed({section: {name: value}} if section else {key: value})
-            except ArgumentError as error:
-                return self._wrong(key, value, error)
+            except ArgumentError:
+                return self._wrong(key, value)
         parts: list[list[str]] = []  # an option and its values, or a word before all options
         for word in words:
             if not parts or word[:1] == "-" or parts[-1][0][:1] != "-":
@@ -90,8 +90,8 @@ class OneLine:
         for option, *values in parts:
             try:
                 self._parsed(base, [option, *values])
-            except ArgumentError as error:
-                return self._wrong_word(option, values, error)
+            except ArgumentError:
+                return self._wrong_word(option, values)
         return ""
 
     def _leaves(self, base: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -111,7 +111,7 @@ class OneLine:
                  or (key.startswith(f"{a.dest}.") and not self._is_section(a.dest))]  # fmt: skip
         return max(found, key=lambda a: len(a.dest), default=None)
 
-    def _wrong_word(self, option: str, values: Sequence[str], error: Exception) -> str:
+    def _wrong_word(self, option: str, values: Sequence[str]) -> str:
         name, equals, value = option.partition("=")
         of_option = (a.dest for a in self._actions if name in a.option_strings)
         key = next(of_option, name.lstrip("-").removesuffix("+"))
@@ -128,19 +128,13 @@ class OneLine:
                     return self._mistake({key: content}, ())
             what = f"a mapping, or a YAML file of one, not '{value:.60}'"
             return f"{key} must be {what}; or set --{key}.KEY VALUE"
-        return self._wrong(key, value if equals else " ".join(values), error)
+        return self._wrong(key, value if equals else " ".join(values))
 
-    def _wrong(self, key: str, value: Any, error: Exception) -> str:
-        """The message for a wrong value; for a class that is built, jsonargparse's reason."""
+    def _wrong(self, key: str, value: Any) -> str:
         action = self._action(key)
         annotation = getattr(action, "_typehint", None) or getattr(action, "type", None)
         name, must = self.name_of(key), describe(annotation)
         parts = value if isinstance(value, list) else [value]
-        if "<class" in must:
-            named = [str(part["class_path"]).rpartition(".")[2] for part in parts
-                     if isinstance(part, dict) and "class_path" in part]  # fmt: skip
-            shown = ", ".join(named) or str(value)
-            return f"{name}: '{shown:.60}' cannot be built: {_reason(error)}"
         shown = {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
         if name.startswith("--"):
             must = must.removesuffix(" or null")  # null: the option is left out
@@ -188,11 +182,7 @@ class OneLine:
         return f"unknown key '{self.prefix}{option}'{hint or f'; there are {there}'}"
 
 
-class Parser(OneLine, ArgumentParser):
-    """The parser of every command, and of every dataclass that is read from a file."""
-
-
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """jsonargparse's reason; for a union, the first reason of a type that the value fits."""
     whole = " ".join(str(error).split())
     reasons = [" ".join(part.split()) for part in str(error).split("\n    - ")[1:]]
