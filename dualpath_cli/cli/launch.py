@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.streams import is_first_rank
+from dualpath_cli.base.system import is_first_rank
 from dualpath_cli.cli.words import Line, Words
 from dualpath_cli.recipe.parser import construct
 from dualpath_cli.recipe.recipes import dump, merge

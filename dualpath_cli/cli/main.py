@@ -17,8 +17,14 @@ from dualpath_cli.base.errors import (
     of_system,
     one_line,
 )
-from dualpath_cli.base.streams import escape_unprintable, to_nobody
-from dualpath_cli.base.system import Terminated, claimed, end_with_parent, ended_by_signals
+from dualpath_cli.base.system import (
+    Terminated,
+    claimed,
+    end_with_parent,
+    ended_by_signals,
+    escape_unprintable,
+    to_nobody,
+)
 from dualpath_cli.base.version import __version__
 from dualpath_cli.cli.commands import COMMANDS, Command
 
