@@ -89,7 +89,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(command: Command, words: Sequence[str]) -> None:
-    """Reads a command's words, and runs the command."""
     from dualpath_cli.cli.words import read
 
     found = read(command, words)

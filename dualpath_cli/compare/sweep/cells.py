@@ -162,7 +162,6 @@ class _Kind:
         return self.target.has_room
 
     def widths(self, multiple: int) -> Widths:
-        """The widths in a multiple."""
         if not self.smallest_deep:
             return solve_widths(replace(self.target, multiple_of=multiple))
         wide = largest_width(self._wide_beside(multiple), multiple)
@@ -190,7 +189,6 @@ class _Kind:
         return solve_widths(wide).d_ffn_wide
 
     def solved(self, multiple: int) -> Cell:
-        """The cell with its widths."""
         widths, target = self.widths(multiple), self.target
         model: dict[str, Any] = {
             "block": target.block,

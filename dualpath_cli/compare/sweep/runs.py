@@ -55,7 +55,6 @@ class PlannedRun(SeededRun):
 
     @property
     def flops(self) -> float:
-        """FLOPs of training."""
         loops = loop_counts(self.settings.run)
         each = count.over_loops(count.training_flops_per_token, self.settings.model, loops)
         return each * self.tokens
@@ -84,7 +83,6 @@ class PlannedRun(SeededRun):
 
     @property
     def went_wrong(self) -> bool:
-        """Whether its numbers ended it."""
         return (self.folder / run_folder.WENT_WRONG).is_file()
 
     @property
