@@ -1,4 +1,4 @@
-"""The operating system: whole files, guarded reads, locks, cores, signals. Torch-free."""
+"""The operating system: whole files, guarded reads, locks, cores, signals, standard output."""
 
 import csv
 import ctypes
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from dualpath_cli.base.errors import UserError
 
@@ -135,8 +135,7 @@ def claimed(folder: Path) -> Iterator[None]:
         )
     folder.mkdir(parents=True, exist_ok=True)
     os.close(no_link(mark, os.O_RDWR | os.O_CREAT))  # each rank may have a folder of its own
-    names = ("LOCAL_RANK", "RANK", "NODE_RANK", "SLURM_PROCID")
-    first = all(os.environ.get(name, "0") == "0" for name in names)
+    first = is_first_rank() and os.environ.get("NODE_RANK", "0") == "0"
     with alone(mark, folder, keep=True) if first else nullcontext():
         yield
 
@@ -434,3 +433,26 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
     if os.getppid() != int(parent):  # the parent has ended, and another process took its place
         raise Terminated
+
+
+# Standard output: unprintable characters, a reader that leaves, one process of many
+
+
+def escape_unprintable() -> None:
+    """Escapes characters that the output's encoding lacks; a closed output goes nowhere."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as we live
+    if sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the first of all, by torchrun, SLURM or Lightning."""
+    return all(os.environ.get(n, "0") == "0" for n in ("RANK", "SLURM_PROCID", "LOCAL_RANK"))
+
+
+def to_nobody(stream: TextIO) -> None:
+    """Sends the rest of a stream, whose reader has left, nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)

@@ -16,8 +16,8 @@ class Command:
     options: str
     """A frozen dataclass: its docstring describes the command, its fields are the options."""
     launch: str | None = None
-    """Turns words into a training or a study, and the parsed line. Without `launch` the command
-    parses its words and runs on its options."""
+    """Turns words into a training or a study. Without `launch` the command parses its words and
+    runs on its options."""
     run: str = "dualpath_cli.cli.lightning:run"
     """Runs the launch. Without `launch` the function takes the options, and returns the text to
     print, or None."""

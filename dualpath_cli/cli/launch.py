@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.streams import is_first_rank
+from dualpath_cli.base.system import is_first_rank
 from dualpath_cli.cli.words import Line, Words
 from dualpath_cli.recipe.parser import construct
 from dualpath_cli.recipe.recipes import dump, merge
@@ -27,7 +27,7 @@ _ELSEWHERE = {"trainer": {"accelerator": "auto", "devices": 1, "num_nodes": 1, "
 """Replaces values of a run's recipe that only hold on the machine that trained it."""
 
 
-def training(words: Words) -> "tuple[TrainingLaunch, Line]":
+def training(words: Words) -> "TrainingLaunch":
     """The run that `fit` begins or continues.
 
     Raises UserError for the first mistake, SystemExit if there is nothing to do.
@@ -42,10 +42,10 @@ def training(words: Words) -> "tuple[TrainingLaunch, Line]":
         if is_first_rank():
             print(f"{found.folder} is finished: nothing to do")
         raise SystemExit(0)
-    return replace(found, dry_run=line.options.dry_run), line
+    return replace(found, dry_run=line.options.dry_run)
 
 
-def study(words: Words) -> "tuple[StudyLaunch, Line]":
+def study(words: Words) -> "StudyLaunch":
     """The trained run that a command reads.
 
     Raises UserError for the first mistake.
@@ -73,7 +73,7 @@ def study(words: Words) -> "tuple[StudyLaunch, Line]":
     options.check(settings)
     check_validation_sets(settings, run.folder)
     verify_data(settings, training=False)
-    return StudyLaunch(settings, run, options), line
+    return StudyLaunch(settings, run, options)
 
 
 def _check_followed(sets: Mapping[str, str], given: set[str], folder: Path) -> None:

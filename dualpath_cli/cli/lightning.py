@@ -1,9 +1,10 @@
-"""LightningCLI for every command that builds a model: builds the Trainer's classes from words."""
+"""LightningCLI for every command that builds a model: builds the Trainer's classes."""
 
 import gc
 import logging
 import threading
 import warnings
+from argparse import ArgumentError
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pkgutil import resolve_name
@@ -16,7 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.cli.commands import Command
-from dualpath_cli.recipe.parser import OneLine
+from dualpath_cli.recipe.parser import reason_of
 from dualpath_cli.recipe.settings import CLASSES
 from dualpath_cli.training.fit import OutOfMemory
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
@@ -33,25 +34,18 @@ _INSTEAD = {
 """Lightning's callbacks that cannot work here, and their replacements."""
 
 
-class TrainerParser(OneLine, LightningArgumentParser):
-    """LightningCLI's parser with errors of one line."""
-
-
 class DualPathCLI(LightningCLI):
     """Runs a command's task on a checked launch.
 
-    The parser has only Trainer's arguments. It reads the words about Trainer's classes (callbacks,
-    loggers, plugins, a profiler, a strategy) over the recipe's section.
+    The parser has only Trainer's arguments, and reads the recipe's section.
     """
 
-    def __init__(
-        self, command: Command, launch: TrainingLaunch | StudyLaunch, words: Sequence[str]
-    ) -> None:
+    def __init__(self, command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
         self.command, self.launch = command, launch
         # The run folder holds the recipe; Lightning's subcommands are methods of Trainer.
         super().__init__(
             DualPathModule,
-            args=list(words),
+            args=[],
             save_config_callback=None,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
@@ -59,15 +53,18 @@ class DualPathCLI(LightningCLI):
         )
 
     def setup_parser(self, *args: Any, **kwargs: Any) -> None:
-        self.parser: TrainerParser = TrainerParser(prog=f"dualpath {self.command.name}")
+        self.parser = LightningArgumentParser(exit_on_error=False)
         self.parser.add_argument("--seed_everything", type=int)
         self.parser.add_lightning_class_args(Trainer, "trainer")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         settings = self.launch.settings
-        self.parser.words = args
         base = {"trainer": asdict(settings.trainer), "seed_everything": settings.seed_everything}
-        self.config = self.parser.read(base, args)
+        try:
+            self.config = self.parser.parse_object(base, defaults=False)
+        except ArgumentError as error:
+            key = str(error).partition('"')[2].partition('"')[0]
+            raise UserError(f"{key} cannot be built: {reason_of(error)}") from error
 
     def instantiate_classes(self) -> None:
         """Builds trainer, module and data module from the launch's settings."""
@@ -103,15 +100,15 @@ def _check_callbacks(callbacks: Sequence[Any], sets: Iterable[str]) -> None:
             raise UserError(f"trainer.callbacks: {name} monitors '{metric:.60}', no metric{hint}")
 
 
-def run(command: Command, launch: TrainingLaunch | StudyLaunch, words: Sequence[str]) -> None:
-    """Runs a command's task through LightningCLI; `words` are those about Trainer's classes.
+def run(command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
+    """Runs a command's task through LightningCLI.
 
     A training too large for the GPU begins again once, with half the micro-batch.
     """
     _quiet()
     settings = launch.settings
     try:
-        DualPathCLI(command, launch, words)
+        DualPathCLI(command, launch)
         return
     except OutOfMemory as failure:
         half = failure.half
@@ -126,7 +123,7 @@ def run(command: Command, launch: TrainingLaunch | StudyLaunch, words: Sequence[
         f"restarting with {half}, and more micro-batches for the same batch"
     )
     halved = replace(settings, run=replace(settings.run, micro_batch=half))
-    DualPathCLI(command, replace(launch, settings=halved), words)
+    DualPathCLI(command, replace(launch, settings=halved))
 
 
 def _quiet() -> None:

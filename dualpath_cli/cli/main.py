@@ -17,8 +17,14 @@ from dualpath_cli.base.errors import (
     of_system,
     one_line,
 )
-from dualpath_cli.base.streams import escape_unprintable, to_nobody
-from dualpath_cli.base.system import Terminated, claimed, end_with_parent, ended_by_signals
+from dualpath_cli.base.system import (
+    Terminated,
+    claimed,
+    end_with_parent,
+    ended_by_signals,
+    escape_unprintable,
+    to_nobody,
+)
 from dualpath_cli.base.version import __version__
 from dualpath_cli.cli.commands import COMMANDS, Command
 
@@ -83,23 +89,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(command: Command, words: Sequence[str]) -> None:
-    """Reads a command's words, and runs the command."""
     from dualpath_cli.cli.words import read
 
     found = read(command, words)
     if command.launch is None:
         line = found.upon(found.recipes if command.varies else {})
-        if line.of_classes:
-            option = line.of_classes[0].partition("=")[0]
-            raise UserError(f"{option}: {command.name} takes classes from --config alone")
         given = [line.options, line.recipe] if command.varies else [line.options]
         if answer := resolve_name(command.run)(*given):
             print(answer)
         return
-    launch, line = resolve_name(command.launch)(found)
+    launch = resolve_name(command.launch)(found)
     out = getattr(launch, "out", None)
     with claimed(out) if out else nullcontext():
-        resolve_name(command.run)(command, launch, line.of_classes)
+        resolve_name(command.run)(command, launch)
 
 
 def _failed(name: str, error: BaseException) -> int:

@@ -2,7 +2,7 @@
 
 A command has one parser, of jsonargparse. The fields of its dataclass are its options, and
 `--SECTION.KEY VALUE` sets a key of the recipe, if the command has one. Each word is parsed once,
-over the recipe: by this parser, or, if the word names a class of Lightning, by LightningCLI's.
+over the recipe.
 """
 
 import json
@@ -24,19 +24,10 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_setti
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, Size, at_home
 from dualpath_cli.cli.commands import COMMANDS, Command
-from dualpath_cli.recipe.parser import OneLine, Parser, choices_of
+from dualpath_cli.recipe.parser import Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load, merge, parse
 from dualpath_cli.recipe.recipes import read as read_recipe
 from dualpath_cli.recipe.settings import SECTIONS, Settings, check_sections
-
-_OF_A_CLASS = re.compile(
-    r"--trainer\.((callbacks|plugins|profiler|logger|strategy)(\+|\.[\w.]+\+?)"
-    r"|(callbacks|plugins|logger)(?==(?!null$)[^\[{])"
-    r"|(profiler|strategy)(?==[\w.]+\.))"
-)
-"""Words about Lightning's classes, which only LightningCLI's parser can read."""
-_BESIDE_A_CLASS = re.compile(r"--trainer\.(callbacks|plugins|profiler|logger|strategy)\b")
-"""All words about the same keys. Lightning's parser gets them in order; the last one counts."""
 
 _METAVARS = {"ckpt_path": "RUN", "config": "RECIPE", "folder": "DIR", "vocab_size": "N"}
 GIVEN = "given"  # A field with this name is no option: it holds the names of the given options
@@ -48,7 +39,6 @@ class Line:
 
     options: Any  # the command's dataclass
     recipe: Recipe  # recipes with words over them; each key has the type in its section
-    of_classes: tuple[str, ...]  # words for Lightning's parser; empty if none name its classes
 
 
 @dataclass(frozen=True)
@@ -75,12 +65,9 @@ class Words:
             raise UserError(f"{command.name} takes one RUN; give the command for each of them")
         check_sections(base)
         parser.words = self.words
-        light = [word for word in self.words if not _OF_A_CLASS.match(word)]
-        found = parser.read(base, light).as_dict()
+        found = parser.read(base, self.words).as_dict()
         recipe = {key: found[key] for key in (*SECTIONS, "seed_everything") if key in found}
-        beside = tuple(word for word in self.words if _BESIDE_A_CLASS.match(word))
-        of_classes = beside if len(light) < len(self.words) else ()
-        return Line(_options(parser, command, found), recipe, of_classes)
+        return Line(_options(parser, command, found), recipe)
 
     def given(self, place: str, recipe: Recipe) -> set[str]:
         """The keys named by a recipe or the words, in a section or in a mapping inside one."""
@@ -257,7 +244,7 @@ class _Help(DefaultHelpFormatter):
         return f"{action.help or ''}{more}"
 
 
-def _joined(words: Sequence[str], parser: OneLine) -> list[str]:
+def _joined(words: Sequence[str], parser: Parser) -> list[str]:
     """Writes options by their names in the parser, with a single value as `--option=value`.
 
     Dashes and underscores are the same. The file of a section is replaced by its content. A value

@@ -121,16 +121,15 @@ def _answer(
 ) -> list[Path]:
     """Prints the tables, with a line for each run that is left out; writes the files."""
     from dualpath_cli.compare import figures, tables
-    from dualpath_cli.compare.studies import ablations_of, routings_of, table_of_classes
+    from dualpath_cli.compare.studies import ablations_of, table_of_classes
     from dualpath_cli.report import page
     from dualpath_cli.report.console import plain_console
     from dualpath_cli.report.figures import save
     from dualpath_cli.report.table import markdown, show
 
     ablations, classes, damaged = ablations_of(groups)
-    routings, more = routings_of(groups)
     console = plain_console()
-    for line in (left_out := [*left_out, *damaged, *more]):
+    for line in (left_out := [*left_out, *damaged]):
         console.print(line, highlight=False, soft_wrap=True)
     made = sum(row.tested for row in rows)
     forced = [table_of_classes(classes)] if classes else []
@@ -156,7 +155,6 @@ def _answer(
         "runs.csv": format_csv(runs),
         "ablations.csv": format_csv(ablations) if ablations else "",
         "ablation_classes.csv": format_csv(classes) if classes else "",
-        "routings.csv": format_csv(routings) if routings else "",
         "index.html": page.page("Comparison of runs", [
             page.lead(
                 f"Bits per byte of {len({row['run'] for row in runs}):,} runs on validation text, "

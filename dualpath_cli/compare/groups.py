@@ -75,7 +75,7 @@ class Configuration:
         return fmean(self.scores[measure].values())
 
     def standard_error(self, measure: str) -> float | None:
-        """Standard error of the mean over seeds; None for one seed."""
+        """None for one seed."""
         values = list(self.scores[measure].values())
         return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 

@@ -1,10 +1,10 @@
-"""The ablations and routings of a configuration's runs, together: means over its runs."""
+"""The ablations of a configuration's runs, together: means over its runs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from operator import itemgetter
 from statistics import mean, stdev
-from typing import Any, TypeVar
+from typing import Any
 
 from dualpath_cli.base.errors import UserError, of_content
 from dualpath_cli.base.system import read_json, without_nan
@@ -13,10 +13,9 @@ from dualpath_cli.report.significance import holm, signed_rank_p
 from dualpath_cli.report.table import Column, Columns, Table
 from dualpath_cli.study.ablation.options import REPORT
 from dualpath_cli.study.parts_of_speech import CLASSES
-from dualpath_cli.study.routing.options import SUMMARY
 
 Record = dict[str, Any]
-T = TypeVar("T")
+REPORTS = f"ablations/step-*/{REPORT}"  # in a run folder
 
 
 def ablations_of(groups: Sequence[Group]) -> tuple[list[Record], list[Record], list[str]]:
@@ -28,69 +27,30 @@ def ablations_of(groups: Sequence[Group]) -> tuple[list[Record], list[Record], l
     rows: list[Record] = []
     classes: list[Record] = []
     left_out: list[str] = []
-    for name, reports in _reports(groups, f"ablations/step-*/{REPORT}", _ablation, left_out):
-        rows += [name | row for row in differences_over_runs([rows for rows, _ in reports])]
-        classes += [name | row for row in excess_over_runs([excess for _, excess in reports])]
+    for name, configuration in ((g.name, c) for g in groups for c in g.configurations):
+        reports = []
+        newest = (sorted(run.folder.glob(REPORTS))[-1:] for run in configuration.runs)
+        for path in chain.from_iterable(newest):
+            try:
+                reports.append(_checked(read_json(path)))
+            except UserError as error:
+                left_out.append(f"left out: {error}")
+            except (LookupError, AttributeError, TypeError, ValueError) as error:
+                left_out.append(f"left out: {path}, {of_content(error)}")
+        if len(reports) > 1:
+            own = {"group": name, "configuration": configuration.name}
+            rows += [own | row for row in differences_over_runs([r["rows"] for r in reports])]
+            classes += [own | row for row in excess_over_runs([r["excess"] for r in reports])]
     return rows, classes, left_out
 
 
-def routings_of(groups: Sequence[Group]) -> tuple[list[Record], list[str]]:
-    """Rows of routings.csv, and a line for each summary left out; runs as in `ablations_of`.
-
-    A row has the mean and standard deviation over runs of a layer's number for a source, or of the
-    deep share of a part of speech, the mean over layers.
-    """
-    left_out: list[str] = []
-    rows = [
-        name
-        | {"source": source, "measure": measure, "layer": layer, "runs": len(runs)}
-        | {"mean": mean(values), "sd": stdev(values)}
-        for name, runs in _reports(groups, f"routing/step-*/{SUMMARY}", _routing, left_out)
-        for source, measure, layer in runs[0]
-        if len(values := [run[key] for run in runs if (key := (source, measure, layer)) in run])
-        == len(runs)
-    ]
-    return rows, left_out
-
-
-def _reports(
-    groups: Sequence[Group], place: str, read: Callable[[Record], T], left_out: list[str]
-) -> Iterator[tuple[Record, list[T]]]:
-    """Names of configurations that have two reports or more, and these, one a run."""
-    for group in groups:
-        for configuration in group.configurations:
-            reports = []
-            newest = (sorted(run.folder.glob(place))[-1:] for run in configuration.runs)
-            for path in chain.from_iterable(newest):
-                try:
-                    reports.append(read(read_json(path)))
-                except UserError as error:
-                    left_out.append(f"left out: {error}")
-                except (LookupError, AttributeError, TypeError, ValueError) as error:
-                    left_out.append(f"left out: {path}, {of_content(error)}")
-            if len(reports) > 1:
-                yield {"group": group.name, "configuration": configuration.name}, reports
-
-
-def _ablation(report: Record) -> tuple[list[Record], list[Record]]:
-    rows, excess = report["rows"], report["excess"]
-    if any(row["loss"] is None for row in rows):
+def _checked(report: Record) -> Record:
+    """The report, unless it is damaged: that fails here, where its file is named."""
+    if any(row["loss"] is None for row in report["rows"]):
         raise ValueError("losses that are no numbers")
-    differences_over_runs([rows] * 2)  # a damaged report fails here, where it is named
-    excess_over_runs([excess] * 2)
-    return rows, excess
-
-
-def _routing(report: Record) -> dict[tuple[str, str, Any], float]:
-    """Means by source, measure and layer, which is None for the mean over layers."""
-    found: dict[tuple[str, str, Any], float | None] = {}
-    for source, numbers in report["sources"].items():
-        for measure, estimate in numbers["layers"].items():
-            of_layers = zip(report["layers"], estimate["mean"], strict=True)
-            found |= {(source, measure, layer): value for layer, value in of_layers}
-        for tag, of_tag in numbers["upos"].items():
-            found[source, f"deep_share of {tag}", None] = of_tag["deep_share"]["mean"]
-    return {key: float(value) for key, value in found.items() if value is not None}
+    differences_over_runs([report["rows"]] * 2)
+    excess_over_runs([report["excess"]] * 2)
+    return report
 
 
 def table_of_classes(rows: Sequence[Record]) -> Table:
@@ -108,7 +68,7 @@ def table_of_classes(rows: Sequence[Record]) -> Table:
     ]
     few = "with fewer than six runs the test cannot give p < 0.05"
     caption = few if any(row["runs"] < 6 for row in rows) else ""
-    return Table.of(rows, columns, "excess over random tokens, over runs", caption, names=3)
+    return Table.of(rows, columns, "excess over random tokens, over runs", caption)
 
 
 def differences_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:

@@ -51,7 +51,6 @@ class Difference:
     df: int = 0  # degrees of freedom of the standard error
     detectable: float = nan  # smallest true difference found at 5 % with 80 % power
     p: float = nan
-    p_pair: float = nan  # by the pair's own differences alone, which assumes nothing of others
     p_holm: float = nan  # `p` corrected for all tests of all groups; nan in a fixed order
     order: int | None = None  # place among the pairs of a fixed order, from 1
     margin: float | None = None  # the smallest difference that matters
@@ -105,7 +104,7 @@ def _in_order(group: Group) -> list[Difference]:
         blocks = find_blocks(scores, one.name, other.name)
         row = replace(_difference(group, AGGREGATE, one, other, blocks), order=n + 1)
         if rows and not rows[-1].p < LEVEL:
-            row = replace(row, p=nan, p_pair=nan, test=AFTER)
+            row = replace(row, p=nan, test=AFTER)
         rows.append(row)
     return rows
 
@@ -148,7 +147,6 @@ def _difference(
         low_90=mean - spread.reach_90, high_90=mean + spread.reach_90,
         test=BLOCKS if len(values) > 2 else PAIR, configurations=len(values), df=spread.df,
         detectable=spread.detectable, p=spread.p(mean),
-        p_pair=block_spread([ours, theirs]).p(mean),
     )  # fmt: skip
 
 

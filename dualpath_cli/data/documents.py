@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError, did_you_mean
-from dualpath_cli.base.streams import is_first_rank
+from dualpath_cli.base.system import is_first_rank
 from dualpath_cli.data.rows import ENDINGS, BadRow, OnRead, is_known, kind_of, read_rows, suffixes
 
 FORMATS = (

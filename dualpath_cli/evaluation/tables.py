@@ -183,5 +183,5 @@ def comparison_table(rows: Sequence[Difference]) -> Table:
     return Table(
         list(columns.values()), [[row[name] for name in columns] for row in shown],
         f"differences to {rows[0]['first']}, {len(rows)} tests",
-        "detectable: found at 5 % with 80 % power; accuracies by McNemar's exact test", names=3,
+        "detectable: found at 5 % with 80 % power; accuracies by McNemar's exact test",
     )  # fmt: skip

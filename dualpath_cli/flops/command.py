@@ -15,12 +15,13 @@ from dualpath_cli.base.ranges import format_size
 from dualpath_cli.flops import count
 from dualpath_cli.flops.description import (
     Description,
+    Flops,
     configurations,
     described,
+    flag,
     settings_of,
     solved,
 )
-from dualpath_cli.flops.options import Decoding, Flops, flag
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Memory, Strategy, plan
 from dualpath_cli.flops.widths import TOLERANCE, Target
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
@@ -131,7 +132,7 @@ def _model(description: Description) -> Answer:
 def _configurations(descriptions: Sequence[Description]) -> Answer:
     """A row for each solved configuration; under match total, with its width multiple."""
     first = descriptions[0]
-    matched, decoding = first.matched, first.options.decoding
+    matched = first.matched
     columns = [
         (Column("configuration"), _label),
         (Column("d_ffn", ""), lambda d: _width(d, "d_ffn")),
@@ -141,10 +142,8 @@ def _configurations(descriptions: Sequence[Description]) -> Answer:
         (Column("spent/matched" if matched else "linear/budget", ".4f"), lambda d: d.budget_ratio),
         (Column("total", _millions), lambda d: d.layer["total"]),
         (Column("KV bytes", ","), lambda d: count.kv_bytes(d.config)),
-        (Column("tokens/s", ",.0f"), lambda d: d.decoding["tokens_per_second"]),
     ]  # fmt: skip
-    idle = {"tokens/s": not decoding, "multiple": not matched}
-    columns = [column for column in columns if not idle.get(column[0].heading)]
+    columns = [c for c in columns if matched or c[0].heading != "multiple"]
     budget, reading = format_size(first.options.budget or 0), str(first.reading).replace("_", " ")
     title = [f"budget {budget} linear FLOPs per token and layer, {reading}"]
     notes = {
@@ -152,7 +151,6 @@ def _configurations(descriptions: Sequence[Description]) -> Answer:
         f"{first.seq_len} tokens a sequence": True,
         "KV bytes: keys and values of a token in bf16, all layers": True,
         "multiple: of both widths and of the effective widths, model.ffn_multiple_of": matched,
-        f"tokens/s: at most, {decoding and _of(decoding)}": decoding,
         "*: raised to the smallest multiple, above the path's share of the budget":
             any(description.clamped for description in descriptions),
     }  # fmt: skip
@@ -218,7 +216,7 @@ def _matched(target: Target) -> str:
 def _numbers(description: Description) -> list[tuple[str, Any]]:
     """Labels with numbers, blank for a heading; rows whose number is 0 or None are left out."""
     config, layer, record = description.config, description.layer, description.record()
-    k, decoding, ratio = record["loops"], description.options.decoding, description.budget_ratio
+    k, ratio = record["loops"], description.budget_ratio
     passes = fmean(count.passes(layer.block, layer.loops) for layer in config.layers)
     looped = _times(k) if isinstance(k, int) else f"K = {by_layer(k)}"
     mixed = " (mean of layers)" if len(set(config.layers)) > 1 else ""
@@ -249,18 +247,7 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
         ("training hours", hours and _hours(description.hours)),
         ("KV cache bytes per token", record["kv_bytes_per_token"]),
     ]
-    if decoding and (speed := description.decoding):
-        lines += [
-            (f"decoding at most, {_of(decoding)}", " "),
-            ("  ms a step", f"{1e3 * speed['step_seconds']:.3f}"),
-            ("  tokens/s", f"{speed['tokens_per_second']:,.0f}"),
-        ]
     return [(label, number) for label, number in lines if number]
-
-
-def _of(decoding: Decoding) -> str:
-    texts = "1 text" if decoding.texts == 1 else f"{decoding.texts:,} texts"
-    return f"{texts} of {decoding.context:,} tokens, {decoding.bandwidth / 1e12:g} TB/s"
 
 
 def _times(n: float) -> str:
@@ -286,7 +273,7 @@ def _millions(value: float) -> str:
 
 
 def _notes(description: Description) -> list[str]:
-    """Assumptions of training and decoding, widths above their share, and an unmet sum."""
+    """Assumptions of training, widths above their share, and an unmet sum."""
     options, notes, ratio = description.options, [], description.budget_ratio
     # The paper's GPUs are a fair assumption for the paper's budgets, but not for every recipe.
     if description.names_hardware or description.solved:
@@ -301,11 +288,6 @@ def _notes(description: Description) -> list[str]:
             f"Training: {description.tokens:,} tokens on {sustains} {options.sustained / 1e12:g} "
             "TFLOP/s, at three forward passes a token, head included."
             f"{'' if description.names_hardware else assumed}"
-        )
-    if options.decoding:
-        notes.append(
-            "Decoding: a step reads every weight that a token uses, in bf16, once for all texts "
-            "and loops, and all keys and values. Only this is counted: a lower bound on its time."
         )
     for target, widths in description.solved:
         exact = dict(zip(("d_ffn", "d_ffn_wide"), target.exact_widths(), strict=True))

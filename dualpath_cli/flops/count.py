@@ -23,7 +23,6 @@ from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, Laye
 from dualpath_cli.spec.own_checks import declared_flops
 
 BFLOAT16 = 2  # bytes of a number
-NEWTON_SCHULZ_STEPS = 5  # `training.muon.STEPS`
 
 
 @dataclass(frozen=True)
@@ -142,15 +141,6 @@ def over_loops(
     return total / sum(steps.values())
 
 
-def newton_schulz_flops(config: ModelConfig) -> int:
-    """FLOPs in an optimizer step of Muon's five Newton-Schulz iterations over all its matrices.
-
-    An iteration over a matrix of m x n, m <= n, is products of 2 m^2 n, 2 m^3 and 2 m^2 n.
-    """
-    stacks = [(times, *sorted(shape)) for times, shape in shapes.orthogonal(config)]
-    return sum(NEWTON_SCHULZ_STEPS * times * (4 * m**2 * n + 2 * m**3) for times, m, n in stacks)
-
-
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:
     """Number of weights by part of the model, summed over layers.
 
@@ -196,18 +186,6 @@ def kv_bytes(config: ModelConfig) -> int:
         passes(layer.block, layer.loops) * 2 * layer.n_kv_heads * layer.head_dim * BFLOAT16
         for layer in config.layers
     )
-
-
-def decoding_seconds(config: ModelConfig, batch: int, context: int, bandwidth: float) -> float:
-    """The least seconds of a step that adds a token to each of `batch` texts of `context` tokens.
-
-    Bytes to read over `bandwidth` in bytes a second: every weight that a token uses, in bf16, once
-    for all texts and loops, and the keys and values of all texts. The one row that a token reads
-    of an untied embedding is not counted.
-    """
-    embedding = 0 if config.tie_embeddings else config.vocab_size * config.d_model
-    weights = BFLOAT16 * (active_parameters(config) - embedding)
-    return (weights + batch * context * kv_bytes(config)) / bandwidth
 
 
 def parameters_non_embedding(config: ModelConfig) -> int:

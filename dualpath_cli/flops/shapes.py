@@ -56,17 +56,6 @@ def untrained(layer: LayerConfig) -> list[Shape]:
     return [(layer.n_experts,)] if layer.n_experts and layer.balance == "bias" else []
 
 
-def orthogonal(config: ModelConfig) -> list[tuple[int, Shape]]:
-    """The matrices that Muon makes orthogonal: number and shape of those in each of `hidden`."""
-    found: list[tuple[int, Shape]] = []
-    for layer, part in ((layer, by_part(layer)) for layer in config.layers):
-        for path, n in (("deep", 1), ("wide", layer.n_experts or 1)):
-            matrices = [shape for shape in part.get(path, []) if len(shape) == 2]
-            found += [(1, shape) for shape in matrices[:-3]]  # the attention's
-            found += [(n, (rows // n, columns)) for rows, columns in matrices[-3:]]
-    return found
-
-
 def sublayer(config: ModelConfig, width: int, experts: int = 1) -> list[Shape]:
     """Shapes of the attention, norms and feed-forward of a path; `experts` are stacked by rows."""
     d, kv, h = config.d_model, config.n_kv_heads, experts * width

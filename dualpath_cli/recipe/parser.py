@@ -1,6 +1,6 @@
 """jsonargparse with errors of one line, and checked dataclasses from plain values. Torch-free.
 
-The same parser reads recipes, the command line and, within LightningCLI, the trainer's classes.
+The same parser reads recipes and the command line.
 """
 
 import typing
@@ -10,7 +10,6 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from itertools import chain
 from typing import Any, Literal, TypeVar
 
 import yaml
@@ -24,35 +23,6 @@ from dualpath_cli.recipe.recipes import Loader
 # Values on the command line are read like those of recipes. jsonargparse has no public way.
 _loaders_dumpers.yaml_default_loader = Loader  # type: ignore[assignment]
 T = TypeVar("T")
-
-_NAMES_ELSEWHERE = {
-    "model.d_model": "hidden_size n_embd",
-    "model.n_layers": "num_layers num_hidden_layers",
-    "model.n_heads": "num_attention_heads",
-    "model.n_kv_heads": "num_key_value_heads",
-    "model.d_ffn": "intermediate_size",
-    "model.max_seq_len": "max_position_embeddings seq_len",
-    "model.rope_base": "rope_theta",
-    "optim.lr": "learning_rate",
-    "optim.lr_end": "min_lr",
-    "optim.warmup_steps": "num_warmup_steps warmup_ratio",
-    "optim.schedule": "lr_scheduler_type",
-    "optim.clip": "max_grad_norm gradient_clip_val gradient_clip_algorithm",
-    "run.batch_tokens": "batch_size gradient_accumulation_steps accumulate_grad_batches",
-    "run.micro_batch": "micro_batch_size per_device_train_batch_size",
-    "run.max_tokens": "max_steps max_epochs num_train_epochs limit_train_batches overfit_batches "
-    "fast_dev_run",
-    "run.log_every": "logging_steps log_every_n_steps",
-    "run.validate_every": "eval_steps val_check_interval check_val_every_n_epoch "
-    "num_sanity_val_steps",
-    "run.save_every": "save_steps enable_checkpointing",
-    "run.dir": "output_dir default_root_dir",
-    "run.name": "run_name",
-    "data.val_tokens": "limit_val_batches",
-    "seed_everything": "seed",
-}
-OTHER_NAMES = {name: key for key, words in _NAMES_ELSEWHERE.items() for name in words.split()}
-"""Keys of a recipe by their names in other trainers and in Lightning."""
 
 
 def _size(value: Any) -> Size:
@@ -69,10 +39,12 @@ register_type(Size, serializer=int, deserializer=_size, type_check=lambda v, _: 
 register_type(Place, serializer=str, deserializer=at_home, type_check=lambda v, _: False)
 
 
-class OneLine:
-    """Mixin of a jsonargparse parser: a user's mistake becomes a UserError of one line."""
+class Parser(ArgumentParser):
+    """The parser of every command, and of every dataclass that is read from a file.
 
-    _actions: Any
+    A user's mistake becomes a UserError of one line.
+    """
+
     words: Sequence[str] | None = None
     """The user's words; messages name options as written there. None: messages name keys."""
     prefix = ""
@@ -80,8 +52,7 @@ class OneLine:
 
     def __init__(self, **settings: Any) -> None:
         # A mistyped option must not be taken for another option.
-        ours = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
-        super().__init__(**{**ours, **settings})
+        super().__init__(exit_on_error=False, add_help=False, allow_abbrev=False, **settings)
 
     def read(self, base: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
         """Returns `base` with the keys that `words` set, and no default of any other key.
@@ -93,13 +64,12 @@ class OneLine:
         try:
             return self._parsed(base, words)
         except ArgumentError as error:
-            raise UserError(self._mistake(base, words) or _reason(error)) from error
+            raise UserError(self._mistake(base, words) or reason_of(error)) from error
 
     def _parsed(self, base: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-        parser: Any = self
-        found: Namespace = parser.parse_object(deepcopy(dict(base)), defaults=False)
+        found = self.parse_object(deepcopy(dict(base)), defaults=False)
         if words:
-            found = parser.parse_args([*words], namespace=found, defaults=False)
+            found = self.parse_args([*words], namespace=found, defaults=False)
         return found
 
     def _mistake(self, base: Mapping[str, Any], words: Sequence[str]) -> str:
@@ -110,18 +80,18 @@ class OneLine:
             section, _, name = key.rpartition(".")
             try:
                 self._parsed({section: {name: value}} if section else {key: value})
-            except ArgumentError as error:
-                return self._wrong(key, value, error)
+            except ArgumentError:
+                return self._wrong(key, value)
         parts: list[list[str]] = []  # an option and its values, or a word before all options
         for word in words:
             if not parts or word[:1] == "-" or parts[-1][0][:1] != "-":
                 parts.append([])
             parts[-1].append(word)
-        for n, (option, *values) in enumerate(parts, 1):
-            try:  # with earlier parts: words about a class need the part that names the class
-                self._parsed(base, [*chain(*parts[:n])])
-            except ArgumentError as error:
-                return self._wrong_word(option, values, error)
+        for option, *values in parts:
+            try:
+                self._parsed(base, [option, *values])
+            except ArgumentError:
+                return self._wrong_word(option, values)
         return ""
 
     def _leaves(self, base: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -141,7 +111,7 @@ class OneLine:
                  or (key.startswith(f"{a.dest}.") and not self._is_section(a.dest))]  # fmt: skip
         return max(found, key=lambda a: len(a.dest), default=None)
 
-    def _wrong_word(self, option: str, values: Sequence[str], error: Exception) -> str:
+    def _wrong_word(self, option: str, values: Sequence[str]) -> str:
         name, equals, value = option.partition("=")
         of_option = (a.dest for a in self._actions if name in a.option_strings)
         key = next(of_option, name.lstrip("-").removesuffix("+"))
@@ -158,19 +128,13 @@ class OneLine:
                     return self._mistake({key: content}, ())
             what = f"a mapping, or a YAML file of one, not '{value:.60}'"
             return f"{key} must be {what}; or set --{key}.KEY VALUE"
-        return self._wrong(key, value if equals else " ".join(values), error)
+        return self._wrong(key, value if equals else " ".join(values))
 
-    def _wrong(self, key: str, value: Any, error: Exception) -> str:
-        """The message for a wrong value; for a class that is built, jsonargparse's reason."""
+    def _wrong(self, key: str, value: Any) -> str:
         action = self._action(key)
         annotation = getattr(action, "_typehint", None) or getattr(action, "type", None)
         name, must = self.name_of(key), describe(annotation)
         parts = value if isinstance(value, list) else [value]
-        if "<class" in must:
-            named = [str(part["class_path"]).rpartition(".")[2] for part in parts
-                     if isinstance(part, dict) and "class_path" in part]  # fmt: skip
-            shown = ", ".join(named) or str(value)
-            return f"{name}: '{shown:.60}' cannot be built: {_reason(error)}"
         shown = {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
         if name.startswith("--"):
             must = must.removesuffix(" or null")  # null: the option is left out
@@ -206,7 +170,7 @@ class OneLine:
         options, option = self.options(), word.partition("=")[0]
         section, _, name = option.lstrip("-").rpartition(".")
         own = [key for key in options if key.startswith(section and f"{section}.")]
-        near = {other: key for other, key in OTHER_NAMES.items() if key in options}
+        near: dict[str, str] = {}
         for keys in (reversed(options), own, [key for key in options if "." not in key]):
             near |= {key.rpartition(".")[2].replace("-", "_"): key for key in keys}
         shown = {last: options[key] for last, key in near.items()} if option[:1] == "-" else near
@@ -218,11 +182,7 @@ class OneLine:
         return f"unknown key '{self.prefix}{option}'{hint or f'; there are {there}'}"
 
 
-class Parser(OneLine, ArgumentParser):
-    """The parser of every command, and of every dataclass that is read from a file."""
-
-
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """jsonargparse's reason; for a union, the first reason of a type that the value fits."""
     whole = " ".join(str(error).split())
     reasons = [" ".join(part.split()) for part in str(error).split("\n    - ")[1:]]

@@ -65,14 +65,13 @@ class StepLoops:
         choices = self.choices(step)
         return choices[seed_from("train_loops", self.seed, step) % len(choices)]
 
-    def counts(self, since: int = 0) -> dict[int, float]:
-        """Steps from `since` on that run each number of loops; for draws, the expected number."""
+    def counts(self) -> dict[int, float]:
+        """Steps that run each number of loops; for draws, the expected number."""
         counts: dict[int, float] = {}
         ends = [*(first for first, _ in self.phases[1:]), self.steps]
         for (first, choices), end in zip(self.phases, ends, strict=True):
             for loops in choices:
-                part = max(0, end - max(first, since)) / len(choices)
-                counts[loops] = counts.get(loops, 0) + part
+                counts[loops] = counts.get(loops, 0) + (end - first) / len(choices)
         return counts
 
 
@@ -125,10 +124,10 @@ def micro_batches(batch_tokens: int, length: int, ranks: int, micro_batch: int) 
     return own // micro_batch
 
 
-def loop_counts(run: RunSettings, since: int = 0) -> dict[int, float]:
+def loop_counts(run: RunSettings) -> dict[int, float]:
     """`StepLoops.counts` of a run; empty if all steps run `model.loops`."""
     loops = step_loops(run)
-    return {} if loops is None else loops.counts(since)
+    return {} if loops is None else loops.counts()
 
 
 def stable_steps(settings: Settings) -> int:

@@ -55,7 +55,6 @@ class Clusters:
         return {"unit": self.unit, "count": self.count}
 
     def __str__(self) -> str:
-        """Such as `31 documents`, `1 window`."""
         return clusters_text(**self.facts)
 
 

@@ -12,7 +12,7 @@ from rich import progress as rich_progress
 from rich.console import Console, ConsoleDimensions
 from rich.filesize import decimal
 
-from dualpath_cli.base.streams import to_nobody
+from dualpath_cli.base.system import to_nobody
 
 NARROWEST = 20
 """Least assumed columns of a terminal: rich draws nothing in one or two."""

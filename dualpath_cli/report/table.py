@@ -16,14 +16,13 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from rich.console import Console, Group, RenderableType
+    from rich.console import Console
 
 T = TypeVar("T")
 Format = str | Callable[[Any], str]
 
-FOLDED = 24
-"""Least characters of a column of folded words; narrower terminals print a table in parts."""
 LOG_WIDTH = 100  # characters in a line of a caption if the output is no terminal
+WIDEST = 10_000  # characters of the widest table
 
 
 @dataclass(frozen=True)
@@ -113,16 +112,14 @@ class Table:
     rows: Sequence[Sequence[Any]]
     title: str = ""
     caption: str = ""
-    names: int = 1  # first columns, which name a row; they begin every part of a table
 
     @classmethod
     def of(
-        cls, items: Iterable[T], columns: Columns[T], title: str = "", caption: str = "",
-        names: int = 1,
-    ) -> "Table":  # fmt: skip
+        cls, items: Iterable[T], columns: Columns[T], title: str = "", caption: str = ""
+    ) -> "Table":
         """A table with a row for each item; each column has a function for its value."""
         rows = [[value(item) for _, value in columns] for item in items]
-        return cls([column for column, _ in columns], rows, title, caption, names)
+        return cls([column for column, _ in columns], rows, title, caption)
 
     def cells(self) -> list[list[Entry]]:
         """The rows, each as long as the columns, or empty for a line."""
@@ -141,74 +138,52 @@ class Table:
 
 
 def show(console: "Console", table: Table, *, box: bool = True) -> None:
-    """Prints a table; `box` draws lines around the cells."""
-    if console.is_terminal:
-        console.print(drawn(table, console.width, box=box), highlight=False)
-        return
-    with console.capture() as captured:
-        console.print(drawn(table, None, box=box), highlight=False)
-    for line in captured.get().splitlines():
-        console.out(line.rstrip(), highlight=False)
+    """Prints a table between title and caption; `box` draws lines around the cells.
 
-
-def drawn(table: Table, room: int | None, *, box: bool = True) -> "Group":
-    """A table drawn by rich for a terminal of `room` columns; None: not a terminal.
-
-    On a narrow terminal words are folded, and then columns are printed in several parts, each
-    with the names of the rows. Without a terminal each row is one line.
+    A terminal folds words. Numbers are never folded: a table that they make wider than the terminal
+    runs over its edge.
     """
     from rich import box as boxes
     from rich.cells import cell_len
     from rich.console import Group
+    from rich.measure import Measurement
     from rich.table import Table as Drawing
     from rich.text import Text
 
-    beside, around = (3, 1) if box else (2, -2)
-    columns, cells = table.columns, table.cells()
-    least = []  # characters of each column, where words are folded
-    for place, column in enumerate(columns):
-        texts = [*column.heading.split("\n"), *(row[place].starred for row in cells if row)]
-        width = max(map(cell_len, texts))
-        if column.format is None:
-            longest = max(map(cell_len, " ".join(texts).split()), default=0)
-            width = max(min(width, FOLDED), longest)
-        least.append(width)
-    found: list[RenderableType] = [Text(table.title, "bold")] if table.title else []
-    for places in _parts([width + beside for width in least], room and room - around, table.names):
-        drawing = Drawing(
-            box=boxes.HEAVY_HEAD if box else None, pad_edge=box,
-            show_header=any(column.heading for column in columns),
+    drawing = Drawing(
+        box=boxes.HEAVY_HEAD if box else None, pad_edge=box,
+        show_header=any(column.heading for column in table.columns),
+    )  # fmt: skip
+    rows = table.cells()
+    for place, column in enumerate(table.columns):
+        texts = [*column.heading.split("\n"), *(row[place].starred for row in rows if row)]
+        words = column.format is None
+        whole = " ".join(texts).split() if words else texts
+        drawing.add_column(
+            column.heading, justify="left" if words else "right", overflow="fold",
+            min_width=max(map(cell_len, whole), default=0), no_wrap=not words,
         )  # fmt: skip
-        # Where even one column is too wide beside the names, rich folds numbers, too.
-        fits = room is None or sum(least[place] + beside for place in places) + around <= room
-        for place in places:
-            words = columns[place].format is None
-            drawing.add_column(
-                columns[place].heading, justify="left" if words else "right", overflow="fold",
-                min_width=least[place] if fits else None, no_wrap=fits and not words,
-            )  # fmt: skip
-        for row in cells:
-            styles = [c.style(cell.value) if c.style else ""
-                      for c, cell in zip(columns, row, strict=False)]  # fmt: skip
-            if row:
-                drawing.add_row(*(Text(row[place].starred, styles[place]) for place in places))
-            else:
-                drawing.add_section()
-        found.append(drawing)
-    if table.caption:
-        found.append(Text(fill(table.caption, room or LOG_WIDTH), "dim"))
-    return Group(*found)
-
-
-def _parts(widths: Sequence[int], room: int | None, names: int) -> list[list[int]]:
-    """Places of the columns that fit beside the names, part by part."""
-    parts = [list(range(names))]
-    for place in range(names, len(widths)):
-        taken = sum(widths[other] for other in (*parts[-1], place))
-        if room is not None and taken > room and len(parts[-1]) > names:
-            parts.append(list(range(names)))
-        parts[-1].append(place)
-    return parts
+    for row in rows:
+        if row:
+            pairs = zip(table.columns, row, strict=True)
+            styles = [c.style(cell.value) if c.style else "" for c, cell in pairs]
+            drawing.add_row(*(Text(c.starred, style) for c, style in zip(row, styles, strict=True)))
+        else:
+            drawing.add_section()
+    least = Measurement.get(console, console.options.update(width=WIDEST), drawing).minimum
+    if least > console.width:
+        drawing.width = least
+    width = console.width if console.is_terminal else LOG_WIDTH
+    title = [Text(table.title, "bold")] if table.title else []
+    caption = [Text(fill(table.caption, width), "dim")] if table.caption else []
+    parts = Group(*title, drawing, *caption)
+    if console.is_terminal:
+        console.print(parts, highlight=False, crop=False)
+        return
+    with console.capture() as captured:
+        console.print(parts, highlight=False)
+    for line in captured.get().splitlines():
+        console.out(line.rstrip(), highlight=False)
 
 
 def markdown(table: Table, escape: Callable[[str], str] | None = None) -> str:

@@ -42,7 +42,6 @@ def write_manifest(checkpoint: Path, files: Files, facts: dict[str, Any]) -> Non
 
 
 def facts_of(checkpoint: Path) -> dict[str, Any]:
-    """The facts of a run in a checkpoint's manifest."""
     facts = read_json(manifest_of(checkpoint)).get("run")
     return facts if isinstance(facts, dict) else {}
 

@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.streams import is_first_rank
-from dualpath_cli.base.system import FIT, PARTIAL, read_json, write_text
+from dualpath_cli.base.system import FIT, PARTIAL, is_first_rank, read_json, write_text
 from dualpath_cli.base.version import versions
 from dualpath_cli.recipe.recipes import Recipe, dump, merge, read
 from dualpath_cli.recipe.settings import TrainerSettings, check_sections, settings_from

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.streams import is_first_rank
-from dualpath_cli.base.system import write_text
+from dualpath_cli.base.system import is_first_rank, write_text
 from dualpath_cli.spec.config import LayerConfig, ModelConfig, ParameterGroup
 from dualpath_cli.spec.own_classes import FOUND, Role, Start, own_class, own_kind, own_roles
 

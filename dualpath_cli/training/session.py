@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from rich.console import Console
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.streams import is_first_rank
+from dualpath_cli.base.system import is_first_rank
 from dualpath_cli.data.storage import local_copy
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.schedule import step_loops

@@ -39,7 +39,7 @@ LINES = [
     f"routing --ckpt_path {RUN} --text hello",
     f"generate --ckpt_path {RUN} --prompt hello --top_k 5 --stop a --intervention gates=1,0",
     "flops --config case.yaml --tokens 1B --gpus 8 --tflops 100",
-    "flops --budget 80M --alpha 50 --k 4 --block dual --layers 8 --dim 512 --decode 2x64@1GB/s",
+    "flops --budget 80M --alpha 50 --k 4 --block dual --layers 8 --dim 512",
     "sweep --config case.yaml --budget 100K --alphas 50 --loops 2,3 --controls wide --out x --yes",
     f"compare {RUN} --baseline tiny --any-length --out x",
 ]

@@ -1,14 +1,18 @@
-"""Words after a command: which become keys of the recipe, and with what values."""
+"""Words after a command: which become keys of the recipe, with what values, and overrides."""
 
 from functools import reduce
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import _joined, parser_of, read
 from dualpath_cli.data.documents import split_name
+from dualpath_cli.spec.intervention import RANDOM, SHUFFLED, Intervention
+from dualpath_cli.spec.intervention import parse_overrides as parse
 
 
 def changed(recipe: dict[str, Any], *words: str) -> dict[str, Any]:
@@ -99,22 +103,6 @@ def test_a_value_may_begin_with_a_dash_but_not_with_two(values):
         read(COMMANDS["generate"], ["--prompt", "a", "-h"])
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--trainer.callbacks+=LearningRateMonitor", "--trainer.callbacks.init_args.x", "step"],
-        ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir=x"],
-        ["--trainer.callbacks", "nlp.Callback", "--trainer.plugins=null_plugins.Plugin"],
-        ["--trainer.strategy", "lightning.pytorch.strategies.DDPStrategy"],
-        ["--trainer.profiler", "mine.Profiler", "--trainer.plugins=mine.Plugin"],
-    ],
-)
-def test_words_about_lightnings_classes_are_left_to_its_own_parser(words):
-    line = read(COMMANDS["fit"], ["--config", "x", *words]).upon({})
-    assert line.recipe == {}
-    assert len(line.of_classes) == sum(word.startswith("--") for word in words)
-
-
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_every_option_is_shown_with_hyphens_and_may_be_written_with_underscores(command):
     parser = parser_of(command)
@@ -141,8 +129,39 @@ def test_keys_are_given_by_recipes_and_words_of_any_form(words):
     assert found.given("model", recipe) == set()
 
 
-def test_words_about_a_class_and_others_of_its_key_keep_their_order():
-    words = ["--trainer.callbacks=Timer", "--trainer.callbacks", "null"]
-    line = read(COMMANDS["fit"], ["--config", "x", *words]).upon({})
-    assert line.of_classes == ("--trainer.callbacks=Timer", "--trainer.callbacks=null")
-    assert read(COMMANDS["fit"], ["--config", "x", *words[1:]]).upon({}).of_classes == ()
+# Overrides: a word for each, the same in options, files and results
+
+
+PERMILLE = st.integers(0, 1000).map(lambda n: n / 1000)
+FIELDS = {
+    "loops": st.integers(1, 99),
+    "gates": st.one_of(st.tuples(PERMILLE, PERMILLE), st.just(SHUFFLED)),
+    "halting": PERMILLE,
+    "skip": PERMILLE,
+    "kv_slots": st.integers(1, 9),
+    "experts": st.integers(1, 9) | st.just(RANDOM),
+}
+
+
+@st.composite
+def interventions(draw: st.DrawFn) -> Intervention:
+    """Any intervention, in any layers, or gates of a class of tokens."""
+    names = draw(st.sets(st.sampled_from(sorted(FIELDS))))
+    chosen = {name: draw(FIELDS[name]) for name in names}
+    if SHUFFLED in chosen.values() or RANDOM in chosen.values():
+        chosen.pop("kv_slots", None)
+        chosen["seed"] = draw(st.integers(0, 99))
+    elif names == {"gates"}:
+        chosen["tokens"] = draw(st.sampled_from([None, "verbs", "random-as-verbs:3"]))
+    if chosen:
+        layers = draw(st.none() | st.sets(st.integers(0, 30), min_size=1))
+        chosen["layers"] = layers and tuple(sorted(layers))
+    return Intervention(**chosen)
+
+
+@given(interventions(), st.randoms())
+def test_the_name_of_an_intervention_gives_it_back_in_any_order(change, order):
+    words = change.name.split()
+    order.shuffle(words)
+    for written in ([change.name], words):
+        assert (parse(written) or Intervention()) == change

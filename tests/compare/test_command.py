@@ -12,7 +12,7 @@ from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import read_recipe
 from tests.cli.test_cli import run_without_slow_imports
-from tests.compare.run_folders import BATCH, model_of, write_run, write_sweep
+from tests.compare.run_folders import model_of, write_run, write_sweep
 from tests.training.tiny_run import prepare
 
 CELLS = ("wide", "loop_k2", "loop_k4", "a50_k2")
@@ -105,17 +105,6 @@ def test_pairs_over_several_sweeps_of_rates_are_tested_in_their_order(tmp_path, 
     for pairs in ("a50_k1", "a50_k1:a50_k1", "a50_k1:expanded"):
         assert main([*words, "--pairs", pairs]) == 2
         assert pairs.rpartition(":")[2] in capsys.readouterr().err
-
-
-def test_pairs_are_of_one_table(swept, tmp_path, capsys, undrawn):
-    short = {"run": {"max_tokens": 20 * BATCH}}
-    path = tmp_path / "runs/new"
-    write_run(path, model_of("wide"), {"novels": 2, "peps": 2}, cell="new", steps=20, **short)
-    words = ["compare", str(swept), str(path), "--out", str(tmp_path / "out"), "--pairs"]
-    assert main([*words, "new:a50_k2"]) == 2
-    assert "--pairs: 0 of 2 tables" in capsys.readouterr().err
-    assert main([*words, "a50_k2:loop_k2"]) == 0
-    assert len(read_csv(tmp_path / "out/tests.csv")) == 1
 
 
 def test_nothing_stays_of_an_earlier_comparison(swept, tmp_path, undrawn):

@@ -204,6 +204,8 @@ def test_a_table_that_lacks_the_baseline_has_no_tests(tmp_path):
     assert large.baselines == (large.wide,)
     assert small.baselines == ()
     assert "no tests: no configuration of --baseline is" in group_tables(small)[0].caption
+    with pytest.raises(UserError, match="--pairs: 0 of 2 tables"):
+        groups_of(all_of(tmp_path), pairs=[("dual", "f300k_wide")])
     small, large = groups_of(all_of(tmp_path), pairs=[("dual", "f600k_wide")])
     assert "no tests: --pairs names configurations of another" in group_tables(small)[0].caption
     assert "no tests" not in group_tables(large)[0].caption

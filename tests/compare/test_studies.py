@@ -1,4 +1,4 @@
-"""Ablations and routings of a configuration's runs, read together by compare."""
+"""Ablations of a configuration's runs, read together by compare."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,6 @@ from dualpath_cli.compare.runs import find_folders, read_run
 from dualpath_cli.compare.studies import (
     ablations_of,
     excess_over_runs,
-    routings_of,
     table_of_classes,
 )
 from tests.compare.run_folders import write_sweep
@@ -78,21 +77,3 @@ def test_the_tests_over_runs_are_corrected_for_their_number():
     # A class that not all runs have is left out.
     assert excess_over_runs([[EXCESS | {"excess": 0.1}], []]) == []
     assert excess_over_runs([[EXCESS | {"excess": 0.1}], [EXCESS | {"excess": None}]]) == []
-
-
-def test_the_routings_of_a_configuration_are_means_over_its_runs(tmp_path):
-    sweep, groups = swept(tmp_path, 4)
-    for seed, share in enumerate((0.25, 0.5, None, "damaged")):
-        folder = sweep / f"runs/a50_k2/seed_{seed}/routing/step-00000010"
-        folder.mkdir(parents=True)
-        layers = {"deep_share": {"mean": [share, 0.5]}, "cosine": {"mean": [0.1 * seed, None]}}
-        upos = {"NOUN": {"deep_share": {"mean": share}}}
-        report = {"layers": [1, 3], "sources": {"novels": {"layers": layers, "upos": upos}}}
-        (folder / "summary.json").write_text(json.dumps(report))
-    rows, (line,) = routings_of(groups)
-    assert "seed_3/routing/step-00000010/summary.json" in line
-    assert [{k: row[k] for k in ("configuration", "measure", "layer", "runs")} for row in rows] == [
-        {"configuration": "a50_k2", "measure": "deep_share", "layer": 3, "runs": 3},
-        {"configuration": "a50_k2", "measure": "cosine", "layer": 1, "runs": 3},
-    ], "a number that a run lacks is left out"
-    assert [(row["mean"], row["sd"]) for row in rows] == [(0.5, 0.0), pytest.approx((0.1, 0.1))]

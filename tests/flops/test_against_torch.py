@@ -15,9 +15,7 @@ from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.shapes import units
 from dualpath_cli.model.language_model import DualPathLM
-from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
-from dualpath_cli.training.module import build_optimizer
 from tests.flops.test_count_and_widths import small
 
 KINDS = get_args(BlockKind)
@@ -63,18 +61,6 @@ def counted(config: ModelConfig) -> tuple[int, int]:
     by_kernel = counter.get_flop_counts()["Global"]
     products = sum(by_kernel.get(kernel, 0) for kernel in MATRIX_PRODUCTS)
     return products, sum(by_kernel.values()) - products
-
-
-@each_variant
-def test_newton_schulz_takes_what_pytorch_counts(config):
-    model = DualPathLM(config)
-    muon = build_optimizer(model.named_parameters(), OptimSettings(name="muon"), 1, config)
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    counter = FlopCounterMode(display=False)
-    with counter:
-        muon.step()
-    assert flops.newton_schulz_flops(config) == counter.get_total_flops()
 
 
 @each_variant

@@ -1,7 +1,6 @@
 """`dualpath flops`: what its answers hold, for options, recipes and the paper's table."""
 
 import json
-import re
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -94,20 +93,6 @@ def test_the_model_of_json_is_a_section_of_a_recipe(line, described, tmp_path):
     again = described(f"--config {recipe} --budget {model['budget']}")
     same = [name for name in KEYS if name not in ("alpha", "budget_ratio", "reading")]
     assert {name: again[name] for name in same} == {name: model[name] for name in same}
-
-
-def test_decoding_reads_weights_and_caches_once_a_step(answer, described):
-    """Of an H100's 3.35 TB/s: half a million tokens of cache weigh 8 times F80M's weights."""
-    line = f"{DUAL} --decode 32x4096@3.35TB/s"
-    weights = 2 * (483_156_880 - 50304 * 768)
-    seconds = (weights + 32 * 4096 * 245_760) / 3.35e12
-    decoding = described(line)["decoding"]
-    assert decoding == {
-        "texts": 32, "context": 4096, "bandwidth": 3.35e12, "step_seconds": pytest.approx(seconds),
-        "tokens_per_second": pytest.approx(32 / seconds),
-    }  # fmt: skip
-    table = answer("--budget 80M --table --decode 32x4096@3350GB/s")
-    assert re.search(rf"dual a50 K4 .* 245,760 +{32 / seconds:,.0f}\n", table)
 
 
 # Options

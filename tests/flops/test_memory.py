@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from dualpath_cli.flops.options import SUSTAINED
+from dualpath_cli.flops.description import SUSTAINED
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.flops.plan import (
     MAX_LOGITS,

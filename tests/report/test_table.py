@@ -1,15 +1,18 @@
-"""A table says the same wherever it is written: every value, in a terminal of any width."""
+"""A table says the same wherever it is written, and names are shown as they are."""
 
 import io
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli.report.console import NARROWEST, plain_console
+from dualpath_cli.report.console import Progress, counted, plain_console
 from dualpath_cli.report.page import tables
 from dualpath_cli.report.table import Column, Table, interval, markdown, show, with_error
+from dualpath_cli.training.session import Session
 
 NAN = float("nan")
 TABLE = Table(
@@ -59,34 +62,20 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line] for line in lines if line]
 
 
-def test_a_terminal_folds_words_and_then_prints_the_columns_in_parts():
+def test_a_terminal_folds_words():
     assert cells(shown(TABLE, 92))[2:4] == [
         ["wide", "better, alone; undecided", "2.2500", "-0.125 to +0.500", "719,000,000"],
         ["", "after that", "", "", ""],
     ]
-    lines = shown(TABLE, 66).splitlines()
-    assert [line.strip() for line in (lines[0], lines[-1])] == ["two models", "loss in nats"]
-    heads = [line for line in cells(shown(TABLE, 66)) if line[0] == "configuration"]
-    assert heads == [["configuration", "verdict", "loss"],
-                     ["configuration", "95 % interval", "parameters"]]  # fmt: skip
-
-
-def test_every_part_begins_with_the_columns_that_name_a_row():
-    columns = [Column("source"), Column("layer", "d"), *(Column("n" * 20, "d") for _ in range(4))]
-    table = Table(columns, [("text", 1, 0, 0, 0, 0), ("", 2, 0, 0, 0, 0)], names=2)
-    parts = [row[:2] for row in cells(shown(table, 70))]
-    assert parts == [["source", "layer"], ["text", "1"], ["", "2"]] * 2
 
 
 @settings(max_examples=60)
 @given(width=st.integers(1, 140), box=st.booleans())
-def test_no_digit_is_lost_on_a_terminal_of_any_width_and_no_number_is_cut(width, box):
-    """From 36 columns on, which the longest number takes beside a row's name."""
+def test_no_number_is_cut_on_a_terminal_of_any_width(width, box):
     text = shown(TABLE, width, box=box)
-    assert max(map(len, text.splitlines())) <= max(width, NARROWEST)
     assert sorted(re.findall(r"\d", text)) == sorted(re.findall(r"\d", shown(TABLE, 200)))
     for value in ("2.2500", "2.1250 *", "-0.125 to +0.500", "719,000,000"):
-        assert width < 36 or value in text
+        assert value in text
 
 
 @pytest.mark.parametrize("columns", ["1", "80"])
@@ -138,3 +127,41 @@ def test_a_page_shows_every_text_and_sorts_by_full_numbers():
     assert "<td>a_b&amp;c%d$e#f{g}~h^i\\j&lt;k&gt;l|m*n`o</td>" in text
     assert '<td class="number" data-order="2.125"><strong>2.1250</strong></td>' in text
     assert '<th scope="col"><button>verdict</button></th>' in text
+
+
+# Names
+
+
+NAMES = ["[red]", "[/x]", "[bold]a[/bold]", ":smile:", "[link=x]"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_shown_as_it_is(name):
+    screen = io.StringIO()
+    console = plain_console(file=screen, width=100, force_terminal=True, color_system=None)
+    result = {name: {"loss": 1.0, "bits_per_byte": 1.0}}
+    module: Any = SimpleNamespace(val_results=result)
+    nothing: Any = None
+    session = Session(nothing, nothing, module, nothing, console)
+    session.say(f"said {name}")
+    session.show_validation()
+    columns = [Column(name), Column(f"number {name}", "d")]
+    show(console, Table(columns, [(f"cell {name}", 1)], f"title {name}", f"caption {name}"))
+    with Progress(console, f"bar {name}", counted("steps"), 1) as progress:
+        progress.advance(1, status=f"status {name}")
+    shown = screen.getvalue()
+    for place in ("said", "title", "number", "caption", "cell", "bar", "status"):
+        assert f"{place} {name}" in shown
+    assert f"│ {name}" in shown
+
+
+def test_the_time_left_leaves_out_the_first_part_and_names_are_shown_as_they_are(monkeypatch):
+    clock = iter([0, 600, 660])  # begun; compiled with the first step; a minute for the second
+    monkeypatch.setattr("dualpath_cli.report.console.time.monotonic", lambda: next(clock))
+    screen = io.StringIO()
+    progress = Progress(plain_console(file=screen), "[/x] [red]", counted("steps"), 10)
+    progress.advance()
+    progress.advance()
+    assert screen.getvalue().splitlines() == [
+        "[/x] [red]: 1 of 10 steps", "[/x] [red]: 2 of 10 steps, 8.0 min left"
+    ]  # fmt: skip

@@ -50,7 +50,6 @@ class Cell:
     model: dict[str, Any]  # fields of the model section that make it this configuration
     spent: float  # matched FLOPs per token and layer, over the FLOPs that they should be
     layers_times: int = 1  # its layers over those of the backbone, which share the budget
-    gate_flops: int = 0  # of the recipe's gate, taken off a dual block's budget
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,6 @@ class _Kind:
         return self.target.has_room
 
     def widths(self, multiple: int) -> Widths:
-        """The widths in a multiple."""
         if not self.smallest_deep:
             return solve_widths(replace(self.target, multiple_of=multiple))
         wide = largest_width(self._wide_beside(multiple), multiple)
@@ -191,7 +189,6 @@ class _Kind:
         return solve_widths(wide).d_ffn_wide
 
     def solved(self, multiple: int) -> Cell:
-        """The cell with its widths."""
         widths, target = self.widths(multiple), self.target
         model: dict[str, Any] = {
             "block": target.block,
@@ -218,7 +215,7 @@ class _Kind:
             alpha = round(100 * (deep - gate) / (deep + wide - 2 * gate), 1)
         return Cell(
             self.name, self.family, self.budget, (target.match,), alpha,
-            model, float(self.spent(multiple)), self.layers_times, target.off_the_top,
+            model, float(self.spent(multiple)), self.layers_times,
         )  # fmt: skip
 
 

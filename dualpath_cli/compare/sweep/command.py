@@ -17,10 +17,8 @@ from dualpath_cli.compare.sweep import plan, request, runner
 from dualpath_cli.compare.sweep.cells import FAMILIES, Cell, solve
 from dualpath_cli.compare.sweep.request import Design, Sweep
 from dualpath_cli.compare.sweep.runner import check_none, run_all, say
-from dualpath_cli.compare.sweep.runs import LENGTH, RATE, PlannedRun, plan_runs, write_recipes
-from dualpath_cli.flops.widths import TOLERANCE
+from dualpath_cli.compare.sweep.runs import RATE, PlannedRun, plan_runs, write_recipes
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
-from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.report.console import plain_console
 from dualpath_cli.report.table import show
@@ -50,7 +48,7 @@ def run(options: Sweep, recipe: Recipe) -> str:
 def _run(design: Design, console: Console) -> str:
     shared, jobs = _shared(design), design.options.jobs
     cells, notes = solve(design.wanted, shared.model)
-    runs = plan_runs(cells, design, shared, _branches(design, shared))
+    runs = plan_runs(cells, design, shared)
     firsts = list({run.configuration: run for run in reversed(runs)}.values())[::-1]
     check_different(firsts)
     if not design.options.slurm:
@@ -90,20 +88,6 @@ def _shared(design: Design) -> Settings:
     return shared
 
 
-def _branches(design: Design, shared: Settings) -> bool:
-    """Whether runs of several lengths are branches of the longest."""
-    if LENGTH not in design.varied or shared.optim.schedule != "wsd":
-        return False
-    if "optim.schedule" in design.varied:
-        raise UserError("--set optim.schedule does not go with --set run.max_tokens under wsd")
-    if shared.optim.decay_sum is not None or "optim.decay_sum" in design.varied:
-        raise UserError(
-            "under optim.schedule wsd runs of several run.max_tokens are branches of the longest, "
-            "for which optim.decay_sum must be null: it depends on the length; set weight_decay"
-        )
-    return True
-
-
 def check_different(firsts: Sequence[PlannedRun]) -> None:
     """Refuses two configurations that would be trained with the same numbers."""
     seen: dict[str, str] = {}
@@ -134,17 +118,8 @@ def check_settings(firsts: Sequence[PlannedRun]) -> None:
     for run in firsts:
         if (run.folder / RECIPE).is_file():
             continue
-        settings, start = run.settings, stable_steps(run.settings)
-        if not run.is_ready:  # its trunk is not there yet
-            settings = replace(settings, run=replace(settings.run, branch_from=None))
         try:
-            to_train(settings)
-            if run.settings.run.branch_from is not None and start < settings.run.save_every:
-                raise UserError(
-                    f"run.save_every={settings.run.save_every} leaves no checkpoint before the "
-                    f"cool-down of a run of {run.steps} steps, or its second phase of loops, at "
-                    f"step {start}; save more often"
-                )
+            to_train(run.settings)
         except UserError as error:
             name = f"{run.configuration}: " if run.varied else ""
             raise UserError(f"{name}{error}") from None
@@ -171,11 +146,6 @@ def _show_plan(design: Design, runs: Sequence[PlannedRun], console: Console) -> 
     rows = plan.costs(runs, speeds)
     write_text(design.out / "plan.csv", format_csv([asdict(row) for row in rows]))
     show(console, plan.plan_table(rows, runner.side_by_side(runs[0], design.options.jobs)))
-    for row in rows:
-        if row.gate_excess > TOLERANCE:
-            say(console, f"note: the gate of {row.configuration} takes {row.gate_excess:.4f} of "
-                "the budget more than the recipe's, which widths are solved for; a sweep of its "
-                "own would leave it room")  # fmt: skip
 
 
 def _ask(design: Design, console: Console) -> None:
@@ -191,12 +161,10 @@ def _ask(design: Design, console: Console) -> None:
 
 def _array(design: Design, runs: Sequence[PlannedRun], after: str) -> str:
     """Writes the array of unfinished runs; returns what to do with it."""
-    left = [run for run in runs if not run.is_finished and run.is_ready]
+    left = [run for run in runs if not run.is_finished]
     if not left:
         return f"all runs are finished; next: {after}"
     script = runner.write_array(left, design.options.jobs, design.out)
-    if not all(run.is_ready for run in runs):
-        after = "this command again"
     return f"{len(left)} runs: sbatch {script}; when they are finished, {after}"
 
 

@@ -29,9 +29,8 @@ class Cost:
     linear_flops: float  # per token and layer of the backbone, with model.loops
     total_flops: float
     spent: float  # matched FLOPs over the FLOPs that they should be
-    gate_excess: float  # FLOPs of the gate beyond those that were solved for, over the budget
     tokens: int
-    training_flops: float  # of one run; of a branch those after its first checkpoint
+    training_flops: float  # of one run
     seeds: int
     left: int  # unfinished runs
     hours: float | None  # hours of one run
@@ -72,7 +71,6 @@ def _cost(
     layer, parameters = count.mean_layer_flops(model), count.parameters(model)
     speed = speeds.get(cell.family)
     wide = next((wides[cell.budget, m] for m in cell.matches if (cell.budget, m) in wides), None)
-    gated = model.block_kinds.count("dual") / model.n_layers
     return Cost(
         run.configuration, cell.family, cell.budget, cell.alpha,
         loops=1 if cell.model["block"] == "wide" else model.most_loops,
@@ -80,7 +78,6 @@ def _cost(
         relative=None if wide is None else parameters / wide,
         linear_flops=layer["linear_total"] * cell.layers_times,
         total_flops=layer["total"] * cell.layers_times, spent=cell.spent,
-        gate_excess=gated * (count.gate_flops(model) - cell.gate_flops) / cell.budget,
         tokens=run.tokens, training_flops=run.flops,
         seeds=len(seeds), left=sum(not run.is_finished for run in seeds),
         hours=None if speed is None else run.flops / speed / 3600,

@@ -1,21 +1,18 @@
 """The options of `dualpath sweep`, read and checked. Torch-free."""
 
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, check_range, check_ranges, parse_size
 from dualpath_cli.base.system import unfinished
 from dualpath_cli.compare.sweep.cells import CONTROLS, Wanted
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.options import folder_of
-from dualpath_cli.recipe.parser import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
-from dualpath_cli.recipe.settings import SECTIONS
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers
 from dualpath_cli.spec.config import RANGES
 
@@ -27,9 +24,10 @@ DECIDED = {
     "model": ("block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers", "n_experts",
               "top_k", "d_model", "n_heads", "n_kv_heads", "max_seq_len", "vocab_size"),
     "run": ("recipe", "name", "dir", "budget", "branch_from"),
+    "seed_everything": ("",),
 }  # fmt: skip
 """Keys that --set cannot vary: the sweep decides them, or widths are solved for them."""
-DATA = ("data.path", "data.val", "data.val_tokens", "data.val_seed")
+DATA = ("data.path", "data.val")  # the beginnings of keys that decide what is read
 SWEEP, LOCK = "sweep.yaml", "sweep.lock"  # in OUT: the request, and a lock while runs are started
 
 Varied = dict[str, list[Any]]  # the values of each key that --set varies
@@ -196,35 +194,24 @@ def _seeds(text: str) -> range:
 
 
 def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
-    """The keys and values of --set; values of a key that is given twice add up.
+    """The keys and values of --set, unchecked; values of a key that is given twice add up.
 
     A key that decides no numbers has one value, which is put into the recipe.
     """
     varied: Varied = {}
-    known = {
-        f"{section}.{name}": annotation
-        for section, cls in SECTIONS.items()
-        for name, annotation in typing.get_type_hints(cls).items()
-    }
     for word in words:
         key, equals, text = word.partition("=")
         section, _, name = key.partition(".")
         values = recipes.parse(f"values: [{text}]", f"of --set '{word:.60}'")["values"]
-        if not (equals and isinstance(values, list) and values):
-            raise UserError(f"--set needs KEY=A,B,... such as optim.lr=1e-3,2e-3, not '{word:.60}'")
-        if name in DECIDED.get(section, ()) or key == "seed_everything":
+        if name in DECIDED.get(section, ()):
             raise UserError(
                 f"--set {key}: the sweep decides it, or solves its widths for it; "
                 "--alphas, --loops, --experts, --budget and --seeds say how, or give a "
                 "sweep for each"
             )
-        field, _, entry = name.partition(".")
-        whole = f"{section}.{field}"
-        if whole not in known or (entry and typing.get_origin(known[whole]) is not dict):
-            hint = did_you_mean(OTHER_NAMES.get(name, key), known)
-            hint = hint or "; dualpath fit --help-recipe lists what there is"
-            raise UserError(f"--set: no key '{key}' in a recipe{hint}")
-        if whole in DATA:
+        if not (equals and name and values):
+            raise UserError(f"--set needs KEY=A,B,... such as optim.lr=1e-3,2e-3, not '{word:.60}'")
+        if key.startswith(DATA):
             why = "runs that read other data cannot be compared"
             raise UserError(f"--set {key}: {why}; give a sweep for each")
         if key in without_numbers():
@@ -235,17 +222,6 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
         if key == "optim.lr":
             values = _list("set optim.lr", ",".join(map(str, values)),
                            _number(float, 1e-12, 1e9), "rates above 0")  # fmt: skip
-        if _is_list(known[whole]) and not all(isinstance(v, list | None) for v in values):
-            plain = text.replace("[", "").replace("]", "")
-            example = f"{key}=[{plain:.60}]"
-            raise UserError(
-                f"--set {key}: its values are lists, each in brackets, such as {example}"
-            )
         together = [*varied.get(key, []), *values]
         varied[key] = list({repr(value): value for value in together}.values())
     return varied
-
-
-def _is_list(annotation: Any) -> bool:
-    kinds = {typing.get_origin(kind) or kind for kind in typing.get_args(annotation)}
-    return typing.get_origin(annotation) in (list, tuple) or kinds == {list, type(None)}

@@ -51,9 +51,6 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> list[Pla
                 if (run := _next(waiting, console, held)) is not None:
                     waiting.remove(run)
                     slots[slot] = run, start(run, slot, jobs), time.monotonic()
-            if not slots and not any(run.is_ready or run.is_being_written for run in waiting):
-                # The runs that they would branch from have failed or went wrong.
-                return failed + [run for run in waiting if not run.went_wrong]
             for slot, (run, process, begun) in list(slots.items()):
                 if process.poll() is None:
                     continue
@@ -115,7 +112,7 @@ class _Left:
 
 def _next(waiting: Sequence[PlannedRun], console: Console, held: set[Path]) -> PlannedRun | None:
     """The next run that can start; one that another process writes is left for later."""
-    for run in filter(lambda run: run.is_ready, waiting):
+    for run in waiting:
         if not run.is_being_written:
             return run
         if run.folder not in held:
@@ -214,8 +211,6 @@ def start(run: PlannedRun, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
 
 def last_words(run: PlannedRun) -> str:
     """The last line of a run's log, which says why the run ended."""
-    if not run.log.is_file():
-        return f"it waits for '{run.settings.run.branch_from}'"
     lines = run.log.read_text(encoding="utf-8", errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.ranges import parse_size
 from dualpath_cli.base.system import FIT, has_step, is_held, read_csv, write_text
 from dualpath_cli.compare.groups import matters
 from dualpath_cli.compare.runs import SeededRun
@@ -27,12 +26,12 @@ from dualpath_cli.compare.sweep.cells import Cell
 from dualpath_cli.compare.sweep.request import Design
 from dualpath_cli.flops import count
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
-from dualpath_cli.recipe.schedule import loop_counts, stable_steps
+from dualpath_cli.recipe.schedule import loop_counts
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.spec.own_checks import import_classes
 
-LENGTH, RATE = "run.max_tokens", "optim.lr"
+RATE = "optim.lr"
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,29 +54,17 @@ class PlannedRun(SeededRun):
         return self.settings.run.steps
 
     @property
-    def begins(self) -> int:
-        """The step of the checkpoint that the run begins from: 0, or a branch's."""
-        run = self.settings.run
-        if run.branch_from is None:
-            return 0
-        return stable_steps(self.settings) // run.save_every * run.save_every
-
-    @property
     def flops(self) -> float:
-        """FLOPs of training, of a branch those after its first checkpoint."""
-        run, model = self.settings.run, self.settings.model
-        loops = loop_counts(run, self.begins)
-        each = count.over_loops(count.training_flops_per_token, model, loops)
-        return each * (self.steps - self.begins) * run.batch_tokens
+        loops = loop_counts(self.settings.run)
+        each = count.over_loops(count.training_flops_per_token, self.settings.model, loops)
+        return each * self.tokens
 
     @property
     def share_done(self) -> float:
         """The share of its steps that the run has logged; 0 from a damaged log."""
-        done = 0
         with suppress(UserError, LookupError, ValueError, TypeError):  # no run stops the others
-            if rows := read_csv(self.folder / "metrics.csv"):
-                done = int(rows[-1]["step"]) - self.begins
-        return max(0, done) / (self.steps - self.begins)
+            return int(read_csv(self.folder / "metrics.csv")[-1]["step"]) / self.steps
+        return 0
 
     @property
     def is_finished(self) -> bool:
@@ -96,39 +83,20 @@ class PlannedRun(SeededRun):
 
     @property
     def went_wrong(self) -> bool:
-        """Whether its numbers ended it, or its trunk before the step that it would begin from."""
-        own = self.folder if self.is_ready else Path(str(self.settings.run.branch_from))
-        return (own / run_folder.WENT_WRONG).is_file()
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the run that it branches from, if it does, is there to be taken over."""
-        trunk = self.settings.run.branch_from
-        if trunk is None or self.folder.exists():
-            return True
-        steps = [run_folder.step_of(p) for p in run_folder.complete_checkpoints(Path(trunk))]
-        return max(steps, default=0) >= stable_steps(self.settings)
+        return (self.folder / run_folder.WENT_WRONG).is_file()
 
     @property
     def is_being_written(self) -> bool:
         return is_held(self.folder / FIT)
 
 
-def plan_runs(
-    cells: Sequence[Cell], design: Design, shared: Settings, branches: bool = False
-) -> list[PlannedRun]:
+def plan_runs(cells: Sequence[Cell], design: Design, shared: Settings) -> list[PlannedRun]:
     """Every cell with every combination of the settings that matter to it; writes nothing.
 
     All have the settings `shared`. The first seed of all configurations comes first: a sweep that
-    is stopped early has compared all of them once. `branches`: runs that differ in
-    `run.max_tokens` alone take their first part from the longest (run.branch_from), which comes
-    before them.
+    is stopped early has compared all of them once.
     """
-    varied = dict(design.varied)
-    if branches:
-        lengths = sorted(varied.pop(LENGTH), key=lambda text: -parse_size(str(text), LENGTH))
-        varied = {LENGTH: lengths} | varied
-    found = []
+    varied, found = design.varied, []
     for cell in cells:
         model = replace(shared.model, **cell.model)
         keys = [key for key in varied if matters(key, model)]
@@ -142,11 +110,6 @@ def plan_runs(
     for seed, (name, cell, own) in product(design.seeds, found):
         run = {"recipe": name, "name": f"seed_{seed}", "dir": str(out / "runs")}
         run["budget"] = cell.budget
-        trunk = _name(cell, own | {LENGTH: varied[LENGTH][0]}) if branches else None
-        if trunk == name:
-            run["keep"] = 0
-        elif trunk is not None:
-            run["branch_from"] = str(out / "runs" / trunk / f"seed_{seed}")
         recipe = _with_rate(design.recipe, shared, float(own.get(RATE, shared.optim.lr)))
         recipe = merge(recipe, {"model": cell.model})
         for key, value in own.items():

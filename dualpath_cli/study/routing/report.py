@@ -101,7 +101,7 @@ def means(run: str, sources: Mapping[str, Summary], average: Summary) -> Table:
         shown = ("gate_deep", "gate_wide", "cosine", "expected_loops")
         share = (float(values["deep_share"][0]), float(low), float(high))
         rows.append([name, share, *(values[key][0] for key in shown)])
-    return Table(columns, rows, f"routing of {run}", names=1)
+    return Table(columns, rows, f"routing of {run}")
 
 
 def _title(launch: StudyLaunch) -> str:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -76,34 +75,23 @@ def test_no_seeds_are_added_to_runs_of_another_source(words, tmp_path, capsys):
     assert len(starts(out)) == 2 * 2
 
 
-def refused(
-    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str], *words: str, **sections: Any
-) -> str:
-    """What a sweep says that ends before it has written anything."""
-    val = {"held_out": str(texts / "val.jsonl")}
-    data = {"path": str(texts / "train"), "val": val, "max_epochs": None}
-    recipe, out = write_recipe(tmp_path, data=data, **sections), tmp_path / "sweep"
-    plain = ["--config", str(recipe), "--out", str(out), "--budget", "100K", "--alphas", "50",
-             "--loops", "2", "--controls", "none", "--seeds", "1"]  # fmt: skip
-    assert main(["sweep", *plain, "--slurm", *words]) == 2
-    assert not out.exists()
-    return capsys.readouterr().err
-
-
-WSD = {"schedule": "wsd"}
-
-
 @pytest.mark.parametrize(
-    ("varied", "said", "optim"),
+    ("varied", "said"),
     [
-        ("run.batch_tokens=64,100", "a50_k2-batch_tokens_100: run.batch_tokens=100", {}),
-        ("run.batch_tokens=64,48", "--run.micro_batch 1 fits", {}),
-        ("optim.warmup_steps=2,10", "a50_k2-warmup_steps_10: optim.warmup_steps=10", {}),
-        ("run.max_tokens=640,128", "max_tokens_128: optim.warmup_steps=2", WSD),
-        ("run.max_tokens=640,320", "save_every=5 leaves no checkpoint", WSD),
+        ("run.batch_tokens=64,100", "a50_k2-batch_tokens_100: run.batch_tokens=100"),
+        ("run.batch_tokens=64,48", "--run.micro_batch 1 fits"),
+        ("optim.warmup_steps=2,10", "a50_k2-warmup_steps_10: optim.warmup_steps=10"),
     ],
 )
 def test_each_configuration_is_checked_before_anything_is_trained(
-    varied, said, optim, tmp_path, texts, capsys
+    varied, said, tmp_path, texts, capsys
 ):
-    assert said in refused(tmp_path, texts, capsys, "--set", varied, optim=optim)
+    """Which ends before anything is written."""
+    data = {"path": str(texts / "train"), "val": {"held_out": str(texts / "val.jsonl")}}
+    recipe = write_recipe(tmp_path, data=data | {"max_epochs": None})
+    out = tmp_path / "sweep"
+    words = ["--config", str(recipe), "--out", str(out), "--budget", "100K", "--alphas", "50",
+             "--loops", "2", "--controls", "none", "--seeds", "1", "--set", varied]  # fmt: skip
+    assert main(["sweep", *words, "--slurm"]) == 2
+    assert not out.exists()
+    assert said in capsys.readouterr().err

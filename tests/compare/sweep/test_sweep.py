@@ -94,19 +94,6 @@ def test_a_run_that_fails_stops_no_other_one(words, tmp_path, monkeypatch, capsy
     assert main([*words, "--yes"]) == 0
 
 
-def test_branches_wait_for_their_trunk_and_fail_with_it(words, tmp_path, monkeypatch, capsys):
-    write_recipe(tmp_path, optim={"schedule": "wsd"}, run={"save_every": 1})
-    words = [*words, "--yes", "--seeds", "1", "--controls", "none", "--jobs", "2"]
-    words += ["--set", "run.max_tokens=320,640"]
-    monkeypatch.setenv("FAKE_FAILING", "a50_k2-max_tokens_640")
-    assert main(words) == 1
-    assert "2 of 2 runs failed" in capsys.readouterr().err
-    monkeypatch.delenv("FAKE_FAILING")
-    assert main(words) == 0
-    begun = {name: float(s[0].split()[3]) for name, s in starts(tmp_path / "sweep").items()}
-    assert begun["a50_k2-max_tokens_640-seed_0"] < begun["a50_k2-max_tokens_320-seed_0"]
-
-
 def test_slots_get_a_gpu_each_and_share_where_there_are_more_runs(monkeypatch, words, tmp_path):
     monkeypatch.setattr(runner, "visible_gpus", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
