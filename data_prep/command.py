@@ -113,8 +113,8 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
     corpora = [find(s, downloads, options.mirror, settings.num_files) for s in settings.sources]
     spec = settings.tokenizer
     tokenizer = sample.tokenizer() if spec is None else Tokenizer.load(spec)
+    from data_prep.download import Fetcher, announce, estimate
     from data_prep.prepare import Request, finished, prepare  # imports aiohttp
-    from data_prep.sources.fetching import Fetcher, announce, estimate
     from data_prep.writing.mix import wanted_tokens
 
     if settings.duplicates == "near" and not find_spec("datasketch"):

@@ -13,16 +13,23 @@ import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
 
-from data_prep.documents.duplicates import BYTES_A_DOCUMENT, Verdicts
 from data_prep.documents.encoding import Encoded, Encoder, Job
 from data_prep.documents.pieces import FORMAT, PieceSettings, Tokens, token_type
 from data_prep.documents.text import Contamination
+from data_prep.download import on_this_disk
 from data_prep.executors import Here, PieceExecutor
 from data_prep.settings import Preparation
 from data_prep.sources.corpora import Corpus, InputFile
-from data_prep.sources.fetching import on_this_disk
 from data_prep.writing import records
-from data_prep.writing.mix import Pool, Portion, interleave, portions, wanted_tokens
+from data_prep.writing.mix import (
+    BYTES_A_DOCUMENT,
+    Pool,
+    Portion,
+    Verdicts,
+    interleave,
+    portions,
+    wanted_tokens,
+)
 from data_prep.writing.out_folder import WorkFolder, remove_leftovers
 from data_prep.writing.shards import write_shards
 from dualpath_cli.base.errors import UserError

@@ -10,11 +10,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.documents.duplicates import EXACT, KEPT, NEAR, Verdicts
 from data_prep.documents.pieces import Piece, PieceCounts
 from data_prep.documents.text import BANDS
 from data_prep.settings import Preparation, SourceSettings
-from data_prep.writing.mix import Pool, interleave, portions, scramble
+from data_prep.writing.mix import EXACT, KEPT, NEAR, Pool, Verdicts, interleave, portions, scramble
 
 Corpus = list[list[tuple[int, tuple[int, ...]]]]
 """Pieces of documents, each the number of its text and its band keys."""
