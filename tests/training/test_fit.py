@@ -26,10 +26,9 @@ from dualpath_cli.run.checkpoint_folder import publish
 from dualpath_cli.run.run_folder import check_free, complete_checkpoints, newest_checkpoint, step_of
 from dualpath_cli.run.trained import find_run
 from dualpath_cli.spec.config import GROUP_OF
-from dualpath_cli.training import checkpoints, parallel
+from dualpath_cli.training import checkpoints, curve, parallel
 from dualpath_cli.training.checkpoints import Checkpoints
-from dualpath_cli.training.logs import curve
-from dualpath_cli.training.logs.tables import CsvTable
+from dualpath_cli.training.tables import CsvTable
 from tests.cli.processes import exit_codes, start
 from tests.training.tiny_run import (
     SEQ_LEN,

@@ -19,9 +19,9 @@ from torch import nn
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import WENT_WRONG
 from dualpath_cli.training import guard
+from dualpath_cli.training import tables as tables_of_a_run
 from dualpath_cli.training.checkpoints import Checkpoints, finite_weights
 from dualpath_cli.training.guard import HISTORY, PATIENCE, StepGuard
-from dualpath_cli.training.logs import tables as tables_of_a_run
 from dualpath_cli.training.module import DualPathModule
 from tests.cli.processes import run_on_two_ranks
 from tests.training.tiny_run import (

@@ -16,8 +16,7 @@ from lightning.pytorch import Trainer
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
-from dualpath_cli.training import stopping
-from dualpath_cli.training.logs import curve
+from dualpath_cli.training import curve, stopping
 from dualpath_cli.training.module import DualPathModule
 from tests.cli.processes import exit_codes, run_on_ranks, run_on_two_ranks, start
 from tests.training.test_ranks import rank_1_of

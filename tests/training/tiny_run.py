@@ -106,7 +106,7 @@ def train(recipe: Recipe, path: Path, expected: int = 0) -> Path:
     """Runs `fit` on a recipe, written to `path`, without the curve; returns the run folder."""
     path.write_text(yaml.safe_dump(recipe))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dualpath_cli.training.logs.curve.draw", lambda run: run / "curve.png")
+        patch.setattr("dualpath_cli.training.curve.draw", lambda run: run / "curve.png")
         assert main(["fit", "--config", str(path)]) == expected
     run = recipe["run"]
     return Path(run["dir"], run["recipe"], run.get("name", "default"))
