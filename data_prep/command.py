@@ -18,6 +18,7 @@ from dualpath_cli.base.ranges import Place, Size, check_ranges
 from dualpath_cli.base.system import cores
 from dualpath_cli.data.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.data.manifest import Manifest
+from dualpath_cli.data.storage import sizes
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe import recipes
 
@@ -183,7 +184,7 @@ def _upload(folder: Path, url: str, overwrite: bool) -> None:
 
     from dualpath_cli.report.console import Progress, bytes_of_bytes
 
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    size = sum((sizes(folder) or {}).values())
     console, title = Console(stderr=True), f"uploading to {url}"
     with Progress(console, title, bytes_of_bytes, size, transient=True) as progress:
         upload(folder, url, progress.advance, overwrite=overwrite)

@@ -35,6 +35,7 @@ from data_prep.writing.shards import write_shards
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.data.rows import OnRead
+from dualpath_cli.data.storage import sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 from dualpath_cli.report.console import Progress, counted
 
@@ -117,9 +118,9 @@ def _check_is_ours(out: Path) -> None:
             f"--out '{out}' exists and is not a data folder; choose another one"
         ) from None
     known = {MANIFEST, INDEX, TOKENIZER, *listed}
-    names = (path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
-    if stranger := next((name for name in sorted(names) if name not in known), None):
-        raise UserError(f"--out '{out}' holds '{stranger}', which is no data; move it elsewhere")
+    if strangers := sorted((sizes(out) or {}).keys() - known):
+        named = f"--out '{out}' holds '{strangers[0]}'"
+        raise UserError(f"{named}, which is no data; move it elsewhere")
 
 
 def prepare(

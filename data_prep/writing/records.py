@@ -18,7 +18,8 @@ from data_prep.settings import SourceSettings
 from data_prep.sources.corpora import Corpus
 from data_prep.writing.mix import EXACT, KEPT, NEAR, Pool, Portion, Verdicts
 from dualpath_cli.base.system import replacing
-from dualpath_cli.data.manifest import INDEX, MANIFEST, SourceCount, StoredFile, sha256_of
+from dualpath_cli.data.manifest import INDEX, MANIFEST, SourceCount, StoredFile
+from dualpath_cli.data.storage import sha256_of, sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 
 OnPiece = Callable[[int], None]  # called with the number of pieces gone through since the last call
@@ -116,11 +117,9 @@ def write_duplicates(
 def stored(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]:
     """Returns the files beside the chunks, with their hashes, in the order of their names."""
     known = {*(chunk.name for chunk in chunks), INDEX, MANIFEST, TOKENIZER}
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    names = [path.relative_to(folder).as_posix() for path in paths]
     return [
-        StoredFile(name, path.stat().st_size, sha256_of(path))
-        for name, path in zip(names, paths, strict=True)
+        StoredFile(name, size, sha256_of(folder / name))
+        for name, size in sorted((sizes(folder) or {}).items())
         if name not in known
     ]
 
