@@ -1,6 +1,5 @@
 """What repeats, what is taken of each source, and in what order: as asked, whatever the pieces."""
 
-import hashlib
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from data_prep.documents.pieces import Piece, PieceCounts
 from data_prep.documents.text import BANDS
 from data_prep.settings import Preparation, SourceSettings
-from data_prep.writing.mix import EXACT, KEPT, NEAR, Pool, Verdicts, interleave, portions, scramble
+from data_prep.writing.mix import EXACT, KEPT, NEAR, Pool, Verdicts, interleave, portions
 
 Corpus = list[list[tuple[int, tuple[int, ...]]]]
 """Pieces of documents, each the number of its text and its band keys."""
@@ -199,23 +198,3 @@ def test_documents_are_held_out_by_their_ids_alone(tmp_path_factory, corpus, fra
     kept = [int(starts[n] + d) for n in range(len(corpus)) for d in pool.to_write(n)]
     assert held == flat.to_hold_out(0).tolist()
     assert sorted([*held, *kept]) == list(range(starts[-1]))
-
-
-def test_scrambling_is_one_to_one_spread_evenly_and_the_same_everywhere():
-    values = scramble(np.arange(100_000, dtype=np.uint64), "salt")
-    assert len(np.unique(values)) == len(values)
-    shares = np.bincount((values >> np.uint64(60)).astype(int), minlength=16) / len(values)
-    assert np.abs(shares - 1 / 16).max() < 5 * (1 / 16 / len(values)) ** 0.5
-    other = scramble(np.arange(100_000, dtype=np.uint64), "other")
-    assert not np.array_equal(values, other)
-    assert values[:100].tolist() == [splitmix(n, "salt") for n in range(100)]
-
-
-def splitmix(value: int, salt: str) -> int:
-    """SplitMix64 in Python's whole numbers, started at the salt's hash."""
-    mask = 2**64 - 1
-    start = hashlib.blake2b(salt.encode(), digest_size=8).digest()
-    z = (value * 0x9E3779B97F4A7C15 + int.from_bytes(start, "little")) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)
