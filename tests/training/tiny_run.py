@@ -125,14 +125,17 @@ def fit(texts: Path, tmp_path: Path) -> Fit:
 
 @pytest.fixture
 def refused(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Like `fit`, of a recipe that is a mistake; returns the one line that is said."""
+    """Like `fit`, of a recipe that is a mistake, or whose run fails with `code` 1.
 
-    def run(**changes: Any) -> str:
+    Returns the one line that is said.
+    """
+
+    def run(code: int = 2, **changes: Any) -> str:
         recipe = merge(tiny_recipe(texts, tmp_path / "runs"), changes)
         capsys.readouterr()
-        train(recipe, tmp_path / "recipe.yaml", expected=2)
+        train(recipe, tmp_path / "recipe.yaml", expected=code)
         said = capsys.readouterr().err
-        assert said.startswith("dualpath fit: error: ")
+        assert said.startswith(f"dualpath fit: {({1: 'failed', 2: 'error'})[code]}: ")
         assert said.count("\n") == 1
         return said
 
