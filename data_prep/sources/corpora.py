@@ -18,7 +18,7 @@ from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
 from data_prep.sources import sample
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.data.documents import Source, source_files
-from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, connect, explained, within
+from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, connect, explained
 from dualpath_cli.data.rows import is_known, kind_of
 
 if TYPE_CHECKING:
@@ -189,11 +189,8 @@ def hub_files(
     from huggingface_hub.hf_api import RepoFile  # there, or `connect` would have said so
 
     with explained(what, f"{api.endpoint}/datasets/{dataset}", api):
-        # huggingface_hub itself waits without end for a server that accepts and never answers.
-        info = within(
-            FIRST_ANSWER_SECONDS,
-            lambda: api.dataset_info(dataset, expand=["cardData", "gated", "sha"]),
-        )
+        asked: list[Any] = ["cardData", "gated", "sha"]
+        info = api.dataset_info(dataset, expand=asked, timeout=FIRST_ANSWER_SECONDS)
         assert info.sha is not None  # optional only because not every request asks for it
         if info.gated:  # anybody may list the files of a gated dataset
             api.auth_check(info.id, repo_type="dataset")

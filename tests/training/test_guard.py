@@ -28,7 +28,7 @@ from tests.training.tiny_run import (
     Fit,
     back_to_step,
     rows,
-    saved,
+    state,
     tables,
     weights,
 )
@@ -67,11 +67,6 @@ def scaled_loss(
             return step(module, batch, batch_idx)
 
     return scaled
-
-
-def state(run: Path, step: int, of: str = "") -> dict[str, torch.Tensor]:
-    tensors = saved(run / f"checkpoints/step-{step:08d}")
-    return {name: tensor for name, tensor in tensors.items() if name.startswith(of)}
 
 
 def rest(run: Path, step: int, key: str) -> Any:

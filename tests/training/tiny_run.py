@@ -186,6 +186,12 @@ def saved(checkpoint: Path) -> dict[str, "torch.Tensor"]:
     return {name: tensor for file in files for name, tensor in file.items()}
 
 
+def state(run: Path, step: int, of: str = "") -> dict[str, "torch.Tensor"]:
+    """The tensors of a run's checkpoint whose names begin so."""
+    tensors = saved(run / f"checkpoints/step-{step:08d}")
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(of)}
+
+
 def weights(run: Path) -> dict[str, "torch.Tensor"]:
     checkpoint = newest_checkpoint(run)
     assert checkpoint is not None
