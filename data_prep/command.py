@@ -8,11 +8,11 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
-from data_prep.documents.text import Contamination
+from data_prep import sample
+from data_prep.corpora import MIRROR, find
+from data_prep.out_folder import finished_remote, upload
 from data_prep.settings import NEMOTRON, SAMPLE, Preparation, settings_from
-from data_prep.sources import sample
-from data_prep.sources.corpora import MIRROR, find
-from data_prep.writing.out_folder import finished_remote, upload
+from data_prep.text import Contamination
 from dualpath_cli.base.errors import RunFailed, UserError, of_system
 from dualpath_cli.base.ranges import Place, Size, check_ranges
 from dualpath_cli.base.system import cores
@@ -115,8 +115,8 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
     spec = settings.tokenizer
     tokenizer = sample.tokenizer() if spec is None else Tokenizer.load(spec)
     from data_prep.download import Fetcher, announce, estimate
+    from data_prep.mix import wanted_tokens
     from data_prep.prepare import Request, finished, prepare  # imports aiohttp
-    from data_prep.writing.mix import wanted_tokens
 
     if settings.duplicates == "near" and not find_spec("datasketch"):
         raise UserError("--duplicates near needs datasketch: pip install 'dualpath[near]'")

@@ -22,7 +22,7 @@ import fsspec
 from fsspec.callbacks import Callback
 from rich.filesize import decimal
 
-from data_prep.sources.corpora import FILE_BYTES, FILE_TOKENS, Corpus, InputFile, RemoteFile
+from data_prep.corpora import FILE_BYTES, FILE_TOKENS, Corpus, InputFile, RemoteFile
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import alone, replacing
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS

@@ -13,15 +13,12 @@ import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
 
-from data_prep.documents.encoding import Encoded, Encoder, Job
-from data_prep.documents.pieces import FORMAT, PieceSettings, Tokens, token_type
-from data_prep.documents.text import Contamination
+from data_prep import records
+from data_prep.corpora import Corpus, InputFile
 from data_prep.download import on_this_disk
+from data_prep.encoding import Encoded, Encoder, Job
 from data_prep.executors import Here, PieceExecutor
-from data_prep.settings import Preparation
-from data_prep.sources.corpora import Corpus, InputFile
-from data_prep.writing import records
-from data_prep.writing.mix import (
+from data_prep.mix import (
     BYTES_A_DOCUMENT,
     Pool,
     Portion,
@@ -30,8 +27,11 @@ from data_prep.writing.mix import (
     portions,
     wanted_tokens,
 )
-from data_prep.writing.out_folder import WorkFolder, remove_leftovers
-from data_prep.writing.shards import write_shards
+from data_prep.out_folder import WorkFolder, remove_leftovers
+from data_prep.pieces import FORMAT, PieceSettings, Tokens, token_type
+from data_prep.settings import Preparation
+from data_prep.shards import write_shards
+from data_prep.text import Contamination
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.data.rows import OnRead

@@ -13,11 +13,10 @@ from urllib.parse import quote
 import pytest
 import zstandard
 
-from data_prep import download
+from data_prep import corpora, download
 from data_prep.__main__ import main
+from data_prep.corpora import hub_files, nemotron_files
 from data_prep.download import Downloads
-from data_prep.sources import corpora
-from data_prep.sources.corpora import hub_files, nemotron_files
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import Manifest
 from tests.data_prep.preparing import texts_of

@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from data_prep import download
+from data_prep import corpora, download
 from data_prep.__main__ import main
+from data_prep.corpora import Corpus, InputFile, RemoteFile, hub_files
 from data_prep.download import Downloads, Fetcher, Unavailable
 from data_prep.settings import SourceSettings
-from data_prep.sources import corpora
-from data_prep.sources.corpora import Corpus, InputFile, RemoteFile, hub_files
 from dualpath_cli.base.errors import RunFailed, UserError
 from dualpath_cli.data import tokenizer
 from dualpath_cli.data.tokenizer import Tokenizer
@@ -168,7 +167,7 @@ import sys
 from pathlib import Path
 from data_prep.download import Fetcher
 from data_prep.settings import SourceSettings
-from data_prep.sources.corpora import Corpus, InputFile, RemoteFile
+from data_prep.corpora import Corpus, InputFile, RemoteFile
 file = InputFile("a", 1, "", RemoteFile(sys.argv[1], "a"))
 with Fetcher([Corpus(SourceSettings("a", "a"), [file])], Path(sys.argv[2]), [1]) as fetcher:
     fetcher.get(file, lambda count: None)

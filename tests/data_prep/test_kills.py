@@ -29,8 +29,8 @@ def _run(words: list[str], kill: int, changes: Path) -> None:
 
     If it does not, the number of changes is written to a file.
     """
+    from data_prep import encoding
     from data_prep.__main__ import main
-    from data_prep.documents import encoding
 
     encoding.PIECE_BYTES = 2_000
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the end
@@ -107,7 +107,7 @@ def test_killed_before_any_change_of_the_disk_it_ends_with_the_same_bytes(
 RUN = """
 import sys
 from data_prep.__main__ import main
-from data_prep.documents import encoding
+from data_prep import encoding
 
 encoding.PIECE_BYTES = 500_000
 if __name__ == "__main__":

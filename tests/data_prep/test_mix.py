@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.documents.pieces import Piece, PieceCounts
-from data_prep.documents.text import BANDS
+from data_prep.mix import EXACT, KEPT, NEAR, Pool, Verdicts, interleave, portions
+from data_prep.pieces import Piece, PieceCounts
 from data_prep.settings import Preparation, SourceSettings
-from data_prep.writing.mix import EXACT, KEPT, NEAR, Pool, Verdicts, interleave, portions
+from data_prep.text import BANDS
 
 Corpus = list[list[tuple[int, tuple[int, ...]]]]
 """Pieces of documents, each the number of its text and its band keys."""

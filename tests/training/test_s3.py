@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from data_prep.__main__ import main as data_prep
-from data_prep.writing.out_folder import upload
+from data_prep.out_folder import upload
 from dualpath_cli.data import blocks, storage
 from dualpath_cli.data.blocks import Blocks, OrderedBlocks
 from dualpath_cli.data.manifest import Manifest

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.documents.pieces import Piece, Tokens
-from data_prep.documents.text import BANDS
+from data_prep.pieces import Piece, Tokens
 from data_prep.settings import Duplicates, Preparation
+from data_prep.text import BANDS
 
 KEPT, EXACT, NEAR = 0, 1, 2  # the values of `Verdicts.kinds`
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_prep.documents.encoding import Encoded
-from data_prep.documents.pieces import REJECTED, Piece, file_number
+from data_prep.corpora import Corpus
+from data_prep.encoding import Encoded
+from data_prep.mix import EXACT, KEPT, NEAR, Pool, Portion, Verdicts
+from data_prep.pieces import REJECTED, Piece, file_number
 from data_prep.settings import SourceSettings
-from data_prep.sources.corpora import Corpus
-from data_prep.writing.mix import EXACT, KEPT, NEAR, Pool, Portion, Verdicts
 from dualpath_cli.base.system import replacing
 from dualpath_cli.data.manifest import INDEX, MANIFEST, SourceCount, StoredFile
 from dualpath_cli.data.storage import sha256_of, sizes

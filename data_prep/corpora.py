@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 from fsspec.utils import glob_translate
 
+from data_prep import sample
 from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
-from data_prep.sources import sample
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.data.documents import Source, source_files
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, connect, explained

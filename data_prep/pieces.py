@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_prep.documents.text import BANDS, Contamination, band_keys
 from data_prep.settings import SourceSettings
+from data_prep.text import BANDS, Contamination, band_keys
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import replacing
 from dualpath_cli.data.documents import clean, document_id, format_of
