@@ -173,11 +173,9 @@ class Manifest:
         """Reads the manifest of a data folder, on a disk or at s3://bucket/prefix."""
         path = f"{folder}/{MANIFEST}"
         with readable(folder):
-            if is_remote(folder):
-                listing = sizes(folder)
-                there, found = listing is not None, MANIFEST in (listing or {})
-            else:  # not listed: what is no data folder may be endless
-                there, found = Path(folder).is_dir(), exists(path)
+            found = exists(path)
+            # On a disk it is not listed: what is no data folder may be endless.
+            there = found or (sizes(folder) if is_remote(folder) else Path(folder).is_dir())
         if not there:
             own = f"`dualpath prepare --source NAME=FILES --tokenizer TOKENIZER --out {folder}`"
             made_by = _MADE_BY.get(str(folder), own)
