@@ -20,8 +20,6 @@ KEPT, EXACT, NEAR = 0, 1, 2  # the values of `Verdicts.kinds`
 BYTES_A_DOCUMENT = 66
 """Peak of memory, by tracemalloc on 4 million documents, for `exact` and `near` alike."""
 
-Indices = npt.NDArray[np.int64]
-
 
 class Verdicts:
     """For each document of a list of pieces, whether it repeats an earlier document, and which.
@@ -33,31 +31,29 @@ class Verdicts:
 
     def __init__(self, pieces: Sequence[Piece], duplicates: Duplicates) -> None:
         self.pieces = pieces
-        self.starts = np.cumsum([0, *(piece.documents for piece in pieces)], dtype=np.int64)
-        """Index of each piece's first document, and the number of all."""
-        self._kinds = np.full(self.starts[-1], KEPT, np.uint8)
-        self._firsts = np.zeros(self.starts[-1], np.int64)
+        self.ends = np.cumsum([piece.documents for piece in pieces], dtype=np.int64)
+        """Documents up to each piece's last one, (pieces,)."""
+        count = sum(piece.documents for piece in pieces)
+        self._kinds = np.full(count, KEPT, np.uint8)
+        self._firsts = np.zeros(count, np.int64)
         if duplicates != "keep":
             self._judge(EXACT, [piece.digests() for piece in pieces])
         if duplicates == "near":
             for band in range(BANDS):
                 self._judge(NEAR, [piece.bands()[:, band : band + 1] for piece in pieces])
 
-    def kinds(self, piece: int) -> npt.NDArray[np.uint8]:
-        """Returns KEPT, EXACT or NEAR for each document of a piece, (documents,)."""
-        return self._kinds[self.starts[piece] : self.starts[piece + 1]]
-
-    def firsts(self, piece: int) -> Indices:
-        """Returns which document each duplicate of a piece repeats, (documents,)."""
-        return self._firsts[self.starts[piece] : self.starts[piece + 1]]
+        self.kinds = np.split(self._kinds, self.ends)[:-1]
+        """KEPT, EXACT or NEAR for each document of each piece, (documents,)."""
+        self.firsts = np.split(self._firsts, self.ends)[:-1]
+        """The document that each duplicate of each piece repeats, (documents,)."""
 
     def any(self) -> bool:
         return bool(np.any(self._kinds != KEPT))
 
     def locate(self, document: int) -> tuple[int, int]:
         """Returns the piece that a document is in, and its index there."""
-        piece = int(np.searchsorted(self.starts, document, side="right")) - 1
-        return piece, int(document - self.starts[piece])
+        piece = int(np.searchsorted(self.ends, document, side="right"))
+        return piece, document - int(self.ends[piece]) + self.pieces[piece].documents
 
     def _judge(self, kind: int, parts: Sequence[npt.NDArray[Any]]) -> None:
         """Judges by keys, (documents, words) of each piece; earlier judgements stay."""
@@ -81,15 +77,13 @@ class Pool:
         self,
         name: str,
         pieces: Sequence[Piece],
-        verdicts: Verdicts,
-        first_piece: int,
+        kinds: Sequence[npt.NDArray[np.uint8]],
         val_fraction: float,
     ) -> None:
-        """`first_piece` is the index of the source's first piece in the verdicts."""
+        """`kinds` are KEPT, EXACT or NEAR for each document of each piece, (documents,)."""
         self.name = name
         self.pieces = pieces
-        self._verdicts = verdicts
-        self._first = first_piece
+        self.kinds = kinds
         self._val_fraction = val_fraction
         self.tokens_of = np.array([self.lengths(n).sum() for n in range(len(pieces))], np.int64)
         """Tokens to write in each piece, (pieces,)."""
@@ -97,19 +91,15 @@ class Pool:
 
     def to_write(self, piece: int) -> npt.NDArray[np.int64]:
         """Returns the indices of a piece's documents that may be written."""
-        return np.flatnonzero((self.kinds(piece) == KEPT) & ~self._held_out(piece))
+        return np.flatnonzero((self.kinds[piece] == KEPT) & ~self._held_out(piece))
 
     def to_hold_out(self, piece: int) -> npt.NDArray[np.int64]:
         """Returns the indices of a piece's documents that are for validation."""
-        return np.flatnonzero((self.kinds(piece) == KEPT) & self._held_out(piece))
+        return np.flatnonzero((self.kinds[piece] == KEPT) & self._held_out(piece))
 
     def lengths(self, piece: int) -> npt.NDArray[np.int64]:
         """Returns the tokens of each of a piece's documents that may be written."""
         return np.diff(self.pieces[piece].tokens()[1])[self.to_write(piece)]
-
-    def kinds(self, piece: int) -> npt.NDArray[np.uint8]:
-        """Returns KEPT, EXACT or NEAR for each of a piece's documents, (documents,)."""
-        return self._verdicts.kinds(self._first + piece)
 
     def _held_out(self, piece: int) -> npt.NDArray[np.bool_]:
         # Independent of the seed: any order holds out the same documents.

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -195,10 +196,10 @@ def _encode(
                 file=sys.stderr,
             )
         verdicts = Verdicts(pieces, settings.duplicates)
-        pools, first = [], 0
+        pools, kinds = [], iter(verdicts.kinds)
         for source, corpus in zip(settings.sources, encoded, strict=True):
-            pools.append(Pool(source.name, corpus.pieces, verdicts, first, settings.val_fraction))
-            first += len(corpus.pieces)
+            own = list(islice(kinds, len(corpus.pieces)))
+            pools.append(Pool(source.name, corpus.pieces, own, settings.val_fraction))
         more = list(map(_more, wanted, pools, encoded))
         if not any(more):
             return encoded, verdicts, portions(settings, pools)

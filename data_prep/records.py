@@ -101,7 +101,7 @@ def write_duplicates(
     ):
         for number, piece in enumerate(verdicts.pieces):
             on_piece(1)
-            kinds, firsts = verdicts.kinds(number), verdicts.firsts(number)
+            kinds, firsts = verdicts.kinds[number], verdicts.firsts[number]
             repeated = (kinds != KEPT).nonzero()[0].tolist()
             ids = piece.ids() if repeated else []
             for document in repeated:
@@ -128,7 +128,7 @@ def account(source: SourceSettings, encoded: Encoded, portion: Portion) -> Sourc
     """Counts the documents of a source, each of which is in one of the counts."""
     pool, pieces = portion.pool, encoded.pieces
     counts = [piece.counts for piece in pieces]
-    kinds = Counter(kind for n in range(len(pieces)) for kind in pool.kinds(n).tolist())
+    kinds = Counter(kind for own in pool.kinds for kind in own.tolist())
     rejected = sum((Counter(count.rejected) for count in counts), Counter[str]())
     distinct = sum(len(portion.taken(0, n)) for n in range(len(pieces)))
     text_bytes = sum(

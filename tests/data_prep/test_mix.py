@@ -73,8 +73,8 @@ def test_a_document_is_judged_by_all_before_it(corpus, kind):
     with tempfile.TemporaryDirectory() as name:
         pieces = write_pieces(Path(name), corpus)
         verdicts = Verdicts(pieces, kind)
-        found = [int(v) for n in range(len(pieces)) for v in verdicts.kinds(n)]
-        firsts = [int(v) for n in range(len(pieces)) for v in verdicts.firsts(n)]
+        found = [int(v) for kinds in verdicts.kinds for v in kinds]
+        firsts = [int(v) for own in verdicts.firsts for v in own]
         judged, leaders = expected(corpus, kind)
         assert found == judged
         assert [f for f, v in zip(firsts, found, strict=True) if v != KEPT] == [
@@ -103,11 +103,8 @@ def pools_of(folder: Path, corpora: list[Lengths], val_fraction: float = 0.0) ->
             tokens = np.concatenate([np.empty(0, np.uint16), *ids]).astype(np.uint16)
             Piece.write(path, rows, tokens, ends, PieceCounts(read=len(rows)))
             pieces[-1].append(Piece(path))
-    verdicts = Verdicts([piece for each in pieces for piece in each], "keep")
-    starts = np.cumsum([0, *map(len, pieces)])
-    return [
-        Pool(f"s{n}", each, verdicts, int(starts[n]), val_fraction) for n, each in enumerate(pieces)
-    ]
+    kinds = [Verdicts(each, "keep").kinds for each in pieces]
+    return [Pool(f"s{n}", each, kinds[n], val_fraction) for n, each in enumerate(pieces)]
 
 
 def asked(weights: list[float | None], tokens: int | None, max_epochs: int = 1) -> Preparation:
