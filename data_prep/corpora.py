@@ -22,7 +22,7 @@ from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, connect, explained
 from dualpath_cli.data.rows import is_known, kind_of
 
 if TYPE_CHECKING:
-    from huggingface_hub.hf_api import DatasetInfo, RepoFile
+    from huggingface_hub.hf_api import DatasetInfo
 
 
 @dataclass(frozen=True)
@@ -184,10 +184,9 @@ def hub_files(
     like the config, or all files, except those named for validation or tests. Sizes are known, and
     the sha256 of files in LFS.
     """
-    what = f"dataset '{dataset}'"
-    api = connect(what, endpoint)
-    from huggingface_hub.hf_api import RepoFile  # there, or `connect` would have said so
+    from huggingface_hub.hf_api import RepoFile  # which takes long to import
 
+    what, api = f"dataset '{dataset}'", connect(endpoint)
     with explained(what, f"{api.endpoint}/datasets/{dataset}", api):
         asked: list[Any] = ["cardData", "gated", "sha"]
         info = api.dataset_info(dataset, expand=asked, timeout=FIRST_ANSWER_SECONDS)
@@ -200,15 +199,11 @@ def hub_files(
     chosen = _readable(_of_config(list(files), info, config), info.id, config)
     root = f"{api.endpoint}/datasets/{info.id}/resolve/{info.sha}/"
     folder = f"huggingface/{info.id}/{info.sha[:12]}/"
+    hashes = {path: entry.lfs.sha256 for path, entry in files.items() if entry.lfs}
     return [
-        RemoteFile(root + quote(path), folder + path, files[path].size, _sha256(files[path]), token)
+        RemoteFile(root + quote(path), folder + path, files[path].size, hashes.get(path), token)
         for path in sorted(chosen)
     ]
-
-
-def _sha256(file: "RepoFile") -> str | None:
-    sha256 = file.lfs.sha256 if file.lfs else ""
-    return sha256 if re.fullmatch(r"[0-9a-f]{64}", sha256) else None
 
 
 def _of_config(paths: list[str], info: "DatasetInfo", config: str | None) -> list[str]:

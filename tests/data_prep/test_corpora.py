@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import pytest
 import zstandard
+from huggingface_hub import constants
 
 from data_prep import corpora, download
 from data_prep.__main__ import main
@@ -214,9 +215,6 @@ class Hub(Web):
 
 @pytest.fixture
 def no_token(monkeypatch, tmp_path):
-    constants = pytest.importorskip(
-        "huggingface_hub.constants", reason="the extra `hub` is lacking"
-    )
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
