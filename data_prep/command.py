@@ -8,16 +8,17 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
-from data_prep.documents.text import Contamination
+from data_prep import sample
+from data_prep.corpora import MIRROR, find
+from data_prep.out_folder import finished_remote, upload
 from data_prep.settings import NEMOTRON, SAMPLE, Preparation, settings_from
-from data_prep.sources import sample
-from data_prep.sources.corpora import MIRROR, find
-from data_prep.writing.out_folder import finished_remote, upload
+from data_prep.text import Contamination
 from dualpath_cli.base.errors import RunFailed, UserError, of_system
 from dualpath_cli.base.ranges import Place, Size, check_ranges
 from dualpath_cli.base.system import cores
 from dualpath_cli.data.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.data.manifest import Manifest
+from dualpath_cli.data.storage import sizes
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe import recipes
 
@@ -113,9 +114,9 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
     corpora = [find(s, downloads, options.mirror, settings.num_files) for s in settings.sources]
     spec = settings.tokenizer
     tokenizer = sample.tokenizer() if spec is None else Tokenizer.load(spec)
+    from data_prep.download import Fetcher, announce, estimate
+    from data_prep.mix import wanted_tokens
     from data_prep.prepare import Request, finished, prepare  # imports aiohttp
-    from data_prep.sources.fetching import Fetcher, announce, estimate
-    from data_prep.writing.mix import wanted_tokens
 
     if settings.duplicates == "near" and not find_spec("datasketch"):
         raise UserError("--duplicates near needs datasketch: pip install 'dualpath[near]'")
@@ -183,7 +184,7 @@ def _upload(folder: Path, url: str, overwrite: bool) -> None:
 
     from dualpath_cli.report.console import Progress, bytes_of_bytes
 
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    size = sum((sizes(folder) or {}).values())
     console, title = Console(stderr=True), f"uploading to {url}"
     with Progress(console, title, bytes_of_bytes, size, transient=True) as progress:
         upload(folder, url, progress.advance, overwrite=overwrite)

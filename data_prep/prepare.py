@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,29 @@ import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
 
-from data_prep.documents.duplicates import BYTES_A_DOCUMENT, Verdicts
-from data_prep.documents.encoding import Encoded, Encoder, Job
-from data_prep.documents.pieces import FORMAT, PieceSettings, Tokens, token_type
-from data_prep.documents.text import Contamination
+from data_prep import records
+from data_prep.corpora import Corpus, InputFile
+from data_prep.download import on_this_disk
+from data_prep.encoding import Encoded, Encoder, Job
 from data_prep.executors import Here, PieceExecutor
+from data_prep.mix import (
+    BYTES_A_DOCUMENT,
+    Pool,
+    Portion,
+    Verdicts,
+    interleave,
+    portions,
+    wanted_tokens,
+)
+from data_prep.out_folder import WorkFolder, remove_leftovers
+from data_prep.pieces import FORMAT, PieceSettings, Tokens, token_type
 from data_prep.settings import Preparation
-from data_prep.sources.corpora import Corpus, InputFile
-from data_prep.sources.fetching import on_this_disk
-from data_prep.writing import records
-from data_prep.writing.mix import Pool, Portion, interleave, portions, wanted_tokens
-from data_prep.writing.out_folder import WorkFolder, remove_leftovers
-from data_prep.writing.shards import write_shards
+from data_prep.shards import write_shards
+from data_prep.text import Contamination
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.data.rows import OnRead
+from dualpath_cli.data.storage import sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 from dualpath_cli.report.console import Progress, counted
 
@@ -110,9 +119,9 @@ def _check_is_ours(out: Path) -> None:
             f"--out '{out}' exists and is not a data folder; choose another one"
         ) from None
     known = {MANIFEST, INDEX, TOKENIZER, *listed}
-    names = (path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
-    if stranger := next((name for name in sorted(names) if name not in known), None):
-        raise UserError(f"--out '{out}' holds '{stranger}', which is no data; move it elsewhere")
+    if strangers := sorted((sizes(out) or {}).keys() - known):
+        named = f"--out '{out}' holds '{strangers[0]}'"
+        raise UserError(f"{named}, which is no data; move it elsewhere")
 
 
 def prepare(
@@ -187,10 +196,10 @@ def _encode(
                 file=sys.stderr,
             )
         verdicts = Verdicts(pieces, settings.duplicates)
-        pools, first = [], 0
+        pools, kinds = [], iter(verdicts.kinds)
         for source, corpus in zip(settings.sources, encoded, strict=True):
-            pools.append(Pool(source.name, corpus.pieces, verdicts, first, settings.val_fraction))
-            first += len(corpus.pieces)
+            own = list(islice(kinds, len(corpus.pieces)))
+            pools.append(Pool(source.name, corpus.pieces, own, settings.val_fraction))
         more = list(map(_more, wanted, pools, encoded))
         if not any(more):
             return encoded, verdicts, portions(settings, pools)

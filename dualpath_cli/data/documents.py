@@ -40,8 +40,10 @@ class Format:
     _render: Callable[[dict[str, Any]], str]
     advice: str = ""  # the end of messages about rows in another format
 
-    def render(self, row: dict[str, Any]) -> str:
+    def render(self, row: dict[str, Any] | BadRow) -> str:
         """Returns a row's text. Raises BadRow where a field is missing or holds no valid text."""
+        if isinstance(row, BadRow):
+            raise row
         for field in self.fields:
             if field not in row:
                 hint = did_you_mean(field, row) or f" (fields: {', '.join(row) or 'none'})"
@@ -65,8 +67,10 @@ def format_of(name: str, kind: str, field: str = "text") -> Format:
     return _NAMED.get(name) or _field(field)
 
 
-def document_id(row: dict[str, Any]) -> str | None:
+def document_id(row: dict[str, Any] | BadRow) -> str | None:
     """Returns the first of the fields `IDS` that a row has; None without one."""
+    if isinstance(row, BadRow):
+        return None
     id = next((str(row[field]) for field in IDS if row.get(field) not in (None, "")), None)
     return id and id.encode(errors="backslashreplace").decode()
 
@@ -177,8 +181,6 @@ def read_documents(source: Source, on_read: OnRead = lambda count: None) -> Iter
         for rows in read_rows(path, format.fields, (), on_read, _READ_BYTES, format.advice):
             for number, row in rows.parsed():
                 try:
-                    if isinstance(row, BadRow):
-                        raise row
                     text = format.render(row)
                 except BadRow as problem:
                     raise UserError(f"{rows.place(number)}: {problem}") from None

@@ -1,14 +1,12 @@
-"""Servers that may not answer, and the Hugging Face hub by huggingface_hub, the extra `hub`.
+"""The Hugging Face hub, by huggingface_hub.
 
 The hub is the one that HF_ENDPOINT names, the token that of HF_TOKEN or `hf auth login`.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Thread
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from dualpath_cli.base.errors import RunFailed, UserError, of_content
 
@@ -18,29 +16,11 @@ if TYPE_CHECKING:
 
 FIRST_ANSWER_SECONDS = 15.0  # the time to wait for a server that has not answered yet
 
-Result = TypeVar("Result")
 
-
-def within(seconds: float | None, work: Callable[[], Result]) -> Result:
-    """Runs `work` in a daemon thread and returns its result; TimeoutError after `seconds`."""
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return future.result(seconds)
-
-
-def connect(what: str, endpoint: str | None = None) -> "HfApi":
+def connect(endpoint: str | None = None) -> "HfApi":
     """The hub's client, with the user's token or with False; nothing is asked yet."""
-    try:
-        from huggingface_hub import HfApi, get_token
-    except ImportError:
-        raise UserError(f"{what} needs huggingface_hub: pip install 'dualpath[hub]'") from None
+    from huggingface_hub import HfApi, get_token
+
     return HfApi(endpoint=endpoint, token=get_token() or False)
 
 

@@ -173,11 +173,9 @@ class Manifest:
         """Reads the manifest of a data folder, on a disk or at s3://bucket/prefix."""
         path = f"{folder}/{MANIFEST}"
         with readable(folder):
-            if is_remote(folder):
-                listing = sizes(folder)
-                there, found = listing is not None, MANIFEST in (listing or {})
-            else:  # not listed: what is no data folder may be endless
-                there, found = Path(folder).is_dir(), exists(path)
+            found = exists(path)
+            # On a disk it is not listed: what is no data folder may be endless.
+            there = found or (sizes(folder) if is_remote(folder) else Path(folder).is_dir())
         if not there:
             own = f"`dualpath prepare --source NAME=FILES --tokenizer TOKENIZER --out {folder}`"
             made_by = _MADE_BY.get(str(folder), own)
@@ -219,17 +217,13 @@ class Manifest:
         """Checks that litdata's index lists the chunks of the manifest, no others."""
         path = f"{folder}/{INDEX}"
         content = _json_object(path)
-        lengths = self.chunk_tokens
-        expected = [
-            {"chunk_bytes": chunk.bytes, "chunk_size": 1, "dim": length, "filename": chunk.name}
-            for chunk, length in zip(self.chunks, lengths, strict=True)
-        ]
+        expected, total = index_entries(self.chunks, self.chunk_tokens), sum(self.chunk_tokens)
         config = content.get("config")
         formats = config.get("data_format") if isinstance(config, dict) else None
         if content.get("chunks") != expected or formats != [FORMATS[self.dtype]]:
             raise UserError(f"{path}: does not list the chunks of the manifest; {AGAIN}")
-        if sum(lengths) != self.tokens:
-            stated = f"{self.tokens:,} tokens, but {sum(lengths):,} in the chunks"
+        if total != self.tokens:
+            stated = f"{self.tokens:,} tokens, but {total:,} in the chunks"
             raise UserError(f"{folder}/{MANIFEST}: {stated}; {AGAIN}")
 
     def check_tokenizer(self, folder: str | Path) -> None:
@@ -244,6 +238,14 @@ class Manifest:
         found = tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.eot_id
         if found != (self.tokenizer, self.vocab_size, self.eot_id):
             raise UserError(f"{path}: not the tokenizer of these tokens; {AGAIN}")
+
+
+def index_entries(chunks: list[StoredFile], lengths: list[int]) -> list[dict[str, Any]]:
+    """litdata's entries of chunks that hold one item each, of these numbers of tokens."""
+    return [
+        {"chunk_bytes": chunk.bytes, "chunk_size": 1, "dim": length, "filename": chunk.name}
+        for chunk, length in zip(chunks, lengths, strict=True)
+    ]
 
 
 def is_data_folder(location: str | Path) -> bool:

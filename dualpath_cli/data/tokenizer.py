@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dualpath_cli.base.errors import UserError, did_you_mean, of_content
 from dualpath_cli.base.system import read_json, read_text, write_text
-from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, within
+from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
 
 if TYPE_CHECKING:
     import tiktoken
@@ -186,10 +187,9 @@ def _download_gpt2() -> Definition:
     from tiktoken.load import read_file_cached
 
     try:
-        # tiktoken waits without end for a server that accepts and never answers.
-        merges = within(
-            FIRST_ANSWER_SECONDS, lambda: read_file_cached(_GPT2_MERGES_URL, _GPT2_MERGES_SHA256)
-        ).decode()
+        with ThreadPool(1) as pool:  # tiktoken itself waits without end for a silent server
+            asked = pool.apply_async(read_file_cached, (_GPT2_MERGES_URL, _GPT2_MERGES_SHA256))
+            merges = asked.get(FIRST_ANSWER_SECONDS).decode()
     except Exception as error:  # requests' errors, hash mismatch, a cache that is not writable
         raise UserError(
             f"tokenizer 'gpt2': its vocabulary cannot be downloaded ({type(error).__name__}); "

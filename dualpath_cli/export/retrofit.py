@@ -145,7 +145,7 @@ def _found(given: str) -> tuple[Path, str | None]:
         return path.parent, path.name
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", given):
         raise UserError(f"{shown} does not exist; give a folder, a GGUF file, or OWNER/NAME")
-    api = hub.connect(shown)
+    api = hub.connect()
     with hub.explained(shown, f"{api.endpoint}/{given}", api):
         files = ["*.json", "*.safetensors", CARD]
         return Path(api.snapshot_download(given, allow_patterns=files)), None

@@ -32,16 +32,15 @@ from dualpath_cli.run.run_folder import (
     start,
 )
 from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
+from dualpath_cli.training import curve
 from dualpath_cli.training.checks import epochs
 from dualpath_cli.training.data_module import loading_fault
 from dualpath_cli.training.graphs import MicroBatchGraph, why_launched
 from dualpath_cli.training.launch import TrainingLaunch
-from dualpath_cli.training.logs import curve
-from dualpath_cli.training.logs.loggers import begin_wandb
-from dualpath_cli.training.logs.tables import MetricsLog
 from dualpath_cli.training.ranks import Ranks, lost_contact
-from dualpath_cli.training.session import Session
+from dualpath_cli.training.session import Session, begin_wandb
 from dualpath_cli.training.stopping import TIME_OVER, StopTraining
+from dualpath_cli.training.tables import MetricsLog
 
 
 class OutOfMemory(RunFailed):

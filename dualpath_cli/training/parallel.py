@@ -106,7 +106,7 @@ def build_model(
     model.to_empty(device=device)
     model.tie_weights()
     if seed is not None:
-        draw_weights(model, seed, std_factors)
+        model.init_weights(seed, lambda own, value: own.copy_(sharded_as(own, value)), std_factors)
     return model
 
 
@@ -120,13 +120,6 @@ def sharded_as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         parameter.placements,
         src_data_rank=None,  # each rank cuts its own shard: nothing is sent
     )
-
-
-def draw_weights(model: DualPathLM, seed: int, std_factors: Mapping[Kind, float] = {}) -> None:
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()  # else weights gathered in an earlier forward are used again
-    model.init_weights(seed, lambda own, value: own.copy_(sharded_as(own, value)), std_factors)
 
 
 def allow_graphs(variants: int) -> None:

@@ -1,23 +1,28 @@
-"""The trainer, the module and the data module of a training or a study, built from its settings."""
+"""Trainer, loggers, module and data module of a training or a study, built from its settings."""
 
+import importlib.util
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from rich.console import Console
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import is_first_rank
+from dualpath_cli.base.system import is_first_rank, read_text, write_text
 from dualpath_cli.data.storage import local_copy
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.schedule import step_loops
+from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.console import plain_console
 from dualpath_cli.report.table import Column, Table, show
 from dualpath_cli.run.checkpoint_folder import SafetensorsIO
@@ -28,11 +33,13 @@ from dualpath_cli.training import parallel
 from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.data_module import DualPathDataModule
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
-from dualpath_cli.training.logs.loggers import loggers
-from dualpath_cli.training.logs.tables import BadSteps, MetricsLog, RoutingLog
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.ranks import launch_by
 from dualpath_cli.training.stopping import Stopping
+from dualpath_cli.training.tables import BadSteps, MetricsLog, RoutingLog
+
+WANDB_ID = "wandb_id"
+"""File of the run folder with the id of its W&B run, which stays if the folder is renamed."""
 
 L = TypeVar("L", bound=TrainingLaunch | StudyLaunch)
 
@@ -179,6 +186,42 @@ def build_trainer(
         raise UserError(f"trainer.strategy {kind}: choose single, ddp, fsdp or hsdp in its place")
     launch_by(trainer, command, timeout, lambda: f"; {way_on(folder)}" if training else "")
     return trainer
+
+
+def loggers(settings: Settings, folder: Path, begins_at: int) -> list[Logger]:
+    """TensorBoard if installed, W&B if a project is named.
+
+    TensorBoard hides rows that an interrupted start wrote from step `begins_at` on.
+    """
+    run, found = settings.run, importlib.util.find_spec
+    made: list[Logger] = []
+    if run.tensorboard and found("tensorboard"):
+        made.append(TensorBoardLogger(folder, name="", version="tensorboard", purge_step=begins_at))
+    if run.wandb:
+        if not found("wandb"):
+            raise UserError("run.wandb needs the package wandb: pip install 'dualpath[wandb]'")
+        kept = folder / WANDB_ID
+        one = read_text(kept).strip() if kept.exists() else secrets.token_hex(8)
+        title, recipe = f"{run.recipe}/{run.name}", settings.as_recipe()
+        late = {"finish_timeout": 60.0}  # seconds to send rows at the run's end
+        made.append(WandbLogger(title, folder, project=run.wandb, id=one, config=recipe,
+                                settings=late))  # fmt: skip
+    return made
+
+
+def begin_wandb(trainer: Trainer, folder: Path) -> None:
+    """On the first rank, starts or continues the W&B run; its id is kept in the run folder."""
+    for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            try:
+                one = logger.experiment.id
+            except Exception as error:  # no network, no key, no such project
+                reason = " ".join(str(error).split())[:160]
+                raise UserError(
+                    f"run.wandb={logger.name}: {type(error).__name__}: {reason}; with "
+                    "WANDB_MODE=offline rows go to the run folder, and `wandb sync` sends them"
+                ) from error
+            write_text(folder / WANDB_ID, f"{one}\n")
 
 
 def as_list(value: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.training.logs import curve
+from dualpath_cli.training import curve
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.cli.preloaded"])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import dualpath_cli
-from data_prep.sources import sample
+from data_prep import sample
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import HELP
 from dualpath_cli.cli.quickstart import RUN

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.writing.shards import write_shards
+from data_prep.shards import write_shards
 from dualpath_cli.data.manifest import Manifest, SourceCount, StoredFile
 from dualpath_cli.data.storage import sha256_of
 from dualpath_cli.data.tokenizer import Tokenizer

@@ -16,6 +16,25 @@ from hypothesis import strategies as st
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data import tokenizer as tokenizer_module
 from dualpath_cli.data.tokenizer import GPT2_FINGERPRINT, Tokenizer, byte_of_character
+from tests.data.small_tokenizer import definition_with
+from tests.training.tiny_run import MERGES
+
+
+@pytest.fixture(scope="session")
+def gpt2_folder(shared_data: Path) -> Path:
+    return shared_data / "gpt2"
+
+
+@pytest.fixture(scope="session")
+def gpt2(gpt2_folder: Path) -> Tokenizer:
+    return Tokenizer.load(gpt2_folder)
+
+
+@pytest.fixture
+def definition() -> dict:
+    """The 256 bytes, three merges and end-of-text, to be changed."""
+    return definition_with(MERGES)
+
 
 TEXTS = st.text() | st.text(alphabet=" \n\t\r\u00a0a1,'é<|endoftext>", max_size=60)
 

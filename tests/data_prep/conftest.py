@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from data_prep.corpora import find
 from data_prep.prepare import Request
 from data_prep.settings import Preparation, SourceSettings
-from data_prep.sources.corpora import find
 from dualpath_cli.data.tokenizer import Tokenizer, byte_of_character
 from tests.data.small_tokenizer import tokenizer_with
 from tests.data_prep.preparing import source, write_jsonl

@@ -14,8 +14,8 @@ pytest.importorskip("distributed", reason="no cluster: pip install 'dualpath[das
 
 from distributed import Client
 
+from data_prep import encoding
 from data_prep.__main__ import main
-from data_prep.documents import encoding
 from data_prep.executors import DaskCluster, Here
 from data_prep.prepare import prepare
 from dualpath_cli.base.errors import UserError

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from data_prep import sample
 from data_prep.__main__ import main as prepare
 from data_prep.settings import settings_from
-from data_prep.sources import sample
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest, sha256_of
 from dualpath_cli.data.tokenizer import Tokenizer

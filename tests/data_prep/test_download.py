@@ -14,13 +14,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from data_prep import download
+from data_prep import corpora, download
 from data_prep.__main__ import main
-from data_prep.download import Downloads, RemoteFile, Unavailable
+from data_prep.corpora import Corpus, InputFile, RemoteFile, hub_files
+from data_prep.download import Downloads, Fetcher, Unavailable
 from data_prep.settings import SourceSettings
-from data_prep.sources import corpora
-from data_prep.sources.corpora import Corpus, InputFile, hub_files
-from data_prep.sources.fetching import Fetcher
 from dualpath_cli.base.errors import RunFailed, UserError
 from dualpath_cli.data import tokenizer
 from dualpath_cli.data.tokenizer import Tokenizer
@@ -167,10 +165,9 @@ def test_a_token_is_sent_to_its_host_alone_and_never_shown(web, tmp_path, monkey
 FETCH = """
 import sys
 from pathlib import Path
-from data_prep.download import RemoteFile
+from data_prep.download import Fetcher
 from data_prep.settings import SourceSettings
-from data_prep.sources.corpora import Corpus, InputFile
-from data_prep.sources.fetching import Fetcher
+from data_prep.corpora import Corpus, InputFile, RemoteFile
 file = InputFile("a", 1, "", RemoteFile(sys.argv[1], "a"))
 with Fetcher([Corpus(SourceSettings("a", "a"), [file])], Path(sys.argv[2]), [1]) as fetcher:
     fetcher.get(file, lambda count: None)
@@ -243,6 +240,5 @@ def test_without_a_network_a_command_ends_within_seconds_with_one_line(
     monkeypatch.setattr(tokenizer, "_GPT2_MERGES_URL", f"{nowhere}vocab.bpe")
     with pytest.raises(UserError, match="train one by `dualpath tokenizer --source"):
         Tokenizer.load("gpt2")
-    pytest.importorskip("huggingface_hub")
     with pytest.raises(RunFailed, match=r"cannot be reached .*check the network"):
         hub_files("owner/corpus", endpoint=nowhere.rstrip("/"))

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from data_prep.documents import encoding
+from data_prep import encoding
 from data_prep.executors import on_this_machine
 from data_prep.prepare import prepare
 from dualpath_cli.base.errors import UserError

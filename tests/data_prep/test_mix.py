@@ -1,6 +1,5 @@
 """What repeats, what is taken of each source, and in what order: as asked, whatever the pieces."""
 
-import hashlib
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -10,11 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.documents.duplicates import EXACT, KEPT, NEAR, Verdicts
-from data_prep.documents.pieces import Piece, PieceCounts
-from data_prep.documents.text import BANDS
+from data_prep.mix import EXACT, KEPT, NEAR, Pool, Verdicts, interleave, portions
+from data_prep.pieces import Piece, PieceCounts
 from data_prep.settings import Preparation, SourceSettings
-from data_prep.writing.mix import Pool, interleave, portions, scramble
+from data_prep.text import BANDS
 
 Corpus = list[list[tuple[int, tuple[int, ...]]]]
 """Pieces of documents, each the number of its text and its band keys."""
@@ -75,8 +73,8 @@ def test_a_document_is_judged_by_all_before_it(corpus, kind):
     with tempfile.TemporaryDirectory() as name:
         pieces = write_pieces(Path(name), corpus)
         verdicts = Verdicts(pieces, kind)
-        found = [int(v) for n in range(len(pieces)) for v in verdicts.kinds(n)]
-        firsts = [int(v) for n in range(len(pieces)) for v in verdicts.firsts(n)]
+        found = [int(v) for kinds in verdicts.kinds for v in kinds]
+        firsts = [int(v) for own in verdicts.firsts for v in own]
         judged, leaders = expected(corpus, kind)
         assert found == judged
         assert [f for f, v in zip(firsts, found, strict=True) if v != KEPT] == [
@@ -105,11 +103,8 @@ def pools_of(folder: Path, corpora: list[Lengths], val_fraction: float = 0.0) ->
             tokens = np.concatenate([np.empty(0, np.uint16), *ids]).astype(np.uint16)
             Piece.write(path, rows, tokens, ends, PieceCounts(read=len(rows)))
             pieces[-1].append(Piece(path))
-    verdicts = Verdicts([piece for each in pieces for piece in each], "keep")
-    starts = np.cumsum([0, *map(len, pieces)])
-    return [
-        Pool(f"s{n}", each, verdicts, int(starts[n]), val_fraction) for n, each in enumerate(pieces)
-    ]
+    kinds = [Verdicts(each, "keep").kinds for each in pieces]
+    return [Pool(f"s{n}", each, kinds[n], val_fraction) for n, each in enumerate(pieces)]
 
 
 def asked(weights: list[float | None], tokens: int | None, max_epochs: int = 1) -> Preparation:
@@ -200,23 +195,3 @@ def test_documents_are_held_out_by_their_ids_alone(tmp_path_factory, corpus, fra
     kept = [int(starts[n] + d) for n in range(len(corpus)) for d in pool.to_write(n)]
     assert held == flat.to_hold_out(0).tolist()
     assert sorted([*held, *kept]) == list(range(starts[-1]))
-
-
-def test_scrambling_is_one_to_one_spread_evenly_and_the_same_everywhere():
-    values = scramble(np.arange(100_000, dtype=np.uint64), "salt")
-    assert len(np.unique(values)) == len(values)
-    shares = np.bincount((values >> np.uint64(60)).astype(int), minlength=16) / len(values)
-    assert np.abs(shares - 1 / 16).max() < 5 * (1 / 16 / len(values)) ** 0.5
-    other = scramble(np.arange(100_000, dtype=np.uint64), "other")
-    assert not np.array_equal(values, other)
-    assert values[:100].tolist() == [splitmix(n, "salt") for n in range(100)]
-
-
-def splitmix(value: int, salt: str) -> int:
-    """SplitMix64 in Python's whole numbers, started at the salt's hash."""
-    mask = 2**64 - 1
-    start = hashlib.blake2b(salt.encode(), digest_size=8).digest()
-    z = (value * 0x9E3779B97F4A7C15 + int.from_bytes(start, "little")) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from data_prep.documents import encoding
+from data_prep import encoding
+from data_prep.out_folder import finished_remote, upload
 from data_prep.prepare import finished, prepare
-from data_prep.writing.out_folder import finished_remote, upload
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data import storage
 from dualpath_cli.data.manifest import Manifest

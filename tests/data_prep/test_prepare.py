@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.documents import encoding
+from data_prep import encoding
+from data_prep.corpora import InputFile
 from data_prep.executors import Here, on_this_machine
 from data_prep.prepare import prepare
-from data_prep.sources.corpora import InputFile
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.rows import OnRead

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from litdata import TokensLoader
 from litdata.streaming.writer import BinaryWriter
 
-from data_prep.writing.shards import write_shards
+from data_prep.shards import write_shards
 from tests.data_prep.preparing import contents
 
 

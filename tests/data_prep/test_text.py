@@ -13,7 +13,7 @@ from datasketch import MinHash, MinHashLSH
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data_prep.documents.text import (
+from data_prep.text import (
     BANDS,
     ROWS,
     Contamination,

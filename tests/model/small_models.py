@@ -4,10 +4,12 @@ import dataclasses
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import DualPathLM, RoutingTrace
+from dualpath_cli.model.block import DualPathBlock
+from dualpath_cli.model.layer_pass import SublayerPass
 from dualpath_cli.spec.config import ModelConfig
 from tests.model import reference
 from tests.model.reference import Weights, random_tokens
@@ -75,6 +77,28 @@ def streams(model: DualPathLM, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
     return seen
 
 
-def same_weights(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+def same_weights(one: nn.Module, other: nn.Module) -> bool:
     pairs = zip(one.named_parameters(), other.named_parameters(), strict=True)
     return all(a == b and torch.equal(p, q) for (a, p), (b, q) in pairs)
+
+
+class Balanced(nn.Module):
+    """A feed-forward with a loss: the mean square of the scale that it puts on its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([0.5]))
+
+    def forward(self, x_BTD: torch.Tensor, here: SublayerPass) -> torch.Tensor:
+        if here.auxiliary is not None:
+            here.auxiliary.loss = here.auxiliary.loss + self.scale.square().mean()
+        return self.scale * x_BTD
+
+
+def with_balanced(model: DualPathLM) -> tuple[DualPathLM, list[Balanced]]:
+    """The model with a `Balanced` in both paths of its first block."""
+    block = model.blocks[0]
+    assert isinstance(block, DualPathBlock)
+    balanced = [Balanced().to(model.embed.weight.dtype) for _ in range(2)]
+    block.deep.sublayer.ffn, block.wide.sublayer.ffn = balanced
+    return model, balanced

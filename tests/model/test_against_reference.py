@@ -112,6 +112,20 @@ def test_any_small_model_follows_the_equations(config, seed, batch, length):
     assert max(gradients.values()) <= GRADIENTS, max(gradients, key=gradients.__getitem__)
 
 
+@pytest.mark.parametrize("bias", [-1000.0, 1000.0])
+def test_saturated_routers_and_gates_follow_the_equations(bias):
+    """Routers that stop never or at once; one gate shut, the other open."""
+    config = dataclasses.replace(TINY, loops=3)
+    weights = reference.random_weights(config, seed=0)
+    filling = {"router.bias": [bias], "gate.proj.bias": [bias, -bias]}
+    for name in weights:
+        for end in filter(name.endswith, filling):
+            weights[name] = torch.tensor(filling[end], dtype=torch.float64)
+    tokens = random_tokens(config, batch=2, length=5)
+    expected = reference.logits(weights, config, tokens)
+    assert difference(with_weights(config, weights)(tokens), expected) <= OUTPUTS
+
+
 def test_far_positions_follow_the_equations():
     config = dataclasses.replace(TINY, n_layers=1, max_seq_len=70)
     weights = reference.random_weights(config, seed=0)

@@ -1,4 +1,7 @@
-"""Experts in the wide path: what must hold of them, beside the reference's equations."""
+"""Experts in the wide path: what must hold of them, beside the reference's equations.
+
+A feed-forward may add a loss of its own, as experts do.
+"""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +18,9 @@ from dualpath_cli.model import DualPathLM, Intervention
 from dualpath_cli.model.experts import Experts
 from dualpath_cli.model.layer_pass import LayerAuxiliary, SublayerPass
 from dualpath_cli.model.positions import whole_sequences
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.training.module import DualPathModule
 from tests.model import reference
 from tests.model.reference import Weights, difference, random_tokens
 from tests.model.small_models import (
@@ -23,10 +28,13 @@ from tests.model.small_models import (
     EXPERTS,
     OUTPUTS,
     SHOWS,
+    SMALL,
     TARGETS,
     TOKENS,
+    same_weights,
     small,
     traced,
+    with_balanced,
     with_weights,
 )
 
@@ -77,42 +85,6 @@ def test_equal_experts_are_one_dense_network_of_their_width(n, data, seed):
     x = inputs(2, 3, seed=seed)
     expected = torch.stack([reference.ffn(reference.expert(weights, 0), v) for v in x.view(6, -1)])
     assert difference(ffn(x, plain_pass(x)).view(6, -1), expected) <= EXACT
-
-
-def test_the_order_of_experts_and_of_tokens_changes_nothing():
-    ffn, _ = experts_alone()
-    x = inputs(3, 5)
-    before = ffn(x, plain_pass(x))
-    order = torch.randperm(15, generator=torch.Generator().manual_seed(1))
-    shuffled = x.view(15, -1)[order].view(3, 5, -1)
-    after = ffn(shuffled, plain_pass(x)).view(15, -1)
-    assert difference(after, before.view(15, -1)[order]) <= EXACT
-    with torch.no_grad():
-        for parameter in ffn.parameters():
-            parameter.copy_(parameter.unflatten(0, (ffn.n, -1))[[2, 0, 3, 1]].flatten(0, 1))
-    assert difference(ffn(x, plain_pass(x)), before) <= EXACT
-
-
-def test_gradients_are_those_of_central_differences():
-    ffn, _ = experts_alone()
-    x = inputs(2, 3).requires_grad_()
-    rng = torch.Generator().manual_seed(3)
-    moved = [p for p in (x, *ffn.parameters()) if p.requires_grad]
-    direction = [torch.randn(p.shape, generator=rng, dtype=p.dtype) for p in moved]
-    cotangent = inputs(2, 3, seed=1)
-
-    def value(step: float) -> Tensor:
-        with torch.no_grad():
-            for p, d in zip(moved, direction, strict=True):
-                p += step * d
-            result = (ffn(x, plain_pass(x)) * cotangent).sum()
-            for p, d in zip(moved, direction, strict=True):
-                p -= step * d
-        return result
-
-    gradients = torch.autograd.grad((ffn(x, plain_pass(x)) * cotangent).sum(), moved)
-    slope = sum((g * d).sum() for g, d in zip(gradients, direction, strict=True))
-    assert slope.item() == pytest.approx((value(1e-6) - value(-1e-6)).item() / 2e-6, rel=1e-6)
 
 
 def test_an_expert_without_tokens_gives_no_nan_and_gets_no_gradient():
@@ -258,3 +230,19 @@ def test_under_autocast_products_are_in_its_type_and_near_the_equations():
 def test_impossible_experts_are_refused(changes, problem):
     with pytest.raises(ValueError, match=problem):
         small(**EXPERTS | changes)
+
+
+def test_training_minimises_it_and_logs_the_loss_without_it():
+    module = DualPathModule(
+        SMALL, OptimSettings(), [1] * SMALL.vocab_size, [], seed=0, compile_blocks=False
+    )
+    module.configure_model()
+    assert same_weights(module.model, DualPathLM(SMALL, seed=0))
+    plain = module.training_step((TOKENS, TARGETS), 0)
+    assert torch.equal(plain, module.model(TOKENS, TARGETS).mean())
+    module.train_loss.reset()
+    with_balanced(module.model)
+    loss = module.training_step((TOKENS, TARGETS), 0)
+    nats = module.model(TOKENS, TARGETS).mean()
+    assert (loss - nats).item() == pytest.approx((SMALL.loops + 1) * 0.25, rel=1e-5)
+    assert module.train_loss.compute()["loss"].item() == pytest.approx(nats.item(), rel=1e-6)

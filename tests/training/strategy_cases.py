@@ -63,10 +63,8 @@ class Case:
     """By graphs that are run as they are: inductor's kernels take minutes, and send nothing."""
     checkpointing: Checkpointing = "none"
     precision: Any = "32-true"
-    saves: bool = False  # whether it writes a checkpoint after step HALF
     run: RunSettings = field(default_factory=RunSettings)
     steps: int = STEPS  # of the schedule's STEPS; the rest is left out
-    after: str | None = None  # case whose checkpoint of step HALF this one goes on from
     loops: Literal["scheduled", "drawn"] | None = None
     """Whether steps run one or two loops, and have a FiLM each."""
 
@@ -91,20 +89,18 @@ class Case:
         return replace(OPTIM, name="muon" if self.muon else "adamw")
 
 
-HALF = STEPS // 2
 LOOPS = {
     "scheduled": StepLoops(((0, (1,)), (12, (2,))), STEPS),
     "drawn": StepLoops(((0, (1, 2)),), STEPS),
 }
-"""The second number begins after HALF, and is not the first one drawn."""
+"""The second number begins late, and is not the first one drawn."""
 
 
 class Recorder(Callback):
-    """Writes down what each optimizer step was, and saves one in the middle."""
+    """Writes down what each optimizer step was."""
 
-    def __init__(self, case: Case, folder: Path) -> None:
+    def __init__(self, case: Case) -> None:
         self.case = case
-        self.folder = folder
         self.rows: list[dict[str, float]] = []
         self.start: dict[str, torch.Tensor] = {}
 
@@ -120,8 +116,6 @@ class Recorder(Callback):
         loss = pl_module.train_loss.compute()["loss"].item()
         pl_module.train_loss.reset()
         self.rows.append({"loss": loss, "norm": pl_module.grad_norm.item()})
-        if self.case.saves and trainer.global_step == HALF:
-            trainer.save_checkpoint(self.folder / "checkpoint")
 
 
 def whole(parameter: torch.Tensor) -> torch.Tensor:
@@ -139,23 +133,20 @@ def sequences(count: int, seed: int) -> torch.Tensor:
 
 
 class Stream:
-    """A rank's micro-batches of all global batches; one that is continued begins later."""
+    """A rank's micro-batches of all global batches."""
 
-    def __init__(
-        self, tokens: torch.Tensor, rank: int, ranks: int, accumulate: int, done: int = 0
-    ) -> None:
+    def __init__(self, tokens: torch.Tensor, rank: int, ranks: int, accumulate: int) -> None:
         self.parts = [
             part
             for batch in tokens.split(SEQUENCES)
             for part in batch[rank::ranks].tensor_split(accumulate)
         ]
-        self.done = done * accumulate
 
     def __len__(self) -> int:
         return len(self.parts)
 
     def __iter__(self) -> Iterator[Batch]:
-        for part in self.parts[self.done :]:
+        for part in self.parts:
             yield part[:, :-1], part[:, 1:]
 
 
@@ -170,7 +161,7 @@ def train(case: Case, ranks: int, folder: Path) -> None:
         reduce_dtype=reduce_dtype(case.run),
         step_loops=None if case.loops is None else LOOPS[case.loops],
     )  # fmt: skip
-    recorder, meter = Recorder(case, folder), Meter(step=3)
+    recorder, meter = Recorder(case), Meter(step=3)
     strategy = build_strategy(case.strategy, case.run)
     trainer = Trainer(
         strategy=strategy, devices=ranks, accelerator="cpu", precision=case.precision,
@@ -181,11 +172,9 @@ def train(case: Case, ranks: int, folder: Path) -> None:
         inference_mode=False, plugins=[SafetensorsIO()] if isinstance(strategy, str) else [],
     )  # fmt: skip
     rank = trainer.global_rank
-    checkpoint = None if case.after is None else folder.parent / case.after / "checkpoint"
-    done = 0 if checkpoint is None else HALF
-    training = Stream(sequences(STEPS * SEQUENCES, seed=1), rank, ranks, case.accumulate, done)
+    training = Stream(sequences(STEPS * SEQUENCES, seed=1), rank, ranks, case.accumulate)
     held_out = Stream(sequences(2 * SEQUENCES, seed=2), rank, ranks, 1)
-    trainer.fit(module, training, held_out, ckpt_path=checkpoint)
+    trainer.fit(module, training, held_out)
     weights = {name: whole(parameter) for name, parameter in module.named_parameters()}
     dtypes = {str(parameter.dtype) for parameter in module.parameters()}
     if rank == 0:

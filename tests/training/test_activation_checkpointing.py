@@ -27,9 +27,9 @@ from tests.model.small_models import (
     TOKENS,
     UNEVEN,
     small,
+    with_balanced,
     with_weights,
 )
-from tests.model.test_auxiliary_loss import with_balanced
 
 KINDS: dict[str, dict[str, Any]] = {
     "dual": {},
@@ -123,7 +123,9 @@ def test_a_trace_is_written_once_and_has_its_gradient(policy):
 
 
 @pytest.mark.parametrize("compiled", [None, "aot_eager"])
-@pytest.mark.parametrize("policy", ["selective", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "policy", ["none", "selective", pytest.param("full", marks=pytest.mark.slow)]
+)
 def test_an_auxiliary_loss_counts_once(policy, compiled):
     torch._dynamo.reset()
     config = small(loops=2, n_layers=1)

@@ -18,7 +18,6 @@ import pytest
 
 from dualpath_cli.data.manifest import MANIFEST
 from dualpath_cli.data.tokenizer import TOKENIZER
-from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training import checkpoints
 from dualpath_cli.training.data_module import loading_fault, split_blocks
@@ -38,7 +37,7 @@ from tests.data.faulty_data import (
     swap_ids,
     write,
 )
-from tests.training.tiny_run import SEQ_LEN, rows, tiny_recipe, train
+from tests.training.tiny_run import SEQ_LEN, rows
 
 UNREADABLE = r"manifest\.json: cannot be read "
 MANIFEST_FAULTS = [
@@ -209,18 +208,16 @@ def test_a_touched_chunk_is_read_again_and_trained_on(fit, data, monkeypatch):
     assert len(rows(run / "metrics.csv")) == 40
 
 
-def test_a_killed_loader_ends_the_run(texts, data, tmp_path, monkeypatch, capsys):
+def test_a_killed_loader_ends_the_run(refused, data, tmp_path, monkeypatch):
     def kill() -> None:
         (loader,) = multiprocessing.active_children()
         loader.kill()
 
     at_checkpoints(monkeypatch, kill)
     settings = {"path": str(data), "workers": 1, "max_epochs": None}
-    recipe = merge(tiny_recipe(texts, tmp_path / "runs"), {"run": LONG, "data": settings})
-    run = train(recipe, tmp_path / "recipe.yaml", expected=1)
     message = r"failed: .*DataLoader worker .*; if memory ran out, lower data\.workers or run"
-    one_line(capsys.readouterr().err, message)
-    kept = newest_checkpoint(run)
+    one_line(refused(code=1, run=LONG, data=settings), message)
+    kept = newest_checkpoint(tmp_path / "runs" / "tiny" / "default")
     assert kept is not None
     assert step_of(kept) == 2
 

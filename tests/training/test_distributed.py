@@ -55,6 +55,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "untied": {"model": {"n_experts": 3}},
     "tied": {"model": {"tie_embeddings": True, "step_conditioning": "film"}},
     "muon": {"optim": {"name": "muon"}},
+    "scheduled": {
+        "run": {"loop_schedule": [[0, 1], [0.5, 2]]},
+        "model": {"step_conditioning": "film"},
+    },
 }
 """What the recipe of a run changes."""
 
@@ -81,7 +85,8 @@ class Runs:
     def words(self, name: str, **changes: Any) -> list[str]:
         """The command that trains a run `name`."""
         path = self.folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(merge(self.recipe, {"run": {"name": name}, **changes})))
+        recipe = merge(merge(self.recipe, changes), {"run": {"name": name}})
+        path.write_text(yaml.safe_dump(recipe))
         return ["fit", "--config", str(path)]
 
     def train(
@@ -135,6 +140,7 @@ WAYS: dict[str, tuple[str, list[tuple[str, int, int]]]] = {
     "tied": ("tied", [("fsdp", 2, 2), ("ddp", 2, 2), ("fsdp", 2, 2)]),
     "hsdp, fsdp, hsdp": ("untied", [("hsdp", 4, 2), ("fsdp", 4, 2), ("hsdp", 4, 1)]),
     "muon": ("muon", [("fsdp", 2, 2), ("ddp", 2, 2), ("hsdp", 4, 1)]),
+    "scheduled": ("scheduled", [("fsdp", 2, 2), ("single", 1, 2), ("fsdp", 2, 2)]),
 }
 SMOKE = ["one, fsdp on two, one"]
 

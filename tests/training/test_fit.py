@@ -2,12 +2,10 @@
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import signal
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,16 +19,11 @@ from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.report import figures
-from dualpath_cli.run.checkpoint_files import Files
-from dualpath_cli.run.checkpoint_folder import publish
 from dualpath_cli.run.run_folder import check_free, complete_checkpoints, newest_checkpoint, step_of
 from dualpath_cli.run.trained import find_run
 from dualpath_cli.spec.config import GROUP_OF, ModelConfig
-from dualpath_cli.training import checkpoints, parallel
+from dualpath_cli.training import curve, parallel
 from dualpath_cli.training.checkpoints import Checkpoints
-from dualpath_cli.training.logs import curve
-from dualpath_cli.training.logs.tables import CsvTable
-from tests.cli.processes import exit_codes, start
 from tests.training.tiny_run import (
     SEQ_LEN,
     back_to_step,
@@ -115,31 +108,6 @@ def test_a_continued_run_equals_an_uninterrupted_one_also_across_epochs(
         fit(**changes)
         assert tables(run) == whole
         torch.testing.assert_close(weights(run), last_weights, rtol=0, atol=0)
-
-
-def die_at_the_second_checkpoint() -> None:
-    """Has this process killed when the second checkpoint is written but not yet published."""
-
-    def publish_or_die(partial: Path, final: Path, files: Files) -> None:
-        if final.name == "step-00000004":
-            os.kill(os.getpid(), signal.SIGKILL)
-        publish(partial, final, files)
-
-    checkpoints.publish = publish_or_die
-
-
-def test_a_killed_run_continues_from_its_newest_checkpoint(fit, trained, tmp_path):
-    whole = trained()
-    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "killed"]
-    process = start(words, tmp_path / "log", die_at_the_second_checkpoint)
-    assert exit_codes([process]) == [-signal.SIGKILL]
-    checkpoints = whole.with_name("killed") / "checkpoints"
-    assert sorted(path.name for path in checkpoints.iterdir()) == [
-        "last", "manifests", "step-00000002", "step-00000004.partial",
-    ]  # fmt: skip
-    run = fit(run={"name": "killed"})
-    assert rows(run / "metrics.csv") == rows(whole / "metrics.csv")
-    assert not list(checkpoints.glob("*.partial"))
 
 
 def test_a_finished_run_is_left_alone(fit, trained, capsys):
@@ -328,13 +296,6 @@ def test_kernels_that_sum_are_chosen_by_rule_whatever_a_trainer_sets(monkeypatch
     Trainer(logger=False, accelerator="cpu")  # which calls use_deterministic_algorithms(False)
     with torch._inductor.config.patch(fx_graph_cache=False), pytest.raises(Exception, match="True"):
         model(torch.arange(8)[None])
-
-
-def test_rows_of_a_step_replace_those_of_this_and_later_steps(tmp_path):
-    table = CsvTable(tmp_path / "validation.csv", ["step", "set"])
-    for step in (0, 2, 4, 2):
-        table.put(step, [{"step": step, "set": name} for name in ("a", "b")])
-    assert table.path.read_text() == "step,set\n0,a\n0,b\n2,a\n2,b\n"
 
 
 SHARDING = "lightning.pytorch.strategies.ModelParallelStrategy"

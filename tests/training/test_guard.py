@@ -16,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import WENT_WRONG
 from dualpath_cli.training import guard
+from dualpath_cli.training import tables as tables_of_a_run
 from dualpath_cli.training.checkpoints import Checkpoints, finite_weights
 from dualpath_cli.training.guard import HISTORY, PATIENCE, StepGuard
-from dualpath_cli.training.logs import tables as tables_of_a_run
 from dualpath_cli.training.module import DualPathModule
 from tests.cli.processes import run_on_two_ranks
 from tests.training.tiny_run import (
@@ -29,10 +28,8 @@ from tests.training.tiny_run import (
     Fit,
     back_to_step,
     rows,
-    saved,
+    state,
     tables,
-    tiny_recipe,
-    train,
     weights,
 )
 
@@ -70,29 +67,6 @@ def scaled_loss(
             return step(module, batch, batch_idx)
 
     return scaled
-
-
-@pytest.fixture
-def failed(
-    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[Path, str]]:
-    """Trains a recipe whose run fails; returns the run folder and the one line that is said."""
-
-    def run(**changes: Any) -> tuple[Path, str]:
-        capsys.readouterr()
-        recipe = merge(tiny_recipe(texts, tmp_path / "runs"), changes)
-        folder = train(recipe, tmp_path / "recipe.yaml", expected=1)
-        said = capsys.readouterr().err
-        assert said.startswith("dualpath fit: failed: ")
-        assert said.count("\n") == 1
-        return folder, said
-
-    return run
-
-
-def state(run: Path, step: int, of: str = "") -> dict[str, torch.Tensor]:
-    tensors = saved(run / f"checkpoints/step-{step:08d}")
-    return {name: tensor for name, tensor in tensors.items() if name.startswith(of)}
 
 
 def rest(run: Path, step: int, key: str) -> Any:
@@ -264,11 +238,12 @@ def test_a_continued_run_judges_as_an_uninterrupted_one(fit, monkeypatch):
 # Too many of them, and weights that are no numbers
 
 
-def test_too_many_in_a_row_end_the_run_and_it_can_be_continued(failed, fit, monkeypatch):
+def test_too_many_in_a_row_end_the_run_and_it_can_be_continued(refused, fit, monkeypatch, tmp_path):
     changes = {"run": {"max_bad_steps": 3}}
     with monkeypatch.context() as patch:
         patch.setattr(DualPathModule, "training_step", scaled_loss({1, 3, 4, 5}, INF))
-        run, said = failed(**changes)
+        said = refused(code=1, **changes)
+    run = tmp_path / "runs" / "tiny" / "default"
     assert "steps 3 to 5 were skipped" in said
     assert said.endswith("the same command continues from step 4\n")
     assert (run / WENT_WRONG).read_text() == said.removeprefix("dualpath fit: failed: ")
@@ -278,7 +253,7 @@ def test_too_many_in_a_row_end_the_run_and_it_can_be_continued(failed, fit, monk
     assert not (run / WENT_WRONG).exists(), "it has not ended so this time"
 
 
-def test_weights_that_are_no_numbers_are_not_saved(failed, monkeypatch):
+def test_weights_that_are_no_numbers_are_not_saved(refused, monkeypatch, tmp_path):
     save = Checkpoints.save
 
     def spoil(checkpoints: Checkpoints, trainer: Any) -> None:
@@ -288,8 +263,8 @@ def test_weights_that_are_no_numbers_are_not_saved(failed, monkeypatch):
         save(checkpoints, trainer)
 
     monkeypatch.setattr(Checkpoints, "save", spoil)
-    run, said = failed()
-    assert said.endswith("the same command continues from step 2\n")
+    assert refused(code=1).endswith("the same command continues from step 2\n")
+    run = tmp_path / "runs" / "tiny" / "default"
     names = sorted(p.name for p in (run / "checkpoints").iterdir())
     assert names == ["last", "manifests", "step-00000002"]
     assert (run / WENT_WRONG).exists()

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dualpath_cli.report.console import plain_console
 from dualpath_cli.training import session
-from dualpath_cli.training.logs.tables import peak_tflops
+from dualpath_cli.training.tables import peak_tflops
 from tests.training.tiny_run import back_to_step, rows
 
 wandb = pytest.importorskip("wandb")

@@ -1,4 +1,7 @@
-"""Parameter groups, learning rate, weight decay; loss and bits per byte by hand."""
+"""Parameter groups, learning rate, weight decay; Muon; the balance of experts by biases.
+
+Loss and bits per byte by hand.
+"""
 
 import math
 from dataclasses import replace
@@ -9,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from dualpath_cli.data.metrics import LanguageModelLoss
 from dualpath_cli.model import DualPathLM
@@ -16,9 +20,20 @@ from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.recipe.schedule import cooldown_start, learning_rate, std_factors
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
+from dualpath_cli.training import muon
+from dualpath_cli.training.balance import ExpertLoads, numbers
 from dualpath_cli.training.module import DualPathModule, build_optimizer, build_scheduler
+from dualpath_cli.training.muon import COEFFICIENTS, Muon, orthogonal
 from dualpath_cli.training.parallel import build_model
-from tests.model.small_models import SMALL, TARGETS, TOKENS
+from tests.model.small_models import (
+    EXPERTS,
+    SMALL,
+    TARGETS,
+    TOKENS,
+    same_weights,
+    small,
+    with_weights,
+)
 
 PAPER = OptimSettings()
 STEPS = RunSettings().max_tokens // RunSettings().batch_tokens
@@ -172,3 +187,191 @@ def test_both_are_the_sums_of_their_definition_however_batched(scored, batch):
         n_bytes = sum(TOKEN_BYTES[t] for t, _ in text)
         expected = sum(n for _, n in text) / math.log(2) / n_bytes
         assert result["bits_per_byte"].item() == pytest.approx(expected)
+
+
+# Muon: its update and its groups
+
+MUON = OptimSettings(name="muon", lr=2e-3, lr_start=0, lr_end=2e-4, warmup_steps=2)
+sides = st.integers(1, 12)
+
+
+def reference(matrix: torch.Tensor) -> torch.Tensor:
+    """The same by singular values, each of which goes through the quintic by itself."""
+    u, s, vt = torch.linalg.svd(matrix.double(), full_matrices=False)
+    a, b, c = COEFFICIENTS
+    s = s / s.square().sum().sqrt().clamp(min=1e-7)
+    for _ in range(muon.STEPS):
+        s = a * s + b * s**3 + c * s**5
+    return (u * s) @ vt
+
+
+@given(rows=sides, columns=sides, seed=st.integers(0, 99), scale=st.sampled_from([1e-6, 1, 1e6]))
+def test_each_singular_value_goes_through_the_quintic_by_itself(rows, columns, seed, scale):
+    generator = torch.Generator().manual_seed(seed)
+    matrix = scale * torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(orthogonal(matrix), reference(matrix), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(orthogonal(matrix.float()).double(), reference(matrix), rtol=0,
+                               atol=1e-3)  # fmt: skip
+
+
+def matrices_of(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {
+        id(p) for group in optimizer.param_groups if group["name"] == "hidden"
+        for p in group["params"]
+    }  # fmt: skip
+
+
+def test_muon_takes_attention_and_ffns_and_adamw_all_else():
+    model = DualPathLM(SMALL)
+    optimizer = build_optimizer(model.named_parameters(), MUON, 9)
+    taken = matrices_of(optimizer)
+    names = {name for name, p in model.named_parameters() if id(p) in taken}
+    parts = {name.split(".")[-2] for name in names}
+    assert parts == {f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")}
+    others = {name for name, _ in model.named_parameters()} - names
+    assert not any("_proj" in name for name in others)
+
+
+def stepped(optimizer: torch.optim.Optimizer, model: nn.Module, seed: int) -> None:
+    """A step on random gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
+def test_steps_are_those_of_the_equations(adjust):
+    """In float64: Nesterov's momentum, decoupled decay, the rate of the schedule."""
+    settings = replace(MUON, muon_lr=1e-2, muon_adjust=adjust, weight_decay=0.2)
+    model = DualPathLM(SMALL, seed=0).double()
+    optimizer = build_optimizer(model.named_parameters(), settings, 4)
+    scheduler = build_scheduler(optimizer, 4, settings)
+    matrix = model.get_parameter("blocks.0.wide.sublayer.ffn.up_proj.weight")
+    expected, momentum = matrix.detach().clone(), torch.zeros_like(matrix)
+    rows_, columns = matrix.shape
+    assert rows_ > columns, "else both factors of original are 1"
+    factor = {"match_rms_adamw": 0.2 * rows_**0.5, "original": (rows_ / columns) ** 0.5}[adjust]
+    for step in range(4):
+        stepped(optimizer, model, seed=step)
+        scheduler.step()
+        rate = 5 * learning_rate(step, 4, settings)
+        momentum = 0.95 * momentum + 0.05 * matrix.grad
+        ahead = 0.95 * momentum + 0.05 * matrix.grad
+        expected = (1 - rate * 0.2) * expected - rate * factor * reference(ahead)
+    torch.testing.assert_close(matrix.detach(), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_muon_is_pytorchs_and_the_rest_is_adamw():
+    """Products in bfloat16, as in torch.optim.Muon; AdamW to the last bit."""
+    ours, muon, adamw = (DualPathLM(SMALL, seed=0) for _ in range(3))
+    optimizer = build_optimizer(ours.named_parameters(), MUON, 9, products=torch.bfloat16)
+    hidden = [p for name, p in muon.named_parameters() if kind_of(name).kind == "hidden"]
+    theirs = torch.optim.Muon(
+        hidden, lr=MUON.lr, weight_decay=MUON.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    plain = build_optimizer(adamw.named_parameters(), replace(MUON, name="adamw"), 9)
+    for seed in range(3):
+        for pair in ((optimizer, ours), (theirs, muon), (plain, adamw)):
+            stepped(*pair, seed=seed)
+    for name, p in ours.named_parameters():
+        if kind_of(name).kind == "hidden":
+            torch.testing.assert_close(p, muon.get_parameter(name), rtol=0, atol=1e-4)
+            assert not torch.equal(p, adamw.get_parameter(name))
+        else:
+            assert torch.equal(p, adamw.get_parameter(name)), name
+
+
+def test_a_step_without_gradients_changes_nothing():
+    model = DualPathLM(SMALL, seed=0)
+    optimizer = build_optimizer(model.named_parameters(), MUON, 9)
+    stepped(optimizer, model, seed=0)
+    before = [p.detach().clone() for p in model.parameters()]
+    momenta = [s["momentum_buffer"].clone() for s in optimizer.state.values() if len(s) == 1]
+    optimizer.zero_grad()
+    optimizer.step()
+    assert all(map(torch.equal, before, model.parameters()))
+    after = [s["momentum_buffer"] for s in optimizer.state.values() if len(s) == 1]
+    assert len(momenta) == len(matrices_of(optimizer))
+    assert all(map(torch.equal, momenta, after))
+
+
+def test_each_expert_is_a_matrix_of_its_own():
+    """Three below each other in one parameter, beside the same as three parameters."""
+    rng = torch.Generator().manual_seed(0)
+    value, grad = (torch.randn(12, 3, generator=rng) for _ in range(2))
+    stacked = nn.Parameter(value.clone())
+    stacked.grad = grad.clone()
+    apart = [nn.Parameter(part.clone()) for part in value.chunk(3)]
+    for one, part in zip(apart, grad.chunk(3), strict=True):
+        one.grad = part.clone()
+    rest = {"params": [nn.Parameter(torch.zeros(1))], "name": "norms"}
+    for params, counts in (([stacked], {stacked: 3}), (apart, {})):
+        group = {"params": params, "name": "hidden", "lr": 0.1, "weight_decay": 0.1}
+        Muon([group, dict(rest)], OptimSettings(name="muon"), stacked=counts).step()
+    torch.testing.assert_close(stacked, torch.cat(apart), rtol=1e-6, atol=1e-7)
+
+
+# The balance of experts: what moves biases, how far, and what stays as it is
+
+RATE = 1e-3  # which float32 would round
+LOADS = [torch.tensor([5, 1, 0, 2]), torch.tensor([1, 3, 2, 2])]
+"""Of two micro-batches: 6, 4, 2 and 4 of 16, the mean 4."""
+
+
+def balanced(balance: str) -> DualPathLM:
+    return with_weights(small(**EXPERTS, balance=balance, balance_rate=RATE))
+
+
+def after_step(balance: str, made: bool) -> tuple[DualPathLM, ExpertLoads]:
+    model, loads = balanced(balance), ExpertLoads()
+    for load in LOADS:
+        loads.add({0: load})
+    loads.end_step(model, made)
+    return model, loads
+
+
+def test_biases_move_by_the_sign_of_the_load_of_a_whole_step():
+    before = dict(balanced("bias").named_parameters())
+    for name, parameter in after_step("bias", made=True)[0].named_parameters():
+        moved = parameter - before[name]
+        if name == "blocks.0.wide.sublayer.ffn.balance_bias":
+            expected = torch.tensor([-RATE, 0, RATE, 0], dtype=torch.float64)
+            torch.testing.assert_close(moved, expected, rtol=0, atol=1e-15)
+        else:
+            assert not moved.any(), name
+
+
+def test_a_step_that_is_left_out_counts_for_nothing():
+    model, loads = after_step("bias", made=False)
+    assert same_weights(model, balanced("bias"))
+    assert not loads.report()
+    loads.add({0: LOADS[0]})
+    loads.end_step(model, made=True)
+    assert loads.report()["load_max_0"] == 2.5
+
+
+def test_without_biases_loads_are_counted_and_nothing_moves():
+    model, loads = after_step("loss", made=True)
+    assert same_weights(model, balanced("loss"))
+    assert loads.report()["load_max_0"] == 1.5
+    assert not loads.report()  # of the steps since
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"), [([3, 3, 3], (1, 1, 0)), ([0, 8, 0, 0], (4, 0, 3)), ([7], (1, 1, 0))]
+)
+def test_the_numbers_of_a_load(load, expected):
+    assert numbers(torch.tensor(load)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_optimizers_leave_biases_alone(name):
+    model = balanced("bias")
+    optimizer = build_optimizer(
+        model.named_parameters(), OptimSettings(name=name), 10, model.config
+    )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    left_out = {name for name, p in model.named_parameters() if id(p) not in held}
+    assert left_out
+    assert all(name.endswith("ffn.balance_bias") for name in left_out)

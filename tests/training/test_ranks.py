@@ -21,6 +21,7 @@ from lightning.pytorch.strategies.launchers import subprocess_script
 import dualpath_cli
 from dualpath_cli.training import internals, ranks
 from tests.cli.processes import exit_codes, start
+from tests.data_prep.web import wait_for
 from tests.training.tiny_run import Fit
 
 rare = pytest.mark.slow
@@ -57,24 +58,15 @@ def by_command(command: list[str]) -> None:
 
 def rank_1_of(first: int) -> int:
     """The process of the second rank, as soon as it is there."""
-    end = time.monotonic() + 200
-    while time.monotonic() < end:
+
+    def found() -> int | None:
         with suppress(OSError):  # another child, which is gone by now
             for child in Path(f"/proc/{first}/task/{first}/children").read_text().split():
                 if b"LOCAL_RANK=1" in Path(f"/proc/{child}/environ").read_bytes():
                     return int(child)
-        time.sleep(0.01)
-    raise TimeoutError(f"{first} has started no second rank")
+        return None
 
-
-def is_gone(pid: int) -> bool:
-    end = time.monotonic() + 100
-    while Path(f"/proc/{pid}").exists():
-        if time.monotonic() > end:
-            os.kill(pid, signal.SIGKILL)
-            return False
-        time.sleep(0.05)
-    return True
+    return wait_for(found)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +90,7 @@ def test_a_signal_while_the_second_rank_starts_leaves_none_and_says_one_line(
     time.sleep(delay)
     os.kill((first.pid, second)[whose], signum)
     ended = exit_codes([first], 200)
-    assert is_gone(second)
+    wait_for(lambda: not Path(f"/proc/{second}").exists())
     assert ended == [code], log.read_text()
     _, _, after = log.read_text().partition(f"folder  {tmp_path}/runs/tiny/two\n")
     line = f"dualpath fit: {said}; the same command continues from the start\n"

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import time
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ import pytest
 import torch
 
 from data_prep.__main__ import main as data_prep
-from data_prep.writing.out_folder import upload
+from data_prep.out_folder import upload
 from dualpath_cli.data import blocks, storage
 from dualpath_cli.data.blocks import Blocks, OrderedBlocks
 from dualpath_cli.data.manifest import Manifest
 from tests.data.manifests import write_data_folder
 from tests.data.small_tokenizer import tokenizer_with
+from tests.data_prep.web import wait_for
 from tests.training.tiny_run import SEQ_LEN, back_to_step, rows, tables, weights, write_text
 
 URL = "s3://bucket/train"
@@ -155,16 +155,9 @@ def chunk_at(ordered: OrderedBlocks, position: int) -> Path:
     return ordered.blocks.cache.folder / ordered.blocks.names[ordered.order.at(position)[0]]
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 300
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path.name} did not come"
-        time.sleep(0.01)
-
-
 def test_the_chunk_after_the_one_that_is_read_comes_ahead(ordered):
     ordered[0]
-    wait_for(chunk_at(ordered, BLOCKS))
+    wait_for(chunk_at(ordered, BLOCKS).exists)
     assert not chunk_at(ordered, 2 * BLOCKS).exists()
 
 
@@ -177,7 +170,7 @@ def test_what_was_read_is_deleted_where_the_disk_is_full_and_comes_again(
     first = ordered[0].copy()
     for position in range(0, 3 * BLOCKS, BLOCKS):
         ordered[position]
-        wait_for(chunk_at(ordered, position + BLOCKS))
+        wait_for(chunk_at(ordered, position + BLOCKS).exists)
     full = free < blocks.FREE
     assert chunk_at(ordered, 0).exists() != full
     assert chunk_at(ordered, BLOCKS).exists(), "other ranks may still be there"

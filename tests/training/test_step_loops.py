@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
@@ -25,7 +24,7 @@ from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.training.parallel import build_model
 from tests.model.small_models import SMALL
-from tests.training.tiny_run import SEQ_LEN, back_to_step, rows, saved, tables, weights
+from tests.training.tiny_run import SEQ_LEN, back_to_step, rows, state, tables, weights
 
 
 def drawn_from(*choices: int, seed: int = 0, steps: int = 6) -> StepLoops:
@@ -103,11 +102,6 @@ def test_a_continued_run_has_the_loops_and_weights_that_it_would_have_had(run, s
         assert torch.equal(weight, end[name]), name
 
 
-def checkpoint_of(run: Path, step: int, of: str) -> dict[str, torch.Tensor]:
-    tensors = saved(run / "checkpoints" / f"step-{step:08d}")
-    return {name: tensor for name, tensor in tensors.items() if name.startswith(of)}
-
-
 def test_a_phase_of_one_loop_trains_the_model_of_one_loop_and_moves_nothing_else(fit):
     """Its twin has no router, one gain and one FiLM a layer; losses and weights are equal bits.
 
@@ -124,10 +118,10 @@ def test_a_phase_of_one_loop_trains_the_model_of_one_loop_and_moves_nothing_else
 
     growing = fit(**GROWING | {"run": {**SCHEDULE, "name": "saved", "save_every": 3}}, **optim)
     for name in ("gains", "film"):
-        last, third = (checkpoint_of(growing, n, "model.") for n in (6, 3))
+        last, third = (state(growing, n, "model.") for n in (6, 3))
         key = f"model.blocks.0.deep.{name}"
         assert (last[key][1:] != third[key][1:]).any(), "they begin to move when they run"
-    found, wanted = (checkpoint_of(run, 3, "model.") for run in (growing, twin))
+    found, wanted = (state(run, 3, "model.") for run in (growing, twin))
     config = ModelConfig(**read_recipe(growing)["model"])
     untouched = 0
     for key, weight in found.items():
@@ -139,7 +133,7 @@ def test_a_phase_of_one_loop_trains_the_model_of_one_loop_and_moves_nothing_else
         untouched += weight[len(own) :].numel()
     assert untouched == 2 * (2 + 2 * 4 * 16 + 16 + 1 + 1), "gains, FiLM, router, its bias"
 
-    moments = (checkpoint_of(run, 3, "optimizer.0.exp_avg_sq.") for run in (growing, twin))
+    moments = (state(run, 3, "optimizer.0.exp_avg_sq.") for run in (growing, twin))
     idle, twins = (sum((m == 0).sum().item() for m in own.values()) for own in moments)
     assert idle - twins == untouched
 

@@ -16,8 +16,7 @@ from lightning.pytorch import Trainer
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
-from dualpath_cli.training import stopping
-from dualpath_cli.training.logs import curve
+from dualpath_cli.training import checkpoints, curve, stopping
 from dualpath_cli.training.module import DualPathModule
 from tests.cli.processes import exit_codes, run_on_ranks, run_on_two_ranks, start
 from tests.training.test_ranks import rank_1_of
@@ -62,6 +61,11 @@ def twice_in_a_step() -> None:
     at_step("training_step", 5, lambda: [send(signal.SIGTERM), send(signal.SIGTERM)])
 
 
+def die_before_publishing() -> None:
+    """Has the process killed when a checkpoint is written but not yet published."""
+    checkpoints.publish = lambda *ignored: send(signal.SIGKILL)
+
+
 # One process
 
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
@@ -82,6 +86,7 @@ ENDS: dict[str, tuple[Callable[[], None] | None, list[str], int, int | None, str
     "killed in a validation": (signalled(KILL, VALIDATION, 2), [], -KILL, None, ""),
     "killed in one of a saved step": (signalled(KILL, VALIDATION, 4), [], -KILL, 4, ""),
     "killed in the last one": (signalled(KILL, VALIDATION, STEPS), [], -KILL, STEPS, ""),
+    "killed with half a checkpoint": (die_before_publishing, [], -KILL, None, ""),
     "killed before a checkpoint": (signalled(KILL, STEP, 1), [], -KILL, None, ""),
     "killed after a validation": (
         signalled(KILL, "on_validation_epoch_end", 2), [], -KILL, None, "",
@@ -89,7 +94,7 @@ ENDS: dict[str, tuple[Callable[[], None] | None, list[str], int, int | None, str
 }  # fmt: skip
 EVERYDAY = {
     "SIGTERM", "Ctrl-C", "no time", "another signal ends it at once", "in a validation",
-    "killed in the last one", "killed after a validation",
+    "killed in the last one", "killed after a validation", "killed with half a checkpoint",
 }  # fmt: skip
 
 
@@ -114,6 +119,8 @@ def test_however_a_run_ends_the_same_command_makes_it_what_it_would_have_been(
     prepare, more, code, step, said = ENDS[end]
     log, run = tmp_path / "log", whole.with_name("stopped")
     assert exit_codes([start([*words, *more], log, prepare)], 60) == [code], log.read_text()
+    left = [path.name for path in run.glob("checkpoints/*.partial")]
+    assert left == ["step-00000004.partial"] * ("half" in end)
     newest = newest_checkpoint(run)
     assert (newest and step_of(newest)) == step
     if said:
@@ -125,6 +132,7 @@ def test_however_a_run_ends_the_same_command_makes_it_what_it_would_have_been(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(curve, "draw", lambda run: run / "curve.png")
         assert main(words) == 0
+    assert not list(run.glob("checkpoints/*.partial"))
     assert tables(run) == tables(whole)
     torch.testing.assert_close(weights(run), weights(whole), rtol=0, atol=0)
 

@@ -1,34 +1,24 @@
 """Every strategy gives one process's losses on the same global batches, and sends what it should.
 
 One, two and four gloo processes train the cases of a group one after the other, when a test first
-asks for one of them; the tests read the results. More ranks than a test can start are a fake
-process group, with tensors without numbers.
+asks for one of them; the tests read the results. test_distributed.py changes strategies on the way.
 """
 
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.pytorch.accelerators.cpu import CPUAccelerator
 from lightning.pytorch.strategies import Strategy
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.flops.paper import configurations
 from dualpath_cli.flops.plan import Cluster, plan
-from dualpath_cli.recipe.settings import OptimSettings, RunSettings
-from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.training.parallel import FullyShardedStrategy, build_strategy
 from tests.cli.processes import call_on_ranks
-from tests.export.test_export import put_together
-from tests.training.strategy_cases import HALF, SEQUENCES, STEPS, Case, train_all
+from tests.training.strategy_cases import SEQUENCES, STEPS, Case, train_all
 
 PAIRS = RunSettings(shard_size=2)
 ROUNDED = RunSettings(shard_size=2, reduce_dtype="bfloat16")
@@ -38,7 +28,7 @@ SOME = 5  # steps of what does not give one process's losses to 1e-5
 REFERENCES = [
     Case("untied"),
     Case("tied", tied=True),
-    Case("scheduled", loops="scheduled", saves=True),
+    Case("scheduled", loops="scheduled"),
     Case("drawn", loops="drawn"),
     Case("muon", muon=True),
 ]
@@ -61,9 +51,7 @@ TWO = [
     Case("fsdp, compiled, own classes", "fsdp", own=True, compiled=True),
     Case("ddp, drawn", "ddp", loops="drawn"),
     Case("fsdp, drawn", "fsdp", loops="drawn", accumulate=2),
-    Case("fsdp, scheduled", "fsdp", loops="scheduled", accumulate=2, saves=True),
-    Case("fsdp, scheduled, continued", "fsdp", loops="scheduled", after="fsdp, scheduled"),
-    Case("fsdp after one process", "fsdp", loops="scheduled", after="scheduled"),
+    Case("fsdp, scheduled", "fsdp", loops="scheduled", accumulate=2),
     Case("ddp, first phase", "ddp", loops="scheduled", steps=SOME),
     Case("fsdp, first phase", "fsdp", loops="scheduled", steps=SOME),
     Case("ddp, muon", "ddp", muon=True),
@@ -71,22 +59,19 @@ TWO = [
 ]
 
 FOUR = [
-    Case("hsdp", "hsdp", run=PAIRS, saves=True),
+    Case("hsdp", "hsdp", run=PAIRS),
     Case("hsdp, accumulated, tied", "hsdp", run=PAIRS, accumulate=2, tied=True,
          checkpointing="selective"),
     Case("hsdp, rounded", "hsdp", run=ROUNDED, steps=SOME),
     Case("hsdp, compiled", "hsdp", run=PAIRS, compiled=True, accumulate=2),
-    Case("fsdp on four, accumulated", "fsdp", accumulate=2, saves=True),
-    Case("fsdp after hsdp", "fsdp", after="hsdp"),
+    Case("fsdp on four, accumulated", "fsdp", accumulate=2),
     Case("hsdp, scheduled", "hsdp", run=PAIRS, loops="scheduled"),
     Case("hsdp, first phase", "hsdp", run=PAIRS, loops="scheduled", steps=SOME),
     Case("fsdp on four, first phase", "fsdp", loops="scheduled", steps=SOME),
-    Case("hsdp after fsdp", "hsdp", run=PAIRS, accumulate=2, after="fsdp on four, accumulated"),
     Case("hsdp, muon", "hsdp", run=PAIRS, muon=True, accumulate=2),
     Case("fsdp on four, muon, mixed", "fsdp", muon=True, precision="bf16-mixed", accumulate=2,
          steps=SOME),
-    Case("fsdp on four, muon", "fsdp", muon=True, saves=True),
-    Case("hsdp after fsdp, muon", "hsdp", run=PAIRS, muon=True, after="fsdp on four, muon"),
+    Case("fsdp on four, muon", "fsdp", muon=True),
 ]  # fmt: skip
 
 EXACT = [case for case in SMOKE + TWO + FOUR if case.precision == "32-true" and case.steps == STEPS]
@@ -113,8 +98,6 @@ def trained(folder: Path, name: str) -> Path:
     for ranks, group in GROUPS:
         names = {case.name for case in group}
         if name in names and not (folder / group[0].name).exists():
-            for before in {case.after for case in group if case.after} - names:
-                trained(folder, before)
             call_on_ranks(ranks, partial(train_all, group, ranks, folder), folder)
     return folder / name
 
@@ -133,17 +116,15 @@ def test_twenty_steps_are_those_of_one_process(case, folder):
     reference = case.reference
     found, wanted = result(folder, case.name), result(folder, reference)
     assert wanted["rows"][-1]["loss"] < 0.85 * wanted["rows"][0]["loss"], "it learns"
-    first = 0 if case.after is None else HALF
-    assert len(found["rows"]) == STEPS - first
-    for row, expected in zip(found["rows"], wanted["rows"][first:], strict=True):
+    assert len(found["rows"]) == STEPS
+    for row, expected in zip(found["rows"], wanted["rows"], strict=True):
         assert row == pytest.approx(expected, rel=1e-5)
     assert found["validation"]["held_out"] == pytest.approx(
         wanted["validation"]["held_out"], rel=1e-5
     )
     for when, rtol, atol in (("start", 0.0, 0.0), ("end", 1e-4, 1e-5)):
-        if when == "end" or case.after is None:
-            own, other = (weights(folder, name, when) for name in (case.name, reference))
-            torch.testing.assert_close(own, other, rtol=rtol, atol=atol)
+        own, other = (weights(folder, name, when) for name in (case.name, reference))
+        torch.testing.assert_close(own, other, rtol=rtol, atol=atol)
 
 
 FIRST_PHASE = [case for case in TWO + FOUR if "first phase" in case.name]
@@ -165,9 +146,7 @@ PLANNED = [
     case
     for case in SMOKE + TWO + FOUR
     # Muon's matrices travel in bfloat16, as planned, where products are in it.
-    if case.after is None
-    and case.loops is None
-    and (not case.muon or case.precision == "bf16-mixed")
+    if case.loops is None and (not case.muon or case.precision == "bf16-mixed")
 ]
 
 
@@ -220,14 +199,6 @@ def test_hsdp_shards_within_neighbours_and_replicates_across(folder):
     assert result(folder, "fsdp on four, accumulated")["mesh"] == [0, 1, 2, 3]
 
 
-@rare
-def test_replicas_are_saved_once(folder):
-    found = put_together(trained(folder, "hsdp") / "checkpoint")
-    end = weights(folder, "hsdp", "end")
-    shapes = {k: t.shape for k, t in found.items() if k.startswith("model.")}
-    assert shapes == {k: t.shape for k, t in end.items()}, "a part that is there twice adds rows"
-
-
 def strategy_of(nodes: int, devices: int, **settings: Any) -> FullyShardedStrategy:
     strategy: Strategy | str = build_strategy("hsdp", RunSettings(**settings))
     assert isinstance(strategy, FullyShardedStrategy)
@@ -246,35 +217,3 @@ def test_groups_that_do_not_make_up_all_devices_are_refused():
         strategy_of(3, 2, shard_size=4).check_shards()
     with pytest.raises(UserError, match="each node has one device; use ddp or fsdp"):
         strategy_of(4, 1).check_shards()
-
-
-NODE = 8
-(F160M,) = (
-    replace(row.model_config("as_trained"), n_layers=2)
-    for row in configurations()
-    if row.recipe == "f160m_a25_k4"
-)
-"""The paper's widths and vocabulary; all of its 16 layers are alike."""
-
-
-@pytest.mark.parametrize(("name", "ranks"), [("fsdp", 8), ("hsdp", 64), ("fsdp", 1024)])
-def test_a_rank_of_many_holds_as_much_of_the_papers_model_as_is_planned(name, ranks):
-    """Of matrices with 768 rows each of 1,024 ranks holds a row."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    strategy = build_strategy(name, RunSettings())
-    assert isinstance(strategy, FullyShardedStrategy)
-    strategy.accelerator = CPUAccelerator()
-    strategy.cluster_environment = LightningEnvironment()
-    strategy.parallel_devices = [torch.device("cpu")] * NODE
-    strategy.num_nodes = ranks // NODE
-    module = DualPathModule(
-        F160M, OptimSettings(), [1] * F160M.vocab_size, [], seed=None, compile_blocks=False
-    )
-    strategy.connect(module)
-    strategy.setup_environment()
-    with FakeTensorMode():
-        module.configure_model()
-    assert module.model is not None
-    weights = [parameter.to_local() for parameter in module.model.parameters()]
-    planned = plan(F160M, name, Cluster(gpus=ranks, shard_size=NODE))
-    assert sum(weight.untyped_storage().nbytes() for weight in weights) == planned.weights

@@ -106,7 +106,7 @@ def train(recipe: Recipe, path: Path, expected: int = 0) -> Path:
     """Runs `fit` on a recipe, written to `path`, without the curve; returns the run folder."""
     path.write_text(yaml.safe_dump(recipe))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dualpath_cli.training.logs.curve.draw", lambda run: run / "curve.png")
+        patch.setattr("dualpath_cli.training.curve.draw", lambda run: run / "curve.png")
         assert main(["fit", "--config", str(path)]) == expected
     run = recipe["run"]
     return Path(run["dir"], run["recipe"], run.get("name", "default"))
@@ -125,14 +125,17 @@ def fit(texts: Path, tmp_path: Path) -> Fit:
 
 @pytest.fixture
 def refused(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Like `fit`, of a recipe that is a mistake; returns the one line that is said."""
+    """Like `fit`, of a recipe that is a mistake, or whose run fails with `code` 1.
 
-    def run(**changes: Any) -> str:
+    Returns the one line that is said.
+    """
+
+    def run(code: int = 2, **changes: Any) -> str:
         recipe = merge(tiny_recipe(texts, tmp_path / "runs"), changes)
         capsys.readouterr()
-        train(recipe, tmp_path / "recipe.yaml", expected=2)
+        train(recipe, tmp_path / "recipe.yaml", expected=code)
         said = capsys.readouterr().err
-        assert said.startswith("dualpath fit: error: ")
+        assert said.startswith(f"dualpath fit: {({1: 'failed', 2: 'error'})[code]}: ")
         assert said.count("\n") == 1
         return said
 
@@ -181,6 +184,12 @@ def saved(checkpoint: Path) -> dict[str, "torch.Tensor"]:
 
     files = map(load_file, sorted(checkpoint.glob("*.safetensors")))
     return {name: tensor for file in files for name, tensor in file.items()}
+
+
+def state(run: Path, step: int, of: str = "") -> dict[str, "torch.Tensor"]:
+    """The tensors of a run's checkpoint whose names begin so."""
+    tensors = saved(run / f"checkpoints/step-{step:08d}")
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(of)}
 
 
 def weights(run: Path) -> dict[str, "torch.Tensor"]:

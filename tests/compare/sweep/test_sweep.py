@@ -298,7 +298,7 @@ def train_here(run: PlannedRun, slot: int, jobs: int) -> Any:
 def test_a_sweep_plans_trains_and_ends(where, texts, tmp_path, output_of, monkeypatch):
     if where == "here":
         monkeypatch.setattr(runner, "start", train_here)
-        monkeypatch.setattr("dualpath_cli.training.logs.curve.draw", lambda run: run)
+        monkeypatch.setattr("dualpath_cli.training.curve.draw", lambda run: run)
     val = {"held_out": str(texts / "val.jsonl")}
     recipe = write_recipe(tmp_path, data={"path": str(texts / "train"), "val": val})
     out = tmp_path / "sweep"

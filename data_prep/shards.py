@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.documents.pieces import Tokens, read_sealed, write_sealed
+from data_prep.pieces import Tokens, read_sealed, write_sealed
 from dualpath_cli.base.system import replacing, write_text
-from dualpath_cli.data.manifest import FORMATS, HEADER, INDEX, StoredFile
+from dualpath_cli.data.manifest import FORMATS, HEADER, INDEX, StoredFile, index_entries
 from dualpath_cli.data.storage import sha256_of
 
 _CONFIG: dict[str, Any] = {
@@ -95,10 +95,7 @@ def _index(chunks: list[StoredFile], lengths: list[int], format: str) -> str:
     # litdata keys its cache of remote data by `updated_at`, and would put the time there: a
     # digest of the content does the same and keeps the index equal for equal data.
     digest = hashlib.sha256("".join(chunk.sha256 for chunk in chunks).encode())
-    entries = [
-        {"chunk_bytes": chunk.bytes, "chunk_size": 1, "dim": length, "filename": chunk.name}
-        for chunk, length in zip(chunks, lengths, strict=True)
-    ]
     config = _CONFIG | {"data_format": [format]}
+    entries = index_entries(chunks, lengths)
     index = {"chunks": entries, "config": config, "updated_at": digest.hexdigest()[:16]}
     return json.dumps(index, sort_keys=True)

@@ -7,24 +7,42 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from fsspec.utils import glob_translate
 
+from data_prep import sample
 from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
-from data_prep.sources import sample
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.data.documents import Source, source_files
-from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, connect, explained, within
+from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, connect, explained
 from dualpath_cli.data.rows import is_known, kind_of
 
 if TYPE_CHECKING:
-    from huggingface_hub.hf_api import DatasetInfo, RepoFile
+    from huggingface_hub.hf_api import DatasetInfo
 
-    from data_prep.download import RemoteFile
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file at a URL, which never changes, and its place below the download folder."""
+
+    url: str
+    name: str
+    size: int | None = None  # bytes, where known beforehand
+    sha256: str | None = None
+    token: str | None = field(default=None, repr=False)
+    """Bearer token for the URL's host; a host that the URL redirects to does not get it."""
+
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.name)
+        if path.is_absolute() or ".." in path.parts or not path.name:
+            raise UserError(
+                f"'{self.url}' would be stored as '{self.name}', outside the download folder; "
+                "check where the list of files comes from"
+            )
 
 
 @dataclass(frozen=True)
@@ -34,7 +52,7 @@ class InputFile:
     name: str  # the name in messages
     size: int  # in bytes; of a file with unknown size that of an average file
     identity: str  # changes when the content may have changed
-    origin: "Path | RemoteFile"
+    origin: Path | RemoteFile
     modified: int | None = None  # when a file on this disk was last changed, in nanoseconds
 
     def has_changed(self) -> bool:
@@ -77,7 +95,7 @@ def _local(path: Path) -> InputFile:
     return InputFile(name, stat.st_size, identity, path, stat.st_mtime_ns)
 
 
-def _remote(file: "RemoteFile") -> InputFile:
+def _remote(file: RemoteFile) -> InputFile:
     # Without the server: another mirror has the same files. Names of the hub hold the commit.
     identity = json.dumps([file.name, file.sha256])
     return InputFile(file.name, FILE_BYTES if file.size is None else file.size, identity, file)
@@ -95,15 +113,13 @@ FILE_TOKENS = 200_000_000  # tokens in an average file
 _DATA = "contrib/Nemotron/Nemotron-CC/data-jsonl/"
 
 
-def nemotron_files(selection: str, mirror: str, folder: Path) -> "list[RemoteFile]":
+def nemotron_files(selection: str, mirror: str, folder: Path) -> list[RemoteFile]:
     """Returns the files in the folders that a selection names; an empty selection names all.
 
     `selection` is one or more of a path's components: `quality=high/kind=actual`. `mirror` is the
     URL above `contrib/`; the list of files there is downloaded into `folder`, once. The order mixes
     qualities, kinds and snapshots, and does not depend on the selection.
     """
-    from data_prep.download import RemoteFile  # imports aiohttp
-
     if not mirror.startswith(("https://", "http://")):
         raise UserError(f"mirror '{mirror}' is not a URL; give one such as {MIRROR}")
     root = mirror.rstrip("/")
@@ -114,7 +130,7 @@ def nemotron_files(selection: str, mirror: str, folder: Path) -> "list[RemoteFil
 
 
 def _paths(mirror: str, url: str, folder: Path) -> list[str]:
-    from data_prep.download import Downloads, RemoteFile, Unavailable
+    from data_prep.download import Downloads, Unavailable  # imports aiohttp
 
     try:
         file = Downloads(folder).get(RemoteFile(url, f"{NEMOTRON}/{Path(url).name}"))
@@ -161,25 +177,19 @@ _HELD_OUT = re.compile(
 
 def hub_files(
     dataset: str, config: str | None = None, *, endpoint: str | None = None
-) -> "list[RemoteFile]":
+) -> list[RemoteFile]:
     """Returns the training files of a dataset's config at its newest commit, in order of path.
 
     The card's `configs` name these files. Without `configs` they are the files below a folder named
     like the config, or all files, except those named for validation or tests. Sizes are known, and
     the sha256 of files in LFS.
     """
-    what = f"dataset '{dataset}'"
-    api = connect(what, endpoint)
-    from huggingface_hub.hf_api import RepoFile  # there, or `connect` would have said so
+    from huggingface_hub.hf_api import RepoFile  # which takes long to import
 
-    from data_prep.download import RemoteFile
-
+    what, api = f"dataset '{dataset}'", connect(endpoint)
     with explained(what, f"{api.endpoint}/datasets/{dataset}", api):
-        # huggingface_hub itself waits without end for a server that accepts and never answers.
-        info = within(
-            FIRST_ANSWER_SECONDS,
-            lambda: api.dataset_info(dataset, expand=["cardData", "gated", "sha"]),
-        )
+        asked: list[Any] = ["cardData", "gated", "sha"]
+        info = api.dataset_info(dataset, expand=asked, timeout=FIRST_ANSWER_SECONDS)
         assert info.sha is not None  # optional only because not every request asks for it
         if info.gated:  # anybody may list the files of a gated dataset
             api.auth_check(info.id, repo_type="dataset")
@@ -189,15 +199,11 @@ def hub_files(
     chosen = _readable(_of_config(list(files), info, config), info.id, config)
     root = f"{api.endpoint}/datasets/{info.id}/resolve/{info.sha}/"
     folder = f"huggingface/{info.id}/{info.sha[:12]}/"
+    hashes = {path: entry.lfs.sha256 for path, entry in files.items() if entry.lfs}
     return [
-        RemoteFile(root + quote(path), folder + path, files[path].size, _sha256(files[path]), token)
+        RemoteFile(root + quote(path), folder + path, files[path].size, hashes.get(path), token)
         for path in sorted(chosen)
     ]
-
-
-def _sha256(file: "RepoFile") -> str | None:
-    sha256 = file.lfs.sha256 if file.lfs else ""
-    return sha256 if re.fullmatch(r"[0-9a-f]{64}", sha256) else None
 
 
 def _of_config(paths: list[str], info: "DatasetInfo", config: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Mix: the documents of each source that are written, and their order."""
+"""Mix: which documents repeat an earlier one, which of the others are written, and their order."""
 
 import hashlib
 import heapq
@@ -6,13 +6,68 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.documents.duplicates import KEPT, Verdicts
-from data_prep.documents.pieces import Piece, Tokens
-from data_prep.settings import Preparation
+from data_prep.pieces import Piece, Tokens
+from data_prep.settings import Duplicates, Preparation
+from data_prep.text import BANDS
+
+KEPT, EXACT, NEAR = 0, 1, 2  # the values of `Verdicts.kinds`
+
+BYTES_A_DOCUMENT = 66
+"""Peak of memory, by tracemalloc on 4 million documents, for `exact` and `near` alike."""
+
+
+class Verdicts:
+    """For each document of a list of pieces, whether it repeats an earlier document, and which.
+
+    An exact duplicate has the text of an earlier document. A near-duplicate shares a band of its
+    MinHash signature with an earlier document, kept or not. So a verdict depends on earlier
+    documents alone. All keys of one kind are sorted in memory.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], duplicates: Duplicates) -> None:
+        self.pieces = pieces
+        self.ends = np.cumsum([piece.documents for piece in pieces], dtype=np.int64)
+        """Documents up to each piece's last one, (pieces,)."""
+        count = sum(piece.documents for piece in pieces)
+        self._kinds = np.full(count, KEPT, np.uint8)
+        self._firsts = np.zeros(count, np.int64)
+        if duplicates != "keep":
+            self._judge(EXACT, [piece.digests() for piece in pieces])
+        if duplicates == "near":
+            for band in range(BANDS):
+                self._judge(NEAR, [piece.bands()[:, band : band + 1] for piece in pieces])
+
+        self.kinds = np.split(self._kinds, self.ends)[:-1]
+        """KEPT, EXACT or NEAR for each document of each piece, (documents,)."""
+        self.firsts = np.split(self._firsts, self.ends)[:-1]
+        """The document that each duplicate of each piece repeats, (documents,)."""
+
+    def any(self) -> bool:
+        return bool(np.any(self._kinds != KEPT))
+
+    def locate(self, document: int) -> tuple[int, int]:
+        """Returns the piece that a document is in, and its index there."""
+        piece = int(np.searchsorted(self.ends, document, side="right"))
+        return piece, document - int(self.ends[piece]) + self.pieces[piece].documents
+
+    def _judge(self, kind: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+        """Judges by keys, (documents, words) of each piece; earlier judgements stay."""
+        if not len(self._kinds):
+            return
+        keys = np.concatenate(parts)
+        # lexsort is stable: among equal keys the documents stay in their order.
+        order = np.lexsort(keys.T[::-1])
+        keys = keys[order]
+        repeats = np.append(False, (keys[1:] == keys[:-1]).all(axis=1))
+        leaders = order[np.maximum.accumulate(np.where(repeats, 0, np.arange(len(order))))]
+        new = repeats & (self._kinds[order] == KEPT)
+        self._kinds[order[new]] = kind
+        self._firsts[order[new]] = leaders[new]
 
 
 class Pool:
@@ -22,15 +77,13 @@ class Pool:
         self,
         name: str,
         pieces: Sequence[Piece],
-        verdicts: Verdicts,
-        first_piece: int,
+        kinds: Sequence[npt.NDArray[np.uint8]],
         val_fraction: float,
     ) -> None:
-        """`first_piece` is the index of the source's first piece in the verdicts."""
+        """`kinds` are KEPT, EXACT or NEAR for each document of each piece, (documents,)."""
         self.name = name
         self.pieces = pieces
-        self._verdicts = verdicts
-        self._first = first_piece
+        self.kinds = kinds
         self._val_fraction = val_fraction
         self.tokens_of = np.array([self.lengths(n).sum() for n in range(len(pieces))], np.int64)
         """Tokens to write in each piece, (pieces,)."""
@@ -38,19 +91,15 @@ class Pool:
 
     def to_write(self, piece: int) -> npt.NDArray[np.int64]:
         """Returns the indices of a piece's documents that may be written."""
-        return np.flatnonzero((self.kinds(piece) == KEPT) & ~self._held_out(piece))
+        return np.flatnonzero((self.kinds[piece] == KEPT) & ~self._held_out(piece))
 
     def to_hold_out(self, piece: int) -> npt.NDArray[np.int64]:
         """Returns the indices of a piece's documents that are for validation."""
-        return np.flatnonzero((self.kinds(piece) == KEPT) & self._held_out(piece))
+        return np.flatnonzero((self.kinds[piece] == KEPT) & self._held_out(piece))
 
     def lengths(self, piece: int) -> npt.NDArray[np.int64]:
         """Returns the tokens of each of a piece's documents that may be written."""
         return np.diff(self.pieces[piece].tokens()[1])[self.to_write(piece)]
-
-    def kinds(self, piece: int) -> npt.NDArray[np.uint8]:
-        """Returns KEPT, EXACT or NEAR for each of a piece's documents, (documents,)."""
-        return self._verdicts.kinds(self._first + piece)
 
     def _held_out(self, piece: int) -> npt.NDArray[np.bool_]:
         # Independent of the seed: any order holds out the same documents.

@@ -15,11 +15,11 @@ from uuid import uuid4
 from rich.console import Console
 from rich.filesize import decimal
 
-from data_prep.documents import pieces
-from data_prep.documents.pieces import Batch, Piece, PieceSettings, piece_path
+from data_prep import pieces
+from data_prep.corpora import Corpus, InputFile
 from data_prep.download import Unavailable
 from data_prep.executors import PieceExecutor
-from data_prep.sources.corpora import Corpus, InputFile
+from data_prep.pieces import Batch, Piece, PieceSettings, piece_path
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import replacing
 from dualpath_cli.data.documents import IDS, format_of

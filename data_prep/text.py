@@ -15,14 +15,6 @@ import numpy.typing as npt
 
 from dualpath_cli.data.documents import clean
 
-
-def problem(text: str, min_chars: int) -> str | None:
-    """Returns why a cleaned text is rejected: "empty" (only whitespace), "too short", or None."""
-    if not text or text.isspace():
-        return "empty"
-    return "too short" if len(text) < min_chars else None
-
-
 Hashes = npt.NDArray[np.uint64]
 
 _BASE = 0x9E3779B97F4A7C15
@@ -71,7 +63,7 @@ SHORTEST = 8  # words in a run; shorter evaluation texts would be found by chanc
 
 
 class Contamination:
-    """Finds runs of words of evaluation texts, by hashes of their first eight words and of all."""
+    """Finds runs of words of evaluation texts by their hashes."""
 
     fingerprint: str  # sha256 of the searched runs, whatever the order of the texts
 
@@ -79,17 +71,12 @@ class Contamination:
         found = (words_of(clean(text)) for text in texts)
         lines = sorted({" ".join(words) for words in found if len(words) >= SHORTEST})
         self.fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-        self._heads: set[int] = set()
-        self._digests: set[bytes] = set()
-        lengths = set()
+        self._runs: dict[int, set[int]] = {n: set() for n in range(LONGEST, SHORTEST - 1, -1)}
+        """Hashes by the number of words, the longest runs first."""
         for line in lines:
             words = line.split(" ")
             length = min(LONGEST, len(words))
-            count = len(words) - length + 1
-            lengths.add(length)
-            self._heads.update(runs(hashes_of(words), SHORTEST)[:count].tolist())
-            self._digests.update(_digest(words[n : n + length]) for n in range(count))
-        self._lengths = sorted(lengths, reverse=True)
+            self._runs[length].update(runs(hashes_of(words), length).tolist())
 
     def hit(self, text: str) -> str | None:
         """Returns the first run of words that a cleaned text shares with an evaluation text.
@@ -98,17 +85,13 @@ class Contamination:
         the same word on, the longer one is returned.
         """
         words = words_of(text)
-        heads = runs(hashes_of(words), SHORTEST).tolist()
-        for begin in [place for place, head in enumerate(heads) if head in self._heads]:
-            for length in self._lengths:
-                run = words[begin : begin + length]
-                if len(run) == length and _digest(run) in self._digests:
-                    return " ".join(run)
-        return None
-
-
-def _digest(words: list[str]) -> bytes:
-    return hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest()
+        hashes, first, found = hashes_of(words), len(words), None
+        for length, known in self._runs.items():
+            places = enumerate(runs(hashes, length).tolist()) if known else ()
+            begin = next((place for place, run in places if run in known), first)
+            if begin < first:
+                first, found = begin, " ".join(words[begin : begin + length])
+        return found
 
 
 SHINGLE_WORDS = 5

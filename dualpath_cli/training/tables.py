@@ -17,6 +17,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,12 @@ def peak_tflops(device: torch.device) -> float | None:
     return next((peak for chip, peak in PEAKS.items() if re.search(rf"{chip}\b", name)), None)
 
 
+@dataclass
 class CsvTable:
     """A CSV file of a run; a continued run drops the rows after its first step."""
 
-    def __init__(self, path: Path, columns: list[str]) -> None:
-        self.path = path
-        self.columns = columns
+    path: Path
+    columns: list[str]
 
     def open(self, continued_from: int) -> None:
         """Writes the header; keeps an existing file's rows up to step `continued_from`."""
@@ -275,12 +276,8 @@ class RoutingLog(EachStep):
         rows: list[Row] = []
         for i, (layer, block) in enumerate(zip(trace.layers, model.blocks, strict=True)):
             row: Row = {"layer": i}
-            for key, values in (
-                ("gate_deep", layer.gate_deep),
-                ("gate_wide", layer.gate_wide),
-                ("expected_loops", layer.expected_loops),
-            ):
-                if values is not None:
+            for key in ("gate_deep", "gate_wide", "expected_loops"):
+                if (values := getattr(layer, key)) is not None:
                     row[key] = values.float().mean().item()
             assert isinstance(block, DualPathBlock)
             if block.kind != "wide":

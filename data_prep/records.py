@@ -12,14 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_prep.documents.duplicates import EXACT, KEPT, NEAR, Verdicts
-from data_prep.documents.encoding import Encoded
-from data_prep.documents.pieces import REJECTED, Piece, file_number
+from data_prep.corpora import Corpus
+from data_prep.encoding import Encoded
+from data_prep.mix import EXACT, KEPT, NEAR, Pool, Portion, Verdicts
+from data_prep.pieces import REJECTED, Piece, file_number
 from data_prep.settings import SourceSettings
-from data_prep.sources.corpora import Corpus
-from data_prep.writing.mix import Pool, Portion
 from dualpath_cli.base.system import replacing
-from dualpath_cli.data.manifest import INDEX, MANIFEST, SourceCount, StoredFile, sha256_of
+from dualpath_cli.data.manifest import INDEX, MANIFEST, SourceCount, StoredFile
+from dualpath_cli.data.storage import sha256_of, sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 
 OnPiece = Callable[[int], None]  # called with the number of pieces gone through since the last call
@@ -101,7 +101,7 @@ def write_duplicates(
     ):
         for number, piece in enumerate(verdicts.pieces):
             on_piece(1)
-            kinds, firsts = verdicts.kinds(number), verdicts.firsts(number)
+            kinds, firsts = verdicts.kinds[number], verdicts.firsts[number]
             repeated = (kinds != KEPT).nonzero()[0].tolist()
             ids = piece.ids() if repeated else []
             for document in repeated:
@@ -117,11 +117,9 @@ def write_duplicates(
 def stored(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]:
     """Returns the files beside the chunks, with their hashes, in the order of their names."""
     known = {*(chunk.name for chunk in chunks), INDEX, MANIFEST, TOKENIZER}
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    names = [path.relative_to(folder).as_posix() for path in paths]
     return [
-        StoredFile(name, path.stat().st_size, sha256_of(path))
-        for name, path in zip(names, paths, strict=True)
+        StoredFile(name, size, sha256_of(folder / name))
+        for name, size in sorted((sizes(folder) or {}).items())
         if name not in known
     ]
 
@@ -130,7 +128,7 @@ def account(source: SourceSettings, encoded: Encoded, portion: Portion) -> Sourc
     """Counts the documents of a source, each of which is in one of the counts."""
     pool, pieces = portion.pool, encoded.pieces
     counts = [piece.counts for piece in pieces]
-    kinds = Counter(kind for n in range(len(pieces)) for kind in pool.kinds(n).tolist())
+    kinds = Counter(kind for own in pool.kinds for kind in own.tolist())
     rejected = sum((Counter(count.rejected) for count in counts), Counter[str]())
     distinct = sum(len(portion.taken(0, n)) for n in range(len(pieces)))
     text_bytes = sum(

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_prep.documents.text import BANDS, Contamination, band_keys, problem
 from data_prep.settings import SourceSettings
+from data_prep.text import BANDS, Contamination, band_keys
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import replacing
 from dualpath_cli.data.documents import clean, document_id, format_of
@@ -196,10 +196,8 @@ class Worker:
         format = format_of(name, batch.rows.kind, batch.source.field)
         for number, row in batch.rows.parsed():
             counts.read += 1
-            id = None if isinstance(row, BadRow) else document_id(row)
+            id = document_id(row)
             try:
-                if isinstance(row, BadRow):
-                    raise row
                 original = format.render(row)
             except BadRow as bad:
                 if self._settings.strict:
@@ -249,8 +247,10 @@ class Worker:
 
     def _refusal(self, text: str) -> tuple[str, str]:
         """Returns the reason to leave a text out, and details; both empty without a reason."""
-        if reason := problem(text, self._settings.min_chars):
-            return reason, ""
+        if not text or text.isspace():
+            return "empty", ""
+        if len(text) < self._settings.min_chars:
+            return "too short", ""
         if self._settings.contamination and (words := self._settings.contamination.hit(text)):
             return "contaminated", words
         return "", ""

@@ -1,6 +1,6 @@
 """curve.png: a run at a glance, drawn from its tables when it ends.
 
-``python -P -m dualpath_cli.training.logs.curve RUN`` draws it again, also during the run.
+``python -P -m dualpath_cli.training.curve RUN`` draws it again, also during the run.
 """
 
 import sys

@@ -1,1 +1,0 @@
-"""From rows to pieces: documents are cleaned, checked, tokenised and compared."""

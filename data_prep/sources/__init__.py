@@ -1,1 +1,0 @@
-"""Sources of documents: files here, Nemotron-CC, the Hugging Face hub, the sample."""

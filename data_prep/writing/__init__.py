@@ -1,1 +1,0 @@
-"""From pieces to a data folder: the mix, the chunks, what goes beside them, the upload."""

@@ -1,1 +1,0 @@
-"""Tables, figures and messages of a run while it trains."""
