@@ -13,9 +13,8 @@ from dualpath_cli.report import bootstrap
 from dualpath_cli.report.bootstrap import LEAST_CLUSTERS, clusters_text
 from dualpath_cli.report.figures import save
 from dualpath_cli.report.table import Column, Table, show, with_interval
-from dualpath_cli.study.routing import figures
+from dualpath_cli.study.routing import figures, page
 from dualpath_cli.study.routing.options import SUMMARY
-from dualpath_cli.study.routing.page import page
 from dualpath_cli.study.routing.page.passes import read_page
 from dualpath_cli.study.routing.readouts import Sums, gated_layers, most_steps
 from dualpath_cli.study.routing.summary import Summary, expert_loads, plain

@@ -173,7 +173,7 @@ def run(session: Session[StudyLaunch]) -> None:
     table_facts = {"checkpoint": module.facts["checkpoint"]["sha256"], "layers": json.dumps(layers)}
     merge(tables, options.folder / TOKENS, table_facts)
     if options.text is not None:
-        sequences = range(readings[TEXT].windows.n_filled)
+        sequences = dict.fromkeys(range(readings[TEXT].windows.n_filled))
         text = read_examples(options.folder / TOKENS, TEXT, sequences)
         terminal.show(session.console, text, layers)
     if options.has_page:

@@ -72,7 +72,7 @@ def _layers(text: Sequence[Example], layers: Sequence[int]) -> Table:
 
 def _of(text: Sequence[Example], name: str) -> Floats:
     """A read-out of all tokens, (N, L) or (N, L, K)."""
-    return np.concatenate([getattr(part, name) for part in text], dtype=np.float64)
+    return np.concatenate([part.values[name] for part in text], dtype=np.float64)
 
 
 def _two_digits(size: float) -> str:

@@ -1,7 +1,6 @@
 """Pages for tests: examples with random read-outs, the page's texts of them, hands on a tab."""
 
 import base64
-import dataclasses
 import gzip
 import json
 import re
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualpath_cli.study.routing.page.page import write
+from dualpath_cli.study.routing.page import write
 from dualpath_cli.study.routing.tokens import Example, Model
 
 NASTY = (
@@ -34,13 +33,15 @@ def example(tokens: Sequence[str], source="gsm8k", number=0, layers=3, loops=4, 
     sizes = (10 ** draw.uniform(-4, 1, (*shape, loops))).astype(np.float32)
     cosines = draw.uniform(-1, 1, (*shape, loops)).astype(np.float32)
     cosines[..., 0] = np.nan  # the first step has none
-    return Example(
-        source, number, tuple(tokens),
-        tuple(draw.choice(["NOUN", "NUM", "", "X"], len(tokens))) if upos else None,
-        draw.exponential(3, len(tokens)).astype(np.float32), deep, wide, *updates,
-        draw.uniform(-1, 1, shape).astype(np.float32), gated[0] / gated.sum(0), weights, sizes,
-        cosines, len(tokens),
-    )  # fmt: skip
+    tags = draw.choice(["NOUN", "NUM", "", "X"], len(tokens)).tolist() if upos else None
+    return Example(source, number, len(tokens), list(tokens), tags, {
+        "nats": draw.exponential(3, len(tokens)).astype(np.float32),
+        "gate_deep": deep, "gate_wide": wide, "update_deep": updates[0], "update_wide": updates[1],
+        "cosine": draw.uniform(-1, 1, shape).astype(np.float32),
+        "deep_share": gated[0] / gated.sum(0), "step_weights": weights, "step_sizes": sizes,
+        "step_cosines": cosines,
+        "expected_loops": (weights * np.arange(1, loops + 1)).sum(-1),
+    })  # fmt: skip
 
 
 VALUES = [b"never", *(f" w{n}".encode() for n in range(1, 40)), b"\xff", b"</script>", b" \n"]
@@ -50,7 +51,7 @@ VALUES = [b"never", *(f" w{n}".encode() for n in range(1, 40)), b"\xff", b"</scr
 def detailed(bare: Example, forced=5) -> Example:
     """An example with what each state says, which often is what the one before said, and costs."""
     draw = np.random.default_rng([len(bare.tokens), bare.number])
-    tokens, layers, loops = bare.step_weights.shape
+    tokens, layers, loops = bare.values["step_weights"].shape
     states = layers * (loops + 3)
     said = draw.random((tokens, states, len(VALUES) - 1)).argsort(-1)[..., :3] + 1
     for state in range(1, states):
@@ -63,19 +64,17 @@ def detailed(bare: Example, forced=5) -> Example:
     next_nats = draw.exponential(3, tokens).astype(np.float32)
     costs = draw.normal(0, 2, (tokens, 1 + layers, forced)).astype(np.float32)
     next_ids[-1], next_nats[-1], costs[-1] = -1, 0, np.nan
-    return dataclasses.replace(
-        bare,
-        said=said.reshape(shape).astype(np.int32),
-        shares=shares.reshape(shape).astype(np.float32),
-        next_ids=next_ids,
-        next_nats=next_nats,
-        costs=costs if forced else None,
-    )
+    own = {
+        "said": said.reshape(shape).astype(np.int32),
+        "shares": shares.reshape(shape).astype(np.float32),
+        "next_ids": next_ids, "next_nats": next_nats, "costs": costs,
+    }  # fmt: skip
+    return bare._replace(values=bare.values | own)
 
 
 def model(examples: Sequence[Example], forced=()) -> Model:
     """A page's model of some examples."""
-    layers, loops = examples[0].step_weights.shape[1:]
+    layers, loops = examples[0].values["step_weights"].shape[1:]
     return Model([loops] * layers, examples, forced)
 
 
@@ -104,26 +103,24 @@ def three(value: float) -> str:
 def shown(example: Example, token: int, layer: int | None) -> dict[str, str]:
     """The panel's texts, from the exact numbers; None is the mean over layers."""
 
-    def value(array: np.ndarray) -> float:
-        array = array[token].astype(np.float64)
+    def value(name: str) -> float:
+        array = example.values[name][token].astype(np.float64)
         if layer is not None:
             return array[layer]
         numbers = array[~np.isnan(array)] if array.ndim == 1 else array
         return numbers.mean(axis=0) if len(numbers) else np.nan
 
-    steps = np.arange(1, example.step_weights.shape[-1] + 1)
-    weights, sizes, cosines = (
-        value(array) for array in (example.step_weights, example.step_sizes, example.step_cosines)
-    )
+    weights, sizes, cosines = map(value, ("step_weights", "step_sizes", "step_cosines"))
+    steps = range(1, len(weights) + 1)
     return {
-        "nats": three(example.nats[token]),
-        "deep": fixed(value(example.gate_deep)),
-        "wide": fixed(value(example.gate_wide)),
-        "sizeDeep": three(value(example.update_deep)),
-        "sizeWide": three(value(example.update_wide)),
-        "cosine": fixed(value(example.cosine)),
-        "share": fixed(value(example.deep_share)),
-        "loops": three(value((example.step_weights * steps).sum(-1))),
+        "nats": three(example.values["nats"][token]),
+        "deep": fixed(value("gate_deep")),
+        "wide": fixed(value("gate_wide")),
+        "sizeDeep": three(value("update_deep")),
+        "sizeWide": three(value("update_wide")),
+        "cosine": fixed(value("cosine")),
+        "share": fixed(value("deep_share")),
+        "loops": three(value("expected_loops")),
         "weights": " ".join(f"{k}: {fixed(w)}" for k, w in zip(steps, weights, strict=True)),
         "updates": [
             f"{k} {three(size)} {fixed(cosine)}"
@@ -134,13 +131,12 @@ def shown(example: Example, token: int, layer: int | None) -> dict[str, str]:
 
 WORDS = ("The", " quick", " brown", " fox", "\n", "jumps", " over", " 12", " dogs", ".") * 12
 FIRST = example(NASTY)
-SECOND = dataclasses.replace(example(WORDS, number=3, upos=False), length=4096)
+SECOND = example(WORDS, number=3, upos=False)._replace(length=4096)
 OTHER = example(WORDS[:40], source="text", number=7)
-FIRST.deep_share[0] = FIRST.nats[0] = FIRST.cosine[0, 1] = np.nan
-FIRST.update_deep[2, 0] = np.inf
-SECOND.deep_share[3] = 0.0  # the ends and the middle of the colours
-SECOND.deep_share[5] = 1.0
-SECOND.deep_share[7] = 0.5
+for _name, _at in (("deep_share", 0), ("nats", 0), ("cosine", (0, 1))):
+    FIRST.values[_name][_at] = np.nan
+FIRST.values["update_deep"][2, 0] = np.inf
+SECOND.values["deep_share"][[3, 5, 7]] = [[0.0], [1.0], [0.5]]  # ends and middle of the colours
 
 
 FORCED = ("K = 1", "K = 2", "deep only", "wide only", "both open")
@@ -157,7 +153,7 @@ def word(id: int) -> str:
 
 def said_rows(one, token: int, row: int) -> list[list[str]]:
     """The table's texts: label, then token and percent of each rank; a mark at flips."""
-    said, shares = one.said[token], one.shares[token]
+    said, shares = one.values["said"][token], one.values["shares"][token]
     loops = said.shape[1] - 3
     if row:
         labels = ["input", *(f"loop {k}" for k in range(1, loops + 1)), "wide", "output"]

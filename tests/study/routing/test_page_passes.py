@@ -181,6 +181,6 @@ def test_passes_of_the_page_are_kept_and_counted(whole, tmp_path, forwards, monk
     places = ["", " layers=0", " layers=2"]
     assert forwards.passes == [name + place for place in places for name in change]
     routing(run, "--tagger", "none", "--sequences", str(1 << 20))  # all that there are
-    monkeypatch.setattr("dualpath_cli.study.routing.page.page.MOST_BYTES", 1)
+    monkeypatch.setattr("dualpath_cli.study.routing.page.MOST_BYTES", 1)
     assert main(["routing", "--ckpt_path", str(run), "--sequences", str(1 << 20)]) == 2
     assert re.search("no room for [0-9]+ sequences of held_out; give", capsys.readouterr().err)
