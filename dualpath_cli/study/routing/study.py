@@ -62,14 +62,7 @@ class Reading(Pass):
     tags: list[npt.NDArray[np.int64]] | None  # place in UPOS of each token, -1 for end-of-text
 
     last_is_input = True
-
-    @property
-    def table(self) -> str:
-        return ".parquet"
-
-    @property
-    def title(self) -> str:
-        return self.source
+    table = ".parquet"
 
     @property
     def decisive(self) -> Mapping[str, Any]:
@@ -164,10 +157,11 @@ def run(session: Session[StudyLaunch]) -> None:
         return
     readings: dict[str, Reading] = {}
     for source in module.sources:
-        readings[source], of_page = study.finished[source]
-        module.sources[source]["key"] = readings[source].path.stem
+        reading, *of_page = module.finished[source]
+        readings[source] = reading
+        module.sources[source]["key"] = reading.path.stem
         if of_page:
-            shown = options.shown(source, readings[source].windows.n_filled)
+            shown = options.shown(source, reading.windows.n_filled)
             write_details(options.folder, source, shown, of_page)
     tables = [reading.path.with_suffix(reading.table) for reading in readings.values()]
     table_facts = {"checkpoint": module.facts["checkpoint"]["sha256"], "layers": json.dumps(layers)}
@@ -191,7 +185,6 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
         self._options: RoutingOptions = session.launch.options
         self._session, self._tagger = session, tagger
         self.folder = self._options.folder / "passes"
-        self.finished: dict[str, tuple[Reading, list[PagePass]]] = {}
 
     def passes(
         self, source: str, windows: Windows, tokenizer: Tokenizer
@@ -218,8 +211,3 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
             source, windows, settings.model, options, sources, tokenizer.vocab_size, ranks
         )
         return [reading, *of_page]
-
-    def finish(self, source: str, passes: Sequence[Reading | PagePass]) -> None:
-        (reading,) = (pass_ for pass_ in passes if isinstance(pass_, Reading))
-        of_page = [pass_ for pass_ in passes if isinstance(pass_, PagePass)]
-        self.finished[source] = reading, of_page
