@@ -38,9 +38,9 @@ class Study(ABC, Generic[PassT]):
     def passes(self, source: str, windows: Windows, tokenizer: Tokenizer) -> Sequence[PassT]:
         """Returns the passes over a source."""
 
-    def finish(self, source: str, passes: Sequence[PassT]) -> Any:
-        """Returns what the report needs of a source's finished passes; on the first rank."""
-        return passes
+    @abstractmethod
+    def finish(self, source: str, passes: Sequence[PassT]) -> None:
+        """Takes the finished passes over a source, on the first rank."""
 
 
 class StudyModule(DualPathModule):
@@ -54,8 +54,6 @@ class StudyModule(DualPathModule):
         """Facts that all passes share, for the report."""
         self.sources: dict[str, dict[str, Any]] = {}
         """Facts about each source, for the report."""
-        self.finished: dict[str, Any] = {}
-        """Results of `Study.finish` by source, in the order in which sources were finished."""
         self._study, self._session, self._progress, self._files = study, session, progress, files
         self._passes: dict[str, Sequence[Pass]] = {}
         self._missing: list[Pass] = []
@@ -121,7 +119,7 @@ class StudyModule(DualPathModule):
     def _finish(self, source: str) -> None:
         passes = self._passes[source]
         if all(pass_.arrays for pass_ in passes):
-            self.finished[source] = self._study.finish(source, passes)
+            self._study.finish(source, passes)
 
 
 def run(study: Study[Any], session: Session[StudyLaunch]) -> StudyModule:

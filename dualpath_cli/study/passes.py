@@ -113,12 +113,16 @@ class Pass(ABC):
     arrays: Arrays = field(default_factory=dict, init=False)  # on rank 0; empty until finished
 
     last_is_input: ClassVar[bool] = False  # whether the last token of each window is an input, too
-    table: ClassVar[str] = ""  # suffix of a second file of a finished pass, beside the arrays
 
     @property
+    def table(self) -> str | None:
+        """Suffix of a second file of a finished pass, beside the file of arrays."""
+        return None
+
+    @property
+    @abstractmethod
     def title(self) -> str:
         """The pass's name on the screen."""
-        return self.source
 
     @property
     @abstractmethod
@@ -181,7 +185,7 @@ class Pass(ABC):
         for name, array in sorted(arrays.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).tobytes())
-        if self.table:
+        if self.table is not None:
             digest.update(hash_file(self.path.with_suffix(self.table)).encode())
         return digest.hexdigest()
 

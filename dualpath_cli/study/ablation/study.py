@@ -36,7 +36,8 @@ def run(session: Session[StudyLaunch]) -> None:
         session.say(f"left out {names}: {reason}")
     classes = dict.fromkeys(row.token_class for row in rows if row.token_class)
     tagger = Tagger(options.tagger) if classes else None
-    module = bench.run(Ablation(session, rows, tagger), session)
+    ablation = Ablation(session, rows, tagger)
+    module = bench.run(ablation, session)
     if not session.trainer.is_global_zero:
         return
     report = {
@@ -52,7 +53,7 @@ def run(session: Session[StudyLaunch]) -> None:
         },
         "skipped": skipped,
     }
-    found = zip(*(module.finished[source] for source in module.sources), strict=True)
+    found = zip(*(ablation.finished[source] for source in module.sources), strict=True)
     results, of_classes, tables = (list(chain.from_iterable(each)) for each in found)
     written = write(options.folder, report, results, of_classes, tables)
     written += figures.draw(options.folder, results, model.same_loops)
@@ -72,6 +73,7 @@ class Ablation(bench.Study[Scoring]):
         self._model, self._console = session.launch.settings.model, session.console
         self._rows, self._tagger = rows, tagger
         self.folder = self._options.folder / "scores"
+        self.finished: dict[str, tuple[list[Result], list[Excess], list[Table]]] = {}
 
     def passes(self, source: str, windows: Windows, tokenizer: Tokenizer) -> list[Scoring]:
         passes = [Scoring(source, windows, row) for row in self._rows]
@@ -94,11 +96,8 @@ class Ablation(bench.Study[Scoring]):
                 pass_.masks, pass_.match = masks[key]
         return passes
 
-    def finish(
-        self, source: str, passes: Sequence[Scoring]
-    ) -> tuple[list[Result], list[Excess], list[Table]]:
-        """Shows a source's tables; returns their rows, too."""
-        results, of_classes, tables = compare(passes), excesses(passes), []
+    def finish(self, source: str, passes: Sequence[Scoring]) -> None:
+        results, of_classes, tables = self.finished[source] = compare(passes), excesses(passes), []
         windows = passes[0].windows
         title = f"{source}: nats per token over {windows.n_tokens:,} tokens, {clusters_of(windows)}"
         for suite in self._options.suites:
@@ -112,4 +111,3 @@ class Ablation(bench.Study[Scoring]):
                 tables.append(excess_table(title, of_classes))
         for table in tables:
             show(self._console, table)
-        return results, of_classes, tables

@@ -62,7 +62,14 @@ class Reading(Pass):
     tags: list[npt.NDArray[np.int64]] | None  # place in UPOS of each token, -1 for end-of-text
 
     last_is_input = True
-    table = ".parquet"
+
+    @property
+    def table(self) -> str:
+        return ".parquet"
+
+    @property
+    def title(self) -> str:
+        return self.source
 
     @property
     def decisive(self) -> Mapping[str, Any]:
@@ -157,7 +164,7 @@ def run(session: Session[StudyLaunch]) -> None:
         return
     readings: dict[str, Reading] = {}
     for source in module.sources:
-        reading, *of_page = module.finished[source]
+        reading, *of_page = study.finished[source]
         readings[source] = reading
         module.sources[source]["key"] = reading.path.stem
         if of_page:
@@ -185,6 +192,7 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
         self._options: RoutingOptions = session.launch.options
         self._session, self._tagger = session, tagger
         self.folder = self._options.folder / "passes"
+        self.finished: dict[str, Sequence[Any]] = {}
 
     def passes(
         self, source: str, windows: Windows, tokenizer: Tokenizer
@@ -211,3 +219,6 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
             source, windows, settings.model, options, sources, tokenizer.vocab_size, ranks
         )
         return [reading, *of_page]
+
+    def finish(self, source: str, passes: Sequence[Any]) -> None:
+        self.finished[source] = passes
