@@ -38,16 +38,16 @@ def source_table(title: str, results: Sequence[Result], loops: int | None) -> Ta
 
 def excess_table(title: str, rows: Sequence[Excess]) -> Table:
     columns: Columns[Excess] = [
-        (Column("forced"), lambda row: f"{row.token_class.name} {row.token_class.path}"),
-        (Column("tokens", ","), lambda row: row.tokens),
-        (Column("share", "{:.1f} %".format), lambda row: 100 * row.share),
-        (Column("class", "+.4f"), lambda row: row.difference),
-        (Column("random", "+.4f"), lambda row: row.random_difference),
-        (Column("excess", "+.4f"), lambda row: row.excess),
-        (Column("95 % interval", interval("+.4f")), lambda row: (row.low, row.high)),
-        (Column("per forced", "+.3f"), lambda row: row.per_forced),
+        (Column("forced"), lambda row: f"{row['token_class']} {row['path']}"),
+        (Column("tokens", ","), lambda row: row["tokens"]),
+        (Column("share", "{:.1f} %".format), lambda row: 100 * row["share"]),
+        (Column("class", "+.4f"), lambda row: row["difference"]),
+        (Column("random", "+.4f"), lambda row: row["random_difference"]),
+        (Column("excess", "+.4f"), lambda row: row["excess"]),
+        (Column("95 % interval", interval("+.4f")), lambda row: (row["low"], row["high"])),
+        (Column("per forced", "+.3f"), lambda row: row["per_forced"]),
         (Column("95 % interval", interval("+.3f")),
-         lambda row: (row.per_forced_low, row.per_forced_high)),
+         lambda row: (row["per_forced_low"], row["per_forced_high"])),
     ]  # fmt: skip
     return Table.of(rows, columns, title, _matched(rows))
 
@@ -98,10 +98,11 @@ def meaning_of(intervention: Intervention) -> str | None:
 def _matched(rows: Sequence[Excess]) -> str:
     """How closely the random tokens match the classes, for a caption."""
     texts = {
-        row.token_class.name: f"{row.token_class.name}: {100 * row.match.same_position:.0f} % at "
-        f"the same position, runs of {row.match.random_run:.2f} tokens for {row.match.run:.2f}"
+        row["token_class"]: f"{row['token_class']}: {100 * row['match_same_position']:.0f} % at "
+        f"the same position, runs of {row['match_random_run']:.2f} tokens for "
+        f"{row['match_run']:.2f}"
         for row in rows
-        if row.tokens
+        if row["tokens"]
     }
     return f"random tokens: {'; '.join(texts.values())}" if texts else ""
 
@@ -118,7 +119,7 @@ def write(
     A missing number is null in JSON and empty in CSV; `tables` are those on the screen.
     """
     rows = [without_nan({**asdict(row), "intervention": row.intervention.name}) for row in results]
-    excess_rows = [_excess_record(row) for row in excesses]
+    excess_rows = list(map(without_nan, excesses))
     texts = {
         REPORT: json.dumps({**report, "rows": rows, "excess": excess_rows}, indent=2) + "\n",
         "ablations.csv": format_csv(rows),
@@ -129,11 +130,3 @@ def write(
     else:  # left from an earlier study with other suites
         (folder / "token_classes.csv").unlink(missing_ok=True)
     return write_texts(folder, texts)
-
-
-def _excess_record(row: Excess) -> dict[str, Any]:
-    numbers = asdict(row)
-    chosen, match = numbers.pop("token_class"), numbers.pop("match")
-    names = {"token_class": chosen["name"], "upos": ",".join(chosen["upos"])}
-    matched = {f"match_{key}": value for key, value in match.items()}
-    return without_nan({**names, "path": chosen["path"], **numbers, **matched})

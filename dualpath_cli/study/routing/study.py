@@ -5,8 +5,8 @@
    a source that an earlier call finished is not read again (`bench.py`);
 3. further passes read the page's sequences alone: the model's next tokens after each loop, and the
    cost of forcing loops or gates (`page/passes.py`);
-4. summary, figures and page come from rows and sums (`report.py`), the terminal's tables of a
-   --text from its rows (`terminal.py`).
+4. summary, figures and page come from rows and sums, the terminal's tables of a --text from its
+   rows (`report.py`).
 
 A sequence is a window of a text: end-of-text, then up to as many tokens as the model is long. Every
 token of the text is read once; end-of-text and the first token of a packed block are context alone.
@@ -36,7 +36,7 @@ from dualpath_cli.study import bench
 from dualpath_cli.study.controls import tag
 from dualpath_cli.study.parts_of_speech import TAGGER, UPOS, Tagger
 from dualpath_cli.study.passes import FILLER, Arrays, Pass, array_digest
-from dualpath_cli.study.routing import report, terminal
+from dualpath_cli.study.routing import report
 from dualpath_cli.study.routing.options import TEXT, RoutingOptions
 from dualpath_cli.study.routing.page.passes import PagePass, page_passes, write_details
 from dualpath_cli.study.routing.readouts import (
@@ -176,7 +176,7 @@ def run(session: Session[StudyLaunch]) -> None:
     if options.text is not None:
         sequences = dict.fromkeys(range(readings[TEXT].windows.n_filled))
         text = read_examples(options.folder / TOKENS, TEXT, sequences)
-        terminal.show(session.console, text, layers)
+        report.show_text(session.console, text, layers)
     if options.has_page:
         facts = {**module.facts, "tagger": tagger and tagger.facts}
         sums = {source: reading.arrays for source, reading in readings.items()}
