@@ -1,9 +1,12 @@
 """What tests of studies share: runs, studies of them, a tagger without spaCy, undrawn figures."""
 
+import base64
 import dataclasses
+import gzip
 import hashlib
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -103,6 +106,12 @@ def model_of(run: Path) -> tuple[DualPathLM, Tokenizer]:
     model = DualPathLM(ModelConfig(**recipe["model"]))
     load_weights(model, run / "checkpoints" / "step-00000006")
     return model, Tokenizer.load(run / "tokenizer.json")
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    """What is packed in a page of routing."""
+    packed = re.search(r'id="packed">(.*?)</script>', path.read_text(), re.DOTALL)[1]
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
 
 
 class ByLetter:

@@ -17,8 +17,7 @@ from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.passes import read_arrays
 from tests.model import reference
-from tests.study.conftest import Studied, Study, model_of
-from tests.study.routing.conftest import data_of
+from tests.study.conftest import Studied, Study, data_of, model_of
 from tests.study.routing.test_study import routing, rows_of
 from tests.training.tiny_run import SEQ_LEN, weights
 

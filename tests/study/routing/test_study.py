@@ -20,8 +20,7 @@ from dualpath_cli.model import RoutingTrace
 from dualpath_cli.study import parts_of_speech
 from dualpath_cli.study.parts_of_speech import CLASSES
 from dualpath_cli.study.routing.tokens import token_texts
-from tests.study.conftest import Studied, Study, model_of
-from tests.study.routing.conftest import data_of
+from tests.study.conftest import Studied, Study, data_of, model_of
 from tests.training.tiny_run import SEQ_LEN
 
 FIGURES = {"depth", "gate_density", "parts_of_speech"}
