@@ -17,10 +17,9 @@ from dualpath_cli.report import bootstrap
 from dualpath_cli.report.bootstrap import clusters_of
 from dualpath_cli.report.table import Table, show
 from dualpath_cli.study import bench
-from dualpath_cli.study.ablation import figures
 from dualpath_cli.study.ablation.options import BASELINE, SHORTER, Ablate, Row
+from dualpath_cli.study.ablation.report import draw, excess_table, layer_table, source_table, write
 from dualpath_cli.study.ablation.scores import Excess, Result, Scoring, compare, excesses
-from dualpath_cli.study.ablation.tables import excess_table, layer_table, source_table, write
 from dualpath_cli.study.controls import Masks, Match, members_of, random_others, tag
 from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.training.launch import StudyLaunch
@@ -56,7 +55,7 @@ def run(session: Session[StudyLaunch]) -> None:
     found = zip(*(ablation.finished[source] for source in module.sources), strict=True)
     results, of_classes, tables = (list(chain.from_iterable(each)) for each in found)
     written = write(options.folder, report, results, of_classes, tables)
-    written += figures.draw(options.folder, results, model.same_loops)
+    written += draw(options.folder, results, model.same_loops)
     session.say("\n".join(map(str, written)))
 
 
