@@ -87,7 +87,6 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
 
     @property
     def together(self) -> int:
-        """The number of texts in a batch."""
         return self.batch_size or (1 if self.speculate else 16)
 
 
@@ -155,8 +154,6 @@ KEYS = ("prompt", "question", "text")
 
 
 class Prompt(NamedTuple):
-    """The beginning of a text, which a model continues."""
-
     text: str
     place: str  # its origin, for messages: an option's number, a line of a file, stdin
 

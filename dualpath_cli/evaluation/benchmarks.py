@@ -59,7 +59,6 @@ class Benchmark:
 
     @property
     def primary(self) -> str:
-        """The benchmark's main metric."""
         return str(self.config["metadata"]["primary"])
 
     @property

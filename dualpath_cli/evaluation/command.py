@@ -22,14 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to evaluate."""
-
     path: str  # as it was given
     trained: Trained
 
     @property
     def name(self) -> str:
-        """Name of the model's folder in `--out`."""
         run = self.trained.settings.run
         return f"{run.recipe}-{run.name}-step-{self.trained.run.step:08d}"
 
@@ -154,7 +151,6 @@ class Evaluate(Where, OwnClasses, Overrides):
 
 
 def run(options: Evaluate) -> str:
-    """Evaluates all models; returns the paths of the written files."""
     out, subjects = folder_of("--out", options.out), options.subjects()
     os.environ.setdefault("TQDM_DISABLE", "1")  # this package shows its bars
     asked, skipped = _asked(options)

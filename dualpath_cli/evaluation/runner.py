@@ -49,7 +49,6 @@ class Asked:
         return None if every else {self.benchmark.name: self.documents}
 
     def requests(self) -> list[Instance]:
-        """All requests to a model."""
         samples = self.samples and self.samples[self.benchmark.name]
         self.task.build_all_requests(samples=samples)
         return self.task.instances

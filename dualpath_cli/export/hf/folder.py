@@ -64,7 +64,6 @@ class Weights:
 
     @classmethod
     def held(cls, model: DualPathLM) -> "Weights":
-        """The parameters of a model in memory."""
         return cls({name: parameter.detach() for name, parameter in model.named_parameters()})
 
     @classmethod

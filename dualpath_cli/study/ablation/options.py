@@ -39,8 +39,6 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class Row:
-    """An intervention, with the tokens that it applies to."""
-
     suite: str
     intervention: Intervention
     token_class: ForcedClass | None = None  # the class overridden, or matched by random tokens
@@ -81,7 +79,6 @@ class Ablate(Texts):
 
     @cached_property
     def suites(self) -> tuple[str, ...]:
-        """The chosen keys of `SUITES`."""
         chosen, known = ",".join(self.suite or ("paper",)).split(","), [*SUITES, "all"]
         for name in chosen:
             if name not in known:

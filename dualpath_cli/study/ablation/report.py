@@ -24,7 +24,6 @@ LAST_LAYER = (
     "The final RMSNorm removes the scale of the last layer's output: only g_d : g_w counts there. "
     "Differences that depend on the size of its gates cannot be compared with other layers."
 )
-"""The caption of the table of layers, if the last layer has gates."""
 
 
 def source_table(title: str, results: Sequence[Result], loops: int | None) -> Table:

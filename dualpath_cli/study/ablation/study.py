@@ -60,8 +60,6 @@ def run(session: Session[StudyLaunch]) -> None:
 
 
 class Ablation(bench.Study[Scoring]):
-    """A pass for each source and row; a table for each source and suite."""
-
     semantics = 4
 
     def __init__(

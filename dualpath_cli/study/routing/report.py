@@ -163,7 +163,6 @@ def show_text(console: Console, text: Sequence[Example], layers: Sequence[int]) 
 
 
 def _layers(text: Sequence[Example], layers: Sequence[int]) -> Table:
-    """A row a layer: every read-out, averaged over the tokens."""
     means_L = [_of(text, name).mean(0) for name in COLUMNS.values()]
     means_LK = {name: _of(text, name).mean(0) for name in STEPS.values()}
     formats = ("{:.2f}".format, _two_digits, "{:.2f}".format)

@@ -184,8 +184,6 @@ def run(session: Session[StudyLaunch]) -> None:
 
 
 class RoutingStudy(bench.Study[Reading | PagePass]):
-    """A pass over each source, and those over the page's sequences."""
-
     semantics = 7
 
     def __init__(self, session: Session[StudyLaunch], tagger: Tagger | None) -> None:

@@ -25,7 +25,6 @@ from dualpath_cli.study.routing.tokens import Example, Floats, Model
 
 MOST_BYTES = 5_000_000  # of a page, for mail and browsers
 SCRIPTS = ("texts", "panel", "density", "keys")
-"""Files of the script, in their order; one module together."""
 WHOLE, SHORT, LONG, COST = "%d", "%.3f", "%.3g", "%.2f"  # forms of numbers on the page
 
 

@@ -149,7 +149,6 @@ class PagePass(Pass):
         return arrays | {"counts": np.array([len(a["next_nats"]) for a in inorder])}
 
     def _lens(self, trace: RoutingTrace, text_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-        """`said` and `shares` of a batch's text tokens."""
         layers = list(_states(trace))
         # A layer's output is the next one's input: each is read once.
         states = {id(state_BTD): state_BTD for layer in layers for state_BTD in layer}
@@ -224,7 +223,6 @@ def write_details(
 
 
 def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> Model:
-    """The page's read-outs of a run, from its folder."""
     found: list[Example] = []
     for source in sources:
         details = read_arrays(folder / "page" / f"{source}.npz")
