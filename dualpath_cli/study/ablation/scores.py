@@ -60,7 +60,9 @@ class Scoring(Pass):
             self._module.model, tokens, targets, trace=trace, intervention=self.row.intervention,
             token_mask=scored if self.masks is None else self._mask(self.masks, tokens, places),
         )  # fmt: skip
-        columns = [nll.double().sum(1), _loops(trace, scored), _passes(trace, scored)]
+        loops = _sums([layer.expected_loops for layer in trace.layers], scored)
+        passes = _sums([layer.passes for layer in trace.layers], scored)
+        columns = [nll.double().sum(1), loops, passes]
         self._scores.append((places, torch.stack(columns, dim=1)))
         runs = [layer.loops_run for layer in trace.layers if layer.loops_run is not None]
         # A batch of padding, which only fills up a rank's share, halts at once.
@@ -95,19 +97,12 @@ class Scoring(Pass):
         return mask_BT.to(tokens.device)
 
 
-def _loops(trace: RoutingTrace, scored: torch.Tensor) -> torch.Tensor:
-    """Sum over each window's tokens of the expected loops, averaged over layers, (B,)."""
-    layers = [layer.expected_loops for layer in trace.layers]
-    loops = [layer.double() for layer in layers if layer is not None]
-    if not loops:
+def _sums(of_layers: Sequence[torch.Tensor | None], scored: torch.Tensor) -> torch.Tensor:
+    """Sums over each window's tokens of a mean over layers, (B,); nan if no layer has a number."""
+    known = [layer.double() for layer in of_layers if layer is not None]
+    if not known:
         return torch.full((len(scored),), float("nan"), device=scored.device, dtype=torch.float64)
-    return (torch.stack(loops).mean(0) * scored).sum(1)
-
-
-def _passes(trace: RoutingTrace, scored: torch.Tensor) -> torch.Tensor:
-    """Sum over each window's tokens of the sublayers passed, averaged over layers, (B,)."""
-    passes = torch.stack([layer.passes for layer in trace.layers]).double()
-    return (passes.mean(0) * scored).sum(1)
+    return (torch.stack(known).mean(0) * scored).sum(1)
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def show_text(console: Console, text: Sequence[Example], layers: Sequence[int]) 
 def _layers(text: Sequence[Example], layers: Sequence[int]) -> Table:
     means_L = [_of(text, name).mean(0) for name in COLUMNS.values()]
     means_LK = {name: _of(text, name).mean(0) for name in STEPS.values()}
-    formats = ("{:.2f}".format, _two_digits, "{:.2f}".format)
+    formats = ("{:.2f}".format, lambda size: f"{size:#.2g}".rstrip("."), "{:.2f}".format)
     columns = [
         Column("layer", "d"), *(Column(heading, ".3f") for heading in COLUMNS),
         *(Column(heading, "") for heading in STEPS),
@@ -184,11 +184,6 @@ def _layers(text: Sequence[Example], layers: Sequence[int]) -> Table:
 def _of(text: Sequence[Example], name: str) -> Floats:
     """A read-out of all tokens, (N, L) or (N, L, K)."""
     return np.concatenate([part.values[name] for part in text], dtype=np.float64)
-
-
-def _two_digits(size: float) -> str:
-    """Such as 0.30 or 0.00091."""
-    return f"{size:#.2g}".rstrip(".")
 
 
 def _visible(text: str) -> str:
