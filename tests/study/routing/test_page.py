@@ -27,54 +27,48 @@ NASTY = (
 LAYERS = (1, 4, 9)
 
 
-def example(tokens: Sequence[str], source="gsm8k", number=0, layers=3, loops=4, upos=True):
-    """Random read-outs, in float32 as models have them, of many sizes."""
+VALUES = [b"never", *(f" w{n}".encode() for n in range(1, 40)), b"\xff", b"</script>", b" \n"]
+"""The bytes of token ids that are named as next ones."""
+
+
+def example(tokens, source="gsm8k", number=0, layers=3, loops=4, upos=True, early=True) -> Example:
+    """Random read-outs, in float32 as models have them, of many sizes.
+
+    If `early` also what each state says, which often is what the one before said, and costs.
+    """
     draw = np.random.default_rng([len(tokens), number, layers, loops])
     shape = (len(tokens), layers)
     deep, wide = draw.random((2, *shape), np.float32)
     updates = (10 ** draw.uniform(-5.5, 5.5, (2, *shape))).astype(np.float32)
     gated = np.array([deep, wide]) * updates
     weights = draw.dirichlet(np.ones(loops), shape).astype(np.float32)
-    sizes = (10 ** draw.uniform(-4, 1, (*shape, loops))).astype(np.float32)
     cosines = draw.uniform(-1, 1, (*shape, loops)).astype(np.float32)
     cosines[..., 0] = np.nan  # the first step has none
-    tags = draw.choice(["NOUN", "NUM", "", "X"], len(tokens)).tolist() if upos else None
-    return Example(source, number, len(tokens), list(tokens), tags, {
+    values = {
         "nats": draw.exponential(3, len(tokens)).astype(np.float32),
         "gate_deep": deep, "gate_wide": wide, "update_deep": updates[0], "update_wide": updates[1],
         "cosine": draw.uniform(-1, 1, shape).astype(np.float32),
-        "deep_share": gated[0] / gated.sum(0), "step_weights": weights, "step_sizes": sizes,
-        "step_cosines": cosines,
+        "deep_share": gated[0] / gated.sum(0), "step_weights": weights, "step_cosines": cosines,
+        "step_sizes": (10 ** draw.uniform(-4, 1, (*shape, loops))).astype(np.float32),
         "expected_loops": (weights * np.arange(1, loops + 1)).sum(-1),
-    })  # fmt: skip
-
-
-VALUES = [b"never", *(f" w{n}".encode() for n in range(1, 40)), b"\xff", b"</script>", b" \n"]
-"""The bytes of token ids that are named as next ones."""
-
-
-def detailed(bare: Example) -> Example:
-    """An example with what each state says, which often is what the one before said, and costs."""
-    draw = np.random.default_rng([len(bare.tokens), bare.number])
-    tokens, layers, loops = bare.values["step_weights"].shape
-    states = layers * (loops + 3)
-    said = draw.random((tokens, states, len(VALUES) - 1)).argsort(-1)[..., :3] + 1
-    for state in range(1, states):
-        order = draw.permutation(3)
-        as_before = draw.random(tokens) < 0.7
-        said[as_before, state] = said[as_before, state - 1][:, order]
-    shares = np.sort(draw.dirichlet([0.3] * 4, (tokens, states))[..., :3])[..., ::-1]
-    shape = (tokens, layers, loops + 3, 3)
-    next_ids = draw.choice(np.arange(1, len(VALUES)), tokens).astype(np.int32)
-    next_nats = draw.exponential(3, tokens).astype(np.float32)
-    costs = draw.normal(0, 2, (tokens, 1 + layers, 5)).astype(np.float32)
-    next_ids[-1], next_nats[-1], costs[-1] = -1, 0, np.nan
-    own = {
-        "said": said.reshape(shape).astype(np.int32),
-        "shares": shares.reshape(shape).astype(np.float32),
-        "next_ids": next_ids, "next_nats": next_nats, "costs": costs,
     }  # fmt: skip
-    return bare._replace(values=bare.values | own)
+    if early:
+        said = draw.random((len(tokens), layers * (loops + 3), len(VALUES) - 1)).argsort(-1) + 1
+        said = said[..., :3]
+        for state in range(1, said.shape[1]):
+            as_before = draw.random(len(tokens)) < 0.7
+            said[as_before, state] = said[as_before, state - 1][:, draw.permutation(3)]
+        shares = np.sort(draw.dirichlet([0.3] * 4, said.shape[:2])[..., :3])[..., ::-1]
+        values |= {
+            "said": said.reshape(*shape, loops + 3, 3).astype(np.int32),
+            "shares": shares.reshape(*shape, loops + 3, 3).astype(np.float32),
+            "next_ids": draw.choice(np.arange(1, len(VALUES)), len(tokens)).astype(np.int32),
+            "next_nats": draw.exponential(3, len(tokens)).astype(np.float32),
+            "costs": draw.normal(0, 2, (len(tokens), 1 + layers, 5)).astype(np.float32),
+        }
+        values["next_ids"][-1], values["next_nats"][-1], values["costs"][-1] = -1, 0, np.nan
+    tags = draw.choice(["NOUN", "NUM", "", "X"], len(tokens)).tolist() if upos else None
+    return Example(source, number, len(tokens), list(tokens), tags, values)
 
 
 def model(examples: Sequence[Example], forced=()) -> Model:
@@ -139,7 +133,6 @@ SECOND.values["deep_share"][[3, 5, 7]] = [[0.0], [1.0], [0.5]]  # ends and middl
 
 
 FORCED = ("K = 1", "K = 2", "deep only", "wide only", "both open")
-FIRST, SECOND, OTHER = map(detailed, (FIRST, SECOND, OTHER))
 
 
 def word(id: int) -> str:
@@ -250,7 +243,7 @@ def test_a_token_takes_about_what_is_reckoned_with(layers, loops, tmp_path):
     """Random numbers take more than real ones."""
     path, sizes = tmp_path / "p.html", []
     for tokens in (1, 256):
-        each = detailed(example([f" {n}" for n in range(tokens)], layers=layers, loops=loops))
+        each = example([f" {n}" for n in range(tokens)], layers=layers, loops=loops)
         write(path, "t", [], range(layers), model([each], "abcde"), VALUES)
         sizes.append(path.stat().st_size)
     reckoned = page.MOST_BYTES / page.tokens_with_room(1, layers, loops, 5 * (layers + 1))
@@ -268,7 +261,7 @@ def test_numbers_are_written_to_the_digits_shown(value, form):
 
 def test_the_file_is_alone_and_its_data_are_safe(tmp_path):
     facts = [("model", "<b>&"), ("tagger", "{{head}}")]
-    title, one = "a</title><script>hit()", detailed(example(NASTY))
+    title, one = "a</title><script>hit()", example(NASTY)
     whole = model([one], ["</script>"] * 5)
     path = tmp_path / "p.html"
     write(path, title, facts, LAYERS, whole, VALUES)
@@ -532,7 +525,8 @@ def test_a_rectangle_that_is_drawn_selects_its_tokens(visit):
 @slow
 @pytest.mark.parametrize("width", [320, 720])
 def test_the_page_fits_a_narrow_window(visit, width):
-    bare = [example(WORDS), example(WORDS[:40], source="text"), example(WORDS, number=3)]
+    bare = [example(WORDS, source=f"text {n}", early=False) for n in range(2)]
+    bare.append(example(WORDS, "text 0", 1, early=False))
     tab = visit(width=width, whole=model(bare))
     assert tab.inner_text("#panel") == "Point at a token, or press j."
     assert tab.locator("#panel").bounding_box()["height"] < 50
