@@ -158,13 +158,13 @@ def read_examples(tokens: Path, source: str, counts: Mapping[int, int | None]) -
         if not len(rows):
             continue
         first = rows.slice(0, most)
-        upos = first["upos"].to_pylist()
+        tagged = rows["upos"].null_count < len(rows)
         values = {n: np.array(first[n].to_pylist(), np.float32) for n in names}
         steps_K = np.arange(1, values["step_weights"].shape[-1] + 1)
         values["expected_loops"] = (values["step_weights"] * steps_K).sum(-1)  # with all digits
         found.append(Example(
             source, number, len(rows), first["token"].to_pylist(),
-            [tag or "" for tag in upos] if any(upos) else None, values,
+            [tag or "" for tag in first["upos"].to_pylist()] if tagged else None, values,
         ))  # fmt: skip
     return found
 
