@@ -1,6 +1,7 @@
 """Settings and paths that all tests share."""
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from dualpath_cli.base.system import alone
 from dualpath_cli.cli.main import main
 from tests.data.s3 import s3_bucket, s3_server
 
-pytest_plugins = ["tests.training.tiny_run", "tests.data.faulty_data", "tests.report.browser"]
+pytest_plugins = ["tests.training.tiny_run", "tests.data.faulty_data"]
 
 # Tiny models gain nothing from threads and lose 40 times on a busy machine.
 os.environ["OMP_NUM_THREADS"] = "1"  # also of the processes that tests start
@@ -179,3 +180,19 @@ def bucket(endpoint: str, tmp_path: Path) -> Iterator[Any]:
     """A boto3 client of the empty s3://bucket."""
     with s3_bucket(endpoint, tmp_path / "cache") as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser, where there is one."""
+    # Not for the whole session: playwright's event loop runs on meanwhile, beside which Dask's
+    # client, of other tests, cannot run one of its own.
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("needs the program chromium")
+    with playwright.sync_playwright() as driver:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        browser = driver.chromium.launch(executable_path=program, args=arguments)
+        yield browser
+        browser.close()

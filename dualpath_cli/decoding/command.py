@@ -1,12 +1,18 @@
-"""`dualpath generate`: options and their checks; torch is imported after the checks."""
+"""`dualpath generate`: options, their checks, prompts; torch is imported after the checks."""
 
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.base.system import replacing
-from dualpath_cli.decoding.prompts import ids_of, read_prompts
+from dualpath_cli.data.documents import format_of
+from dualpath_cli.data.rows import BadRow, kind_of, read_rows
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.recipe.options import (
     Overrides,
@@ -81,7 +87,6 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
 
     @property
     def together(self) -> int:
-        """The number of texts in a batch."""
         return self.batch_size or (1 if self.speculate else 16)
 
 
@@ -142,3 +147,77 @@ def _check_writable(out: str) -> None:
     folder_of("--out", path.parent).mkdir(parents=True, exist_ok=True)
     with suppress(LookupError), replacing(path):  # refused now, not after the texts are written
         raise LookupError
+
+
+KEYS = ("prompt", "question", "text")
+"""Fields that may hold a row's prompt; the first present field is taken."""
+
+
+class Prompt(NamedTuple):
+    text: str
+    place: str  # its origin, for messages: an option's number, a line of a file, stdin
+
+
+def read_prompts(words: Sequence[str], file: str | None) -> list[Prompt]:
+    """Reads `--prompt` and `--file`; without either there is one empty prompt."""
+    if file == "-":
+        try:
+            return [_valid(sys.stdin.read(), "stdin")]
+        except UnicodeDecodeError as error:
+            raise UserError(f"stdin is no UTF-8 at byte {error.start}") from None
+    if file is not None:
+        return _of_file(Path(file))
+    if not words:
+        return [Prompt("", "the empty prompt")]
+    return [_valid(text, f"--prompt, number {n},") for n, text in enumerate(words, 1)]
+
+
+def _valid(text: str, place: str) -> Prompt:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{place} is no valid Unicode") from None
+    return Prompt(text, place)
+
+
+def _of_file(path: Path) -> list[Prompt]:
+    if path.is_dir() or not path.exists():
+        others = path.parent.iterdir() if path.parent.is_dir() else ()
+        near = did_you_mean(path.name, (other.name for other in others))
+        raise UserError(f"--file '{path}' is no file{near or '; give one, or - for stdin'}")
+    if kind_of(path) == ".parquet":
+        raise UserError(f"--file '{path}': give prompts as .jsonl, .jsonl.gz or .jsonl.zst")
+    prompts = [
+        _of_row(row, rows.place(number))
+        for rows in read_rows(path, (), (), lambda count: None, 1 << 20)
+        for number, row in rows.parsed()
+    ]
+    if not prompts:
+        raise UserError(f"--file '{path}' holds no prompt")
+    return prompts
+
+
+def _of_row(row: dict[str, Any] | BadRow, place: str) -> Prompt:
+    try:
+        if isinstance(row, BadRow):
+            raise row
+        key = next((key for key in KEYS if key in row), None)
+        if key is None:
+            raise BadRow(
+                f"no field {', '.join(KEYS[:-1])} or {KEYS[-1]} (fields: {', '.join(row)})"
+            )
+        return Prompt(format_of("", "", key).render(row), place)
+    except BadRow as problem:
+        raise UserError(f"{place}: {problem}") from None
+
+
+def ids_of(prompts: Sequence[Prompt], tokenizer: Tokenizer, window: int) -> list[list[int]]:
+    """The ids of each prompt after an end-of-text id, as before every text in training."""
+    found = [ids.tolist() for ids in tokenizer.encode_batch([prompt.text for prompt in prompts])]
+    for prompt, ids in zip(prompts, found, strict=True):
+        if 1 + len(ids) > window:
+            raise UserError(
+                f"{prompt.place} has {len(ids):,} tokens, the model's window has room for "
+                f"{window - 1:,}; shorten the prompt"
+            )
+    return [[tokenizer.eot_id, *ids] for ids in found]

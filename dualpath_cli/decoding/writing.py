@@ -24,8 +24,6 @@ from dualpath_cli.spec.intervention import Intervention
 
 
 class Sampler:
-    """Draws ids of the tokenizer by the settings `sampling`."""
-
     def __init__(self, sampling: Sampling, ids: int) -> None:
         """`ids` is the tokenizer's number of ids; other rows of the vocabulary get nothing."""
         self._sampling, self._ids = sampling, ids
@@ -115,8 +113,6 @@ class Limits:
 
 @dataclass(frozen=True)
 class Addition:
-    """The addition of a new id to a text."""
-
     row: int  # place of the prompt in its batch
     id: int
     text: str  # the certain part; a later id may be needed to complete a character

@@ -24,12 +24,13 @@ ROLLING = "rolling_bpb"
 SPLITS = ("", "_test", "_val", "_validation")  # ends of a local file's name
 PAPER_LIMIT = 1024  # most documents of a benchmark in the paper's evaluations
 
-_MATH = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra",
-         "number_theory", "prealgebra", "precalculus")  # fmt: skip
+MATH = "minerva_math"  # the task file of all subsets of MATH
+_SUBSETS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra",
+            "number_theory", "prealgebra", "precalculus")  # fmt: skip
 SUITES: dict[str, tuple[str, ...]] = {
     "lm": ("c4", "wikitext_103"),
     "commonsense": ("arc_challenge", "arc_easy", "hellaswag", "piqa", "socialiqa", "winogrande"),
-    "math": ("gsm8k", *(f"minerva_math_{subset}" for subset in _MATH)),
+    "math": ("gsm8k", *(f"{MATH}_{subset}" for subset in _SUBSETS)),
     "qa": ("lambada", "qasper_yesno"),
 }
 NAMES = sum(SUITES.values(), ())
@@ -49,12 +50,15 @@ class Benchmark:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The benchmark's task file."""
-        return _read(f"{self.name if self.name in NAMES else TEXT}.yaml")
+        """The benchmark's task file; of a file with several tasks, its own."""
+        name = self.name if self.name in NAMES else TEXT
+        config = _read(f"{MATH if name.startswith(MATH) else name}.yaml")
+        if config.pop("group", None) is not None:
+            config |= next(task for task in config["task"] if task["task"] == name)
+        return config
 
     @property
     def primary(self) -> str:
-        """The benchmark's main metric."""
         return str(self.config["metadata"]["primary"])
 
     @property
@@ -118,13 +122,20 @@ def _template(path: Path) -> str:
     return "{{" + json.dumps(text, ensure_ascii=False) + "}}"
 
 
+class Function(str):
+    """The name of a function of `tasks/olmes.py`, after `!function` in a task file."""
+
+
 class _Loader(yaml.SafeLoader):
-    """Reads `!function` as the function's name."""
+    """Reads task files without importing their functions."""
 
 
-_Loader.add_constructor("!function", lambda loader, node: str(node.value))
+_Loader.add_constructor(
+    "!function", lambda loader, node: Function(node.value.removeprefix("olmes."))
+)
 
 
 def _read(file: str) -> dict[str, Any]:
     config = yaml.load((TASKS / file).read_text(encoding="utf-8"), _Loader)
-    return (_read(config["include"]) if "include" in config else {}) | config
+    included = config.pop("include", None)
+    return (_read(included) if included else {}) | config

@@ -20,46 +20,6 @@ if TYPE_CHECKING:
     from dualpath_cli.evaluation.runner import Asked
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A model to evaluate."""
-
-    path: str  # as it was given
-    trained: Trained
-
-    @property
-    def name(self) -> str:
-        """Name of the model's folder in `--out`."""
-        run = self.trained.settings.run
-        return f"{run.recipe}-{run.name}-step-{self.trained.run.step:08d}"
-
-    def facts(self, options: "Evaluate") -> dict[str, Any]:
-        """The section `model` of results.json: the model, and how it was run."""
-        from dualpath_cli.kernels.device import device_name
-        from dualpath_cli.run.weights import device_of
-
-        run, recipe, change = self.trained.run, self.trained.settings, read_overrides(options)
-        return {
-            "name": self.name,
-            "path": self.path,
-            "run": f"{recipe.run.recipe}/{recipe.run.name}",
-            "step": run.step,
-            "checkpoint": str(run.checkpoint),
-            "sha256": hash_of_weights(run.checkpoint),
-            "model": asdict(recipe.model),
-            "loops": (change and change.loops) or recipe.model.loops,
-            "intervention": change.name if change else "learned",
-            "device": device_name(device_of(options.device)),
-            "precision": options.precision,
-            "batch_size": options.batch_size,
-            "window": self.window(options),
-            "versions": package_versions(("dualpath", "torch", "lm_eval")),
-        }
-
-    def window(self, options: "Evaluate") -> int:
-        return min(options.window, self.trained.settings.model.max_seq_len)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Where, OwnClasses, Overrides):
     """Scores models on multiple choice, worked answers and texts, rendered as in OLMES: accuracies
@@ -134,27 +94,51 @@ class Evaluate(Where, OwnClasses, Overrides):
             return None if self.tasks or self.sources else PAPER_LIMIT
         return None if self.limit == "all" else self.limit
 
-    def subjects(self) -> list[Subject]:
-        found = [Subject(path, find(path, own_classes=self.own_classes)) for path in self.ckpt_path]
-        names = [subject.name for subject in found]
-        for subject in found:
-            if names.count(subject.name) > 1:
-                raise UserError(f"two RUNs are called {subject.name}; evaluate them one by one")
-        if (change := read_overrides(self)) is not None:
-            for subject in found:
-                subject.trained.check(change)
-            if change.kv_slots is not None:
-                raise UserError(
-                    f"{change.name}: evaluate reads a text in one pass, so tokens see each other "
-                    "in every step; score texts with ablate --suite kv-slots"
-                )
+    def subjects(self) -> dict[str, tuple[Place, Trained]]:
+        """The models by name, that of their folder in --out, as given and as found."""
+        change, found = read_overrides(self), {}
+        for path in self.ckpt_path:
+            trained = find(path, own_classes=self.own_classes)
+            run = trained.settings.run
+            name = f"{run.recipe}-{run.name}-step-{trained.run.step:08d}"
+            if name in found:
+                raise UserError(f"two RUNs are called {name}; evaluate them one by one")
+            trained.check(change)
+            found[name] = path, trained
+        if change is not None and change.kv_slots is not None:
+            raise UserError(
+                f"{change.name}: evaluate reads a text in one pass, so tokens see each other "
+                "in every step; score texts with ablate --suite kv-slots"
+            )
         if importlib.util.find_spec("lm_eval") is None:
             raise UserError("evaluate needs lm_eval: pip install 'dualpath[eval]'")
         return found
 
+    def facts(self, name: str, path: Place, trained: Trained) -> dict[str, Any]:
+        """The section `model` of results.json: the model, and how it was run."""
+        from dualpath_cli.kernels.device import device_name
+        from dualpath_cli.run.weights import device_of
+
+        run, recipe, change = trained.run, trained.settings, read_overrides(self)
+        return {
+            "name": name,
+            "path": path,
+            "run": f"{recipe.run.recipe}/{recipe.run.name}",
+            "step": run.step,
+            "checkpoint": str(run.checkpoint),
+            "sha256": hash_of_weights(run.checkpoint),
+            "model": asdict(recipe.model),
+            "loops": (change and change.loops) or recipe.model.loops,
+            "intervention": change.name if change else "learned",
+            "device": device_name(device_of(self.device)),
+            "precision": self.precision,
+            "batch_size": self.batch_size,
+            "window": min(self.window, recipe.model.max_seq_len),
+            "versions": package_versions(("dualpath", "torch", "lm_eval")),
+        }
+
 
 def run(options: Evaluate) -> str:
-    """Evaluates all models; returns the paths of the written files."""
     out, subjects = folder_of("--out", options.out), options.subjects()
     os.environ.setdefault("TQDM_DISABLE", "1")  # this package shows its bars
     asked, skipped = _asked(options)
@@ -171,20 +155,19 @@ def run(options: Evaluate) -> str:
         console.print(f"{name}: left out, {reason}", highlight=False, soft_wrap=True)
     reports, written = [], []
     whole = {one.benchmark.name for one in asked if one.whole}
-    for subject in subjects:
-        trained, folder = subject.trained, out / subject.name
+    for name, (path, trained) in subjects.items():
+        folder, facts = out / name, options.facts(name, path, trained)
         model = HarnessModel(
             load_model(trained, device_of(options.device)), trained.tokenizer(),
-            subject.window(options), options.batch_size,
+            facts["window"], options.batch_size,
             read_overrides(options), autocast_of(options.precision),
         )  # fmt: skip
-        facts = subject.facts(options)
         report = runner.run(model, asked, folder, {"model": facts, "skipped": skipped}, console)
         show(console, tables.score_table(facts, report, trained.settings.run.recipe, whole))
         written.append(str(folder / "results.json"))
         reports.append(report)
     if len(reports) > 1:
-        rows = tables.compare([subject.name for subject in subjects], reports)
+        rows = tables.compare(list(subjects), reports)
         show(console, tables.comparison_table(rows))
         write_text(out / "comparison.csv", format_csv([without_nan(row) for row in rows]))
         written.append(str(out / "comparison.csv"))

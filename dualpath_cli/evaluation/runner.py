@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,16 @@ from datasets import Dataset
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
-from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable
 from rich.console import Console
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import write_text
 from dualpath_cli.data.documents import parse_source, read_documents
-from dualpath_cli.evaluation.benchmarks import TASKS, Benchmark, NoData
+from dualpath_cli.evaluation.benchmarks import Benchmark, Function, NoData
 from dualpath_cli.evaluation.harness import HarnessModel
 from dualpath_cli.evaluation.tables import Report, means_of, scores_of
+from dualpath_cli.evaluation.tasks import olmes
 from dualpath_cli.report.console import Progress, counted
 
 SEED = 1234  # of the draw of documents under a limit, as in OLMES
@@ -49,7 +49,6 @@ class Asked:
         return None if every else {self.benchmark.name: self.documents}
 
     def requests(self) -> list[Instance]:
-        """All requests to a model."""
         samples = self.samples and self.samples[self.benchmark.name]
         self.task.build_all_requests(samples=samples)
         return self.task.instances
@@ -73,11 +72,6 @@ def write_requests(asked: Asked, out: Path) -> Path:
     return path
 
 
-@cache
-def _manager() -> TaskManager:
-    return TaskManager(include_path=str(TASKS), include_defaults=False)
-
-
 def ask_text(name: str, spec: str, limit: int | None) -> Asked:
     """A text of the user, given as `NAME=PATH`."""
     texts = Dataset.from_list([{"text": text} for text in read_documents(parse_source(spec))])
@@ -86,12 +80,21 @@ def ask_text(name: str, spec: str, limit: int | None) -> Asked:
     return ask(Benchmark(name), {"custom_dataset": lambda **options: {"test": texts}}, limit)
 
 
+def _with_functions(part: Any) -> Any:
+    """A task file, or a part of the file, with functions in place of their names."""
+    if isinstance(part, list):
+        return [_with_functions(each) for each in part]
+    if isinstance(part, dict):
+        return {name: _with_functions(each) for name, each in part.items()}
+    return getattr(olmes, part) if isinstance(part, Function) else part
+
+
 def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> Asked:
     """A benchmark's task file with `changes` (empty for the hub), and its documents."""
-    name, config = str(benchmark.config["task"]), benchmark.config
+    config = dict(benchmark.config)
+    kind = _with_functions(config.pop("class", ConfigurableTask))
     try:
-        group = {"group": "asked", "task": [{"task": name, **changes}]}
-        task = _manager().load(group)["tasks"][name]
+        task = kind(config=_with_functions(config) | changes)
         docs = task.eval_docs
         task.fewshot_context(docs[0], num_fewshot=task.config.num_fewshot)  # checks their number
     except Exception as error:  # anything from network, hub, or a row in another format

@@ -38,7 +38,6 @@ class Export(Average, OwnClasses):
 
 
 def run(options: Export) -> str:
-    """Exports; returns the answer to print."""
     found = find(options.ckpt_path, options.average, own_classes=options.own_classes)
     run, settings = found.run, found.settings
     name = f"{settings.run.recipe}-{settings.run.name}"

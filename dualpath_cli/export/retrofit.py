@@ -64,7 +64,6 @@ class Retrofit:
 
 
 def run(options: Retrofit) -> str:
-    """Writes the folder; returns the answer to print."""
     place, gguf = _found(options.pretrained)
     out = check_out(path_of("--out", options.out), place, options.overwrite)
     try:

@@ -17,7 +17,7 @@ import zstandard
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.decoding import texts
-from dualpath_cli.decoding.prompts import Prompt, ids_of, read_prompts
+from dualpath_cli.decoding.command import Prompt, ids_of, read_prompts
 from dualpath_cli.recipe.recipes import merge
 from tests.conftest import OutputOf
 from tests.data.small_tokenizer import tokenizer_with

@@ -200,7 +200,7 @@ def written_by_hand(prompt: str, count: int) -> str:
 
 
 def test_a_model_writes_what_the_equations_say():
-    assert written(harness(), PROMPTS[:2], most=4) == [written_by_hand(p, 4) for p in PROMPTS[:2]]
+    assert written(harness(), PROMPTS, most=4) == [written_by_hand(p, 4) for p in PROMPTS]
 
 
 def test_what_the_model_would_write_is_told():
@@ -208,14 +208,6 @@ def test_what_the_model_would_write_is_told():
     best = int(log_probabilities(context)[-1].argmax())
     pairs = [("", context, [best]), ("", context, [(best + 1) % IDS])]
     assert [greedy for _, greedy in harness()._loglikelihood_tokens(pairs)] == [True, False]
-
-
-@pytest.mark.parametrize("change", [None, Intervention(loops=3, halting=0.5)], ids=str)
-def test_batches_of_any_size_write_the_same(change):
-    alone = [written(harness(1, intervention=change), [p])[0] for p in PROMPTS]
-    for batch_size in (2, 3):
-        assert written(harness(batch_size, intervention=change), PROMPTS) == alone
-    assert len(set(alone)) > 1
 
 
 def test_a_prompt_leaves_room_in_the_window():

@@ -1,9 +1,12 @@
 """What tests of studies share: runs, studies of them, a tagger without spaCy, undrawn figures."""
 
+import base64
 import dataclasses
+import gzip
 import hashlib
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -105,6 +108,12 @@ def model_of(run: Path) -> tuple[DualPathLM, Tokenizer]:
     return model, Tokenizer.load(run / "tokenizer.json")
 
 
+def data_of(path: Path) -> dict[str, Any]:
+    """What is packed in a page of routing."""
+    packed = re.search(r'id="packed">(.*?)</script>', path.read_text(), re.DOTALL)[1]
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
 class ByLetter:
     """A tagger: what begins with an `h` is a number, with a blank a space, all else a noun."""
 
@@ -130,7 +139,7 @@ def by_letter(monkeypatch):
 
 
 USERS_OF_FIGURES = [
-    f"dualpath_cli.study.{user}.save" for user in ("ablation.figures", "routing.report")
+    f"dualpath_cli.study.{user}.save" for user in ("ablation.report", "routing.report")
 ]
 
 

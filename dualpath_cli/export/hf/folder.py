@@ -64,7 +64,6 @@ class Weights:
 
     @classmethod
     def held(cls, model: DualPathLM) -> "Weights":
-        """The parameters of a model in memory."""
         return cls({name: parameter.detach() for name, parameter in model.named_parameters()})
 
     @classmethod
@@ -113,10 +112,9 @@ def write(
     tokenizer, facts = Tokenizer.load(run.folder / TOKENIZER), run.facts
     if run.average:
         facts |= {"averaged_steps": [run_folder.step_of(path) for path in run.average]}
+    of_settings = _settings(run, settings, facts, weights, tokenizer)
     texts = own_files(settings.model) | {
-        CONFIG: _as_json(config(run, settings, facts, weights, tokenizer)),
-        "generation_config.json": _as_json(generation(settings, tokenizer)),
-        "tokenizer_config.json": _as_json(tokenizer_config(settings, tokenizer)),
+        **{name: _as_json(content) for name, content in of_settings.items()},
         "configuration_dualpath.py": flatten(CONFIGURATION),
         "modeling_dualpath.py": flatten(MODELING, beside=[CONFIGURATION])
         + registration(settings.model),
@@ -142,10 +140,13 @@ def _as_json(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def config(
+def _settings(
     run: Run, settings: Settings, facts: Mapping[str, Any], weights: Weights, tokenizer: Tokenizer
-) -> dict[str, Any]:
-    """config.json: the fields of ModelConfig and of transformers, and under `dualpath` the run."""
+) -> dict[str, dict[str, Any]]:
+    """config.json: the fields of ModelConfig and of transformers, and under `dualpath` the run.
+    generation_config.json: rows of the vocabulary without a token are never drawn.
+    tokenizer_config.json: decoding changes no space; batches are padded on the left.
+    """
     origin = {
         "run": f"{settings.run.recipe}/{settings.run.name}",
         "exported_with": package_versions(["dualpath"])["dualpath"],
@@ -155,43 +156,32 @@ def config(
     }
     if averaged := facts.get("averaged_steps"):
         origin["averaged_steps"] = averaged
-    return {
-        "architectures": ["DualPathForCausalLM"],
-        "model_type": "dualpath",
-        "auto_map": {
-            "AutoConfig": "configuration_dualpath.DualPathConfig",
-            "AutoModelForCausalLM": "modeling_dualpath.DualPathForCausalLM",
-        },
-        "dtype": str(weights.dtype).removeprefix("torch."),
-        **{RENAMED.get(k, k): v for k, v in dataclasses.asdict(settings.model).items()},
-        "tie_word_embeddings": settings.model.tie_embeddings,
-        "use_cache": True,
-        **_special_ids(tokenizer),
-        "dualpath": origin,
-    }
-
-
-def generation(settings: Settings, tokenizer: Tokenizer) -> dict[str, Any]:
-    """generation_config.json: rows of the vocabulary without a token are never drawn."""
+    # End-of-text stands before and after each document, and is the padding.
+    special = ("bos_token", "eos_token", "pad_token")
+    ids = {f"{name}_id": tokenizer.eot_id for name in special}
     unused = list(range(tokenizer.vocab_size, settings.model.vocab_size))
-    return {**_special_ids(tokenizer), **({"suppress_tokens": unused} if unused else {})}
-
-
-def tokenizer_config(settings: Settings, tokenizer: Tokenizer) -> dict[str, Any]:
-    """tokenizer_config.json: decoding changes no space; batches are padded on the left."""
-    end = tokenizer.token_values()[tokenizer.eot_id].decode()
     return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": end,
-        "eos_token": end,
-        "pad_token": end,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": settings.model.max_seq_len,
-        "padding_side": "left",
-        "model_input_names": ["input_ids", "attention_mask"],
+        CONFIG: {
+            "architectures": ["DualPathForCausalLM"],
+            "model_type": "dualpath",
+            "auto_map": {
+                "AutoConfig": "configuration_dualpath.DualPathConfig",
+                "AutoModelForCausalLM": "modeling_dualpath.DualPathForCausalLM",
+            },
+            "dtype": str(weights.dtype).removeprefix("torch."),
+            **{RENAMED.get(k, k): v for k, v in dataclasses.asdict(settings.model).items()},
+            "tie_word_embeddings": settings.model.tie_embeddings,
+            "use_cache": True,
+            **ids,
+            "dualpath": origin,
+        },
+        "generation_config.json": {**ids, **({"suppress_tokens": unused} if unused else {})},
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **dict.fromkeys(special, tokenizer.token_values()[tokenizer.eot_id].decode()),
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": settings.model.max_seq_len,
+            "padding_side": "left",
+            "model_input_names": ["input_ids", "attention_mask"],
+        },
     }
-
-
-def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """End-of-text stands before and after each document, and is the padding."""
-    return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eot_id)

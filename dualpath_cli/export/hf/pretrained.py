@@ -89,13 +89,11 @@ class Pretrained:
         return found
 
     def license(self) -> str | None:
-        """The licence that the model's card names."""
         path = self.folder / "README.md"
         card = self._called(huggingface_hub.ModelCard.load, path) if path.is_file() else None
         return None if card is None else card.data.license
 
     def sha256(self) -> dict[str, str]:
-        """The hashes of the files of weights, by name."""
         one = [self.folder / name for name in self._gguf.values()]  # a GGUF file
         files = one or sorted(self.folder.glob("*.safetensors"))
         return {path.name: hash_file(path) for path in files}

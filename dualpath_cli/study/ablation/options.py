@@ -1,7 +1,6 @@
 """The options of `dualpath ablate`, and its suites of interventions; imports nothing slow."""
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -31,6 +30,7 @@ GATES = {(1.0, 0.0): "deep only", (0.0, 1.0): "wide only", (0.5, 0.5): "uniform"
 
 REPORT = "ablations.json"
 """The file with all results, in the folder of results."""
+SUITES = ("paper", "token-classes", "layers", "experts", "halting", "skip", "kv-slots")
 SHORTER = ("halting", "skip")
 """Suites whose rows leave steps or paths out."""
 BASELINE = "baseline"
@@ -39,8 +39,6 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class Row:
-    """An intervention, with the tokens that it applies to."""
-
     suite: str
     intervention: Intervention
     token_class: ForcedClass | None = None  # the class overridden, or matched by random tokens
@@ -81,7 +79,6 @@ class Ablate(Texts):
 
     @cached_property
     def suites(self) -> tuple[str, ...]:
-        """The chosen keys of `SUITES`."""
         chosen, known = ",".join(self.suite or ("paper",)).split(","), [*SUITES, "all"]
         for name in chosen:
             if name not in known:
@@ -100,7 +97,7 @@ class Ablate(Texts):
     def rows(self, config: ModelConfig) -> tuple[list[Row], dict[str, str]]:
         """The rows that a model can run, the learned router first; names of others with reasons."""
         chosen, skipped = [Row(BASELINE, Intervention())], {}
-        for row in chain.from_iterable(SUITES[name](self, config) for name in self.suites):
+        for row in chain.from_iterable(_rows(name, self, config) for name in self.suites):
             problem = row.intervention.problem(config)
             if problem is None:
                 chosen.append(row)
@@ -118,7 +115,34 @@ class Ablate(Texts):
             check_pipeline(self.tagger)
 
 
-def _token_class_rows(options: Ablate, config: ModelConfig) -> list[Row]:
+def _rows(suite: str, options: Ablate, config: ModelConfig) -> list[Row]:
+    """The rows of a suite; the docstring of `Ablate.suite` describes the suites."""
+    seeds = range(options.seeds or 1)
+    match suite:
+        case "paper":
+            changes = options.overrides()
+        case "token-classes":
+            return _token_class_rows(options)
+        case "layers":
+            changes = _in_each_layer(options.overrides(), config)
+        case "experts":  # fewer and up to twice as many of the best experts, and random ones
+            most = min((layer.n_experts for layer in config.layers if layer.n_experts), default=0)
+            counts = (k for k in range(1, min(2 * config.top_k, most) + 1) if k != config.top_k)
+            changes = [
+                *(Intervention(experts=count) for count in counts),
+                *(Intervention(experts=RANDOM_EXPERTS, seed=seed) for seed in seeds),
+            ]
+        case "halting":
+            masses = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
+            changes = [Intervention(halting=mass) for mass in masses]
+        case "skip":
+            changes = [Intervention(skip=gate) for gate in (0.5, 0.4, 0.3, 0.2, 0.1, 0.05)]
+        case _:
+            changes = [Intervention(kv_slots=count) for count in range(1, config.most_loops)]
+    return [Row(suite, change) for change in changes]
+
+
+def _token_class_rows(options: Ablate) -> list[Row]:
     """Each class under its override, and matched random tokens, a row for each seed.
 
     A class whose loss rises under one path only leans to the other; a class whose loss rises under
@@ -134,49 +158,19 @@ def _token_class_rows(options: Ablate, config: ModelConfig) -> list[Row]:
     return rows
 
 
-def _layer_rows(options: Ablate, config: ModelConfig) -> list[Row]:
+def _in_each_layer(overrides: list[Intervention], config: ModelConfig) -> list[Intervention]:
     """Each override in one layer at a time; the trained K, which changes nothing, is left out.
 
     An override of a path or gate that a layer lacks is left out, unless the whole model lacks it.
     """
     return [
-        Row("layers", in_layer)
-        for whole in options.overrides()
+        in_layer
+        for whole in overrides
         for n, layer in enumerate(config.layers)
         if whole.loops != layer.loops
         for in_layer in [replace(whole, layers=(n,))]
         if in_layer.problem(config) is None or whole.problem(config) is not None
     ]
-
-
-def _expert_rows(options: Ablate, config: ModelConfig) -> list[Row]:
-    """Fewer and up to twice as many of the best experts; random experts, a row for each seed."""
-    most = min((layer.n_experts for layer in config.layers if layer.n_experts), default=0)
-    counts = (k for k in range(1, min(2 * config.top_k, most) + 1) if k != config.top_k)
-    changes = [
-        *(Intervention(experts=count) for count in counts),
-        *(Intervention(experts=RANDOM_EXPERTS, seed=seed) for seed in range(options.seeds or 1)),
-    ]
-    return [Row("experts", change) for change in changes]
-
-
-SUITES: Mapping[str, Callable[[Ablate, ModelConfig], list[Row]]] = {
-    "paper": lambda options, config: [Row("paper", row) for row in options.overrides()],
-    "token-classes": _token_class_rows,
-    "layers": _layer_rows,
-    "experts": _expert_rows,
-    "halting": lambda options, config: [
-        Row("halting", Intervention(halting=mass))
-        for mass in (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
-    ],
-    "skip": lambda options, config: [
-        Row("skip", Intervention(skip=gate)) for gate in (0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
-    ],
-    "kv-slots": lambda options, config: [
-        Row("kv-slots", Intervention(kv_slots=count)) for count in range(1, config.most_loops)
-    ],
-}
-"""The rows of each suite by name; the docstring of `Ablate.suite` describes the suites."""
 
 
 def _loops(text: str) -> list[int]:

@@ -24,7 +24,6 @@ from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation.options import Row
 from dualpath_cli.study.controls import Masks, Match
-from dualpath_cli.study.parts_of_speech import ForcedClass
 from dualpath_cli.study.passes import FILLER, Arrays, Pass, array_digest
 from dualpath_cli.training.module import DualPathModule
 
@@ -61,7 +60,9 @@ class Scoring(Pass):
             self._module.model, tokens, targets, trace=trace, intervention=self.row.intervention,
             token_mask=scored if self.masks is None else self._mask(self.masks, tokens, places),
         )  # fmt: skip
-        columns = [nll.double().sum(1), _loops(trace, scored), _passes(trace, scored)]
+        loops = _sums([layer.expected_loops for layer in trace.layers], scored)
+        passes = _sums([layer.passes for layer in trace.layers], scored)
+        columns = [nll.double().sum(1), loops, passes]
         self._scores.append((places, torch.stack(columns, dim=1)))
         runs = [layer.loops_run for layer in trace.layers if layer.loops_run is not None]
         # A batch of padding, which only fills up a rank's share, halts at once.
@@ -96,19 +97,12 @@ class Scoring(Pass):
         return mask_BT.to(tokens.device)
 
 
-def _loops(trace: RoutingTrace, scored: torch.Tensor) -> torch.Tensor:
-    """Sum over each window's tokens of the expected loops, averaged over layers, (B,)."""
-    layers = [layer.expected_loops for layer in trace.layers]
-    loops = [layer.double() for layer in layers if layer is not None]
-    if not loops:
+def _sums(of_layers: Sequence[torch.Tensor | None], scored: torch.Tensor) -> torch.Tensor:
+    """Sums over each window's tokens of a mean over layers, (B,); nan if no layer has a number."""
+    known = [layer.double() for layer in of_layers if layer is not None]
+    if not known:
         return torch.full((len(scored),), float("nan"), device=scored.device, dtype=torch.float64)
-    return (torch.stack(loops).mean(0) * scored).sum(1)
-
-
-def _passes(trace: RoutingTrace, scored: torch.Tensor) -> torch.Tensor:
-    """Sum over each window's tokens of the sublayers passed, averaged over layers, (B,)."""
-    passes = torch.stack([layer.passes for layer in trace.layers]).double()
-    return (passes.mean(0) * scored).sum(1)
+    return (torch.stack(known).mean(0) * scored).sum(1)
 
 
 @dataclass(frozen=True)
@@ -127,27 +121,18 @@ class Result:
     loops_run: float  # mean number of steps run by a batch in a layer
 
 
-@dataclass(frozen=True)
-class Excess:
-    """The excess cost of overriding a class of tokens over equally many random tokens.
+Excess = dict[str, Any]
+"""The excess cost of overriding a class of tokens over equally many random ones: a row of
+token_classes.csv.
 
-    Per token of the source the excess is a change of the source's loss, small for a rare class; per
-    forced token it can be compared between sources.
-    """
-
-    token_class: ForcedClass
-    source: str
-    tokens: int  # of the class
-    share: float  # of all tokens of the source
-    difference: float  # loss with the class overridden minus the learned router's loss
-    random_difference: float  # the same for random tokens, mean over seeds
-    excess: float  # the difference of the two
-    low: float  # of the excess's 95 % interval, given the random draws
-    high: float
-    per_forced: float  # the excess per token of the class
-    per_forced_low: float
-    per_forced_high: float
-    match: Match  # how closely the random tokens match the class
+- `tokens`, `share`: of the class, and its part of the source's tokens
+- `difference`, `random_difference`: loss with the class overridden minus the learned router's, in
+  nats per token of the source, and the mean of this over seeds for random tokens
+- `excess`, `low`, `high`: the difference of the two, small for a rare class; ends of its 95 %
+  interval, given the random draws
+- `per_forced`, ...: the excess per token of the class, which can be compared between sources
+- `match_*`: how closely the random tokens match the class, see `Match`
+"""
 
 
 def compare(passes: Sequence[Scoring]) -> list[Result]:
@@ -189,8 +174,8 @@ def _excess(learned: Scoring, chosen: Scoring, random: Sequence[Scoring]) -> Exc
     Intervals cover the text, not the random draw of tokens. For a class without tokens the excess
     is nan.
     """
-    assert chosen.row.token_class is not None
-    source, windows = learned.source, learned.windows
+    forced, source, windows = chosen.row.token_class, learned.source, learned.windows
+    assert forced is not None
     learned_W, class_W = learned.arrays["nats"], chosen.arrays["nats"]
     chosen_W = np.array([mask.sum() for mask in chosen.masks or []])
     tokens, count = int(chosen_W.sum()), windows.n_tokens
@@ -200,12 +185,16 @@ def _excess(learned: Scoring, chosen: Scoring, random: Sequence[Scoring]) -> Exc
     excess_W2 = np.repeat((class_W - random_W)[:, None], 2, axis=1)
     per = _ratios(source, excess_W2, np.column_stack([windows.tokens, chosen_W]), windows)
     (mean, per_forced), (low, per_low), (high, per_high) = (ends.tolist() for ends in per)
-    return Excess(
-        chosen.row.token_class, source, tokens, tokens / count,
-        float((class_W - learned_W).sum() / count), float((random_W - learned_W).sum() / count),
-        mean, low, high, per_forced, per_low, per_high,
-        Match.mean([pass_.match for pass_ in random if pass_.match is not None]),
-    )  # fmt: skip
+    match = Match.mean([pass_.match for pass_ in random if pass_.match is not None])
+    return {
+        "token_class": forced.name, "upos": ",".join(forced.upos), "path": forced.path,
+        "source": source, "tokens": tokens, "share": tokens / count,
+        "difference": float((class_W - learned_W).sum() / count),
+        "random_difference": float((random_W - learned_W).sum() / count),
+        "excess": mean, "low": low, "high": high,
+        "per_forced": per_forced, "per_forced_low": per_low, "per_forced_high": per_high,
+        **{f"match_{name}": value for name, value in vars(match).items()},
+    }  # fmt: skip
 
 
 def _ratios(

@@ -9,6 +9,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import Windows
@@ -16,10 +17,9 @@ from dualpath_cli.report import bootstrap
 from dualpath_cli.report.bootstrap import clusters_of
 from dualpath_cli.report.table import Table, show
 from dualpath_cli.study import bench
-from dualpath_cli.study.ablation import figures
 from dualpath_cli.study.ablation.options import BASELINE, SHORTER, Ablate, Row
+from dualpath_cli.study.ablation.report import draw, excess_table, layer_table, source_table, write
 from dualpath_cli.study.ablation.scores import Excess, Result, Scoring, compare, excesses
-from dualpath_cli.study.ablation.tables import excess_table, layer_table, source_table, write
 from dualpath_cli.study.controls import Masks, Match, members_of, random_others, tag
 from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.training.launch import StudyLaunch
@@ -52,17 +52,14 @@ def run(session: Session[StudyLaunch]) -> None:
         },
         "skipped": skipped,
     }
-    results = [result for source in module.sources for result in ablation.results[source]]
-    of_classes = [row for source in module.sources for row in ablation.excesses[source]]
-    tables = [table for source in module.sources for table in ablation.tables[source]]
+    found = zip(*(ablation.finished[source] for source in module.sources), strict=True)
+    results, of_classes, tables = (list(chain.from_iterable(each)) for each in found)
     written = write(options.folder, report, results, of_classes, tables)
-    written += figures.draw(options.folder, results, model.same_loops)
+    written += draw(options.folder, results, model.same_loops)
     session.say("\n".join(map(str, written)))
 
 
 class Ablation(bench.Study[Scoring]):
-    """A pass for each source and row; a table for each source and suite."""
-
     semantics = 4
 
     def __init__(
@@ -73,9 +70,7 @@ class Ablation(bench.Study[Scoring]):
         self._model, self._console = session.launch.settings.model, session.console
         self._rows, self._tagger = rows, tagger
         self.folder = self._options.folder / "scores"
-        self.results: dict[str, list[Result]] = {}
-        self.excesses: dict[str, list[Excess]] = {}
-        self.tables: dict[str, list[Table]] = {}
+        self.finished: dict[str, tuple[list[Result], list[Excess], list[Table]]] = {}
 
     def passes(self, source: str, windows: Windows, tokenizer: Tokenizer) -> list[Scoring]:
         passes = [Scoring(source, windows, row) for row in self._rows]
@@ -99,19 +94,17 @@ class Ablation(bench.Study[Scoring]):
         return passes
 
     def finish(self, source: str, passes: Sequence[Scoring]) -> None:
-        self.results[source], self.excesses[source] = compare(passes), excesses(passes)
-        self.tables[source] = []
+        results, of_classes, tables = self.finished[source] = compare(passes), excesses(passes), []
         windows = passes[0].windows
         title = f"{source}: nats per token over {windows.n_tokens:,} tokens, {clusters_of(windows)}"
         for suite in self._options.suites:
-            rows = [row for row in self.results[source] if row.suite in (suite, BASELINE)]
+            rows = [row for row in results if row.suite in (suite, BASELINE)]
             if suite in ("paper", "experts", "kv-slots", *SHORTER):
-                table = source_table(title, rows, self._model.same_loops)
+                tables.append(source_table(title, rows, self._model.same_loops))
             elif suite == "layers" and len(rows) > 1:
-                table = layer_table(title, rows[1:], self._model.block_kinds[-1] == "dual")
-            elif suite == "token-classes" and self.excesses[source]:
-                table = excess_table(title, self.excesses[source])
-            else:
-                continue
-            self.tables[source].append(table)
+                is_dual = self._model.block_kinds[-1] == "dual"
+                tables.append(layer_table(title, rows[1:], is_dual))
+            elif suite == "token-classes" and of_classes:
+                tables.append(excess_table(title, of_classes))
+        for table in tables:
             show(self._console, table)

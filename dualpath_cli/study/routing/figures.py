@@ -80,7 +80,6 @@ def bands(sums: Mapping[str, Sums], average: Summary) -> Figure:
 
 
 def _density(counts: Floats) -> Floats:
-    """Share of the tokens in each bin."""
     return np.asarray(counts / max(1.0, counts.sum()))
 
 

@@ -5,8 +5,8 @@
    a source that an earlier call finished is not read again (`bench.py`);
 3. further passes read the page's sequences alone: the model's next tokens after each loop, and the
    cost of forcing loops or gates (`page/passes.py`);
-4. summary, figures and page come from rows and sums (`report.py`), the terminal's tables of a
-   --text from its rows (`terminal.py`).
+4. summary, figures and page come from rows and sums, the terminal's tables of a --text from its
+   rows (`report.py`).
 
 A sequence is a window of a text: end-of-text, then up to as many tokens as the model is long. Every
 token of the text is read once; end-of-text and the first token of a packed block are context alone.
@@ -36,7 +36,7 @@ from dualpath_cli.study import bench
 from dualpath_cli.study.controls import tag
 from dualpath_cli.study.parts_of_speech import TAGGER, UPOS, Tagger
 from dualpath_cli.study.passes import FILLER, Arrays, Pass, array_digest
-from dualpath_cli.study.routing import report, terminal
+from dualpath_cli.study.routing import report
 from dualpath_cli.study.routing.options import TEXT, RoutingOptions
 from dualpath_cli.study.routing.page.passes import PagePass, page_passes, write_details
 from dualpath_cli.study.routing.readouts import (
@@ -164,18 +164,19 @@ def run(session: Session[StudyLaunch]) -> None:
         return
     readings: dict[str, Reading] = {}
     for source in module.sources:
-        readings[source], of_page = study.finished[source]
-        module.sources[source]["key"] = readings[source].path.stem
+        reading, *of_page = study.finished[source]
+        readings[source] = reading
+        module.sources[source]["key"] = reading.path.stem
         if of_page:
-            shown = options.shown(source, readings[source].windows.n_filled)
+            shown = options.shown(source, reading.windows.n_filled)
             write_details(options.folder, source, shown, of_page)
     tables = [reading.path.with_suffix(reading.table) for reading in readings.values()]
     table_facts = {"checkpoint": module.facts["checkpoint"]["sha256"], "layers": json.dumps(layers)}
     merge(tables, options.folder / TOKENS, table_facts)
     if options.text is not None:
-        sequences = range(readings[TEXT].windows.n_filled)
+        sequences = dict.fromkeys(range(readings[TEXT].windows.n_filled))
         text = read_examples(options.folder / TOKENS, TEXT, sequences)
-        terminal.show(session.console, text, layers)
+        report.show_text(session.console, text, layers)
     if options.has_page:
         facts = {**module.facts, "tagger": tagger and tagger.facts}
         sums = {source: reading.arrays for source, reading in readings.items()}
@@ -183,15 +184,13 @@ def run(session: Session[StudyLaunch]) -> None:
 
 
 class RoutingStudy(bench.Study[Reading | PagePass]):
-    """A pass over each source, and those over the page's sequences."""
-
     semantics = 7
 
     def __init__(self, session: Session[StudyLaunch], tagger: Tagger | None) -> None:
         self._options: RoutingOptions = session.launch.options
         self._session, self._tagger = session, tagger
         self.folder = self._options.folder / "passes"
-        self.finished: dict[str, tuple[Reading, list[PagePass]]] = {}
+        self.finished: dict[str, Sequence[Any]] = {}
 
     def passes(
         self, source: str, windows: Windows, tokenizer: Tokenizer
@@ -219,7 +218,5 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
         )
         return [reading, *of_page]
 
-    def finish(self, source: str, passes: Sequence[Reading | PagePass]) -> None:
-        (reading,) = (pass_ for pass_ in passes if isinstance(pass_, Reading))
-        of_page = [pass_ for pass_ in passes if isinstance(pass_, PagePass)]
-        self.finished[source] = reading, of_page
+    def finish(self, source: str, passes: Sequence[Any]) -> None:
+        self.finished[source] = passes

@@ -66,7 +66,6 @@ class Summary:
 
     @classmethod
     def average(cls, several: Sequence["Summary"]) -> "Summary":
-        """Averages sources, each with the same weight."""
         first = several[0]
         means = {name: np.mean([one.means[name] for one in several], 0) for name in first.means}
         classes = {

@@ -1,15 +1,14 @@
 """routing.parquet, a row for each token; and sequences of it, for figures and pages.
 
-Shapes: N tokens, L layers with gates, K loops, C experts of a token, F interventions, S = K + 3
-states of a layer: its input, the state after each loop, that of the wide path, its output.
+Shapes: N tokens, L layers with gates, K loops, C experts of a token, F interventions.
 """
 
 import codecs
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,48 +23,17 @@ from dualpath_cli.study.routing.readouts import EXPERT_READOUTS, READOUTS, STEP_
 Floats = npt.NDArray[np.floating]
 
 
-@dataclass(frozen=True)
-class Example:
-    """A sequence's tokens, and the read-outs of the layers with gates."""
+class Example(NamedTuple):
+    """The first tokens of a sequence, and their read-outs in the layers with gates."""
 
     source: str
     number: int  # of the sequence in the source, from 0 on
-    tokens: tuple[str, ...]  # the text of each token, (N,), see `token_texts`
-    upos: tuple[str, ...] | None  # part of speech of each token; None where nothing was tagged
-    nats: Floats  # loss of each token, given those before it, (N,)
-    gate_deep: Floats  # g_d, (N, L), as are the next five
-    gate_wide: Floats  # g_w
-    update_deep: Floats  # ‖Δ_d‖
-    update_wide: Floats
-    cosine: Floats
-    deep_share: Floats
-    step_weights: Floats  # weight of each step in h_deep, (N, L, K), as are the next two
-    step_sizes: Floats  # ‖h_k - h_{k-1}‖ / ‖h_{k-1}‖
-    step_cosines: Floats  # of each step's update and the one before it; nan at k = 1
-    length: int  # tokens of the whole sequence; these are the first
-    experts: Floats | None = None  # (N, L, C), -1 in a dense layer; None if all are dense
-    expert_weights: Floats | None = None  # (N, L, C)
-    # For the page:
-    said: npt.NDArray[np.int32] | None = None  # likeliest next ids of each state, (N, L, S, 3)
-    shares: Floats | None = None  # their probabilities, (N, L, S, 3)
-    next_ids: npt.NDArray[np.int32] | None = None  # actual next tokens, (N,); -1 after the last one
-    next_nats: Floats | None = None  # their losses, (N,)
-    costs: Floats | None = None  # nats that forcing adds: all layers, then each, (N, 1 + L, F)
-
-    @property
-    def expected_loops(self) -> Floats:
-        """The mean step number under the weights of the steps, (N, L)."""
-        steps_K = np.arange(1, self.step_weights.shape[-1] + 1)
-        return np.asarray((self.step_weights * steps_K).sum(-1))
-
-    def first(self, count: int) -> "Example":
-        """The first tokens of the sequence."""
-        per_token: dict[str, Any] = {
-            name: values[:count]
-            for name, values in vars(self).items()
-            if isinstance(values, tuple | np.ndarray)
-        }
-        return replace(self, **per_token)
+    length: int  # tokens of the whole sequence
+    tokens: list[str]  # the text of each token, see `token_texts`
+    upos: list[str] | None  # part of speech of each token; None where nothing was tagged
+    values: dict[str, npt.NDArray[Any]]
+    """By name: `nats`, the loss of each token given those before it, (N,); the read-outs as in
+    `TokenTable`, (N, L, ...); on the page also the arrays of `page.passes.write_details`."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +42,7 @@ class Model:
 
     steps: Sequence[int]  # of each layer with gates, (L,); K is the largest
     examples: Sequence[Example]
-    forced: Sequence[str] = ()  # names of the interventions in `Example.costs`, (F,)
+    forced: Sequence[str] = ()  # names of the interventions whose costs are known, (F,)
     experts: Sequence[int] = ()  # of each layer with gates, (L,)
 
 
@@ -176,23 +144,27 @@ def token_texts(values: Iterable[bytes]) -> list[str]:
     return texts
 
 
-def read_examples(tokens: Path, source: str, numbers: Sequence[int]) -> list[Example]:
-    """Reads sequences of a source in the order of `numbers`; those without rows are left out."""
-    chosen = (ds.field("source") == source) & ds.field("sequence").isin(list(numbers))
+def read_examples(tokens: Path, source: str, counts: Mapping[int, int | None]) -> list[Example]:
+    """Reads sequences of a source by number, the first tokens of each or all (None).
+
+    Sequences without rows are left out.
+    """
+    chosen = (ds.field("source") == source) & ds.field("sequence").isin(list(counts))
     table = ds.dataset(tokens).to_table(filter=chosen).sort_by("position")
-    read_outs = {*READOUTS, *STEP_READOUTS, *EXPERT_READOUTS} & {*table.schema.names}
-    names = read_outs & {*Example.__dataclass_fields__}
+    names = {"nats", *READOUTS, *STEP_READOUTS, *EXPERT_READOUTS} & {*table.schema.names}
     found = []
-    for number in numbers:
+    for number, most in counts.items():
         rows = table.filter(pc.equal(table["sequence"], number))
         if not len(rows):
             continue
-        upos = rows["upos"].to_pylist()
-        own: dict[str, Any] = {n: np.array(rows[n].to_pylist(), np.float32) for n in names}
+        first = rows.slice(0, most)
+        tagged = rows["upos"].null_count < len(rows)
+        values = {n: np.array(first[n].to_pylist(), np.float32) for n in names}
+        steps_K = np.arange(1, values["step_weights"].shape[-1] + 1)
+        values["expected_loops"] = (values["step_weights"] * steps_K).sum(-1)  # with all digits
         found.append(Example(
-            source, number, tokens=tuple(rows["token"].to_pylist()),
-            upos=tuple(tag or "" for tag in upos) if any(upos) else None,
-            nats=rows["nats"].to_numpy(), length=len(rows), **own,
+            source, number, len(rows), first["token"].to_pylist(),
+            [tag or "" for tag in first["upos"].to_pylist()] if tagged else None, values,
         ))  # fmt: skip
     return found
 

@@ -20,15 +20,12 @@ from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import Windows, document_windows
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.report.console import plain_console
-from dualpath_cli.report.table import Table, show
 from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
-from dualpath_cli.study.ablation.figures import draw
 from dualpath_cli.study.ablation.options import SUITES, Ablate, Row
+from dualpath_cli.study.ablation.report import draw, excess_table, layer_table, source_table, write
 from dualpath_cli.study.ablation.scores import Excess, Result, Scoring, compare, excesses
-from dualpath_cli.study.ablation.tables import excess_table, layer_table, source_table, write
 from dualpath_cli.study.controls import Match
 from dualpath_cli.study.parts_of_speech import ForcedClass
 from tests.study.conftest import Studied, Study, model_of
@@ -150,15 +147,15 @@ def test_the_excess_is_over_the_mean_of_the_random_tokens_and_per_forced_token_o
               for seed, nats in enumerate([(11, 1), (13, 2)])]  # fmt: skip
     random.append(scored(Row("token-classes", change, other, 0), (99, 9), match))
     (row,) = excesses([LEARNED, scored(Row("", change, forced), (14, 2)), *random])
-    assert (row.difference, row.random_difference, row.excess) == (0.5, 0.25, 0.25)
-    assert (row.tokens, row.share, row.match) == (30, 0.3, match)
+    assert (row["difference"], row["random_difference"], row["excess"]) == (0.5, 0.25, 0.25)
+    assert (row["tokens"], row["share"], row["match_moved"]) == (30, 0.3, match.moved)
     # A quarter of a nat a token both in long windows and in short ones, whichever are drawn.
-    assert (row.low, row.high) == (2 / 8, 0.5 / 2)
+    assert (row["low"], row["high"]) == (2 / 8, 0.5 / 2)
     random = [scored(Row("", change, forced, 0), (10, 1), match)]
     (row,) = excesses([LEARNED, scored(Row("", change, forced), (14, 1.5)), *random])
-    assert row.excess == pytest.approx((10 * 4 + 10 * 0.5) / 100)
-    assert row.per_forced == pytest.approx((10 * 4 + 10 * 0.5) / 30)
-    assert 0.5 < row.per_forced_low < row.per_forced < row.per_forced_high < 4 / 2
+    assert row["excess"] == pytest.approx((10 * 4 + 10 * 0.5) / 100)
+    assert row["per_forced"] == pytest.approx((10 * 4 + 10 * 0.5) / 30)
+    assert 0.5 < row["per_forced_low"] < row["per_forced"] < row["per_forced_high"] < 4 / 2
 
 
 # Tables and files
@@ -176,15 +173,13 @@ def result(source: str = "text", suite: str = "paper", difference: float = 0.5, 
 
 
 DEEP = (1.0, 0.0)
-ARITHMETIC = ForcedClass("arithmetic", ("NUM", "SYM"), "wide")
-MATCH = Match(0.75, 1.5, 2.0, 1.75)
-EXCESS = Excess(ARITHMETIC, "gsm8k", 30, 0.3, 0.5, 0.125, 0.375, 0.25, 0.5, 1.25, 0.875, 1.5, MATCH)
-
-
-def shown(table: Table) -> str:
-    file = io.StringIO()
-    show(plain_console(file=file), table)
-    return file.getvalue()
+EXCESS = {
+    "token_class": "arithmetic", "upos": "NUM,SYM", "path": "wide", "source": "gsm8k",
+    "tokens": 30, "share": 0.3, "difference": 0.5, "random_difference": 0.125,
+    "excess": 0.375, "low": 0.25, "high": 0.5,
+    "per_forced": 1.25, "per_forced_low": 0.875, "per_forced_high": 1.5,
+    "match_same_position": 0.75, "match_moved": 1.5, "match_run": 2.0, "match_random_run": 1.75,
+}  # fmt: skip
 
 
 def test_files_hold_all_numbers_and_the_tables_of_the_screen(tmp_path):
@@ -198,10 +193,7 @@ def test_files_hold_all_numbers_and_the_tables_of_the_screen(tmp_path):
     report = json.loads(files["ablations.json"])
     assert report["rows"][0] == dataclasses.asdict(results[0]) | {"intervention": "learned"}
     assert report["rows"][1]["low"] is None
-    names = {"token_class": "arithmetic", "upos": "NUM,SYM", "path": "wide"}
-    record = dataclasses.asdict(EXCESS) | names
-    match = {f"match_{key}": value for key, value in record.pop("match").items()}
-    assert report["excess"] == [record | match]
+    assert report["excess"] == [EXCESS]
     rows = list(csv.DictReader(io.StringIO(files["ablations.csv"])))
     assert [row["intervention"] for row in rows] == ["learned", "K=1"]
     assert (rows[0]["low"], rows[1]["low"]) == ("0.25", "")
@@ -212,23 +204,18 @@ def test_files_hold_all_numbers_and_the_tables_of_the_screen(tmp_path):
 
 
 def test_each_suite_has_its_columns():
-    shorter = [result(), result(suite="halting", halting=0.1)]
-    text = shown(source_table("title", shorter, 4))
-    assert "│ +0.2500 to +0.7500 │  1.50 │ 2.00 │   2.25 │" in text
-    text = shown(excess_table("title", [EXCESS]))
-    assert (
-        "│ arithmetic wide │     30 │ 30.0 % │ +0.5000 │ +0.1250 │ +0.3750 │ +0.2500 to +0.5000 │"
-        "     +1.250 │ +0.875 to +1.500 │" in text
-    )
-    assert "75 % at the same position" in " ".join(text.split())
+    shorter = source_table("title", [result(), result(suite="halting", halting=0.1)], 4)
+    assert shorter.rows[1] == ["halting=0.1", 2.5, 0.5, (0.25, 0.75), 1.5, 2.0, 2.25]
+    table = excess_table("title", [EXCESS])
+    forced = ["arithmetic wide", 30, 30.0, 0.5, 0.125, 0.375, (0.25, 0.5), 1.25, (0.875, 1.5)]
+    assert table.rows == [forced]
+    assert "75 % at the same position" in table.caption
     rows = [result(difference=0.1, loops=1, layers=(0,)),
             result(difference=0.2, loops=1, layers=(10,)),
             result(difference=0.3, gates=DEEP, layers=(10,))]  # fmt: skip
-    text = shown(layer_table("title", rows, last_is_dual=False))
-    assert "│ K=1          │ +0.1000 │ +0.2000 │" in text
-    assert "│ gates=1,0    │         │ +0.3000 │" in text
-    assert "final RMSNorm" not in text
-    assert "final RMSNorm" in shown(layer_table("title", rows, last_is_dual=True))
+    table = layer_table("title", rows, last_is_dual=False)
+    assert table.rows == [["K=1", 0.1, 0.2], ["gates=1,0", None, 0.3]]
+    assert table.caption == "" != layer_table("title", rows, last_is_dual=True).caption
 
 
 def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path, drawn):

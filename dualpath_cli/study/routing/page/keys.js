@@ -1,3 +1,59 @@
+// The address links to the view: #gsm8k:3/layer=2/token=17, then colour and selection if chosen.
+
+let kept = 0;
+// Browsers allow few changes of the address a second.
+function keepLink() {
+  clearTimeout(kept);
+  kept = setTimeout(writeLink, 300);
+}
+function writeLink() {
+  clearTimeout(kept);
+  const { row, shown, colour, active } = state;
+  if (!active) return;
+  const c = shown?.c ?? active, e = c.examples[c.at];
+  const parts = [`${encodeURIComponent(c.name)}:${e.number}`,
+    `layer=${row ? layers[row - 1] : "mean"}`];
+  if (shown) parts.push(`token=${shown.i}`);
+  if (colour !== "share") parts.push(`colour=${colour}`);
+  if (picked) parts.push(`gates=${AXES.flatMap((axis) => picked[axis]).join(",")}`);
+  try { history.replaceState(null, "", `#${parts.join("/")}`); } catch { /* the link is a help */ }
+}
+// Opens the view that a link names; returns the part that the page does not have.
+function follow(hash) {
+  const [place, ...rest] = hash.replace(/^#/, "").split("/");
+  const given = Object.fromEntries(rest.map((part) => part.split("=")));
+  const colon = place.lastIndexOf(":"), number = place.slice(colon + 1);
+  let name = place.slice(0, colon);
+  try { name = decodeURIComponent(name); } catch { /* no such source, then */ }
+  const c = columns.find((one) => one.name === name);
+  const to = c?.examples.findIndex((e) => `${e.number}` === number);
+  if (!c || to < 0) return "sequence";
+  reveal(c, true);
+  activate(c);
+  if (to !== c.at) open(c, to);
+  const row = layers.findIndex((layer) => `${layer}` === given.layer) + 1;
+  setRow(row);
+  if (FIELDS[given.colour]?.[3]) setColour(given.colour);
+  const ends = (given.gates ?? "").split(",").map(Number);
+  if (ends.length === 4 && ends.every((end) => end >= 0 && end <= 1)) {
+    pick({ deep: ends.slice(0, 2), wide: ends.slice(2) });
+  }
+  if (!row && given.layer && given.layer !== "mean") return "layer";
+  if (given.token === undefined) return "";
+  if (!/^\d+$/.test(given.token) || !c.spans[+given.token]) return "token";
+  state.pinned = true;
+  goTo(c, +given.token);
+  return "";
+}
+function followAddress() {
+  if (location.hash.length < 2) return;
+  const missing = follow(location.hash);
+  if (!missing) return;
+  show(null);
+  state.note = `The link names a ${missing} that this page does not have.`;
+  draw();
+}
+
 // Keys, and the start.
 
 const KEYS = {

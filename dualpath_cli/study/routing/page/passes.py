@@ -10,7 +10,7 @@ layers with gates, K loops, S = K + 3 states of a layer, F interventions, V voca
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.passes import FILLER, Arrays, Pass, read_arrays
 from dualpath_cli.study.routing.options import RoutingOptions
-from dualpath_cli.study.routing.page.page import tokens_with_room
+from dualpath_cli.study.routing.page import tokens_with_room
 from dualpath_cli.study.routing.readouts import experts_by_layer, gated_layers, is_text, most_steps
 from dualpath_cli.study.routing.tokens import TOKENS, Example, Model, read_examples
 from dualpath_cli.training.module import DualPathModule
@@ -149,7 +149,6 @@ class PagePass(Pass):
         return arrays | {"counts": np.array([len(a["next_nats"]) for a in inorder])}
 
     def _lens(self, trace: RoutingTrace, text_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-        """`said` and `shares` of a batch's text tokens."""
         layers = list(_states(trace))
         # A layer's output is the next one's input: each is read once.
         states = {id(state_BTD): state_BTD for layer in layers for state_BTD in layer}
@@ -224,16 +223,15 @@ def write_details(
 
 
 def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> Model:
-    """The page's read-outs of a run, from its folder."""
     found: list[Example] = []
     for source in sources:
         details = read_arrays(folder / "page" / f"{source}.npz")
-        numbers, counts = details.pop("numbers").tolist(), details.pop("counts")
+        numbers, ends = details.pop("numbers").tolist(), np.cumsum(details["counts"])
+        counts = dict(zip(numbers, details.pop("counts").tolist(), strict=True))
         forced = details.pop("forced", np.array([])).tolist()
-        parts = {name: np.split(rows, np.cumsum(counts)[:-1]) for name, rows in details.items()}
-        for example in read_examples(folder / TOKENS, source, numbers):
-            place = numbers.index(example.number)
-            own: dict[str, Any] = {name: of_each[place] for name, of_each in parts.items()}
-            found.append(replace(example.first(int(counts[place])), **own))
+        parts = {name: np.split(rows, ends[:-1]) for name, rows in details.items()}
+        for example in read_examples(folder / TOKENS, source, counts):
+            own = {name: of[numbers.index(example.number)] for name, of in parts.items()}
+            found.append(example._replace(values=example.values | own))
     steps = [config.layers[n].loops for n in gated_layers(config)]
     return Model(steps, found, forced, experts_by_layer(config))
