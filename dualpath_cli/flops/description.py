@@ -109,7 +109,7 @@ class Flops:
         check_ranges(self, ranges | {"tflops": (1e-6, 1e9)})
         _ = self.by_layer  # raises
         if self.plan:
-            idle = ("table", "tokens", "tflops", "decode")
+            idle = ("table", "tokens", "tflops")
             self._refuse(idle, "--plan shows the memory of one model in training")
         else:
             self._refuse(_PLAN, "only --plan shows how GPUs share a step")

@@ -33,6 +33,9 @@ def test_a_llama_of_equal_flops_costs_what_our_model_costs(name, layers):
 def test_steps_of_a_model_and_of_a_llama_change_every_parameter(llama_layers):
     bench, config = Bench(torch.device("cpu")), our_config("dual K2", SHAPE, 3_000_000)
     step = TrainingStep(bench, config, 2, compiled=False, llama_layers=llama_layers)
+    if llama_layers:
+        width = llama_width(config, llama_layers, training_flops_per_token(config))
+        assert any(width in parameter.shape for parameter in step.model.parameters())
     before = [parameter.detach().clone() for parameter in step.model.parameters()]
     assert len(in_turns({"": timed(step)}, rounds=2, warm_up=0)[""]) == 2
     assert not any(map(torch.equal, before, step.model.parameters()))

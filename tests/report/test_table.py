@@ -71,10 +71,10 @@ def test_a_terminal_folds_words():
 
 @settings(max_examples=60)
 @given(width=st.integers(1, 140), box=st.booleans())
-def test_no_number_is_cut_on_a_terminal_of_any_width(width, box):
+def test_no_number_or_name_is_cut_on_a_terminal_of_any_width(width, box):
     text = shown(TABLE, width, box=box)
     assert sorted(re.findall(r"\d", text)) == sorted(re.findall(r"\d", shown(TABLE, 200)))
-    for value in ("2.2500", "2.1250 *", "-0.125 to +0.500", "719,000,000"):
+    for value in ("wide", "dual", "2.2500", "2.1250 *", "-0.125 to +0.500", "719,000,000"):
         assert value in text
 
 

@@ -86,7 +86,7 @@ def test_no_seeds_are_added_to_runs_of_another_source(words, tmp_path, capsys):
 def test_each_configuration_is_checked_before_anything_is_trained(
     varied, said, tmp_path, texts, capsys
 ):
-    """Which ends before anything is written."""
+    """The sweep writes nothing."""
     data = {"path": str(texts / "train"), "val": {"held_out": str(texts / "val.jsonl")}}
     recipe = write_recipe(tmp_path, data=data | {"max_epochs": None})
     out = tmp_path / "sweep"
