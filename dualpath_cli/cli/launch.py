@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import is_first_rank
 from dualpath_cli.cli.words import Line, Words
-from dualpath_cli.recipe.parser import construct
+from dualpath_cli.recipe.parser import CLASSES, construct
 from dualpath_cli.recipe.recipes import dump, merge
-from dualpath_cli.recipe.settings import CLASSES, Settings
+from dualpath_cli.recipe.settings import Settings
 
 if TYPE_CHECKING:
     from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch

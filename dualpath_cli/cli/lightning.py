@@ -17,8 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.cli.commands import Command
-from dualpath_cli.recipe.parser import reason_of
-from dualpath_cli.recipe.settings import CLASSES
+from dualpath_cli.recipe.parser import CLASSES, reason_of
 from dualpath_cli.training.fit import OutOfMemory
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
 from dualpath_cli.training.module import DualPathModule

@@ -24,12 +24,13 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_setti
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, Size, at_home
 from dualpath_cli.cli.commands import COMMANDS, Command
-from dualpath_cli.recipe.parser import Parser, choices_of
+from dualpath_cli.recipe.parser import A_CLASS, CLASSES, Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load, merge, parse
 from dualpath_cli.recipe.recipes import read as read_recipe
 from dualpath_cli.recipe.settings import SECTIONS, Settings, check_sections
 
 _METAVARS = {"ckpt_path": "RUN", "config": "RECIPE", "folder": "DIR", "vocab_size": "N"}
+_BELOW_A_CLASS = re.compile(rf"--(trainer\.({'|'.join((*CLASSES, 'strategy'))}))\.")
 GIVEN = "given"  # A field with this name is no option: it holds the names of the given options
 
 
@@ -64,6 +65,9 @@ class Words:
         if command.launch and len(self.places("--ckpt-path")) > 1:
             raise UserError(f"{command.name} takes one RUN; give the command for each of them")
         check_sections(base)
+        for name, _, value in (word.partition("=") for word in self.words):
+            if key := _BELOW_A_CLASS.match(name):
+                raise UserError(f"{name}={value}: give --{key[1]} as a whole; {A_CLASS}")
         parser.words = self.words
         found = parser.read(base, self.words).as_dict()
         recipe = {key: found[key] for key in (*SECTIONS, "seed_everything") if key in found}

@@ -197,6 +197,7 @@ def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, 
 
 
 def check_same_data(runs: Sequence[TrainedRun]) -> None:
+    """Raises UserError for two runs whose data differ."""
     first = {name: run for run in reversed(runs) for name in run.data}
     for run in runs[1:]:
         for name, here in run.data.items():

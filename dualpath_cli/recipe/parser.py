@@ -23,6 +23,9 @@ from dualpath_cli.recipe.recipes import Loader
 # Values on the command line are read like those of recipes. jsonargparse has no public way.
 _loaders_dumpers.yaml_default_loader = Loader  # type: ignore[assignment]
 T = TypeVar("T")
+CLASSES = ("callbacks", "plugins", "profiler", "logger")
+"""The keys of a trainer's section that name classes; a class runs code."""
+A_CLASS = "a class is {class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
 
 
 def _size(value: Any) -> Size:
@@ -141,7 +144,8 @@ class Parser(ArgumentParser):
         choices = choices_of(annotation)
         wrong = [str(part) for part in parts if str(part) not in choices]
         near = did_you_mean(wrong[0], choices) if wrong else ""
-        return f"{name} must be {must}, not '{shown:.60}'{near}"
+        form = f"; {A_CLASS}" if key in {f"trainer.{one}" for one in CLASSES} else ""
+        return f"{name} must be {must}, not '{shown:.60}'{near}{form}"
 
     def name_of(self, key: str) -> str:
         """The name in messages: a recipe's key, or an option as the user wrote it."""

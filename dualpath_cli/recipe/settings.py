@@ -331,9 +331,6 @@ class Settings:
         return recipe
 
 
-CLASSES = ("callbacks", "plugins", "profiler", "logger")
-"""The keys of a trainer's section that name classes; a class runs code."""
-
 SECTIONS: dict[str, type] = get_type_hints(Settings)
 del SECTIONS["seed_everything"]
 
