@@ -7,8 +7,8 @@ import pytest
 
 @pytest.fixture(scope="module")
 def chromium():
-    # Not for the whole session: playwright's event loop runs on meanwhile, beside which Dask's
-    # client, of other tests, cannot run one of its own.
+    # Not for the whole session: playwright's event loop runs on meanwhile, beside which other tests
+    # cannot run one of their own.
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     program = shutil.which("chromium")
     if program is None:
