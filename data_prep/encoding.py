@@ -89,21 +89,14 @@ class _Reading(Progress):
         self.advance(amount, status=f"{speed:,.0f} tokens/s{downloaded}")
 
 
+@dataclass(frozen=True)
 class Encoder:
     """Makes the pieces that are not there yet; they depend on the files and settings alone."""
 
-    def __init__(
-        self,
-        begin: Begin,
-        ahead: int,
-        fetch: Callable[[InputFile, OnRead], Path],
-        strict: bool,
-    ) -> None:
-        """Of `ahead` pieces that are begun none is waited for; `fetch` is `Fetcher.get`."""
-        self._begin = begin
-        self._most_ahead = ahead
-        self._fetch = fetch
-        self._strict = strict
+    begin: Begin
+    ahead: int  # pieces that are begun before the first of them is waited for
+    fetch: Callable[[InputFile, OnRead], Path]  # `Fetcher.get`
+    strict: bool
 
     def encode(self, jobs: Sequence[Job]) -> list[Encoded]:
         """Encodes each corpus's documents in order until they hold as many tokens as asked for.
@@ -139,7 +132,7 @@ class Encoder:
         waiting: deque[tuple[int, Any]] = deque()
         for item in work:
             waiting.append(item)
-            if len(waiting) > self._most_ahead:
+            if len(waiting) > self.ahead:
                 yield waiting.popleft()
         yield from waiting
 
@@ -163,7 +156,7 @@ class Encoder:
         """Yields the pieces and the end of a corpus's file, as they are there or begun."""
         file, source = job.corpus.files[place], job.corpus.settings
         try:
-            path = self._fetch(file, progress.received)
+            path = self.fetch(file, progress.received)
         except Unavailable as error:
             yield FileEnd(place, 0, f"{file.name}: {error}", fetched=False)
             return
@@ -176,7 +169,7 @@ class Encoder:
                 if read_sealed(out):
                     yield out
                 else:
-                    yield self._begin(Batch(source, file.name, rows, out))
+                    yield self.begin(Batch(source, file.name, rows, out))
             if not count:
                 fault = f"{file.name}: empty"
         except UnreadableFile as error:
@@ -191,7 +184,7 @@ class Encoder:
                 f"{file.name}: changed while it was prepared; start again with --overwrite"
             )
         if end.fault:
-            if self._strict:
+            if self.strict:
                 raise UserError(end.fault)
             encoded.faults.append(end.fault)
         encoded.fetched &= end.fetched
