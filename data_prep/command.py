@@ -17,7 +17,7 @@ from dualpath_cli.base.ranges import Place, Size, check_ranges
 from dualpath_cli.base.system import cores
 from dualpath_cli.data.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.data.manifest import Manifest
-from dualpath_cli.data.storage import sizes
+from dualpath_cli.data.storage import is_remote, sizes
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe import recipes
 
@@ -88,7 +88,7 @@ def run(options: Prepare) -> None:
 
 def _prepare(settings: Preparation, options: Prepare) -> None:
     # A folder for S3 is first made on this disk, and stays there: `fit` may read either.
-    remote = options.out if options.out.startswith("s3://") else None
+    remote = options.out if is_remote(options.out) else None
     out = Path("data", PurePosixPath(remote).name) if remote else Path(options.out)
     downloads = Path(options.downloads or out.parent / "downloads")
     _check_places(settings, out, downloads)
@@ -156,7 +156,7 @@ def _upload(folder: Path, url: str, overwrite: bool) -> None:
 
     from dualpath_cli.report.console import Progress, bytes_of_bytes
 
-    size = sum((sizes(folder) or {}).values())
+    size = sum(sizes(folder).values())
     console, title = Console(stderr=True), f"uploading to {url}"
     with Progress(console, title, bytes_of_bytes, size, transient=True) as progress:
         upload(folder, url, progress.advance, overwrite=overwrite)

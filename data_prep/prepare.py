@@ -119,7 +119,7 @@ def _check_is_ours(out: Path) -> None:
             f"--out '{out}' exists and is not a data folder; choose another one"
         ) from None
     known = {MANIFEST, INDEX, TOKENIZER, *listed}
-    if strangers := sorted((sizes(out) or {}).keys() - known):
+    if strangers := sorted(sizes(out).keys() - known):
         named = f"--out '{out}' holds '{strangers[0]}'"
         raise UserError(f"{named}, which is no data; move it elsewhere")
 

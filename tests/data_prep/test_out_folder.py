@@ -224,7 +224,7 @@ def test_every_file_is_uploaded_and_the_manifest_last(bucket, folder, sent):
         "tokenizer.json", "manifest.json",
     ]  # fmt: skip
     assert storage.sizes(URL) == storage.sizes(folder)
-    assert sum(counts) == sum((storage.sizes(folder) or {}).values())
+    assert sum(counts) == sum(storage.sizes(folder).values())
     manifest = finished_remote(URL)
     assert manifest == Manifest.read(folder)
     assert intact(manifest, URL)
