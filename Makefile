@@ -71,8 +71,7 @@ quickstart: setup ## Trains a small model on a generated corpus, ablates it, wri
 prepare-data: setup ## Makes a data folder, by default of a file of Nemotron-CC: see docs/data.md.
 	$(BIN)/dualpath prepare $(if $(CONFIG),--config $(CONFIG),--source $(SOURCE)) \
 		$(if $(TOKENIZER),--tokenizer $(TOKENIZER)) $(if $(NUM_FILES),--num-files $(NUM_FILES)) \
-		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(YES),--yes) \
-		$(if $(SCHEDULER),--executor dask --scheduler $(SCHEDULER)) --out "$(OUT)"
+		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(YES),--yes) --out "$(OUT)"
 
 torture: $(VENV)/dev ## Kills preparations and runs a thousand times, and fuzzes; hours, resumable.
 	$(BIN)/pytest tests/data_prep/test_kills.py --kills 200

@@ -6,7 +6,6 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal
 
 from data_prep import sample
 from data_prep.corpora import MIRROR, find
@@ -18,12 +17,9 @@ from dualpath_cli.base.ranges import Place, Size, check_ranges
 from dualpath_cli.base.system import cores
 from dualpath_cli.data.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.data.manifest import Manifest
-from dualpath_cli.data.storage import sizes
+from dualpath_cli.data.storage import is_remote, sizes
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe import recipes
-
-if TYPE_CHECKING:
-    from data_prep.executors import PieceExecutor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +47,6 @@ class Prepare(Preparation):
     the data folder is complete."""
     workers: int | None = None
     """Processes that clean and tokenise; by default one a core. Any number gives the same data."""
-    executor: Literal["local", "dask"] = "local"
-    """This machine, or the workers of a Dask cluster, which share the file system of OUT with this
-    machine. Both give the same data."""
-    scheduler: str | None = None
-    """Address of the cluster's scheduler, e.g. tcp://10.0.0.1:8786."""
     mirror: str = MIRROR
     """URL of Common Crawl's files."""
     strict: bool = False
@@ -68,16 +59,6 @@ class Prepare(Preparation):
 
     def __post_init__(self) -> None:
         check_ranges(self, {"workers": (1, 1 << 16)})
-        if (self.executor == "dask") != bool(self.scheduler):
-            raise UserError(
-                "--executor dask and --scheduler ADDRESS go together; `dask scheduler` prints the "
-                "address"
-            )
-        if self.workers and self.executor == "dask":
-            raise UserError(
-                f"--workers {self.workers} are processes of this machine, but --executor dask uses "
-                "the cluster's; leave --workers out"
-            )
 
     def settings(self) -> Preparation:
         """The recipe's settings, over which the options win that were given."""
@@ -107,7 +88,7 @@ def run(options: Prepare) -> None:
 
 def _prepare(settings: Preparation, options: Prepare) -> None:
     # A folder for S3 is first made on this disk, and stays there: `fit` may read either.
-    remote = options.out if options.out.startswith("s3://") else None
+    remote = options.out if is_remote(options.out) else None
     out = Path("data", PurePosixPath(remote).name) if remote else Path(options.out)
     downloads = Path(options.downloads or out.parent / "downloads")
     _check_places(settings, out, downloads)
@@ -133,29 +114,20 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
         return
     else:
         with_val = any(source.path == SAMPLE for source in settings.sources)
-        with _executor(options) as executor:
-            plan = estimate(corpora, wanted_tokens(settings), downloads)
-            announce(plan, out, downloads, yes=options.yes)
-            with Fetcher(corpora, downloads, plan.files) as fetcher:
-                manifest = prepare(
-                    request,
-                    executor,
-                    fetcher.get,
-                    overwrite=options.overwrite,
-                    extra=lambda folder: sample.write_val(folder / "val") if with_val else None,
-                )
+        plan = estimate(corpora, wanted_tokens(settings), downloads)
+        announce(plan, out, downloads, yes=options.yes)
+        with Fetcher(corpora, downloads, plan.files) as fetcher:
+            manifest = prepare(
+                request,
+                options.workers or cores(),
+                fetcher.get,
+                overwrite=options.overwrite,
+                extra=lambda folder: sample.write_val(folder / "val") if with_val else None,
+            )
         print(f"{out}: {_summary(manifest)}")
         _warn(settings, manifest)
     if remote:
         _upload(out, remote, options.overwrite)
-
-
-def _executor(options: Prepare) -> "PieceExecutor":
-    from data_prep.executors import DaskCluster, on_this_machine
-
-    if options.executor == "dask":
-        return DaskCluster(str(options.scheduler))
-    return on_this_machine(options.workers or cores())
 
 
 def _check_places(settings: Preparation, out: Path, downloads: Path) -> None:
@@ -184,7 +156,7 @@ def _upload(folder: Path, url: str, overwrite: bool) -> None:
 
     from dualpath_cli.report.console import Progress, bytes_of_bytes
 
-    size = sum((sizes(folder) or {}).values())
+    size = sum(sizes(folder).values())
     console, title = Console(stderr=True), f"uploading to {url}"
     with Progress(console, title, bytes_of_bytes, size, transient=True) as progress:
         upload(folder, url, progress.advance, overwrite=overwrite)

@@ -1,27 +1,22 @@
-"""Encoding: the files of corpora -> pieces, in order, by the workers of an executor."""
+"""Encoding: the files of corpora -> pieces, in order, by workers."""
 
 import json
-import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from rich.console import Console
 from rich.filesize import decimal
 
-from data_prep import pieces
 from data_prep.corpora import Corpus, InputFile
 from data_prep.download import Unavailable
-from data_prep.executors import PieceExecutor
-from data_prep.pieces import Batch, Piece, PieceSettings, piece_path
+from data_prep.pieces import Piece, piece_path, read_sealed, write_sealed
+from data_prep.workers import Batch, Begin
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import replacing
 from dualpath_cli.data.documents import IDS, format_of
 from dualpath_cli.data.rows import OnRead, UnreadableFile, kind_of, read_rows
 from dualpath_cli.report.console import Progress, bytes_of_bytes, counted
@@ -46,8 +41,8 @@ class FileEnd:
     fetched: bool = True
 
 
-Work = Future[Path] | Path | FileEnd
-"""A piece that is being made or is there, or the end of a file."""
+Work = Callable[[], Path] | Path | FileEnd
+"""A piece that is begun or is there, or the end of a file."""
 
 
 @dataclass
@@ -94,32 +89,14 @@ class _Reading(Progress):
         self.advance(amount, status=f"{speed:,.0f} tokens/s{downloaded}")
 
 
+@dataclass(frozen=True)
 class Encoder:
     """Makes the pieces that are not there yet; they depend on the files and settings alone."""
 
-    def __init__(
-        self,
-        settings: PieceSettings,
-        executor: PieceExecutor,
-        folder: Path,
-        fetch: Callable[[InputFile, OnRead], Path],
-    ) -> None:
-        """Workers find the settings in `folder`; `fetch` is `Fetcher.get`."""
-        self._settings = settings
-        self._executor = executor
-        self._orders = folder / f"orders-{uuid4().hex}"
-        self._fetch = fetch
-
-    def __enter__(self) -> "Encoder":
-        # Workers of a killed run stop when its orders are gone; no other run is alive.
-        for old in self._orders.parent.glob("orders-*"):
-            old.unlink()
-        with replacing(self._orders) as partial:
-            partial.write_bytes(pickle.dumps(self._settings))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._orders.unlink(missing_ok=True)
+    begin: Begin
+    ahead: int  # pieces that are begun before the first of them is waited for
+    fetch: Callable[[InputFile, OnRead], Path]  # `Fetcher.get`
+    strict: bool
 
     def encode(self, jobs: Sequence[Job]) -> list[Encoded]:
         """Encodes each corpus's documents in order until they hold as many tokens as asked for.
@@ -141,7 +118,7 @@ class Encoder:
                 if isinstance(part, FileEnd):
                     self._end(part, job, corpus)
                     continue
-                piece = Piece(part.result() if isinstance(part, Future) else part)
+                piece = Piece(part if isinstance(part, Path) else part())
                 corpus.pieces.append(piece)
                 corpus.tokens += piece.counts.tokens
                 progress.encoded(piece.counts.tokens)
@@ -155,7 +132,7 @@ class Encoder:
         waiting: deque[tuple[int, Any]] = deque()
         for item in work:
             waiting.append(item)
-            if len(waiting) > self._executor.workers + 2:
+            if len(waiting) > self.ahead:
                 yield waiting.popleft()
         yield from waiting
 
@@ -164,13 +141,9 @@ class Encoder:
     ) -> Iterator[tuple[int, Work]]:
         for number, job in enumerate(jobs):
             job.folder.mkdir(parents=True, exist_ok=True)
-            # Listed: on NFS a file whose name was asked for may stay missing for a minute.
-            notes = {path.stem for path in job.folder.glob("*.json")}
-            there = {path for path in job.folder.glob("*.arrow") if Piece(path).is_usable()}
             for place, file in enumerate(job.corpus.files):
-                noted = job.folder / f"{place:05d}.json"
-                made = _made(noted, place, there) if noted.stem in notes else None
-                for part in made or self._parts(job, place, there, progress):
+                made = _made(job.folder / f"{place:05d}.json", place)
+                for part in made or self._parts(job, place, progress):
                     yield number, part
                     if number in enough:
                         break
@@ -179,13 +152,11 @@ class Encoder:
                 if number in enough:
                     break
 
-    def _parts(
-        self, job: Job, place: int, there: Container[Path], progress: _Reading
-    ) -> Iterator[Work]:
+    def _parts(self, job: Job, place: int, progress: _Reading) -> Iterator[Work]:
         """Yields the pieces and the end of a corpus's file, as they are there or begun."""
         file, source = job.corpus.files[place], job.corpus.settings
         try:
-            path = self._fetch(file, progress.received)
+            path = self.fetch(file, progress.received)
         except Unavailable as error:
             yield FileEnd(place, 0, f"{file.name}: {error}", fetched=False)
             return
@@ -195,11 +166,10 @@ class Encoder:
             read = read_rows(path, format.fields, IDS, progress.read, PIECE_BYTES, format.advice)
             for count, rows in enumerate(read, 1):
                 out = piece_path(job.folder, place, count - 1)
-                if out in there:
+                if read_sealed(out):
                     yield out
                 else:
-                    batch = Batch(source, file.name, rows, out)
-                    yield self._executor.submit(pieces.make, self._orders, batch)
+                    yield self.begin(Batch(source, file.name, rows, out))
             if not count:
                 fault = f"{file.name}: empty"
         except UnreadableFile as error:
@@ -214,22 +184,22 @@ class Encoder:
                 f"{file.name}: changed while it was prepared; start again with --overwrite"
             )
         if end.fault:
-            if self._settings.strict:
+            if self.strict:
                 raise UserError(end.fault)
             encoded.faults.append(end.fault)
         encoded.fetched &= end.fetched
         note = job.folder / f"{end.file:05d}.json"
         if end.fetched and not note.exists():
             content = json.dumps({"pieces": end.pieces, "fault": end.fault})
-            pieces.write_sealed(note, content.encode())
+            write_sealed(note, content.encode())
 
 
-def _made(note: Path, place: int, there: Container[Path]) -> list[Work] | None:
+def _made(note: Path, place: int) -> list[Work] | None:
     """Returns the pieces and the end of a file that was noted as done; None if any is lost."""
-    if noted := pieces.read_sealed(note):
+    if noted := read_sealed(note):
         end = FileEnd(place, **json.loads(noted))
-        made: list[Work] = [piece_path(note.parent, place, n) for n in range(end.pieces)]
-        if all(piece in there for piece in made):
+        made = [piece_path(note.parent, place, n) for n in range(end.pieces)]
+        if all(map(read_sealed, made)):
             return [*made, end]
     note.unlink(missing_ok=True)
     return None

@@ -141,8 +141,8 @@ def upload(
     """
     manifest = Manifest.read(folder)
     manifest.check_sizes(folder)
-    local = storage.sizes(folder) or {}
-    remote = _make_room(manifest, url, local, storage.sizes(url) or {}, overwrite)
+    local = storage.sizes(folder)
+    remote = _make_room(manifest, url, local, storage.sizes(url), overwrite)
     known = {chunk.name: chunk.sha256 for chunk in manifest.chunks}
     others = sorted(local.keys() - known.keys() - set(LAST))
     for name in (*known, *others, *LAST):

@@ -1,14 +1,9 @@
-"""Pieces: some documents of one file, cleaned, signed and tokenised, as Arrow files.
-
-Workers make them from rows: in this process, in other processes, or on other machines.
-"""
+"""Pieces: some documents of one file, cleaned, signed and tokenised, as Arrow files."""
 
 import hashlib
 import json
-import pickle
-import socket
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_prep.settings import SourceSettings
-from data_prep.text import BANDS, Contamination, band_keys
-from dualpath_cli.base.errors import UserError
+from data_prep.text import BANDS
 from dualpath_cli.base.system import replacing
-from dualpath_cli.data.documents import clean, document_id, format_of
-from dualpath_cli.data.rows import BadRow, Rows
 from dualpath_cli.data.tokenizer import Tokenizer
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
@@ -39,9 +30,9 @@ def _seal(path: Path, content: bytes | pa.Buffer) -> bytes:
 
 
 def write_sealed(path: Path, content: bytes | pa.Buffer) -> None:
-    """Writes a file that `read_sealed` believes, into a folder that is there."""
-    # Shared: a worker of a killed run may still write. Its folder may be gone, and stays gone.
-    with replacing(path, shared=True, new_folder=False) as partial, partial.open("wb") as file:
+    """Writes a file that `read_sealed` believes."""
+    # Shared: the folder, of many files, is not searched for unfinished ones.
+    with replacing(path, shared=True) as partial, partial.open("wb") as file:
         file.write(content)
         file.write(_seal(path, content))
 
@@ -101,13 +92,6 @@ class Piece:
             writer.write_table(table)
         write_sealed(path, sink.getvalue())
 
-    def is_usable(self) -> bool:
-        """Whether the file is as it was written, and for this place; else deletes the file."""
-        usable = bool(read_sealed(self.path))
-        if not usable:
-            self.path.unlink()
-        return usable
-
     @cached_property
     def counts(self) -> PieceCounts:
         return PieceCounts(**json.loads(self._file().schema.metadata[_COUNTS]))
@@ -151,16 +135,6 @@ class Piece:
             return pa.ipc.open_file(pa.BufferReader(source.read_buffer(source.size() - SEAL)))
 
 
-@dataclass(frozen=True)
-class Batch:
-    """The rows of a piece, and the place of the piece."""
-
-    source: SourceSettings
-    file: str  # the file's name in records
-    rows: Rows
-    out: Path
-
-
 def piece_path(folder: Path, file: int, piece: int) -> Path:
     return folder / f"{file:05d}-{piece:05d}.arrow"
 
@@ -170,122 +144,6 @@ def file_number(piece: Path) -> int:
     return int(piece.name.partition("-")[0])
 
 
-@dataclass(frozen=True)
-class PieceSettings:
-    tokenizer: Path  # a folder with tokenizer.json
-    min_chars: int
-    near: bool  # whether documents are signed for near-duplicate removal
-    contamination: Contamination | None
-    strict: bool  # whether an unreadable row stops the preparation
-
-
-class Worker:
-    """Makes pieces; holds the tokenizer, which takes long to load."""
-
-    def __init__(self, settings: PieceSettings) -> None:
-        self._settings = settings
-        self._tokenizer = Tokenizer.load(settings.tokenizer)
-        self._dtype = token_type(self._tokenizer)
-
-    def make(self, batch: Batch) -> Path:
-        """Writes a piece and, beside it, the rejected documents; returns the piece's path."""
-        counts, name = PieceCounts(), batch.source.name
-        documents: list[dict[str, Any]] = []
-        texts: list[str] = []
-        rejected: list[dict[str, Any]] = []
-        format = format_of(name, batch.rows.kind, batch.source.field)
-        for number, row in batch.rows.parsed():
-            counts.read += 1
-            id = document_id(row)
-            try:
-                original = format.render(row)
-            except BadRow as bad:
-                if self._settings.strict:
-                    raise UserError(f"{batch.rows.place(number)}: {bad}") from None
-                reason, detail, text = "unreadable", str(bad), batch.rows.raw(number)
-            else:
-                text = clean(original)
-                counts.normalised += text != original
-                reason, detail = self._refusal(text)
-                if not reason:
-                    documents.append(self._document(number, id, text))
-                    texts.append(text)
-                    continue
-            counts.rejected[reason] = counts.rejected.get(reason, 0) + 1
-            place = {"source": name, "file": batch.file, "row": number, "id": id}
-            rejected.append({**place, "reason": reason, "detail": detail, "text": text})
-        tokens, ends = self._tokens(texts)
-        if batch.out.exists():  # made by another worker: NFS would take it from its readers
-            return batch.out
-        # Before the piece, whose presence means both files. Shared: see `write_sealed`.
-        if rejected:
-            lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rejected)
-            path = batch.out.with_suffix(REJECTED)
-            with (
-                replacing(path, shared=True, new_folder=False) as partial,
-                pa.CompressedOutputStream(str(partial), "zstd") as sink,
-            ):
-                sink.write(lines.encode("utf-8", errors="backslashreplace"))
-        Piece.write(batch.out, documents, tokens, ends, counts)
-        return batch.out
-
-    def _tokens(self, texts: list[str]) -> tuple[Tokens, npt.NDArray[np.int64]]:
-        """Returns the tokens of all texts, each with its end-of-text, and where each ends."""
-        ids: list[npt.NDArray[np.uint32]] = []
-        start = characters = 0
-        for end, text in enumerate(texts, 1):
-            characters += len(text)
-            # A megabyte of text at a time: `tokenizers` takes some 100 bytes a token.
-            if characters >= 1 << 20 or end == len(texts):
-                ids += self._tokenizer.encode_batch(texts[start:end])
-                start, characters = end, 0
-        ends = np.cumsum([len(document) + 1 for document in ids], dtype=np.int64)
-        tokens = np.full(ends[-1] if ids else 0, self._tokenizer.eot_id, self._dtype)
-        for document, end in zip(ids, ends.tolist(), strict=True):
-            tokens[end - 1 - len(document) : end - 1] = document
-        return tokens, ends
-
-    def _refusal(self, text: str) -> tuple[str, str]:
-        """Returns the reason to leave a text out, and details; both empty without a reason."""
-        if not text or text.isspace():
-            return "empty", ""
-        if len(text) < self._settings.min_chars:
-            return "too short", ""
-        if self._settings.contamination and (words := self._settings.contamination.hit(text)):
-            return "contaminated", words
-        return "", ""
-
-    def _document(self, number: int, id: str | None, text: str) -> dict[str, Any]:
-        """Returns a row of `DOCUMENT`."""
-        encoded = text.encode()
-        digest = hashlib.blake2b(encoded, digest_size=16).digest()
-        name = hashlib.blake2b(digest if id is None else id.encode(), digest_size=8).digest()
-        return {
-            "number": number,
-            "id": id,
-            "id_hash": int.from_bytes(name, "little"),
-            "digest": digest,
-            "text_bytes": len(encoded),
-            "bands": band_keys(text) if self._settings.near else None,
-        }
-
-
 def token_type(tokenizer: Tokenizer) -> type[np.uint16 | np.uint32]:
     """Returns the smallest type that holds every id."""
     return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-
-
-def make(orders: Path, batch: Batch) -> Path:
-    """Makes a piece by the settings in the file `orders`, which is there while they are wanted."""
-    if not orders.exists():
-        raise UserError(
-            f"{socket.gethostname()} does not see '{orders}': --out must lie on a file system that "
-            "all workers share"
-        )
-    return _worker(orders).make(batch)
-
-
-@lru_cache(maxsize=1)
-def _worker(orders: Path) -> Worker:
-    """Returns the maker of pieces for one run, whose orders have a unique name."""
-    return Worker(pickle.loads(orders.read_bytes()))

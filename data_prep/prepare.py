@@ -18,7 +18,6 @@ from data_prep import records
 from data_prep.corpora import Corpus, InputFile
 from data_prep.download import on_this_disk
 from data_prep.encoding import Encoded, Encoder, Job
-from data_prep.executors import Here, PieceExecutor
 from data_prep.mix import (
     BYTES_A_DOCUMENT,
     Pool,
@@ -29,10 +28,11 @@ from data_prep.mix import (
     wanted_tokens,
 )
 from data_prep.out_folder import WorkFolder, remove_leftovers
-from data_prep.pieces import FORMAT, PieceSettings, Tokens, token_type
+from data_prep.pieces import FORMAT, Tokens, token_type
 from data_prep.settings import Preparation
 from data_prep.shards import write_shards
 from data_prep.text import Contamination
+from data_prep.workers import PieceSettings, workers
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.data.rows import OnRead
@@ -119,14 +119,14 @@ def _check_is_ours(out: Path) -> None:
             f"--out '{out}' exists and is not a data folder; choose another one"
         ) from None
     known = {MANIFEST, INDEX, TOKENIZER, *listed}
-    if strangers := sorted((sizes(out) or {}).keys() - known):
+    if strangers := sorted(sizes(out).keys() - known):
         named = f"--out '{out}' holds '{strangers[0]}'"
         raise UserError(f"{named}, which is no data; move it elsewhere")
 
 
 def prepare(
     request: Request,
-    executor: PieceExecutor | None = None,
+    processes: int = 1,
     fetch: Callable[[InputFile, OnRead], Path] = on_this_disk,
     *,
     overwrite: bool = False,
@@ -135,9 +135,9 @@ def prepare(
     """Writes the data folder and returns its manifest.
 
     Everything is made in `OUT.partial`, where an interrupted preparation is continued. The complete
-    folder takes the name OUT, and only then replaces a previous folder. `executor` makes the pieces
-    and ends with the last one; without it this process does, with the same bytes. `extra` may write
-    further files into the folder. `fetch` gets files that are not on this disk.
+    folder takes the name OUT, and only then replaces a previous folder. `processes` make the
+    pieces; any number gives the same bytes. `extra` may write further files into the folder.
+    `fetch` gets files that are not on this disk.
     """
     out = request.out.resolve()
     with WorkFolder(out, request.content, overwrite) as work:
@@ -156,11 +156,10 @@ def prepare(
             contamination=request.contamination,
             strict=request.strict,
         )
-        # A worker that was given up may still write a piece: never among pieces of other content.
         pieces = work.path / "pieces" / f"{request.digest[:16]}-{FORMAT}"
         pieces.mkdir(parents=True, exist_ok=True)
-        executor = executor or Here()
-        with executor, Encoder(settings, executor, pieces, fetch) as encoder:
+        with workers(processes, settings, pieces) as begin:
+            encoder = Encoder(begin, processes + 2, fetch, request.strict)
             encoded, verdicts, chosen = _encode(request, encoder, pieces)
         try:
             manifest = _write(request, encoded, verdicts, chosen, work.path, folder, extra)

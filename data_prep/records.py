@@ -119,7 +119,7 @@ def stored(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]:
     known = {*(chunk.name for chunk in chunks), INDEX, MANIFEST, TOKENIZER}
     return [
         StoredFile(name, size, sha256_of(folder / name))
-        for name, size in sorted((sizes(folder) or {}).items())
+        for name, size in sorted(sizes(folder).items())
         if name not in known
     ]
 

@@ -35,15 +35,14 @@ OURS = ".dualpath"  # marks a folder whose files a command may replace
 
 
 @contextmanager
-def replacing(path: Path, *, shared: bool = False, new_folder: bool = True) -> Iterator[Path]:
+def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """Yields a path beside `path` to write a file to; the file then gets the name `path`.
 
     If the block raises, `path` stays as it was, and the unfinished file is removed. Of several
     writers the last one to finish wins. Unfinished files of killed writers are removed, unless
-    `shared`: locks may not hold between machines. `new_folder` makes a missing folder.
+    `shared`: locks may not hold between machines. A missing folder is made.
     """
-    if new_folder:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     for left in () if shared else unfinished(path):
         with suppress(OSError), _locked(left) as known:  # which fails where its writer lives
             if known:

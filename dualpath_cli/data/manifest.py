@@ -199,7 +199,7 @@ class Manifest:
     def check_sizes(self, folder: str | Path) -> None:
         """Checks presence and sizes. Takes milliseconds, on S3 a listing: chunks are not read."""
         with readable(folder):
-            listing = sizes(folder) or {}
+            listing = sizes(folder)
         for chunk in self.chunks:
             path = f"{folder}/{chunk.name}"
             if chunk.name not in listing:

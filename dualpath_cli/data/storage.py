@@ -30,21 +30,18 @@ def is_remote(location: str | Path) -> bool:
     return str(location).startswith(SCHEME)
 
 
-def sizes(folder: str | Path) -> dict[str, int] | None:
-    """The bytes of every file below a folder by its path in there; None without a folder."""
+def sizes(folder: str | Path) -> dict[str, int]:
+    """The bytes of every file below a folder by its path in there; empty without a folder."""
     if not is_remote(folder):
-        local = Path(folder)
-        if not local.is_dir():
-            return None
-        paths = [path for path in local.rglob("*") if path.is_file()]
-        return {path.relative_to(local).as_posix(): path.stat().st_size for path in paths}
+        paths = [path for path in Path(folder).rglob("*") if path.is_file()]
+        return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     with _s3(str(folder)) as (files, root):
         found = files.find(root, detail=True)
         if not found:  # raises where there is no such bucket
             files.call_s3("list_objects_v2", Bucket=root.partition("/")[0], MaxKeys=1)
     named = {key.removeprefix(f"{root}/"): entry["size"] for key, entry in found.items()}
     # A key that ends with a slash is a folder that some browser made, not a file.
-    return {name: size for name, size in named.items() if not name.endswith("/")} or None
+    return {name: size for name, size in named.items() if not name.endswith("/")}
 
 
 def exists(location: str | Path) -> bool:

@@ -39,8 +39,8 @@ def test_a_folder_on_s3_has_the_sizes_of_the_same_folder_on_a_disk(bucket, tmp_p
     expected = {"a.bin": 2, "val/b.jsonl": 0, "c": 3}
     for same in (folder, "s3://bucket/some/folder", "s3://bucket/some//folder/"):
         assert storage.sizes(same) == expected
-    assert storage.sizes("s3://bucket/some/fold") is None
-    assert storage.sizes(tmp_path / "none") is None
+    assert storage.sizes("s3://bucket/some/fold") == {}
+    assert storage.sizes(tmp_path / "none") == {}
 
 
 def test_more_objects_are_listed_and_deleted_than_one_answer_holds(bucket, monkeypatch):
@@ -48,9 +48,9 @@ def test_more_objects_are_listed_and_deleted_than_one_answer_holds(bucket, monke
     for number in range(8):
         put(bucket, f"many/{number}", b"")
     assert len(bucket.list_objects_v2(Bucket="bucket")["Contents"]) == 3
-    assert len(storage.sizes("s3://bucket/many") or {}) == 8
+    assert len(storage.sizes("s3://bucket/many")) == 8
     storage.delete(f"s3://bucket/many/{number}" for number in range(9))
-    assert storage.sizes("s3://bucket/many") is None
+    assert storage.sizes("s3://bucket/many") == {}
 
 
 def test_a_copy_is_kept_until_the_object_changes(bucket, monkeypatch):

@@ -16,7 +16,6 @@ import pytest
 import zstandard
 
 from data_prep import encoding
-from data_prep.executors import on_this_machine
 from data_prep.prepare import prepare
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.rows import read_rows
@@ -134,10 +133,10 @@ def test_strict_minds_no_fault_beyond_what_is_needed(ask, workers, tmp_path, mon
     rows = [json.dumps({"text": f"document {n} " + "hello " * 20}) for n in range(6)]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows[:3], "no JSON", *rows[3:]]) + "\n")
     few = ask(tmp_path / "a.jsonl", out=tmp_path / "few", strict=True, tokens=10)
-    prepare(few, on_this_machine(workers))
+    prepare(few, workers)
     many = ask(tmp_path / "a.jsonl", strict=True, tokens=10**6)
     with pytest.raises(UserError, match="line 4: not JSON"):
-        prepare(many, on_this_machine(workers))
+        prepare(many, workers)
 
 
 def test_rejected_rows_are_kept_as_they_stand_in_the_file(ask, out, corpus):

@@ -9,8 +9,8 @@ import pytest
 
 from data_prep import encoding
 from data_prep.corpora import InputFile
-from data_prep.executors import Here, on_this_machine
 from data_prep.prepare import prepare
+from data_prep.workers import Batch, Worker
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.rows import OnRead
@@ -104,8 +104,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(ask, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [*many(80), "", *many(9)])
     for workers in (1, 3):
         out = tmp_path / str(workers)
-        asked = ask(path, out=out, duplicates="near", val_fraction=0.1, tokens=900)
-        prepare(asked, on_this_machine(workers))
+        prepare(ask(path, out=out, duplicates="near", val_fraction=0.1, tokens=900), workers)
     assert contents(tmp_path / "1") == contents(tmp_path / "3")
 
 
@@ -123,7 +122,9 @@ def test_a_source_that_changes_while_it_is_read_stops_the_preparation(ask, out, 
     assert not out.exists()
 
 
-def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(ask, tmp_path):
+def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(
+    ask, tmp_path, monkeypatch
+):
     (tmp_path / "texts").mkdir()
     write_jsonl(tmp_path / "texts" / "a.jsonl", TEXTS)
     (tmp_path / "texts" / "b.jsonl.gz").write_bytes(b"not gzip")
@@ -135,33 +136,12 @@ def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(ask, t
     with pytest.raises(KeyboardInterrupt):
         prepare(asked, extra=killed)
 
-    class Idle(Here):
-        def submit(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-            raise AssertionError("a piece is made again")
+    def again(worker: Worker, batch: Batch) -> Path:
+        raise AssertionError("a piece is made again")
 
-    (fault,) = prepare(asked, Idle()).sources[0].faults
+    monkeypatch.setattr(Worker, "make", again)
+    (fault,) = prepare(asked).sources[0].faults
     assert "b.jsonl.gz: cannot be read" in fault
-
-
-def test_a_late_piece_is_not_made_and_a_piece_that_is_there_not_replaced(ask, tmp_path):
-    calls, inodes = [], []
-
-    class Twice(Here):
-        def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
-            calls.append((fn, args))
-            for _ in range(2):
-                future = super().submit(fn, *args, **kwargs)
-                inodes.append(future.result().stat().st_ino)
-            return future
-
-    prepare(ask(["hello"], out=tmp_path / "out"), Twice())
-    assert inodes[0] == inodes[1]
-    # A worker that nobody waits for any more: its folder may have become another preparation's.
-    before = contents(tmp_path)
-    ((make, arguments),) = calls
-    with pytest.raises(UserError, match="does not see"):
-        make(*arguments)
-    assert contents(tmp_path) == before
 
 
 def test_a_weighted_mix_names_the_source_without_text(ask, tmp_path):
