@@ -54,7 +54,7 @@ class Benchmark:
         name = self.name if self.name in NAMES else TEXT
         config = _read(f"{MATH if name.startswith(MATH) else name}.yaml")
         if config.pop("group", None) is not None:
-            config |= next(task for task in config["task"] if task["task"] == name)
+            config |= next(one for one in config["task"] if f"{MATH}_{one['task']}" == name)
         return config
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.mix import EXACT, KEPT, NEAR, Pool, Verdicts, interleave, portions
+from data_prep.mix import EXACT, KEPT, NEAR, Pool, Verdicts, interleave, portions, scramble
 from data_prep.pieces import Piece, PieceCounts
 from data_prep.settings import Preparation, SourceSettings
 from data_prep.text import BANDS
@@ -195,3 +195,10 @@ def test_documents_are_held_out_by_their_ids_alone(tmp_path_factory, corpus, fra
     kept = [int(starts[n] + d) for n in range(len(corpus)) for d in pool.to_write(n)]
     assert held == flat.to_hold_out(0).tolist()
     assert sorted([*held, *kept]) == list(range(starts[-1]))
+
+
+def test_scrambling_gives_the_numbers_that_it_always_gave():
+    """SplitMix64, by which corpora are shuffled and held out: a corpus prepared again is equal."""
+    assert scramble(np.arange(2, dtype=np.uint64), "salt").tolist() == [
+        2794304801140600949, 17766921333146602268,
+    ]  # fmt: skip

@@ -200,7 +200,9 @@ def written_by_hand(prompt: str, count: int) -> str:
 
 
 def test_a_model_writes_what_the_equations_say():
-    assert written(harness(), PROMPTS, most=4) == [written_by_hand(p, 4) for p in PROMPTS]
+    texts = [written_by_hand(prompt, 4) for prompt in PROMPTS]
+    assert written(harness(), PROMPTS, most=4) == texts
+    assert written(harness(intervention=Intervention(loops=1)), PROMPTS, most=4) != texts
 
 
 def test_what_the_model_would_write_is_told():

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks import TaskManager
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.evaluation.benchmarks import NAMES, Benchmark, NoData
+from dualpath_cli.evaluation.benchmarks import NAMES, TASKS, Benchmark, NoData
 from dualpath_cli.evaluation.runner import Asked, ask, write_requests
 from dualpath_cli.evaluation.tasks import olmes
 from dualpath_cli.flops.paper import COMMONSENSE, MATH
@@ -180,6 +182,17 @@ def test_files_may_be_compressed_and_the_prefix_is_its_file_byte_for_byte(tmp_pa
 
 def test_one_file_of_math_serves_its_subsets(tasks):
     assert asked("minerva_math_algebra", tasks).documents == [0, 2]
+
+
+def test_lm_eval_takes_the_subsets_of_math_from_this_file_beside_its_own(monkeypatch):
+    rows = datasets.Dataset.from_list([{"problem": "1?", "solution": "1"}])
+    files = {"train": rows, "test": rows}
+    monkeypatch.setattr(
+        ConfigurableTask, "download", lambda task, options: setattr(task, "dataset", files)
+    )
+    found = TaskManager(include_path=str(TASKS)).load("minerva_math")["tasks"].values()
+    assert [task.config.metadata["paper"] for task in found] == list(MATH)
+    assert {task.config.process_results.__name__ for task in found} == {"gold"}
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,7 @@ def test_the_auxiliary_loss_is_that_of_each_sequence():
     assert loss(x).item() == pytest.approx(expected, rel=1e-12)
     parts = [loss(part).item() for part in x.split(1)]
     assert sum(parts) / 3 == pytest.approx(expected, rel=1e-12)
+    assert torch.autograd.grad(loss(x), ffn.router.weight)[0].abs().max() > SHOWS
     with torch.no_grad():
         ffn.router.weight.zero_()
     assert loss(x).item() == pytest.approx(0.5, rel=1e-12)  # all scores are alike
@@ -232,7 +233,7 @@ def test_impossible_experts_are_refused(changes, problem):
         small(**EXPERTS | changes)
 
 
-def test_training_minimises_it_and_logs_the_loss_without_it():
+def test_training_minimises_the_auxiliary_loss_and_logs_the_loss_without_it():
     module = DualPathModule(
         SMALL, OptimSettings(), [1] * SMALL.vocab_size, [], seed=0, compile_blocks=False
     )

@@ -25,6 +25,7 @@ from dualpath_cli.run.trained import find_run
 from dualpath_cli.spec.config import GROUP_OF, ModelConfig
 from dualpath_cli.training import curve, parallel
 from dualpath_cli.training.checkpoints import Checkpoints
+from dualpath_cli.training.tables import CsvTable
 from tests.training.tiny_run import (
     SEQ_LEN,
     back_to_step,
@@ -303,6 +304,13 @@ def test_kernels_that_sum_are_chosen_by_rule_whatever_a_trainer_sets(monkeypatch
             pytest.raises(Exception, match="True"),
         ):
             part()
+
+
+def test_rows_of_a_step_replace_those_of_this_and_later_steps(tmp_path):
+    table = CsvTable(tmp_path / "validation.csv", ["step", "set"])
+    for step in (0, 2, 4, 2):
+        table.put(step, [{"step": step, "set": name} for name in ("a", "b")])
+    assert table.path.read_text() == "step,set\n0,a\n0,b\n2,a\n2,b\n"
 
 
 SHARDING = "lightning.pytorch.strategies.ModelParallelStrategy"
