@@ -185,8 +185,8 @@ def bucket(endpoint: str, tmp_path: Path) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """A browser, where there is one."""
-    # Not for the whole session: playwright's event loop runs on meanwhile, beside which Dask's
-    # client, of other tests, cannot run one of its own.
+    # Not for the whole session: playwright's event loop runs on meanwhile, beside which other tests
+    # cannot run one of their own.
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     program = shutil.which("chromium")
     if program is None:
