@@ -1,4 +1,4 @@
-"""`dualpath evaluate` from words to files."""
+"""`dualpath evaluate` from words to files, and what compare takes from these."""
 
 import json
 import math
@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import dualpath_cli as dualpath
+from dualpath_cli.base.system import read_csv
 from dualpath_cli.cli.main import main
 from dualpath_cli.evaluation import runner
+from dualpath_cli.evaluation.benchmarks import FOLDER
 from dualpath_cli.evaluation.tables import (
     AGGREGATE,
     ALL,
@@ -112,6 +114,21 @@ def test_ctrl_c_keeps_what_is_finished(run, tasks, tmp_path, monkeypatch):
     words = ["--data", str(tasks), "--out", str(tmp_path), "--tasks", "arc_challenge", "piqa"]
     assert main(["evaluate", "--ckpt_path", str(run), *words]) == 130
     assert list(report(tmp_path / NAME)["results"]) == ["arc_challenge"]
+
+
+def test_compare_joins_the_scores_that_its_runs_have(run, trained, tasks, tmp_path, output_of):
+    other = trained(**merge(CHANGES, {"run": {"name": "other"}, "seed_everything": 2}))
+    for each in (run, other):
+        output_of("evaluate", "--ckpt_path", each, "--tasks", "piqa", "c4", "--data", tasks)
+    said = output_of("compare", run, other, "--out", tmp_path / "compared")
+    rows = read_csv(tmp_path / "compared" / "evaluations.csv")
+    assert [(row["benchmark"], row["metric"], row["documents"]) for row in rows] == 2 * [
+        ("c4", "bits per byte", "32"), ("piqa", "accuracy", "11"), ("piqa", "bits per byte", "11")
+    ]  # fmt: skip
+    results = [report(folder / FOLDER / name)["results"]["c4"]["rolling_bpb,none"]
+               for folder, name in ((run, NAME), (other, "tiny-other-step-00000006"))]  # fmt: skip
+    assert [float(row["score"]) for row in rows[::3]] == results
+    assert f"{mean(results):.4f} ± {stdev(results) / math.sqrt(2):.4f}" in said
 
 
 def test_requests_are_written_without_a_model(tasks, tmp_path, output_of):
