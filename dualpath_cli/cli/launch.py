@@ -64,6 +64,8 @@ def study(words: Words) -> "StudyLaunch":
     run = averaged(run, getattr(line.options, "average", 1))
     options = line.options.read(line.recipe, run)
     settings = _settings(line)
+    if not settings.data.val:
+        raise UserError("the run names no validation set; give one: --data.val.NAME FILE_OR_FOLDER")
     _check_followed(settings.data.val, words.given("data.val", own), run.folder)
     model = line.recipe.get("model", {})
     named = {key: model[key] for key in words.given("model", own) & model.keys()}

@@ -7,11 +7,11 @@ from itertools import chain
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_ranges
+from dualpath_cli.recipe.options import StudyOptions
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import RANDOM as RANDOM_EXPERTS
 from dualpath_cli.spec.intervention import SHUFFLED, Intervention
-from dualpath_cli.study.options import StudyOptions
 from dualpath_cli.study.parts_of_speech import (
     CLASSES,
     FORCED,

@@ -12,11 +12,10 @@ from typing import Self
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.base.system import read_json
-from dualpath_cli.recipe.options import folder_of
+from dualpath_cli.recipe.options import StudyOptions, folder_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run.run_folder import Run
-from dualpath_cli.study.options import StudyOptions
 from dualpath_cli.study.parts_of_speech import check_pipeline
 
 SUMMARY = "summary.json"
