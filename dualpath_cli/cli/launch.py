@@ -62,11 +62,11 @@ def study(words: Words) -> "StudyLaunch":
     layers = [{"data": {"val": {}}}, read_recipe(run.folder), _ELSEWHERE, own]
     line = words.upon(reduce(merge, layers))
     run = averaged(run, getattr(line.options, "average", 1))
-    sets = line.recipe["data"]["val"]
     options = line.options.read(line.recipe, run)
     settings = _settings(line)
-    if line.recipe["data"]["val"] is sets:  # else --sources replaced the sets
-        _check_followed(settings.data.val, words.given("data.val", own), run.folder)
+    if not settings.data.val:
+        raise UserError("the run names no validation set; give one: --data.val.NAME FILE_OR_FOLDER")
+    _check_followed(settings.data.val, words.given("data.val", own), run.folder)
     model = line.recipe.get("model", {})
     named = {key: model[key] for key in words.given("model", own) & model.keys()}
     check_as_trained(run, settings.model, options.own_classes, named)

@@ -12,8 +12,8 @@ RUN = "runs/quickstart/default"
 STEPS = (
     "prepare --source sample --out data/sample",
     "fit --config quickstart",
-    f"ablate --ckpt-path {RUN} --max-tokens 3000",
-    f"routing --ckpt-path {RUN} --max-tokens 3000 --tagger none",
+    f"ablate --ckpt-path {RUN} --data.val_tokens 3000",
+    f"routing --ckpt-path {RUN} --data.val_tokens 3000 --tagger none",
 )
 NEXT = f"""look: {RUN}/routing/step-00000150/index.html
 try:  dualpath fit --config quickstart --run.name wide --model.block wide --model.d_ffn_wide 1824

@@ -120,19 +120,21 @@ def _answer(
     groups: Sequence[Group], rows: Sequence[Difference], left_out: Sequence[str], out: Path
 ) -> list[Path]:
     """Prints the tables, with a line for each run that is left out; writes the files."""
-    from dualpath_cli.compare import figures, tables
-    from dualpath_cli.compare.studies import ablations_of, table_of_classes
+    from dualpath_cli.compare import figures, studies, tables
     from dualpath_cli.report import page
     from dualpath_cli.report.console import plain_console
     from dualpath_cli.report.figures import save
     from dualpath_cli.report.table import markdown, show
 
-    ablations, classes, damaged = ablations_of(groups)
+    ablations, classes, damaged = studies.ablations_of(groups)
+    evaluations, unread = studies.evaluations_of(groups)
     console = plain_console()
-    for line in (left_out := [*left_out, *damaged]):
+    for line in (left_out := [*left_out, *damaged, *unread]):
         console.print(line, highlight=False, soft_wrap=True)
     made = sum(row.tested for row in rows)
-    forced = [table_of_classes(classes)] if classes else []
+    joined = [studies.table_of_classes(classes)] if classes else []
+    scored = [[row for row in evaluations if row["group"] == group.name] for group in groups]
+    joined += [studies.table_of_scores(of_group) for of_group in scored if of_group]
     for group in groups:
         own = [row for row in rows if (row.group, row.measure) == (group.name, group.measures[0])]
         for table in [
@@ -140,7 +142,7 @@ def _answer(
             *tables.tables_of_tests(own, made),
         ]:
             show(console, table)
-    for table in forced:
+    for table in joined:
         show(console, table)
     main = [table for group in groups for table in tables.group_tables(group)]
     first = [t for group in groups for t in tables.group_tables(group, result_first=True)]
@@ -155,6 +157,7 @@ def _answer(
         "runs.csv": format_csv(runs),
         "ablations.csv": format_csv(ablations) if ablations else "",
         "ablation_classes.csv": format_csv(classes) if classes else "",
+        "evaluations.csv": format_csv(evaluations) if evaluations else "",
         "index.html": page.page("Comparison of runs", [
             page.lead(
                 f"Bits per byte of {len({row['run'] for row in runs}):,} runs on validation text, "
@@ -162,7 +165,7 @@ def _answer(
                 f"{'tests of the differences, ' if made else ''}and training curves."
             ),
             page.terms([("note", line) for line in left_out]),
-            page.tables([*first, *tests, *forced]),
+            page.tables([*first, *tests, *joined]),
             page.pictures(drawn, figures.captions(groups)),
         ]),
     }  # fmt: skip

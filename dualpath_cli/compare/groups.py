@@ -76,8 +76,13 @@ class Configuration:
 
     def standard_error(self, measure: str) -> float | None:
         """None for one seed."""
-        values = list(self.scores[measure].values())
-        return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+        return mean_and_error(list(self.scores[measure].values()))[1]
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean over seeds, and its standard error, None for one seed."""
+    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+    return fmean(values), error
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,23 @@
-"""The ablations of a configuration's runs, together: means over its runs."""
+"""The ablations and evaluations of a configuration's runs, together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 from dualpath_cli.base.errors import UserError, of_content
 from dualpath_cli.base.system import read_json, without_nan
-from dualpath_cli.compare.groups import Group
+from dualpath_cli.compare.groups import Configuration, Group, mean_and_error
+from dualpath_cli.compare.runs import TrainedRun
+from dualpath_cli.evaluation.benchmarks import FOLDER, RESULTS
+from dualpath_cli.evaluation.tables import score_table
 from dualpath_cli.report.significance import holm, signed_rank_p
-from dualpath_cli.report.table import Column, Columns, Table
+from dualpath_cli.report.table import Column, Columns, Table, with_error
 from dualpath_cli.study.ablation.options import REPORT
 from dualpath_cli.study.parts_of_speech import CLASSES
 
+T = TypeVar("T")
 Record = dict[str, Any]
 REPORTS = f"ablations/step-*/{REPORT}"  # in a run folder
 
@@ -28,20 +32,43 @@ def ablations_of(groups: Sequence[Group]) -> tuple[list[Record], list[Record], l
     classes: list[Record] = []
     left_out: list[str] = []
     for name, configuration in ((g.name, c) for g in groups for c in g.configurations):
-        reports = []
-        newest = (sorted(run.folder.glob(REPORTS))[-1:] for run in configuration.runs)
-        for path in chain.from_iterable(newest):
-            try:
-                reports.append(_checked(read_json(path)))
-            except UserError as error:
-                left_out.append(f"left out: {error}")
-            except (LookupError, AttributeError, TypeError, ValueError) as error:
-                left_out.append(f"left out: {path}, {of_content(error)}")
+        found = _newest(configuration, REPORTS, _checked, left_out)
+        reports = [report for _, report in found]
         if len(reports) > 1:
             own = {"group": name, "configuration": configuration.name}
             rows += [own | row for row in differences_over_runs([r["rows"] for r in reports])]
             classes += [own | row for row in excess_over_runs([r["excess"] for r in reports])]
     return rows, classes, left_out
+
+
+def evaluations_of(groups: Sequence[Group]) -> tuple[list[Record], list[str]]:
+    """Rows of evaluations.csv, a row a run and score, and a line for each report left out.
+
+    A run has rows if it has a report of its last step by `dualpath evaluate`.
+    """
+    rows: list[Record] = []
+    left_out: list[str] = []
+    for name, configuration in ((g.name, c) for g in groups for c in g.configurations):
+        last = configuration.runs[0].settings.run.steps
+        pattern = f"{FOLDER}/*-step-{last:08d}/{RESULTS}"
+        for run, scores in _newest(configuration, pattern, _scores, left_out):
+            own = {"group": name, "configuration": configuration.name, "seed": run.seed}
+            rows += [own | score for score in scores]
+    return rows, left_out
+
+
+def _newest(
+    configuration: Configuration, pattern: str, read: Callable[[Any], T], left_out: list[str]
+) -> Iterator[tuple[TrainedRun, T]]:
+    """The newest report of each run, as read; a damaged one adds a line to `left_out`."""
+    for run in configuration.runs:
+        for path in sorted(run.folder.glob(pattern))[-1:]:
+            try:
+                yield run, read(read_json(path))
+            except UserError as error:
+                left_out.append(f"left out: {error}")
+            except (LookupError, AttributeError, TypeError, ValueError) as error:
+                left_out.append(f"left out: {path}, {of_content(error)}")
 
 
 def _checked(report: Record) -> Record:
@@ -51,6 +78,18 @@ def _checked(report: Record) -> Record:
     differences_over_runs([report["rows"]] * 2)
     excess_over_runs([report["excess"]] * 2)
     return report
+
+
+def _scores(report: Record) -> list[Record]:
+    """The rows of evaluate's table, of the model as trained."""
+    if (override := report["model"]["intervention"]) != "learned":
+        raise ValueError(f"scored under {override}")
+    return [
+        {"benchmark": name, "metric": metric, "documents": documents, "score": float(score[0])}
+        for name, _, documents, *scores in score_table(report["model"], report).rows
+        for metric, score in zip(("accuracy", "bits per byte"), scores, strict=True)
+        if score is not None
+    ]
 
 
 def table_of_classes(rows: Sequence[Record]) -> Table:
@@ -69,6 +108,23 @@ def table_of_classes(rows: Sequence[Record]) -> Table:
     few = "with fewer than six runs the test cannot give p < 0.05"
     caption = few if any(row["runs"] < 6 for row in rows) else ""
     return Table.of(rows, columns, "excess over random tokens, over runs", caption)
+
+
+def table_of_scores(rows: Sequence[Record]) -> Table:
+    """A row a score, with the mean over seeds of each configuration of a group."""
+    names = list(dict.fromkeys(row["configuration"] for row in rows))
+    found: dict[tuple[Any, ...], dict[str, list[float]]] = {}
+    for row in rows:
+        of_score = found.setdefault((row["benchmark"], row["metric"], row["documents"]), {})
+        of_score.setdefault(row["configuration"], []).append(row["score"])
+    columns = [Column("benchmark"), Column("by"), Column("documents", ",")]
+    columns += [Column(name, with_error(".4f")) for name in names]
+    cells = [
+        [*score, *(mean_and_error(values[name]) if name in values else None for name in names)]
+        for score, values in found.items()
+    ]
+    caption = "± one standard error over seeds, not that of a difference; no tests"
+    return Table(columns, cells, f"{rows[0]['group']}: benchmarks", caption)
 
 
 def differences_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:

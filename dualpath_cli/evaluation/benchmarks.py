@@ -17,6 +17,8 @@ import yaml
 from dualpath_cli.base.errors import UserError
 
 TASKS = Path(__file__).parent / "tasks"
+FOLDER = "evaluations"  # in a run folder, unless --out names another
+RESULTS = "results.json"  # the report, in the folder of a model
 TEXT = "text"  # the task file of the user's texts
 ROLLING = "rolling_bpb"
 """Bits per byte of texts; each window is read after the preceding token, as in OLMES. Windows of

@@ -1,4 +1,4 @@
-"""`dualpath evaluate`: options and checks without slow imports, then models one after another."""
+"""`dualpath evaluate`: options and checks without slow imports, then the model."""
 
 import importlib.util
 import os
@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_ranges
-from dualpath_cli.base.system import format_csv, without_nan, write_text
 from dualpath_cli.base.version import package_versions
 from dualpath_cli.data.documents import split_name, stem
-from dualpath_cli.evaluation.benchmarks import NAMES, PAPER_LIMIT, SUITES, Benchmark, NoData
+from dualpath_cli.evaluation.benchmarks import (
+    FOLDER,
+    NAMES,
+    PAPER_LIMIT,
+    RESULTS,
+    SUITES,
+    Benchmark,
+    NoData,
+)
 from dualpath_cli.recipe.options import Overrides, OwnClasses, Where, folder_of, read_overrides
 from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.run.trained import Trained, find
@@ -22,17 +29,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Where, OwnClasses, Overrides):
-    """Scores models on multiple choice, worked answers and texts, rendered as in OLMES: accuracies
+    """Scores a model on multiple choice, worked answers and texts, rendered as in OLMES: accuracies
     and bits per byte. Needs dualpath[eval].
 
     Texts get rolling_bpb: each window starts after the preceding token; in validate it starts after
     end-of-text.
     """
 
-    ckpt_path: tuple[Place, ...] = ()
-    """One or more: a run folder, a checkpoint inside one, or an exported folder."""
-    out: Place
-    """Folder for the scores."""
+    ckpt_path: Place | None = None
+    """A run folder, a checkpoint inside one, or an exported folder."""
+    out: Place | None = None
+    """Folder for the scores; by default RUN/evaluations, where compare finds them."""
     tasks: tuple[str, ...] = ()
     """Benchmarks, such as piqa,arc_easy, and groups of them: lm, commonsense, math, qa, all. By
     default all, with at most 1,024 documents of each, as in the paper."""
@@ -57,8 +64,10 @@ class Evaluate(Where, OwnClasses, Overrides):
         check_ranges(self, {"window": (2, 1 << 24), "batch_size": (1, 1 << 16)})
         if self.limit != "all":
             check_ranges(self, {"limit": (1, 1 << 40)})
-        if bool(self.ckpt_path) == self.requests:
+        if (self.ckpt_path is not None) == self.requests:
             raise UserError("evaluate needs either --ckpt-path RUN, or --requests alone")
+        if self.requests and self.out is None:
+            raise UserError("--requests needs a folder to write to: --out DIR")
         known = (*SUITES, *NAMES)
         for name in self._named:
             if name not in known:
@@ -94,17 +103,12 @@ class Evaluate(Where, OwnClasses, Overrides):
             return None if self.tasks or self.sources else PAPER_LIMIT
         return None if self.limit == "all" else self.limit
 
-    def subjects(self) -> dict[str, tuple[Place, Trained]]:
-        """The models by name, that of their folder in --out, as given and as found."""
-        change, found = read_overrides(self), {}
-        for path in self.ckpt_path:
-            trained = find(path, own_classes=self.own_classes)
-            run = trained.settings.run
-            name = f"{run.recipe}-{run.name}-step-{trained.run.step:08d}"
-            if name in found:
-                raise UserError(f"two RUNs are called {name}; evaluate them one by one")
-            trained.check(change)
-            found[name] = path, trained
+    def trained(self) -> Trained | None:
+        """The model; None with --requests."""
+        change, found = read_overrides(self), None
+        if self.ckpt_path is not None:
+            found = find(self.ckpt_path, own_classes=self.own_classes)
+            found.check(change)
         if change is not None and change.kv_slots is not None:
             raise UserError(
                 f"{change.name}: evaluate reads a text in one pass, so tokens see each other "
@@ -114,15 +118,15 @@ class Evaluate(Where, OwnClasses, Overrides):
             raise UserError("evaluate needs lm_eval: pip install 'dualpath[eval]'")
         return found
 
-    def facts(self, name: str, path: Place, trained: Trained) -> dict[str, Any]:
+    def facts(self, trained: Trained) -> dict[str, Any]:
         """The section `model` of results.json: the model, and how it was run."""
         from dualpath_cli.kernels.device import device_name
         from dualpath_cli.run.weights import device_of
 
         run, recipe, change = trained.run, trained.settings, read_overrides(self)
         return {
-            "name": name,
-            "path": path,
+            "name": f"{recipe.run.recipe}-{recipe.run.name}-step-{run.step:08d}",
+            "path": trained.path,
             "run": f"{recipe.run.recipe}/{recipe.run.name}",
             "step": run.step,
             "checkpoint": str(run.checkpoint),
@@ -139,7 +143,8 @@ class Evaluate(Where, OwnClasses, Overrides):
 
 
 def run(options: Evaluate) -> str:
-    out, subjects = folder_of("--out", options.out), options.subjects()
+    given = None if options.out is None else folder_of("--out", options.out)
+    trained = options.trained()
     os.environ.setdefault("TQDM_DISABLE", "1")  # this package shows its bars
     asked, skipped = _asked(options)
     from dualpath_cli.evaluation import runner, tables
@@ -148,30 +153,23 @@ def run(options: Evaluate) -> str:
     from dualpath_cli.report.table import show
     from dualpath_cli.run.weights import autocast_of, device_of, load_model
 
-    if options.requests:
-        return "\n".join(str(runner.write_requests(one, out)) for one in asked)
+    if trained is None:
+        assert given is not None
+        return "\n".join(str(runner.write_requests(one, given)) for one in asked)
     console = plain_console()
     for name, reason in skipped.items():
         console.print(f"{name}: left out, {reason}", highlight=False, soft_wrap=True)
-    reports, written = [], []
+    facts = options.facts(trained)
+    folder = (given or trained.run.folder / FOLDER) / facts["name"]
+    model = HarnessModel(
+        load_model(trained, device_of(options.device)), trained.tokenizer(),
+        facts["window"], options.batch_size,
+        read_overrides(options), autocast_of(options.precision),
+    )  # fmt: skip
+    report = runner.run(model, asked, folder, {"model": facts, "skipped": skipped}, console)
     whole = {one.benchmark.name for one in asked if one.whole}
-    for name, (path, trained) in subjects.items():
-        folder, facts = out / name, options.facts(name, path, trained)
-        model = HarnessModel(
-            load_model(trained, device_of(options.device)), trained.tokenizer(),
-            facts["window"], options.batch_size,
-            read_overrides(options), autocast_of(options.precision),
-        )  # fmt: skip
-        report = runner.run(model, asked, folder, {"model": facts, "skipped": skipped}, console)
-        show(console, tables.score_table(facts, report, trained.settings.run.recipe, whole))
-        written.append(str(folder / "results.json"))
-        reports.append(report)
-    if len(reports) > 1:
-        rows = tables.compare(list(subjects), reports)
-        show(console, tables.comparison_table(rows))
-        write_text(out / "comparison.csv", format_csv([without_nan(row) for row in rows]))
-        written.append(str(out / "comparison.csv"))
-    return "\n".join(written)
+    show(console, tables.score_table(facts, report, trained.settings.run.recipe, whole))
+    return str(folder / RESULTS)
 
 
 def _asked(options: Evaluate) -> tuple[list["Asked"], dict[str, str]]:

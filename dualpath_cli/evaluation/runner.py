@@ -23,7 +23,7 @@ from rich.console import Console
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import write_text
 from dualpath_cli.data.documents import parse_source, read_documents
-from dualpath_cli.evaluation.benchmarks import Benchmark, Function, NoData
+from dualpath_cli.evaluation.benchmarks import RESULTS, Benchmark, Function, NoData
 from dualpath_cli.evaluation.harness import HarnessModel
 from dualpath_cli.evaluation.tables import Report, means_of, scores_of
 from dualpath_cli.evaluation.tasks import olmes
@@ -142,7 +142,7 @@ def run(
         lines = [_json(_without(row, "arguments")) + "\n" for row in found["samples"][name]]
         write_text(folder / "samples" / f"{name}.jsonl", "".join(lines))
         results = {**facts, "means": means_of(scores_of(report)), **_without(report, "samples")}
-        write_text(folder / "results.json", _json(results, indent=2) + "\n")
+        write_text(folder / RESULTS, _json(results, indent=2) + "\n")
     return report
 
 

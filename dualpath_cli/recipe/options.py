@@ -1,9 +1,9 @@
 """Options that commands share, and checks of values; imports nothing slow."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, check_path, check_ranges
@@ -59,6 +59,26 @@ class OfRun(OwnClasses, WithRecipe):
 
     def check(self, settings: Settings) -> None:
         """Checks the options that `read` has returned against the settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyOptions(OfRun):
+    """Options of a command that writes its results into the run's folder."""
+
+    out: Place | None = None
+    kind: ClassVar[str]
+    """Kind of the results, and name of their folder in the run folder."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder to write to, once `read` knows the run."""
+        assert self.out is not None
+        return Path(self.out)
+
+    def read(self, recipe: Any, run: Any) -> Self:
+        """Returns the options with the folder to write to, by default RUN/<kind>/step-N."""
+        out = run.folder / self.kind / f"step-{run.step:08d}" if self.out is None else self.out
+        return replace(self, out=str(folder_of("--out", out)))
 
 
 @dataclass(frozen=True, kw_only=True)

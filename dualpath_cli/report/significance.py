@@ -1,65 +1,9 @@
-"""Tests: of a number against a bound, of accuracies, over runs. Torch-free."""
+"""Tests over runs, and their correction for their number. Torch-free."""
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from dualpath_cli.report.bootstrap import LEAST_CLUSTERS, LEAST_KNOWN, Floats
-
 LEVEL = 0.05  # a corrected p-value below this rejects
 POWER = 0.8  # the probability of finding the smallest detectable difference
-
-
-def p_value(values_R: Floats, bound: float, clusters: int) -> float:
-    """Returns the two-sided p-value of a number against a bound by Student's t.
-
-    `values_R` holds the number and 1,000 resampled numbers, (R,), whose spread is the standard
-    error; `clusters` of text were resampled. nan where `bootstrap.interval` gives nan.
-    """
-    from scipy.stats import t
-
-    error = standard_error(values_R, clusters)
-    away = abs(float(values_R[0]) - bound)
-    if error == 0:
-        return 1.0 if away == 0 else 0.0
-    return float(2 * t.sf(away / error, clusters - 1))
-
-
-def standard_error(values_R: Floats, clusters: int) -> float:
-    """Returns the standard error of a number, from the resampled numbers after it in (R,).
-
-    Resamples of n clusters vary too little by the square root of n / (n - 1). A few resamples may
-    have no number; nan where `bootstrap.interval` gives nan.
-    """
-    resampled = values_R[1:][np.isfinite(values_R[1:])]
-    known = len(resampled) >= LEAST_KNOWN * (len(values_R) - 1) and np.isfinite(values_R[0])
-    if clusters < LEAST_CLUSTERS or not known:
-        return float("nan")
-    return float(resampled.std(ddof=1)) * np.sqrt(clusters / (clusters - 1))
-
-
-def detectable(values_R: Floats, clusters: int) -> float:
-    """Returns the smallest true difference that a test at 5 % finds with 80 % power.
-
-    `values_R` and nan are as in `standard_error`.
-    """
-    from scipy.stats import norm
-
-    sizes = norm.ppf(1 - LEVEL / 2) + norm.ppf(POWER)
-    return float(sizes * standard_error(values_R, clusters))
-
-
-def mcnemar_p(better: int, worse: int) -> float:
-    """Returns the exact two-sided p-value of two models being right equally often (McNemar).
-
-    `better` and `worse` count the documents on which only one model is right. Other documents do
-    not count; without such documents p is 1.
-    """
-    from scipy.stats import binomtest
-
-    if better + worse == 0:
-        return 1.0
-    return float(binomtest(better, better + worse).pvalue)
 
 
 def signed_rank_p(differences_N: Sequence[float]) -> float:

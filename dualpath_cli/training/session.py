@@ -231,9 +231,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def validate(session: Session[StudyLaunch]) -> None:
-    """Scores the checkpoint on every validation set; UserError if the run has none."""
-    if not session.launch.settings.data.val:
-        raise UserError("the run names no validation set; give one: --data.val.NAME FILE_OR_FOLDER")
+    """Scores the checkpoint on every validation set."""
     session.trainer.validate(session.module, datamodule=session.datamodule, verbose=False)
     session.show_validation()
     run, data = session.launch.run, session.launch.settings.as_recipe()["data"]

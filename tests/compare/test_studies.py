@@ -1,7 +1,8 @@
-"""Ablations of a configuration's runs, read together by compare."""
+"""Ablations and evaluations of a configuration's runs, read together by compare."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,10 +10,13 @@ from dualpath_cli.compare.groups import Group, groups_of
 from dualpath_cli.compare.runs import find_folders, read_run
 from dualpath_cli.compare.studies import (
     ablations_of,
+    evaluations_of,
     excess_over_runs,
     table_of_classes,
+    table_of_scores,
 )
-from tests.compare.run_folders import write_sweep
+from dualpath_cli.recipe.recipes import merge
+from tests.compare.run_folders import STEPS, write_sweep
 
 EXCESS = {"token_class": "arithmetic", "path": "wide", "source": "gsm8k", "per_forced": 1.25}
 
@@ -77,3 +81,46 @@ def test_the_tests_over_runs_are_corrected_for_their_number():
     # A class that not all runs have is left out.
     assert excess_over_runs([[EXCESS | {"excess": 0.1}], []]) == []
     assert excess_over_runs([[EXCESS | {"excess": 0.1}], [EXCESS | {"excess": None}]]) == []
+
+
+SCORED: dict[str, Any] = {
+    "model": {
+        "name": "m", "window": 64, "batch_size": 2, "precision": "float32",
+        "intervention": "learned",
+    },
+    "n-samples": {"piqa": {"effective": 9}},
+}  # fmt: skip
+
+
+def write_scores(sweep: Path, seed: int, bpb: float, step: int = STEPS, **model: str) -> Path:
+    """A report by `dualpath evaluate` for one of wide's runs."""
+    path = sweep / f"runs/wide/seed_{seed}/evaluations/m-step-{step:08d}/results.json"
+    scores = {"acc_per_char,none": 0.5, "acc_per_char_stderr,none": "N/A",
+              "bpb,none": bpb, "bpb_stderr,none": 0.1}  # fmt: skip
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(merge(SCORED, {"results": {"piqa": scores}, "model": model})))
+    return path
+
+
+def test_the_scores_of_a_configuration_stand_as_mean_and_standard_error(tmp_path):
+    sweep, groups = swept(tmp_path, 3)
+    for seed, bpb in enumerate((1.0, 1.5, 2.0)):
+        write_scores(sweep, seed, bpb)
+    rows, left_out = evaluations_of(groups)
+    assert left_out == []
+    assert [row["score"] for row in rows] == [0.5, 1.0, 0.5, 1.5, 0.5, 2.0]
+    cells = [[cell.text for cell in row] for row in table_of_scores(rows).cells()]
+    assert cells == [
+        ["piqa", "accuracy", "9", "0.5000 ± 0.0000"],
+        ["piqa", "bits per byte", "9", "1.5000 ± 0.2887"],
+    ]
+
+
+def test_scores_of_other_steps_or_under_an_override_are_not_joined(tmp_path):
+    sweep, groups = swept(tmp_path, 3)
+    write_scores(sweep, 0, 1.0)
+    write_scores(sweep, 1, 1.5, step=STEPS - 10)
+    forced = write_scores(sweep, 2, 2.0, intervention="K=1")
+    rows, left_out = evaluations_of(groups)
+    assert {row["seed"] for row in rows} == {0}
+    assert left_out == [f"left out: {forced}, scored under K=1"]

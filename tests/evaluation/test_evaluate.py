@@ -1,23 +1,22 @@
-"""`dualpath evaluate` from words to files: what is written and compared."""
+"""`dualpath evaluate` from words to files, and what compare takes from these."""
 
-import csv
 import json
 import math
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import dualpath_cli as dualpath
+from dualpath_cli.base.system import read_csv
 from dualpath_cli.cli.main import main
 from dualpath_cli.evaluation import runner
+from dualpath_cli.evaluation.benchmarks import FOLDER
 from dualpath_cli.evaluation.tables import (
     AGGREGATE,
     ALL,
-    compare,
     means_of,
     paper_scores,
     score_table,
@@ -25,7 +24,6 @@ from dualpath_cli.evaluation.tables import (
 from dualpath_cli.flops import paper
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.recipe.recipes import merge
-from dualpath_cli.report.significance import holm
 from tests.evaluation.conftest import CHANGES, NAME
 from tests.study.conftest import model_of
 
@@ -118,19 +116,19 @@ def test_ctrl_c_keeps_what_is_finished(run, tasks, tmp_path, monkeypatch):
     assert list(report(tmp_path / NAME)["results"]) == ["arc_challenge"]
 
 
-def test_several_runs_are_paired_with_the_first(run, trained, tasks, tmp_path, output_of):
+def test_compare_joins_the_scores_that_its_runs_have(run, trained, tasks, tmp_path, output_of):
     other = trained(**merge(CHANGES, {"run": {"name": "other"}, "seed_everything": 2}))
-    words = ("--tasks", "piqa", "c4", "--data", tasks, "--out", tmp_path)
-    assert f"to {NAME}, 3 tests" in output_of("evaluate", "--ckpt_path", run, other, *words)
-    rows = list(csv.DictReader((tmp_path / "comparison.csv").open()))
-    assert [(row["task"], row["metric"], row["test"]) for row in rows] == [
-        ("c4", "rolling_bpb", "t"), ("piqa", "acc_per_char", "McNemar"), ("piqa", "bpb", "t")
+    for each in (run, other):
+        output_of("evaluate", "--ckpt_path", each, "--tasks", "piqa", "c4", "--data", tasks)
+    said = output_of("compare", run, other, "--out", tmp_path / "compared")
+    rows = read_csv(tmp_path / "compared" / "evaluations.csv")
+    assert [(row["benchmark"], row["metric"], row["documents"]) for row in rows] == 2 * [
+        ("c4", "bits per byte", "32"), ("piqa", "accuracy", "11"), ("piqa", "bits per byte", "11")
     ]  # fmt: skip
-    values = [report(tmp_path / name)["results"]["c4"]["rolling_bpb,none"]
-              for name in (NAME, "tiny-other-step-00000006")]  # fmt: skip
-    assert float(rows[0]["difference"]) == pytest.approx(values[1] - values[0])
-    counts = [sum(int(row[name]) for name in ("better", "worse", "ties")) for row in rows]
-    assert counts == [32, 11, 11]
+    results = [report(folder / FOLDER / name)["results"]["c4"]["rolling_bpb,none"]
+               for folder, name in ((run, NAME), (other, "tiny-other-step-00000006"))]  # fmt: skip
+    assert [float(row["score"]) for row in rows[::3]] == results
+    assert f"{mean(results):.4f} ± {stdev(results) / math.sqrt(2):.4f}" in said
 
 
 def test_requests_are_written_without_a_model(tasks, tmp_path, output_of):
@@ -157,61 +155,7 @@ def test_a_text_has_two_numbers_which_are_one_within_a_window(trained, tmp_path,
         assert near == (name == "short")
 
 
-# Several models, and the paper's
-
-
-def reported(task: str, rows: list[dict[str, Any]], **scores: float) -> dict[str, Any]:
-    results = {f"{name},none": value for name, value in scores.items()}
-    samples = [{"doc_id": doc, **row} for doc, row in enumerate(rows)]
-    return {"results": {task: results}, "samples": {task: samples}}
-
-
-def choices(accuracies: list[int], bpbs: list[float]) -> dict[str, Any]:
-    pairs = zip(accuracies, bpbs, strict=True)
-    rows = [{"acc_per_char": accuracy, "bpb": bpb} for accuracy, bpb in pairs]
-    return reported("piqa", rows, acc_per_char=0.0, bpb=0.0)
-
-
-def texts(nats: list[float], sizes: list[int]) -> dict[str, Any]:
-    rows = [{"rolling_bpb": (-n, size)} for n, size in zip(nats, sizes, strict=True)]
-    return reported("c4", rows, rolling_bpb=sum(nats) / math.log(2) / sum(sizes))
-
-
-def test_documents_are_paired_and_ties_counted():
-    one = choices([1, 0, 1, 0, 1, 1] * 3, [1.0] * 18)
-    other = choices([1, 1, 1, 0, 0, 1] * 2 + [1, 1, 1, 1, 1, 1], [1.0, 0.5, 2.0, 0.5, 1.0, 0.5] * 3)
-    accuracy, bpb = compare(["a", "b"], [one, other])
-    assert (accuracy["better"], accuracy["worse"], accuracy["ties"]) == (4, 2, 12)
-    assert accuracy["difference"] == pytest.approx(2 / 18)
-    assert accuracy["p"] == pytest.approx(0.6875)
-    assert (bpb["metric"], bpb["better"], bpb["worse"], bpb["ties"]) == ("bpb", 9, 3, 6)
-    assert (bpb["test"], accuracy["test"]) == ("t", "McNemar")
-    assert [accuracy["p_holm"], bpb["p_holm"]] == holm([accuracy["p"], bpb["p"]])
-
-
-def test_the_interval_and_what_is_detectable_are_those_of_the_mean_of_differences():
-    """1.96 and 2.80 standard errors of 400 differences, as the bootstrap finds them."""
-    draw = np.random.default_rng(0)
-    before, change = draw.normal(1, 0.2, 400), draw.normal(0.01, 0.1, 400)
-    (_, row) = compare(["a", "b"], [choices([1] * 400, list(before)),
-                                    choices([1] * 400, list(before + change))])  # fmt: skip
-    error = change.std(ddof=1) / 20
-    assert row["difference"] == pytest.approx(change.mean())
-    assert row["high"] - row["low"] == pytest.approx(2 * 1.96 * error, rel=0.1)
-    assert row["detectable"] == pytest.approx(2.80 * error, rel=0.1)
-
-
-def test_texts_differ_by_the_bits_of_all_their_bytes():
-    sizes = [10, 200, 30] * 5
-    one, other = texts([5.0, 90.0, 20.0] * 5, sizes), texts([6.0, 80.0, 20.0] * 5, sizes)
-    (row,) = compare(["a", "b"], [one, other])
-    expected = (106 - 115) / math.log(2) / 240
-    assert row["difference"] == pytest.approx(expected)
-    before, after = (report["results"]["c4"]["rolling_bpb,none"] for report in (one, other))
-    assert row["difference"] == pytest.approx(after - before)
-    assert row["value"] == after
-    assert row["low"] < expected < row["high"]
-    assert (row["better"], row["worse"], row["ties"]) == (5, 5, 5)
+# Beside the paper's
 
 
 @pytest.mark.parametrize("budget", paper.BUDGETS)
@@ -230,8 +174,10 @@ def test_means_are_those_of_the_paper(budget):
 
 def test_beside_the_scores_of_a_model_of_the_paper_stand_the_papers():
     scores = {"acc_per_char": 0.25, "acc_per_char_stderr": 0.1, "bpb": 1.5, "bpb_stderr": 0.2}
-    found = reported("arc_challenge", [{}] * 4, **scores)
-    found["n-samples"] = {"arc_challenge": {"effective": 4}}
+    found = {
+        "results": {"arc_challenge": {f"{name},none": value for name, value in scores.items()}},
+        "n-samples": {"arc_challenge": {"effective": 4}},
+    }
     model = {"name": "m", "window": 8, "batch_size": 2, "precision": "float32"}
     (row,) = score_table(model, found, "f80m_a50_k4", {"arc_challenge"}).rows
     assert row[-2:] == [0.4170, 0.7983]

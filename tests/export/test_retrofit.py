@@ -109,7 +109,7 @@ def test_a_retrofitted_folder_is_a_run_and_says_where_it_is_from(
     val = texts / "val.jsonl"
     losses = [
         output_of("validate", "--ckpt_path", out, "--data.val.text", val),
-        output_of("ablate", "--ckpt_path", out, "--sources", f"text={val}"),
+        output_of("ablate", "--ckpt_path", out, "--data.val.text", val),
     ]
     assert all("│" in loss for loss in losses)
     assert "g_d" in output_of("routing", "--ckpt_path", out, "--text", "a b", "--tagger", "none")

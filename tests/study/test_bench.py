@@ -30,9 +30,8 @@ def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
         validated.update(module.val_results)
 
     monkeypatch.setattr(DualPathModule, "on_validation_epoch_end", published)
-    words = ["--ckpt_path", str(run), "--data.val_tokens", "100"]
-    assert main(["validate", *words, "--data.val", json.dumps(paths)]) == 0
-    words += ["--sources", *(f"{name}={path}" for name, path in paths.items())]
+    words = ["--ckpt_path", str(run), "--data.val_tokens", "100", "--data.val", json.dumps(paths)]
+    assert main(["validate", *words]) == 0
     out = tmp_path / "out"
     words += ["--out", str(out)]
     assert main(["ablate", *words, "--loops", "3"]) == 0
@@ -75,7 +74,7 @@ def by_one_and_two(
 def test_two_processes_score_what_one_scores(strategy, run, tmp_path):
     # An odd number of windows: one process scores a batch of padding.
     suites = ["--suite", "paper", "halting", "skip", "kv-slots"]
-    words = [*suites, "--loops", "1,2,3", "--max_tokens", "130"]
+    words = [*suites, "--loops", "1,2,3", "--data.val_tokens", "130"]
     folders = by_one_and_two("ablate", run, words, strategy, tmp_path)
     one, two = (json.loads((folder / "ablations.json").read_text()) for folder in folders)
     assert one["sources"] == two["sources"]
@@ -98,7 +97,7 @@ def test_two_processes_read_what_one_reads(strategy, trained, tmp_path):
     # As many documents as an interval takes, one window each.
     words = ("hell the " * n for n in (20, 4, 2, *[1] * 8))
     text.write_text("".join(json.dumps({"text": line}) + "\n" for line in words))
-    words = ["--sources", str(text), "--tagger", "none"]
+    words = ["--data.val", f"{{text: {text}}}", "--tagger", "none"]
     one, two = by_one_and_two("routing", run, words, strategy, tmp_path)
     expected, read = rows_of(one), rows_of(two)
     assert np.bincount(expected["sequence"]).tolist() == [100, 20, 10, *[5] * 8]

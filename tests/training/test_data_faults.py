@@ -112,7 +112,7 @@ def test_a_damaged_validation_folder_is_refused(
     words = {
         "fit": ["--config", str(tmp_path / "recipe.yaml"), "--data.val.packed", str(data)],
         "validate": ["--ckpt_path", str(run), "--data.val.packed", str(data)],
-        "ablate": ["--ckpt_path", str(run), "--sources", f"packed={data}"],
+        "ablate": ["--ckpt_path", str(run), "--data.val.packed", str(data)],
     }[command]
     one_line(said(command, *words), message)
 

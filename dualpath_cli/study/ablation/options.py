@@ -7,11 +7,11 @@ from itertools import chain
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_ranges
+from dualpath_cli.recipe.options import StudyOptions
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import RANDOM as RANDOM_EXPERTS
 from dualpath_cli.spec.intervention import SHUFFLED, Intervention
-from dualpath_cli.study.options import Texts
 from dualpath_cli.study.parts_of_speech import (
     CLASSES,
     FORCED,
@@ -46,9 +46,10 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ablate(Texts):
+class Ablate(StudyOptions):
     """Scores a run's model with forced loops, overridden gates or halting, by layer or by class of
-    token. Each score is paired with the learned router's on identical tokens.
+    token. Each score is paired with the learned router's on identical tokens of the validation
+    sets; --data.val '{NAME: PATH}' gives others, --data.val_tokens N fewer tokens.
     """
 
     suite: tuple[str, ...] = ()

@@ -12,11 +12,10 @@ from typing import Self
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.base.system import read_json
-from dualpath_cli.recipe.options import folder_of
+from dualpath_cli.recipe.options import StudyOptions, folder_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run.run_folder import Run
-from dualpath_cli.study.options import Texts
 from dualpath_cli.study.parts_of_speech import check_pipeline
 
 SUMMARY = "summary.json"
@@ -25,9 +24,10 @@ TEXT = "text"  # the name of --text as a source
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoutingOptions(Texts):
-    """Reads what a run's gates do token by token: a page to look at any text, three figures
-    and their numbers; --text prints one text in the terminal.
+class RoutingOptions(StudyOptions):
+    """Reads what a run's gates do token by token on its validation sets: a page to look at any
+    text, three figures and their numbers; --text prints one text in the terminal. --data.val
+    '{NAME: PATH}' gives other texts, --data.val_tokens N fewer tokens.
     """
 
     text: str | None = None
@@ -50,9 +50,8 @@ class RoutingOptions(Texts):
     def __post_init__(self) -> None:
         check_ranges(self, {"sequences": (1, 1 << 24)})
         if self.text is not None:
-            for name in ("sources", "max_tokens", "examples"):
-                if getattr(self, name) != getattr(RoutingOptions, name):
-                    raise ValueError(f"{name} goes with sources, not with --text")
+            if self.examples:
+                raise ValueError("examples goes with validation sets, not with --text")
             if not self.text.strip():
                 raise ValueError("text is empty")
 

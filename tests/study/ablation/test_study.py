@@ -300,14 +300,14 @@ def test_the_command_writes_every_row_of_every_suite(whole, texts):
         assert written["low"] <= written["difference"] <= written["high"]
 
 
-def test_named_sources_a_token_limit_and_a_folder_can_be_given(run, texts, tmp_path):
+def test_texts_a_token_limit_and_a_folder_can_be_given(run, texts, tmp_path):
     out = tmp_path / "tables"
-    words = ["ablate", "--ckpt_path", str(run), "--max-tokens", "0.02K", "--out", str(out)]
+    words = ["ablate", "--ckpt_path", str(run), "--data.val_tokens", "0.02K", "--out", str(out)]
     words += ["--loops", "1"]
     (tmp_path / "one.txt").write_text("h")
-    named, one = f"a={texts / 'train.jsonl'}", str(tmp_path / "one.txt")
-    assert main([*words, "--sources", one]) == 0
-    assert main([*words, "--sources", named, one]) == 0
+    one = f"one: {tmp_path / 'one.txt'}"
+    assert main([*words, "--data.val", f"{{{one}}}"]) == 0
+    assert main([*words, "--data.val", f"{{a: {texts / 'train.jsonl'}, {one}}}"]) == 0
     assert not (run / "ablations").exists()
     report, rows = table_of(out)
     tokens = {name: source["tokens"] for name, source in report["sources"].items()}
@@ -386,11 +386,12 @@ def test_what_is_finished_and_whole_is_not_scored_again(short, texts, tmp_path, 
     assert rows == table_of(short.folder)[1]
     # The same text elsewhere is the same, more rows are new alone, another text is.
     copy = Path(shutil.copy(texts / "val.jsonl", tmp_path / "held_out.jsonl"))
-    assert scored("--loops", "1-3", "--seeds", "2", "--sources", str(copy)) == ["K=3", "shuffled:1"]
+    other = ("--data.val.held_out", str(copy))
+    assert scored("--loops", "1-3", "--seeds", "2", *other) == ["K=3", "shuffled:1"]
     assert [row["intervention"] for row in rows][1:4] == ["K=1", "K=2", "K=3"]
     copy.write_text(copy.read_text().replace("shell", "cells"))
-    assert scored("--loops", "1-2", "--sources", str(copy)) == SHORT
-    assert scored("--loops", "1-2", "--max_tokens", "20") == SHORT
+    assert scored("--loops", "1-2", *other) == SHORT
+    assert scored("--loops", "1-2", "--data.val_tokens", "20") == SHORT
     assert not list(run.rglob("*.partial"))
     for path in (run / "ablations").rglob("*.npz"):
         path.write_bytes(path.read_bytes()[:40])

@@ -44,11 +44,11 @@ def routing(run: Path, *words: str) -> Path:
 @pytest.fixture(scope="session")
 def whole(studied: Study, texts: Path) -> Studied:
     """Everything of two sources."""
-    return studied("routing", "--sequences", "2", "--sources", *sources_of(texts), drawn=True)
+    return studied("routing", "--sequences", "2", *sources_of(texts), drawn=True)
 
 
 def sources_of(texts: Path) -> list[str]:
-    return [f"a={texts / 'val.jsonl'}", f"b={texts / 'train.jsonl'}"]
+    return ["--data.val", f"{{a: {texts / 'val.jsonl'}, b: {texts / 'train.jsonl'}}}"]
 
 
 def summary_of(folder: Path) -> dict:
@@ -180,8 +180,7 @@ def test_without_a_tagger_there_are_no_parts_of_speech_and_chosen_sequences_come
 
 
 def test_what_is_done_is_not_read_again(run, texts, by_letter, forwards, capsys):
-    words = ["--sources", *sources_of(texts), "--no_costs", "--sequences", "2"]
-    words += ["--max_tokens", "100"]
+    words = [*sources_of(texts), "--no_costs", "--sequences", "2", "--data.val_tokens", "100"]
     complete = routing(run, *words, "--out", str(run / "complete"))
     batches = len(forwards.names)
     out = ["--out", str(run / "parts")]
@@ -249,7 +248,8 @@ def test_a_text_is_printed_with_its_deep_shares(run, capsys):
 def test_the_page_of_a_text_is_that_of_a_source_with_it_alone(run, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("hell the")
     words = ["--tagger", "none"]
-    study = [*words, "--sources", f"text={tmp_path / 'text.txt'}", "--out", str(tmp_path / "study")]
+    study = [*words, "--data.val", f"{{text: {tmp_path / 'text.txt'}}}"]
+    study += ["--out", str(tmp_path / "study")]
     assert main(["routing", "--ckpt_path", str(run), *study]) == 0
     capsys.readouterr()
     text = [*words, "--text", "hell the", "--out"]
