@@ -26,6 +26,7 @@ from dualpath_cli.flops.plan import (
     plan,
     saved_by_block,
 )
+from dualpath_cli.flops.shapes import numbers
 from dualpath_cli.model import DualPathLM, loss
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import LayerPass
@@ -75,6 +76,10 @@ def test_a_step_held_on_a_gpu_what_is_planned(name):
     cluster = Cluster(micro_batch=int(micro_batch.split()[1]), checkpointing=checkpointing)
     planned = plan(OF_RECIPE[recipe], "ddp", cluster)
     assert planned.peak / 1e9 == pytest.approx(STEPS[name]["peak, GB"], rel=0.03)
+
+
+def test_rows_are_padded_to_a_multiple_of_the_devices():
+    assert numbers([(768, 4), (3,)], 1024) == 1024 * 4 + 1024
 
 
 def test_the_speed_by_the_name_of_a_card_is_what_it_sustained():
