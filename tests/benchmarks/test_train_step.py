@@ -39,3 +39,4 @@ def test_steps_of_a_model_and_of_a_llama_change_every_parameter(llama_layers):
     before = [parameter.detach().clone() for parameter in step.model.parameters()]
     assert len(in_turns({"": timed(step)}, rounds=2, warm_up=0)[""]) == 2
     assert not any(map(torch.equal, before, step.model.parameters()))
+    assert step.tokens_per_step == 2 * SHAPE.max_seq_len

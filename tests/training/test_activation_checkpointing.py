@@ -4,10 +4,12 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
@@ -17,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM, RoutingTrace
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
-from dualpath_cli.training.parallel import checkpoint_block
+from dualpath_cli.training.parallel import build_model, checkpoint_block
 from tests.model.small_models import (
     ALL_KINDS,
     EXACT,
@@ -212,3 +214,25 @@ def test_selective_computes_no_product_and_no_attention_twice(count, caplog):
     assert selective["other"] > plain["other"], "something is computed again"
     if count is executed:
         assert executed("full")["attention"] == 2 * plain["attention"]
+
+
+def test_kernels_that_sum_are_chosen_by_rule_whatever_a_trainer_sets(monkeypatch):
+    class Chosen(Exception):
+        """Ends a compilation at its kernels, which would take a minute."""
+
+    def codegen(graph: object) -> None:
+        raise Chosen(torch._inductor.config.deterministic)
+
+    monkeypatch.setattr(torch._inductor.graph.GraphLowering, "codegen", codegen)
+    with torch.device("cpu"):
+        config = ModelConfig(n_layers=1, d_ffn=64, d_ffn_wide=64)
+        model = build_model(config, seed=0, compile_blocks=True)
+    Trainer(logger=False, accelerator="cpu")  # which calls use_deterministic_algorithms(False)
+    tokens = torch.arange(8)[None]
+    loss = partial(model.loss, model.embed(tokens), model.head.weight, tokens)
+    for part in (partial(model, tokens), loss):
+        with (
+            torch._inductor.config.patch(fx_graph_cache=False),
+            pytest.raises(Exception, match="True"),
+        ):
+            part()

@@ -6,13 +6,12 @@ import re
 import shutil
 import signal
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
@@ -22,7 +21,7 @@ from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.report import figures
 from dualpath_cli.run.run_folder import check_free, complete_checkpoints, newest_checkpoint, step_of
 from dualpath_cli.run.trained import find_run
-from dualpath_cli.spec.config import GROUP_OF, ModelConfig
+from dualpath_cli.spec.config import GROUP_OF
 from dualpath_cli.training import curve, parallel
 from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.tables import CsvTable
@@ -282,28 +281,6 @@ def test_where_compiling_fails_the_run_says_so_once_and_goes_on(fit, monkeypatch
     parallel.can_compile.cache_clear()
     assert len(rows(run / "metrics.csv")) == 6
     assert capsys.readouterr().out.count("(No working C++ compiler found)\n") == 1
-
-
-def test_kernels_that_sum_are_chosen_by_rule_whatever_a_trainer_sets(monkeypatch):
-    class Chosen(Exception):
-        """Ends a compilation at its kernels, which would take a minute."""
-
-    def codegen(graph: object) -> None:
-        raise Chosen(torch._inductor.config.deterministic)
-
-    monkeypatch.setattr(torch._inductor.graph.GraphLowering, "codegen", codegen)
-    with torch.device("cpu"):
-        config = ModelConfig(n_layers=1, d_ffn=64, d_ffn_wide=64)
-        model = parallel.build_model(config, seed=0, compile_blocks=True)
-    Trainer(logger=False, accelerator="cpu")  # which calls use_deterministic_algorithms(False)
-    tokens = torch.arange(8)[None]
-    loss = partial(model.loss, model.embed(tokens), model.head.weight, tokens)
-    for part in (partial(model, tokens), loss):
-        with (
-            torch._inductor.config.patch(fx_graph_cache=False),
-            pytest.raises(Exception, match="True"),
-        ):
-            part()
 
 
 def test_rows_of_a_step_replace_those_of_this_and_later_steps(tmp_path):
