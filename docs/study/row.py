@@ -4,8 +4,8 @@ python docs/study/row.py keep runs/row       # scores into row.csv, small files 
 python docs/study/row.py restore runs/row    # before the declared commands, on another machine
 python docs/study/row.py bends a50_k1:expanded_k2   # what stands beside a p, once all runs are in
 
-No score is printed but by `bends`. A kept run has no checkpoints; `sweep` and `compare` take it as
-finished.
+`--study row_256` does the same for docs/study/row_256.md and its files. No score is printed but by
+`bends`. A kept run has no checkpoints; `sweep` and `compare` take it as finished.
 """
 
 import argparse
@@ -15,28 +15,40 @@ import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dualpath_cli.compare.rates import Floats, lowest
 
-STUDY = Path(__file__).parent
-TABLE, ARCHIVE = STUDY / "row.csv", STUDY / "row.tar.xz"
 SETS = ("novels", "peps", "rust_rfcs", "gsm8k")
 FILES = ("recipe.yaml", "versions.json", "metrics.csv", "validation.csv", "routing.csv")
-LAST = "1500"
-"""The step of the scores."""
-FEWEST, DESIGNS = 8, 10_000
-"""Seeds below which nothing is tested; simulated designs."""
+DESIGNS = 10_000
+"""Those that `bends` simulates."""
 
 
-def rows_of(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The folder and the row of each finished run, by sweep, arm with rate, and seed."""
+class Study(NamedTuple):
+    last: str
+    """The step of the scores."""
+    fewest: int
+    """Seeds below which nothing is tested."""
+    table: Path
+    archive: Path
+
+
+STUDIES = {
+    name: Study(last, fewest, Path(__file__).with_name(f"{name}.csv"),
+                Path(__file__).with_name(f"{name}.tar.xz"))
+    for name, last, fewest in (("row", "1500", 8), ("row_256", "1600", 4))
+}  # fmt: skip
+
+
+def rows_of(folder: Path, step: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The folder and the row of each run with scores at `step`, by sweep, arm, rate and seed."""
     for run in sorted(folder.glob("*/runs/*/seed_*")):
         path = run / "validation.csv"
         with path.open(encoding="utf-8") if path.exists() else io.StringIO() as file:
-            last = {row["set"]: row for row in csv.DictReader(file) if row["step"] == LAST}
+            last = {row["set"]: row for row in csv.DictReader(file) if row["step"] == step}
         if last.keys() == set(SETS):
             arm, _, rate = run.parent.name.replace("-lr_", " ").partition(" ")
             facts = json.loads((run / "versions.json").read_text(encoding="utf-8"))
@@ -54,19 +66,23 @@ def cpu() -> str:
     return " ".join([lines["model name"].strip(": "), *sorted(flags)])
 
 
-def keep(folder: Path) -> None:
-    before = list(csv.DictReader(TABLE.open(encoding="utf-8"))) if TABLE.exists() else []
-    known = {(row["sweep"], row["arm"], row["rate"], row["seed"]): row for row in before}
-    found, here = dict(rows_of(folder)), cpu()
+def read(table: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(table.open(encoding="utf-8"))) if table.exists() else []
+
+
+def keep(study: Study, folder: Path) -> None:
+    known = {(row["sweep"], row["arm"], row["rate"], row["seed"]): row
+             for row in read(study.table)}  # fmt: skip
+    found, here = dict(rows_of(folder, study.last)), cpu()
     for row in found.values():
         key = (row["sweep"], row["arm"], row["rate"], row["seed"])
         known.setdefault(key, row | {"cpu": here})
     rows = [known[key] for key in sorted(known, key=lambda key: (*key[:3], int(key[3])))]
-    with TABLE.open("w", encoding="utf-8", newline="") as file:
+    with study.table.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    with tarfile.open(ARCHIVE, "w:xz") as archive:
+    with tarfile.open(study.archive, "w:xz") as archive:
         paths = [run / name for run in found for name in FILES]
         paths += folder.glob("*/sweep.yaml")
         for path in sorted([path for path in paths if path.exists()]):
@@ -75,18 +91,18 @@ def keep(folder: Path) -> None:
             info.uname = info.gname = ""
             with path.open("rb") as content:
                 archive.addfile(info, content)
-    print(f"{len(rows)} runs in {TABLE}, {len(found)} in {ARCHIVE}")
+    print(f"{len(rows)} runs in {study.table}, {len(found)} in {study.archive}")
 
 
-def restore(folder: Path) -> None:
-    with tarfile.open(ARCHIVE) as archive:
+def restore(study: Study, folder: Path) -> None:
+    with tarfile.open(study.archive) as archive:
         archive.extractall(folder, filter="data")
 
 
-def scores_of(arm: str, rows: list[dict[str, str]]) -> tuple[Floats, Floats]:
+def scores_of(arm: str, rows: list[dict[str, str]], fewest: int) -> tuple[Floats, Floats]:
     """Log rates (K,), and the scores of an arm in bits per byte by seed and rate, (N, K).
 
-    Raises SystemExit unless each rate has the same seeds, at least as many as are tested.
+    Raises SystemExit unless each rate has the same seeds, at least `fewest`.
     """
     found = {
         (float(row["rate"]), int(row["seed"])): np.mean([float(row[name]) for name in SETS])
@@ -94,7 +110,7 @@ def scores_of(arm: str, rows: list[dict[str, str]]) -> tuple[Floats, Floats]:
         if row["arm"] == arm and not row["sweep"].startswith("pilot")
     }
     rates, seeds = sorted({rate for rate, _ in found}), sorted({seed for _, seed in found})
-    if len(seeds) < FEWEST or len(found) != len(rates) * len(seeds):
+    if len(seeds) < fewest or len(found) != len(rates) * len(seeds):
         raise SystemExit(
             f"{arm} has {len(found)} runs of {len(rates)} rates and {len(seeds)} seeds"
         )
@@ -127,23 +143,24 @@ def share_as_large(ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats]) -
     return {"difference": difference, "error of a mean": float(error), "share": share}
 
 
-def bends(pair: str) -> None:
+def bends(study: Study, pair: str) -> None:
     """Prints what the declaration sets beside the p of a pair."""
-    rows = list(csv.DictReader(TABLE.open(encoding="utf-8")))
-    ours, theirs = (scores_of(arm, rows) for arm in pair.split(":"))
+    ours, theirs = (scores_of(arm, read(study.table), study.fewest) for arm in pair.split(":"))
     for name, value in share_as_large(ours, theirs).items():
         print(f"{name}: {value:.4f}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Keeps, restores or judges the runs of row.md.")
+    parser = argparse.ArgumentParser(description="Keeps, restores or judges the runs of a study.")
     parser.add_argument("task", choices=["keep", "restore", "bends"])
     parser.add_argument("what", help="Folder of the study's sweeps; of `bends`, ARM:BASELINE.")
+    parser.add_argument("--study", choices=STUDIES, default="row", help="Its page.")
     given = parser.parse_args()
+    study = STUDIES[given.study]
     if given.task == "bends":
-        bends(given.what)
+        bends(study, given.what)
     else:
-        {"keep": keep, "restore": restore}[given.task](Path(given.what))
+        {"keep": keep, "restore": restore}[given.task](study, Path(given.what))
 
 
 if __name__ == "__main__":

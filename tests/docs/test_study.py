@@ -79,20 +79,26 @@ def test_each_run_began_after_its_commit_which_has_todays_declaration(study):
 
 
 @whole_clone
-def test_runs_in_a_row_are_of_the_declared_seeds_and_began_after_their_declaration(study):
-    page = (PAGE.parent / "study" / "row.md").read_text(encoding="utf-8")
-    rows = study.read("row.csv")
+@pytest.mark.parametrize(
+    ("name", "seeds", "units"),
+    [("row", range(14, 28), "bf16"), ("row_256", range(8), "NVIDIA H")],
+)
+def test_runs_in_a_row_are_of_the_declared_seeds_and_began_after_their_declaration(
+    name, seeds, units, study
+):
+    page = (PAGE.parent / "study" / f"{name}.md").read_text(encoding="utf-8")
+    rows = study.read(f"{name}.csv")
     keys = [tuple(row[key] for key in ("sweep", "arm", "rate", "seed")) for row in rows]
     assert len(keys) == len(set(keys))
     for row in rows:
         pilot = row["sweep"].startswith("pilot_")
-        assert int(row["seed"]) in (range(2) if pilot else range(14, 28))
-        then = git("show", f"{row['git_commit']}:docs/study/row.md")
+        assert int(row["seed"]) in (range(2) if pilot else seeds)
+        then = git("show", f"{row['git_commit']}:docs/study/{name}.md")
         assert then
         assert pilot or then == page  # amended before the first run of the tables
         committed = git("show", "-s", "--format=%cI", row["git_commit"]).strip()
         assert datetime.fromisoformat(row["started"]) > datetime.fromisoformat(committed)
-        assert "bf16" in row["cpu"]
+        assert units in row["cpu"] + row["device"]
 
 
 def test_the_figure_has_a_mark_for_each_run_of_the_tables(study):
@@ -168,7 +174,7 @@ def test_nothing_is_judged_before_all_runs_are_in():
              **dict.fromkeys(("novels", "peps", "rust_rfcs", "gsm8k"), "2.0")}
             for rate in (0.1, 0.2, 0.4) for seed in range(8)]  # fmt: skip
     row = script("row")
-    assert row.scores_of("a", runs)[1].shape == (8, 3)
+    assert row.scores_of("a", runs, 8)[1].shape == (8, 3)
     for too_few in (runs[1:], [run for run in runs if run["seed"] != "0"]):
         with pytest.raises(SystemExit, match="rates"):
-            row.scores_of("a", too_few)
+            row.scores_of("a", too_few, 8)
