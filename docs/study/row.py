@@ -3,9 +3,10 @@
 python docs/study/row.py keep runs/row       # scores into row.csv, small files into row.tar.xz
 python docs/study/row.py restore runs/row    # before the declared commands, on another machine
 python docs/study/row.py bends a50_k1:expanded_k2   # what stands beside a p, once all runs are in
+python docs/study/row.py figure docs/study/row.png  # scores over rates, once all runs are in
 
-`--study row_256` does the same for docs/study/row_256.md and its files. No score is printed but by
-`bends`. A kept run has no checkpoints; `sweep` and `compare` take it as finished.
+`--study row_256` does the same for docs/study/row_256.md and its files. No score is shown but by
+`bends` and `figure`. A kept run has no checkpoints; `sweep` and `compare` take it as finished.
 """
 
 import argparse
@@ -15,14 +16,22 @@ import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from dualpath_cli.compare.rates import Floats, lowest
+from dualpath_cli.report.figures import FAMILY_COLORS
 
 SETS = ("novels", "peps", "rust_rfcs", "gsm8k")
 FILES = ("recipe.yaml", "versions.json", "metrics.csv", "validation.csv", "routing.csv")
+ARMS = (
+    ("expanded_k2", "in a row: twice the layers", "expanded"),
+    ("a50_k1", "side by side: dual, K = 1", "dual"),
+    ("wide", "PureWide, not tested", "wide"),
+)
 DESIGNS = 10_000
 """Those that `bends` simulates."""
 
@@ -99,13 +108,17 @@ def restore(study: Study, folder: Path) -> None:
         archive.extractall(folder, filter="data")
 
 
+def score(row: dict[str, str]) -> float:
+    return fmean(float(row[name]) for name in SETS)
+
+
 def scores_of(arm: str, rows: list[dict[str, str]], fewest: int) -> tuple[Floats, Floats]:
     """Log rates (K,), and the scores of an arm in bits per byte by seed and rate, (N, K).
 
     Raises SystemExit unless each rate has the same seeds, at least `fewest`.
     """
     found = {
-        (float(row["rate"]), int(row["seed"])): np.mean([float(row[name]) for name in SETS])
+        (float(row["rate"]), int(row["seed"])): score(row)
         for row in rows
         if row["arm"] == arm and not row["sweep"].startswith("pilot")
     }
@@ -143,6 +156,38 @@ def share_as_large(ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats]) -
     return {"difference": difference, "error of a mean": float(error), "share": share}
 
 
+def figure(study: Study, file: Path) -> None:
+    """A mark is a seed; a curve is the parabola through an arm's best rate and its neighbours, a
+    line its lowest point. Arms with fewer seeds than are tested have marks alone."""
+    rows = [row for row in read(study.table) if not row["sweep"].startswith("pilot")]
+    drawn = Figure(figsize=(8.6, 3.6), layout="constrained")
+    ax = drawn.subplots()
+    for place, (arm, label, family) in enumerate(ARMS):
+        own = [row for row in rows if row["arm"] == arm]
+        color = FAMILY_COLORS[family]
+        aside = [float(row["rate"]) * 1.025 ** (2 * place - 2) for row in own]
+        ax.plot(aside, [score(row) for row in own], "o", color=color, markersize=4, label=label)
+        rates = {row["rate"] for row in own}
+        if len(own) < study.fewest * len(rates):
+            continue
+        logs, scores = scores_of(arm, rows, study.fewest)
+        means = scores.mean(0)
+        first = min(max(int(means.argmin()), 1), len(logs) - 2) - 1
+        near = slice(first, first + 3)
+        line = np.linspace(*logs[near][[0, -1]], 99)
+        ax.plot(np.exp(line), np.polyval(np.polyfit(logs[near], means[near], 2), line), color=color)
+        ax.axhline(float(lowest(logs, means)[1]), color=color, linewidth=0.8, linestyle=":")
+    ax.set_xscale("log", base=2)
+    ticks = sorted({float(row["rate"]) for row in rows})
+    ax.set_xticks(ticks, [f"{rate:g}" for rate in ticks])
+    ax.minorticks_off()
+    ax.set_xlabel("peak learning rate")
+    ax.set_ylabel("bits per byte, mean of four sets")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(fontsize=8)
+    drawn.savefig(file, dpi=120)
+
+
 def bends(study: Study, pair: str) -> None:
     """Prints what the declaration sets beside the p of a pair."""
     ours, theirs = (scores_of(arm, read(study.table), study.fewest) for arm in pair.split(":"))
@@ -152,15 +197,18 @@ def bends(study: Study, pair: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Keeps, restores or judges the runs of a study.")
-    parser.add_argument("task", choices=["keep", "restore", "bends"])
-    parser.add_argument("what", help="Folder of the study's sweeps; of `bends`, ARM:BASELINE.")
+    parser.add_argument("task", choices=["keep", "restore", "bends", "figure"])
+    parser.add_argument(
+        "what",
+        help="Folder of the study's sweeps; of `bends`, ARM:BASELINE; of `figure`, its file.",
+    )
     parser.add_argument("--study", choices=STUDIES, default="row", help="Its page.")
     given = parser.parse_args()
     study = STUDIES[given.study]
     if given.task == "bends":
         bends(study, given.what)
     else:
-        {"keep": keep, "restore": restore}[given.task](study, Path(given.what))
+        {"keep": keep, "restore": restore, "figure": figure}[given.task](study, Path(given.what))
 
 
 if __name__ == "__main__":

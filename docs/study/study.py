@@ -1,7 +1,7 @@
 """Prints the tables of the first declared study from the two CSV files beside this script.
 
 python docs/study/study.py            # the tables, each under its name
-python docs/study/study.py --write    # those of docs/study.md, each below <!-- its name -->, and
+python docs/study/study.py --write    # those of first.md, each below <!-- its name -->, and
                                       # the figure
 
 runs.csv has a row a scored run: the part of the study, the arm, peak learning rate and seed, bits
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from scipy.stats import f, norm, ttest_ind
+from scipy.stats import norm, ttest_ind
 
 from dualpath_cli.flops.count import parameters, training_flops_per_token
 from dualpath_cli.report.blocks import Spread
@@ -226,9 +226,9 @@ def flops(row: Mapping[str, str]) -> float:
     return int(row["tokens"]) * training_flops_per_token(model_of(row)) / 1e12
 
 
-def grid(part: str) -> Table:
+def of_rates() -> Table:
     """Means over seeds, arms by peak rates; an arm's lowest is bold, its loops in brackets."""
-    found = cells(part)
+    found = cells("rates")
     rates = sorted({rate for own in found.values() for rate in own})
     table = [["bits per byte (loops)", *(f"{rate:g}" for rate in rates)]]
     for arm, own in found.items():
@@ -268,33 +268,12 @@ def by_choice() -> Table:
     return table
 
 
-def noise() -> Table:
-    """How PureWide's seeds 2 to 9 differ; ratios have F's intervals, as if no seed were shared."""
-    table = [["", "weights", "bits per byte", "standard deviation", "variance, 95 % interval",
-              "seeds"]]  # fmt: skip
-    first = scores("table32", "wide")[:8]  # seeds 2 to 9
-    for cell, part in (("to zero, one text", "table32"), ("to a tenth, one text", "noise_tenth"),
-                       ("to zero, chunks of 4M", "noise_chunks"),
-                       ("to a tenth, chunks of 4M", "noise_both")):  # fmt: skip
-        for weights, arm in (("last", "wide"), ("mean of 4", "wide (mean of 4)")):
-            own = [run.score for run in runs_of(part, arm) if run.seed in range(2, 10)]
-            ratio = variance(own) / variance(first)
-            low, high = (ratio / end for end in f.ppf((0.975, 0.025), 7, 7))
-            shown = "1" if own == first else f"{ratio:.2f} ({low:.2f} to {high:.2f})"
-            table.append([cell, weights, f"{fmean(own):.4f}", f"{stdev(own):.4f}", shown,
-                          f"{10 * ratio:.1f}"])  # fmt: skip
-    return table
-
-
 TABLES: Mapping[str, Callable[[], Table]] = {
     "tests": tests,
     "described": described,
     "arms": arms,
-    "rates": lambda: grid("rates"),
+    "rates": of_rates,
     "by_choice": by_choice,
-    "held": lambda: grid("held"),
-    "transfer": lambda: grid("transfer"),
-    "noise": noise,
 }
 
 
@@ -341,7 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Prints the tables of the study.")
     parser.add_argument("--write", action="store_true", help="Into the page, and draw its figure.")
     if parser.parse_args().write:
-        page = STUDY.parent / "study.md"
+        page = STUDY / "first.md"
         page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
         figure().savefig(STUDY / "compute.png", dpi=120)
     else:

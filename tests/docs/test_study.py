@@ -1,7 +1,9 @@
-"""docs/study.md says what its script prints, by statistics that hold where they can be checked."""
+"""Pages of studies say what their commands print, by statistics that hold where checked."""
 
+import csv
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from datetime import datetime
@@ -12,12 +14,15 @@ import numpy as np
 import pytest
 from scipy.stats import f_oneway, kstest
 
-PAGE = Path(__file__).parents[2] / "docs" / "study.md"
+from dualpath_cli.cli.main import main
+
+STUDY = Path(__file__).parents[2] / "docs" / "study"
+PAGE = STUDY / "first.md"
 
 
 def script(name: str) -> ModuleType:
     """A script of the studies as a module."""
-    spec = importlib.util.spec_from_file_location(f"of_{name}", PAGE.parent / f"study/{name}.py")
+    spec = importlib.util.spec_from_file_location(f"of_{name}", STUDY / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -54,7 +59,7 @@ def test_runs_are_the_seeds_of_the_declaration_once_each(study):
 
 def git(*words: str) -> str:
     """Git's output in this checkout; empty where git fails."""
-    command = ["git", "-C", str(PAGE.parent), *words]
+    command = ["git", "-C", str(STUDY), *words]
     return subprocess.run(command, capture_output=True, encoding="utf-8", check=False).stdout
 
 
@@ -66,7 +71,7 @@ whole_clone = pytest.mark.skipif(
 
 @whole_clone
 def test_each_run_began_after_its_commit_which_has_todays_declaration(study):
-    page = (PAGE.parent / "study" / "declared.md").read_text(encoding="utf-8")
+    page = (STUDY / "declared.md").read_text(encoding="utf-8")
     declared = re.sub(r"\*As declared;[^*]+\*\n\n", "", page)
     began: dict[str, list[datetime]] = {}
     for row in study.read("runs.csv"):
@@ -86,7 +91,7 @@ def test_each_run_began_after_its_commit_which_has_todays_declaration(study):
 def test_runs_in_a_row_are_of_the_declared_seeds_and_began_after_their_declaration(
     name, seeds, units, study
 ):
-    page = (PAGE.parent / "study" / f"{name}.md").read_text(encoding="utf-8")
+    page = (STUDY / f"{name}.md").read_text(encoding="utf-8")
     rows = study.read(f"{name}.csv")
     keys = [tuple(row[key] for key in ("sweep", "arm", "rate", "seed")) for row in rows]
     assert len(keys) == len(set(keys))
@@ -148,6 +153,32 @@ def test_what_a_choice_scatters_is_what_it_scatters_when_it_is_made(study):
 )
 def test_verdicts_are_those_of_the_declaration(difference, low, p_holm, said, study):
     assert study.verdict(difference, low, p_holm) == said
+
+
+def test_the_page_of_the_row_says_what_its_commands_print(tmp_path, capsys):
+    page, row = (STUDY.parent / "study.md").read_text(encoding="utf-8"), script("row")
+    study = row.STUDIES["row_256"]
+    row.restore(study, tmp_path)
+    words = [
+        shlex.split(line)[1:] for line in page.splitlines() if line.startswith("dualpath compare")
+    ]
+    assert len(words) == 1
+    assert main([word.replace("runs/row_256", str(tmp_path)) for word in words[0]]) == 0
+    tables = (tmp_path / "first/tests.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in tables if line.startswith("| a50")] == [
+        line for line in page.splitlines() if line.startswith("| a50")
+    ]
+    for found in csv.DictReader((tmp_path / "first/table.csv").open(encoding="utf-8")):
+        shown = next(
+            line for line in page.splitlines() if f"(`{found['configuration']}`) |" in line
+        )
+        assert f"| {float(found['best_rate']):.2g} |" in shown
+        spread = f"{float(found['aggregate']):.4f} ± {float(found['aggregate_standard_error']):.4f}"
+        assert spread in shown.replace("*", "")
+    capsys.readouterr()
+    row.bends(study, "a50_k1:expanded_k2")
+    share = re.search(r"share: ([\d.]+)", capsys.readouterr().out)[1]
+    assert f"in {float(share):.3f}\n" in page
 
 
 def test_designs_without_a_difference_are_as_far_apart_as_chance_makes_them():
