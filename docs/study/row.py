@@ -33,7 +33,7 @@ ARMS = (
     ("wide", "PureWide, not tested", "wide"),
 )
 DESIGNS = 10_000
-"""Those that `bends` simulates."""
+"""Those that `bends` simulates, as declared."""
 
 
 class Study(NamedTuple):
@@ -130,7 +130,9 @@ def scores_of(arm: str, rows: list[dict[str, str]], fewest: int) -> tuple[Floats
     return np.log(rates), np.array([[found[rate, seed] for rate in rates] for seed in seeds])
 
 
-def share_as_large(ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats]) -> dict[str, float]:
+def share_as_large(
+    ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats], designs: int = DESIGNS
+) -> dict[str, float]:
     """Designs without a difference, whose curves bend as the two that were found: the share of
     them in which the lowest points are as far apart.
 
@@ -150,7 +152,7 @@ def share_as_large(ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats]) -
         bend = np.polyfit(logs[near], means[near], 2)[0]
         curve = bend * (logs - place) ** 2
         found.append(float(value))
-        drawn.append(lowest(logs, curve + error * rng.normal(size=(DESIGNS, len(logs))))[1])
+        drawn.append(lowest(logs, curve + error * rng.normal(size=(designs, len(logs))))[1])
     difference = found[0] - found[1]
     share = float((abs(drawn[0] - drawn[1]) >= abs(difference)).mean())
     return {"difference": difference, "error of a mean": float(error), "share": share}
@@ -188,10 +190,10 @@ def figure(study: Study, file: Path) -> None:
     drawn.savefig(file, dpi=120)
 
 
-def bends(study: Study, pair: str) -> None:
+def bends(study: Study, pair: str, designs: int = DESIGNS) -> None:
     """Prints what the declaration sets beside the p of a pair."""
     ours, theirs = (scores_of(arm, read(study.table), study.fewest) for arm in pair.split(":"))
-    for name, value in share_as_large(ours, theirs).items():
+    for name, value in share_as_large(ours, theirs, designs).items():
         print(f"{name}: {value:.4f}")
 
 
@@ -203,10 +205,13 @@ def main() -> None:
         help="Folder of the study's sweeps; of `bends`, ARM:BASELINE; of `figure`, its file.",
     )
     parser.add_argument("--study", choices=STUDIES, default="row", help="Its page.")
+    parser.add_argument(
+        "--designs", type=int, default=DESIGNS, help="Those that `bends` simulates."
+    )
     given = parser.parse_args()
     study = STUDIES[given.study]
     if given.task == "bends":
-        bends(study, given.what)
+        bends(study, given.what, given.designs)
     else:
         {"keep": keep, "restore": restore, "figure": figure}[given.task](study, Path(given.what))
 
