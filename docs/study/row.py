@@ -176,7 +176,7 @@ def figure(study: Study, file: Path) -> None:
         means = scores.mean(0)
         first = min(max(int(means.argmin()), 1), len(logs) - 2) - 1
         near = slice(first, first + 3)
-        line = np.linspace(*logs[near][[0, -1]], 99)
+        line = np.linspace(logs[first], logs[first + 2], 99)
         ax.plot(np.exp(line), np.polyval(np.polyfit(logs[near], means[near], 2), line), color=color)
         ax.axhline(float(lowest(logs, means)[1]), color=color, linewidth=0.8, linestyle=":")
     ax.set_xscale("log", base=2)

@@ -1,8 +1,4 @@
-"""Prints the tables of the first declared study from the two CSV files beside this script.
-
-python docs/study/study.py            # the tables, each under its name
-python docs/study/study.py --write    # those of first.md, each below <!-- its name -->, and
-                                      # the figure
+"""Writes the tables and the figure of first.md from the two CSV files beside this script.
 
 runs.csv has a row a scored run: the part of the study, the arm, peak learning rate and seed, bits
 per byte of the four validation sets after the last step, the loops that the router of each layer
@@ -10,20 +6,18 @@ expects there, and the commit and time at which the run began. arms.csv has the 
 parameters and FLOPs are counted.
 """
 
-import argparse
 import csv
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import hypot, sqrt
+from math import sqrt
 from pathlib import Path
-from statistics import fmean, stdev, variance
+from statistics import fmean, variance
 from typing import Any, NamedTuple
 
-import numpy as np
 from matplotlib.figure import Figure
-from scipy.stats import norm, ttest_ind
+from scipy.stats import ttest_ind
 
-from dualpath_cli.flops.count import parameters, training_flops_per_token
+from dualpath_cli.flops.count import training_flops_per_token
 from dualpath_cli.report.blocks import Spread
 from dualpath_cli.report.figures import FAMILY_COLORS
 from dualpath_cli.report.significance import LEVEL, holm
@@ -36,8 +30,6 @@ OTHERS = ("wide", "loop_k4", "a50_k1")
 """The arms that a50_k4 is tested against."""
 LINEAR = ("a50_k4", *OTHERS)
 """Arms of equal linear FLOPs, which have one variance at a width."""
-TOTAL = ("a50_k4", "wide_total", "loop_k4_total")
-"""Arms of equal total FLOPs, which have one as well."""
 MATTERS = 0.014
 """The lead that declared.md calls relevant."""
 
@@ -75,21 +67,8 @@ RUNS = [
 ]  # fmt: skip
 
 
-def runs_of(part: str, arm: str) -> list[Run]:
-    return [run for run in RUNS if (run.part, run.arm) == (part, arm)]
-
-
 def scores(part: str, arm: str) -> list[float]:
-    return [run.score for run in runs_of(part, arm)]
-
-
-def cells(part: str) -> dict[str, dict[float, list[Run]]]:
-    """The runs of a part by arm and rate."""
-    found: dict[str, dict[float, list[Run]]] = {}
-    for run in RUNS:
-        if run.part == part:
-            found.setdefault(run.arm, {}).setdefault(run.rate, []).append(run)
-    return found
+    return [run.score for run in RUNS if (run.part, run.arm) == (part, arm)]
 
 
 # Statistics
@@ -102,16 +81,12 @@ def within(groups: Iterable[Scores]) -> tuple[float, int]:
     return sum((len(own) - 1) * variance(own) for own in groups) / df, df
 
 
-def spread_of(means: Iterable[Scores], groups: Iterable[Scores]) -> Spread:
-    """Of a sum of means, added or taken away, by the variance within `groups`."""
-    pooled, df = within(groups)
-    return Spread(sqrt(pooled * sum(1 / len(own) for own in means)), df)
-
-
-def difference(part: str, one: str, other: str, arms: Sequence[str]) -> tuple[float, Spread]:
-    """Of the means of two arms, by the variance within all of some arms."""
+def difference(part: str, one: str, other: str) -> tuple[float, Spread]:
+    """Of the means of two arms of equal linear FLOPs, by the variance within all such arms."""
+    pooled, df = within(scores(part, arm) for arm in LINEAR)
     pair = [scores(part, one), scores(part, other)]
-    return fmean(pair[0]) - fmean(pair[1]), spread_of(pair, (scores(part, arm) for arm in arms))
+    error = sqrt(pooled * sum(1 / len(own) for own in pair))
+    return fmean(pair[0]) - fmean(pair[1]), Spread(error, df)
 
 
 def welch(part: str, one: str, other: str) -> Any:
@@ -128,18 +103,6 @@ def verdict(value: float, low: float, p_holm: float) -> str:
     return "no lead that matters" if low > -MATTERS else "undecided"
 
 
-def choice_spread(means: np.ndarray, error: float) -> float:
-    """The standard deviation of the true mean that is chosen, where the lowest measured one is.
-
-    Each mean is measured with the standard error `error`, independently of the others.
-    """
-    seen = np.linspace(means.min() - 8 * error, means.max() + 8 * error, 4001)
-    above = norm.sf(seen[:, None], means, error)
-    rest = np.transpose([np.delete(above, n, 1).prod(1) for n in range(len(means))])
-    p = (norm.pdf(seen[:, None], means, error) * rest).sum(0) * (seen[1] - seen[0])
-    return sqrt(p @ means**2 - (p @ means) ** 2)
-
-
 # Tables
 
 
@@ -154,7 +117,7 @@ def interval(value: float, spread: Spread) -> str:
 
 def tests() -> Table:
     """The declared tests of width 32; those of width 48, never made, count as p = 1 in Holm, 6."""
-    found = [difference("table32", "a50_k4", other, LINEAR) for other in OTHERS]
+    found = [difference("table32", "a50_k4", other) for other in OTHERS]
     p = [spread.p(value) for value, spread in found]
     corrected = zip(p, holm(p), holm([*p, 1, 1, 1]), strict=False)
     return [
@@ -166,50 +129,6 @@ def tests() -> Table:
            verdict(value, value - spread.reach, of_p[1])]
           for other, (value, spread), of_p in zip(OTHERS, found, corrected, strict=True)),
     ]  # fmt: skip
-
-
-def described() -> Table:
-    """Differences without a test."""
-    table = [["", "difference, 95 % interval", "interval, Welch"]]
-    k1 = ("a50_k1", "a50_k1 (rounded products)")
-    for width, one, other, arms in [
-        *((48, "a50_k4", other, LINEAR) for other in OTHERS),
-        *((width, "a50_k4", other, TOTAL) for width in (32, 48) for other in TOTAL[1:]),
-        *((width, "a50_k1", other, LINEAR) for width in (32, 48) for other in OTHERS[:2]),
-        (32, "a50_k1", "wide_total", (*LINEAR, "wide_total")),
-        *((width, "loop_k4", "wide", LINEAR) for width in (32, 48)),
-        (32, k1[1], k1[0], k1),
-    ]:
-        part = f"table{width}"
-        ends = map(signed, welch(part, one, other).confidence_interval())
-        table.append([f"{width}: {one} − {other}", interval(*difference(part, one, other, arms)),
-                      " to ".join(ends)])  # fmt: skip
-    both = [scores(part, arm) for part in ("table32", "table48") for arm in TOTAL]
-    for other in TOTAL[1:]:
-        means = [scores(part, arm) for part in ("table32", "table48") for arm in ("a50_k4", other)]
-        dual_32, other_32, dual_48, other_48 = map(fmean, means)
-        value = (dual_48 - other_48) - (dual_32 - other_32)
-        change = interval(value, spread_of(means, both))
-        table.append([f"48 less 32: a50_k4 − {other}", change, ""])
-    return table
-
-
-def arms() -> Table:
-    """What the arms of both widths are, and what they reach."""
-    table = [["width", "arm", "parameters", "FLOPs", "rate", "seeds", "loops, by seed",
-              "bits per byte", "standard deviation", *SETS]]  # fmt: skip
-    for row in read("arms.csv"):
-        model, runs = model_of(row), runs_of(f"table{row['width']}", row["arm"])
-        (rate,) = {run.rate for run in runs}
-        own, loops = [run.score for run in runs], [fmean(run.loops) for run in runs if run.loops]
-        table.append([
-            row["width"], row["arm"], f"{parameters(model):,}", f"{flops(row):.1f}e12",
-            f"{rate:g}", str(len(runs)),
-            f"{fmean(loops):.2f} ({min(loops):.2f} to {max(loops):.2f})" if loops else "",
-            f"{fmean(own):.4f} ± {stdev(own) / sqrt(len(own)):.4f}", f"{stdev(own):.4f}",
-            *(f"{fmean(values):.4f}" for values in zip(*(run.sets for run in runs), strict=True)),
-        ])  # fmt: skip
-    return table
 
 
 def model_of(row: Mapping[str, Any]) -> ModelConfig:
@@ -228,7 +147,10 @@ def flops(row: Mapping[str, str]) -> float:
 
 def of_rates() -> Table:
     """Means over seeds, arms by peak rates; an arm's lowest is bold, its loops in brackets."""
-    found = cells("rates")
+    found: dict[str, dict[float, list[Run]]] = {}
+    for run in RUNS:
+        if run.part == "rates":
+            found.setdefault(run.arm, {}).setdefault(run.rate, []).append(run)
     rates = sorted({rate for own in found.values() for rate in own})
     table = [["bits per byte (loops)", *(f"{rate:g}" for rate in rates)]]
     for arm, own in found.items():
@@ -243,38 +165,7 @@ def of_rates() -> Table:
     return table
 
 
-def by_choice() -> Table:
-    """What choosing rates by two seeds adds to the errors of width 32, and p with it."""
-    table = [["true means", "error of a run", *(f"a50_k4 − {other}: added, p" for other in OTHERS)]]
-    found = cells("rates")
-    every = [[run.score for run in runs] for own in found.values() for runs in own.values()]
-    pairs = stdev(first - second for first, second in every) / sqrt(2)
-    for truth in ("as measured", "parabola"):
-        for kind, error in (("pooled", sqrt(within(every)[0])), ("by pairs", pairs)):
-            added = {}
-            for arm in LINEAR:
-                own = [[run.score for run in runs] for _, runs in sorted(found[arm].items())]
-                means, steps = np.array([*map(fmean, own)]), np.arange(len(own))
-                if truth == "parabola":
-                    means = np.polyval(np.polyfit(steps, means, 2), steps)
-                added[arm] = choice_spread(means, error / sqrt(2))
-            row = [truth, f"{error:.4f}, {kind}"]
-            for other in OTHERS:
-                value, spread = difference("table32", "a50_k4", other, LINEAR)
-                more = hypot(added["a50_k4"], added[other])
-                wider = Spread(hypot(spread.error, more), spread.df)
-                row.append(f"{more:.4f}, {wider.p(value):.2g}")
-            table.append(row)
-    return table
-
-
-TABLES: Mapping[str, Callable[[], Table]] = {
-    "tests": tests,
-    "described": described,
-    "arms": arms,
-    "rates": of_rates,
-    "by_choice": by_choice,
-}
+TABLES: Mapping[str, Callable[[], Table]] = {"tests": tests, "rates": of_rates}
 
 
 def markdown(table: Table) -> str:
@@ -317,14 +208,9 @@ def figure() -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Prints the tables of the study.")
-    parser.add_argument("--write", action="store_true", help="Into the page, and draw its figure.")
-    if parser.parse_args().write:
-        page = STUDY / "first.md"
-        page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
-        figure().savefig(STUDY / "compute.png", dpi=120)
-    else:
-        print("\n".join(f"{name}\n\n{markdown(table())}" for name, table in TABLES.items()))
+    page = STUDY / "first.md"
+    page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
+    figure().savefig(STUDY / "compute.png", dpi=120)
 
 
 if __name__ == "__main__":

@@ -123,19 +123,6 @@ def test_the_variance_within_arms_is_what_an_analysis_of_variance_divides_by(stu
     grand = np.mean(np.concatenate(arms))
     between = sum(len(own) * (np.mean(own) - grand) ** 2 for own in arms) / 2
     assert (pooled, df) == (pytest.approx(between / f_oneway(*arms).statistic), 14)
-    # A change of a difference is four means, whose variances add up.
-    four = study.spread_of([*arms[:2], arms[0], arms[2]], arms)
-    assert four.error == pytest.approx(np.sqrt(pooled * (3 / 5 + 1 / 7)))
-
-
-def test_what_a_choice_scatters_is_what_it_scatters_when_it_is_made(study):
-    rng = np.random.default_rng(0)
-    for means in (np.array([0.0, 1.0]), np.array([0.3, 0.0, 0.1, 2.0, 0.9])):
-        for error in (0.2, 1.0):
-            measured = means + error * rng.normal(size=(200_000, len(means)))
-            true = means[measured.argmin(1)]
-            assert study.choice_spread(means, error) == pytest.approx(true.std(), abs=0.005)
-    assert study.choice_spread(np.zeros(5), 1.0) == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
