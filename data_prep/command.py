@@ -97,7 +97,7 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
     tokenizer = sample.tokenizer() if spec is None else Tokenizer.load(spec)
     from data_prep.download import Fetcher, announce, estimate
     from data_prep.mix import wanted_tokens
-    from data_prep.prepare import Request, finished, prepare  # imports aiohttp
+    from data_prep.prepare import Request, finished, prepare
 
     if settings.duplicates == "near" and not find_spec("datasketch"):
         raise UserError("--duplicates near needs datasketch: pip install 'dualpath[near]'")

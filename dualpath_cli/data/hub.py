@@ -35,7 +35,9 @@ def explained(what: str, page: str, api: "HfApi") -> Iterator[None]:
     try:
         yield
     except errors.HFValidationError:
-        raise UserError(f"{what} is not a name on the hub; give OWNER/NAME as on its page") from None
+        raise UserError(
+            f"{what} is not a name on the hub; give OWNER/NAME as on its page"
+        ) from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         said = f"{what}: {api.endpoint} answered {status} ({_line(error.server_message)})"
