@@ -113,16 +113,11 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
         print(f"{remote} holds this already, nothing to do")
         return
     else:
-        with_val = any(source.path == SAMPLE for source in settings.sources)
         plan = estimate(corpora, wanted_tokens(settings), downloads)
         announce(plan, out, downloads, yes=options.yes)
         with Fetcher(corpora, downloads, plan.files) as fetcher:
             manifest = prepare(
-                request,
-                options.workers or cores(),
-                fetcher.get,
-                overwrite=options.overwrite,
-                extra=lambda folder: sample.write_val(folder / "val") if with_val else None,
+                request, options.workers or cores(), fetcher.get, overwrite=options.overwrite
             )
         print(f"{out}: {_summary(manifest)}")
         _warn(settings, manifest)

@@ -249,9 +249,3 @@ class Fetcher:
     def _received(self, count: int) -> None:
         with self._counting:  # several files arrive at a time
             self._listener(count)
-
-
-def on_this_disk(file: InputFile, on_received: OnRead) -> Path:
-    """`Fetcher.get` where nothing is downloaded."""
-    assert isinstance(file.origin, Path)
-    return file.origin

@@ -9,8 +9,17 @@ from typing import Any
 import litdata
 import zstandard
 
+from data_prep import prepare as pipeline
+from data_prep.prepare import Request
 from data_prep.settings import SourceSettings
+from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
+
+
+def prepare(request: Request, processes: int = 1, **options: Any) -> Manifest:
+    """`data_prep.prepare.prepare`, of files that are here."""
+    here = {"fetch": lambda file, on_received: file.origin}
+    return pipeline.prepare(request, processes, **(here | options))
 
 
 def source(name: str, path: Path | str, **settings: Any) -> SourceSettings:

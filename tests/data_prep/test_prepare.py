@@ -9,14 +9,13 @@ import pytest
 
 from data_prep import encoding
 from data_prep.corpora import InputFile
-from data_prep.prepare import prepare
 from data_prep.workers import Batch, Worker
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.rows import OnRead
 from dualpath_cli.data.tokenizer import Tokenizer
 from tests.data.manifests import intact
-from tests.data_prep.preparing import contents, rows_of, source, texts_of, write_jsonl
+from tests.data_prep.preparing import contents, prepare, rows_of, source, texts_of, write_jsonl
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "é 日本\n" * 40, "hello hello"]
 
@@ -130,11 +129,13 @@ def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(
     (tmp_path / "texts" / "b.jsonl.gz").write_bytes(b"not gzip")
     asked = ask(tmp_path / "texts")
 
-    def killed(folder: Path) -> None:
+    def killed(manifest: Manifest, folder: Path) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        prepare(asked, extra=killed)
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(asked)
 
     def again(worker: Worker, batch: Batch) -> Path:
         raise AssertionError("a piece is made again")
