@@ -66,7 +66,7 @@ def local_copy(location: str | Path) -> Path:
     path = cache() / "files" / name / url.rsplit("/", 1)[-1]
     if not path.exists():
         with (
-            replacing(path, shared=True) as partial,
+            replacing(path) as partial,
             _s3(url),
             content,
             partial.open("wb") as file,
