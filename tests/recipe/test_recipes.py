@@ -4,7 +4,10 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import math
+import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -25,10 +28,12 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.parser import build
 from dualpath_cli.recipe.recipes import Recipe, merge
+from dualpath_cli.recipe.schedule import rate_factor, std_factors
 from dualpath_cli.recipe.settings import OptimSettings
-from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.config import GROUP_OF, ModelConfig
 from dualpath_cli.training import checks
 from dualpath_cli.training.launch import TrainingLaunch
+from dualpath_cli.training.muon import shape_factor
 
 ROWS = paper.configurations()
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.recipe)
@@ -435,3 +440,96 @@ def test_a_mistake_is_one_line_with_key_and_value_or_what_would_be_right(key, va
     assert key in str(error.value)
     assert shown in str(error.value)
     assert "\n" not in str(error.value)
+
+
+# Rates and initial values by kind of parameter
+
+
+WIDTHS = st.sampled_from([16, 32, 96, 128, 768, 1000])
+FACTORS = st.dictionaries(st.sampled_from(list(GROUP_OF)), st.floats(0, 1000))
+OUTPUTS = ("head", "router", "gate")
+
+
+@given(kind=st.sampled_from(list(GROUP_OF)), scale=FACTORS, base=WIDTHS, width=WIDTHS)
+def test_factors_are_those_of_table_3_times_the_scale_of_the_kind(kind, scale, base, width):
+    """Hidden: Adam's rate 1 / fan_in, variance 1 / fan_in; output: 1 / fan_in, 1 / fan_in^2."""
+    settings = OptimSettings(lr_scale=scale, base_width=base)
+    fan_in = width / base
+    matrix = kind == "hidden" or kind in OUTPUTS
+    variance = {"hidden": 1 / fan_in, **dict.fromkeys(OUTPUTS, 1 / fan_in**2)}.get(kind, 1)
+    wanted = scale.get(kind, 1) * (1 / fan_in if matrix else 1)
+    assert rate_factor(kind, settings, width) == pytest.approx(wanted)
+    assert std_factors(settings, width)[kind] == pytest.approx(math.sqrt(variance))
+
+
+@given(kind=st.sampled_from(list(GROUP_OF)), scale=FACTORS, width=WIDTHS)
+def test_at_the_base_width_nothing_is_scaled_to_the_bit(kind, scale, width):
+    for base in (None, width):
+        settings = OptimSettings(lr_scale=scale, base_width=base)
+        assert rate_factor(kind, settings, width) == scale.get(kind, 1)
+        assert std_factors(settings, width)[kind] == 1
+
+
+@given(width=WIDTHS, base=WIDTHS, adjust=st.sampled_from(["match_rms_adamw", "original"]))
+def test_muons_updates_have_one_spectral_norm_at_all_widths(width, base, adjust):
+    """Of an orthogonal matrix it is 1, times the factor of the shape and that of the rate."""
+    settings = OptimSettings(name="muon", muon_adjust=adjust, muon_lr=0.02, base_width=base)
+    for rows, columns in ((1, 1), (4, 1), (1, 4)):
+        norms = [
+            rate_factor("hidden", settings, d)
+            * shape_factor(torch.Size((rows * d, columns * d)), adjust)
+            for d in (base, width)
+        ]
+        assert norms[1] == pytest.approx(norms[0])
+        assert rate_factor("hidden", settings, base) == pytest.approx(0.02 / settings.lr)
+    assert rate_factor("head", settings, width) == pytest.approx(base / width)
+    assert std_factors(settings, width)["hidden"] == pytest.approx((base / width) ** 0.5)
+
+
+# recipes/cluster.sbatch: SLURM is two scripts here that write down how they were called;
+# docs/cluster.md says what was run on the real one
+
+
+SCRIPT = Path(__file__).parents[2] / "recipes" / "cluster.sbatch"
+
+SLURM = {
+    "SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NTASKS_PER_NODE": "4", "SLURM_CPUS_PER_TASK": "3",
+}  # fmt: skip
+
+
+def stub(path: Path, lines: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{lines}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("code", [0, 2, 138])
+@pytest.mark.parametrize("warned", [False, True])
+def test_a_job_that_was_warned_of_its_end_is_requeued_and_no_other(code, warned, tmp_path):
+    # `srun` ends by itself, or once it was passed the warning that the script gets.
+    warning = f"trap 'echo passed on > {tmp_path}/warned; exit {code}' USR1; kill -USR1 $PPID"
+    lines = f'printf "%s\\n" "$@" > {tmp_path}/srun.txt\n'
+    lines += f"{warning}\nwhile :; do sleep 0.01; done" if warned else f"exit {code}"
+    stub(tmp_path / "bin/srun", lines)
+    stub(tmp_path / "bin/scontrol", f'echo "$@" > {tmp_path}/scontrol.txt')
+    stub(tmp_path / "venv/bin/activate", f"export PATH={tmp_path}/bin:$PATH")
+    done = subprocess.run(
+        ["bash", str(SCRIPT), "--config", "f80m_wide", "--run.name", "a b"],
+        env={**os.environ, **SLURM, "DUALPATH_VENV": str(tmp_path / "venv")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stderr
+    assert (tmp_path / "warned").exists() == warned
+    started = (tmp_path / "srun.txt").read_text().splitlines()
+    assert started == [
+        "--kill-on-bad-exit=1", "--distribution=block", "--cpus-per-task=3", "dualpath", "fit",
+        "--config", "f80m_wide", "--run.name", "a b",
+        "--trainer.num_nodes", "2", "--trainer.devices", "4",
+    ]  # fmt: skip
+    told = tmp_path / "scontrol.txt"
+    assert told.exists() == (warned and code != 0)
+    if told.exists():
+        assert told.read_text() == "requeue 17\n"
