@@ -119,8 +119,8 @@ def upload(
 ) -> None:
     """Uploads every file of a finished data folder, except those that are there already.
 
-    `on_bytes` gets bytes done, sent or passed over, from another thread; they add up to the sizes
-    of all files. Objects that no manifest there ever named are left alone.
+    `on_bytes` gets the size of each file that is there. Objects that no manifest there ever named
+    are left alone.
     """
     manifest = Manifest.read(folder)
     manifest.check_sizes(folder)
@@ -132,15 +132,14 @@ def upload(
         path, target = folder / name, f"{url}/{name}"
         sha256 = known.get(name) or storage.sha256_of(path)
         same_size = remote.get(name) == local[name]
-        if same_size and storage.uploaded_sha256(target) == sha256:
-            on_bytes(local[name])
-            continue
-        if name in known and storage.sha256_of(path) != sha256:
-            raise UserError(
-                f"{path}: changed since it was prepared (its sha256 differs); prepare it again "
-                "with `dualpath prepare ... --overwrite`"
-            )
-        storage.upload(path, target, sha256, on_bytes)
+        if not same_size or storage.uploaded_sha256(target) != sha256:
+            if name in known and storage.sha256_of(path) != sha256:
+                raise UserError(
+                    f"{path}: changed since it was prepared (its sha256 differs); prepare it again "
+                    "with `dualpath prepare ... --overwrite`"
+                )
+            storage.upload(path, target, sha256)
+        on_bytes(local[name])
 
 
 def _make_room(

@@ -28,7 +28,7 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.compare.sweep import command as command_of_sweep
 from tests.cli.processes import SERVER, start
 from tests.compare.sweep.conftest import write_recipe
-from tests.data_prep.preparing import write_jsonl
+from tests.data_prep.conftest import write_jsonl
 from tests.training.tiny_run import SEQ_LEN, rows
 
 

@@ -20,7 +20,7 @@ from data_prep.corpora import hub_files, nemotron_files
 from data_prep.download import Downloads
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import Manifest
-from tests.data_prep.preparing import texts_of
+from tests.data_prep.conftest import texts_of
 from tests.data_prep.web import Fault, Web
 
 ROOT = "contrib/Nemotron/Nemotron-CC/data-jsonl"

@@ -18,7 +18,7 @@ import zstandard
 from data_prep import encoding
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.rows import read_rows
-from tests.data_prep.preparing import prepare, rows_of, texts_of, write_jsonl
+from tests.data_prep.conftest import prepare, rows_of, texts_of, write_jsonl
 
 GOOD = [f"good document {n}" for n in range(3)]
 LINES = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in GOOD)

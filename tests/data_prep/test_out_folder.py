@@ -17,8 +17,8 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.data import storage
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
-from tests.data.manifests import intact, manifest_of, source_count
-from tests.data_prep.preparing import contents, prepare, write_jsonl
+from tests.data.faulty_data import intact, manifest_of, source_count
+from tests.data_prep.conftest import contents, prepare, write_jsonl
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "hello hello"]
 

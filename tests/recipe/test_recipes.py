@@ -10,7 +10,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.ranges import Size
 from dualpath_cli.cli import launch
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import read
@@ -26,7 +25,6 @@ from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe import recipes
-from dualpath_cli.recipe.parser import build
 from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.recipe.schedule import rate_factor, std_factors
 from dualpath_cli.recipe.settings import OptimSettings
@@ -394,51 +392,6 @@ def test_bad_yaml_is_one_line_with_file_and_line_number(text, line, folder):
     path = write(folder / "bad.yaml", text)
     with pytest.raises(UserError, match=rf"bad\.yaml line {line} cannot be read: \w+") as error:
         recipes.load(path)
-    assert "\n" not in str(error.value)
-
-
-# Values of a dataclass
-
-
-@dataclasses.dataclass(frozen=True)
-class Mix:
-    path: str
-    weight: float | None = None
-    tokens: Size | None = None
-    seed: int = 0
-    keep: Literal["all", "none"] = "all"
-    ends: tuple[float, float] = (0.0, 1.0)
-    kinds: list[Literal["dual", "wide"]] = dataclasses.field(default_factory=list)
-    names: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.weight is not None and self.weight <= 0:
-            raise ValueError(f"weight must be above 0, not {self.weight}")
-
-
-def test_plain_values_become_tuples_and_sizes():
-    mix = build(Mix, {"path": "a", "weight": 2, "tokens": "1.5M", "ends": [1, 2]})
-    assert mix == Mix("a", 2.0, Size(1_500_000), ends=(1.0, 2.0))
-    assert type(mix.tokens) is Size
-    assert type(mix.weight) is float
-    assert build(Mix, {"path": "a"}).names is not build(Mix, {"path": "a"}).names
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "shown"),
-    [
-        ("path", None, "null"), ("path", ["a"], "['a']"), ("sed", 1, "seed"), ("weight", -1, "-1"),
-        ("seed", 2.0, "2.0"), ("seed", None, "null"), ("seed", True, "true"),
-        ("tokens", "lots", "lots"), ("tokens", 0, "'0'"), ("keep", "al", "'all'"),
-        ("ends", [1], "[1]"), ("ends", [1, "a"], "[1, 'a']"), ("names", {"a": 3}, "{'a': 3}"),
-        ("kinds", ["dual", "wid"], "'wide'"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_line_with_key_and_value_or_what_would_be_right(key, value, shown):
-    with pytest.raises(UserError) as error:
-        build(Mix, {"path": "a", key: value}, "x.")
-    assert key in str(error.value)
-    assert shown in str(error.value)
     assert "\n" not in str(error.value)
 
 
