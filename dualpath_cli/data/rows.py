@@ -91,23 +91,18 @@ def kind_of(path: Path) -> str:
 
 
 def read_rows(
-    path: Path,
-    fields: Sequence[str],
-    optional: Sequence[str],
-    on_read: OnRead,
-    size: int,
-    advice: str = "",
+    path: Path, fields: Sequence[str], optional: Sequence[str], on_read: OnRead, size: int
 ) -> Iterator[Rows]:
     """Yields a file's rows, about `size` bytes at a time; a longer row goes alone.
 
     The columns `fields` of a Parquet file must be there; `optional` ones are read if they are. The
     division into batches depends on the file and `size` alone. Raises UnreadableFile where the file
-    is cut off, damaged or lacks a column; `advice` ends the message for a missing column.
+    is cut off, damaged or lacks a column.
     """
     kind, number = kind_of(path), 1
     try:
         if kind == ".parquet":
-            batches = _records(path, [*fields], optional, on_read, size, advice)
+            batches = _records(path, [*fields], optional, on_read, size)
         else:
             batches = _lines(path, kind, on_read, size)
         for content in batches:
@@ -142,12 +137,7 @@ def decompress(file: io.FileIO, path: Path) -> io.BufferedReader:
 
 
 def _records(
-    path: Path,
-    fields: list[str],
-    optional: Sequence[str],
-    on_read: OnRead,
-    size: int,
-    advice: str,
+    path: Path, fields: list[str], optional: Sequence[str], on_read: OnRead, size: int
 ) -> Iterator[pa.RecordBatch]:
     # By default Arrow holds a whole row group as stored on the disk.
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
@@ -155,7 +145,7 @@ def _records(
         if missing := [field for field in fields if field not in names]:
             raise UnreadableFile(
                 f"{path}: no column '{missing[0]}'{did_you_mean(missing[0], names)} "
-                f"(columns: {', '.join(names)}){advice}"
+                f"(columns: {', '.join(names)})"
             )
         extra = [name for name in optional if name in names and name not in fields]
         on_disk, read, told = path.stat().st_size, 0, 0

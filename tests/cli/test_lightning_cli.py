@@ -1,7 +1,6 @@
 """LightningCLI on the user's own words, and a training that begins again on a full GPU."""
 
 import dataclasses
-import inspect
 import json
 import signal
 from functools import partial
@@ -13,7 +12,6 @@ import pytest
 import torch
 import yaml
 from jsonargparse import ArgumentParser
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 
@@ -21,7 +19,6 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli import launch, lightning
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import read
-from dualpath_cli.recipe.settings import TrainerSettings
 from dualpath_cli.training.module import DualPathModule
 from tests.cli.processes import run_on_two_ranks
 from tests.training.tiny_run import back_to_step, tables, weights
@@ -88,24 +85,6 @@ def test_everything_that_a_record_names_is_there():
         assert dataclasses.is_dataclass(resolve_name(command.options)), command.name
         named = (command.launch, command.run, command.task, command.module)
         assert all(callable(resolve_name(name)) for name in named if name is not None), command.name
-
-
-def test_every_argument_of_lightnings_trainer_is_a_setting_or_decided():
-    """A new one, or one that is gone, has to be looked at."""
-    offered = {field.name for field in dataclasses.fields(TrainerSettings)}
-    theirs = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
-    assert offered <= theirs
-    decided = {
-        "accumulate_grad_batches", "barebones", "check_val_every_n_epoch", "default_root_dir",
-        "enable_autolog_hparams", "enable_checkpointing", "enable_model_summary",
-        "enable_progress_bar", "fast_dev_run", "gradient_clip_algorithm", "gradient_clip_val",
-        "inference_mode", "limit_predict_batches", "limit_test_batches", "limit_train_batches",
-        "limit_val_batches", "log_every_n_steps", "max_epochs", "max_steps", "min_epochs",
-        "min_steps", "model_registry", "num_sanity_val_steps", "overfit_batches",
-        "reload_dataloaders_every_n_epochs", "sync_batchnorm", "use_distributed_sampler",
-        "val_check_interval",
-    }  # fmt: skip
-    assert theirs - offered == decided
 
 
 # A GPU without room: half the micro-batch once, the batch and its data unchanged, or one line
