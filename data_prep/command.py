@@ -97,7 +97,7 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
     tokenizer = sample.tokenizer() if spec is None else Tokenizer.load(spec)
     from data_prep.download import Fetcher, announce, estimate
     from data_prep.mix import wanted_tokens
-    from data_prep.prepare import Request, finished, prepare  # imports aiohttp
+    from data_prep.prepare import Request, finished, prepare
 
     if settings.duplicates == "near" and not find_spec("datasketch"):
         raise UserError("--duplicates near needs datasketch: pip install 'dualpath[near]'")
@@ -113,16 +113,11 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
         print(f"{remote} holds this already, nothing to do")
         return
     else:
-        with_val = any(source.path == SAMPLE for source in settings.sources)
         plan = estimate(corpora, wanted_tokens(settings), downloads)
         announce(plan, out, downloads, yes=options.yes)
         with Fetcher(corpora, downloads, plan.files) as fetcher:
             manifest = prepare(
-                request,
-                options.workers or cores(),
-                fetcher.get,
-                overwrite=options.overwrite,
-                extra=lambda folder: sample.write_val(folder / "val") if with_val else None,
+                request, options.workers or cores(), fetcher.get, overwrite=options.overwrite
             )
         print(f"{out}: {_summary(manifest)}")
         _warn(settings, manifest)

@@ -130,7 +130,7 @@ def nemotron_files(selection: str, mirror: str, folder: Path) -> list[RemoteFile
 
 
 def _paths(mirror: str, url: str, folder: Path) -> list[str]:
-    from data_prep.download import Downloads, Unavailable  # imports aiohttp
+    from data_prep.download import Downloads, Unavailable  # imports requests
 
     try:
         file = Downloads(folder).get(RemoteFile(url, f"{NEMOTRON}/{Path(url).name}"))

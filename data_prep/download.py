@@ -1,4 +1,4 @@
-"""Files over HTTP, by fsspec: whole under their names or not there, and ahead of their reader."""
+"""Files over HTTP: whole under their names or not there, and ahead of their reader."""
 
 import hashlib
 import itertools
@@ -11,22 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
-from typing import Any
 
-import aiohttp
-import fsspec
-from fsspec.callbacks import Callback
+import requests
+import urllib3
 from rich.filesize import decimal
 
 from data_prep.corpora import FILE_BYTES, FILE_TOKENS, Corpus, InputFile, RemoteFile
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import alone, replacing
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
-from dualpath_cli.data.rows import OnRead, decompress, is_known, suffixes
+from dualpath_cli.data.rows import OnRead
 
 log = logging.getLogger(__name__)
 
@@ -91,54 +88,41 @@ class Downloads:
     def _receive(self, file: RemoteFile, partial: Path) -> None:
         """Asks once for the file; raises _Trouble where another request may bring more."""
         seconds = TIMEOUT_SECONDS if self._answered else FIRST_ANSWER_SECONDS
-        timeout = aiohttp.ClientTimeout(connect=seconds, sock_read=seconds)
-        # By the environment's proxies, and as stored: lengths and hashes are those of stored bytes.
-        client = {"trust_env": True, "auto_decompress": False, "timeout": timeout}
-        asked: dict[str, Any] = {"headers": {"Accept-Encoding": "identity"}}
-        if file.token:
-            asked["auth"] = _Bearer(file.token)
+        # As stored: sizes and hashes are those of the stored bytes.
+        as_stored = {"Accept-Encoding": "identity"}
+        token = _Bearer(file.token) if file.token else None
         try:
-            web = fsspec.filesystem("http", client_kwargs=client)  # one for equal settings
-            web.get_file(file.url, str(partial), callback=_Arrivals(self), **asked)
-        except FileNotFoundError:
-            raise Unavailable("404 Not Found") from None
-        except (aiohttp.TooManyRedirects, aiohttp.InvalidURL) as error:
+            with (
+                requests.get(
+                    file.url, headers=as_stored, auth=token, timeout=seconds, stream=True
+                ) as answer,
+                partial.open("wb") as sink,
+            ):
+                self._answered = True
+                said = f"{answer.status_code} {answer.reason}"
+                if answer.status_code in {408, 425, 429} or answer.status_code >= 500:
+                    raise _Trouble(said, answer.headers.get("Retry-After", ""))
+                if not answer.ok:
+                    raise Unavailable(said)
+                since, received = time.monotonic(), 0
+                # As soon as there are bytes: a read of a whole block may take hours.
+                while block := answer.raw.read1(1 << 16, decode_content=False):
+                    if self.leaving.is_set():
+                        raise CancelledError
+                    sink.write(block)
+                    self._on_bytes(len(block))
+                    received += len(block)
+                    if time.monotonic() >= since + SLOW_SECONDS:
+                        if received < LEAST_BYTES:
+                            raise _Trouble(f"{received:,} bytes in {SLOW_SECONDS:.0f} seconds")
+                        since, received = time.monotonic(), 0
+        except (requests.TooManyRedirects, requests.exceptions.InvalidURL) as error:
             raise Unavailable(f"{type(error).__name__}: {error}") from None
-        except aiohttp.ClientResponseError as error:
-            said = f"{error.status} {error.message}"
-            if error.status in {408, 425, 429} or error.status >= 500:
-                again = error.headers.get("Retry-After", "") if error.headers else ""
-                raise _Trouble(said, again) from None
-            raise Unavailable(said) from None
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise _Trouble(str(error).partition("\n")[0] or "no answer") from None
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            cause = error.args[0] if error.args else error
+            raise _Trouble(str(getattr(cause, "reason", cause))) from None
         if wrong := _difference(partial, file):
             raise Unavailable(wrong)
-        if not _can_be_read(partial, file):
-            raise _Trouble("the answer cannot be decompressed: a part of the file, or a login page")
-
-
-class _Arrivals(Callback):
-    """Hears of the beginning and the bytes of one answer."""
-
-    def __init__(self, downloads: Downloads) -> None:
-        super().__init__()
-        self._downloads = downloads
-        self._begun, self._received = time.monotonic(), 0
-
-    def set_size(self, size: int | None) -> None:
-        self._downloads._answered = True
-        self._begun = time.monotonic()
-
-    def relative_update(self, inc: int = 1) -> None:
-        self._downloads._on_bytes(inc)
-        if self._downloads.leaving.is_set():
-            raise CancelledError
-        self._received += inc
-        if time.monotonic() >= self._begun + SLOW_SECONDS:
-            if self._received < LEAST_BYTES:
-                raise _Trouble(f"{self._received:,} bytes in {SLOW_SECONDS:.0f} seconds")
-            self._begun, self._received = time.monotonic(), 0
 
 
 class _Trouble(Exception):
@@ -149,11 +133,15 @@ class _Trouble(Exception):
         self.retry_after = float(retry_after) if retry_after.isdecimal() else 0.0
 
 
-class _Bearer(aiohttp.BasicAuth):
-    """A token; aiohttp refuses a header that is set by hand beside an entry of ~/.netrc."""
+class _Bearer(requests.auth.AuthBase):
+    """A token for one host, in place of an entry of ~/.netrc."""
 
-    def encode(self) -> str:
-        return f"Bearer {self.login}"
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
 
 
 def _is_there(path: Path, file: RemoteFile) -> bool:
@@ -170,19 +158,6 @@ def _difference(partial: Path, file: RemoteFile) -> str | None:
             if hashlib.file_digest(data, "sha256").hexdigest() != file.sha256:
                 return f"its sha256 is not {file.sha256}"
     return None
-
-
-def _can_be_read(partial: Path, file: RemoteFile) -> bool:
-    """Whether a compressed file of rows of unknown size and hash can be decompressed."""
-    name = Path(file.name)  # of a list of files, which its reader checks, the ending is not known
-    if file.size is not None or file.sha256 or not (suffixes(name)[1] and is_known(name)):
-        return True
-    stored = partial.open("rb", buffering=0)
-    with suppress(OSError), decompress(stored, name) as stream:
-        while stream.read(1 << 20):
-            pass
-        return True
-    return False
 
 
 # What will be downloaded, and files fetched ahead of their reader
@@ -283,9 +258,3 @@ class Fetcher:
     def _received(self, count: int) -> None:
         with self._counting:  # several files arrive at a time
             self._listener(count)
-
-
-def on_this_disk(file: InputFile, on_received: OnRead) -> Path:
-    """`Fetcher.get` where nothing is downloaded."""
-    assert isinstance(file.origin, Path)
-    return file.origin

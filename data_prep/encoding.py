@@ -163,7 +163,7 @@ class Encoder:
         format = format_of(source.name, kind_of(path), source.field)
         count, fault = 0, None
         try:
-            read = read_rows(path, format.fields, IDS, progress.read, PIECE_BYTES, format.advice)
+            read = read_rows(path, format.fields, IDS, progress.read, PIECE_BYTES)
             for count, rows in enumerate(read, 1):
                 out = piece_path(job.folder, place, count - 1)
                 if read_sealed(out):

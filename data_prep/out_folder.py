@@ -1,8 +1,8 @@
 """The data folder: made in another one that can be continued, renamed when whole, and uploaded."""
 
 import json
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,74 +15,56 @@ from dualpath_cli.data.tokenizer import TOKENIZER
 _REQUEST, _REPLACED = "request.json", "replaced"
 
 
-class WorkFolder:
-    """OUT.partial, which one process uses at a time; a context manager."""
+@contextmanager
+def work_folder(out: Path, content: dict[str, Any], overwrite: bool) -> Iterator[Path]:
+    """Yields OUT.partial, which one process uses at a time.
 
-    def __init__(self, out: Path, content: dict[str, Any], overwrite: bool) -> None:
-        """`content` identifies the preparation; files of another content are not used."""
-        self.path = out.with_name(f"{out.name}.partial")
-        self._out = out
-        self._content = content
-        self._overwrite = overwrite
+    `content` identifies the preparation; files of another content are not used.
+    """
+    work = _partial(out)
+    with alone(_lock(work), work):
+        work.mkdir(exist_ok=True)
+        _claim(work, out, content, overwrite)
+        yield work
 
-    def __enter__(self) -> "WorkFolder":
-        with ExitStack() as stack:
-            self._make(self.path.parent)  # of the lock
-            stack.enter_context(alone(_lock(self.path), self.path))
-            self._make(self.path)
-            self._claim()
-            self._lock = stack.pop_all()
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self._lock.close()
+def publish(folder: Path, work: Path, out: Path) -> None:
+    """Gives a finished folder its name; a previous OUT moves into the work folder."""
+    if out.exists():  # a folder cannot be replaced in one step as a file can
+        remove(work / _REPLACED)
+        out.rename(work / _REPLACED)
+    folder.rename(out)
+    sync(out.parent)
 
-    def remove(self) -> None:
-        """Deletes the folder, last the note of its content, by which a part is recognised."""
-        for path in self.path.iterdir():
-            if path.name != _REQUEST:
-                remove(path)
-        remove(self.path)
 
-    def publish(self, folder: Path) -> None:
-        """Gives a finished folder its name; a previous OUT moves into this folder."""
-        if self._out.exists():  # a folder cannot be replaced in one step as a file can
-            remove(self.path / _REPLACED)
-            self._out.rename(self.path / _REPLACED)
-        folder.rename(self._out)
-        sync(self._out.parent)
+def discard(work: Path) -> None:
+    """Deletes a work folder, last the note of its content, by which a part is recognised."""
+    for path in work.iterdir():
+        if path.name != _REQUEST:
+            remove(path)
+    remove(work)
 
-    def _make(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise UserError(
-                f"'{self.path}' cannot be made a folder: a file is in its way; choose another "
-                "--out or move the file"
-            ) from None
 
-    def _claim(self) -> None:
-        note = self.path / _REQUEST
-        before = _noted(self.path)
-        held = set(self.path.iterdir()) - set(unfinished(note))
-        if held and (before is None or before.keys() != self._content.keys()):
-            raise UserError(
-                f"'{self.path}' is wanted for unfinished work and holds something else; move it"
-            )
-        if (old := self.path / _REPLACED).exists() and not self._out.exists():
-            old.rename(self._out)  # it was killed between the two renames
-        if before == self._content:
-            return
-        if before is not None and not self._overwrite:
-            raise UserError(
-                f"'{self.path}' holds an unfinished preparation of something else "
-                f"({_difference(before, self._content)}); finish it with the settings it was begun "
-                "with, or discard it with --overwrite"
-            )
-        for path in held:
-            if path != note:
-                remove(path)
-        write_text(note, json.dumps(self._content, indent=1))
+def _claim(work: Path, out: Path, content: dict[str, Any], overwrite: bool) -> None:
+    note = work / _REQUEST
+    before = _noted(work)
+    held = set(work.iterdir()) - set(unfinished(note))
+    if held and (before is None or before.keys() != content.keys()):
+        raise UserError(f"'{work}' is wanted for unfinished work and holds something else; move it")
+    if (old := work / _REPLACED).exists() and not out.exists():
+        old.rename(out)  # it was killed between the two renames
+    if before == content:
+        return
+    if before is not None and not overwrite:
+        raise UserError(
+            f"'{work}' holds an unfinished preparation of something else "
+            f"({_difference(before, content)}); finish it with the settings it was begun with, or "
+            "discard it with --overwrite"
+        )
+    for path in held:
+        if path != note:
+            remove(path)
+    write_text(note, json.dumps(content, indent=1))
 
 
 def _noted(path: Path) -> dict[str, Any] | None:
@@ -103,20 +85,21 @@ def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 def remove_leftovers(out: Path, content: dict[str, Any]) -> None:
     """Deletes the leftovers of a preparation that was killed after its folder got its name."""
-    work = WorkFolder(out, content, overwrite=False)
+    work = _partial(out)
     with suppress(OSError):
-        work.path.rmdir()  # left empty: it was killed just before
-    if _noted(work.path) == content:
-        # Under its lock: the preparation may be about to do the same.
-        with suppress(UserError), work:
-            work.remove()
-    elif _lock(work.path).exists():
-        with suppress(UserError, OSError), alone(_lock(work.path), work.path):
-            pass  # which removes it
+        work.rmdir()  # left empty: it was killed just before
+    # Under its lock, and the lock with it: the preparation may be about to do the same.
+    with suppress(UserError, OSError), alone(_lock(work), work):
+        if _noted(work) == content:
+            discard(work)
 
 
-def _lock(path: Path) -> Path:
-    return path.with_name(f"{path.name}{OURS}.lock")
+def _partial(out: Path) -> Path:
+    return out.with_name(f"{out.name}.partial")
+
+
+def _lock(work: Path) -> Path:
+    return work.with_name(f"{work.name}{OURS}.lock")
 
 
 LAST = (INDEX, TOKENIZER, MANIFEST)  # files that are uploaded last, in this order
@@ -136,8 +119,8 @@ def upload(
 ) -> None:
     """Uploads every file of a finished data folder, except those that are there already.
 
-    `on_bytes` gets bytes done, sent or passed over, from another thread; they add up to the sizes
-    of all files. Objects that no manifest there ever named are left alone.
+    `on_bytes` gets the size of each file that is there. Objects that no manifest there ever named
+    are left alone.
     """
     manifest = Manifest.read(folder)
     manifest.check_sizes(folder)
@@ -149,15 +132,14 @@ def upload(
         path, target = folder / name, f"{url}/{name}"
         sha256 = known.get(name) or storage.sha256_of(path)
         same_size = remote.get(name) == local[name]
-        if same_size and storage.uploaded_sha256(target) == sha256:
-            on_bytes(local[name])
-            continue
-        if name in known and storage.sha256_of(path) != sha256:
-            raise UserError(
-                f"{path}: changed since it was prepared (its sha256 differs); prepare it again "
-                "with `dualpath prepare ... --overwrite`"
-            )
-        storage.upload(path, target, sha256, on_bytes)
+        if not same_size or storage.uploaded_sha256(target) != sha256:
+            if name in known and storage.sha256_of(path) != sha256:
+                raise UserError(
+                    f"{path}: changed since it was prepared (its sha256 differs); prepare it again "
+                    "with `dualpath prepare ... --overwrite`"
+                )
+            storage.upload(path, target, sha256)
+        on_bytes(local[name])
 
 
 def _make_room(

@@ -14,9 +14,8 @@ import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
 
-from data_prep import records
+from data_prep import records, sample
 from data_prep.corpora import Corpus, InputFile
-from data_prep.download import on_this_disk
 from data_prep.encoding import Encoded, Encoder, Job
 from data_prep.mix import (
     BYTES_A_DOCUMENT,
@@ -27,9 +26,9 @@ from data_prep.mix import (
     portions,
     wanted_tokens,
 )
-from data_prep.out_folder import WorkFolder, remove_leftovers
+from data_prep.out_folder import discard, publish, remove_leftovers, work_folder
 from data_prep.pieces import FORMAT, Tokens, token_type
-from data_prep.settings import Preparation
+from data_prep.settings import SAMPLE, Preparation
 from data_prep.shards import write_shards
 from data_prep.text import Contamination
 from data_prep.workers import PieceSettings, workers
@@ -126,25 +125,23 @@ def _check_is_ours(out: Path) -> None:
 
 def prepare(
     request: Request,
-    processes: int = 1,
-    fetch: Callable[[InputFile, OnRead], Path] = on_this_disk,
+    processes: int,
+    fetch: Callable[[InputFile, OnRead], Path],
     *,
     overwrite: bool = False,
-    extra: Callable[[Path], None] | None = None,
 ) -> Manifest:
     """Writes the data folder and returns its manifest.
 
     Everything is made in `OUT.partial`, where an interrupted preparation is continued. The complete
     folder takes the name OUT, and only then replaces a previous folder. `processes` make the
-    pieces; any number gives the same bytes. `extra` may write further files into the folder.
-    `fetch` gets files that are not on this disk.
+    pieces; any number gives the same bytes. `fetch` gets files that are not on this disk.
     """
     out = request.out.resolve()
-    with WorkFolder(out, request.content, overwrite) as work:
+    with work_folder(out, request.content, overwrite) as work:
         if manifest := finished(request, overwrite):  # by another process, just before
-            work.remove()
+            discard(work)
             return manifest
-        folder = work.path / "finished"
+        folder = work / "finished"
         folder.mkdir(exist_ok=True)
         for unfinished in folder.rglob("*.partial"):  # else the manifest would list it
             unfinished.unlink()
@@ -156,19 +153,19 @@ def prepare(
             contamination=request.contamination,
             strict=request.strict,
         )
-        pieces = work.path / "pieces" / f"{request.digest[:16]}-{FORMAT}"
+        pieces = work / "pieces" / f"{request.digest[:16]}-{FORMAT}"
         pieces.mkdir(parents=True, exist_ok=True)
         with workers(processes, settings, pieces) as begin:
             encoder = Encoder(begin, processes + 2, fetch, request.strict)
             encoded, verdicts, chosen = _encode(request, encoder, pieces)
         try:
-            manifest = _write(request, encoded, verdicts, chosen, work.path, folder, extra)
+            manifest = _write(request, encoded, verdicts, chosen, work, folder)
         except UserError:
-            work.remove()  # there is nothing to continue
+            discard(work)  # there is nothing to continue
             raise
         finished(request, overwrite)  # hours have passed: no other folder is replaced
-        work.publish(folder)
-        work.remove()
+        publish(folder, work, out)
+        discard(work)
         return manifest
 
 
@@ -221,7 +218,6 @@ def _write(
     chosen: list[Portion],
     work: Path,
     folder: Path,
-    extra: Callable[[Path], None] | None,
 ) -> Manifest:
     tokenizer, settings = request.tokenizer, request.settings
     total = sum(portion.tokens for portion in chosen)
@@ -243,8 +239,8 @@ def _write(
         pools = [portion.pool for portion in chosen]
         records.write_held_out(folder, pools, tokenizer, progress.advance)
         records.write_duplicates(folder, request.corpora, encoded, verdicts, progress.advance)
-    if extra:
-        extra(folder)
+    if any(source.path == SAMPLE for source in settings.sources):
+        sample.write_val(folder / "val")
     sources = list(map(records.account, settings.sources, encoded, chosen))
     manifest = Manifest(
         documents=sum(portion.documents for portion in chosen),

@@ -18,9 +18,8 @@ from matplotlib.figure import Figure
 from scipy.stats import ttest_ind
 
 from dualpath_cli.flops.count import training_flops_per_token
-from dualpath_cli.report.blocks import Spread
+from dualpath_cli.report.blocks import LEVEL, Spread, holm
 from dualpath_cli.report.figures import FAMILY_COLORS
-from dualpath_cli.report.significance import LEVEL, holm
 from dualpath_cli.spec.config import ModelConfig
 
 STUDY = Path(__file__).parent

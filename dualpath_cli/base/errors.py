@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 LONGEST = 800  # characters of a message; a longer one loses its middle, as both ends say what to do
 
 
-NEAR = 0.7
-"""The least similarity, of difflib, of a word that is suggested: `ablation` has 0.71 to `ablate`,
-`score` 0.67 to `compare`."""
+NEAR, FAR = 0.7, 0.4
+"""The least similarity, of difflib, of a word that is suggested, and the most letters to change, as
+a part of the word: `ablation` has 0.71 and 0.38 to `ablate`, `score` 0.67 to `compare`, `max_steps`
+0.44 to `max_bad_steps`."""
 
 
 class UserError(Exception):
@@ -40,11 +41,18 @@ def did_you_mean(word: str, candidates: Iterable[str], shown: Mapping[str, str] 
     letters or more). `shown` has the names to show in place of candidates.
     """
     known = list(candidates)
-    near = difflib.get_close_matches(word[:LONGEST], known, n=1, cutoff=NEAR)
+    near = difflib.get_close_matches(word[:LONGEST], known, cutoff=NEAR)
+    near = [candidate for candidate in near if _changes(word, candidate) <= FAR * len(word)]
     near += [candidate for candidate in known if sorted(candidate) == sorted(word)]
     if len(word) >= 3:
         near += [candidate for candidate in known if candidate.startswith(word)]
     return f"; did you mean '{shown.get(near[0], near[0])}'?" if near else ""
+
+
+def _changes(word: str, other: str) -> int:
+    """Letters that are replaced, left out or added from one word to the other."""
+    parts = difflib.SequenceMatcher(None, word, other).get_opcodes()
+    return sum(max(i - h, k - j) for kind, h, i, j, k in parts if kind != "equal")
 
 
 class Stopped(BaseException):

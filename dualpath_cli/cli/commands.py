@@ -39,10 +39,11 @@ def _alone(name: str, purpose: str, options: str) -> Command:
 _ABLATION, _ROUTING = "dualpath_cli.study.ablation", "dualpath_cli.study.routing"
 
 _RECORDS = (
-    _alone(
+    Command(
         "quickstart",
         "Make a sample corpus, train a small model on it, ablate it, write a page of its routing.",
-        "dualpath_cli.cli.quickstart:Quickstart",
+        options="dualpath_cli.cli.main:Quickstart",
+        run="dualpath_cli.cli.main:quickstart",
     ),
     _alone(
         "tokenizer", "Train a byte-level BPE on any texts.", "data_prep.tokenizer:TrainTokenizer"

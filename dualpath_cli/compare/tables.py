@@ -15,9 +15,8 @@ from dualpath_cli.base.system import without_nan
 from dualpath_cli.compare.groups import Configuration, Group
 from dualpath_cli.compare.rates import resampled
 from dualpath_cli.compare.runs import AGGREGATE
-from dualpath_cli.report.blocks import SeedBlocks, block_spread, find_blocks
+from dualpath_cli.report.blocks import LEVEL, SeedBlocks, block_spread, find_blocks, holm
 from dualpath_cli.report.console import duration
-from dualpath_cli.report.significance import LEVEL, holm
 from dualpath_cli.report.table import (
     Column,
     Columns,

@@ -1,4 +1,4 @@
 """Text in and tokens out: documents, tokenizers, data folders, and the batches of a run.
 
-But for `blocks`, `windows` and `metrics` it imports neither torch nor lightning.
+But for `blocks` and `windows` it imports neither torch nor lightning.
 """

@@ -38,7 +38,6 @@ class Source:
 class Format:
     fields: tuple[str, ...]  # that a row must have
     _render: Callable[[dict[str, Any]], str]
-    advice: str = ""  # the end of messages about rows in another format
 
     def render(self, row: dict[str, Any] | BadRow) -> str:
         """Returns a row's text. Raises BadRow where a field is missing or holds no valid text."""
@@ -47,7 +46,7 @@ class Format:
         for field in self.fields:
             if field not in row:
                 hint = did_you_mean(field, row) or f" (fields: {', '.join(row) or 'none'})"
-                raise BadRow(f"no field '{field}'{hint}{self.advice}")
+                raise BadRow(f"no field '{field}'{hint}")
         try:
             text = self._render(row)
             text.encode()
@@ -56,7 +55,7 @@ class Format:
         except (TypeError, KeyError, IndexError) as error:
             wanted = ", ".join(self.fields)
             reason = f"{type(error).__name__}: {error}"
-            raise BadRow(f"no text in the values of {wanted} ({reason}){self.advice}") from None
+            raise BadRow(f"no text in the values of {wanted} ({reason})") from None
         return text
 
 
@@ -178,7 +177,7 @@ def read_documents(source: Source, on_read: OnRead = lambda count: None) -> Iter
     """
     for path in source_files(source):
         format = format_of(source.name, kind_of(path))
-        for rows in read_rows(path, format.fields, (), on_read, _READ_BYTES, format.advice):
+        for rows in read_rows(path, format.fields, (), on_read, _READ_BYTES):
             for number, row in rows.parsed():
                 try:
                     text = format.render(row)
@@ -211,15 +210,10 @@ def _string(value: Any) -> str:
     return value
 
 
-def _named(name: str, fields: tuple[str, ...], render: Callable[[dict[str, Any]], str]) -> Format:
-    chosen = f"; the name '{name}' chose this format, of {', '.join(fields)}"
-    return Format(fields, render, f"{chosen}: name a source of another one otherwise, by NAME=PATH")
-
-
 _NAMED = {
-    "gsm8k": _named("gsm8k", ("question", "answer"), _question_answer),
-    "triviaqa": _named("triviaqa", ("question", "answer"), _question_answer),
-    "arc": _named("arc", ("query", "choices", "gold"), _arc),
+    "gsm8k": Format(("question", "answer"), _question_answer),
+    "triviaqa": Format(("question", "answer"), _question_answer),
+    "arc": Format(("query", "choices", "gold"), _arc),
 }
 
 

@@ -45,12 +45,8 @@ class Rows:
     def parsed(self) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
         """Yields (number, object or fault) for each row except blank lines."""
         if isinstance(self.content, pa.RecordBatch):
-            try:
-                records = self.content.to_pylist()
-            except _NO_VALUE:
-                slices = (self.content.slice(n, 1) for n in range(self.content.num_rows))
-                records = list(map(_record, slices))
-            yield from enumerate(records, self.first)
+            slices = (self.content.slice(n, 1) for n in range(self.content.num_rows))
+            yield from enumerate(map(_record, slices), self.first)
             return
         parse = _text_object if self.kind == ".txt" else _json_object
         for number, line in enumerate(self.content, self.first):
@@ -95,23 +91,18 @@ def kind_of(path: Path) -> str:
 
 
 def read_rows(
-    path: Path,
-    fields: Sequence[str],
-    optional: Sequence[str],
-    on_read: OnRead,
-    size: int,
-    advice: str = "",
+    path: Path, fields: Sequence[str], optional: Sequence[str], on_read: OnRead, size: int
 ) -> Iterator[Rows]:
     """Yields a file's rows, about `size` bytes at a time; a longer row goes alone.
 
     The columns `fields` of a Parquet file must be there; `optional` ones are read if they are. The
     division into batches depends on the file and `size` alone. Raises UnreadableFile where the file
-    is cut off, damaged or lacks a column; `advice` ends the message for a missing column.
+    is cut off, damaged or lacks a column.
     """
     kind, number = kind_of(path), 1
     try:
         if kind == ".parquet":
-            batches = _records(path, [*fields], optional, on_read, size, advice)
+            batches = _records(path, [*fields], optional, on_read, size)
         else:
             batches = _lines(path, kind, on_read, size)
         for content in batches:
@@ -146,12 +137,7 @@ def decompress(file: io.FileIO, path: Path) -> io.BufferedReader:
 
 
 def _records(
-    path: Path,
-    fields: list[str],
-    optional: Sequence[str],
-    on_read: OnRead,
-    size: int,
-    advice: str,
+    path: Path, fields: list[str], optional: Sequence[str], on_read: OnRead, size: int
 ) -> Iterator[pa.RecordBatch]:
     # By default Arrow holds a whole row group as stored on the disk.
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
@@ -159,7 +145,7 @@ def _records(
         if missing := [field for field in fields if field not in names]:
             raise UnreadableFile(
                 f"{path}: no column '{missing[0]}'{did_you_mean(missing[0], names)} "
-                f"(columns: {', '.join(names)}){advice}"
+                f"(columns: {', '.join(names)})"
             )
         extra = [name for name in optional if name in names and name not in fields]
         on_disk, read, told = path.stat().st_size, 0, 0
@@ -208,14 +194,12 @@ def _halved(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
 
 def _record(record: pa.RecordBatch) -> dict[str, Any] | BadRow:
     """Returns the one row of a record batch as Python holds it."""
-    for name, values in zip(record.schema.names, record.columns, strict=True):
-        try:
-            values.to_pylist()
-        except UnicodeDecodeError:
-            return BadRow(f"column '{name}': not UTF-8")
-        except _NO_VALUE as error:
-            return BadRow(f"column '{name}': cannot be read: {str(error).splitlines()[0]}")
-    row: dict[str, Any] = record.to_pylist()[0]
+    try:
+        row: dict[str, Any] = record.to_pylist()[0]
+    except UnicodeDecodeError:
+        return BadRow("not UTF-8")
+    except _NO_VALUE as error:
+        return BadRow(f"cannot be read: {str(error).splitlines()[0]}")
     return row
 
 

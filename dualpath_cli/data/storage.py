@@ -10,12 +10,10 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from fsspec.callbacks import Callback
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import open_regular, replacing
@@ -66,7 +64,7 @@ def local_copy(location: str | Path) -> Path:
     path = cache() / "files" / name / url.rsplit("/", 1)[-1]
     if not path.exists():
         with (
-            replacing(path, shared=True) as partial,
+            replacing(path) as partial,
             _s3(url),
             content,
             partial.open("wb") as file,
@@ -94,20 +92,10 @@ def download(url: str, path: Path, sha256: str) -> None:
             raise UserError(f"{url}: changed since it was prepared (its sha256 differs)")
 
 
-class _Counted(Callback):
-    def __init__(self, on_bytes: Callable[[int], None]) -> None:
-        super().__init__()
-        self._on_bytes = on_bytes
-
-    def relative_update(self, inc: int = 1) -> None:
-        self._on_bytes(inc)
-
-
-def upload(path: Path, url: str, sha256: str, on_bytes: Callable[[int], None]) -> None:
-    """Copies a file and its sha256 to an object; `on_bytes` is called from another thread."""
+def upload(path: Path, url: str, sha256: str) -> None:
+    """Copies a file and its sha256 to an object."""
     with _s3(url, attempts=10) as (files, key):
-        noted = {_SHA256: sha256}
-        files.put_file(str(path), key, callback=_Counted(on_bytes), Metadata=noted)
+        files.put_file(str(path), key, Metadata={_SHA256: sha256})
 
 
 def uploaded_sha256(url: str) -> str | None:

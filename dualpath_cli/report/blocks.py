@@ -1,4 +1,4 @@
-"""Paired tests over seeds, by randomised blocks.
+"""Tests over runs: paired over seeds by randomised blocks, signed ranks, and their correction.
 
 A seed is a block: it has the same data order and shared initial weights in every configuration. If
 C configurations have all S seeds, with y_cs = m + a_c + b_s + e_cs, the variance of e is estimated
@@ -14,7 +14,7 @@ S - 1 degrees of freedom.
 Shapes: C configurations, S seeds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf, sqrt
@@ -22,7 +22,8 @@ from math import inf, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.report.significance import LEVEL, POWER
+LEVEL = 0.05  # a corrected p-value below this rejects
+POWER = 0.8  # the probability of finding the smallest detectable difference
 
 Scores = Mapping[str, Mapping[int, float]]  # by configuration and seed
 
@@ -120,3 +121,29 @@ def noncentrality(df: int) -> float:
 
     bound = t.ppf(1 - LEVEL / 2, df)
     return float(brentq(lambda size: nct.sf(bound, df, size) - POWER, 0.0, 3 * bound))
+
+
+def signed_rank_p(differences_N: Sequence[float]) -> float:
+    """Returns the two-sided p-value of Wilcoxon's signed-rank test, (N,); nan where all are zero.
+
+    Each run gives one difference. Fewer than six runs cannot give p < 0.05.
+    """
+    from scipy.stats import wilcoxon
+
+    if not any(differences_N):
+        return float("nan")
+    return float(wilcoxon(differences_N).pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Returns p-values corrected for their number (Holm 1979); nan (no test) stays, uncounted.
+
+    Rejecting all values below 0.05 rejects a true hypothesis in at most one of twenty families.
+    """
+    order = sorted((n for n, p in enumerate(p_values) if p == p), key=lambda n: p_values[n])
+    corrected = [float("nan")] * len(p_values)
+    least = 0.0
+    for place, number in enumerate(order):
+        least = max(least, min(1.0, (len(order) - place) * p_values[number]))
+        corrected[number] = least
+    return corrected

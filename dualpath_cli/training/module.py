@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.data.metrics import LanguageModelLoss
+from dualpath_cli.data.windows import LanguageModelLoss
 from dualpath_cli.kernels.freed_memory import keep_freed_memory
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE

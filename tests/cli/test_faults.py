@@ -1,20 +1,31 @@
-"""What the machine cannot do, and how a failure and its message end."""
+"""What goes wrong around a command: the machine, the answer's reader, damaged files of a run."""
 
+import io
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from data_prep.__main__ import main as data_prep
 from dualpath_cli.base import system
 from dualpath_cli.base.errors import LONGEST, UserError, one_line
+from dualpath_cli.base.system import read_csv
+from dualpath_cli.cli.main import main
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training import checks
-from tests.cli.home import recipe_of_home
+from tests.cli.home import RUN, recipe_of_home, write_home
+from tests.conftest import Share
+from tests.training.tiny_run import back_to_step, tables
 
 
 def test_cores_are_those_that_the_process_may_use(monkeypatch):
@@ -78,3 +89,182 @@ def test_a_model_that_just_fits_is_let_through(monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: needed - 1 if name == "SC_PHYS_PAGES" else 1)
     with pytest.raises(UserError, match="lower model"):
         checks.check_size(settings)
+
+
+# A reader that leaves, and an encoding that lacks a character: standard output is a file of the
+# test's own
+
+
+TEXT = "−Ω貝"
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    """Standard output is a pipe whose reader has left."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe, redirect_stdout(pipe):
+        yield
+
+
+@contextmanager
+def latin_1(errors: str = "strict") -> Iterator[io.BytesIO]:
+    """What is written to standard output, with PYTHONIOENCODING=latin-1:ERRORS."""
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding="latin-1", errors=errors, write_through=True)
+    with redirect_stdout(stream):
+        yield written
+
+
+def words_of(line: str, run: Path, out: Path) -> list[str]:
+    places = {"RUN": str(run), "OUT": str(out), "TEXT": TEXT}
+    return [places.get(word, word) for word in line.split()]
+
+
+PRINTING = ["compare RUN --out OUT", "generate --ckpt_path RUN --prompt TEXT"]
+"""All commands print by one console; the second also streams."""
+
+
+@pytest.mark.parametrize("line", PRINTING)
+def test_a_reader_that_leaves_ends_a_command_with_141(line, trained, tmp_path, capfd):
+    words = words_of(line, trained(), tmp_path / "out")
+    with nobody():
+        assert main(words) == 141
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_training_goes_on_to_its_end_where_its_reader_has_left(fit):
+    with nobody():
+        run = fit()  # its exit code is 0
+    assert step_of(newest_checkpoint(run)) == 6
+
+
+def test_a_command_runs_where_the_shell_has_closed_its_standard_output():
+    with redirect_stdout(None):
+        assert main(["flops", "--budget", "80M"]) == 0
+        assert data_prep(["inspect", "not there"]) == 2
+
+
+@pytest.mark.parametrize("line", PRINTING)
+def test_what_an_encoding_lacks_is_escaped_on_the_screen(line, trained, tmp_path):
+    out = tmp_path / "out"
+    words = words_of(line, trained(), out)
+    with latin_1() as written:
+        assert main(words) == 0
+        said = written.getvalue().decode("latin-1")
+    if "TEXT" in line:
+        assert r"\u2212\u03a9\u8c9d" in said
+    if "OUT" in line:
+        assert any(out.iterdir())
+
+
+def test_a_text_is_whole_in_its_file_whatever_the_encoding_of_the_screen(trained, tmp_path):
+    out = tmp_path / "o.jsonl"
+    words = ["--prompt", TEXT, "--out", str(out), "--max_new_tokens", "1"]
+    run = trained()
+    with latin_1("surrogateescape"):  # as in the locale C
+        assert main(["generate", "--ckpt_path", str(run), "--prompt", TEXT]) == 0
+        assert main(["generate", "--ckpt_path", str(run), *words]) == 0
+    assert json.loads(out.read_text(encoding="utf-8"))["prompt"] == TEXT
+
+
+# Damaged files of a run: continuing it and studying it end in one line, or mend what can be
+
+
+FIT = "fit --config tiny.yaml"
+OTHERS = [
+    f"{command} --ckpt_path {RUN}"
+    for command in ("validate", "ablate", "routing --tagger none", "routing --text hello")
+]
+FILES = ("recipe.yaml", "versions.json", "metrics.csv", "validation.csv", "routing.csv")
+Damage = Callable[[Path], object]
+
+
+def pipe(path: Path) -> None:
+    """Puts a pipe in the place, into which nobody writes."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.fixture
+def home(share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run, in which commands end where Lightning would begin."""
+    shutil.copytree(share("home", write_home), tmp_path / "home", symlinks=True)
+    monkeypatch.chdir(tmp_path / "home")
+    monkeypatch.setattr("dualpath_cli.cli.lightning.run", lambda *_: True)
+    return tmp_path / "home"
+
+
+def text(content: bytes) -> Damage:
+    return lambda path: path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage", [pipe, *map(text, (b"\xff\xfe\n\x00", b"", b"[]", b"{}", b"data:"))]
+)
+@pytest.mark.parametrize("name", FILES[:2])
+def test_a_file_of_other_content_is_named(name, damage, home, said):
+    damage(home / RUN / name)
+    error = said(*FIT.split())
+    assert RUN in error
+    assert name in error
+
+
+@pytest.mark.parametrize("place", ["**/*.jsonl", "s3://bucket/val.jsonl", "texts"])
+def test_places_that_a_runs_recipe_alone_names_are_not_searched(place, home, said):
+    recipe = home / RUN / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("val.jsonl", f"'{place}'"))
+    assert f"held_out: {place}\n" in recipe.read_text().replace("'", "")
+    for line in OTHERS[:3]:
+        error = said(*line.split())
+        assert f"data.val.held_out: '{place}' of {RUN}/recipe.yaml is a glob, a folder" in error
+        assert f"unless given: --data.val.held_out '{place}'" in error
+    if place != "s3://bucket/val.jsonl":
+        (home / "texts" / "a.jsonl").write_text((home / "val.jsonl").read_text())
+        for line in OTHERS[:2]:
+            assert main([*line.split(), "--data.val.held_out", place]) == 0
+
+
+@pytest.mark.parametrize("line", [FIT, OTHERS[0]])
+def test_files_of_a_run_may_be_links(line, home):
+    for name in (*FILES, "tokenizer.json"):
+        path = home / RUN / name
+        path.rename(home / name)
+        path.symlink_to(home / name)
+    assert main(line.split()) == 0
+
+
+def test_nothing_is_quoted_of_what_a_recipe_links_to(home, said):
+    (home / "private").write_text("my-password: 1\n")
+    (home / RUN / "recipe.yaml").unlink()
+    (home / RUN / "recipe.yaml").symlink_to(home / "private")
+    assert "my-password" not in said(*FIT.split())
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
+def test_tables_without_rows_are_begun_again(damage, home):
+    for name in FILES[2:]:
+        damage(home / RUN / name)
+    assert main(FIT.split()) == 0
+
+
+def continued(run: Path) -> None:
+    assert main(["fit", "--config", str(run.parents[2] / "recipe.yaml")]) == 0
+
+
+def test_a_run_killed_within_a_row_goes_on_without_that_row(trained):
+    """And leaves columns out that the run does not write."""
+    run = trained()
+    whole = tables(run)
+    back_to_step(run, 2)
+    for name in ("metrics.csv", "validation.csv"):
+        text = (run / name).read_text()
+        # The kill may cut anywhere, also behind the last comma, where the row looks whole.
+        for cut_off in (text[: text.rindex(",") + 2], text[: text.rindex("\n")]):
+            (run / name).write_text(cut_off)
+            assert len(read_csv(run / name)) == text.count("\n") - 2
+    lines = (run / "routing.csv").read_text().splitlines()
+    more = [f"{line},{'mine' if number == 0 else number}" for number, line in enumerate(lines)]
+    (run / "routing.csv").write_text("\n".join(more) + "\n")
+    continued(run)
+    assert tables(run) == whole

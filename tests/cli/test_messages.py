@@ -31,6 +31,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 FILES = {
     "section.yaml": "modle: {loops: 3}",
     "key.yaml": "model: {n_layer: 2}",
+    "null.yaml": "model: {n_layers: null}",
     "twice.yaml": "{model: {loops: 2}, model: {loops: 3}}",
     "tag.yaml": "model: !!binary aGVsbG8=",
     "bomb.yaml": BOMB,

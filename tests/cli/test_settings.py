@@ -20,6 +20,7 @@ from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import main
 from dualpath_cli.cli.words import parser_of
 from dualpath_cli.recipe.settings import SECTIONS
+from tests.conftest import Said
 
 OPTIONS = Path(__file__).with_name("options.txt")
 FIELDS = {
@@ -68,9 +69,7 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture
-def refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Refused:
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said) -> Refused:
     """`refused(words, key, value)`: what `fit` says of words and a recipe's key, in one line."""
     monkeypatch.chdir(tmp_path)
 
@@ -81,11 +80,7 @@ def refused(
             words = [*words, "--config", "case.yaml"]
         widths = ["--model.d_ffn=64", "--model.d_ffn_wide=64"]
         given = [word for word in widths if not word.startswith(f"--{key}=")]
-        assert main(["fit", *given, *words]) == 2, (key, words)
-        out, said = capsys.readouterr()
-        assert (out, said.count("\n")) == ("", 1)
-        assert said.startswith("dualpath fit: error: ")
-        return said
+        return said("fit", *given, *words)
 
     return run
 

@@ -23,7 +23,7 @@ from dualpath_cli.compare.tables import (
     records_of_groups,
     tables_of_tests,
 )
-from dualpath_cli.report.significance import holm
+from dualpath_cli.report.blocks import holm
 from dualpath_cli.report.table import Entry, Table
 from tests.base.lazy import Lazy
 from tests.compare.run_folders import configuration, group, wide

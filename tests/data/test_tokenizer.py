@@ -49,11 +49,6 @@ def test_nothing_of_a_text_is_lost_and_special_tokens_written_out_are_text(small
         assert tokenizer.eot_id not in ids
 
 
-@given(TEXTS)
-def test_gpt2_ids_are_those_of_the_tokenizers_library(gpt2, reference, text):
-    assert gpt2.encode(text) == reference.encode(text, add_special_tokens=False).ids
-
-
 @pytest.fixture(scope="module")
 def reference(gpt2_folder: Path) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer.from_file(str(gpt2_folder / "tokenizer.json"))
@@ -107,9 +102,10 @@ def _set(*path: str, to: object) -> Callable[[dict], None]:
 
 
 REFUSED = {
-    "its model is WordPiece": _set("model", "type", to="WordPiece"),
+    "cannot be used": _set("model", "type", to="WordPiece"),
+    "lacks 210 of the 256 bytes": _set("model", "vocab", to={"word": 0}),
     "it marks parts of words": _set("model", "continuing_subword_prefix", to="##"),
-    "does not go by bytes": _set("pre_tokenizer", to={"type": "Whitespace"}),
+    "does not give back the text": _set("pre_tokenizer", to={"type": "Whitespace"}),
     "changes the text": _set("normalizer", to={"type": "Lowercase"}),
     "lacks 1 of the 256 bytes": lambda definition: definition["model"]["vocab"].pop("!"),
     "does not give back": _set("pre_tokenizer", "add_prefix_space", to=True),

@@ -11,8 +11,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.data import verification
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
-from tests.data.faulty_data import CHANGED, CHUNKS, flip
-from tests.data.manifests import write_data_folder
+from tests.data.faulty_data import CHANGED, CHUNKS, flip, write_data_folder
 
 
 @pytest.fixture

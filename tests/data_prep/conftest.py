@@ -1,17 +1,22 @@
-"""Small vocabularies, and requests to prepare documents with them."""
+"""Small vocabularies, requests to prepare, and a prepared folder's content, read plainly."""
 
+import io
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import litdata
 import pytest
+import zstandard
 
+from data_prep import prepare as pipeline
 from data_prep.corpora import find
 from data_prep.prepare import Request
 from data_prep.settings import Preparation, SourceSettings
+from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer, byte_of_character
 from tests.data.small_tokenizer import tokenizer_with
-from tests.data_prep.preparing import source, write_jsonl
 
 
 @pytest.fixture(scope="session")
@@ -64,3 +69,63 @@ def ask(small: Tokenizer, out: Path) -> Callable[..., Request]:
 def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers here need none."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+
+
+def prepare(request: Request, processes: int = 1, **options: Any) -> Manifest:
+    """`data_prep.prepare.prepare`, of files that are here."""
+    here = {"fetch": lambda file, on_received: file.origin}
+    return pipeline.prepare(request, processes, **(here | options))
+
+
+def source(name: str, path: Path | str, **settings: Any) -> SourceSettings:
+    return SourceSettings(name, str(path), **settings)
+
+
+def write_jsonl(path: Path, texts: Iterable[str], ids: Iterable[str] | None = None) -> Path:
+    rows = [{"text": text} for text in texts]
+    if ids:
+        rows = [{"id": id, **row} for id, row in zip(ids, rows, strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def tokens_of(folder: Path) -> list[int]:
+    """All tokens in the order of the stream, by litdata itself."""
+    dataset = litdata.StreamingDataset(
+        str(folder), item_loader=litdata.TokensLoader(block_size=1), shuffle=False
+    )
+    return [int(dataset[index][0]) for index in range(len(dataset))]
+
+
+def texts_of(folder: Path) -> list[str]:
+    """The texts of all documents in the order of the stream."""
+    tokenizer = Tokenizer.load(folder)
+    texts: list[str] = []
+    ids: list[int] = []
+    for token in tokens_of(folder):
+        if token == tokenizer.eot_id:
+            texts.append(tokenizer.decode(ids))
+            ids = []
+        else:
+            ids.append(token)
+    assert not ids
+    return texts
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file, compressed or not; none where it does not exist."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    if path.suffix == ".zst":
+        reader = zstandard.ZstdDecompressor().stream_reader(
+            io.BytesIO(data), read_across_frames=True
+        )
+        data = reader.read()
+    return [json.loads(line) for line in data.decode("utf-8").splitlines()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder by its path."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}

@@ -16,10 +16,9 @@ import pytest
 import zstandard
 
 from data_prep import encoding
-from data_prep.prepare import prepare
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.rows import read_rows
-from tests.data_prep.preparing import rows_of, texts_of, write_jsonl
+from tests.data_prep.conftest import prepare, rows_of, texts_of, write_jsonl
 
 GOOD = [f"good document {n}" for n in range(3)]
 LINES = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in GOOD)
@@ -50,7 +49,7 @@ def _invalid(*values: bytes) -> pa.Array:
 
 NANOSECONDS = pa.array([1, 2, 3, 4], pa.timestamp("ns"))  # Python holds microseconds
 # With pandas at hand Arrow makes its timestamps of them, which are no texts either.
-NO_TEXT = "Timestamp instead of a string" if find_spec("pandas") else "column 'text'"
+NO_TEXT = "Timestamp instead of a string" if find_spec("pandas") else "cannot be read"
 INVALID = pa.table({"text": _invalid(b"caf\xe9", *map(str.encode, GOOD)), "id": NANOSECONDS})
 ROW = {"unreadable": 1}
 FAULTS = [
@@ -72,7 +71,7 @@ FAULTS = [
     Fault("f.jsonl", b'{"\\ud800": 1}\n' + LINES, "fields: \ud800", 3, ROW),
     Fault("f.jsonl", b'{"n": ' + b"9" * 5000 + b"}\n", "5000 digits", 0, ROW),
     Fault("f.jsonl", b"[" * 10**6 + b"\n", "JSON", 0, ROW),
-    Fault("f.parquet", _parquet(INVALID), "column 'text': not UTF-8", 3, ROW),
+    Fault("f.parquet", _parquet(INVALID), "not UTF-8", 3, ROW),
     Fault("f.parquet", _parquet(pa.table({"text": NANOSECONDS})), NO_TEXT, 0, {"unreadable": 4}),
     Fault("f.parquet", _parquet(pa.table({"text": [None, *GOOD]})), "None", 3, ROW),
     Fault("f.txt", b"caf\xe9", "not UTF-8 at byte 3", 0, ROW),

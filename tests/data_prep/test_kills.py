@@ -20,8 +20,8 @@ import pytest
 from dualpath_cli.base.system import remove
 from dualpath_cli.data.manifest import Manifest
 from tests.cli.processes import SERVER
-from tests.data.manifests import intact
-from tests.data_prep.preparing import contents, write_jsonl
+from tests.data.faulty_data import intact
+from tests.data_prep.conftest import contents, write_jsonl
 
 
 def _run(words: list[str], kill: int, changes: Path) -> None:

@@ -12,13 +12,13 @@ import pytest
 
 from data_prep import encoding
 from data_prep.out_folder import finished_remote, upload
-from data_prep.prepare import finished, prepare
+from data_prep.prepare import finished
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data import storage
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
-from tests.data.manifests import intact, manifest_of, source_count
-from tests.data_prep.preparing import contents, write_jsonl
+from tests.data.faulty_data import intact, manifest_of, source_count
+from tests.data_prep.conftest import contents, prepare, write_jsonl
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "hello hello"]
 
@@ -57,15 +57,21 @@ def test_a_strangers_file_in_a_data_folder_is_not_deleted(ask, out, tmp_path):
     assert (out / "notes" / "thesis.tex").exists()
 
 
-def test_what_appears_meanwhile_under_the_final_name_is_not_deleted(ask, out, tmp_path):
+def test_what_appears_meanwhile_under_the_final_name_is_not_deleted(
+    ask, out, tmp_path, monkeypatch
+):
+    write = Manifest.write
 
-    def somebody_else(folder: Path) -> None:
+    def somebody_else(manifest: Manifest, folder: Path) -> None:
+        write(manifest, folder)
         out.mkdir()
         (out / "manifest.json").write_text('{"name": "a web page"}')
 
     asked = ask(TEXTS)
-    with pytest.raises(UserError, match="not a data folder"):
-        prepare(asked, extra=somebody_else)
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "write", somebody_else)
+        with pytest.raises(UserError, match="not a data folder"):
+            prepare(asked)
     for overwrite in (False, True):
         with pytest.raises(UserError, match="not a data folder"):
             finished(asked, overwrite)
@@ -126,12 +132,14 @@ def test_unfinished_work_that_was_damaged_is_made_again(ask, out, tmp_path, monk
     asked = ask([*(f"text {n} " * 5 for n in range(12)), "", *TEXTS], val_fraction=0.2)
     partial, kept = tmp_path / "out.partial", tmp_path / "kept"
 
-    def killed(folder: Path) -> None:
+    def killed(manifest: Manifest, folder: Path) -> None:
         shutil.copytree(partial, kept)
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        prepare(asked, extra=killed)
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(asked)
     prepare(asked)
     expected = contents(out)
     kinds: dict[str, list[str]] = {}

@@ -4,10 +4,13 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import math
+import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.ranges import Size
 from dualpath_cli.cli import launch
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import read
@@ -23,12 +25,13 @@ from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe import recipes
-from dualpath_cli.recipe.parser import build
 from dualpath_cli.recipe.recipes import Recipe, merge
+from dualpath_cli.recipe.schedule import rate_factor, std_factors
 from dualpath_cli.recipe.settings import OptimSettings
-from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.config import GROUP_OF, ModelConfig
 from dualpath_cli.training import checks
 from dualpath_cli.training.launch import TrainingLaunch
+from dualpath_cli.training.muon import shape_factor
 
 ROWS = paper.configurations()
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.recipe)
@@ -392,46 +395,94 @@ def test_bad_yaml_is_one_line_with_file_and_line_number(text, line, folder):
     assert "\n" not in str(error.value)
 
 
-# Values of a dataclass
+# Rates and initial values by kind of parameter
 
 
-@dataclasses.dataclass(frozen=True)
-class Mix:
-    path: str
-    weight: float | None = None
-    tokens: Size | None = None
-    seed: int = 0
-    keep: Literal["all", "none"] = "all"
-    ends: tuple[float, float] = (0.0, 1.0)
-    kinds: list[Literal["dual", "wide"]] = dataclasses.field(default_factory=list)
-    names: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.weight is not None and self.weight <= 0:
-            raise ValueError(f"weight must be above 0, not {self.weight}")
+WIDTHS = st.sampled_from([16, 32, 96, 128, 768, 1000])
+FACTORS = st.dictionaries(st.sampled_from(list(GROUP_OF)), st.floats(0, 1000))
+OUTPUTS = ("head", "router", "gate")
 
 
-def test_plain_values_become_tuples_and_sizes():
-    mix = build(Mix, {"path": "a", "weight": 2, "tokens": "1.5M", "ends": [1, 2]})
-    assert mix == Mix("a", 2.0, Size(1_500_000), ends=(1.0, 2.0))
-    assert type(mix.tokens) is Size
-    assert type(mix.weight) is float
-    assert build(Mix, {"path": "a"}).names is not build(Mix, {"path": "a"}).names
+@given(kind=st.sampled_from(list(GROUP_OF)), scale=FACTORS, base=WIDTHS, width=WIDTHS)
+def test_factors_are_those_of_table_3_times_the_scale_of_the_kind(kind, scale, base, width):
+    """Hidden: Adam's rate 1 / fan_in, variance 1 / fan_in; output: 1 / fan_in, 1 / fan_in^2."""
+    settings = OptimSettings(lr_scale=scale, base_width=base)
+    fan_in = width / base
+    matrix = kind == "hidden" or kind in OUTPUTS
+    variance = {"hidden": 1 / fan_in, **dict.fromkeys(OUTPUTS, 1 / fan_in**2)}.get(kind, 1)
+    wanted = scale.get(kind, 1) * (1 / fan_in if matrix else 1)
+    assert rate_factor(kind, settings, width) == pytest.approx(wanted)
+    assert std_factors(settings, width)[kind] == pytest.approx(math.sqrt(variance))
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "shown"),
-    [
-        ("path", None, "null"), ("path", ["a"], "['a']"), ("sed", 1, "seed"), ("weight", -1, "-1"),
-        ("seed", 2.0, "2.0"), ("seed", None, "null"), ("seed", True, "true"),
-        ("tokens", "lots", "lots"), ("tokens", 0, "'0'"), ("keep", "al", "'all'"),
-        ("ends", [1], "[1]"), ("ends", [1, "a"], "[1, 'a']"), ("names", {"a": 3}, "{'a': 3}"),
-        ("kinds", ["dual", "wid"], "'wide'"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_line_with_key_and_value_or_what_would_be_right(key, value, shown):
-    with pytest.raises(UserError) as error:
-        build(Mix, {"path": "a", key: value}, "x.")
-    assert key in str(error.value)
-    assert shown in str(error.value)
-    assert "\n" not in str(error.value)
+@given(kind=st.sampled_from(list(GROUP_OF)), scale=FACTORS, width=WIDTHS)
+def test_at_the_base_width_nothing_is_scaled_to_the_bit(kind, scale, width):
+    for base in (None, width):
+        settings = OptimSettings(lr_scale=scale, base_width=base)
+        assert rate_factor(kind, settings, width) == scale.get(kind, 1)
+        assert std_factors(settings, width)[kind] == 1
+
+
+@given(width=WIDTHS, base=WIDTHS, adjust=st.sampled_from(["match_rms_adamw", "original"]))
+def test_muons_updates_have_one_spectral_norm_at_all_widths(width, base, adjust):
+    """Of an orthogonal matrix it is 1, times the factor of the shape and that of the rate."""
+    settings = OptimSettings(name="muon", muon_adjust=adjust, muon_lr=0.02, base_width=base)
+    for rows, columns in ((1, 1), (4, 1), (1, 4)):
+        norms = [
+            rate_factor("hidden", settings, d)
+            * shape_factor(torch.Size((rows * d, columns * d)), adjust)
+            for d in (base, width)
+        ]
+        assert norms[1] == pytest.approx(norms[0])
+        assert rate_factor("hidden", settings, base) == pytest.approx(0.02 / settings.lr)
+    assert rate_factor("head", settings, width) == pytest.approx(base / width)
+    assert std_factors(settings, width)["hidden"] == pytest.approx((base / width) ** 0.5)
+
+
+# recipes/cluster.sbatch: SLURM is two scripts here that write down how they were called;
+# docs/cluster.md says what was run on the real one
+
+
+SCRIPT = Path(__file__).parents[2] / "recipes" / "cluster.sbatch"
+
+SLURM = {
+    "SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NTASKS_PER_NODE": "4", "SLURM_CPUS_PER_TASK": "3",
+}  # fmt: skip
+
+
+def stub(path: Path, lines: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{lines}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("code", [0, 2, 138])
+@pytest.mark.parametrize("warned", [False, True])
+def test_a_job_that_was_warned_of_its_end_is_requeued_and_no_other(code, warned, tmp_path):
+    # `srun` ends by itself, or once it was passed the warning that the script gets.
+    warning = f"trap 'echo passed on > {tmp_path}/warned; exit {code}' USR1; kill -USR1 $PPID"
+    lines = f'printf "%s\\n" "$@" > {tmp_path}/srun.txt\n'
+    lines += f"{warning}\nwhile :; do sleep 0.01; done" if warned else f"exit {code}"
+    stub(tmp_path / "bin/srun", lines)
+    stub(tmp_path / "bin/scontrol", f'echo "$@" > {tmp_path}/scontrol.txt')
+    stub(tmp_path / "venv/bin/activate", f"export PATH={tmp_path}/bin:$PATH")
+    done = subprocess.run(
+        ["bash", str(SCRIPT), "--config", "f80m_wide", "--run.name", "a b"],
+        env={**os.environ, **SLURM, "DUALPATH_VENV": str(tmp_path / "venv")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stderr
+    assert (tmp_path / "warned").exists() == warned
+    started = (tmp_path / "srun.txt").read_text().splitlines()
+    assert started == [
+        "--kill-on-bad-exit=1", "--distribution=block", "--cpus-per-task=3", "dualpath", "fit",
+        "--config", "f80m_wide", "--run.name", "a b",
+        "--trainer.num_nodes", "2", "--trainer.devices", "4",
+    ]  # fmt: skip
+    told = tmp_path / "scontrol.txt"
+    assert told.exists() == (warned and code != 0)
+    if told.exists():
+        assert told.read_text() == "requeue 17\n"

@@ -1,6 +1,8 @@
-"""Custom classes in every command: copies give what the built-in ones give, bit by bit."""
+"""Custom classes as built-in ones, in the model and in every command: copies give their numbers."""
 
+import dataclasses
 import importlib
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -9,22 +11,31 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
+from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.export.hf.code import own_files
+from dualpath_cli.flops import count
+from dualpath_cli.flops.shapes import numbers, units
+from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.spec.own_checks import import_classes
 from dualpath_cli.spec.own_classes import FOUND
+from dualpath_cli.training.module import build_optimizer
+from tests.model.reference import difference
+from tests.model.small_models import ALL_KINDS, EXACT, TOKENS, small
 from tests.spec import custom_classes
 from tests.study.conftest import OPEN
 from tests.training.tiny_run import Fit, back_to_step, tables, weights
 
-OWN = {
-    "gate": "tests.spec.custom_classes.TwoGates",
-    "combination": "tests.spec.custom_classes.Router",
-}
+HERE = "tests.spec.custom_classes"
+OWN: dict[str, Any] = {"gate": f"{HERE}.TwoGates", "combination": f"{HERE}.Router"}
 LONG: dict[str, Any] = {
     "model": {"max_seq_len": 64}, "run": {"batch_tokens": 256, "max_tokens": 6 * 256}
 }  # fmt: skip
@@ -103,17 +114,21 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
     yield module
     for name in written:
-        sys.modules.pop(name, None)
-        for path in [path for path in FOUND if path.startswith(f"{name}.")]:
-            del FOUND[path]
+        forget(name)
+
+
+def forget(module: str) -> None:
+    """Imports the module anew when a class of it is named next."""
+    sys.modules.pop(module, None)
+    for path in [path for path in FOUND if path.startswith(f"{module}.")]:
+        del FOUND[path]
+    importlib.invalidate_caches()
 
 
 def change(module: str, source: str) -> None:
     """Another source of a module, as a command that is started anew would read it."""
     Path(f"{module}.py").write_text(source)
-    del sys.modules[module]
-    FOUND.clear()
-    importlib.invalidate_caches()
+    forget(module)
 
 
 def test_a_run_keeps_the_source_and_is_continued_with_the_same_alone(write, fit, refused, capsys):
@@ -141,8 +156,7 @@ def test_a_run_keeps_the_source_and_is_continued_with_the_same_alone(write, fit,
     assert main(["validate", "--own_classes", "--ckpt_path", str(run)]) == 0
     assert module not in capsys.readouterr().err
     Path(f"{module}.py").unlink()
-    sys.modules.pop(module)
-    FOUND.clear()
+    forget(module)
     assert main(["validate", "--own_classes", "--ckpt_path", str(run)]) == 2
     assert f"No module named '{module}'; Python looks in" in capsys.readouterr().err
 
@@ -190,3 +204,160 @@ def test_what_a_folder_for_transformers_cannot_hold_is_refused(write):
         Path(f"{module}.py").write_text(f"{SOURCE}\ndef late():\n    {line}\n")
         with pytest.raises(UserError, match=rf"{path} cannot go .* imports {named};"):
             own_files(config)
+
+
+# In the model
+
+
+MASSLESS = {"combination": f"{HERE}.WithoutMass"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    for gate in (OWN["gate"], f"{HERE}.MlpGate"):
+        for combination in (OWN["combination"], MASSLESS["combination"]):
+            import_classes(small(gate=gate, combination=combination), allowed=True)
+
+
+@given(
+    gates=st.sampled_from(["two_gates", OWN["gate"]]),
+    combination=st.sampled_from([OWN["combination"], MASSLESS["combination"]]),
+    loops=st.integers(2, 4),
+    step_index=st.sampled_from(["zero_based", "one_based"]),
+    change=st.sampled_from(
+        [{}, {"loops": 1}, {"loops": 2}, {"loops": 5}, {"gates": (0.25, 0.75)},
+         {"gates": "shuffled"}, {"skip": 0.5}, {"kv_slots": 1}]
+    ),
+)  # fmt: skip
+@settings(max_examples=40)
+def test_copies_do_what_the_built_in_ones_do_under_any_intervention(
+    gates, combination, loops, step_index, change
+):
+    intervention = Intervention(**change)
+    config = small(loops=loops, step_index=step_index, gain_init=0.0, init_std=0.3)
+    own = dataclasses.replace(config, gate=gates, combination=combination)
+    outputs, traces = [], []
+    for one in (config, own):
+        model, trace = DualPathLM(one, seed=1).double(), RoutingTrace()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if ".gate." in name:
+                    parameter += torch.linspace(-1, 1, parameter.numel()).view_as(parameter)
+            outputs.append(forward(model, TOKENS, trace=trace, intervention=intervention))
+        traces.append(trace)
+    assert difference(*outputs) <= EXACT
+    for one, other in zip(*(trace.layers for trace in traces), strict=True):
+        assert difference(one.step_weights, other.step_weights) <= EXACT
+        assert difference(one.expected_loops, other.expected_loops) <= EXACT
+        assert torch.equal(one.steps_taken, other.steps_taken)
+
+
+def test_halting_by_mass_needs_a_class_that_leaves_some():
+    by_mass = Intervention(halting=0.1)
+    assert by_mass.problem(small(**OWN)) is None
+    problem = by_mass.problem(small(**MASSLESS))
+    assert problem is not None
+    assert "tests.spec.custom_classes.WithoutMass has no step_probability" in problem
+    assert Intervention(loops=2).problem(small(loops=1, **MASSLESS)) is not None
+
+
+class TestCounts:
+    config = small(gate=f"{HERE}.MlpGate", combination=MASSLESS["combination"], **ALL_KINDS)
+
+    def test_parameters_are_counted_off_the_class(self):
+        config, model = self.config, DualPathLM(self.config)
+        assert count.parameters(config) == sum(p.numel() for p in model.parameters())
+        gate = sum(p.numel() for p in model.blocks[0].gate.parameters())
+        assert count.parameters_by_part(config)["gate"] == gate == 16 + 16 * 5 + 5 + 5 * 2 + 2
+        assert sum(map(numbers, units(config))) == count.parameters(config)
+
+    def test_flops_are_what_the_class_declares(self):
+        dual, built_in = (
+            count.layer_flops(config.layers[0]) for config in (self.config, small(**ALL_KINDS))
+        )
+        assert dual.gate == 2 * 5 * (16 + 2)
+        assert dual.linear_total - built_in.linear_total == dual.gate - 4 * 16
+        assert dual.router == 2 * 17 * 3
+        assert dual.total == dual.linear_total + dual.router + dual.attention_scores
+        assert count.layer_flops(dataclasses.replace(self.config, block="loop").layers[0]).gate == 0
+
+
+class TestParameters:
+    def test_they_follow_the_class_and_its_defaults(self):
+        config = small(gate=f"{HERE}.MlpGate", init_std=0.5)
+        model = DualPathLM(config, seed=0)
+        gate = model.blocks[1].gate
+        assert (gate.norm.weight == 1).all()
+        assert 0.3 < gate.hidden.weight.std() < 0.7
+        assert (gate.hidden.bias == 0).all()
+        optimizer = build_optimizer(model.named_parameters(), OptimSettings(), 9, config)
+        grouped = {
+            id(p): group["name"] for group in optimizer.param_groups for p in group["params"]
+        }
+        assert {name: grouped[id(parameter)] for name, parameter in gate.named_parameters()} == {
+            "norm.weight": "norms", "hidden.weight": "gate", "hidden.bias": "biases",
+            "out.weight": "gate", "out.bias": "biases",
+        }  # fmt: skip
+        declared = DualPathLM(small(gate=OWN["gate"]), seed=0).blocks[0].gate
+        assert (declared.proj.weight == 0).all()
+
+
+def test_under_autocast_classes_work_in_the_type_of_their_weights():
+    """As the built-in ones do, whatever operations a class is made of."""
+    config = small(gain_init=0.0, init_std=0.3, residual_dtype="bfloat16")
+    seen = []
+    for one in (config, dataclasses.replace(config, **OWN)):
+        model, trace = DualPathLM(one, seed=1), RoutingTrace()
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            logits = model(TOKENS, trace=trace)
+        assert trace.layers[0].gate_deep.dtype == torch.float32
+        assert trace.layers[0].step_weights.dtype == torch.float32
+        seen.append(logits)
+    assert torch.equal(*seen)
+
+
+# docs/custom.md: the file that its code makes is trained with, used and exported
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "custom.md"
+OF_PAGE = {"gate": "my_gates.TemperedGate", "combination": "my_gates.SoftmaxOverSteps"}
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    (tmp_path / "my_gates.py").write_text("\n\n".join(blocks))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    importlib.invalidate_caches()
+    yield
+    forget("my_gates")
+
+
+@pytest.mark.usefixtures("page")
+def test_a_model_is_trained_with_it_and_both_classes_learn(fit, output_of, said):
+    run = fit(model=OF_PAGE, optim={"lr": 0.05})
+    losses = [float(row["loss"]) for row in tables(run)["metrics.csv"]]
+    assert losses[-1] < losses[0]
+    learned = weights(run)
+    for layer in (0, 1):
+        for name in ("gate.proj.weight", "gate.log_temperature", "deep.router.slope"):
+            assert learned[f"model.blocks.{layer}.{name}"].abs().max() > 0
+    error = json.loads(output_of("flops", "--config", run / "recipe.yaml", "--format", "json"))
+    assert error["params"] == sum(value.numel() for value in learned.values())
+    assert error["flops_per_token_per_layer"]["gate"] == 4 * 16
+    assert error["flops_per_token_per_layer"]["router"] == 2 * 16 * 2
+    for words in (["--loops", 3], ["--intervention", "skip=0.4"]):
+        assert output_of("generate", "--own_classes", "--ckpt_path", run, "--prompt", "a", *words)
+    by_mass = ["--prompt", "hello", "--intervention", "halting=0.5"]
+    error = said("generate", "--own_classes", "--ckpt_path", run, *by_mass)
+    assert "SoftmaxOverSteps has no step_probability" in error
+
+
+@pytest.mark.usefixtures("page")
+def test_a_folder_for_transformers_can_hold_it():
+    config = ModelConfig(d_ffn=8, d_ffn_wide=8, **OF_PAGE)
+    import_classes(config, allowed=True)
+    (text,) = own_files(config).values()
+    assert "from .configuration_dualpath import ModelConfig" in text

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from dualpath_cli.data.metrics import LanguageModelLoss
+from dualpath_cli.data.windows import LanguageModelLoss
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.model.parameters import kind_of

@@ -15,7 +15,7 @@ from data_prep.out_folder import upload
 from dualpath_cli.data import blocks, storage
 from dualpath_cli.data.blocks import Blocks, OrderedBlocks
 from dualpath_cli.data.manifest import Manifest
-from tests.data.manifests import write_data_folder
+from tests.data.faulty_data import write_data_folder
 from tests.data.small_tokenizer import tokenizer_with
 from tests.data_prep.web import wait_for
 from tests.training.tiny_run import SEQ_LEN, back_to_step, rows, tables, weights, write_text
