@@ -45,7 +45,6 @@ def words_of(line: str, run: Path, texts: Path, out: Path) -> list[str]:
 
 EVERYDAY = ["compare RUN --out OUT", "generate --ckpt_path RUN --prompt TEXT"]
 NIGHTLY = [
-    "routing --ckpt_path RUN --text TEXT",
     "routing --ckpt_path RUN --out OUT --tagger none",
     "evaluate --ckpt_path RUN --sources p=VAL --out OUT",
 ]

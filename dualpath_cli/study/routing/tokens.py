@@ -144,8 +144,8 @@ def token_texts(values: Iterable[bytes]) -> list[str]:
     return texts
 
 
-def read_examples(tokens: Path, source: str, counts: Mapping[int, int | None]) -> list[Example]:
-    """Reads sequences of a source by number, the first tokens of each or all (None).
+def read_examples(tokens: Path, source: str, counts: Mapping[int, int]) -> list[Example]:
+    """Reads sequences of a source by number, the first tokens of each.
 
     Sequences without rows are left out.
     """

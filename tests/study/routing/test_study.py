@@ -211,61 +211,6 @@ def test_what_is_done_is_not_read_again(run, texts, by_letter, forwards, capsys)
         assert (complete / name).read_text() == (parts / name).read_text(), name
 
 
-# In the terminal
-
-
-def test_a_text_is_printed_with_its_deep_shares(run, capsys):
-    model, tokenizer = model_of(run)
-    ids = tokenizer.encode("hell the")
-    trace = RoutingTrace()
-    with torch.no_grad():
-        model(torch.tensor([[tokenizer.eot_id, *ids]]), trace=trace)
-    shares = torch.stack([layer.deep_share[0, 1:] for layer in trace.layers], 1)
-    capsys.readouterr()
-    assert main(["routing", "--ckpt_path", str(run), "--text", "hell the"]) == 0
-    shown = capsys.readouterr().out
-    assert "\nhell the\n" in shown
-    for id, row in zip(ids, shares.tolist(), strict=True):
-        token = tokenizer.token_values()[id].decode()
-        cells = r" +".join(f"{share:.2f}" for share in (np.mean(row), *row))
-        assert re.search(rf"^{re.escape(token)} +{cells}", shown, re.MULTILINE), (token, cells)
-    names = ("gate_deep", "update_wide", "cosine", "expected_loops", "step_weights", "step_sizes")
-    for n, layer in enumerate(trace.layers):
-        (line,) = re.findall(rf"^│ +{n} │(.*)│$", shown, re.MULTILINE)
-        cells = [cell.strip() for cell in line.split("│")]
-        g_d, size, cosine, loops, weights, sizes = (
-            getattr(layer, name)[0, 1:].mean(0).numpy() for name in names
-        )
-        shown_means = [float(cells[k]) for k in (1, 4, 5, 6)]
-        assert shown_means == pytest.approx([*map(float, (g_d, size, cosine, loops))], abs=6e-4)
-        assert [float(w) for w in cells[7].split()] == pytest.approx(weights, abs=6e-3)
-        assert [float(w) for w in cells[8].split()] == pytest.approx(sizes, rel=0.06)
-    assert not (run / "routing").exists()
-    assert main(["routing", "--ckpt_path", str(run), "--text", "hell the " * 20]) == 0
-    assert "\n" + "hell the " * 20 in capsys.readouterr().out  # several sequences
-
-
-def test_the_page_of_a_text_is_that_of_a_source_with_it_alone(run, tmp_path, capsys):
-    (tmp_path / "text.txt").write_text("hell the")
-    words = ["--tagger", "none"]
-    study = [*words, "--data.val", f"{{text: {tmp_path / 'text.txt'}}}"]
-    study += ["--out", str(tmp_path / "study")]
-    assert main(["routing", "--ckpt_path", str(run), *study]) == 0
-    capsys.readouterr()
-    text = [*words, "--text", "hell the", "--out"]
-    assert main(["routing", "--ckpt_path", str(run), *text, str(tmp_path / "text")]) == 0
-    assert "\nhell the\n" in capsys.readouterr().out
-    ours, theirs = (data_of(tmp_path / name / "index.html") for name in ("text", "study"))
-    assert ours == theirs
-    summaries = [summary_of(tmp_path / name) for name in ("text", "study")]
-    assert summaries[0]["average"] == summaries[1]["average"]
-    assert main(["routing", "--ckpt_path", str(run), *text, str(tmp_path / "text")]) == 0, "again"
-    capsys.readouterr()
-    assert main(["routing", "--ckpt_path", str(run), *text, str(tmp_path / "study")]) == 2
-    assert "study' has the routing of whole sources; give another" in capsys.readouterr().err
-    assert summary_of(tmp_path / "study") == summaries[1]
-
-
 # What the page has beyond rows: the logit lens by values, costs by direct passes, what is kept
 
 MIXED = {
