@@ -32,9 +32,9 @@ from dualpath_cli.model import RoutingTrace
 from dualpath_cli.report.bootstrap import RESAMPLES, clusters_of, resample_weights
 from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.study import bench
+from dualpath_cli.study.bench import FILLER, Arrays, Pass, array_digest
 from dualpath_cli.study.controls import tag
 from dualpath_cli.study.parts_of_speech import TAGGER, UPOS, Tagger
-from dualpath_cli.study.passes import FILLER, Arrays, Pass, array_digest
 from dualpath_cli.study.routing import report
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page.passes import PagePass, page_passes, write_details

@@ -24,8 +24,8 @@ from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation.options import SUITES, Ablate, Row
-from dualpath_cli.study.ablation.report import draw, excess_table, layer_table, source_table, write
 from dualpath_cli.study.ablation.scores import Excess, Result, Scoring, compare, excesses
+from dualpath_cli.study.ablation.study import draw, excess_table, layer_table, source_table, write
 from dualpath_cli.study.controls import Match
 from dualpath_cli.study.parts_of_speech import ForcedClass
 from tests.study.conftest import Studied, Study, model_of

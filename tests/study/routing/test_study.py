@@ -22,8 +22,8 @@ from dualpath_cli.model import RoutingTrace
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study import parts_of_speech
+from dualpath_cli.study.bench import read_arrays
 from dualpath_cli.study.parts_of_speech import CLASSES
-from dualpath_cli.study.passes import read_arrays
 from dualpath_cli.study.routing.tokens import token_texts
 from tests.model import reference
 from tests.study.conftest import Studied, Study, data_of, model_of

@@ -28,7 +28,7 @@ from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
-from dualpath_cli.study.passes import FILLER, Arrays, Pass, read_arrays
+from dualpath_cli.study.bench import FILLER, Arrays, Pass, read_arrays
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page import tokens_with_room
 from dualpath_cli.study.routing.readouts import experts_by_layer, gated_layers, is_text, most_steps
