@@ -18,8 +18,7 @@ from tests.training.tiny_run import back_to_step, tables
 
 FIT = "fit --config tiny.yaml"
 OTHERS = [
-    f"{command} --ckpt_path {RUN}"
-    for command in ("validate", "ablate", "routing --tagger none")
+    f"{command} --ckpt_path {RUN}" for command in ("validate", "ablate", "routing --tagger none")
 ]
 FILES = ("recipe.yaml", "versions.json", "metrics.csv", "validation.csv", "routing.csv")
 Damage = Callable[[Path], object]
