@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import entropy
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import OURS
@@ -131,8 +132,13 @@ def test_the_summary_is_what_plain_means_over_the_rows_give(whole):
             assert report["upos"][tag]["layers"]["mean"] == pytest.approx(mean, rel=1e-5)
         present = {n for n, upos in CLASSES.items() if np.isin(columns["upos"], upos).any()}
         assert report["classes"].keys() == present
-        for estimate in (report["classes"][name]["difference"] for name in present):
-            assert estimate["low"] < estimate["mean"] < estimate["high"]
+        for name in present:
+            member = np.isin(columns["upos"], CLASSES[name])
+            inside, outside = (columns["deep_share"][its].mean(0) for its in (member, ~member))
+            found = report["classes"][name]
+            assert found["layers"]["mean"] == pytest.approx(inside - outside, rel=1e-4)
+            assert found["difference"]["low"] < (inside - outside).mean()
+            assert found["difference"]["high"] > (inside - outside).mean()
         averages.append(columns["deep_share"].mean(0))
     average = summary["average"]["layers"]["deep_share"]["mean"]
     assert average == pytest.approx(np.mean(averages, axis=0), rel=1e-5)
@@ -279,7 +285,10 @@ def test_every_token_has_its_experts_where_a_layer_has_any(mixed, texts):
     summary = json.loads((mixed.folder / "summary.json").read_text())
     source = summary["sources"]["held_out"]
     assert source["expert_loads"] == [pytest.approx(loads), []]
-    assert source["layers"]["load_max"]["mean"] == [pytest.approx(5 * loads.max()), None]
+    means = {"load_max": 5 * loads.max(), "load_entropy": entropy(loads, base=5),
+             "idle_experts": (loads == 0).sum()}  # fmt: skip
+    for name, mean in means.items():
+        assert source["layers"][name]["mean"] == [pytest.approx(mean), None]
     data = data_of(mixed.folder / "index.html")["model"]
     assert (data["experts"], data["chosen"]) == ([5, 0], 2)
 
