@@ -376,25 +376,12 @@ def test_a_best_rate_at_either_edge_names_its_arm_which_alone_is_not_tested(tmp_
 
 def test_the_error_at_a_steep_best_rate_is_that_of_blocks_of_all_arms_and_students(tmp_path):
     """A steep curve leaves no choice, and at a rate that was tried the parabola is its mean: blocks
-    at that rate, whose noise is that of all rates of all arms, here mostly the third one's."""
-    rng, tried = np.random.default_rng(1), np.array([1e-3, 2e-3, 4e-3])
-    scores = {
-        name: 2
-        + np.log(tried / 2e-3)[:, None] ** 2
-        + 0.01 * np.arange(2)
-        + rng.normal(0, s, (3, 2))
-        for name, s in (("wide", 1e-4), ("dual", 1e-4), ("loop", 1e-3))
-    }
-    for name, values in scores.items():
-        model = model_of(name, 1 if name == "wide" else 2)
-        for (n, seed), value in np.ndenumerate(values):
-            cell = f"{name}-lr_{tried[n]:g}"
-            write_run(tmp_path / cell / f"{seed}", model, {"a": value}, cell=cell, seed=seed,
-                      optim={"lr": float(tried[n])})  # fmt: skip
-    runs = [read_run(path) for path in find_folders([str(tmp_path)])]
-    (group,) = groups_of(runs, best=True)
+    at that rate, whose noise is that of all rates of all arms."""
+    arms = {"wide": (2e-3, 2.0), "dual": (2e-3, 1.9), "loop": (2e-3, 1.9)}
+    (group,) = groups_of(write_rates(tmp_path, arms, (1e-3, 2e-3, 4e-3), seeds=2), best=True)
     row = next(row for row in differences_of([group]) if row.configuration == "dual")
-    spread = block_spread(np.concatenate(list(scores.values())))
+    rows = [by for c in group.configurations for by in c.frame.values()]
+    spread = block_spread([[by[seed].scores["aggregate"] for seed in (0, 1)] for by in rows])
     assert (row.df, row.configurations) == (spread.df, 3) == (8, 3)
     assert (row.high - row.low) / 2 == pytest.approx(spread.reach, rel=0.04)
     assert (row.high_90 - row.low_90) / 2 == pytest.approx(spread.reach_90, rel=0.04)
