@@ -62,7 +62,7 @@ def study(words: Words) -> "StudyLaunch":
     layers = [{"data": {"val": {}}}, read_recipe(run.folder), _ELSEWHERE, own]
     line = words.upon(reduce(merge, layers))
     run = averaged(run, getattr(line.options, "average", 1))
-    options = line.options.read(line.recipe, run)
+    options = line.options.read(run)
     settings = _settings(line)
     if not settings.data.val:
         raise UserError("the run names no validation set; give one: --data.val.NAME FILE_OR_FOLDER")

@@ -53,8 +53,8 @@ class OfRun(OwnClasses, WithRecipe):
     ckpt_path: Place
     """Run folder or checkpoint to score; recipe, tokenizer and model are read from the run."""
 
-    def read(self, recipe: Any, run: Any) -> Self:
-        """Checks options against recipe and RUN; may change the recipe's data section."""
+    def read(self, run: Any) -> Self:
+        """The options, once RUN is known."""
         return self
 
     def check(self, settings: Settings) -> None:
@@ -75,7 +75,7 @@ class StudyOptions(OfRun):
         assert self.out is not None
         return Path(self.out)
 
-    def read(self, recipe: Any, run: Any) -> Self:
+    def read(self, run: Any) -> Self:
         """Returns the options with the folder to write to, by default RUN/<kind>/step-N."""
         out = run.folder / self.kind / f"step-{run.step:08d}" if self.out is None else self.out
         return replace(self, out=str(folder_of("--out", out)))

@@ -36,8 +36,6 @@ class Column:
     and is aligned left, others are aligned right; `""` is for numbers that are text already."""
     marks_lowest: bool = False
     """Whether the lowest of several numbers is marked, by a star or in bold."""
-    style: Callable[[Any], str] | None = None
-    """The style of a value on the terminal, in rich's words, such as `#1F2A44 on #4C8CB8`."""
 
     @property
     def line(self) -> str:
@@ -165,9 +163,7 @@ def show(console: "Console", table: Table, *, box: bool = True) -> None:
         )  # fmt: skip
     for row in rows:
         if row:
-            pairs = zip(table.columns, row, strict=True)
-            styles = [c.style(cell.value) if c.style else "" for c, cell in pairs]
-            drawing.add_row(*(Text(c.starred, style) for c, style in zip(row, styles, strict=True)))
+            drawing.add_row(*(Text(cell.starred) for cell in row))
         else:
             drawing.add_section()
     least = Measurement.get(console, console.options.update(width=WIDEST), drawing).minimum

@@ -173,8 +173,7 @@ def test_a_text_is_whole_in_its_file_whatever_the_encoding_of_the_screen(trained
 
 FIT = "fit --config tiny.yaml"
 OTHERS = [
-    f"{command} --ckpt_path {RUN}"
-    for command in ("validate", "ablate", "routing --tagger none", "routing --text hello")
+    f"{command} --ckpt_path {RUN}" for command in ("validate", "ablate", "routing --tagger none")
 ]
 FILES = ("recipe.yaml", "versions.json", "metrics.csv", "validation.csv", "routing.csv")
 Damage = Callable[[Path], object]

@@ -112,7 +112,8 @@ def test_a_retrofitted_folder_is_a_run_and_says_where_it_is_from(
         output_of("ablate", "--ckpt_path", out, "--data.val.text", val),
     ]
     assert all("│" in loss for loss in losses)
-    assert "g_d" in output_of("routing", "--ckpt_path", out, "--text", "a b", "--tagger", "none")
+    words = ("--data.val.text", val, "--tagger", "none", "--no_costs")
+    assert "g_d" in output_of("routing", "--ckpt_path", out, *words)
     words = ("fit", "--config", out / "recipe.yaml", "--run.init_from", out)
     words += ("--data.path", texts / "train", "--run.dir", tmp_path / "runs", "--run.compile")
     words += ("false", "--model.max_seq_len", 32, "--run.batch_tokens", 64, "--run.max_tokens")

@@ -82,7 +82,7 @@ def test_every_command_that_reads_a_run_refuses_it(trained, tmp_path, said):
     for words in (
         ["validate", *given],
         ["ablate", *given],
-        ["routing", *given, "--text", "hello"],
+        ["routing", *given],
         ["generate", *given, "--prompt", "hello"],
         ["evaluate", *given, "--out", tmp_path / "scores"],
         ["export", *given],

@@ -83,7 +83,7 @@ def test_a_class_that_a_run_names_is_imported_with_consent_alone(stranger, said)
     commands = [
         *(["validate", "--ckpt_path", path] for path in (run, run / "checkpoints/last")),
         ["ablate", "--ckpt_path", run, "--out", "out"],
-        ["routing", "--ckpt_path", run, "--text", "a"],
+        ["routing", "--ckpt_path", run],
         ["generate", "--ckpt_path", run, "--prompt", "a"],
         ["evaluate", "--ckpt_path", run, "--sources", "hostile/recipe.yaml", "--out", "out"],
         ["export", "--ckpt_path", run],

@@ -13,10 +13,11 @@ from dualpath_cli.base.errors import Stopped, UserError
 from dualpath_cli.base.system import alone, format_csv, write_text
 from dualpath_cli.compare.groups import RATES, edge_of, first_of, frames_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
-from dualpath_cli.compare.sweep import plan, request, runner
+from dualpath_cli.compare.sweep import request, runner
+from dualpath_cli.compare.sweep import runs as sweep_runs
 from dualpath_cli.compare.sweep.cells import FAMILIES, Cell, solve
 from dualpath_cli.compare.sweep.request import Design, Sweep
-from dualpath_cli.compare.sweep.runner import check_none, run_all, say
+from dualpath_cli.compare.sweep.runner import run_all, say
 from dualpath_cli.compare.sweep.runs import RATE, PlannedRun, plan_runs, write_recipes
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
 from dualpath_cli.recipe.settings import Settings, settings_from
@@ -33,45 +34,34 @@ def run(options: Sweep, recipe: Recipe) -> str:
     Raises RunFailed at the end, if runs failed, and Stopped if the answer was no, or after a
     signal.
     """
-    design = request.read(options, recipe)
-    new = [path for path in (design.out, *design.out.parents) if not path.exists()]
-    try:
-        with alone(design.out / request.LOCK, design.out):
-            return _run(design, plain_console())
-    except UserError:
-        with suppress(OSError):  # the first folder with a file in it ends this
-            for folder in new:
-                folder.rmdir()
-        raise
-
-
-def _run(design: Design, console: Console) -> str:
-    shared, jobs = _shared(design), design.options.jobs
+    design, console, jobs = request.read(options, recipe), plain_console(), options.jobs
+    shared = _shared(design)
     cells, notes = solve(design.wanted, shared.model)
     runs = plan_runs(cells, design, shared)
     firsts = list({run.configuration: run for run in reversed(runs)}.values())[::-1]
     check_different(firsts)
-    if not design.options.slurm:
+    if not options.slurm:
         runner.check_sharing(runs[0], jobs)
     check_begun(runs)
     check_settings(firsts)
-    _write_down(design, cells, notes)
-    write_recipes(runs)
-    for note in notes:
-        say(console, f"note: {note}")
-    _show_plan(design, runs, console)
     after = f"dualpath compare {design.out}"
     if len(design.varied.get(RATE, ())) > 2 and RATES.intersection(design.varied) == {RATE}:
         after += " --best lr"
     after += max(option_of(run.settings.model) for run in firsts)
-    if design.options.slurm:
-        return _array(design, runs, after)
-    _ask(design, console)
-    failed = run_all(runs, jobs, console)
-    check_none(failed, len(runs))
-    for edge in _edges(runs):
-        say(console, f"note: {edge}")
-    return f"next: {after}"
+    with alone(design.out / request.LOCK, design.out):
+        check_begun(runs)  # again: another sweep may have had the folder until now
+        _write_down(design, cells, notes)
+        write_recipes(runs)
+        for note in notes:
+            say(console, f"note: {note}")
+        _show_plan(design, runs, console)
+        if options.slurm:
+            return _array(design, runs, after)
+        _ask(design, console)
+        run_all(runs, jobs, console)
+        for edge in _edges(runs):
+            say(console, f"note: {edge}")
+        return f"next: {after}"
 
 
 def _shared(design: Design) -> Settings:
@@ -142,10 +132,10 @@ def _write_down(design: Design, cells: Sequence[Cell], notes: Sequence[str]) -> 
 
 def _show_plan(design: Design, runs: Sequence[PlannedRun], console: Console) -> None:
     given = design.options.tflops
-    speeds = plan.measured(runs) if given is None else dict.fromkeys(FAMILIES, given * 1e12)
-    rows = plan.costs(runs, speeds)
+    speeds = sweep_runs.measured(runs) if given is None else dict.fromkeys(FAMILIES, given * 1e12)
+    rows = sweep_runs.costs(runs, speeds)
     write_text(design.out / "plan.csv", format_csv([asdict(row) for row in rows]))
-    show(console, plan.plan_table(rows, runner.side_by_side(runs[0], design.options.jobs)))
+    show(console, sweep_runs.plan_table(rows, runner.side_by_side(runs[0], design.options.jobs)))
 
 
 def _ask(design: Design, console: Console) -> None:

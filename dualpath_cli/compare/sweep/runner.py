@@ -31,11 +31,12 @@ Slots = dict[int, tuple[PlannedRun, "subprocess.Popen[bytes]", float]]
 """Runs at work, with their processes and when they began."""
 
 
-def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> list[PlannedRun]:
+def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> None:
     """Trains the unfinished runs in their order, with a line for each as it ends.
 
-    Returns those that failed. A run that fails stops no other one. Raises Stopped after a signal,
-    once the runs at work have stopped with a checkpoint.
+    A run that fails stops no other one. Raises RunFailed at the end, with the last words of the
+    first run that failed; and Stopped after a signal, once the runs at work have stopped with a
+    checkpoint.
     """
     waiting = [run for run in runs if not run.is_finished]
     if len(waiting) < len(runs):
@@ -66,16 +67,10 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> list[Pla
                 say(console, f"{word} {run.name}, {ended}{why}")
             left.look(run for run, _, _ in slots.values())
             time.sleep(POLL)
-    return failed
-
-
-def check_none(failed: Sequence[PlannedRun], of: int) -> None:
-    """Raises RunFailed, with the last words of the first run that failed, if one did."""
     if failed:
-        run = failed[0]
         raise RunFailed(
-            f"{len(failed)} of {of} runs failed, the first one {run.name}: {last_words(run)} "
-            f"({run.log}); the same command tries them again"
+            f"{len(failed)} of {len(runs)} runs failed, the first one {failed[0].name}: "
+            f"{last_words(failed[0])} ({failed[0].log}); the same command tries them again"
         )
 
 

@@ -1,4 +1,4 @@
-"""The runs of a sweep: a recipe each, readable and runnable alone. Torch-free.
+"""The runs of a sweep, a recipe each, readable and runnable alone; and what they cost. Torch-free.
 
 OUT/
     sweep.yaml       the cells, and what was asked for
@@ -6,6 +6,8 @@ OUT/
     recipes/         a recipe for each run: a50_k4-seed_0.yaml
     runs/            their run folders: a50_k4/seed_0
     logs/            their output
+
+Hours follow from the speed that is given, or from the speed of the first run of each family.
 """
 
 import json
@@ -16,9 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import format_size
 from dualpath_cli.base.system import FIT, has_step, is_held, read_csv, write_text
 from dualpath_cli.compare.groups import matters
 from dualpath_cli.compare.runs import SeededRun
@@ -28,6 +32,8 @@ from dualpath_cli.flops import count
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
 from dualpath_cli.recipe.schedule import loop_counts
 from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.report.console import duration
+from dualpath_cli.report.table import Column, Columns, Table
 from dualpath_cli.run import run_folder
 from dualpath_cli.spec.own_checks import import_classes
 
@@ -162,3 +168,100 @@ def write_recipes(runs: Iterable[PlannedRun]) -> None:
             f"of {cell.budget:,} FLOPs per token and layer, matched in {how} FLOPs"
         )
         write_text(run.path, f"# {words}\n{dump(run.recipe)}")
+
+
+@dataclass(frozen=True)
+class Cost:
+    configuration: str
+    family: str
+    budget: int
+    alpha: float | None
+    loops: int
+    parameters: int
+    non_embedding: int
+    relative: float | None  # to PureWide of the same budget and matching, if it is in the sweep
+    linear_flops: float  # per token and layer of the backbone, with model.loops
+    total_flops: float
+    spent: float  # matched FLOPs over the FLOPs that they should be
+    tokens: int
+    training_flops: float  # of one run
+    seeds: int
+    left: int  # unfinished runs
+    hours: float | None  # hours of one run
+
+
+def measured(runs: Iterable[PlannedRun]) -> dict[str, float]:
+    """FLOP/s of training by family, of the first run of each that has logged a step here."""
+    known: dict[str, float] = {}
+    for run in runs:
+        rows = read_csv(run.folder / "metrics.csv")
+        speeds = [1e12 * float(row.get("tflops_per_second") or 0) for row in rows]
+        speed = median(speeds[len(speeds) // 2 :] or [0.0])  # the first steps compile
+        if speed > 0:
+            known.setdefault(run.cell.family, speed)
+    return known
+
+
+def costs(runs: Sequence[PlannedRun], speeds: Mapping[str, float]) -> list[Cost]:
+    """A row for each configuration; `speeds` are FLOP/s of training by family."""
+    by_name: dict[str, list[PlannedRun]] = {}
+    for run in runs:
+        by_name.setdefault(run.configuration, []).append(run)
+    # Parameters of PureWide by budget and matching; of a dense one, where there is one.
+    wides = {
+        (run.cell.budget, match): count.parameters(run.settings.model)
+        for run in sorted(runs, key=lambda run: count.has_experts(run.settings.model))[::-1]
+        for match in run.cell.matches
+        if run.cell.family == "wide"
+    }
+    found = []
+    for name, seeds in by_name.items():
+        run, cell, model = seeds[0], seeds[0].cell, seeds[0].settings.model
+        layer, parameters = count.mean_layer_flops(model), count.parameters(model)
+        wide = next(filter(None, (wides.get((cell.budget, m)) for m in cell.matches)), None)
+        speed = speeds.get(cell.family)
+        found.append(Cost(
+            name, cell.family, cell.budget, cell.alpha,
+            loops=1 if cell.model["block"] == "wide" else model.most_loops,
+            parameters=parameters, non_embedding=count.parameters_non_embedding(model),
+            relative=wide and parameters / wide,
+            linear_flops=layer["linear_total"] * cell.layers_times,
+            total_flops=layer["total"] * cell.layers_times, spent=cell.spent,
+            tokens=run.tokens, training_flops=run.flops,
+            seeds=len(seeds), left=sum(not run.is_finished for run in seeds),
+            hours=speed and run.flops / speed / 3600,
+        ))  # fmt: skip
+    return found
+
+
+def plan_table(rows: Sequence[Cost], jobs: int) -> Table:
+    """The plan as it is shown before anything runs; `jobs` runs at a time slow none down."""
+    runs, left = sum(row.seeds for row in rows), sum(row.left for row in rows)
+    caption = "M: million FLOPs per token and layer; of due: FLOPs relative to the budget"
+    due = [row for row in rows if row.left]
+    known = [row.hours * row.left for row in due if row.hours is not None]
+    if left and len(known) == len(due):
+        caption += f"; in all {duration(3600 * sum(known) / jobs)}"
+        caption += f", {jobs} side by side" if jobs > 1 else ""
+    elif left:
+        caption += "; hours are known once a run of each family has begun, or by --tflops"
+    columns: Columns[Cost] = [
+        (Column("configuration"), lambda row: row.configuration),
+        (Column("parameters", "{:.2f}M".format), lambda row: row.parameters / 1e6),
+        (Column("of wide", ".2f"), lambda row: row.relative),
+        (Column("linear M", ".3f"), lambda row: row.linear_flops / 1e6),
+        (Column("total M", ".3f"), lambda row: row.total_flops / 1e6),
+        (Column("of due", ".4f"), lambda row: row.spent),
+        (Column("tokens", _tokens), lambda row: row.tokens),
+        (Column("runs", "d"), lambda row: row.seeds),
+        (Column("each", lambda hours: duration(3600 * hours)), lambda row: row.hours),
+    ]
+    if len({row.budget for row in rows}) > 1:
+        columns.insert(1, (Column("budget"), lambda row: format_size(row.budget)))
+    title = f"{len(rows)} configurations, {runs} runs"
+    title += f", {left} of them left" if left < runs else ""
+    return Table.of(rows, columns, title, caption)
+
+
+def _tokens(tokens: int) -> str:
+    return f"{tokens / 1e6:.1f}M" if tokens >= 100_000 else f"{tokens:,}"

@@ -23,8 +23,8 @@ from dualpath_cli.report.bootstrap import Floats, clusters_of, resampled_sums
 from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation.options import Row
+from dualpath_cli.study.bench import FILLER, Arrays, Pass, array_digest
 from dualpath_cli.study.controls import Masks, Match
-from dualpath_cli.study.passes import FILLER, Arrays, Pass, array_digest
 from dualpath_cli.training.module import DualPathModule
 
 

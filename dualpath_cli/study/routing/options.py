@@ -1,38 +1,22 @@
 """The options of `dualpath routing`; imports nothing slow."""
 
-import atexit
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
-from typing import Self
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_ranges
-from dualpath_cli.base.system import read_json
-from dualpath_cli.recipe.options import StudyOptions, folder_of
-from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.recipe.options import StudyOptions
 from dualpath_cli.recipe.settings import Settings
-from dualpath_cli.run.run_folder import Run
 from dualpath_cli.study.parts_of_speech import check_pipeline
-
-SUMMARY = "summary.json"
-"""The file with the means of all sources."""
-TEXT = "text"  # the name of --text as a source
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingOptions(StudyOptions):
     """Reads what a run's gates do token by token on its validation sets: a page to look at any
-    text, three figures and their numbers; --text prints one text in the terminal. --data.val
-    '{NAME: PATH}' gives other texts, --data.val_tokens N fewer tokens.
+    text, three figures and their numbers. --data.val '{NAME: PATH}' gives other texts,
+    --data.val_tokens N fewer tokens.
     """
 
-    text: str | None = None
-    """Print the routing of this text in the terminal. With --out the text also has a page and files
-    there, as a source has."""
     tagger: Place | None = None
     """The spaCy pipeline for parts of speech, by name or path; by default en_core_web_sm, if
     installed. none leaves parts of speech out."""
@@ -49,30 +33,10 @@ class RoutingOptions(StudyOptions):
 
     def __post_init__(self) -> None:
         check_ranges(self, {"sequences": (1, 1 << 24)})
-        if self.text is not None:
-            if self.examples:
-                raise ValueError("examples goes with validation sets, not with --text")
-            if not self.text.strip():
-                raise ValueError("text is empty")
-
-    @property
-    def has_page(self) -> bool:
-        return self.text is None or self.out is not None
-
-    @property
-    def folder(self) -> Path:
-        return super().folder if self.has_page else self._temporary
-
-    @cached_property
-    def _temporary(self) -> Path:
-        """A folder that lives as long as the process."""
-        folder = mkdtemp(prefix="dualpath-")
-        atexit.register(rmtree, folder, ignore_errors=True)
-        return Path(folder)
 
     @property
     def untagged(self) -> bool:
-        return not self.has_page or (self.tagger or "").lower() == "none"
+        return (self.tagger or "").lower() == "none"
 
     @cached_property
     def chosen(self) -> list[tuple[str, int]]:
@@ -90,14 +54,6 @@ class RoutingOptions(StudyOptions):
         chosen = [number for name, number in self.chosen if name == source]
         return list(dict.fromkeys([*chosen, *range(count)]))[: max(self.sequences, len(chosen))]
 
-    def read(self, recipe: Recipe, run: Run) -> Self:
-        if self.text is None:
-            return super().read(recipe, run)
-        document = self._temporary / "text.jsonl"
-        document.write_text(json.dumps({"text": self.text}))
-        recipe["data"] |= {"val": {TEXT: str(document)}, "val_tokens": None}
-        return self if self.out is None else replace(self, out=str(folder_of("--out", self.out)))
-
     def check(self, settings: Settings) -> None:
         if "dual" not in settings.model.block_kinds:
             raise UserError("the model has no dual block, so there is no routing to read")
@@ -106,12 +62,6 @@ class RoutingOptions(StudyOptions):
                 sources = settings.data.val
                 hint = did_you_mean(name, sources) or f"; there are {', '.join(sources)}"
                 raise UserError(f"--examples '{name}:{number}': no source '{name}'{hint}")
-        if self.text is not None and self.out is not None:
-            summary = Path(self.out) / SUMMARY
-            if summary.exists() and read_json(summary).get("text") is None:
-                raise UserError(
-                    f"--out '{self.out}' has the routing of whole sources; give another folder"
-                )
         if self.tagger is not None and not self.untagged:
             try:
                 check_pipeline(self.tagger)

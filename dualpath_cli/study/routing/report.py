@@ -1,43 +1,52 @@
-"""What `dualpath routing` shows, from rows and sums: summary.json, three figures, the page, tables.
-
-Shapes: N tokens of a text, L layers with gates, K loops.
-"""
+"""What `dualpath routing` shows: summary.json, three figures, the page, a table."""
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.colors import to_hex
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from rich.console import Console
-from rich.text import Text
 
 from dualpath_cli.base.system import write_text
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 from dualpath_cli.report import bootstrap
-from dualpath_cli.report.bootstrap import LEAST_CLUSTERS, clusters_text
-from dualpath_cli.report.figures import INK, save, share_colormap
+from dualpath_cli.report.bootstrap import LEAST_CLUSTERS, Floats, clusters_text
+from dualpath_cli.report.figures import (
+    INK,
+    MUTED,
+    SOURCES,
+    heat_map,
+    layer_ticks,
+    panels,
+    plain,
+    save,
+)
 from dualpath_cli.report.table import Column, Table, show, with_interval
-from dualpath_cli.study.routing import figures, page
-from dualpath_cli.study.routing.options import SUMMARY
+from dualpath_cli.study.parts_of_speech import UPOS
+from dualpath_cli.study.routing import page
 from dualpath_cli.study.routing.page.passes import read_page
-from dualpath_cli.study.routing.readouts import Sums, gated_layers, most_steps
-from dualpath_cli.study.routing.summary import Summary, expert_loads, plain
-from dualpath_cli.study.routing.tokens import TOKENS, Example, Floats
+from dualpath_cli.study.routing.readouts import (
+    CONTRIBUTION_BINS,
+    CONTRIBUTION_END,
+    Summary,
+    Sums,
+    expert_loads,
+    for_json,
+    gated_layers,
+    most_steps,
+)
+from dualpath_cli.study.routing.tokens import TOKENS
 from dualpath_cli.training.launch import StudyLaunch
 
 PAGE = "index.html"
-COLUMNS = {
-    "deep share": "deep_share", "g_d": "gate_deep", "g_w": "gate_wide", "‖Δ_d‖": "update_deep",
-    "‖Δ_w‖": "update_wide", "cosine": "cosine", "loops": "expected_loops",
-}  # fmt: skip
-CAPTION = (
-    "deep share = g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖) of a token, then averaged; of each step its "
-    "weight, its size = ‖h_k - h_{k-1}‖ / ‖h_{k-1}‖ with h_0 = x, and the cosine of "
-    "h_k - h_{k-1} and h_{k-1} - h_{k-2}"
-)
-STEPS = {"weights": "step_weights", "sizes": "step_sizes", "cosines": "step_cosines"}
+SUMMARY = "summary.json"
+"""The file with the means of all sources."""
 
 
 def write(
@@ -57,10 +66,9 @@ def write(
         source_facts |= {key: float(sums[name][key]) for key in ("loss", "bits_per_byte")}
         if sums[name]["experts"].any():
             loads = zip(expert_loads(sums[name])[0], sums[name]["experts"], strict=True)
-            source_facts["expert_loads"] = [plain(load[: int(count)]) for load, count in loads]
+            source_facts["expert_loads"] = [for_json(load[: int(count)]) for load, count in loads]
     content = {
         **facts,
-        "text": options.text,
         "layers": layers,
         "bands": {name: [layers[n] for n in band] for name, band in average.bands.items()},
         "bootstrap": bootstrap.FACTS,
@@ -68,23 +76,22 @@ def write(
         "average": average.report(),
     }
     drawings = {
-        "depth": figures.depth(summaries, average),
-        "gate_density": figures.bands(sums, average),
-        "parts_of_speech": figures.heat_maps(summaries, average),
+        "depth": depth(summaries, average),
+        "gate_density": bands(sums, average),
+        "parts_of_speech": heat_maps(summaries, average),
     }
     save(out, drawings)
     shown = read_page(out, list(sources), model)
     values = Tokenizer.load(launch.folder / TOKENIZER).token_values()
     page.write(out / PAGE, _title(launch), page_facts(content), layers, shown, values)
     write_text(out / SUMMARY, json.dumps(content, indent=2, allow_nan=False) + "\n")
-    if options.text is None:
-        show(console, means(_title(launch), summaries, average), box=False)
-        few = [f"{name} has {clusters_text(**facts['clusters'])}"
-               for name, facts in sources.items()
-               if facts["clusters"]["count"] < LEAST_CLUSTERS]  # fmt: skip
-        if few:
-            text = f"{', '.join(few)}: fewer than {LEAST_CLUSTERS} have no interval"
-            console.print(text, highlight=False, soft_wrap=True)
+    show(console, means(_title(launch), summaries, average), box=False)
+    few = [f"{name} has {clusters_text(**facts['clusters'])}"
+           for name, facts in sources.items()
+           if facts["clusters"]["count"] < LEAST_CLUSTERS]  # fmt: skip
+    if few:
+        text = f"{', '.join(few)}: fewer than {LEAST_CLUSTERS} have no interval"
+        console.print(text, highlight=False, soft_wrap=True)
     names = ", ".join(name for name, figure in drawings.items() if figure is not None)
     lines = (
         f"written to {out}",
@@ -139,57 +146,117 @@ def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
-def show_text(console: Console, text: Sequence[Example], layers: Sequence[int]) -> None:
-    """Prints a text coloured by deep share, a table of its tokens, and a table of the layers.
+def depth(sources: Mapping[str, Summary], mean: Summary) -> Figure:
+    """Deep share and cosine per layer: a line a source, and their mean.
 
-    `text` are all sequences of the text; its colours are the mean over layers.
+    The paper's figure `path_alignment`, there with a line a checkpoint.
     """
-    texts = [token for part in text for token in part.tokens]
-    shares_NL = _of(text, "deep_share")
-    legend = Text("deep share, mean over layers")
-    if console.color_system is not None:
-        legend.append(": wide ")
-        for share in np.linspace(0, 1, 21):
-            legend.append(" ", _style(share))
-        legend.append(" deep")
-    console.print(legend)
-    console.print(Text.assemble(*zip(texts, map(_style, shares_NL.mean(1)), strict=True)))
-    names = map(_visible, texts)
-    rows = [[name, own.mean(), *own] for name, own in zip(names, shares_NL, strict=True)]
-    shown = [Column(name, " {:.2f} ".format, style=_style) for name in ("mean", *map(str, layers))]
-    tokens = Table([Column("token"), *shown], rows, "deep share by token and layer")
-    show(console, tokens, box=False)
-    show(console, _layers(text, layers))
+    figure, axes = panels(8.2, 3.0, 1, 2)
+    for ax, name, title, even in (
+        (axes[0, 0], "deep_share", "deep share", 0.5),
+        (axes[0, 1], "cosine", "cosine of the paths' updates", 0),
+    ):
+        for color, (label, line) in zip(cycle(SOURCES), sources.items(), strict=False):
+            values = line.means[name]
+            low, high = line.interval(values)
+            ax.fill_between(line.layers, low, high, color=color, alpha=0.18, linewidth=0)
+            ax.plot(line.layers, values[0], color=color, marker="o", markersize=3,
+                    linewidth=1.2, label=label)  # fmt: skip
+        if len(sources) > 1:
+            ax.plot(mean.layers, mean.means[name][0], color=INK, linewidth=2.2, label="mean")
+        plain(ax)
+        ax.set(xlabel="layer", xticks=mean.layers[:: 1 if len(mean.layers) <= 8 else 2])
+        ax.set_title(title, fontsize=9)
+        ax.axhline(even, color=MUTED, linewidth=0.8, linestyle=":")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center",
+                  frameon=False, fontsize=8)  # fmt: skip
+    return figure
 
 
-def _layers(text: Sequence[Example], layers: Sequence[int]) -> Table:
-    means_L = [_of(text, name).mean(0) for name in COLUMNS.values()]
-    means_LK = {name: _of(text, name).mean(0) for name in STEPS.values()}
-    formats = ("{:.2f}".format, lambda size: f"{size:#.2g}".rstrip("."), "{:.2f}".format)
-    columns = [
-        Column("layer", "d"), *(Column(heading, ".3f") for heading in COLUMNS),
-        *(Column(heading, "") for heading in STEPS),
-    ]  # fmt: skip
-    rows = []
-    for place, layer in enumerate(layers):
-        exist_K = ~np.isnan(means_LK["step_sizes"][place])  # a layer may have fewer than K steps
-        of_steps = (
-            " ".join(form(mean) for mean in means[place][exist_K] if not np.isnan(mean))
-            for form, means in zip(formats, means_LK.values(), strict=True)
-        )
-        rows.append([layer, *(means[place] for means in means_L), *of_steps])
-    return Table(columns, rows, "means over tokens", CAPTION)
+def bands(sums: Mapping[str, Sums], average: Summary) -> Figure:
+    """Joint densities of gates and of gated updates, in bands of layers, averaged over sources.
+
+    The paper's figure `gate_density`: (g_w, g_d) above, log(1 + g ‖Δ‖) below.
+    """
+    names = average.bands
+    figure, axes = panels(2.3 * len(names) + 0.8, 4.6, 2, len(names), square=True)
+    gates, contributions = (
+        {
+            name: np.mean([_density(source[kind][places].sum(0)) for source in sums.values()], 0)
+            for name, places in names.items()
+        }
+        for kind in ("gate_density", "contribution_density")
+    )
+    for row, densities, extent, end, label in (
+        (axes[0], gates, 1.0, 1.0, "$g_w$"),
+        (axes[1], contributions, CONTRIBUTION_END, _end_of(contributions.values()),
+         r"$\log(1 + g_w \|\Delta_w\|)$"),
+    ):  # fmt: skip
+        for ax, name in zip(row, names, strict=True):
+            most = max(float(density.max()) for density in densities.values()) or 1.0
+            image = _square(ax, densities[name], extent, end, most)
+            ax.set(xlabel=label)
+        bar = figure.colorbar(image, ax=row.ravel().tolist(), fraction=0.03)
+        bar.set_label("share of tokens in a bin", fontsize=8)
+        bar.ax.tick_params(labelsize=7)
+    for ax, (name, places) in zip(axes[0], names.items(), strict=True):
+        ax.set(title=f"{name}: {average.named(places)}")
+    axes[0, 0].set_ylabel("$g_d$")
+    axes[1, 0].set_ylabel(r"$\log(1 + g_d \|\Delta_d\|)$")
+    for ax in axes.flat:
+        ax.title.set_fontsize(9)
+    return figure
 
 
-def _of(text: Sequence[Example], name: str) -> Floats:
-    """A read-out of all tokens, (N, L) or (N, L, K)."""
-    return np.concatenate([part.values[name] for part in text], dtype=np.float64)
+def _density(counts: Floats) -> Floats:
+    return np.asarray(counts / max(1.0, counts.sum()))
 
 
-def _visible(text: str) -> str:
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text.replace("\n", "↵"))
-    return shown or "∅"  # a part of a character that a later token completes
+def _end_of(densities: Any) -> float:
+    """The end of the axes of contributions, just past the last bin with a token."""
+    used = [np.flatnonzero(density.sum(0) + density.sum(1)) for density in densities]
+    last = max((int(bins[-1]) for bins in used if len(bins)), default=0)
+    return CONTRIBUTION_END * min(CONTRIBUTION_BINS, int(1.05 * last) + 2) / CONTRIBUTION_BINS
 
 
-def _style(share: float) -> str:
-    return f"{INK} on {to_hex(share_colormap()(float(share)))}"
+def _square(ax: Axes, density: Floats, extent: float, end: float, most: float) -> AxesImage:
+    """A density (deep, wide) with equal axes and the diagonal of equal weights."""
+    image = ax.imshow(
+        density, origin="lower", extent=(0, extent, 0, extent), cmap="cividis",
+        norm=LogNorm(most / 1000, most, clip=True), interpolation="nearest",
+    )  # fmt: skip
+    ax.plot([0, end], [0, end], color="white", linewidth=0.7, linestyle="--")
+    ax.set(xlim=(0, end), ylim=(0, end), aspect="equal")
+    return image
+
+
+def heat_maps(sources: Mapping[str, Summary], average: Summary) -> Figure | None:
+    """Mean deep share by part of speech and layer: a map a source, and one of their mean.
+
+    The paper's figure `pos_main`, panels a to d. Tags are sorted by the mean over sources and
+    layers, the deepest at the bottom; one with fewer than ten tokens in a source is grey there.
+    """
+    tags = average.known_tags
+    if not tags:
+        return None
+    maps = dict(sources) | ({"mean of the sources": average} if len(sources) > 1 else {})
+    across = 2 if len(maps) in (2, 4) else min(3, len(maps))
+    down = -(-len(maps) // across)
+    width = min(2.4, max(1.5, 0.3 * len(average.layers))) * across + 1.8
+    figure, axes = panels(width, (0.17 * len(tags) + 0.7) * down, down, across,
+                          sharex=True, sharey=True)  # fmt: skip
+    shown = [summary.tag_means[0, tags] for summary in maps.values()]
+    reach = max(float(np.nanmax(np.abs(values - 0.5))) for values in shown)
+    for ax in axes.flat[len(maps) :]:
+        ax.axis("off")
+    for number, (ax, name, values) in enumerate(zip(axes.flat, maps, shown, strict=False)):
+        image = heat_map(ax, values, 0.5, reach)
+        ax.set_facecolor("#B9BDC7")  # where a source has too few tokens
+        ax.set_title(name, fontsize=8)
+        ax.set_yticks(range(len(tags)), [UPOS[tag] for tag in tags], fontsize=7)
+        layer_ticks(ax.xaxis, average.layers, fontsize=7)
+        if number + across >= len(maps):
+            ax.set_xlabel("layer", fontsize=8)
+            ax.tick_params(labelbottom=True)
+    figure.colorbar(image, ax=axes.ravel().tolist(), label="deep share", fraction=0.04)
+    return figure

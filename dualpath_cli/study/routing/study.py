@@ -5,8 +5,7 @@
    a source that an earlier call finished is not read again (`bench.py`);
 3. further passes read the page's sequences alone: the model's next tokens after each loop, and the
    cost of forcing loops or gates (`page/passes.py`);
-4. summary, figures and page come from rows and sums, the terminal's tables of a --text from its
-   rows (`report.py`).
+4. summary, figures and page come from rows and sums (`report.py`).
 
 A sequence is a window of a text: end-of-text, then up to as many tokens as the model is long. Every
 token of the text is read once; end-of-text and the first token of a packed block are context alone.
@@ -32,11 +31,11 @@ from dualpath_cli.model import RoutingTrace
 from dualpath_cli.report.bootstrap import RESAMPLES, clusters_of, resample_weights
 from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.study import bench
+from dualpath_cli.study.bench import FILLER, Arrays, Pass, array_digest
 from dualpath_cli.study.controls import tag
 from dualpath_cli.study.parts_of_speech import TAGGER, UPOS, Tagger
-from dualpath_cli.study.passes import FILLER, Arrays, Pass, array_digest
 from dualpath_cli.study.routing import report
-from dualpath_cli.study.routing.options import TEXT, RoutingOptions
+from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page.passes import PagePass, page_passes, write_details
 from dualpath_cli.study.routing.readouts import (
     RoutingSums,
@@ -47,7 +46,7 @@ from dualpath_cli.study.routing.readouts import (
     is_text,
     most_steps,
 )
-from dualpath_cli.study.routing.tokens import TOKENS, TokenTable, merge, read_examples, token_table
+from dualpath_cli.study.routing.tokens import TOKENS, TokenTable, merge, token_table
 from dualpath_cli.training.launch import StudyLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.session import Session
@@ -166,20 +165,14 @@ def run(session: Session[StudyLaunch]) -> None:
         reading, *of_page = study.finished[source]
         readings[source] = reading
         module.sources[source]["key"] = reading.path.stem
-        if of_page:
-            shown = options.shown(source, reading.windows.n_filled)
-            write_details(options.folder, source, shown, of_page)
+        shown = options.shown(source, reading.windows.n_filled)
+        write_details(options.folder, source, shown, of_page)
     tables = [reading.path.with_suffix(reading.table) for reading in readings.values()]
     table_facts = {"checkpoint": module.facts["checkpoint"]["sha256"], "layers": json.dumps(layers)}
     merge(tables, options.folder / TOKENS, table_facts)
-    if options.text is not None:
-        sequences = dict.fromkeys(range(readings[TEXT].windows.n_filled))
-        text = read_examples(options.folder / TOKENS, TEXT, sequences)
-        report.show_text(session.console, text, layers)
-    if options.has_page:
-        facts = {**module.facts, "tagger": tagger and tagger.facts}
-        sums = {source: reading.arrays for source, reading in readings.items()}
-        report.write(session.launch, facts, module.sources, sums, session.console)
+    facts = {**module.facts, "tagger": tagger and tagger.facts}
+    sums = {source: reading.arrays for source, reading in readings.items()}
+    report.write(session.launch, facts, module.sources, sums, session.console)
 
 
 class RoutingStudy(bench.Study[Reading | PagePass]):
@@ -209,8 +202,6 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
                 for window_tags in tag(ids, tokenizer, self._tagger)
             ]
         reading = Reading(source, windows, tokenizer.token_values(), tags)
-        if not options.has_page:
-            return [reading]
         sources, ranks = len(settings.data.val), self._session.trainer.world_size
         of_page = page_passes(
             source, windows, settings.model, options, sources, tokenizer.vocab_size, ranks

@@ -1,4 +1,4 @@
-"""routing.parquet, a row for each token; and sequences of it, for figures and pages.
+"""routing.parquet, a row for each token; and the sequences of a page.
 
 Shapes: N tokens, L layers with gates, K loops, C experts of a token, F interventions.
 """
@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from dualpath_cli.base.system import replacing
-from dualpath_cli.study.routing.readouts import EXPERT_READOUTS, READOUTS, STEP_READOUTS, by_name
+from dualpath_cli.study.routing.readouts import READOUTS, STEP_READOUTS, by_name
 
 Floats = npt.NDArray[np.floating]
 
@@ -142,31 +140,6 @@ def token_texts(values: Iterable[bytes]) -> list[str]:
     if rest := decoder.decode(b"", final=True):
         texts[-1] += rest
     return texts
-
-
-def read_examples(tokens: Path, source: str, counts: Mapping[int, int | None]) -> list[Example]:
-    """Reads sequences of a source by number, the first tokens of each or all (None).
-
-    Sequences without rows are left out.
-    """
-    chosen = (ds.field("source") == source) & ds.field("sequence").isin(list(counts))
-    table = ds.dataset(tokens).to_table(filter=chosen).sort_by("position")
-    names = {"nats", *READOUTS, *STEP_READOUTS, *EXPERT_READOUTS} & {*table.schema.names}
-    found = []
-    for number, most in counts.items():
-        rows = table.filter(pc.equal(table["sequence"], number))
-        if not len(rows):
-            continue
-        first = rows.slice(0, most)
-        tagged = rows["upos"].null_count < len(rows)
-        values = {n: np.array(first[n].to_pylist(), np.float32) for n in names}
-        steps_K = np.arange(1, values["step_weights"].shape[-1] + 1)
-        values["expected_loops"] = (values["step_weights"] * steps_K).sum(-1)  # with all digits
-        found.append(Example(
-            source, number, len(rows), first["token"].to_pylist(),
-            [tag or "" for tag in first["upos"].to_pylist()] if tagged else None, values,
-        ))  # fmt: skip
-    return found
 
 
 def _lists(values: npt.NDArray[Any], of: type[np.generic] = np.float32) -> pa.Array:

@@ -1,9 +1,7 @@
 """The ablation of a checkpoint: its rows, its numbers, its tables and files, its continuation."""
 
-import csv
 import dataclasses
 import hashlib
-import io
 import json
 import re
 import shutil
@@ -24,8 +22,8 @@ from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation.options import SUITES, Ablate, Row
-from dualpath_cli.study.ablation.report import draw, excess_table, layer_table, source_table, write
-from dualpath_cli.study.ablation.scores import Excess, Result, Scoring, compare, excesses
+from dualpath_cli.study.ablation.scores import Result, Scoring, compare, excesses
+from dualpath_cli.study.ablation.study import draw, excess_table, layer_table, source_table
 from dualpath_cli.study.controls import Match
 from dualpath_cli.study.parts_of_speech import ForcedClass
 from tests.study.conftest import Studied, Study, model_of
@@ -182,27 +180,6 @@ EXCESS = {
 }  # fmt: skip
 
 
-def test_files_hold_all_numbers_and_the_tables_of_the_screen(tmp_path):
-    def written(excesses: list[Excess]) -> dict[str, str]:
-        tables = [source_table("a_b", results, 1)]
-        paths = write(tmp_path, {"model": {"loops": 4}}, results, excesses, tables)
-        return {path.name: path.read_text() for path in paths}
-
-    results = [result(difference=0.0), dataclasses.replace(result(loops=1), low=NAN)]
-    files = written([EXCESS])
-    report = json.loads(files["ablations.json"])
-    assert report["rows"][0] == dataclasses.asdict(results[0]) | {"intervention": "learned"}
-    assert report["rows"][1]["low"] is None
-    assert report["excess"] == [EXCESS]
-    rows = list(csv.DictReader(io.StringIO(files["ablations.csv"])))
-    assert [row["intervention"] for row in rows] == ["learned", "K=1"]
-    assert (rows[0]["low"], rows[1]["low"]) == ("0.25", "")
-    assert 'arithmetic,"NUM,SYM",wide,' in files["token_classes.csv"]
-    assert "| K=1 (as trained) | 2.5000 | +0.5000 |  |" in files["ablations.md"]
-    written([])
-    assert not (tmp_path / "token_classes.csv").exists(), "that suite is no longer asked for"
-
-
 def test_each_suite_has_its_columns():
     shorter = source_table("title", [result(), result(suite="halting", halting=0.1)], 4)
     assert shorter.rows[1] == ["halting=0.1", 2.5, 0.5, (0.25, 0.75), 1.5, 2.0, 2.25]
@@ -298,6 +275,9 @@ def test_the_command_writes_every_row_of_every_suite(whole, texts):
     for written, row in zip(report["rows"], rows, strict=True):
         assert {k: str(v) for k, v in written.items()} == row
         assert written["low"] <= written["difference"] <= written["high"]
+    (trained,) = [row for row in report["rows"] if row["intervention"] == "K=3"]
+    line = f"| K=3 (as trained) | {trained['loss']:.4f} | +0.0000 | +0.0000 to +0.0000 |\n"
+    assert line in (folder / "ablations.md").read_text()
 
 
 def test_texts_a_token_limit_and_a_folder_can_be_given(run, texts, tmp_path):
@@ -317,6 +297,7 @@ def test_texts_a_token_limit_and_a_folder_can_be_given(run, texts, tmp_path):
     assert list(dict.fromkeys(row["source"] for row in rows)) == ["a", "one"]
     # A single window has no interval.
     assert all(row["low"] is None for row in report["rows"] if row["source"] == "one")
+    assert all(row["low"] == "" for row in rows if row["source"] == "one")
 
 
 def test_a_class_of_tokens_stands_against_as_many_random_ones(run, by_letter, monkeypatch):
@@ -351,6 +332,12 @@ def test_a_class_of_tokens_stands_against_as_many_random_ones(run, by_letter, mo
     assert (empty["tokens"], empty["difference"], empty["excess"]) == (0, 0, None)
     assert report["tagger"] == {"pipeline": "by letter"}
     assert [forced["upos"] for forced in report["classes"]] == [["NUM"], ["VERB"]]
+    (table,) = run.rglob("token_classes.csv")
+    written, none = read_csv(table)
+    assert written == {name: str(value) for name, value in row.items()}
+    assert none["excess"] == ""
+    ablate(run, "--loops", "1")
+    assert not table.exists(), "that suite is no longer asked for"
 
 
 def test_what_makes_no_sense_for_a_loop_model_is_said(trained, capsys):

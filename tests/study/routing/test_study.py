@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import entropy
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import OURS
@@ -22,8 +23,8 @@ from dualpath_cli.model import RoutingTrace
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study import parts_of_speech
+from dualpath_cli.study.bench import read_arrays
 from dualpath_cli.study.parts_of_speech import CLASSES
-from dualpath_cli.study.passes import read_arrays
 from dualpath_cli.study.routing.tokens import token_texts
 from tests.model import reference
 from tests.study.conftest import Studied, Study, data_of, model_of
@@ -131,8 +132,13 @@ def test_the_summary_is_what_plain_means_over_the_rows_give(whole):
             assert report["upos"][tag]["layers"]["mean"] == pytest.approx(mean, rel=1e-5)
         present = {n for n, upos in CLASSES.items() if np.isin(columns["upos"], upos).any()}
         assert report["classes"].keys() == present
-        for estimate in (report["classes"][name]["difference"] for name in present):
-            assert estimate["low"] < estimate["mean"] < estimate["high"]
+        for name in present:
+            member = np.isin(columns["upos"], CLASSES[name])
+            inside, outside = (columns["deep_share"][its].mean(0) for its in (member, ~member))
+            found = report["classes"][name]
+            assert found["layers"]["mean"] == pytest.approx(inside - outside, rel=1e-4)
+            assert found["difference"]["low"] < (inside - outside).mean()
+            assert found["difference"]["high"] > (inside - outside).mean()
         averages.append(columns["deep_share"].mean(0))
     average = summary["average"]["layers"]["deep_share"]["mean"]
     assert average == pytest.approx(np.mean(averages, axis=0), rel=1e-5)
@@ -211,61 +217,6 @@ def test_what_is_done_is_not_read_again(run, texts, by_letter, forwards, capsys)
         assert (complete / name).read_text() == (parts / name).read_text(), name
 
 
-# In the terminal
-
-
-def test_a_text_is_printed_with_its_deep_shares(run, capsys):
-    model, tokenizer = model_of(run)
-    ids = tokenizer.encode("hell the")
-    trace = RoutingTrace()
-    with torch.no_grad():
-        model(torch.tensor([[tokenizer.eot_id, *ids]]), trace=trace)
-    shares = torch.stack([layer.deep_share[0, 1:] for layer in trace.layers], 1)
-    capsys.readouterr()
-    assert main(["routing", "--ckpt_path", str(run), "--text", "hell the"]) == 0
-    shown = capsys.readouterr().out
-    assert "\nhell the\n" in shown
-    for id, row in zip(ids, shares.tolist(), strict=True):
-        token = tokenizer.token_values()[id].decode()
-        cells = r" +".join(f"{share:.2f}" for share in (np.mean(row), *row))
-        assert re.search(rf"^{re.escape(token)} +{cells}", shown, re.MULTILINE), (token, cells)
-    names = ("gate_deep", "update_wide", "cosine", "expected_loops", "step_weights", "step_sizes")
-    for n, layer in enumerate(trace.layers):
-        (line,) = re.findall(rf"^│ +{n} │(.*)│$", shown, re.MULTILINE)
-        cells = [cell.strip() for cell in line.split("│")]
-        g_d, size, cosine, loops, weights, sizes = (
-            getattr(layer, name)[0, 1:].mean(0).numpy() for name in names
-        )
-        shown_means = [float(cells[k]) for k in (1, 4, 5, 6)]
-        assert shown_means == pytest.approx([*map(float, (g_d, size, cosine, loops))], abs=6e-4)
-        assert [float(w) for w in cells[7].split()] == pytest.approx(weights, abs=6e-3)
-        assert [float(w) for w in cells[8].split()] == pytest.approx(sizes, rel=0.06)
-    assert not (run / "routing").exists()
-    assert main(["routing", "--ckpt_path", str(run), "--text", "hell the " * 20]) == 0
-    assert "\n" + "hell the " * 20 in capsys.readouterr().out  # several sequences
-
-
-def test_the_page_of_a_text_is_that_of_a_source_with_it_alone(run, tmp_path, capsys):
-    (tmp_path / "text.txt").write_text("hell the")
-    words = ["--tagger", "none"]
-    study = [*words, "--data.val", f"{{text: {tmp_path / 'text.txt'}}}"]
-    study += ["--out", str(tmp_path / "study")]
-    assert main(["routing", "--ckpt_path", str(run), *study]) == 0
-    capsys.readouterr()
-    text = [*words, "--text", "hell the", "--out"]
-    assert main(["routing", "--ckpt_path", str(run), *text, str(tmp_path / "text")]) == 0
-    assert "\nhell the\n" in capsys.readouterr().out
-    ours, theirs = (data_of(tmp_path / name / "index.html") for name in ("text", "study"))
-    assert ours == theirs
-    summaries = [summary_of(tmp_path / name) for name in ("text", "study")]
-    assert summaries[0]["average"] == summaries[1]["average"]
-    assert main(["routing", "--ckpt_path", str(run), *text, str(tmp_path / "text")]) == 0, "again"
-    capsys.readouterr()
-    assert main(["routing", "--ckpt_path", str(run), *text, str(tmp_path / "study")]) == 2
-    assert "study' has the routing of whole sources; give another" in capsys.readouterr().err
-    assert summary_of(tmp_path / "study") == summaries[1]
-
-
 # What the page has beyond rows: the logit lens by values, costs by direct passes, what is kept
 
 MIXED = {
@@ -334,7 +285,10 @@ def test_every_token_has_its_experts_where_a_layer_has_any(mixed, texts):
     summary = json.loads((mixed.folder / "summary.json").read_text())
     source = summary["sources"]["held_out"]
     assert source["expert_loads"] == [pytest.approx(loads), []]
-    assert source["layers"]["load_max"]["mean"] == [pytest.approx(5 * loads.max()), None]
+    means = {"load_max": 5 * loads.max(), "load_entropy": entropy(loads, base=5),
+             "idle_experts": (loads == 0).sum()}  # fmt: skip
+    for name, mean in means.items():
+        assert source["layers"][name]["mean"] == [pytest.approx(mean), None]
     data = data_of(mixed.folder / "index.html")["model"]
     assert (data["experts"], data["chosen"]) == ([5, 0], 2)
 

@@ -24,7 +24,7 @@ from dualpath_cli.base.system import write_text
 from dualpath_cli.study.routing.tokens import Example, Floats, Model
 
 MOST_BYTES = 5_000_000  # of a page, for mail and browsers
-SCRIPTS = ("texts", "panel", "density", "keys")
+SCRIPTS = ("texts", "panel", "keys")
 WHOLE, SHORT, LONG, COST = "%d", "%.3f", "%.3g", "%.2f"  # forms of numbers on the page
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import torch
 import torch.nn.functional as F
 from torch.distributed.fsdp import FSDPModule
@@ -28,11 +30,19 @@ from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
-from dualpath_cli.study.passes import FILLER, Arrays, Pass, read_arrays
+from dualpath_cli.study.bench import FILLER, Arrays, Pass, read_arrays
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page import tokens_with_room
-from dualpath_cli.study.routing.readouts import experts_by_layer, gated_layers, is_text, most_steps
-from dualpath_cli.study.routing.tokens import TOKENS, Example, Model, read_examples
+from dualpath_cli.study.routing.readouts import (
+    EXPERT_READOUTS,
+    READOUTS,
+    STEP_READOUTS,
+    experts_by_layer,
+    gated_layers,
+    is_text,
+    most_steps,
+)  # fmt: skip
+from dualpath_cli.study.routing.tokens import TOKENS, Example, Model
 from dualpath_cli.training.module import DualPathModule
 
 TOP = 3  # likeliest tokens of a state's prediction that are kept
@@ -223,15 +233,32 @@ def write_details(
 
 
 def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> Model:
-    found: list[Example] = []
+    """The first tokens of the page's sequences, from their rows and what `write_details` wrote.
+
+    Sequences without text tokens are left out.
+    """
+    examples: list[Example] = []
     for source in sources:
         details = read_arrays(folder / "page" / f"{source}.npz")
-        numbers, ends = details.pop("numbers").tolist(), np.cumsum(details["counts"])
-        counts = dict(zip(numbers, details.pop("counts").tolist(), strict=True))
+        numbers, counts = (details.pop(name).tolist() for name in ("numbers", "counts"))
         forced = details.pop("forced", np.array([])).tolist()
-        parts = {name: np.split(rows, ends[:-1]) for name, rows in details.items()}
-        for example in read_examples(folder / TOKENS, source, counts):
-            own = {name: of[numbers.index(example.number)] for name, of in parts.items()}
-            found.append(example._replace(values=example.values | own))
+        parts = {name: np.split(rows, np.cumsum(counts)[:-1]) for name, rows in details.items()}
+        chosen = (ds.field("source") == source) & ds.field("sequence").isin(numbers)
+        table = ds.dataset(folder / TOKENS).to_table(filter=chosen).sort_by("position")
+        names = {"nats", *READOUTS, *STEP_READOUTS, *EXPERT_READOUTS} & {*table.schema.names}
+        for place, (number, count) in enumerate(zip(numbers, counts, strict=True)):
+            rows = table.filter(pc.equal(table["sequence"], number))
+            if not len(rows):
+                continue
+            first = rows.slice(0, count)
+            tagged = rows["upos"].null_count < len(rows)
+            values = {name: np.array(first[name].to_pylist(), np.float32) for name in names}
+            steps_K = np.arange(1, values["step_weights"].shape[-1] + 1)
+            values["expected_loops"] = (values["step_weights"] * steps_K).sum(-1)  # all digits
+            examples.append(Example(
+                source, number, len(rows), first["token"].to_pylist(),
+                [tag or "" for tag in first["upos"].to_pylist()] if tagged else None,
+                values | {name: of[place] for name, of in parts.items()},
+            ))  # fmt: skip
     steps = [config.layers[n].loops for n in gated_layers(config)]
-    return Model(steps, found, forced, experts_by_layer(config))
+    return Model(steps, examples, forced, experts_by_layer(config))
