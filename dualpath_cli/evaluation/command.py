@@ -167,8 +167,7 @@ def run(options: Evaluate) -> str:
         read_overrides(options), autocast_of(options.precision),
     )  # fmt: skip
     report = runner.run(model, asked, folder, {"model": facts, "skipped": skipped}, console)
-    whole = {one.benchmark.name for one in asked if one.whole}
-    show(console, tables.score_table(facts, report, trained.settings.run.recipe, whole))
+    show(console, tables.score_table(facts, report))
     return str(folder / RESULTS)
 
 
