@@ -14,8 +14,7 @@ import torch
 from benchmarks.llama import llama_config
 from benchmarks.results import Rows, failed, spread
 from benchmarks.turns import Timed, clock, in_turns, ratios
-from dualpath_cli.decoding.decoder import OPTIONS, ROOM, Decoder
-from dualpath_cli.decoding.joined import join_products
+from dualpath_cli.decoding.decoder import OPTIONS, ROOM, Decoder, join_products
 from dualpath_cli.flops.count import passes, training_flops_per_token
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.weights import round_weights
