@@ -13,7 +13,7 @@ from dualpath_cli.base import system
 from dualpath_cli.base.errors import LONGEST, UserError, one_line
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
-from dualpath_cli.training import checks
+from dualpath_cli.training import launch as checks
 from tests.cli.home import recipe_of_home
 
 

@@ -27,7 +27,7 @@ from dualpath_cli.recipe.parser import build
 from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.spec.config import ModelConfig
-from dualpath_cli.training import checks
+from dualpath_cli.training import launch as checks
 from dualpath_cli.training.launch import TrainingLaunch
 
 ROWS = paper.configurations()
