@@ -23,9 +23,16 @@ from rich.console import Console
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import write_text
 from dualpath_cli.data.documents import parse_source, read_documents
-from dualpath_cli.evaluation.benchmarks import RESULTS, Benchmark, Function, NoData
+from dualpath_cli.evaluation.benchmarks import (
+    RESULTS,
+    Benchmark,
+    Function,
+    NoData,
+    Report,
+    means_of,
+    scores_of,
+)
 from dualpath_cli.evaluation.harness import HarnessModel
-from dualpath_cli.evaluation.tables import Report, means_of, scores_of
 from dualpath_cli.evaluation.tasks import olmes
 from dualpath_cli.report.console import Progress, counted
 

@@ -13,8 +13,7 @@ import dualpath_cli as dualpath
 from dualpath_cli.base.system import read_csv
 from dualpath_cli.cli.main import main
 from dualpath_cli.evaluation import runner
-from dualpath_cli.evaluation.benchmarks import FOLDER
-from dualpath_cli.evaluation.tables import MEANS, means_of
+from dualpath_cli.evaluation.benchmarks import FOLDER, MEANS, means_of
 from dualpath_cli.flops import paper
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.recipe.recipes import merge

@@ -19,9 +19,15 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.evaluation.benchmarks import NAMES, TASKS, Benchmark, NoData
+from dualpath_cli.evaluation.benchmarks import (
+    COMMONSENSE_COLUMNS,
+    MATH_COLUMNS,
+    NAMES,
+    TASKS,
+    Benchmark,
+    NoData,
+)
 from dualpath_cli.evaluation.runner import Asked, ask, write_requests
-from dualpath_cli.evaluation.tables import COMMONSENSE_COLUMNS, MATH_COLUMNS
 from dualpath_cli.evaluation.tasks import olmes
 from tests.evaluation.conftest import questions, write_rows
 
