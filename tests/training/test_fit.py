@@ -24,7 +24,7 @@ from dualpath_cli.report.console import plain_console
 from dualpath_cli.run.run_folder import check_free, complete_checkpoints, newest_checkpoint, step_of
 from dualpath_cli.run.trained import find_run
 from dualpath_cli.spec.config import GROUP_OF
-from dualpath_cli.training import curve, parallel, session
+from dualpath_cli.training import curve, session
 from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.tables import peak_tflops
 from tests.base.lazy import Lazy
@@ -270,18 +270,6 @@ def test_validate_gives_the_numbers_of_the_runs_end(trained, output_of):
         assert f"{float(last['bits_per_byte']):.4f}" in output
     older = output_of("validate", "--ckpt_path", checkpoints / "step-00000002")
     assert f"{float(last['loss']):.4f}" not in older
-
-
-def test_where_compiling_fails_the_run_says_so_once_and_goes_on(fit, monkeypatch, capsys):
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("No working C++ compiler found\nand much more")
-
-    monkeypatch.setattr(torch, "compile", broken)
-    parallel.can_compile.cache_clear()
-    run = fit(run={"compile": True})
-    parallel.can_compile.cache_clear()
-    assert len(rows(run / "metrics.csv")) == 6
-    assert capsys.readouterr().out.count("(No working C++ compiler found)\n") == 1
 
 
 SHARDING = "lightning.pytorch.strategies.ModelParallelStrategy"

@@ -23,13 +23,13 @@ from dualpath_cli.recipe.parser import build
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import RunSettings, Settings
 from dualpath_cli.training import fit as fit_module
-from dualpath_cli.training import graphs
+from dualpath_cli.training import graphs, parallel
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import FullyShardedStrategy, build_strategy
 from tests.cli.processes import call_on_ranks
 from tests.training.strategy_cases import SEQUENCES, STEPS, Case, train_all
 from tests.training.test_guard import scaled_gradient
-from tests.training.tiny_run import back_to_step, saved, tables, tiny_recipe
+from tests.training.tiny_run import back_to_step, rows, saved, tables, tiny_recipe
 
 PAIRS = RunSettings(shard_size=2)
 ROUNDED = RunSettings(shard_size=2, reduce_dtype="bfloat16")
@@ -228,6 +228,18 @@ def test_groups_that_do_not_make_up_all_devices_are_refused():
         strategy_of(3, 2, shard_size=4).check_shards()
     with pytest.raises(UserError, match="each node has one device; use ddp or fsdp"):
         strategy_of(4, 1).check_shards()
+
+
+def test_where_compiling_fails_the_run_says_so_once_and_goes_on(fit, monkeypatch, capsys):
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("No working C++ compiler found\nand much more")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    parallel.can_compile.cache_clear()
+    run = fit(run={"compile": True})
+    parallel.can_compile.cache_clear()
+    assert len(rows(run / "metrics.csv")) == 6
+    assert capsys.readouterr().out.count("(No working C++ compiler found)\n") == 1
 
 
 # Micro-batches that are recorded once and replayed. A CPU has no CUDA graphs: a record is the work
