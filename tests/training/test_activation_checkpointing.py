@@ -64,7 +64,9 @@ def gradients(model: DualPathLM, **options: Any) -> dict[str, torch.Tensor]:
     """Gradients by parameter, and the losses (B, T) as `nll`."""
     auxiliary = AuxiliaryLoss()
     nll = model(TOKENS, TARGETS, auxiliary=auxiliary, **options)
-    (nll.mean() + auxiliary.total).backward()
+    loss = nll.mean() + auxiliary.total
+    loss.backward()
+    assert nll.mean() + auxiliary.total == loss, "what is computed again counts once"
     sparse = [layer.n_experts > 0 for layer in model.config.layers]
     assert list(auxiliary.loads) == [n for n, has_experts in enumerate(sparse) if has_experts]
     assert all(int(load.sum()) == 2 * TOKENS.numel() for load in auxiliary.loads.values())
