@@ -1,4 +1,4 @@
-"""The model's attention by each kernel, forward and backward; decoding, where launches count.
+"""The model's attention by each kernel, forward and backward.
 
 Shapes: B batch, T positions, H heads, N head size.
 """
@@ -10,10 +10,8 @@ import torch
 import torch._functorch.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu.bench import MAIN, Bench
-from benchmarks.gpu.decoding import Work, decoded
+from benchmarks.gpu.bench import MAIN, Bench, kernel_seconds
 from benchmarks.results import Row, Rows
-from benchmarks.turns import kernel_seconds
 from dualpath_cli.kernels.attention import Mask, attend
 from dualpath_cli.model.positions import document_mask
 
@@ -83,10 +81,3 @@ def worst_error(
         [truth, *torch.autograd.grad(truth, exact, gradient.double())], strict=True,
     )  # fmt: skip
     return max(((a.double() - b).norm() / b.norm()).item() for a, b in pairs)
-
-
-def decode(bench: Bench, batch: int) -> Rows:
-    """Decodes with the model and with a Llama, in bf16."""
-    sizes = bench.sizes
-    work = Work(sizes.context, batch, sizes.decoded, torch.bfloat16)
-    return decoded(sizes.model(MAIN), bench.device, work, sizes.rounds, bench.alone)

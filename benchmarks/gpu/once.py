@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks import results
-from benchmarks.gpu import correct, kernels, runs, step
+from benchmarks.gpu import correct, decoding, kernels, runs, step
 from benchmarks.gpu.bench import MAIN, Bench, Cell, Rehearsal, Sizes
 from benchmarks.results import Rows, failed
 from dualpath_cli.base.errors import UserError, one_line
@@ -57,8 +57,8 @@ PHASES: list[tuple[float, float, dict[str, Cell]]] = [
         "fit: fit": step.fit,
     }),
     (520, 60, {
-        "decode: batch 1": partial(kernels.decode, batch=1),
-        "decode: batch 32": partial(kernels.decode, batch=32),
+        "decode: batch 1": partial(decoding.decode, batch=1),
+        "decode: batch 32": partial(decoding.decode, batch=32),
         **{
             f"small: {model}, {n} at once": partial(runs.small, model=model, copies=n)
             for n, model in ((4, "small_text"), (4, "width 256"), (2, "small_text"),
@@ -72,7 +72,9 @@ PHASES: list[tuple[float, float, dict[str, Cell]]] = [
 CELLS = {name: cell for *_, cells in PHASES for name, cell in cells.items()}
 SERVER = get_context("forkserver")
 """Forks of one process that has imported everything, and has not touched the device."""
-SERVER.set_forkserver_preload(["benchmarks.gpu.runs", "benchmarks.gpu.kernels"])
+SERVER.set_forkserver_preload(
+    ["benchmarks.gpu.runs", "benchmarks.gpu.kernels", "benchmarks.gpu.decoding"]
+)
 
 
 class Worker:

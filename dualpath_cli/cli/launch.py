@@ -53,8 +53,7 @@ def study(words: Words) -> "StudyLaunch":
     from dualpath_cli.run.run_folder import read_recipe
     from dualpath_cli.run.trained import averaged, find_run
     from dualpath_cli.spec.own_checks import check_as_trained
-    from dualpath_cli.training.checks import check_validation_sets, verify_data
-    from dualpath_cli.training.launch import StudyLaunch
+    from dualpath_cli.training.launch import StudyLaunch, check_validation_sets, verify_data
 
     if not (given := words.places("--ckpt-path")):
         words.upon({})  # raises: the option must be given

@@ -10,8 +10,7 @@ from dualpath_cli.base.errors import UserError, of_content
 from dualpath_cli.base.system import read_json, without_nan
 from dualpath_cli.compare.groups import Configuration, Group, mean_and_error
 from dualpath_cli.compare.runs import TrainedRun
-from dualpath_cli.evaluation.benchmarks import FOLDER, RESULTS
-from dualpath_cli.evaluation.tables import score_table
+from dualpath_cli.evaluation.benchmarks import FOLDER, RESULTS, score_table
 from dualpath_cli.report.blocks import holm, signed_rank_p
 from dualpath_cli.report.table import Column, Columns, Table, with_error
 from dualpath_cli.study.ablation.options import REPORT

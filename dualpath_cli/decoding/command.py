@@ -106,8 +106,7 @@ def run(options: Generate) -> str:
     tokenizer = trained.tokenizer()
     encoded = ids_of(prompts, tokenizer, trained.settings.model.max_seq_len)
     from dualpath_cli.decoding import texts
-    from dualpath_cli.decoding.decoder import Decoder
-    from dualpath_cli.decoding.joined import join_products
+    from dualpath_cli.decoding.decoder import Decoder, join_products
     from dualpath_cli.decoding.writing import DRAFT
     from dualpath_cli.run.weights import autocast_of, device_of, load_model, round_weights
 

@@ -18,6 +18,7 @@ from dualpath_cli.evaluation.benchmarks import (
     SUITES,
     Benchmark,
     NoData,
+    score_table,
 )
 from dualpath_cli.recipe.options import Overrides, OwnClasses, Where, folder_of, read_overrides
 from dualpath_cli.run.exported_folder import hash_of_weights
@@ -147,7 +148,7 @@ def run(options: Evaluate) -> str:
     trained = options.trained()
     os.environ.setdefault("TQDM_DISABLE", "1")  # this package shows its bars
     asked, skipped = _asked(options)
-    from dualpath_cli.evaluation import runner, tables
+    from dualpath_cli.evaluation import runner
     from dualpath_cli.evaluation.harness import HarnessModel
     from dualpath_cli.report.console import plain_console
     from dualpath_cli.report.table import show
@@ -167,8 +168,7 @@ def run(options: Evaluate) -> str:
         read_overrides(options), autocast_of(options.precision),
     )  # fmt: skip
     report = runner.run(model, asked, folder, {"model": facts, "skipped": skipped}, console)
-    whole = {one.benchmark.name for one in asked if one.whole}
-    show(console, tables.score_table(facts, report, trained.settings.run.recipe, whole))
+    show(console, score_table(facts, report))
     return str(folder / RESULTS)
 
 

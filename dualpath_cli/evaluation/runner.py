@@ -1,4 +1,4 @@
-"""Benchmarks by lm-evaluation-harness: tasks from files or the hub, documents drawn, the report.
+"""Benchmarks by lm-evaluation-harness: tasks from files or the hub, documents drawn, the scores.
 
 OUT/<model>/results.json        the harness's report, after each benchmark, with facts on the model
 OUT/<model>/samples/TASK.jsonl  a line for each document
@@ -23,9 +23,16 @@ from rich.console import Console
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import write_text
 from dualpath_cli.data.documents import parse_source, read_documents
-from dualpath_cli.evaluation.benchmarks import RESULTS, Benchmark, Function, NoData
+from dualpath_cli.evaluation.benchmarks import (
+    RESULTS,
+    Benchmark,
+    Function,
+    NoData,
+    Report,
+    means_of,
+    scores_of,
+)
 from dualpath_cli.evaluation.harness import HarnessModel
-from dualpath_cli.evaluation.tables import Report, means_of, scores_of
 from dualpath_cli.evaluation.tasks import olmes
 from dualpath_cli.report.console import Progress, counted
 
@@ -40,7 +47,6 @@ class Asked:
     benchmark: Benchmark
     task: ConfigurableTask
     documents: list[int]  # places in the file or split
-    whole: bool  # whether the file or split is the benchmark's own, not a selection from others
 
     @property
     def samples(self) -> dict[str, list[int]] | None:
@@ -113,10 +119,9 @@ def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> 
         numbers = [number for number, other in enumerate(docs["subject"]) if other == subject]
     if not numbers:
         raise NoData(f"the file of {benchmark.name} has no document of it")
-    whole = len(numbers) == len(docs)
     if limit is not None and limit < len(numbers):
         numbers = sorted(random.Random(SEED).sample(numbers, limit))
-    return Asked(benchmark, task, numbers, whole)
+    return Asked(benchmark, task, numbers)
 
 
 def run(

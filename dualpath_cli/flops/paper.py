@@ -32,23 +32,6 @@ BUDGETS = {"F80M": 80_000_000, "F160M": 160_000_000}  # F_M, FLOPs per token and
 TRAINING_TOKENS = 38_503_710_720  # 18,360 steps of 2,097,152 tokens; the text says 38B
 GPUS = 64  # GPUs (A100) of every run (Section 4.1)
 
-COMMONSENSE = ("ARC-c", "ARC-e", "HellaSwag", "PIQA", "SIQA", "WinoGrande")
-MATH = ("Algebra", "Counting", "Geometry", "Int. Algebra", "Number Theory", "Pre-algebra",
-        "Pre-calculus")  # fmt: skip
-AVERAGES: Mapping[str, tuple[str, ...]] = {
-    "Commonsense Acc.": tuple(f"{task} Acc." for task in COMMONSENSE),
-    "Commonsense BPB": tuple(f"{task} BPB" for task in COMMONSENSE),
-    "Easy math avg BPB": tuple(f"{task} BPB" for task in MATH),
-}
-"""The rows of which each printed average is the mean."""
-AGGREGATE = ("C4", "WikiText-103", "Commonsense BPB", "Easy math avg BPB")
-"""The four bits per byte (BPB) whose mean is the text's aggregate."""
-ALL_BENCHMARKS = (
-    *("C4", "WikiText-103"),
-    *(f"{task} BPB" for task in (*COMMONSENSE, *MATH, "LAMBADA", "QASPER")),
-)
-"""The 17 BPBs whose mean the parameter-quality figure shows."""
-
 
 def reading_fields(reading: Reading) -> dict[str, Any]:
     return dict(AS_WRITTEN if reading == "as_written" else AS_TRAINED)
@@ -111,15 +94,3 @@ def configurations(budget_name: str | None = None) -> list[PublishedRow]:
         if budget_name in (None, name)
         for row in rows
     ]
-
-
-def results(budget_name: str) -> dict[str, dict[str, float]]:
-    """Full results of a budget (appendix evaluation): metric -> configuration label -> value.
-
-    Accuracies end in ``Acc.``; everything else is bits per byte.
-    """
-    columns = tables()["result_columns"]
-    return {
-        metric: dict(zip(columns, values, strict=True))
-        for metric, values in tables()["results"][budget_name].items()
-    }

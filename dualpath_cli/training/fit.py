@@ -33,10 +33,9 @@ from dualpath_cli.run.run_folder import (
 )
 from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
 from dualpath_cli.training import curve
-from dualpath_cli.training.checks import epochs
 from dualpath_cli.training.data_module import loading_fault
 from dualpath_cli.training.graphs import MicroBatchGraph, why_launched
-from dualpath_cli.training.launch import TrainingLaunch
+from dualpath_cli.training.launch import TrainingLaunch, epochs
 from dualpath_cli.training.ranks import Ranks, lost_contact
 from dualpath_cli.training.session import Session, begin_wandb
 from dualpath_cli.training.stopping import TIME_OVER, StopTraining

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import DualPathLM, Intervention, RoutingTrace
-from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS, ModelConfig
+from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS
 from tests.model import decoding_reference, reference
 from tests.model.reference import difference, random_tokens
 from tests.model.small_models import ALL_KINDS, OUTPUTS, SHOWS, TOKENS, UNEVEN, small, with_weights
@@ -196,18 +196,6 @@ SAVINGS = st.builds(
 )
 
 
-def expected(
-    config: ModelConfig, tokens: torch.Tensor, saving: Intervention, passes: list[int] | None = None
-) -> torch.Tensor:
-    """Logits (B, T, V) of the reference."""
-    weights = reference.random_weights(config, seed=0)
-    rows = [
-        decoding_reference.logits(weights, config, row, saving, passes)[0]
-        for row in tokens.tolist()
-    ]
-    return torch.stack(rows)
-
-
 @settings(several, max_examples=20)
 @given(config=SIMPLER, saving=SAVINGS, seed=st.integers(0, 99))
 def test_token_by_token_the_reference_says_the_same(config, saving, seed):
@@ -215,7 +203,8 @@ def test_token_by_token_the_reference_says_the_same(config, saving, seed):
     assume(saving.problem(config) is None)
     model = with_weights(config)
     tokens = random_tokens(config, batch=3, length=5, seed=seed)
-    wanted = expected(config, tokens, saving)
+    weights = reference.random_weights(config, seed=0)
+    wanted = decoding_reference.batch_logits(weights, config, tokens, saving)
     found = in_chunks(model, tokens, [1] * 5, intervention=saving)
     assert difference(found, wanted) <= OUTPUTS
 
@@ -231,7 +220,8 @@ def test_a_prompt_in_any_chunks_too(config, saving, lengths, seed):
     assume(saving.problem(config) is None)
     model = with_weights(config)
     tokens = random_tokens(config, batch=2, length=sum(lengths), seed=seed)
-    wanted = expected(config, tokens, saving, lengths)
+    weights = reference.random_weights(config, seed=0)
+    wanted = decoding_reference.batch_logits(weights, config, tokens, saving, lengths)
     assert difference(in_chunks(model, tokens, lengths, intervention=saving), wanted) <= OUTPUTS
     if saving.kv_slots is None:  # else it matters which tokens come together
         assert difference(forward(model, tokens, intervention=saving), wanted) <= OUTPUTS

@@ -13,14 +13,7 @@ import dualpath_cli as dualpath
 from dualpath_cli.base.system import read_csv
 from dualpath_cli.cli.main import main
 from dualpath_cli.evaluation import runner
-from dualpath_cli.evaluation.benchmarks import FOLDER
-from dualpath_cli.evaluation.tables import (
-    AGGREGATE,
-    ALL,
-    means_of,
-    paper_scores,
-    score_table,
-)
+from dualpath_cli.evaluation.benchmarks import FOLDER, MEANS, means_of
 from dualpath_cli.flops import paper
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.recipe.recipes import merge
@@ -155,33 +148,16 @@ def test_a_text_has_two_numbers_which_are_one_within_a_window(trained, tmp_path,
         assert near == (name == "short")
 
 
-# Beside the paper's
-
-
-@pytest.mark.parametrize("budget", paper.BUDGETS)
-def test_means_are_those_of_the_paper(budget):
-    """From its table's own rows: the means that it prints, to their rounding."""
-    for configuration in paper.configurations(budget):
-        theirs = paper_scores(configuration.recipe)
-        parts = {name: value for name, value in theirs.items()
-                 if not name.startswith(("Commonsense", "Easy", "aggregate", "mean"))}  # fmt: skip
-        ours = means_of(parts)
-        means = {"Commonsense Acc.", "Commonsense BPB", "Easy math avg BPB", AGGREGATE, ALL}
-        assert set(ours) == means
-        for name, value in ours.items():
-            assert value == pytest.approx(theirs[name], abs=1.01e-4)
-
-
-def test_beside_the_scores_of_a_model_of_the_paper_stand_the_papers():
-    scores = {"acc_per_char": 0.25, "acc_per_char_stderr": 0.1, "bpb": 1.5, "bpb_stderr": 0.2}
-    found = {
-        "results": {"arc_challenge": {f"{name},none": value for name, value in scores.items()}},
-        "n-samples": {"arc_challenge": {"effective": 4}},
-    }
-    model = {"name": "m", "window": 8, "batch_size": 2, "precision": "float32"}
-    (row,) = score_table(model, found, "f80m_a50_k4", {"arc_challenge"}).rows
-    assert row[-2:] == [0.4170, 0.7983]
-    assert score_table(model, found, "f80m_a50_k4").rows[0][-2:] == [None, None]  # a selection
-    forced = model | {"intervention": "K=1"}
-    for other in (score_table(model, found, "mine"), score_table(forced, found, "f80m_a50_k4")):
-        assert len(other.rows[0]) == len(row) - 2
+@pytest.mark.parametrize(("budget", "aggregate"), [("F80M", 0.8753), ("F160M", 0.8530)])
+def test_means_are_those_of_the_paper(budget, aggregate):
+    """From its table's own rows: the means that it prints, and PureWide's aggregate (paper.md)."""
+    rows = paper.tables()["results"][budget]
+    printed = {name: rows.pop(name) for name in MEANS if name in rows}
+    found = [
+        means_of({name: values[number] for name, values in rows.items()})
+        for number, _ in enumerate(paper.configurations(budget))
+    ]
+    assert found[0].keys() == MEANS.keys()
+    assert found[0]["aggregate BPB"] == pytest.approx(aggregate, abs=1e-4)
+    for name, values in printed.items():
+        assert [means[name] for means in found] == pytest.approx(values, abs=1.01e-4)

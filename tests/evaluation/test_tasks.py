@@ -19,10 +19,16 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.evaluation.benchmarks import NAMES, TASKS, Benchmark, NoData
+from dualpath_cli.evaluation.benchmarks import (
+    COMMONSENSE_COLUMNS,
+    MATH_COLUMNS,
+    NAMES,
+    TASKS,
+    Benchmark,
+    NoData,
+)
 from dualpath_cli.evaluation.runner import Asked, ask, write_requests
 from dualpath_cli.evaluation.tasks import olmes
-from dualpath_cli.flops.paper import COMMONSENSE, MATH
 from tests.evaluation.conftest import questions, write_rows
 
 Pair = tuple[str, str]  # a context and its continuation
@@ -158,7 +164,7 @@ def test_an_answer_is_the_last_number_whatever_is_around_it(number, text):
 
 def test_the_paper_has_17_bits_per_byte_and_gsm8k():
     columns = {Benchmark(name).paper for name in NAMES}
-    accuracies = (*COMMONSENSE, *MATH, "LAMBADA", "QASPER", "GSM8k")
+    accuracies = (*COMMONSENSE_COLUMNS, *MATH_COLUMNS, "LAMBADA", "QASPER", "GSM8k")
     texts = {(None, "C4"), (None, "WikiText-103")}
     assert columns == {(f"{name} Acc.", f"{name} BPB") for name in accuracies} | texts
 
@@ -191,7 +197,7 @@ def test_lm_eval_takes_the_subsets_of_math_from_this_file_beside_its_own(monkeyp
         ConfigurableTask, "download", lambda task, options: setattr(task, "dataset", files)
     )
     found = TaskManager(include_path=str(TASKS)).load("minerva_math")["tasks"].values()
-    assert [task.config.metadata["paper"] for task in found] == list(MATH)
+    assert [task.config.metadata["paper"] for task in found] == list(MATH_COLUMNS)
     assert {task.config.process_results.__name__ for task in found} == {"gold"}
 
 

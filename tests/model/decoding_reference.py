@@ -65,6 +65,18 @@ def logits(
     return torch.stack(out), torch.tensor(taken)
 
 
+def batch_logits(
+    weights: Weights,
+    config: ModelConfig,
+    tokens: Tensor,
+    saving: Intervention,
+    passes: Sequence[int] | None = None,
+) -> Tensor:
+    """Logits (B, T, V) of sequences (B, T)."""
+    rows = [logits(weights, config, row, saving, passes)[0] for row in tokens.tolist()]
+    return torch.stack(rows)
+
+
 def _deep(
     weights: Weights,
     config: ModelConfig,

@@ -10,7 +10,7 @@ from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import Intervention
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.spec.config import ModelConfig
-from tests.model import reference
+from tests.model import decoding_reference, reference
 from tests.model.reference import Stream, Weights, difference, random_tokens
 from tests.model.small_models import OUTPUTS, SHOWS, SMALL, UNEVEN, small, traced, with_weights
 
@@ -51,41 +51,14 @@ def test_forced_loops_follow_the_protocol(changes, forced, monkeypatch):
         assert difference(actual, learned) > SHOWS
 
 
-def halting_deep_path(weights: Weights, config: ModelConfig, x: Stream, threshold: float) -> Stream:
-    """h_deep of every token, each stopping by itself; a stopped one keeps its state."""
-    h, out = list(x), [torch.zeros_like(state) for state in x]
-    remaining, going = [1.0] * len(x), [True] * len(x)
-    K = len(weights["gains"])
-    for k in range(1, K + 1):
-        gain = reference.softplus(weights["gains"][k - 1])
-        film = reference.step_film(weights, config, k)
-        new = reference.sublayer(reference.below(weights, "sublayer"), config, h, gain, film)
-        h = [new[t] if going[t] else h[t] for t in range(len(x))]
-        for t in range(len(x)):
-            if not going[t]:
-                continue
-            q = reference.halting(weights, config, h[t], k, K) if k < K else 1.0
-            left = remaining[t] * (1 - q)
-            if left <= threshold:
-                out[t] = out[t] + remaining[t] * h[t]
-                going[t] = False
-            else:
-                out[t] = out[t] + remaining[t] * q * h[t]
-                remaining[t] = left
-    return out
-
-
 @pytest.mark.parametrize("threshold", [0.0, 0.05, 0.2, 0.4, 0.7, 1.0])
 @pytest.mark.parametrize("changes", HALTED.values(), ids=HALTED.keys())
-def test_halting_follows_the_protocol(changes, threshold, monkeypatch):
-    config = small(**changes)
+def test_halting_follows_the_protocol(changes, threshold):
+    config, change = small(**changes), Intervention(halting=threshold)
     weights = reference.random_weights(config, seed=1)
-    monkeypatch.setattr(
-        reference, "deep_path", lambda w, c, x: halting_deep_path(w, c, x, threshold)
-    )
-    expected = reference.logits(weights, config, TOKENS)
+    expected = decoding_reference.batch_logits(weights, config, TOKENS, change, [5])
     model = with_weights(config, weights)
-    actual = forward(model, TOKENS, intervention=Intervention(halting=threshold))
+    actual = forward(model, TOKENS, intervention=change)
     assert difference(actual, expected) <= OUTPUTS
     if threshold >= 0.2:
         assert difference(actual, model(TOKENS)) > SHOWS

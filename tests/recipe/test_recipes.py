@@ -29,7 +29,7 @@ from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.recipe.schedule import rate_factor, std_factors
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.spec.config import GROUP_OF, ModelConfig
-from dualpath_cli.training import checks
+from dualpath_cli.training import launch as checks
 from dualpath_cli.training.launch import TrainingLaunch
 from dualpath_cli.training.muon import shape_factor
 

@@ -6,6 +6,7 @@ see the same batch in the same step.
 
 import gc
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partialmethod
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
@@ -182,7 +182,7 @@ def train(case: Case, ranks: int, folder: Path) -> None:
         mesh = module.device_mesh
         result = {
             "rows": recorder.rows,
-            "sent": [[*key, *counted] for key, counted in meter.sent.items()],
+            "sent": [[*key, calls] for key, calls in meter.sent.items()],
             "held": meter.held,
             "mesh": None if mesh is None else sharding_mesh(mesh).mesh.tolist(),
             "validation": module.val_results,
@@ -209,11 +209,8 @@ KINDS = {
 DTensor's, for Muon."""
 
 
-Kind = tuple[str, int, str]  # one of KINDS, the ranks that take part, and the type of the numbers
-
-
 class Collectives(TorchDispatchMode):
-    """Within it, `sent` counts the collectives of KINDS that this rank takes part in.
+    """Within it, `sent` counts the collectives of KINDS that this rank takes part in, by type.
 
     DistributedDataParallel's, FSDP2's and Muon's go by PyTorch's dispatcher, and so through here.
     The few numbers of a gradient norm are summed by DTensor, and are left out.
@@ -221,26 +218,14 @@ class Collectives(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sent: dict[Kind, tuple[int, int]] = {}
-        """Calls, and bytes of the whole: a rank's part times the ranks where each has a part."""
+        self.sent: Counter[tuple[str, str]] = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Writes a collective down, and runs every operation as it is."""
-        kind = KINDS.get(func.name().partition(".")[0])
-        if kind is not None:
-            tensors = args[0] if isinstance(args[0], list) else args[:2]
-            if isinstance(tensors[-1], int):  # DTensor's: a part, and the ranks
-                part, ranks = tensors
-                size = part.nbytes * ranks
-            else:
-                group = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
-                ranks = dist.ProcessGroup.unbox(group).size()
-                size = max(tensor.nbytes for tensor in tensors)
-            key = (kind, ranks, str(tensors[0].dtype).removeprefix("torch."))
-            calls, bytes_ = self.sent.get(key, (0, 0))
-            self.sent[key] = calls + 1, bytes_ + size
+        if kind := KINDS.get(func.name().partition(".")[0]):
+            tensor = args[0][0] if isinstance(args[0], list) else args[0]
+            self.sent[kind, str(tensor.dtype).removeprefix("torch.")] += 1
         return func(*args, **(kwargs or {}))
 
 

@@ -1,4 +1,4 @@
-"""`dualpath fit` and `validate` on a tiny recipe: what is written, drawn, continued and refused."""
+"""`dualpath fit` and `validate` on a tiny recipe: what is written, shown, continued and refused."""
 
 import hashlib
 import json
@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +20,14 @@ from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.report import figures
+from dualpath_cli.report.console import plain_console
 from dualpath_cli.run.run_folder import check_free, complete_checkpoints, newest_checkpoint, step_of
 from dualpath_cli.run.trained import find_run
 from dualpath_cli.spec.config import GROUP_OF
-from dualpath_cli.training import curve, parallel
+from dualpath_cli.training import curve, session
 from dualpath_cli.training.checkpoints import Checkpoints
-from dualpath_cli.training.tables import CsvTable
+from dualpath_cli.training.tables import CsvTable, peak_tflops
+from tests.base.lazy import Lazy
 from tests.training.tiny_run import (
     SEQ_LEN,
     back_to_step,
@@ -113,7 +116,6 @@ def test_a_continued_run_equals_an_uninterrupted_one_also_across_epochs(
 
 def test_a_finished_run_is_left_alone(fit, trained, capsys):
     before = (trained() / "metrics.csv").read_bytes()
-    capsys.readouterr()
     run = fit()
     assert "is finished: nothing to do" in capsys.readouterr().out
     assert (run / "metrics.csv").read_bytes() == before
@@ -254,8 +256,7 @@ def test_the_newest_and_every_fourth_are_kept_and_none_of_a_part_that_was_left(t
 
 def test_a_validation_folder_of_another_tokenizer_is_refused(refused, texts, tmp_path):
     val = prepare(tmp_path / "val", texts / "val.jsonl", merges=["a b"])
-    error = refused(data={"val": {"other": str(val)}})
-    assert "another tokenizer than the run's" in error
+    assert "another tokenizer than the run's" in refused(data={"val": {"other": str(val)}})
 
 
 def test_validate_gives_the_numbers_of_the_runs_end(trained, output_of):
@@ -269,18 +270,6 @@ def test_validate_gives_the_numbers_of_the_runs_end(trained, output_of):
         assert f"{float(last['bits_per_byte']):.4f}" in output
     older = output_of("validate", "--ckpt_path", checkpoints / "step-00000002")
     assert f"{float(last['loss']):.4f}" not in older
-
-
-def test_where_compiling_fails_the_run_says_so_once_and_goes_on(fit, monkeypatch, capsys):
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("No working C++ compiler found\nand much more")
-
-    monkeypatch.setattr(torch, "compile", broken)
-    parallel.can_compile.cache_clear()
-    run = fit(run={"compile": True})
-    parallel.can_compile.cache_clear()
-    assert len(rows(run / "metrics.csv")) == 6
-    assert capsys.readouterr().out.count("(No working C++ compiler found)\n") == 1
 
 
 def test_rows_of_a_step_replace_those_of_this_and_later_steps(tmp_path):
@@ -330,6 +319,12 @@ def test_a_callback_that_cannot_work_is_named_before_training(arguments, refused
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_callback_that_refuses_as_training_begins_is_one_line(refused):
+    callbacks = [early_stopping(monitor="nope"), {"class_path": f"{__name__}.EndsAtOnce"}]
+    assert "`nope`" in refused(trainer={"callbacks": callbacks})
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Ctrl-C ends it again"
+
+
 def test_a_run_that_a_callback_ends_before_its_first_row_has_a_curve(fit, capsys, caplog):
     callbacks = [{"class_path": f"{__name__}.EndsAtOnce"}, {"class_path": SUMMARY}]
     run = fit(run={"log_every": 2}, trainer={"callbacks": callbacks})
@@ -348,12 +343,6 @@ def test_a_dry_run_prints_recipe_and_plan_and_writes_nothing(texts, tmp_path, ou
     assert "model.vocab_size=400" in plan
     assert "--data.val.NAME" in plan
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_callback_that_refuses_as_training_begins_is_one_line(refused):
-    callbacks = [early_stopping(monitor="nope"), {"class_path": f"{__name__}.EndsAtOnce"}]
-    assert "`nope`" in refused(trainer={"callbacks": callbacks})
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Ctrl-C ends it again"
 
 
 def test_a_run_that_early_stopping_ends_goes_on_without(fit, capsys):
@@ -384,3 +373,125 @@ def test_a_panel_shows_what_the_blocks_have(block, panels, trained, monkeypatch)
     ((figure, _),) = drawings
     assert {ax.get_title(): len(ax.lines) for ax in figure.axes} == panels
     assert [len(line.get_xdata()) for line in figure.axes[0].lines] == [6, 3]
+
+
+# What watches a run: TensorBoard, W&B, the progress, a profiler, MFU's peak
+
+
+wandb = Lazy("wandb")
+event_accumulator = Lazy("tensorboard.backend.event_processing.event_accumulator")
+
+
+def points(run: Path, purge: bool) -> dict[str, list[int]]:
+    """The steps of each tag in TensorBoard, as it shows them or with all that was ever written."""
+    events = event_accumulator.EventAccumulator(str(run / "tensorboard"), purge_orphaned_data=purge)
+    events.Reload()
+    return {tag: [point.step for point in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+@pytest.mark.parametrize("step", [2, None])
+def test_tensorboard_shows_each_step_once_after_a_continuation(step, fit):
+    """Also of a run that ended before its first checkpoint."""
+    run = fit(run={"tensorboard": True})
+    before = points(run, purge=True)
+    assert before["loss"] == [1, 2, 3, 4, 5, 6]
+    assert before["val/held_out/loss"] == [0, 3, 6]
+    if step is None:
+        shutil.rmtree(run / "checkpoints")
+    else:
+        back_to_step(run, step)
+    fit(run={"tensorboard": True})
+    assert points(run, purge=False)["loss"] == [1, 2, 3, 4, 5, 6, *range((step or 0) + 1, 7)]
+    assert points(run, purge=True) == before
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """W&B writes to the run folder alone; returns all rows that it gets."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for name in ("CONFIG", "CACHE", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "wandb-home"))
+    sent: list[dict[str, Any]] = []
+    log = wandb.sdk.wandb_run.Run.log
+
+    def watched(run: Any, row: dict[str, Any], *more: Any, **named: Any) -> None:
+        sent.append({"id": run.id, **row})
+        log(run, row, *more, **named)
+
+    monkeypatch.setattr(wandb.sdk.wandb_run.Run, "log", watched)
+    return sent
+
+
+def test_a_continued_run_is_one_run_of_wandb(fit, offline):
+    run = fit(run={"wandb": "project"})
+    wandb.finish()  # as the end of the process does
+    whole = list(offline)
+    back_to_step(run, 4)
+    moved = run.rename(run.with_name("moved"))
+    fit(run={"wandb": "project", "name": "moved"})
+    wandb.finish()
+    kept = (moved / "wandb_id").read_text().strip()
+    assert {row["id"] for row in offline} == {kept}
+    assert len(list(moved.glob(f"wandb/offline-run-*-{kept}/*.wandb"))) == 2
+    assert {row["trainer/global_step"] for row in offline[len(whole) :]} == {5, 6}
+    losses = {row["trainer/global_step"]: row["loss"] for row in offline if "loss" in row}
+    for row in rows(moved / "metrics.csv"):
+        assert losses[int(row["step"])] == pytest.approx(float(row["loss"]), rel=1e-5)
+    assert any("val/held_out/loss" in row for row in whole)
+    assert any("routing/layer_01/gate_deep" in row for row in whole)
+
+
+def test_where_wandb_cannot_be_reached_one_line_names_the_way_out(refused, monkeypatch):
+    def unreachable(**_: Any) -> Any:
+        raise wandb.errors.CommError("no route to\nhost")
+
+    monkeypatch.setattr("wandb.init", unreachable)
+    assert "run.wandb=project: CommError: no route to host" in refused(run={"wandb": "project"})
+
+
+def test_a_terminal_shows_steps_time_left_and_loss_and_nothing_is_drawn_without(
+    fit, monkeypatch, capsys
+):
+    fit(run={"name": "no-terminal"})
+    said = capsys.readouterr().out
+    assert re.search(r"^training: 6 of 6 steps, loss \d\.\d{3}, .* tokens/s, 0\.0 min left$", said,
+                     re.MULTILINE)  # fmt: skip
+    assert "\x1b" not in said
+
+    for name, value in {"TERM": "xterm", "COLUMNS": "120", "FORCE_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(session, "plain_console",
+                        lambda **named: plain_console(force_terminal=True, **named))  # fmt: skip
+    fit(run={"name": "terminal"})
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
+    assert re.search(r"training .* 6 of 6 steps, loss \d\.\d{3}, .* tokens/s \d:\d\d:\d\d", shown)
+    assert "min left" not in shown
+
+
+def test_a_profiler_reports_to_the_user_or_into_the_run_folder(fit, capfd, caplog):
+    fit(run={"name": "profiled"}, trainer={"profiler": "simple"})
+    assert "FIT Profiler Report" in capfd.readouterr().err + caplog.text
+    run = fit(run={"name": "traced"}, trainer={"profiler": "pytorch"})
+    assert list(run.glob("*.pt.trace.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        # NVIDIA's datasheets print the sparse peak, twice the dense one, beside it or alone.
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA GH200 480GB", 989.4),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L4", 121),
+        *((f"NVIDIA {name}", None) for name in ("H100 NVL", "L40S", "H20", "A100-SXM4 MIG 1g.5gb")),
+    ],
+)
+def test_mfu_is_measured_against_the_dense_peak_of_the_very_chip_or_not_at_all(
+    name, peak, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_tflops(torch.device("cuda", 0)) == peak
+    assert peak_tflops(torch.device("cpu")) is None

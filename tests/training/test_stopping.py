@@ -19,7 +19,7 @@ from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training import checkpoints, curve, stopping
 from dualpath_cli.training.module import DualPathModule
 from tests.cli.processes import exit_codes, run_on_ranks, run_on_two_ranks, start
-from tests.training.test_ranks import rank_1_of
+from tests.training.test_distributed import rank_1_of
 from tests.training.tiny_run import SEQ_LEN, Fit, rows, tables, weights
 
 rare = pytest.mark.slow

@@ -1,12 +1,15 @@
-"""Every strategy gives one process's losses on the same global batches, and sends what it should.
+"""Every strategy gives one process's losses on the same batches; replayed steps change no bit.
 
 One, two and four gloo processes train the cases of a group one after the other, when a test first
 asks for one of them; the tests read the results. test_distributed.py changes strategies on the way.
 """
 
 import json
+import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +18,18 @@ from lightning.pytorch.strategies import Strategy
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.flops.plan import Cluster, plan
-from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.kernels.attention import kernel_on_gpu
+from dualpath_cli.recipe.parser import build
+from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.recipe.settings import RunSettings, Settings
+from dualpath_cli.training import fit as fit_module
+from dualpath_cli.training import graphs, parallel
+from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import FullyShardedStrategy, build_strategy
 from tests.cli.processes import call_on_ranks
 from tests.training.strategy_cases import SEQUENCES, STEPS, Case, train_all
+from tests.training.test_guard import scaled_gradient
+from tests.training.tiny_run import back_to_step, rows, saved, tables, tiny_recipe
 
 PAIRS = RunSettings(shard_size=2)
 ROUNDED = RunSettings(shard_size=2, reduce_dtype="bfloat16")
@@ -161,7 +172,7 @@ def test_a_rank_holds_what_is_planned_and_gradients_travel_once_a_step(case, fol
     )  # fmt: skip
     planned, found = plan(case.config, case.strategy, cluster), result(folder, case.name)
     reducing = "reduce-scatter" if sharded else "all-reduce"
-    calls = [n for kind, _, dtype, n, _ in found["sent"] if kind == reducing and dtype != "int64"]
+    calls = [n for kind, dtype, n in found["sent"] if kind == reducing and dtype != "int64"]
     assert calls == [case.config.n_layers + 1 if sharded else 1]
     for name in ("weights", "gradients", "moments"):
         assert found["held"][name] == getattr(planned, name), name
@@ -173,7 +184,7 @@ def test_a_rank_holds_what_is_planned_and_gradients_travel_once_a_step(case, fol
 def test_gradients_travel_in_bfloat16_where_asked(folder):
     exact = result(folder, "untied")["rows"]
     for name in ("ddp, rounded", "fsdp, accumulated, rounded", "hsdp, rounded"):
-        for kind, _, dtype, *_ in result(folder, name)["sent"]:
+        for kind, dtype, _ in result(folder, name)["sent"]:
             assert dtype == ("float32" if kind == "all-gather" else "bfloat16")
         rows = result(folder, name)["rows"]
         assert rows[0]["norm"] != pytest.approx(exact[0]["norm"], rel=1e-6), "it is rounded"
@@ -185,7 +196,7 @@ def test_gradients_travel_in_bfloat16_where_asked(folder):
 def test_mixed_precision_keeps_weights_in_float32(folder):
     found, wanted = result(folder, "fsdp, mixed"), result(folder, "mixed")
     assert found["dtypes"] == ["torch.float32"]
-    assert {dtype for _, _, dtype, *_ in found["sent"]} == {"float32"}
+    assert {dtype for _, dtype, _ in found["sent"]} == {"float32"}
     # Nothing is rounded by being sharded. Later steps part by the order of sums in bfloat16.
     assert found["rows"][0]["loss"] == pytest.approx(wanted["rows"][0]["loss"], rel=1e-7)
     assert found["rows"][0]["loss"] != result(folder, "untied")["rows"][0]["loss"]
@@ -217,3 +228,100 @@ def test_groups_that_do_not_make_up_all_devices_are_refused():
         strategy_of(3, 2, shard_size=4).check_shards()
     with pytest.raises(UserError, match="each node has one device; use ddp or fsdp"):
         strategy_of(4, 1).check_shards()
+
+
+def test_where_compiling_fails_the_run_says_so_once_and_goes_on(fit, monkeypatch, capsys):
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("No working C++ compiler found\nand much more")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    parallel.can_compile.cache_clear()
+    run = fit(run={"compile": True})
+    parallel.can_compile.cache_clear()
+    assert len(rows(run / "metrics.csv")) == 6
+    assert capsys.readouterr().out.count("(No working C++ compiler found)\n") == 1
+
+
+# Micro-batches that are recorded once and replayed. A CPU has no CUDA graphs: a record is the work
+# itself, done again on the same memory. What only a GPU can show, benchmarks/gpu/runs.py does.
+
+
+def replaying(patch: pytest.MonkeyPatch) -> list[int]:
+    """Makes steps replayed ones; the result is how often each record is, in order."""
+    replays: list[int] = []
+
+    def record(
+        work: Callable[[], object], device: torch.device, warm_up: Callable[[], object]
+    ) -> Callable[[], object]:
+        warm_up()
+        number = len(replays)
+        replays.append(0)
+
+        def replay() -> object:
+            replays[number] += 1
+            return work()
+
+        return replay
+
+    patch.setattr(graphs, "CudaGraph", record)
+    patch.setattr(fit_module, "why_launched", lambda *ignored: "")
+    return replays
+
+
+@pytest.mark.parametrize(("loops", "micro_batch"), [(2, 1), (1, 4)])
+def test_a_run_of_replayed_steps_is_that_of_launched_ones(loops, micro_batch, fit, monkeypatch):
+    """Also where a step is left out, and the run is continued; of one and of four micro-batches,
+    with a router and at K = 1, where it gets no gradient."""
+    spoiled = scaled_gradient({5}, math.nan)
+    monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", spoiled)
+    changes, model = {"micro_batch": micro_batch, "save_every": 1}, {"loops": loops}
+    expected, parts = fit(run=changes, model=model), 4 // micro_batch
+    replays = replaying(monkeypatch)
+    run = fit(run={**changes, "name": "replayed"}, model=model)
+    assert replays == [3 * parts]  # of the steps after the warm ones
+
+    def check() -> None:
+        assert tables(run) == tables(expected)
+        for step in range(1, 7):
+            mine, theirs = (saved(r / f"checkpoints/step-{step:08d}") for r in (run, expected))
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+    check()
+    back_to_step(run, 1)
+    fit(run={**changes, "name": "replayed"}, model=model)
+    assert replays == [3 * parts, 2 * parts]
+    check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, ""),
+        ({"model": {"document_start": 1}}, "documents"),
+        ({"model": {"n_experts": 2, "top_k": 1}}, "experts"),
+        ({"run": {"train_loops": [1, 2]}}, "loops that differ from step to step"),
+        ({"trainer": {"detect_anomaly": True}}, "trainer.detect_anomaly"),
+        ({"model": {"d_model": 4096, "n_heads": 32}}, "which keeps the GPU busy"),
+    ],
+)
+def test_the_line_says_why_steps_are_launched(changes, reason, texts, tmp_path):
+    recipe = merge(tiny_recipe(texts, tmp_path), changes)
+    settings = build(Settings, recipe)
+    strategy = SimpleNamespace(root_device=torch.device("cuda"))
+    trainer: Any = SimpleNamespace(strategy=strategy, world_size=1, precision="bf16-mixed")
+    said = graphs.why_launched(settings, trainer, micro_batch=4096)
+    assert said.endswith(reason) if reason else not said
+    trainer.world_size = 2
+    assert graphs.why_launched(settings, trainer, micro_batch=4096) == "several devices"
+
+
+@pytest.mark.parametrize(
+    ("version", "major", "advised"), [(91400, 9, True), (91500, 9, False), (91400, 8, False)]
+)
+def test_an_old_cudnn_is_named_where_a_newer_one_is_faster(version, major, advised, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    kernel, advice = kernel_on_gpu(2, 64, 128, torch.bfloat16, torch.device("cpu"))
+    assert kernel == "FlashAttention 2"
+    assert ("cuDNN 9.14 is older" in advice) == advised

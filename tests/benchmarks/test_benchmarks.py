@@ -1,6 +1,7 @@
-"""The GPU programme runs on a CPU, finds what is wrong, loses only what fails, makes up nothing."""
+"""The GPU programme on a CPU, tables of results, and steps beside Llamas of equal FLOPs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,19 @@ import pytest
 import torch
 
 from benchmarks import results
-from benchmarks.gpu import correct, kernels, once
-from benchmarks.gpu.bench import Bench, Rehearsal
+from benchmarks.gpu import correct, decoding, once
+from benchmarks.gpu.bench import Bench, Rehearsal, in_turns, timed
+from benchmarks.gpu.step import TrainingStep
+from benchmarks.llama import llama_width
 from benchmarks.results import Rows
+from benchmarks.train_step import MODELS, our_config
+from dualpath_cli.flops.count import training_flops_per_token
 from dualpath_cli.model.gates import PathGate
+from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.training.module import DualPathModule
+
+# The GPU programme finds what is wrong, loses only what fails, makes up nothing
+
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "benchmarks").glob("*.md"))
@@ -36,7 +45,7 @@ def test_the_model_is_right_in_each_precision(kind):
 
 def test_gradients_of_a_run_are_compared_one_by_one(fit, tmp_path, monkeypatch):
     given = {"out": str(tmp_path / "off.json"), "steps": [2]}
-    callback = {"class_path": "benchmarks.gpu.watch.Gradients", "init_args": given}
+    callback = {"class_path": "benchmarks.gpu.runs.Gradients", "init_args": given}
     changes: Any = {"trainer": {"callbacks": [callback]}, "optim": {"clip": 0.0}}
     fit(**changes)
     found = json.loads((tmp_path / "off.json").read_text())["launched"]
@@ -67,7 +76,7 @@ def test_a_wrong_model_is_found(monkeypatch):
 
 @pytest.mark.slow  # it compiles a model and a Llama
 def test_decoding_is_measured_beside_a_llama():
-    rows = kernels.decode(CPU, batch=2)
+    rows = decoding.decode(CPU, batch=2)
     assert len(rows) == 6
     assert all(row["tokens/s"] > 0 for row in rows.values())
 
@@ -130,3 +139,35 @@ def test_results_get_onto_the_page_and_a_rehearsal_never_does(rehearse, tmp_path
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_has_the_numbers_of_its_files(page):
     assert results.filled(page) == page.read_text(encoding="utf-8")
+
+
+# A Llama that is set beside a model costs what the model costs
+
+
+SHAPE = ModelConfig(
+    vocab_size=100, n_layers=4, d_model=64, n_heads=2, n_kv_heads=2, max_seq_len=32, d_ffn=64,
+    d_ffn_wide=64, ffn_multiple_of=64,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("layers", [4, 20])
+def test_a_llama_of_equal_flops_costs_what_our_model_costs(name, layers):
+    flops = training_flops_per_token(our_config(name, SHAPE, 3_000_000))
+    # A block of the wide kind is a layer of Llama; its width is given before the 2/3 of SwiGLU.
+    wide = llama_width(SHAPE, layers, flops) * 3 // 2
+    llama = replace(SHAPE, n_layers=layers, block="wide", d_ffn_wide=wide, ffn_multiple_of=1)
+    assert training_flops_per_token(llama) == pytest.approx(flops, rel=0.005)
+
+
+@pytest.mark.parametrize("llama_layers", [None, pytest.param(2, marks=pytest.mark.slow)])
+def test_steps_of_a_model_and_of_a_llama_change_every_parameter(llama_layers):
+    bench, config = Bench(torch.device("cpu")), our_config("dual K2", SHAPE, 3_000_000)
+    step = TrainingStep(bench, config, 2, compiled=False, llama_layers=llama_layers)
+    if llama_layers:
+        width = llama_width(config, llama_layers, training_flops_per_token(config))
+        assert any(width in parameter.shape for parameter in step.model.parameters())
+    before = [parameter.detach().clone() for parameter in step.model.parameters()]
+    assert len(in_turns({"": timed(step)}, rounds=2, warm_up=0)[""]) == 2
+    assert not any(map(torch.equal, before, step.model.parameters()))
+    assert step.tokens_per_step == 2 * SHAPE.max_seq_len
