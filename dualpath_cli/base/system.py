@@ -252,7 +252,7 @@ def alone(
             print(f"'{what}' is on a file system without locks: let nothing else write there",
                   file=sys.stderr)  # fmt: skip
         try:
-            for left in unfinished(what) if known else ():  # of killed writers
+            for left in unfinished(what):
                 if left.is_file():
                     left.unlink()
             yield
