@@ -31,7 +31,8 @@ def _seal(path: Path, content: bytes | pa.Buffer) -> bytes:
 
 def write_sealed(path: Path, content: bytes | pa.Buffer) -> None:
     """Writes a file that `read_sealed` believes."""
-    with replacing(path) as partial, partial.open("wb") as file:
+    # Shared: the folder, of many files, is not searched for unfinished ones.
+    with replacing(path, shared=True) as partial, partial.open("wb") as file:
         file.write(content)
         file.write(_seal(path, content))
 

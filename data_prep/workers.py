@@ -6,13 +6,14 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from data_prep.pieces import REJECTED, Piece, PieceCounts, Tokens, token_type
 from data_prep.settings import SourceSettings
 from data_prep.text import Contamination, band_keys
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import end_with_parent, of_children, replacing
+from dualpath_cli.base.system import replacing
 from dualpath_cli.data.documents import clean, document_id, format_of
 from dualpath_cli.data.rows import BadRow, Rows
 from dualpath_cli.data.tokenizer import Tokenizer
@@ -85,12 +86,12 @@ class Worker:
             place = {"source": name, "file": batch.file, "row": number, "id": id}
             rejected.append({**place, "reason": reason, "detail": detail, "text": text})
         tokens, ends = self._tokens(texts)
-        # Before the piece, whose presence means both files.
+        # Before the piece, whose presence means both files. Shared: see `write_sealed`.
         if rejected:
             lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rejected)
             path = batch.out.with_suffix(REJECTED)
             with (
-                replacing(path) as partial,
+                replacing(path, shared=True) as partial,
                 pa.CompressedOutputStream(str(partial), "zstd") as sink,
             ):
                 sink.write(lines.encode("utf-8", errors="backslashreplace"))
@@ -158,8 +159,7 @@ def workers(count: int, settings: PieceSettings, folder: Path) -> Iterator[Begin
     file = folder / "settings.pickle"
     with replacing(file) as unfinished:
         unfinished.write_bytes(pickle.dumps(settings))
-    spawn = get_context("spawn")
-    with of_children(), ProcessPoolExecutor(count, spawn, end_with_parent) as pool:
+    with ProcessPoolExecutor(count, get_context("spawn"), _follow_parent) as pool:
 
         def begin(batch: Batch) -> Callable[[], Path]:
             # A new process has the mask of the thread that starts it: this process handles Ctrl-C.
@@ -184,11 +184,23 @@ def workers(count: int, settings: PieceSettings, folder: Path) -> Iterator[Begin
             raise
 
 
+def _follow_parent() -> None:
+    """Prepares a process of a pool to end with its parent, even if the parent is killed."""
+    parent = parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+
+
 def _make(settings: Path, batch: Batch) -> Path:
     return _worker(settings).make(batch)
 
 
 @cache
 def _worker(settings: Path) -> Worker:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     return Worker(pickle.loads(settings.read_bytes()))

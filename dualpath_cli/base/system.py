@@ -35,16 +35,21 @@ OURS = ".dualpath"  # marks a folder whose files a command may replace
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """Yields a path beside `path` to write a file to; the file then gets the name `path`.
 
     If the block raises, `path` stays as it was, and the unfinished file is removed. Of several
-    writers the last one to finish wins. `alone` removes the unfinished files of killed writers. A
-    missing folder is made.
+    writers the last one to finish wins. Unfinished files of killed writers are removed, unless
+    `shared`: locks may not hold between machines. A missing folder is made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in () if shared else unfinished(path):
+        with suppress(OSError), _locked(left) as known:  # which fails where its writer lives
+            if known:
+                left.unlink()
     partial = _new_name(path)
-    with naming(path):
+    # Another writer that clears up may hold the new file for a moment, and remove it.
+    with naming(path), _locked(partial, os.O_CREAT | os.O_EXCL, wait=True):
         try:
             yield partial
             sync(partial)
@@ -56,8 +61,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def unfinished(path: Path) -> list[Path]:
     """Unfinished files or folders of writers of `path`, killed or still writing."""
     pattern = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{16}}{re.escape(PARTIAL)}")
-    beside = path.parent.iterdir() if path.parent.is_dir() else ()
-    return [one for one in beside if pattern.fullmatch(one.name)]
+    return [one for one in path.parent.iterdir() if pattern.fullmatch(one.name)]
 
 
 def _new_name(path: Path) -> Path:
@@ -235,11 +239,11 @@ def alone(
     lock: Path, what: Path, way_out: str = "wait for its end", *, wait: bool = False,
     keep: bool = False,
 ) -> Iterator[None]:  # fmt: skip
-    """Holds a lock file while the block runs, and removes unfinished files of `what`.
+    """Holds a lock file while the block runs.
 
     Raises UserError if another process writes `what`; `wait` waits for its end instead. `keep`
-    leaves the lock file. The lock is the operating system's (flock): it ends with its process. Over
-    NFS it holds between machines (Linux; not with local_lock). On a file system without locks a
+    leaves the file. The lock is the operating system's (flock): it ends with its process. Over NFS
+    it holds between machines (Linux; not with local_lock). On a file system without locks a
     warning is printed, and nothing is held.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -252,9 +256,6 @@ def alone(
             print(f"'{what}' is on a file system without locks: let nothing else write there",
                   file=sys.stderr)  # fmt: skip
         try:
-            for left in unfinished(what):
-                if left.is_file():
-                    left.unlink()
             yield
         finally:
             if not keep:

@@ -87,7 +87,7 @@ class ChunkCache:
         self.folder = place / hashlib.sha256(content.encode()).hexdigest()[:16]
         for name in (MANIFEST, INDEX):
             if not (self.folder / name).exists():
-                with replacing(self.folder / name) as partial:
+                with replacing(self.folder / name, shared=True) as partial:
                     shutil.copyfile(storage.local_copy(f"{self.url}/{name}"), partial)
         for other in place.iterdir():
             if other != self.folder:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import read_json, write_text
+from dualpath_cli.base.system import write_text
 from dualpath_cli.data.storage import exists, is_remote, local_copy, sha256_of, sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 
@@ -184,7 +184,6 @@ class Manifest:
             raise UserError(f"data folder '{folder}' has no {MANIFEST}; {AGAIN}")
         content = _json_object(path)
         try:
-            json.dumps(content, ensure_ascii=False).encode()  # no half of a surrogate pair
             stored = content.pop("fingerprint", None)
             manifest: Manifest = _typed(cls, content)
         except ValueError as error:
@@ -273,5 +272,13 @@ def readable(path: str | Path) -> Iterator[None]:
 
 def _json_object(path: str) -> dict[str, Any]:
     with readable(path):
-        file = local_copy(path)
-    return read_json(file, AGAIN)
+        text = local_copy(path).read_bytes()
+    try:
+        content = json.loads(text)
+        json.dumps(content, ensure_ascii=False).encode()  # no half of a surrogate pair
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number without end
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{path}: cannot be read ({reason}); {AGAIN}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: cannot be read (not a JSON object); {AGAIN}")
+    return content

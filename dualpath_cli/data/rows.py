@@ -45,8 +45,12 @@ class Rows:
     def parsed(self) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
         """Yields (number, object or fault) for each row except blank lines."""
         if isinstance(self.content, pa.RecordBatch):
-            slices = (self.content.slice(n, 1) for n in range(self.content.num_rows))
-            yield from enumerate(map(_record, slices), self.first)
+            try:
+                records = self.content.to_pylist()
+            except _NO_VALUE:
+                slices = (self.content.slice(n, 1) for n in range(self.content.num_rows))
+                records = list(map(_record, slices))
+            yield from enumerate(records, self.first)
             return
         parse = _text_object if self.kind == ".txt" else _json_object
         for number, line in enumerate(self.content, self.first):
@@ -194,12 +198,14 @@ def _halved(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
 
 def _record(record: pa.RecordBatch) -> dict[str, Any] | BadRow:
     """Returns the one row of a record batch as Python holds it."""
-    try:
-        row: dict[str, Any] = record.to_pylist()[0]
-    except UnicodeDecodeError:
-        return BadRow("not UTF-8")
-    except _NO_VALUE as error:
-        return BadRow(f"cannot be read: {str(error).splitlines()[0]}")
+    for name, values in zip(record.schema.names, record.columns, strict=True):
+        try:
+            values.to_pylist()
+        except UnicodeDecodeError:
+            return BadRow(f"column '{name}': not UTF-8")
+        except _NO_VALUE as error:
+            return BadRow(f"column '{name}': cannot be read: {str(error).splitlines()[0]}")
+    row: dict[str, Any] = record.to_pylist()[0]
     return row
 
 

@@ -64,7 +64,7 @@ def local_copy(location: str | Path) -> Path:
     path = cache() / "files" / name / url.rsplit("/", 1)[-1]
     if not path.exists():
         with (
-            replacing(path) as partial,
+            replacing(path, shared=True) as partial,
             _s3(url),
             content,
             partial.open("wb") as file,

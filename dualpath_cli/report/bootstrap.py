@@ -12,7 +12,7 @@ Shapes: W windows, R 1 + resamples, C columns.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -63,8 +63,20 @@ def clusters_text(unit: str, count: int) -> str:
     return f"{count:,} {unit if count != 1 else unit.removesuffix('s')}"
 
 
-def clusters_of(windows: Any) -> Clusters:
-    """Returns the documents of `data.windows.Windows`, or the windows, if documents are too few."""
+class NumberedWindows(Protocol):
+    """Windows of a source's text."""
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Index of each window among all windows cut."""
+
+    @property
+    def documents(self) -> Sequence[int] | None:
+        """Number of the document of each window; None if unknown."""
+
+
+def clusters_of(windows: NumberedWindows) -> Clusters:
+    """Returns a source's documents; its windows if documents are too few or unknown."""
     if windows.documents is not None and len(set(windows.documents)) >= LEAST_CLUSTERS:
         return Clusters("documents", windows.documents)
     return Clusters("windows", windows.numbers)

@@ -163,14 +163,14 @@ def die_half_way(path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_the_unfinished_file_of_a_killed_writer_is_removed_and_the_last_to_finish_wins(tmp_path):
+def test_the_unfinished_file_of_a_killed_writer_is_removed_and_that_of_a_living_one_stays(tmp_path):
     path = tmp_path / "table.csv"
     process = SERVER.Process(target=die_half_way, args=(path,))
     process.start()
     process.join()
-    assert len(list(tmp_path.iterdir())) == 1
-    with alone(tmp_path / "lock", path), replacing(path) as partial:
-        assert [file.name for file in tmp_path.iterdir()] == ["lock"]
+    (left,) = tmp_path.iterdir()
+    with replacing(path) as partial:
+        assert not left.exists()
         partial.write_text("the last to finish")
         write_text(path, "the first")
         assert path.read_text() == "the first"

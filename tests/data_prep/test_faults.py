@@ -49,7 +49,7 @@ def _invalid(*values: bytes) -> pa.Array:
 
 NANOSECONDS = pa.array([1, 2, 3, 4], pa.timestamp("ns"))  # Python holds microseconds
 # With pandas at hand Arrow makes its timestamps of them, which are no texts either.
-NO_TEXT = "Timestamp instead of a string" if find_spec("pandas") else "cannot be read"
+NO_TEXT = "Timestamp instead of a string" if find_spec("pandas") else "column 'text'"
 INVALID = pa.table({"text": _invalid(b"caf\xe9", *map(str.encode, GOOD)), "id": NANOSECONDS})
 ROW = {"unreadable": 1}
 FAULTS = [
@@ -71,7 +71,7 @@ FAULTS = [
     Fault("f.jsonl", b'{"\\ud800": 1}\n' + LINES, "fields: \ud800", 3, ROW),
     Fault("f.jsonl", b'{"n": ' + b"9" * 5000 + b"}\n", "5000 digits", 0, ROW),
     Fault("f.jsonl", b"[" * 10**6 + b"\n", "JSON", 0, ROW),
-    Fault("f.parquet", _parquet(INVALID), "not UTF-8", 3, ROW),
+    Fault("f.parquet", _parquet(INVALID), "column 'text': not UTF-8", 3, ROW),
     Fault("f.parquet", _parquet(pa.table({"text": NANOSECONDS})), NO_TEXT, 0, {"unreadable": 4}),
     Fault("f.parquet", _parquet(pa.table({"text": [None, *GOOD]})), "None", 3, ROW),
     Fault("f.txt", b"caf\xe9", "not UTF-8 at byte 3", 0, ROW),

@@ -39,7 +39,7 @@ from tests.data.faulty_data import (
 )
 from tests.training.tiny_run import SEQ_LEN, rows
 
-UNREADABLE = r"manifest\.json cannot be read \(no JSON"
+UNREADABLE = r"manifest\.json: cannot be read "
 MANIFEST_FAULTS = [
     # Path of keys and value; message.
     (("tokens", 0), r"it cannot hold 0 tokens"),
@@ -69,8 +69,8 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     "a missing chunk": (remove("chunk-0-1.bin"), r"chunk-0-1\.bin: chunk is missing; copy"),
     # manifest.json
     "no manifest": (remove(MANIFEST), r"data' has no manifest\.json; copy the folder here again"),
-    "a cut manifest": (cut(MANIFEST), UNREADABLE),
-    "a deep manifest": (put(MANIFEST, b"[" * 99999), UNREADABLE),
+    "a cut manifest": (cut(MANIFEST), UNREADABLE + r"\(JSONDecodeError"),
+    "a deep manifest": (put(MANIFEST, b"[" * 99999), UNREADABLE + r"\(RecursionError"),
     **{f"{path}"[:40]: (edited(MANIFEST, *path), message) for path, message in MANIFEST_FAULTS},
     # index.json
     "no index": (remove("index.json"), r"index\.json: missing; copy"),
