@@ -20,6 +20,7 @@ from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.storage import is_remote, sizes
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.options import folder_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +128,7 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
 
 def _check_places(settings: Preparation, out: Path, downloads: Path) -> None:
     """Refuses an output that would be read, or replaced with the data folder."""
+    folder_of("--out", out)
     target, kept = out.resolve(), downloads.resolve()
     if kept.is_relative_to(target):
         raise UserError(f"--downloads '{downloads}' lies in --out '{out}', which is replaced")

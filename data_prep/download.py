@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
@@ -23,7 +24,7 @@ from data_prep.corpora import FILE_BYTES, FILE_TOKENS, Corpus, InputFile, Remote
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import alone, replacing
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
-from dualpath_cli.data.rows import OnRead
+from dualpath_cli.data.rows import OnRead, decompress, is_known, suffixes
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +124,8 @@ class Downloads:
             raise _Trouble(str(getattr(cause, "reason", cause))) from None
         if wrong := _difference(partial, file):
             raise Unavailable(wrong)
+        if not _can_be_read(partial, file):
+            raise _Trouble("the answer cannot be decompressed: a part of the file, or a login page")
 
 
 class _Trouble(Exception):
@@ -158,6 +161,19 @@ def _difference(partial: Path, file: RemoteFile) -> str | None:
             if hashlib.file_digest(data, "sha256").hexdigest() != file.sha256:
                 return f"its sha256 is not {file.sha256}"
     return None
+
+
+def _can_be_read(partial: Path, file: RemoteFile) -> bool:
+    """Whether a compressed file of rows of unknown size and hash can be decompressed."""
+    name = Path(file.name)  # of a list of files, which its reader checks, the ending is not known
+    if file.size is not None or file.sha256 or not (suffixes(name)[1] and is_known(name)):
+        return True
+    stored = partial.open("rb", buffering=0)
+    with suppress(OSError), decompress(stored, name) as stream:
+        while stream.read(1 << 20):
+            pass
+        return True
+    return False
 
 
 # What will be downloaded, and files fetched ahead of their reader

@@ -10,8 +10,8 @@ LONGEST = 800  # characters of a message; a longer one loses its middle, as both
 
 
 NEAR, FAR = 0.7, 0.4
-"""The least similarity, of difflib, of a word that is suggested, and the most letters to change as a
-part of the word: `ablation` has 0.71 and 0.38 to `ablate`, `score` 0.67 to `compare`, `max_steps`
+"""The least similarity, of difflib, of a word that is suggested, and the most letters to change, as
+a part of the word: `ablation` has 0.71 and 0.38 to `ablate`, `score` 0.67 to `compare`, `max_steps`
 0.44 to `max_bad_steps`."""
 
 

@@ -132,7 +132,11 @@ def check_weights(model: nn.Module, found: Mapping[str, torch.Tensor], folder: P
 def device_of(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    return torch.device("cuda:0" if name == "cuda" else name)
+    device = torch.device("cuda:0" if name == "cuda" else name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        there = torch.cuda.device_count()
+        raise UserError(f"--device {name}: this machine has {there} such devices; give cpu or auto")
+    return device
 
 
 def autocast_of(precision: str) -> torch.dtype | None:

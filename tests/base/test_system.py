@@ -145,7 +145,7 @@ def test_what_others_have_beside_a_file_or_folder_is_neither_opened_nor_deleted(
     else:
         strange.mkdir()
         (strange / "thesis.tex").write_text("mine")
-    before = strange.lstat()
+    before = _place_of(strange)
     write_text(tmp_path / "x", "new")
     assert (tmp_path / "x").read_text() == "new"
     (tmp_path / "x").unlink()
@@ -153,8 +153,14 @@ def test_what_others_have_beside_a_file_or_folder_is_neither_opened_nor_deleted(
         with replacing_folder(tmp_path / "x", lambda before: None) as new:
             (new / "text").write_text("new")
     assert precious.read_text() == "years of work"
-    assert strange.lstat() == before
+    assert _place_of(strange) == before
     assert {path.name for path in tmp_path.iterdir()} == {"x", name, "precious"}
+
+
+def _place_of(path: Path) -> tuple[int, ...]:
+    """Of a file or link itself, without the time at which it was read."""
+    found = path.lstat()
+    return found.st_ino, found.st_nlink, found.st_size, found.st_mtime_ns
 
 
 def die_half_way(path: Path) -> None:

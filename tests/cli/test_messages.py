@@ -32,6 +32,7 @@ FILES = {
     "section.yaml": "modle: {loops: 3}",
     "key.yaml": "model: {n_layer: 2}",
     "null.yaml": "model: {n_layers: null}",
+    "list.yaml": "optim: {decay: [matrices, norm]}",
     "twice.yaml": "{model: {loops: 2}, model: {loops: 3}}",
     "tag.yaml": "model: !!binary aGVsbG8=",
     "bomb.yaml": BOMB,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from data_prep import corpora, download
 from data_prep.__main__ import main
@@ -100,6 +101,24 @@ def test_lasting_trouble_ends_after_minutes(web, tmp_path, fault, reason):
     for wait, most in zip(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60], strict=True):
         assert max(most / 2, least) <= wait <= max(most, least)
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [(b"<html>log in</html>", Fault()), (None, Fault(headers={"Content-Length": None}, cut=CUT))],
+    ids=["a page", "a part of unannounced length"],
+)
+def test_a_compressed_file_gets_its_name_when_it_can_be_decompressed(web, tmp_path, content, fault):
+    whole = zstandard.compress(os.urandom(SIZE))
+    web.files["/a"], web.fallback = content or whole, fault
+    downloads = Downloads(tmp_path)
+    downloads.leaving.wait = lambda seconds: None  # type: ignore[method-assign, assignment]
+    file = RemoteFile(f"{web.url}/a", "a.jsonl.zstd")
+    with pytest.raises(ConnectionError, match=r"cannot be decompressed: .* 10 times in a row"):
+        downloads.get(file)
+    assert names(tmp_path) == []
+    web.files["/a"], web.fallback = whole, Fault()
+    assert downloads.get(file).read_bytes() == whole
 
 
 def test_a_server_that_sends_byte_by_byte_is_given_up(web, tmp_path, monkeypatch):

@@ -125,6 +125,11 @@ def test_unfinished_work_on_something_else_is_kept_unless_it_may_be_discarded(as
         prepare(other)
     other = ask(path, seed=1)
     assert prepare(other, overwrite=True).settings["seed"] == 1
+    with pytest.raises(UserError, match="line 2"):
+        prepare(ask(path, strict=True), overwrite=True)
+    left = contents(tmp_path / "out.partial")
+    assert finished(other, overwrite=False) is not None
+    assert contents(tmp_path / "out.partial") == left != {}
 
 
 def test_unfinished_work_that_was_damaged_is_made_again(ask, out, tmp_path, monkeypatch):
