@@ -61,6 +61,9 @@ class ForcedClass:
 
 Span = tuple[int, int, str]  # the first character, the one after the last, and their tag
 
+MOST_CHARACTERS = 50_000
+"""Characters that spaCy tags at once: each takes 4 kB, and spaCy refuses a million."""
+
 _NUMBER = r"\(*[$€£¥¢]?(?:\.?\d|<<)"  # the beginning of a number
 _ARITHMETIC = re.compile(
     rf"""
@@ -100,14 +103,21 @@ class Tagger:
         A token is given by its bytes, `Tokenizer.token_values()[id]`. A token of blanks alone is
         SPACE. A token without bytes, such as a special token, is "".
         """
-        texts = ((text_of(window), window) for window in windows)
-        for doc, window in self.nlp.pipe(texts, as_tuples=True, batch_size=8):
-            words = [
-                (word.idx, word.idx + len(word), word.pos_ or "X")
+        sections = (
+            (text[start : start + MOST_CHARACTERS], (window, text, start))
+            for window, text in ((window, text_of(window)) for window in windows)
+            for start in range(0, max(1, len(text)), MOST_CHARACTERS)
+        )
+        words: list[Span] = []
+        for doc, (window, text, start) in self.nlp.pipe(sections, as_tuples=True, batch_size=8):
+            words += (
+                (start + word.idx, start + word.idx + len(word), word.pos_ or "X")
                 for word in doc
                 if not word.is_space  # pipelines trained on treebanks have no tag for blanks
-            ]
-            yield align(window, words + arithmetic(doc.text))
+            )
+            if start + MOST_CHARACTERS >= len(text):
+                yield align(window, words + arithmetic(text))
+                words = []
 
 
 def text_of(window: Sequence[bytes]) -> str:

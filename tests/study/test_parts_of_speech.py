@@ -181,10 +181,20 @@ def tagger(tmp_path: Path) -> Tagger:
 
 def test_words_keep_the_pipelines_tags_and_arithmetic_has_its_own(tagger):
     window = [b"", b"She", b" sees", b" 16", b"=", b"3", b" dog", b"\n\n", b" unknown"]
-    tags = ["", "PRON", "VERB", "NUM", "SYM", "NUM", "NOUN", "SPACE", "X"]
-    cut = [" 日本".encode()[:5], " 日本".encode()[5:], b" sees"]  # a character in two tokens
-    several = {(): [], (b"",): [""], tuple(cut): ["PROPN", "PROPN", "VERB"], tuple(window): tags}
-    assert list(tagger.tags(map(list, several))) == list(several.values())
+    (tags,) = tagger.tags([window])
+    assert tags == ["", "PRON", "VERB", "NUM", "SYM", "NUM", "NOUN", "SPACE", "X"]
+
+
+@pytest.mark.parametrize("piece", [13, 26, 39, 65])
+def test_texts_in_pieces_have_the_tags_of_the_whole(tagger, monkeypatch, piece):
+    window = [" 日本".encode()[:5], " 日本".encode()[5:], b" sees", b" ", b"16=3"] * 5
+    assert len(text_of(window)) == 65
+    whole = ["PROPN", "PROPN", "VERB", "SPACE", "NUM"] * 5
+    assert tagger.nlp.max_length > parts_of_speech.MOST_CHARACTERS
+    monkeypatch.setattr(parts_of_speech, "MOST_CHARACTERS", piece)
+    several = [window, [b"dog"], [b""], window[:-1], window]
+    expected = [whole, ["NOUN"], [""], whole[:-1], whole]
+    assert list(tagger.tags(several * 8)) == expected * 8
 
 
 def test_a_pipeline_that_is_not_there_has_a_way_out_of_its_own():
