@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.gpu.bench import in_turns, timed
 from benchmarks.results import Rows, publish
+from benchmarks.turns import in_turns, timed
 from dualpath_cli.kernels import blockwise_attention as by_blocks
 from dualpath_cli.kernels.freed_memory import keep_freed_memory
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.bench import Bench, in_turns, ratios, timed
+from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.step import TrainingStep
 from benchmarks.results import Rows, publish
+from benchmarks.turns import in_turns, ratios, timed
 from dualpath_cli.flops.count import passes, training_flops_per_token
 from dualpath_cli.flops.widths import Target, solve_widths
 from dualpath_cli.spec.config import ModelConfig

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.gpu.bench import MAIN, Bench, Timed, clock, in_turns, ratios
+from benchmarks.gpu.bench import MAIN, Bench
 from benchmarks.llama import llama_config
 from benchmarks.results import Rows, failed, spread
+from benchmarks.turns import Timed, clock, in_turns, ratios
 from dualpath_cli.decoding.decoder import OPTIONS, ROOM, Decoder, join_products
 from dualpath_cli.flops.count import kv_bytes, training_flops_per_token
 from dualpath_cli.model import DualPathLM

@@ -10,8 +10,9 @@ import torch
 import torch._functorch.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu.bench import MAIN, Bench, kernel_seconds
+from benchmarks.gpu.bench import MAIN, Bench
 from benchmarks.results import Row, Rows
+from benchmarks.turns import kernel_seconds
 from dualpath_cli.kernels.attention import Mask, attend
 from dualpath_cli.model.positions import document_mask
 

@@ -44,7 +44,7 @@ class Run:
         self, bench: Bench, name: str, words: str, steps: int, watch: dict[str, Any] | None = None,
         **env: str,
     ) -> None:  # fmt: skip
-        """`watch` is a callback below: its class, and what it is given."""
+        """`watch` has the class of a callback below and its arguments."""
         while not (work_folder() / "sample/manifest.json").exists():
             time.sleep(0.1)
         self.folder = work_folder() / "small" / name

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.gpu.bench import MAIN, Bench, seconds_of
+from benchmarks.gpu.bench import MAIN, Bench
 from benchmarks.llama import TransformersLlama
 from benchmarks.results import Row, Rows
+from benchmarks.turns import seconds_of
 from dualpath_cli.flops.count import training_flops_per_token
 from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.positions import whole_sequences

@@ -33,7 +33,7 @@ ARMS = (
     ("wide", "PureWide, not tested", "wide"),
 )
 DESIGNS = 10_000
-"""Those that `bends` simulates, as declared."""
+"""Designs that `bends` simulates, as declared."""
 
 
 class Study(NamedTuple):
@@ -160,7 +160,7 @@ def share_as_large(
 
 def figure(study: Study, file: Path) -> None:
     """A mark is a seed; a curve is the parabola through an arm's best rate and its neighbours, a
-    line its lowest point. Arms with fewer seeds than are tested have marks alone."""
+    line its lowest point. PureWide has marks alone. Raises SystemExit as `scores_of`."""
     rows = [row for row in read(study.table) if not row["sweep"].startswith("pilot")]
     drawn = Figure(figsize=(8.6, 3.6), layout="constrained")
     ax = drawn.subplots()
@@ -169,8 +169,7 @@ def figure(study: Study, file: Path) -> None:
         color = FAMILY_COLORS[family]
         aside = [float(row["rate"]) * 1.025 ** (2 * place - 2) for row in own]
         ax.plot(aside, [score(row) for row in own], "o", color=color, markersize=4, label=label)
-        rates = {row["rate"] for row in own}
-        if len(own) < study.fewest * len(rates):
+        if family == "wide":
             continue
         logs, scores = scores_of(arm, rows, study.fewest)
         means = scores.mean(0)
@@ -206,7 +205,7 @@ def main() -> None:
     )
     parser.add_argument("--study", choices=STUDIES, default="row", help="Its page.")
     parser.add_argument(
-        "--designs", type=int, default=DESIGNS, help="Those that `bends` simulates."
+        "--designs", type=int, default=DESIGNS, help="Designs that `bends` simulates."
     )
     given = parser.parse_args()
     study = STUDIES[given.study]

@@ -1,10 +1,8 @@
 """The benchmarks: lm-evaluation-harness's task files in `tasks/`, read without the harness.
 
-And the scores of a report of the harness, with the paper's means of them.
-
-Their `metadata` adds the main metric of a benchmark (`primary`), its name in the paper's tables
-(`paper`), other names of its local file (`files`), and the `subject` of its rows if a file holds
-several benchmarks.
+The task files' `metadata` adds the main metric of a benchmark (`primary`), its name in the paper's
+tables (`paper`), other names of its local file (`files`), and the `subject` of its rows if a file
+holds several benchmarks. A report's scores get the paper's means.
 """
 
 import json

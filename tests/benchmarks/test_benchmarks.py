@@ -10,11 +10,12 @@ import torch
 
 from benchmarks import results
 from benchmarks.gpu import correct, decoding, once
-from benchmarks.gpu.bench import Bench, Rehearsal, in_turns, timed
+from benchmarks.gpu.bench import Bench, Rehearsal
 from benchmarks.gpu.step import TrainingStep
 from benchmarks.llama import llama_width
 from benchmarks.results import Rows
 from benchmarks.train_step import MODELS, our_config
+from benchmarks.turns import in_turns, timed
 from dualpath_cli.flops.count import training_flops_per_token
 from dualpath_cli.model.gates import PathGate
 from dualpath_cli.spec.config import ModelConfig

@@ -110,6 +110,10 @@ def test_pairs_over_several_sweeps_of_rates_are_tested_in_their_order(tmp_path, 
              "--margin", "0.014"]  # fmt: skip
     assert main([*words, "--pairs", "a50_k1:expanded_k2,expanded_k2:a50_k4,a50_k1:a50_k4"]) == 0
     assert "bits per byte pairs in a fixed order, 2 tests in all" in capsys.readouterr().out
+    printed = (out / "tests.md").read_text(encoding="utf-8").splitlines()
+    head, untested = (printed[n].split(" | ") for n in (2, 6))
+    assert "Holm" not in head
+    assert not untested[head.index("p")]
     rows = read_csv(out / "tests.csv")
     assert [row["order"] for row in rows] == ["1", "2", "3"]
     assert [row["verdict"] for row in rows] == ["better", SAME, AFTER]

@@ -131,7 +131,7 @@ def test_compiled_logits_are_the_same(change):
 
 
 @pytest.mark.usefixtures("graphs_alone")
-def test_so_they_are_where_compiled_passes_are_recorded(monkeypatch):
+def test_compiled_logits_are_the_same_where_passes_are_recorded(monkeypatch):
     recorded: list[object] = []
     monkeypatch.setitem(RECORDERS, "cpu", lambda work, *_: recorded.append(work()) or work)
     check_compiled(None, drafts=True)
@@ -139,7 +139,7 @@ def test_so_they_are_where_compiled_passes_are_recorded(monkeypatch):
 
 
 @pytest.mark.slow
-def test_so_they_are_with_kernels():
+def test_logits_are_the_same_with_kernels():
     check_compiled(None, drafts=False)
 
 
@@ -250,7 +250,7 @@ def test_joined_logits_and_names_are_the_same(changes):
 
 
 @pytest.mark.usefixtures("graphs_alone")
-def test_so_they_are_compiled_after_the_model_itself():
+def test_joined_logits_are_the_same_compiled_after_the_model_itself():
     """One model's compiled code is not the other's."""
     graphs = torch._dynamo.utils.counters["stats"]
     model, joined = pair({})

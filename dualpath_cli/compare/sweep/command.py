@@ -34,34 +34,44 @@ def run(options: Sweep, recipe: Recipe) -> str:
     Raises RunFailed at the end, if runs failed, and Stopped if the answer was no, or after a
     signal.
     """
-    design, console, jobs = request.read(options, recipe), plain_console(), options.jobs
-    shared = _shared(design)
+    design = request.read(options, recipe)
+    new = [path for path in (design.out, *design.out.parents) if not path.exists()]
+    try:
+        with alone(design.out / request.LOCK, design.out):
+            return _run(design, plain_console())
+    except UserError:
+        with suppress(OSError):  # the first folder with a file in it ends this
+            for folder in new:
+                folder.rmdir()
+        raise
+
+
+def _run(design: Design, console: Console) -> str:
+    shared, jobs = _shared(design), design.options.jobs
     cells, notes = solve(design.wanted, shared.model)
     runs = plan_runs(cells, design, shared)
     firsts = list({run.configuration: run for run in reversed(runs)}.values())[::-1]
     check_different(firsts)
-    if not options.slurm:
+    if not design.options.slurm:
         runner.check_sharing(runs[0], jobs)
     check_begun(runs)
     check_settings(firsts)
+    _write_down(design, cells, notes)
+    write_recipes(runs)
+    for note in notes:
+        say(console, f"note: {note}")
+    _show_plan(design, runs, console)
     after = f"dualpath compare {design.out}"
     if len(design.varied.get(RATE, ())) > 2 and RATES.intersection(design.varied) == {RATE}:
         after += " --best lr"
     after += max(option_of(run.settings.model) for run in firsts)
-    with alone(design.out / request.LOCK, design.out):
-        check_begun(runs)  # again: another sweep may have had the folder until now
-        _write_down(design, cells, notes)
-        write_recipes(runs)
-        for note in notes:
-            say(console, f"note: {note}")
-        _show_plan(design, runs, console)
-        if options.slurm:
-            return _array(design, runs, after)
-        _ask(design, console)
-        run_all(runs, jobs, console)
-        for edge in _edges(runs):
-            say(console, f"note: {edge}")
-        return f"next: {after}"
+    if design.options.slurm:
+        return _array(design, runs, after)
+    _ask(design, console)
+    run_all(runs, jobs, console)
+    for edge in _edges(runs):
+        say(console, f"note: {edge}")
+    return f"next: {after}"
 
 
 def _shared(design: Design) -> Settings:
