@@ -130,6 +130,12 @@ def scores_of(arm: str, rows: list[dict[str, str]], fewest: int) -> tuple[Floats
     return np.log(rates), np.array([[found[rate, seed] for rate in rates] for seed in seeds])
 
 
+def nearest(means: Floats) -> slice:
+    """The places of the lowest mean and its two neighbours."""
+    first = min(max(int(means.argmin()), 1), len(means) - 2) - 1
+    return slice(first, first + 3)
+
+
 def share_as_large(
     ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats], designs: int = DESIGNS
 ) -> dict[str, float]:
@@ -147,10 +153,8 @@ def share_as_large(
     for logs, scores in (ours, theirs):
         means = scores.mean(0)
         place, value, _ = lowest(logs, means)
-        first = min(max(int(means.argmin()), 1), len(logs) - 2) - 1
-        near = slice(first, first + 3)
-        bend = np.polyfit(logs[near], means[near], 2)[0]
-        curve = bend * (logs - place) ** 2
+        near = nearest(means)
+        curve = np.polyfit(logs[near], means[near], 2)[0] * (logs - place) ** 2
         found.append(float(value))
         drawn.append(lowest(logs, curve + error * rng.normal(size=(designs, len(logs))))[1])
     difference = found[0] - found[1]
@@ -173,9 +177,8 @@ def figure(study: Study, file: Path) -> None:
             continue
         logs, scores = scores_of(arm, rows, study.fewest)
         means = scores.mean(0)
-        first = min(max(int(means.argmin()), 1), len(logs) - 2) - 1
-        near = slice(first, first + 3)
-        line = np.linspace(logs[first], logs[first + 2], 99)
+        near = nearest(means)
+        line = np.linspace(*logs[near][[0, 2]], 99)
         ax.plot(np.exp(line), np.polyval(np.polyfit(logs[near], means[near], 2), line), color=color)
         ax.axhline(float(lowest(logs, means)[1]), color=color, linewidth=0.8, linestyle=":")
     ax.set_xscale("log", base=2)

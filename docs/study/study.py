@@ -1,9 +1,8 @@
-"""Writes the tables and the figure of first.md from the two CSV files beside this script.
+"""Writes the tables of first.md from runs.csv beside this script.
 
 runs.csv has a row a scored run: the part of the study, the arm, peak learning rate and seed, bits
 per byte of the four validation sets after the last step, the loops that the router of each layer
-expects there, and the commit and time at which the run began. arms.csv has the widths from which
-parameters and FLOPs are counted.
+expects there, and the commit and time at which the run began.
 """
 
 import csv
@@ -14,13 +13,9 @@ from pathlib import Path
 from statistics import fmean, variance
 from typing import Any, NamedTuple
 
-from matplotlib.figure import Figure
 from scipy.stats import ttest_ind
 
-from dualpath_cli.flops.count import training_flops_per_token
 from dualpath_cli.report.blocks import LEVEL, Spread, holm
-from dualpath_cli.report.figures import FAMILY_COLORS
-from dualpath_cli.spec.config import ModelConfig
 
 STUDY = Path(__file__).parent
 SETS = ("novels", "peps", "rust_rfcs", "gsm8k")
@@ -130,20 +125,6 @@ def tests() -> Table:
     ]  # fmt: skip
 
 
-def model_of(row: Mapping[str, Any]) -> ModelConfig:
-    width, heads = int(row["width"]), int(row["width"]) // 16
-    return ModelConfig(
-        vocab_size=4096, n_layers=4, d_model=width, n_heads=heads, n_kv_heads=heads,
-        max_seq_len=256, ffn_multiple_of=2, block=row["block"], loops=int(row["loops"]),
-        d_ffn=int(row["d_ffn"] or 0) or None, d_ffn_wide=int(row["d_ffn_wide"] or 0) or None,
-    )  # fmt: skip
-
-
-def flops(row: Mapping[str, str]) -> float:
-    """Of a run in all, in 10^12, with attention scores and head."""
-    return int(row["tokens"]) * training_flops_per_token(model_of(row)) / 1e12
-
-
 def of_rates() -> Table:
     """Means over seeds, arms by peak rates; an arm's lowest is bold, its loops in brackets."""
     found: dict[str, dict[float, list[Run]]] = {}
@@ -180,36 +161,9 @@ def written(page: str) -> str:
     return table.sub(lambda at: f"<!-- {at[1]} -->\n\n{markdown(TABLES[at[1]]())}\n", page)
 
 
-def figure() -> Figure:
-    """Scores over all FLOPs of training: a mark a seed, a bar a mean, a line between budgets."""
-    drawn = Figure(figsize=(9.6, 3.8), layout="constrained")
-    aside = {"loop_k4_total": 0.988, "wide_total": 1.012}  # their FLOPs are those of a50_k4
-    named = {"wide": "PureWide", "loop_k4": "PureLoop, K = 4", "a50_k1": "dual, K = 1",
-             "a50_k4": "dual, K = 4"}  # fmt: skip
-    for width, ax in zip(("32", "48"), drawn.subplots(1, 2), strict=True):
-        spent = {row["arm"]: flops(row) for row in read("arms.csv") if row["width"] == width}
-        for arm, label in named.items():
-            color = FAMILY_COLORS[label.split(",")[0].removeprefix("Pure").lower()]
-            mark = "x" if arm == "a50_k1" else "o"
-            own = {name: scores(f"table{width}", name) for name in (arm, f"{arm}_total")}
-            at = {name: spent[name] * aside.get(name, 1) for name in own if own[name]}
-            ax.plot([*at.values()], [fmean(own[name]) for name in at], marker="_", markersize=16,
-                    color=color)  # fmt: skip
-            for name, x in at.items():
-                ax.plot([x] * len(own[name]), own[name], mark, color=color, markersize=3.5,
-                        label=label if name == arm else None)  # fmt: skip
-        ax.set_title(f"width {width}, {'tested' if width == '32' else 'described'}", fontsize=9)
-        ax.set_xlabel("FLOPs of training in all, $10^{12}$")
-        ax.spines[["top", "right"]].set_visible(False)
-    drawn.axes[0].set_ylabel("bits per byte, mean of four sets")
-    drawn.axes[0].legend(fontsize=8)
-    return drawn
-
-
 def main() -> None:
     page = STUDY / "first.md"
     page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
-    figure().savefig(STUDY / "compute.png", dpi=120)
 
 
 if __name__ == "__main__":

@@ -107,16 +107,6 @@ def test_runs_in_a_row_are_of_the_declared_seeds_and_began_after_their_declarati
         assert units in row["cpu"] + row["device"]
 
 
-def test_the_figure_has_a_mark_for_each_run_of_the_tables(study):
-    for ax, part, arms in zip(study.figure().axes, ("table32", "table48"), (6, 6), strict=True):
-        marks = [line for line in ax.lines if line.get_marker() in "ox"]
-        assert len(marks) == arms
-        drawn = sorted(y for line in marks for y in line.get_ydata())
-        assert drawn == sorted(
-            run.score for run in study.RUNS if run.part == part and "(" not in run.arm
-        )
-
-
 def test_the_variance_within_arms_is_what_an_analysis_of_variance_divides_by(study):
     rng = np.random.default_rng(0)
     arms = [rng.normal(size=size).tolist() for size in (5, 5, 7)]
