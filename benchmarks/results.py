@@ -7,7 +7,6 @@ several calls, NAME-ANY.json; no number is typed.
 """
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -67,7 +66,6 @@ def conditions() -> dict[str, Any]:
     amx = " with AMX" if torch.cpu._is_amx_tile_supported() else ""
     facts = {
         **versions(),
-        "source": source(),
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "machine": f"{', '.join(names[:1])} {device_name(torch.device('cpu'))}{amx}".strip(),
         "cores": len(os.sched_getaffinity(0)),
@@ -81,15 +79,6 @@ def conditions() -> dict[str, Any]:
         facts["machine"] = f"{torch.cuda.get_device_name()}, {facts['machine']}"
         facts["packages"]["cuDNN"] = str(torch.backends.cudnn.version())
     return facts
-
-
-def source() -> str:
-    """A hash of the code, which tells the commit of a copy without git."""
-    digest = hashlib.sha256()
-    for folder in ("dualpath_cli", "benchmarks"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def result(
@@ -117,12 +106,9 @@ def as_json(content: dict[str, Any]) -> str:
 def section(result: dict[str, Any]) -> str:
     """The part of a page that a result fills."""
     facts, packages = result["conditions"], result["conditions"]["packages"]
-    commit = facts["git_commit"]
-    if commit is None and facts["source"] == source():  # measured on a copy of this checkout
-        commit = versions()["git_commit"]
     names = [f"{n} {packages[n]}" for n in ("torch", *MORE_PACKAGES, "cuDNN") if n in packages]
     about = (
-        f"Commit {commit or 'unknown, source ' + facts['source']}, {facts['date'][:10]}; "
+        f"Commit {facts['git_commit'] or 'unknown'}, {facts['date'][:10]}; "
         f"{facts['machine']}, {facts['cores']} cores, {facts['threads']} threads, load "
         f"{facts['load']}; Python {facts['python']}, {', '.join(names)}.\n"
     )

@@ -5,7 +5,6 @@ Shapes: B sequences, T tokens.
 """
 
 from collections.abc import Callable
-from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -34,14 +33,12 @@ class Variant(NamedTuple):
 def decode(bench: Bench, batch: int) -> Rows:
     """Decodes by turns with a model and a Llama of as many layers and training FLOPs.
 
-    The model as it is and with joined products, each eagerly and compiled; one that fails gives its
-    reason.
+    Each eagerly and compiled; one that fails gives its reason.
     """
     sizes, config = bench.sizes, bench.sizes.model(MAIN)
     rng = torch.Generator().manual_seed(0)
     prompt_BT = torch.randint(config.vocab_size, (batch, sizes.context), generator=rng)
-    name = f"dual K{config.loops}"
-    builds = {name: ours, f"{name}, joined": partial(ours, joined=True), "Llama": llama}
+    builds = {f"dual K{config.loops}": ours, "Llama": llama}
     variants: dict[str, Variant] = {}
     rows: Rows = {}
     for how in ("eager", "compiled"):
@@ -64,19 +61,12 @@ def decode(bench: Bench, batch: int) -> Rows:
     return {f"context {sizes.context}, batch {batch}: {t}": row for t, row in rows.items()}
 
 
-def ours(
-    bench: Bench,
-    config: ModelConfig,
-    prompt_BT: torch.Tensor,
-    compiled: bool,
-    joined: bool = False,
-) -> Variant:
-    """Decodes after a context of random ids."""
+def ours(bench: Bench, config: ModelConfig, prompt_BT: torch.Tensor, compiled: bool) -> Variant:
+    """Decodes after a context of random ids, as `generate` does."""
     context = prompt_BT.shape[1]
     model = DualPathLM(config, seed=0).to(bench.device).requires_grad_(False)
     round_weights(model, torch.bfloat16)
-    if joined:
-        join_products(model)
+    join_products(model)
     decoder = Decoder(model, autocast=torch.bfloat16, compiled=compiled)
 
     def begin() -> None:

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ SMALL = {
     "width 256": """--model.d_model 256 --model.n_heads 4 --model.n_kv_heads 4
         --model.max_seq_len 512 --model.vocab_size 8192 --model.d_ffn 384 --model.d_ffn_wide 3072
         --run.batch_tokens 16384 --run.micro_batch 32""",
-    "small_text": "",
+    "small_text": "--run.batch_tokens 4096",
 }
 """Models as people sweep them, as changes to the recipe small_text."""
 TINY = """--model.vocab_size 2048 --model.n_layers 2 --model.d_model 32 --model.n_heads 2
@@ -41,9 +40,8 @@ class Run:
     """A `dualpath fit` of its own process, whose output is in the cell's log."""
 
     def __init__(
-        self, bench: Bench, name: str, words: str, steps: int, watch: dict[str, Any] | None = None,
-        **env: str,
-    ) -> None:  # fmt: skip
+        self, bench: Bench, name: str, words: str, steps: int, watch: dict[str, Any] | None = None
+    ) -> None:
         """`watch` has the class of a callback below and its arguments."""
         while not (work_folder() / "sample/manifest.json").exists():
             time.sleep(0.1)
@@ -65,10 +63,8 @@ class Run:
             path = f"{__name__}.{watch['class']}"
             one = json.dumps([{"class_path": path, "init_args": given}])
             callbacks = ["--trainer.callbacks", one]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "dualpath_cli", *text.split(), *callbacks],
-            env=os.environ | env, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "dualpath_cli", *text.split(), *callbacks]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
     def until(self, path: Path) -> None:
         """Waits for a file. Raises RuntimeError where the run has ended without it."""
@@ -92,9 +88,7 @@ class Run:
 def _tokens(words: str) -> int:
     """Those of a step."""
     given = words.split()
-    return (
-        int(given[given.index("--run.batch_tokens") + 1]) if "--run.batch_tokens" in given else 4096
-    )
+    return int(given[given.index("--run.batch_tokens") + 1])
 
 
 def gradients(bench: Bench, kind: str) -> Rows:
@@ -156,15 +150,13 @@ STEPS = 60
 
 
 def repeats(bench: Bench) -> Rows:
-    """Equal runs, one that is killed and continued, one without graphs, and two with
-    `trainer.deterministic`: bit for bit? Runs whose last tensors are the same have one letter; all
-    but the last two must have the first one's."""
+    """Equal runs, one that is killed and continued, and one without graphs: bit for bit?
+
+    Runs whose last tensors are the same have one letter; all must have the first one's.
+    """
     words = REPEATS
     launched = {"class": "Turn", "warm": 10**6, "steps": 1, "graphs": False}
     runs = {f"equal-{n}": Run(bench, f"equal-{n}", words, STEPS) for n in range(5)}
-    for name in ("deterministic-0", "deterministic-1"):
-        strict = f"{words} --trainer.deterministic true"
-        runs[name] = Run(bench, name, strict, STEPS, CUBLAS_WORKSPACE_CONFIG=":4096:8")
     runs["launched"] = Run(bench, "launched", words, STEPS, launched)
     killed = runs["killed"] = Run(bench, "killed", words, STEPS)
     killed.until(killed.folder / "checkpoints/manifests/step-00000040.json")
@@ -182,9 +174,7 @@ def repeats(bench: Bench) -> Rows:
         kinds += [own] * (kind == len(kinds))
         with (run.folder / "metrics.csv").open() as file:
             last = list(csv.DictReader(file))[-1]["loss"]
-        rows[name] = {"result": chr(ord("A") + kind), "last loss": last}
-        if not name.startswith("deterministic"):
-            rows[name]["right"] = kind == 0
+        rows[name] = {"result": chr(ord("A") + kind), "last loss": last, "right": kind == 0}
     return rows
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from scipy.stats import ttest_ind
 
 from dualpath_cli.report.blocks import LEVEL, Spread, holm
+from dualpath_cli.report.table import Column, Table, markdown
 
 STUDY = Path(__file__).parent
 SETS = ("novels", "peps", "rust_rfcs", "gsm8k")
@@ -28,8 +29,6 @@ MATTERS = 0.014
 """The lead that declared.md calls relevant."""
 
 Scores = Sequence[float]
-Table = list[list[str]]
-"""Rows of cells, the headings first."""
 
 
 class Run(NamedTuple):
@@ -114,15 +113,16 @@ def tests() -> Table:
     found = [difference("table32", "a50_k4", other) for other in OTHERS]
     p = [spread.p(value) for value, spread in found]
     corrected = zip(p, holm(p), holm([*p, 1, 1, 1]), strict=False)
-    return [
-        ["", "difference, 95 % interval", "standard error", "p", "Holm", "Holm, 6", "detectable",
-         "p, Welch", "verdict"],
-        *([f"a50_k4 − {other}", interval(value, spread), f"{spread.error:.4f}",
-           *(f"{one:.2g}" for one in of_p), f"{spread.detectable:.4f}",
-           f"{welch('table32', 'a50_k4', other).pvalue:.2g}",
-           verdict(value, value - spread.reach, of_p[1])]
-          for other, (value, spread), of_p in zip(OTHERS, found, corrected, strict=True)),
+    headings = ("difference, 95 % interval", "standard error", "p", "Holm", "Holm, 6",
+                "detectable", "p, Welch")  # fmt: skip
+    rows = [
+        (f"a50_k4 − {other}", interval(value, spread), f"{spread.error:.4f}",
+         *(f"{one:.2g}" for one in of_p), f"{spread.detectable:.4f}",
+         f"{welch('table32', 'a50_k4', other).pvalue:.2g}",
+         verdict(value, value - spread.reach, of_p[1]))
+        for other, (value, spread), of_p in zip(OTHERS, found, corrected, strict=True)
     ]  # fmt: skip
+    return Table([Column(""), *(Column(name, "") for name in headings), Column("verdict")], rows)
 
 
 def of_rates() -> Table:
@@ -132,7 +132,7 @@ def of_rates() -> Table:
         if run.part == "rates":
             found.setdefault(run.arm, {}).setdefault(run.rate, []).append(run)
     rates = sorted({rate for own in found.values() for rate in own})
-    table = [["bits per byte (loops)", *(f"{rate:g}" for rate in rates)]]
+    rows = []
     for arm, own in found.items():
         means = {rate: fmean(run.score for run in own[rate]) for rate in sorted(own)}
         texts = {rate: f"{mean:.4f}" for rate, mean in means.items()}
@@ -141,24 +141,18 @@ def of_rates() -> Table:
         for rate, runs in own.items():
             if loops := [fmean(run.loops) for run in runs if run.loops]:
                 texts[rate] += f" ({fmean(loops):.2f})"
-        table.append([arm, *(texts.get(rate, "") for rate in rates)])
-    return table
+        rows.append([arm, *map(texts.get, rates)])
+    headings = (Column(f"{rate:g}", "") for rate in rates)
+    return Table([Column("bits per byte (loops)"), *headings], rows)
 
 
 TABLES: Mapping[str, Callable[[], Table]] = {"tests": tests, "rates": of_rates}
 
 
-def markdown(table: Table) -> str:
-    head, *rows = table
-    words = ("arm", "weights", "verdict", head[0])
-    rule = ["---" if name in words else "---:" for name in head]
-    return "".join(f"| {' | '.join(row)} |\n" for row in [head, rule, *rows])
-
-
 def written(page: str) -> str:
     """A page with its tables made anew."""
     table = re.compile(r"<!-- (\w+) -->\n\n(?:\|.*\n)*\n?")
-    return table.sub(lambda at: f"<!-- {at[1]} -->\n\n{markdown(TABLES[at[1]]())}\n", page)
+    return table.sub(lambda at: f"<!-- {at[1]} -->\n\n{markdown(TABLES[at[1]](), str)}\n", page)
 
 
 def main() -> None:

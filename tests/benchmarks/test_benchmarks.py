@@ -91,7 +91,7 @@ def test_processes_run_cells_and_leave_two_files(tmp_path, monkeypatch):
     found = json.loads((out / "gpu.json").read_text())
     assert found["measured"]["ceilings"]["measured"]["bf16 products, TFLOP/s"] > 0
     assert all(row["right"] for row in found["measured"]["correct"].values())
-    assert {"git_commit", "source", "date", "machine"} < found["conditions"].keys()
+    assert {"git_commit", "date", "machine"} < found["conditions"].keys()
 
 
 MEASURED: dict[str, Rows] = {
@@ -117,9 +117,8 @@ def test_a_table_has_a_column_a_measurement_and_says_why_a_row_is_empty():
 @pytest.mark.parametrize("rehearse", [True, False])
 def test_results_get_onto_the_page_and_a_rehearsal_never_does(rehearse, tmp_path, capsys):
     facts = {
-        "git_commit": None, "source": results.source(), "date": "2026-11-26T12:00", "cores": 16,
-        "machine": "NVIDIA X", "threads": 2, "load": 0.5, "python": "3.12.3",
-        "packages": {"torch": "2.11.0"},
+        "git_commit": None, "date": "2026-11-26T12:00", "cores": 16, "machine": "NVIDIA X",
+        "threads": 2, "load": 0.5, "python": "3.12.3", "packages": {"torch": "2.11.0"},
     }  # fmt: skip
     given = once.argparse.Namespace(out=tmp_path, rehearse=rehearse)
     content = results.result(facts, given, MEASURED)
