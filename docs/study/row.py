@@ -170,6 +170,8 @@ def figure(study: Study, file: Path) -> None:
     ax = drawn.subplots()
     for place, (arm, label, family) in enumerate(ARMS):
         own = [row for row in rows if row["arm"] == arm]
+        if not own:
+            continue
         color = FAMILY_COLORS[family]
         aside = [float(row["rate"]) * 1.025 ** (2 * place - 2) for row in own]
         ax.plot(aside, [score(row) for row in own], "o", color=color, markersize=4, label=label)
