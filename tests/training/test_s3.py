@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from data_prep.__main__ import main as data_prep
-from data_prep.out_folder import upload
 from dualpath_cli.data import blocks, storage
 from dualpath_cli.data.blocks import Blocks, OrderedBlocks
 from dualpath_cli.data.manifest import Manifest
 from tests.data.faulty_data import write_data_folder
+from tests.data.s3 import put_folder
 from tests.data.small_tokenizer import tokenizer_with
 from tests.data_prep.web import wait_for
 from tests.training.tiny_run import SEQ_LEN, back_to_step, rows, tables, weights, write_text
@@ -41,7 +41,7 @@ def data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def remote(bucket: Any, data: Path) -> str:
-    upload(data, URL, lambda count: None)
+    put_folder(bucket, data, "train")
     return URL
 
 
@@ -72,7 +72,7 @@ def test_a_run_is_continued_also_where_nothing_is_cached(fit, remote, tmp_path, 
 
 
 def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
-    fit, refused, data, remote, texts, tmp_path
+    fit, refused, bucket, data, remote, texts, tmp_path
 ):
     fit(data={"path": remote}, run={"name": "before"})
     text = (data.parent / "text.jsonl").read_text().replace("cell", "fell")
@@ -81,7 +81,7 @@ def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
     other = chunked(tmp_path / "other", tmp_path / "other.jsonl", tokenizer)
     names_and_sizes = [[(c.name, c.bytes) for c in Manifest.read(f).chunks] for f in (data, other)]
     assert names_and_sizes[0] == names_and_sizes[1]
-    upload(other, URL, lambda count: None, overwrite=True)
+    put_folder(bucket, other, "train")
     error = refused(data={"path": remote, "max_epochs": 9}, run={"name": "before"})
     assert "was trained on data with the fingerprint" in error
     local = fit(data={"path": str(other)}, run={"name": "local"})
@@ -146,7 +146,7 @@ def ordered(bucket: Any, tmp_path: Path) -> OrderedBlocks:
     """Five chunks of four blocks, on S3 alone."""
     tokens = np.random.default_rng(0).integers(0, 255, CHUNKS * BLOCKS * SIZE)
     write_data_folder(tmp_path / "data", tokens, tokenizer_with(["h e"]), BLOCKS * SIZE)
-    upload(tmp_path / "data", CHUNKED, lambda count: None)
+    put_folder(bucket, tmp_path / "data", "chunked")
     return OrderedBlocks(Blocks(CHUNKED, SIZE), seed=1)
 
 
