@@ -22,7 +22,7 @@ INDEX = "index.json"
 HEADER = 12
 """Bytes in front of a chunk's tokens: litdata's count of items, 1, and the bounds of that one."""
 HUB = "hf:"
-"""Begins the path of a source that is a dataset of the Hugging Face hub: `hf:DATASET[:CONFIG]`."""
+"""Begins the path of a source on the Hugging Face hub: `hf:OWNER/NAME/PATH`."""
 FORMATS = {"uint16": "no_header_numpy:5", "uint32": "no_header_numpy:6"}
 """litdata's names of bare arrays, by the type of a token."""
 AGAIN = "copy the folder here again, or prepare it again with `dualpath prepare ... --overwrite`"
@@ -59,6 +59,11 @@ def _typed(kind: Any, value: Any) -> Any:
     if kind is Any or type(value) is kind or (origin is typing.Literal and value in arguments):
         return value
     raise ValueError(f"'{value!s:.60}' is of another kind than it must be")
+
+
+def dataset_of(source: str) -> str:
+    """Returns the OWNER/NAME of a source on the hub."""
+    return "/".join(source.removeprefix(HUB).split("/")[:2])
 
 
 @dataclass(frozen=True)

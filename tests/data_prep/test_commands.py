@@ -44,7 +44,7 @@ def test_the_papers_recipe_has_tokens_for_its_training():
         ("nemotron-cc", "nemotron-cc", "nemotron-cc"),
         ("nemotron-cc:quality=high/kind=actual", "nemotron-cc", None),
         ("web=nemotron-cc:quality=low", "web", "nemotron-cc:quality=low"),
-        ("hf:openai/gsm8k:main", "gsm8k", "hf:openai/gsm8k:main"),
+        ("hf:openai/gsm8k/main/a=b/*", "gsm8k", None),
         ("x=hf:openai/gsm8k", "x", "hf:openai/gsm8k"),
         ("data/quality=high/kind=actual", "kind-actual", None),
         ("my corpus.jsonl", "my-corpus", None),

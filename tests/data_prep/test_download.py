@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from huggingface_hub import constants
 
 from data_prep import corpora, download
 from data_prep.__main__ import main
@@ -237,5 +238,6 @@ def test_without_a_network_a_command_ends_within_seconds_with_one_line(
     monkeypatch.setattr(tokenizer, "_GPT2_MERGES_URL", f"{nowhere}vocab.bpe")
     with pytest.raises(UserError, match="train one by `dualpath tokenizer --source"):
         Tokenizer.load("gpt2")
+    monkeypatch.setattr(constants, "ENDPOINT", nowhere.rstrip("/"))
     with pytest.raises(RunFailed, match=r"failed .*check the network"):
-        hub_files("owner/corpus", endpoint=nowhere.rstrip("/"))
+        hub_files("hf:owner/corpus")
