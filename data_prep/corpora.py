@@ -19,7 +19,7 @@ from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.data.documents import Source, source_files
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, connect, explained
 from dualpath_cli.data.manifest import HUB, dataset_of
-from dualpath_cli.data.rows import is_known, kind_of, suffixes
+from dualpath_cli.data.rows import kind_of, suffixes
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,12 @@ def hub_files(source: str) -> list[RemoteFile]:
     from huggingface_hub.hf_api import RepoFile  # which takes long to import
 
     dataset, api = dataset_of(source), connect()
-    names = _pattern(source.removeprefix(f"{HUB}{dataset}").strip("/"))
+    path = source.removeprefix(f"{HUB}{dataset}").strip("/")
+    try:
+        globs = map(glob_translate, [path] if has_magic(path) else [path, f"{path}/**"])
+        named = re.compile("|".join(globs))
+    except ValueError as error:
+        raise UserError(f"source '{source}': no glob of the hub: {error}") from None
     with explained(f"dataset '{dataset}'", f"{api.endpoint}/datasets/{dataset}", api):
         asked: list[Any] = ["gated", "sha"]
         info = api.dataset_info(dataset, expand=asked, timeout=FIRST_ANSWER_SECONDS)
@@ -181,15 +186,15 @@ def hub_files(source: str) -> list[RemoteFile]:
         tree = api.list_repo_tree(info.id, recursive=True, revision=info.sha, repo_type="dataset")
         files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
     token = api.token if isinstance(api.token, str) else None
-    readable = [name for name in sorted(files) if _has_rows(Path(name))]
-    chosen = list(filter(names.match, readable))
+    readable = [path for path in map(Path, sorted(files)) if kind_of(path) != ".txt"]
+    chosen = list(filter(named.match, map(str, readable)))
     if not chosen:
-        globs = sorted({_siblings(Path(name)) for name in readable})
-        more = f" and {len(globs) - 12} more" if len(globs) > 12 else ""
+        there = sorted({str(path.with_name("*" + "".join(suffixes(path)))) for path in readable})
+        more = f" and {len(there) - 12} more" if len(there) > 12 else ""
         raise UserError(
             f"source '{source}' names no .parquet, .jsonl or .ndjson file; give hf:{info.id}/PATH, "
             "where PATH is a folder or a glob in the dataset; it has "
-            + (", ".join(globs[:12]) or "no such file") + more
+            + (", ".join(there[:12]) or "no such file") + more
         )  # fmt: skip
     root = f"{api.endpoint}/datasets/{info.id}/resolve/{info.sha}/"
     folder = f"huggingface/{info.id}/{info.sha[:12]}/"
@@ -198,21 +203,3 @@ def hub_files(source: str) -> list[RemoteFile]:
         RemoteFile(root + quote(name), folder + name, files[name].size, hashes.get(name), token)
         for name in chosen
     ]
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    """Returns a pattern of the files of a glob, or of a file or all in a folder."""
-    globs = [path] if has_magic(path) else [path, f"{path}/**"]
-    try:
-        return re.compile("|".join(map(glob_translate, globs)))
-    except ValueError as error:
-        raise UserError(f"'{path}' is no glob of the hub: {error}") from None
-
-
-def _has_rows(path: Path) -> bool:
-    return is_known(path) and kind_of(path) != ".txt"
-
-
-def _siblings(path: Path) -> str:
-    """Returns the glob of the files beside one that end alike: data/*.jsonl.gz."""
-    return str(path.with_name("*" + "".join(suffixes(path))))

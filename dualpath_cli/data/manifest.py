@@ -215,7 +215,7 @@ class Manifest:
         if INDEX not in listing:
             raise UserError(f"{index}: missing; {AGAIN}")
         with readable(index):
-            if sha256_of(index) != self.index_sha256:
+            if sha256_of(local_copy(index)) != self.index_sha256:
                 raise UserError(f"{index}: changed since it was prepared; {AGAIN}")
 
     def check_index(self, folder: str | Path) -> None:

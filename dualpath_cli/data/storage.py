@@ -79,13 +79,10 @@ def local_copy(location: str | Path) -> Path:
     return path
 
 
-def sha256_of(location: str | Path) -> str:
-    """Returns the sha256 of a file or an object as hexadecimal digits."""
-    if not is_remote(location):
-        with open_regular(Path(location)) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-    with _s3(str(location)) as (files, key), files.open(key) as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+def sha256_of(path: Path) -> str:
+    """Returns the sha256 of a file as hexadecimal digits."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def download(url: str, path: Path, sha256: str) -> None:

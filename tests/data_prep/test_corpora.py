@@ -15,10 +15,10 @@ import zstandard
 from huggingface_hub import constants
 
 from data_prep import corpora, download
-from data_prep.__main__ import main
 from data_prep.corpora import hub_files, nemotron_files
 from data_prep.download import Downloads
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest
 from tests.data_prep.conftest import texts_of
 from tests.data_prep.web import Fault, Web
@@ -106,7 +106,7 @@ def run(web: Web, order: list[str], small_folder: Path, tmp_path: Path):
 
     def prepare(name: str, *options: str) -> int:
         words = ["--source", "nemotron-cc", "--mirror", web.url, "--tokenizer", str(small_folder)]
-        return main([*words, "--workers", "1", "--out", str(tmp_path / name), *options])
+        return main(["prepare", *words, "--workers", "1", "--out", str(tmp_path / name), *options])
 
     return prepare
 
