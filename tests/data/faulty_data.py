@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -131,22 +132,9 @@ CHANGED = r"changed since it was prepared \(its sha256 differs\); copy the folde
 
 def source_count(name: str, **counts: Any) -> SourceCount:
     """Returns counts of a source `name`; those that are not given are zero."""
-    unset: dict[str, Any] = {
-        "path": f"{name}.txt",
-        "read": counts.get("documents", 0),
-        "documents": 0,
-        "validation": 0,
-        "rejected": {},
-        "exact_duplicates": 0,
-        "near_duplicates": 0,
-        "unused": 0,
-        "passes": 1.0,
-        "tokens": 0,
-        "text_bytes": 0,
-        "normalised": 0,
-        "faults": [],
-    }
-    return SourceCount(name, **(unset | counts))
+    unset = dict.fromkeys((field.name for field in fields(SourceCount)), 0)
+    known = {"name": name, "path": f"{name}.txt", "passes": 1.0, "rejected": {}, "faults": []}
+    return SourceCount(**unset | known | {"read": counts.get("documents", 0)} | counts)
 
 
 def intact(manifest: Manifest, folder: Path) -> bool:
