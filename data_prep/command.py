@@ -92,7 +92,7 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
     corpora = [find(s, downloads, options.mirror, settings.num_files) for s in settings.sources]
     spec = settings.tokenizer
     tokenizer = sample.tokenizer() if spec is None else Tokenizer.load(spec)
-    from data_prep.download import Fetcher, announce, estimate
+    from data_prep.download import Fetcher, announce
     from data_prep.mix import wanted_tokens
     from data_prep.prepare import Request, finished, prepare
 
@@ -106,9 +106,8 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
     if manifest := finished(request, options.overwrite):
         print(f"{out} holds this already, nothing to do: {_summary(manifest)}")
         return
-    plan = estimate(corpora, wanted_tokens(settings), downloads)
-    announce(plan, out, downloads, yes=options.yes)
-    with Fetcher(corpora, downloads, plan.files) as fetcher:
+    counts = announce(corpora, wanted_tokens(settings), out, downloads, options.yes)
+    with Fetcher(corpora, downloads, counts) as fetcher:
         manifest = prepare(
             request, options.workers or cores(), fetcher.get, overwrite=options.overwrite
         )
