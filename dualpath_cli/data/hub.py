@@ -59,5 +59,5 @@ def explained(what: str, page: str, api: "HfApi") -> Iterator[None]:
 
 
 def _line(text: str | None) -> str:
-    """A reason in one line; without the queries of addresses, which may sign an upload."""
+    """A reason in one line; without the queries of addresses, which may be signed."""
     return " ".join(re.sub(r"(https?://[^\s?]+)\?\S+", r"\1", text or "no reason given").split())

@@ -179,9 +179,7 @@ class Manifest:
         path = f"{folder}/{MANIFEST}"
         with readable(folder):
             found = exists(path)
-            # On a disk it is not listed: what is no data folder may be endless.
-            there = found or (sizes(folder) if is_remote(folder) else Path(folder).is_dir())
-        if not there:
+        if not (found or is_remote(folder) or Path(folder).is_dir()):
             own = f"`dualpath prepare --source NAME=FILES --tokenizer TOKENIZER --out {folder}`"
             made_by = _MADE_BY.get(str(folder), own)
             raise UserError(f"data folder '{folder}' does not exist; make it with {made_by}")

@@ -13,6 +13,7 @@ import pytest
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data import storage
+from dualpath_cli.data.manifest import Manifest
 
 
 def put(bucket: Any, key: str, content: bytes) -> None:
@@ -134,6 +135,8 @@ def test_what_is_missing_is_not_there_and_a_bucket_or_store_that_is_not_is_one_l
     bucket, monkeypatch
 ):
     assert not storage.exists("s3://bucket/none")
+    with pytest.raises(UserError, match=r"'s3://bucket/none' has no manifest\.json; copy"):
+        Manifest.read("s3://bucket/none")
     ways = (storage.sizes, storage.exists, storage.local_copy)
 
     def refused(url: str, reason: str) -> None:
