@@ -5,11 +5,10 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from data_prep import sample
 from data_prep.corpora import MIRROR, find
-from data_prep.out_folder import finished_remote, upload
 from data_prep.settings import NEMOTRON, SAMPLE, Preparation, settings_from
 from data_prep.text import Contamination
 from dualpath_cli.base.errors import RunFailed, UserError, of_system
@@ -17,7 +16,6 @@ from dualpath_cli.base.ranges import Place, Size, check_ranges
 from dualpath_cli.base.system import cores
 from dualpath_cli.data.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.data.manifest import Manifest
-from dualpath_cli.data.storage import is_remote, sizes
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.options import folder_of
@@ -42,7 +40,7 @@ class Prepare(Preparation):
     """Recipe: a YAML file, or the name of a packaged one: paper is the paper's mix. Only in a
     recipe can sources have weights."""
     out: Place
-    """The data folder to write, or s3://BUCKET/PREFIX to upload it to."""
+    """The data folder to write."""
     downloads: Place | None = None
     """Folder for downloaded files; by default `downloads` beside OUT. The files may be deleted when
     the data folder is complete."""
@@ -88,15 +86,13 @@ def run(options: Prepare) -> None:
 
 
 def _prepare(settings: Preparation, options: Prepare) -> None:
-    # A folder for S3 is first made on this disk, and stays there: `fit` may read either.
-    remote = options.out if is_remote(options.out) else None
-    out = Path("data", PurePosixPath(remote).name) if remote else Path(options.out)
+    out = folder_of("--out", options.out)
     downloads = Path(options.downloads or out.parent / "downloads")
     _check_places(settings, out, downloads)
     corpora = [find(s, downloads, options.mirror, settings.num_files) for s in settings.sources]
     spec = settings.tokenizer
     tokenizer = sample.tokenizer() if spec is None else Tokenizer.load(spec)
-    from data_prep.download import Fetcher, announce, estimate
+    from data_prep.download import Fetcher, announce
     from data_prep.mix import wanted_tokens
     from data_prep.prepare import Request, finished, prepare
 
@@ -109,26 +105,18 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
     request = Request(settings, corpora, tokenizer, out, evaluations, strict=options.strict)
     if manifest := finished(request, options.overwrite):
         print(f"{out} holds this already, nothing to do: {_summary(manifest)}")
-    # Asked before hours of work, also to find that the store cannot be reached.
-    elif remote and (there := finished_remote(remote)) and there.request == request.digest:
-        print(f"{remote} holds this already, nothing to do")
         return
-    else:
-        plan = estimate(corpora, wanted_tokens(settings), downloads)
-        announce(plan, out, downloads, yes=options.yes)
-        with Fetcher(corpora, downloads, plan.files) as fetcher:
-            manifest = prepare(
-                request, options.workers or cores(), fetcher.get, overwrite=options.overwrite
-            )
-        print(f"{out}: {_summary(manifest)}")
-        _warn(settings, manifest)
-    if remote:
-        _upload(out, remote, options.overwrite)
+    counts = announce(corpora, wanted_tokens(settings), out, downloads, options.yes)
+    with Fetcher(corpora, downloads, counts) as fetcher:
+        manifest = prepare(
+            request, options.workers or cores(), fetcher.get, overwrite=options.overwrite
+        )
+    print(f"{out}: {_summary(manifest)}")
+    _warn(settings, manifest)
 
 
 def _check_places(settings: Preparation, out: Path, downloads: Path) -> None:
     """Refuses an output that would be read, or replaced with the data folder."""
-    folder_of("--out", out)
     target, kept = out.resolve(), downloads.resolve()
     if kept.is_relative_to(target):
         raise UserError(f"--downloads '{downloads}' lies in --out '{out}', which is replaced")
@@ -146,18 +134,6 @@ def _check_places(settings: Preparation, out: Path, downloads: Path) -> None:
     taken = sorted(names.intersection(sample.KINDS))  # the names of the sample's held-out texts
     if taken and any(source.path == SAMPLE for source in settings.sources):
         raise UserError(f"beside `sample` no source can be called '{taken[0]}'; name it apart")
-
-
-def _upload(folder: Path, url: str, overwrite: bool) -> None:
-    from rich.console import Console
-
-    from dualpath_cli.report.console import Progress, bytes_of_bytes
-
-    size = sum(sizes(folder).values())
-    console, title = Console(stderr=True), f"uploading to {url}"
-    with Progress(console, title, bytes_of_bytes, size, transient=True) as progress:
-        upload(folder, url, progress.advance, overwrite=overwrite)
-    print(f"{url}: complete; {folder} may be deleted")
 
 
 def _summary(manifest: Manifest) -> str:

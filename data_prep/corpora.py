@@ -5,24 +5,21 @@ import hashlib
 import json
 import re
 import zlib
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from glob import has_magic
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from fsspec.utils import glob_translate
 
 from data_prep import sample
-from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
+from data_prep.settings import NEMOTRON, SAMPLE, SourceSettings
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.data.documents import Source, source_files
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, connect, explained
-from dualpath_cli.data.rows import is_known, kind_of
-
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import DatasetInfo
+from dualpath_cli.data.manifest import HUB, dataset_of
+from dualpath_cli.data.rows import kind_of, suffixes
 
 
 @dataclass(frozen=True)
@@ -76,8 +73,7 @@ def find(settings: SourceSettings, downloads: Path, mirror: str, num_files: int 
     if settings.path == SAMPLE:
         files = [_sample()]
     elif settings.path.startswith(HUB):
-        dataset, _, config = rest.partition(":")
-        files = [_remote(file) for file in hub_files(dataset, config or None)]
+        files = [_remote(file) for file in hub_files(settings.path)]
     elif kind == NEMOTRON:
         selected = nemotron_files(rest or "quality=high/kind=actual", mirror, downloads)
         files = [_remote(file) for file in selected]
@@ -166,29 +162,23 @@ def _components(path: str) -> list[str]:
     return path.removeprefix(_DATA).split("/")[:-1]
 
 
-SPLIT = "train"
+def hub_files(source: str) -> list[RemoteFile]:
+    """Returns the files of rows that hf:OWNER/NAME/PATH names, at the newest commit, by their path.
 
-# By these words the hub itself finds the splits where a dataset's card names none.
-_TRAIN = re.compile(r"(?<![a-z])(train|training)(?![a-z])", re.IGNORECASE)
-_HELD_OUT = re.compile(
-    r"(?<![a-z])(validation|valid|val|dev|test|testing|eval|evaluation)(?![a-z])", re.IGNORECASE
-)
-
-
-def hub_files(
-    dataset: str, config: str | None = None, *, endpoint: str | None = None
-) -> list[RemoteFile]:
-    """Returns the training files of a dataset's config at its newest commit, in order of path.
-
-    The card's `configs` name these files. Without `configs` they are the files below a folder named
-    like the config, or all files, except those named for validation or tests. Sizes are known, and
-    the sha256 of files in LFS.
+    PATH is a folder or a glob in the repository, whose `*` and `?` stay within a folder, while `**`
+    does not: the hub itself reads globs by fsspec. Sizes are known, and the sha256 of files in LFS.
     """
     from huggingface_hub.hf_api import RepoFile  # which takes long to import
 
-    what, api = f"dataset '{dataset}'", connect(endpoint)
-    with explained(what, f"{api.endpoint}/datasets/{dataset}", api):
-        asked: list[Any] = ["cardData", "gated", "sha"]
+    dataset, api = dataset_of(source), connect()
+    path = source.removeprefix(f"{HUB}{dataset}").strip("/")
+    try:
+        globs = map(glob_translate, [path] if has_magic(path) else [path, f"{path}/**"])
+        named = re.compile("|".join(globs))
+    except ValueError as error:
+        raise UserError(f"source '{source}': no glob of the hub: {error}") from None
+    with explained(f"dataset '{dataset}'", f"{api.endpoint}/datasets/{dataset}", api):
+        asked: list[Any] = ["gated", "sha"]
         info = api.dataset_info(dataset, expand=asked, timeout=FIRST_ANSWER_SECONDS)
         assert info.sha is not None  # optional only because not every request asks for it
         if info.gated:  # anybody may list the files of a gated dataset
@@ -196,98 +186,20 @@ def hub_files(
         tree = api.list_repo_tree(info.id, recursive=True, revision=info.sha, repo_type="dataset")
         files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
     token = api.token if isinstance(api.token, str) else None
-    chosen = _readable(_of_config(list(files), info, config), info.id, config)
+    readable = [path for path in map(Path, sorted(files)) if kind_of(path) != ".txt"]
+    chosen = list(filter(named.match, map(str, readable)))
+    if not chosen:
+        there = sorted({str(path.with_name("*" + "".join(suffixes(path)))) for path in readable})
+        more = f" and {len(there) - 12} more" if len(there) > 12 else ""
+        raise UserError(
+            f"source '{source}' names no .parquet, .jsonl or .ndjson file; give hf:{info.id}/PATH, "
+            "where PATH is a folder or a glob in the dataset; it has "
+            + (", ".join(there[:12]) or "no such file") + more
+        )  # fmt: skip
     root = f"{api.endpoint}/datasets/{info.id}/resolve/{info.sha}/"
     folder = f"huggingface/{info.id}/{info.sha[:12]}/"
-    hashes = {path: entry.lfs.sha256 for path, entry in files.items() if entry.lfs}
+    hashes = {name: entry.lfs.sha256 for name, entry in files.items() if entry.lfs}
     return [
-        RemoteFile(root + quote(path), folder + path, files[path].size, hashes.get(path), token)
-        for path in sorted(chosen)
+        RemoteFile(root + quote(name), folder + name, files[name].size, hashes.get(name), token)
+        for name in chosen
     ]
-
-
-def _of_config(paths: list[str], info: "DatasetInfo", config: str | None) -> list[str]:
-    """Returns the paths of the training split of a config, readable or not."""
-    configs = _configs(info)
-    if not configs:
-        return _of_folder(paths, info.id, config)
-    name = config or next(iter(configs))
-    if name not in configs or (config is None and len(configs) > 1):
-        raise UserError(
-            f"dataset '{info.id}': choose one of its configs, hf:{info.id}:CONFIG: {_list(configs)}"
-            + did_you_mean(config or "", configs)
-        )
-    splits = configs[name]
-    if SPLIT not in splits:
-        raise UserError(
-            f"dataset '{info.id}', config '{name}': no split '{SPLIT}' to train on, only "
-            f"{_list(splits)}"
-        )
-    try:  # `*` and `?` stay within a folder, `**` does not: the hub itself reads globs by fsspec
-        pattern = re.compile("|".join(map(glob_translate, splits[SPLIT])))
-    except ValueError as error:
-        raise UserError(
-            f"dataset '{info.id}': its card has a glob of another form: {error}"
-        ) from None
-    return [path for path in paths if pattern.match(path)]
-
-
-def _configs(info: "DatasetInfo") -> dict[str, dict[str, list[str]]]:
-    """Returns {config: {split: globs}} of a dataset's card; empty where it names no files."""
-    card = info.card_data.to_dict() if info.card_data else {}
-    configs = {}
-    for entry in filter(lambda entry: isinstance(entry, dict), card.get("configs") or []):
-        name, base = str(entry.get("config_name", "default")), str(entry.get("data_dir") or "")
-        if entry.get("data_files"):
-            configs[name] = _splits(entry["data_files"], base)
-        elif base:
-            configs[name] = {SPLIT: [f"{base.strip('/')}/**"]}
-    return configs
-
-
-def _splits(data_files: Any, base: str) -> dict[str, list[str]]:
-    """Reads `data_files`: a glob, a list of them, a list of {split, path}, or {split: globs}."""
-    if isinstance(data_files, dict):
-        data_files = [{"split": split, "path": path} for split, path in data_files.items()]
-    splits: dict[str, list[str]] = {}
-    for entry in data_files if isinstance(data_files, list) else [data_files]:
-        split, globs = SPLIT, entry
-        if isinstance(entry, dict):
-            split, globs = str(entry.get("split", SPLIT)), entry.get("path", [])
-        for glob in globs if isinstance(globs, list) else [globs]:
-            splits.setdefault(split, []).append(str(PurePosixPath(base, str(glob))))
-    return splits
-
-
-def _of_folder(paths: list[str], dataset: str, config: str | None) -> list[str]:
-    """Returns the paths in folders named like the config, or all, apart from held-out ones."""
-    if config is not None:
-        inside = [path for path in paths if config in PurePosixPath(path).parent.parts]
-        if not inside:
-            folders = sorted({name for p in paths for name in PurePosixPath(p).parent.parts})
-            raise UserError(
-                f"dataset '{dataset}' has no config and no folder '{config}'; its folders: "
-                f"{_list(folders)}{did_you_mean(config, folders)}"
-            )
-        paths = inside
-    return [path for path in paths if _TRAIN.search(path) or not _HELD_OUT.search(path)]
-
-
-def _readable(paths: list[str], dataset: str, config: str | None) -> list[str]:
-    files = [path for path in map(Path, paths) if is_known(path)]
-    readable = [str(path) for path in files if kind_of(path) != ".txt"]
-    if not readable:
-        others = Counter("".join(PurePosixPath(path).suffixes[-2:]) for path in paths)
-        raise UserError(
-            f"dataset '{dataset}'"
-            + (f", config '{config}'" if config else "")
-            + ": no .parquet, .jsonl or .ndjson file to train on; it has "
-            + _list([f"{suffix} ({count:,})" for suffix, count in others.most_common() if suffix])
-        )
-    return readable
-
-
-def _list(names: Iterable[str]) -> str:
-    names = list(names)
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return (", ".join(names[:12]) or "none") + more

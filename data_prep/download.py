@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
 
@@ -31,8 +30,6 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 10  # tries before a download is given up: three to five minutes, or a quarter of an hour
 FIRST_WAIT_SECONDS = 1.0
 TIMEOUT_SECONDS = 60.0  # to connect, and between two arrivals of bytes
-LEAST_BYTES = 1 << 16  # in `SLOW_SECONDS`: less is no speed for files of hundreds of megabytes
-SLOW_SECONDS = 60.0
 
 
 class Unavailable(Exception):
@@ -105,18 +102,12 @@ class Downloads:
                     raise _Trouble(said, answer.headers.get("Retry-After", ""))
                 if not answer.ok:
                     raise Unavailable(said)
-                since, received = time.monotonic(), 0
                 # As soon as there are bytes: a read of a whole block may take hours.
                 while block := answer.raw.read1(1 << 16, decode_content=False):
                     if self.leaving.is_set():
                         raise CancelledError
                     sink.write(block)
                     self._on_bytes(len(block))
-                    received += len(block)
-                    if time.monotonic() >= since + SLOW_SECONDS:
-                        if received < LEAST_BYTES:
-                            raise _Trouble(f"{received:,} bytes in {SLOW_SECONDS:.0f} seconds")
-                        since, received = time.monotonic(), 0
         except (requests.TooManyRedirects, requests.exceptions.InvalidURL) as error:
             raise Unavailable(f"{type(error).__name__}: {error}") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
@@ -189,15 +180,14 @@ DISK_BYTES_PER_TOKEN = 5.0
 CONNECTIONS = 4  # files that are fetched at a time, and ahead of their reader
 
 
-@dataclass(frozen=True)
-class Estimate:
-    files: list[int]  # of each corpus, how many will probably be read
-    download: int  # bytes that are not here yet
-    disk: int  # bytes that will be written, downloads included
+def announce(
+    corpora: Sequence[Corpus], wanted: Sequence[int | None], out: Path, downloads: Path, yes: bool
+) -> list[int]:
+    """Prints the size of the download; returns the number of files of each corpus that it reads.
 
-
-def estimate(corpora: Sequence[Corpus], wanted: Sequence[int | None], downloads: Path) -> Estimate:
-    """Estimates from the sizes of files; `wanted` are tokens of each corpus, None for all."""
+    Both are estimates from the sizes of files. `wanted` are tokens of each corpus, None for all.
+    Raises UserError for more than the disk can hold, and for a large download without `yes`.
+    """
     counts, download, tokens = [], 0, 0.0
     for corpus, target in zip(corpora, wanted, strict=True):
         files = corpus.files
@@ -207,33 +197,30 @@ def estimate(corpora: Sequence[Corpus], wanted: Sequence[int | None], downloads:
         download += sum(file.size for file in files if not _is_here(file, downloads))
         held = sum(file.size for file in files) * TOKENS_PER_BYTE
         tokens += held if target is None else min(held, target)
-    return Estimate(counts, download, round(download + tokens * DISK_BYTES_PER_TOKEN))
+    disk = round(download + tokens * DISK_BYTES_PER_TOKEN)
+    existing = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if download:
+        print(
+            f"downloads about {decimal(download)} into {downloads} and uses about "
+            f"{decimal(disk)} of the disk in all; {decimal(free)} are free",
+            file=sys.stderr,
+        )
+    if disk > free:
+        raise UserError(
+            f"--out '{out}': about {decimal(disk)} are needed and {decimal(free)} are free; "
+            "name a larger disk, fewer --num-files or fewer --tokens"
+        )
+    if download > ASK_ABOVE and not yes:
+        raise UserError(
+            f"about {decimal(download)} would be downloaded; add --yes (make: YES=1), or "
+            "name fewer --num-files or fewer --tokens"
+        )
+    return counts
 
 
 def _is_here(file: InputFile, downloads: Path) -> bool:
     return isinstance(file.origin, Path) or (downloads / file.origin.name).exists()
-
-
-def announce(plan: Estimate, out: Path, downloads: Path, *, yes: bool) -> None:
-    """Prints the size of the download; refuses one that the disk cannot hold, or a large one."""
-    existing = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if plan.download:
-        print(
-            f"downloads about {decimal(plan.download)} into {downloads} and uses about "
-            f"{decimal(plan.disk)} of the disk in all; {decimal(free)} are free",
-            file=sys.stderr,
-        )
-    if plan.disk > free:
-        raise UserError(
-            f"--out '{out}': about {decimal(plan.disk)} are needed and {decimal(free)} are free; "
-            "name a larger disk, fewer --num-files or fewer --tokens"
-        )
-    if plan.download > ASK_ABOVE and not yes:
-        raise UserError(
-            f"about {decimal(plan.download)} would be downloaded; add --yes (make: YES=1), or "
-            "name fewer --num-files or fewer --tokens"
-        )
 
 
 class Fetcher:

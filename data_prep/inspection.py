@@ -46,7 +46,14 @@ def run(options: Inspect) -> str:
     if is_remote(options.folder):
         raise UserError(f"'{options.folder}' is not on a disk; copy it to one to inspect it")
     manifest = Manifest.read(folder)
-    verify(folder, manifest)
+    manifest.check_sizes(folder)
+    manifest.check_index(folder)
+    manifest.check_tokenizer(folder)
+    for file in manifest.beside:
+        with readable(folder / file.name):
+            if sha256_of(folder / file.name) != file.sha256:
+                raise UserError(f"{folder / file.name}: changed since it was prepared; {AGAIN}")
+    verify_chunks(folder, manifest, "always")
     paths = [folder / chunk.name for chunk in manifest.chunks]
     chunks = [np.memmap(path, np.dtype(manifest.dtype), "r", offset=HEADER) for path in paths]
     starts = np.cumsum([0, *map(len, chunks[:-1])]).tolist()
@@ -73,18 +80,6 @@ def run(options: Inspect) -> str:
         console.print(Padding(Text(line), (0, 0, 0, 2)), width=None if console.is_terminal else 120)
     console.print()
     return f"{folder}: intact: every byte is as it was prepared, and the counts add up"
-
-
-def verify(folder: Path, manifest: Manifest) -> None:
-    """Checks every file of a data folder. Raises UserError for the first that is damaged."""
-    manifest.check_sizes(folder)
-    manifest.check_index(folder)
-    manifest.check_tokenizer(folder)
-    for file in manifest.beside:
-        with readable(folder / file.name):
-            if sha256_of(folder / file.name) != file.sha256:
-                raise UserError(f"{folder / file.name}: changed since it was prepared; {AGAIN}")
-    verify_chunks(folder, manifest, "always")
 
 
 def contradicts(manifest: Manifest, borders: npt.NDArray[np.int64]) -> str | None:

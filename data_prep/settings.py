@@ -11,7 +11,7 @@ from typing import Any, Literal
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, Size, check_range, check_ranges
 from dualpath_cli.data.documents import NAME, split_name, stem
-from dualpath_cli.data.manifest import HUB
+from dualpath_cli.data.manifest import HUB, dataset_of
 from dualpath_cli.recipe.parser import build
 
 SAMPLE = "sample"
@@ -29,7 +29,7 @@ class SourceSettings:
     name: str
     """The name in manifests and tables; gsm8k, arc and triviaqa also choose the format."""
     path: Place
-    """A file or folder, `sample`, `nemotron-cc[:SELECTION]` or `hf:DATASET[:CONFIG]`."""
+    """A file or folder, `sample`, `nemotron-cc[:SELECTION]` or `hf:OWNER/NAME/PATH`."""
     weight: float | None = None
     """Share of the tokens, relative to the other sources' weights; None: all tokens."""
     max_epochs: int = 1
@@ -64,9 +64,9 @@ class Preparation:
     """Where the documents come from: NAME=PATH or PATH of a .txt, .md, .jsonl or .parquet file (all
     but .parquet also as .gz or .zst), of a folder of them, or a quoted glob of any UTF-8 texts;
     NAME gsm8k, arc or triviaqa chooses that format. nemotron-cc[:SELECTION] is Nemotron-CC from
-    Common Crawl, by default quality=high/kind=actual. hf:DATASET[:CONFIG] is a dataset of the
-    Hugging Face hub. `sample` is a small corpus written for trying things out; it also writes
-    held-out texts."""
+    Common Crawl, by default quality=high/kind=actual. hf:OWNER/NAME/PATH is a folder or a glob of
+    files in a dataset of the Hugging Face hub. `sample` is a small corpus written for trying things
+    out; it also writes held-out texts."""
     tokenizer: Place | None = None
     """The byte-level BPE to use: gpt2 (downloaded once), a tokenizer.json, or a folder with it or
     with vocab.json and merges.txt. `sample` has its own, of 2,048 entries."""
@@ -159,5 +159,5 @@ def _named(source: Any) -> dict[str, Any]:
 def _default_name(path: str) -> str:
     if path.partition(":")[0] == NEMOTRON:
         return NEMOTRON
-    dataset = path.removeprefix(HUB).split(":")[0].split("/")[-1]
-    return re.sub(r"[^\w.-]+", "-", dataset if path.startswith(HUB) else stem(Path(path)))
+    name = dataset_of(path).split("/")[-1] if path.startswith(HUB) else stem(Path(path))
+    return re.sub(r"[^\w.-]+", "-", name)

@@ -182,7 +182,7 @@ def work_folder() -> Path:
 
 def sample(bench: Bench) -> Rows:
     """Prepares the data of `fit`."""
-    command("data_prep", "--source", "sample", "--out", str(work_folder() / "sample"))
+    command("dualpath_cli", "prepare", "--source", "sample", "--out", str(work_folder() / "sample"))
     return {}
 
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 FIRST_ANSWER_SECONDS = 15.0  # the time to wait for a server that has not answered yet
 
 
-def connect(endpoint: str | None = None) -> "HfApi":
+def connect() -> "HfApi":
     """The hub's client, with the user's token or with False; nothing is asked yet."""
     from huggingface_hub import HfApi, get_token
 
-    return HfApi(endpoint=endpoint, token=get_token() or False)
+    return HfApi(token=get_token() or False)
 
 
 @contextmanager
@@ -59,5 +59,5 @@ def explained(what: str, page: str, api: "HfApi") -> Iterator[None]:
 
 
 def _line(text: str | None) -> str:
-    """A reason in one line; without the queries of addresses, which may sign an upload."""
+    """A reason in one line; without the queries of addresses, which may be signed."""
     return " ".join(re.sub(r"(https?://[^\s?]+)\?\S+", r"\1", text or "no reason given").split())

@@ -22,7 +22,7 @@ INDEX = "index.json"
 HEADER = 12
 """Bytes in front of a chunk's tokens: litdata's count of items, 1, and the bounds of that one."""
 HUB = "hf:"
-"""Begins the path of a source that is a dataset of the Hugging Face hub: `hf:DATASET[:CONFIG]`."""
+"""Begins the path of a source on the Hugging Face hub: `hf:OWNER/NAME/PATH`."""
 FORMATS = {"uint16": "no_header_numpy:5", "uint32": "no_header_numpy:6"}
 """litdata's names of bare arrays, by the type of a token."""
 AGAIN = "copy the folder here again, or prepare it again with `dualpath prepare ... --overwrite`"
@@ -59,6 +59,11 @@ def _typed(kind: Any, value: Any) -> Any:
     if kind is Any or type(value) is kind or (origin is typing.Literal and value in arguments):
         return value
     raise ValueError(f"'{value!s:.60}' is of another kind than it must be")
+
+
+def dataset_of(source: str) -> str:
+    """Returns the OWNER/NAME of a source on the hub."""
+    return "/".join(source.removeprefix(HUB).split("/")[:2])
 
 
 @dataclass(frozen=True)
@@ -174,9 +179,7 @@ class Manifest:
         path = f"{folder}/{MANIFEST}"
         with readable(folder):
             found = exists(path)
-            # On a disk it is not listed: what is no data folder may be endless.
-            there = found or (sizes(folder) if is_remote(folder) else Path(folder).is_dir())
-        if not there:
+        if not (found or is_remote(folder) or Path(folder).is_dir()):
             own = f"`dualpath prepare --source NAME=FILES --tokenizer TOKENIZER --out {folder}`"
             made_by = _MADE_BY.get(str(folder), own)
             raise UserError(f"data folder '{folder}' does not exist; make it with {made_by}")
@@ -210,7 +213,7 @@ class Manifest:
         if INDEX not in listing:
             raise UserError(f"{index}: missing; {AGAIN}")
         with readable(index):
-            if sha256_of(index) != self.index_sha256:
+            if sha256_of(local_copy(index)) != self.index_sha256:
                 raise UserError(f"{index}: changed since it was prepared; {AGAIN}")
 
     def check_index(self, folder: str | Path) -> None:

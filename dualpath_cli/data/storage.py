@@ -10,7 +10,7 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import open_regular, replacing
 
 SCHEME = "s3://"
-_SHA256 = "sha256"
 _OF_THIS_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
@@ -45,7 +44,14 @@ def sizes(folder: str | Path) -> dict[str, int]:
 def exists(location: str | Path) -> bool:
     if not is_remote(location):
         return Path(location).is_file()
-    return _head(str(location)) is not None
+    with _s3(str(location)) as (files, path):
+        bucket, _, key = path.partition("/")
+        try:
+            files.call_s3("head_object", Bucket=bucket, Key=key)
+        except FileNotFoundError:  # the key or the bucket: a HEAD has no body to say which
+            files.call_s3("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
+            return False
+    return True
 
 
 def local_copy(location: str | Path) -> Path:
@@ -73,13 +79,10 @@ def local_copy(location: str | Path) -> Path:
     return path
 
 
-def sha256_of(location: str | Path) -> str:
-    """Returns the sha256 of a file or an object as hexadecimal digits."""
-    if not is_remote(location):
-        with open_regular(Path(location)) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-    with _s3(str(location)) as (files, key), files.open(key) as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+def sha256_of(path: Path) -> str:
+    """Returns the sha256 of a file as hexadecimal digits."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def download(url: str, path: Path, sha256: str) -> None:
@@ -90,37 +93,6 @@ def download(url: str, path: Path, sha256: str) -> None:
             files.get_file(key, str(partial), max_concurrency=1)
         if sha256_of(partial) != sha256:
             raise UserError(f"{url}: changed since it was prepared (its sha256 differs)")
-
-
-def upload(path: Path, url: str, sha256: str) -> None:
-    """Copies a file and its sha256 to an object."""
-    with _s3(url, attempts=10) as (files, key):
-        files.put_file(str(path), key, Metadata={_SHA256: sha256})
-
-
-def uploaded_sha256(url: str) -> str | None:
-    """Returns the sha256 that `upload` noted at an object; None without the note or the object."""
-    head = _head(url)
-    return None if head is None else head["Metadata"].get(_SHA256)
-
-
-def delete(urls: Iterable[str]) -> None:
-    """Deletes objects; missing ones are passed over."""
-    for url in urls:
-        with _s3(url) as (files, key):
-            files.rm_file(key)
-
-
-def _head(url: str) -> dict[str, Any] | None:
-    """The store's description of an object; None where the bucket has no such key."""
-    with _s3(url) as (files, path):
-        bucket, _, key = path.partition("/")
-        try:
-            head: dict[str, Any] = files.call_s3("head_object", Bucket=bucket, Key=key)
-            return head
-        except FileNotFoundError:  # the key or the bucket: a HEAD has no body to say which
-            files.call_s3("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
-    return None
 
 
 def cache() -> Path:

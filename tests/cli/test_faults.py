@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from data_prep.__main__ import main as data_prep
 from dualpath_cli.base import system
 from dualpath_cli.base.errors import LONGEST, UserError, one_line
 from dualpath_cli.base.system import read_csv
@@ -142,7 +141,7 @@ def test_training_goes_on_to_its_end_where_its_reader_has_left(fit):
 def test_a_command_runs_where_the_shell_has_closed_its_standard_output():
     with redirect_stdout(None):
         assert main(["flops", "--budget", "80M"]) == 0
-        assert data_prep(["inspect", "not there"]) == 2
+        assert main(["prepare", "inspect", "not there"]) == 2
 
 
 @pytest.mark.parametrize("line", PRINTING)

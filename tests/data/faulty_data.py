@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -131,51 +132,17 @@ CHANGED = r"changed since it was prepared \(its sha256 differs\); copy the folde
 
 def source_count(name: str, **counts: Any) -> SourceCount:
     """Returns counts of a source `name`; those that are not given are zero."""
-    unset: dict[str, Any] = {
-        "path": f"{name}.txt",
-        "read": counts.get("documents", 0),
-        "documents": 0,
-        "validation": 0,
-        "rejected": {},
-        "exact_duplicates": 0,
-        "near_duplicates": 0,
-        "unused": 0,
-        "passes": 1.0,
-        "tokens": 0,
-        "text_bytes": 0,
-        "normalised": 0,
-        "faults": [],
-    }
-    return SourceCount(name, **(unset | counts))
+    unset = dict.fromkeys((field.name for field in fields(SourceCount)), 0)
+    known = {"name": name, "path": f"{name}.txt", "passes": 1.0, "rejected": {}, "faults": []}
+    return SourceCount(**unset | known | {"read": counts.get("documents", 0)} | counts)
 
 
-def manifest_of(folder: Path, tokenizer: Tokenizer, **stated: Any) -> Manifest:
-    """Returns the manifest of the files in a folder; `stated` are further fields, true or not."""
-    files = [
-        StoredFile(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path))
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in ("index.json", "tokenizer.json")
-    ]
-    content: dict[str, Any] = {
-        "dtype": "uint16",
-        "vocab_size": tokenizer.vocab_size,
-        "eot_id": tokenizer.eot_id,
-        "tokenizer": tokenizer.fingerprint,
-        "chunks": [file for file in files if file.name.startswith("chunk-")],
-        "beside": [file for file in files if not file.name.startswith("chunk-")],
-        "index_sha256": sha256_of(folder / "index.json"),
-        "request": "request",
-        "settings": {"seed": 0},
-    }
-    return Manifest(**content | stated)
-
-
-def intact(manifest: Manifest, location: str | Path) -> bool:
+def intact(manifest: Manifest, folder: Path) -> bool:
     """Whether every byte of a data folder is as its manifest says; reads all of them."""
-    manifest.check_sizes(location)
-    manifest.check_tokenizer(location)
+    manifest.check_sizes(folder)
+    manifest.check_tokenizer(folder)
     files = (*manifest.chunks, *manifest.beside)
-    return all(sha256_of(f"{location}/{file.name}") == file.sha256 for file in files)
+    return all(sha256_of(folder / file.name) == file.sha256 for file in files)
 
 
 def write_data_folder(
@@ -185,17 +152,33 @@ def write_data_folder(
     chunk_tokens: int,
     **stated: Any,
 ) -> Manifest:
-    """Writes a data folder of these tokens, in chunks, as a preparation would."""
+    """Writes a data folder of these tokens, in chunks, as a preparation would, beside other files.
+
+    `stated` are further fields of the manifest, true or not.
+    """
     tokens = np.asarray(ids, np.uint16)
+    beside = [
+        StoredFile(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
     journal = folder.with_name(f"{folder.name}-journal")
-    journal.mkdir(parents=True)
-    chunks, _ = write_shards(folder, journal, np.uint16, chunk_tokens, [tokens], len(tokens))
+    chunks, index = write_shards(folder, journal, np.uint16, chunk_tokens, [tokens], len(tokens))
     tokenizer.save(folder)
     counts = {"documents": 1, "tokens": len(tokens), "text_bytes": len(tokens)}
-    manifest = manifest_of(
-        folder,
-        tokenizer,
-        **{**counts, "sources": [source_count("a", **counts)], "chunks": chunks, **stated},
-    )
+    content: dict[str, Any] = {
+        **counts,
+        "dtype": "uint16",
+        "vocab_size": tokenizer.vocab_size,
+        "eot_id": tokenizer.eot_id,
+        "tokenizer": tokenizer.fingerprint,
+        "sources": [source_count("a", **counts)],
+        "chunks": chunks,
+        "index_sha256": index,
+        "beside": beside,
+        "request": "request",
+        "settings": {"seed": 0},
+    }
+    manifest = Manifest(**content | stated)
     manifest.write(folder)
     return manifest

@@ -54,3 +54,11 @@ def s3_bucket(endpoint: str, cache: Path) -> Iterator[Any]:
         for entry in client.list_objects_v2(Bucket="bucket").get("Contents", []):
             client.delete_object(Bucket="bucket", Key=entry["Key"])
         client.delete_bucket(Bucket="bucket")
+
+
+def put_folder(bucket: Any, folder: Path, prefix: str) -> None:
+    """Uploads every file of a folder to s3://bucket/PREFIX, as `aws s3 sync` does."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            key = f"{prefix}/{path.relative_to(folder).as_posix()}"
+            bucket.upload_file(str(path), "bucket", key)

@@ -13,6 +13,7 @@ import pytest
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data import storage
+from dualpath_cli.data.manifest import Manifest
 
 
 def put(bucket: Any, key: str, content: bytes) -> None:
@@ -43,16 +44,6 @@ def test_a_folder_on_s3_has_the_sizes_of_the_same_folder_on_a_disk(bucket, tmp_p
     assert storage.sizes(tmp_path / "none") == {}
 
 
-def test_more_objects_are_listed_and_deleted_than_one_answer_holds(bucket, monkeypatch):
-    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "3")
-    for number in range(8):
-        put(bucket, f"many/{number}", b"")
-    assert len(bucket.list_objects_v2(Bucket="bucket")["Contents"]) == 3
-    assert len(storage.sizes("s3://bucket/many")) == 8
-    storage.delete(f"s3://bucket/many/{number}" for number in range(9))
-    assert storage.sizes("s3://bucket/many") == {}
-
-
 def test_a_copy_is_kept_until_the_object_changes(bucket, monkeypatch):
     put(bucket, "a/index.json", b"one")
     first = storage.local_copy("s3://bucket/a/index.json")
@@ -81,23 +72,6 @@ def test_one_file_is_copied_by_many_at_once(bucket):
         thread.join()
     assert found == [True] * 6
     assert len([path for path in storage.cache().rglob("*") if path.is_file()]) == 1
-
-
-def test_uploads_carry_their_hash_and_downloads_are_checked(bucket, tmp_path):
-    """Of 20 MB, which travel in several parts."""
-    file, url = tmp_path / "file", "s3://bucket/some/file"
-    file.write_bytes(bytes(range(256)) * 80_000)
-    sha256 = storage.sha256_of(file)
-    storage.upload(file, url, sha256)
-    assert storage.uploaded_sha256(url) == storage.sha256_of(url) == sha256
-    storage.download(url, tmp_path / "new" / "copy", sha256)
-    assert (tmp_path / "new" / "copy").read_bytes() == file.read_bytes()
-    put(bucket, "some/file", b"abd")
-    assert storage.uploaded_sha256(url) is None
-    with pytest.raises(UserError, match="some/file: changed since it was prepared"):
-        storage.download(url, tmp_path / "other", sha256)
-    assert not (tmp_path / "other").exists()
-    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_a_connection_lost_in_the_middle_of_a_large_object_is_made_again(
@@ -140,7 +114,7 @@ def test_errors_that_are_no_subclass_of_botocores_are_one_line(bucket, monkeypat
 
         monkeypatch.setattr("aiobotocore.client.AioBaseClient._make_api_call", fail)
         with pytest.raises(UserError, match=f"^s3://bucket/a: {re.escape(str(error))}; check"):
-            storage.sha256_of("s3://bucket/a")
+            storage.exists("s3://bucket/a")
 
 
 def test_a_failing_disk_is_not_taken_for_a_failing_store(bucket, monkeypatch):
@@ -161,8 +135,9 @@ def test_what_is_missing_is_not_there_and_a_bucket_or_store_that_is_not_is_one_l
     bucket, monkeypatch
 ):
     assert not storage.exists("s3://bucket/none")
-    assert storage.uploaded_sha256("s3://bucket/none") is None
-    ways = (storage.sizes, storage.exists, storage.local_copy, storage.sha256_of)
+    with pytest.raises(UserError, match=r"'s3://bucket/none' has no manifest\.json; copy"):
+        Manifest.read("s3://bucket/none")
+    ways = (storage.sizes, storage.exists, storage.local_copy)
 
     def refused(url: str, reason: str) -> None:
         for way in ways:

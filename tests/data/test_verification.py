@@ -1,6 +1,5 @@
 """A data folder: what was prepared is found again; a chunk is read once, and after a change."""
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -10,29 +9,7 @@ import pytest
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data import verification
 from dualpath_cli.data.manifest import Manifest
-from dualpath_cli.data.tokenizer import Tokenizer
-from tests.data.faulty_data import CHANGED, CHUNKS, flip, write_data_folder
-
-
-@pytest.fixture
-def folder(tmp_path: Path, small: Tokenizer) -> Path:
-    """A data folder of two chunks and a file beside them."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "rejected.jsonl.zst").write_bytes(b"rejected" * 10)
-    write_data_folder(folder, range(60), small, chunk_tokens=30)
-    return folder
-
-
-def test_the_fingerprint_is_that_of_the_tokens_alone(folder):
-    manifest = Manifest.read(folder)
-    elsewhere = dataclasses.replace(manifest, request="other", sources=[])
-    assert elsewhere.fingerprint == manifest.fingerprint
-    decisive = {"dtype": "uint32", "tokenizer": "x", "eot_id": 0, "chunks": manifest.chunks[:1]}
-    for name, value in decisive.items():
-        other = dataclasses.replace(manifest, **{name: value})
-        assert other != manifest
-        assert other.fingerprint != manifest.fingerprint, name
+from tests.data.faulty_data import CHANGED, CHUNKS, flip
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Corpora of a server: of Nemotron-CC and of the hub the right files, in a lasting order.
 
-As many are taken as needed; of a dataset those of the right config, by the right token.
+As many are taken as needed; of a dataset those that a path names, by the right token.
 """
 
 import gzip
@@ -15,10 +15,10 @@ import zstandard
 from huggingface_hub import constants
 
 from data_prep import corpora, download
-from data_prep.__main__ import main
 from data_prep.corpora import hub_files, nemotron_files
 from data_prep.download import Downloads
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest
 from tests.data_prep.conftest import texts_of
 from tests.data_prep.web import Fault, Web
@@ -106,7 +106,7 @@ def run(web: Web, order: list[str], small_folder: Path, tmp_path: Path):
 
     def prepare(name: str, *options: str) -> int:
         words = ["--source", "nemotron-cc", "--mirror", web.url, "--tokenizer", str(small_folder)]
-        return main([*words, "--workers", "1", "--out", str(tmp_path / name), *options])
+        return main(["prepare", *words, "--workers", "1", "--out", str(tmp_path / name), *options])
 
     return prepare
 
@@ -191,12 +191,11 @@ TREE = [
 class Hub(Web):
     """Answers as the hub's API does for one dataset."""
 
-    def lay_out(self, paths=TREE, configs=None, gated=False):
-        card = {} if configs is None else {"configs": configs}
-        info = {"id": DATASET, "sha": SHA, "gated": gated, "cardData": card}
-        folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
+    def lay_out(self, gated: str | bool = False) -> None:
+        info = {"id": DATASET, "sha": SHA, "gated": gated}
+        folders = {str(folder) for path in TREE for folder in PurePosixPath(path).parents}
         tree = [{"type": "directory", "path": f, "oid": "0" * 40} for f in folders - {"."}]
-        for path in paths:
+        for path in TREE:
             content = f"content of {path}".encode()
             self.files[f"/datasets/{DATASET}/resolve/{SHA}/{path}"] = content
             entry = {"type": "file", "path": path, "size": len(content), "oid": "0" * 40}
@@ -214,27 +213,25 @@ class Hub(Web):
 
 
 @pytest.fixture
-def no_token(monkeypatch, tmp_path):
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The hub, without a token."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-
-
-@pytest.fixture
-def hub(no_token):
     with Hub() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         hub.lay_out()
         yield hub
 
 
-def found(hub, config=None):
+def found(path: str) -> list[str]:
     folder = f"huggingface/{DATASET}/{SHA[:12]}/"
-    return [file.name.removeprefix(folder) for file in hub_files(DATASET, config, endpoint=hub.url)]
+    return [file.name.removeprefix(folder) for file in hub_files(f"hf:{DATASET}{path}")]
 
 
 def test_files_are_pinned_to_a_commit_with_their_sizes_and_hashes(hub, tmp_path):
-    files = hub_files(DATASET, endpoint=hub.url)
-    for file, path in zip(files, [*TREE[2:4], *sorted(TREE[5:])], strict=True):
+    files = hub_files(f"hf:{DATASET}/data")
+    for file, path in zip(files, sorted(TREE[2:]), strict=True):
         content = f"content of {path}".encode()
         assert file.url == f"{hub.url}/datasets/{DATASET}/resolve/{SHA}/{quote(path)}"
         assert file.name == f"huggingface/{DATASET}/{SHA[:12]}/{path}"
@@ -248,41 +245,31 @@ TWO = sorted(TREE[5:])
 
 
 @pytest.mark.parametrize(
-    ("data_files", "expected"),
+    ("path", "expected"),
     [
-        ("data/one/train-*", ONE),
-        ([{"split": "test", "path": "data/one/test*"},
-          {"split": "train", "path": ["data/one/train-0000[01].*"]}], ONE),
-        ({"train": "data/*/train-0000?.parquet", "test": "data/one/test*"}, ONE),
-        ("data/two/*", ["data/two/c.jsonl"]),
-        ("data/two/**", TWO),
-        ("data/two/**/*", TWO),
-        ("data/one/[!t]*", None),
-        ("data/one/train-00000xparquet", None),
+        ("/data/one/train-*", ONE),
+        ("/data/*/train-0000[01].*", ONE),
+        ("/data/two", TWO),
+        ("/data/two/", TWO),
+        ("/data/two/**", TWO),
+        ("/data/two/*", ["data/two/c.jsonl"]),
+        ("/data/two/c.jsonl", ["data/two/c.jsonl"]),
+        ("/**/*.jsonl", ["data/two/c.jsonl"]),
     ],
-)  # fmt: skip
-def test_the_card_says_which_files_are_the_training_split(hub, data_files, expected):
-    hub.lay_out(configs=[{"config_name": "default", "data_files": data_files}])
-    if expected is None:
-        with pytest.raises(UserError, match=r"no \.parquet.* file to train on"):
-            found(hub)
-    else:
-        assert found(hub) == found(hub, "default") == expected
+)
+def test_a_path_is_a_file_a_folder_or_a_glob(hub, path, expected):
+    assert found(path) == expected
 
 
-def test_a_folder_of_the_card_is_taken_whole(hub):
-    whole = {"config_name": "a", "data_dir": "data/two"}
-    some = {"config_name": "b", "data_dir": "data/one", "data_files": "train-*"}
-    hub.lay_out(configs=[whole, some])
-    assert (found(hub, "a"), found(hub, "b")) == (TWO, ONE)
-
-
-def test_without_configs_it_is_the_folder_or_everything_but_held_out_files(hub):
-    assert found(hub, "one") == ONE
-    assert found(hub, "two") == TWO
-    assert found(hub) == ONE + TWO
-    hub.lay_out(["a/dev/x.jsonl", "contest.jsonl", "x_validation.jsonl", "training/test.jsonl"])
-    assert found(hub) == ["contest.jsonl", "training/test.jsonl"]
+@pytest.mark.parametrize("path", ["", "/", "/data/tw", "/data/one/t?", "/README.md"])
+def test_a_path_without_rows_is_told_what_there_is(hub, path):
+    with pytest.raises(UserError) as caught:
+        found(path)
+    assert str(caught.value) == (
+        f"source 'hf:{DATASET}{path}' names no .parquet, .jsonl or .ndjson file; give "
+        f"hf:{DATASET}/PATH, where PATH is a folder or a glob in the dataset; it has "
+        "data/one/*.parquet, data/two/*.jsonl, data/two/deep/*.jsonl.zst"
+    )
 
 
 @pytest.mark.parametrize("token", ["hf_mine", None, "hf_other"])
@@ -292,10 +279,10 @@ def test_a_gated_dataset_needs_a_token_with_access_or_says_what_to_do(hub, monke
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     if token == "hf_mine":
-        assert {file.token for file in hub_files(DATASET, endpoint=hub.url)} == {token}
+        assert {file.token for file in hub_files(f"hf:{DATASET}/data")} == {token}
         return
     with pytest.raises(UserError) as caught:
-        found(hub)
+        found("/data")
     message = str(caught.value)
     answer = f"answered {403 if token else 401}"
     for part in (answer, f"at {hub.url}/datasets/{DATASET}, accept its terms", "hf auth login"):

@@ -30,7 +30,7 @@ def _run(words: list[str], kill: int, changes: Path) -> None:
     If it does not, the number of changes is written to a file.
     """
     from data_prep import encoding
-    from data_prep.__main__ import main
+    from dualpath_cli.cli.main import main
 
     encoding.PIECE_BYTES = 2_000
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the end
@@ -47,7 +47,7 @@ def _run(words: list[str], kill: int, changes: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(before)
-    code = main(words)
+    code = main(["prepare", *words])
     changes.write_text(str(count))
     sys.exit(code)
 
@@ -106,12 +106,12 @@ def test_killed_before_any_change_of_the_disk_it_ends_with_the_same_bytes(
 
 RUN = """
 import sys
-from data_prep.__main__ import main
 from data_prep import encoding
+from dualpath_cli.cli.main import main
 
 encoding.PIECE_BYTES = 500_000
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(["prepare", *sys.argv[1:]]))
 """  # smaller pieces, for enough of them to interrupt
 
 Start = Callable[..., subprocess.Popen[str]]

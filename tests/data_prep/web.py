@@ -5,10 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TypeVar
 from urllib.parse import unquote, urlsplit
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -26,7 +23,6 @@ class Fault:
 class Received:
     """One request as it arrived."""
 
-    method: str
     path: str
     headers: dict[str, str]  # by lower-case name
 
@@ -86,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request = Received(self.command, unquote(urlsplit(self.path).path), headers)
+        request = Received(unquote(urlsplit(self.path).path), headers)
         fault = self.web.fault(request)
         self.close_connection = fault.reset or fault.cut is not None
         if fault.reset:
@@ -96,22 +92,18 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             status, headers, content = self._file(request)
         self.send_response(status)
-        for name, value in {
-            "Content-Length": f"{len(content)}",
-            **headers,
-            **fault.headers,
-        }.items():
+        length = {"Content-Length": f"{len(content)}"}
+        for name, value in (length | headers | fault.headers).items():
             if value is not None:
                 self.send_header(name, value)
         self.end_headers()
-        content = b"" if self.command == "HEAD" else content
         half = len(content) // 2 if fault.until else 0
         self.wfile.write(content[:half])
         if fault.until:
             fault.until.wait(600)
         self.wfile.write(content[half : fault.cut])
 
-    do_GET = do_HEAD = _serve  # noqa: N815
+    do_GET = _serve  # noqa: N815
 
     def _file(self, request: Received) -> tuple[int, dict[str, str], bytes]:
         """Returns status, headers and body of the answer to a GET."""
@@ -122,10 +114,9 @@ class _Handler(BaseHTTPRequestHandler):
         return (404, {}, b"") if content is None else (200, {}, content)
 
 
-def wait_for(condition: Callable[[], T]) -> T:
-    """Waits until a condition holds, some minutes at most, and returns what it gave."""
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Waits until a condition holds, some minutes at most."""
     deadline = time.monotonic() + 300
-    while not (found := condition()):
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return found

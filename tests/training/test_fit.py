@@ -100,7 +100,7 @@ def test_a_continued_run_equals_an_uninterrupted_one_also_across_epochs(
     fit, texts, tmp_path, workers
 ):
     # 11 blocks an epoch: 10 fill five micro-batches, of which four fill two steps.
-    data = prepare(tmp_path / "short", texts / "train.jsonl", tokens=11 * (SEQ_LEN + 1))
+    data = prepare(tmp_path / "short", texts / "train.jsonl", "--tokens", str(11 * (SEQ_LEN + 1)))
     changes: dict[str, Any] = {
         "data": {"path": str(data), "max_epochs": 99, "workers": workers},
         "run": {"max_tokens": 14 * 4 * SEQ_LEN, "save_every": 1},

@@ -10,38 +10,40 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.__main__ import main as data_prep
-from data_prep.out_folder import upload
 from dualpath_cli.data import blocks, storage
 from dualpath_cli.data.blocks import Blocks, OrderedBlocks
 from dualpath_cli.data.manifest import Manifest
 from tests.data.faulty_data import write_data_folder
+from tests.data.s3 import put_folder
 from tests.data.small_tokenizer import tokenizer_with
 from tests.data_prep.web import wait_for
-from tests.training.tiny_run import SEQ_LEN, back_to_step, rows, tables, weights, write_text
+from tests.training.tiny_run import (
+    SEQ_LEN,
+    back_to_step,
+    prepare,
+    rows,
+    tables,
+    weights,
+    write_text,
+)  # fmt: skip
 
 URL = "s3://bucket/train"
 workers = pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 
 
-def chunked(folder: Path, text: Path, tokenizer: Path) -> Path:
-    """A data folder of several chunks."""
-    words = ["--source", str(text), "--tokenizer", str(tokenizer), "--chunk-tokens", "512"]
-    assert data_prep([*words, "--workers", "1", "--out", str(folder)]) == 0
-    assert len(Manifest.read(folder).chunks) > 2
-    return folder
-
-
 @pytest.fixture(scope="module")
-def data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder of several chunks."""
     folder = tmp_path_factory.mktemp("data")
     text = write_text(folder / "text.jsonl", 4, documents=30, words=20)
-    return chunked(folder / "data", text, texts / "train" / "tokenizer.json")
+    data = prepare(folder / "data", text, "--chunk-tokens", "512")
+    assert len(Manifest.read(data).chunks) > 2
+    return data
 
 
 @pytest.fixture
 def remote(bucket: Any, data: Path) -> str:
-    upload(data, URL, lambda count: None)
+    put_folder(bucket, data, "train")
     return URL
 
 
@@ -72,16 +74,15 @@ def test_a_run_is_continued_also_where_nothing_is_cached(fit, remote, tmp_path, 
 
 
 def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
-    fit, refused, data, remote, texts, tmp_path
+    fit, refused, bucket, data, remote, tmp_path
 ):
     fit(data={"path": remote}, run={"name": "before"})
     text = (data.parent / "text.jsonl").read_text().replace("cell", "fell")
     (tmp_path / "other.jsonl").write_text(text)
-    tokenizer = texts / "train" / "tokenizer.json"
-    other = chunked(tmp_path / "other", tmp_path / "other.jsonl", tokenizer)
+    other = prepare(tmp_path / "other", tmp_path / "other.jsonl", "--chunk-tokens", "512")
     names_and_sizes = [[(c.name, c.bytes) for c in Manifest.read(f).chunks] for f in (data, other)]
     assert names_and_sizes[0] == names_and_sizes[1]
-    upload(other, URL, lambda count: None, overwrite=True)
+    put_folder(bucket, other, "train")
     error = refused(data={"path": remote, "max_epochs": 9}, run={"name": "before"})
     assert "was trained on data with the fingerprint" in error
     local = fit(data={"path": str(other)}, run={"name": "local"})
@@ -146,7 +147,7 @@ def ordered(bucket: Any, tmp_path: Path) -> OrderedBlocks:
     """Five chunks of four blocks, on S3 alone."""
     tokens = np.random.default_rng(0).integers(0, 255, CHUNKS * BLOCKS * SIZE)
     write_data_folder(tmp_path / "data", tokens, tokenizer_with(["h e"]), BLOCKS * SIZE)
-    upload(tmp_path / "data", CHUNKED, lambda count: None)
+    put_folder(bucket, tmp_path / "data", "chunked")
     return OrderedBlocks(Blocks(CHUNKED, SIZE), seed=1)
 
 

@@ -52,18 +52,13 @@ def small() -> Tokenizer:
     return tokenizer_with(MERGES)
 
 
-def prepare(
-    folder: Path, text: Path, tokens: int | None = None, merges: list[str] = MERGES
-) -> Path:
+def prepare(folder: Path, text: Path, *options: str, merges: list[str] = MERGES) -> Path:
     """A data folder made from a JSONL file."""
-    from data_prep.__main__ import main as data_prep
-
     tokenizer = folder.with_name(folder.name + "-tokenizer")
     tokenizer.mkdir(parents=True, exist_ok=True)
     tokenizer_with(merges).save(tokenizer)
-    limit = [] if tokens is None else ["--tokens", str(tokens)]
-    words = ["--source", str(text), "--tokenizer", str(tokenizer), "--out", str(folder), *limit]
-    assert data_prep([*words, "--workers", "1"]) == 0
+    words = ["--source", str(text), "--tokenizer", str(tokenizer), "--out", str(folder), *options]
+    assert main(["prepare", *words, "--workers", "1"]) == 0
     return folder
 
 

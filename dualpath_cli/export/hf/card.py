@@ -6,7 +6,7 @@ from typing import Any
 
 from dualpath_cli.base.system import read_csv
 from dualpath_cli.base.version import package_versions
-from dualpath_cli.data.manifest import HUB
+from dualpath_cli.data.manifest import HUB, dataset_of
 from dualpath_cli.flops.count import active_parameters, has_experts
 from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.settings import Settings
@@ -52,7 +52,7 @@ def model_card(
     front = ModelCardData(
         library_name="transformers", pipeline_tag="text-generation",
         tags=["dualpath", "looped-transformer", "custom_code"], license=license,
-        datasets=sorted({name.split(":")[1] for name in sources if name.startswith(HUB)}) or None,
+        datasets=sorted({dataset_of(name) for name in sources if name.startswith(HUB)}) or None,
     )  # fmt: skip
     recipe = settings.as_recipe()
     if origin := facts.get("retrofit"):
