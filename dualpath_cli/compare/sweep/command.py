@@ -98,7 +98,7 @@ def check_different(firsts: Sequence[PlannedRun]) -> None:
         if other != run.configuration:
             raise UserError(
                 f"{other} and {run.configuration} would be the same run twice; leave one of the "
-                "values out of --set"
+                "values out"
             )
 
 
@@ -131,7 +131,7 @@ def _write_down(design: Design, cells: Sequence[Cell], notes: Sequence[str]) -> 
         "command": shlex.join(["dualpath", *sys.argv[1:]]),
         "cells": [
             {"name": cell.name, "family": cell.family, "budget": cell.budget,
-             "matches": list(cell.matches), "alpha": cell.alpha, "spent": round(cell.spent, 6),
+             "match": cell.match, "alpha": cell.alpha, "spent": round(cell.spent, 6),
              "model": cell.model}
             for cell in cells
         ],
