@@ -15,7 +15,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size, parse_size
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.flops import count as flops
-from dualpath_cli.flops import paper
+from dualpath_cli.flops.description import READINGS
 from dualpath_cli.flops.shapes import units
 from dualpath_cli.flops.widths import Match, Target, solve_widths, solve_within, ways_out
 from dualpath_cli.model.language_model import DualPathLM
@@ -26,8 +26,8 @@ from dualpath_cli.spec.config import (
     ModelConfig,
     effective_width,
 )
+from tests.flops.paper import CONFIGURATIONS
 
-CONFIGURATIONS = paper.configurations()
 each_configuration = pytest.mark.parametrize("row", CONFIGURATIONS, ids=lambda row: row.recipe)
 
 
@@ -254,7 +254,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gqa": {"n_kv_heads": 2, "loops": 2},
     "multi_query_wide": {"block": "wide", "n_kv_heads": 1},
     "tied": {"tie_embeddings": True, "loops": 2},
-    "as_written": {**paper.AS_WRITTEN, "loops": 3},
+    "as_written": {**READINGS["as_written"], "loops": 3},
     "film": {"step_conditioning": "film", "loops": 2},
     "by_layer": {
         "block": ["wide", "dual", "loop"], "n_layers": 3, "loops": [1, 3, 2],

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.compare.sweep.cells import CONTROLS, Cell, Wanted, solve
 from dualpath_cli.flops.count import mean_layer_flops, parameters_non_embedding
-from dualpath_cli.flops.paper import configurations
 from dualpath_cli.spec.config import ModelConfig
+from tests.flops.paper import CONFIGURATIONS
 
 SMALL = ModelConfig(
     vocab_size=4096, n_layers=4, d_model=64, n_heads=2, n_kv_heads=2, max_seq_len=256, d_ffn=64,
@@ -97,9 +97,10 @@ def test_the_papers_cells_come_out_with_a_finer_multiple():
     paper = ModelConfig(d_ffn=64, d_ffn_wide=64, ffn_multiple_of=64)
     asked = wanted(budgets=[80_000_000], loops=[2, 3, 4], controls=["wide", "loop"])
     cells, notes = solve(asked, paper)
-    assert [cell.name for cell in cells] == [row.label for row in configurations("F80M")]
+    rows = [row for row in CONFIGURATIONS if row.budget_name == "F80M"]
+    assert [cell.name for cell in cells] == [row.label for row in rows]
     assert notes == []
-    for cell, row in zip(cells, configurations("F80M"), strict=True):
+    for cell, row in zip(cells, rows, strict=True):
         ours, theirs = model_of(cell, paper), row.model_config("as_written")
         for width in ("d_ffn", "d_ffn_wide"):
             if getattr(theirs, width):
