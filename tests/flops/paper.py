@@ -33,16 +33,11 @@ class PublishedRow:
         return {"F80M": 80_000_000, "F160M": 160_000_000}[self.budget_name]
 
     @property
-    def label(self) -> str:
-        """Short name within a budget, as in the result columns: wide, loop_k2, a50_k4."""
-        if self.block == "wide":
-            return "wide"
-        return f"loop_k{self.loops}" if self.block == "loop" else f"a{self.alpha}_k{self.loops}"
-
-    @property
     def recipe(self) -> str:
-        """Name of the configuration's recipe: f80m_a50_k4."""
-        return f"{self.budget_name.lower()}_{self.label}"
+        """Name of the configuration's recipe: f80m_wide, f80m_loop_k2, f80m_a50_k4."""
+        path = "loop" if self.alpha is None else f"a{self.alpha}"
+        name = "wide" if self.block == "wide" else f"{path}_k{self.loops}"
+        return f"{self.budget_name.lower()}_{name}"
 
     @property
     def target(self) -> Target:

@@ -96,14 +96,6 @@ def test_the_model_of_json_is_a_section_of_a_recipe(line, described, tmp_path):
 # Options
 
 
-def test_experts_are_solved_for_the_flops_of_a_dense_path(described):
-    dense, sparse = described(DUAL), described(f"{DUAL} --experts 8 --top-k 3")
-    assert (sparse["n_experts"], sparse["top_k"]) == (8, 3)
-    assert sparse["params_non_embedding"] > 2 * dense["params_non_embedding"]
-    flops = [one["flops_per_token_per_layer"]["linear_total"] for one in (dense, sparse)]
-    assert flops[1] == pytest.approx(flops[0], rel=0.003)
-
-
 def test_options_without_effect_are_named_on_stderr(capsys):
     line = "--budget 80M --block wide --alpha 3 --k 2 --top-k 1"
     assert main(["flops", *line.split(), "--format", "json"]) == 0

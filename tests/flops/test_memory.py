@@ -137,16 +137,9 @@ def test_a_block_saves_what_is_planned(config):
 @pytest.mark.parametrize("checkpointing", ["selective", "none"])
 @pytest.mark.parametrize(
     "name",
-    [
-        "dual",
-        "dual, one step",
-        "dual, the mean of steps",
-        "dual, fixed gates",
-        "loop",
-        "loop, one step",
-        "wide",
-    ],
-)
+    ["dual", "dual, one step", "dual, the mean of steps", "dual, fixed gates", "loop",
+     "loop, one step", "wide"],
+)  # fmt: skip
 def test_a_compiled_block_does_too(name, checkpointing):
     with graphs() as (backend, _):
         assert_saved(SHAPES[name], backend, checkpointing)

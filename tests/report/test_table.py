@@ -17,7 +17,6 @@ from matplotlib.colors import to_rgb
 from dualpath_cli.report import figures
 from dualpath_cli.report.console import Progress, counted, plain_console
 from dualpath_cli.report.figures import DEEP, EVEN, FAMILY_COLORS, INK, SOURCES, WIDE
-from dualpath_cli.report.page import tables
 from dualpath_cli.report.table import Column, Table, interval, markdown, show, with_error
 from dualpath_cli.training.session import Session
 
@@ -126,14 +125,6 @@ def test_markdown_escapes_what_is_a_mark_and_has_as_many_cells_a_row():
     assert markdown(bare, escape=lambda text: text.replace("|", "&#124;")) == (
         "| a | b |\n| --- | --- |\n| &#124; |  |\n"
     )
-
-
-def test_a_page_shows_every_text_and_sorts_by_full_numbers():
-    text = tables([Table(TABLE.columns, [(NASTY, "", 2.125), ("b", "", 3)], title=NASTY)])
-    assert "<h2>a_b&amp;c%d$e#f{g}~h^i\\j&lt;k&gt;l|m*n`o</h2>" in text
-    assert "<td>a_b&amp;c%d$e#f{g}~h^i\\j&lt;k&gt;l|m*n`o</td>" in text
-    assert '<td class="number" data-order="2.125"><strong>2.1250</strong></td>' in text
-    assert '<th scope="col"><button>verdict</button></th>' in text
 
 
 # Names

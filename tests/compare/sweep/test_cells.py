@@ -11,7 +11,6 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.compare.sweep.cells import CONTROLS, Cell, Wanted, solve
 from dualpath_cli.flops.count import mean_layer_flops, parameters_non_embedding
 from dualpath_cli.spec.config import ModelConfig
-from tests.flops.paper import CONFIGURATIONS
 
 SMALL = ModelConfig(
     vocab_size=4096, n_layers=4, d_model=64, n_heads=2, n_kv_heads=2, max_seq_len=256, d_ffn=64,
@@ -81,39 +80,8 @@ def test_controls_spend_what_the_dual_ones_spend():
     assert sizes[1] == pytest.approx(sizes[0], rel=0.01)
 
 
-def test_at_equal_total_flops_controls_are_wider():
-    linear, total = (
-        {cell.name: cell for cell in solve(wanted(match=match), SMALL)[0]}
-        for match in ("linear", "total")
-    )
-    widths = [cells["a50_k4"].model["d_ffn"] for cells in (linear, total)]
-    assert widths[1] == pytest.approx(widths[0], rel=0.02), "its own passes are the reference"
-    sums = [flops(c, "attention_scores") + flops(c, "linear_total") for c in total.values()]
-    assert sums == pytest.approx([sums[0]] * len(sums), rel=0.02)
-    assert total["wide"].model["d_ffn_wide"] > linear["wide"].model["d_ffn_wide"]
-
-
-def test_the_papers_cells_come_out_with_a_finer_multiple():
-    paper = ModelConfig(d_ffn=64, d_ffn_wide=64, ffn_multiple_of=64)
-    asked = wanted(budgets=[80_000_000], loops=[2, 3, 4], controls=["wide", "loop"])
-    cells, notes = solve(asked, paper)
-    rows = [row for row in CONFIGURATIONS if row.budget_name == "F80M"]
-    assert [cell.name for cell in cells] == [row.label for row in rows]
-    assert notes == []
-    for cell, row in zip(cells, rows, strict=True):
-        ours, theirs = model_of(cell, paper), row.model_config("as_written")
-        for width in ("d_ffn", "d_ffn_wide"):
-            if getattr(theirs, width):
-                assert getattr(ours, width) == pytest.approx(getattr(theirs, width), abs=96)
-
-
-def test_what_cannot_be_is_named_with_a_way_out():
-    cells, notes = solve(wanted(budgets=[300_000], alphas=[25, 75], loops=[4]), SMALL)
-    assert "a25_k4" not in {cell.name for cell in cells}
-    (note,) = [note for note in notes if note.startswith("a25_k4")]
-    assert "cannot be" in note
-    assert "would do" in note
-    with pytest.raises(UserError, match=r"no configuration can be: .*a50_k4"):
+def test_a_sweep_of_what_cannot_be_is_refused_with_a_way_out():
+    with pytest.raises(UserError, match=r"no configuration can be: .*a50_k4.* would do"):
         solve(wanted(budgets=[10_000], alphas=[50], loops=[4], controls=[]), SMALL)
 
 

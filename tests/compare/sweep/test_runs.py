@@ -12,13 +12,12 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.sweep import runner
 from dualpath_cli.compare.sweep.cells import solve
-from dualpath_cli.compare.sweep.command import _shared, check_begun, check_different
+from dualpath_cli.compare.sweep.command import _shared, check_different
 from dualpath_cli.compare.sweep.request import Design
 from dualpath_cli.compare.sweep.runs import Cost, PlannedRun, costs, plan_runs, write_recipes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.report.console import plain_console
-from dualpath_cli.run import run_folder
 from dualpath_cli.spec.own_checks import hashes
 from tests.compare.sweep.conftest import asked, starts, write_recipe
 
@@ -202,15 +201,6 @@ def test_optimizers_and_rates_are_varied_and_the_other_rates_keep_their_ratio(tm
     found = {(o.name, o.lr, o.lr_start, o.lr_end, o.muon_lr) for o in optims}
     rates = {(4e-3, 4e-5, 4e-4, 2e-2), (8e-3, 8e-5, 8e-4, 4e-2)}
     assert found == {(name, *its) for name in ("adamw", "muon") for its in rates}
-
-
-def test_a_run_begun_with_other_numbers_is_not_taken_for_this_one(tmp_path):
-    runs = runs_for(asked(tmp_path))
-    other = runs_for(asked(tmp_path, optim={"weight_decay": 0.1}))
-    run_folder.start(runs[0].folder, runs[0].settings.as_recipe(), {})
-    check_begun(runs)
-    with pytest.raises(UserError, match=r"weight_decay=0\.3, this one has 0\.1; give this sweep"):
-        check_begun(other)
 
 
 def costs_of(tmp_path: Path, *words: str, **sections: Any) -> dict[str, Cost]:
