@@ -24,7 +24,6 @@ from dualpath_cli.spec.config import (
     GATE_OUTPUTS,
     BlockKind,
     ModelConfig,
-    effective_width,
 )
 from tests.flops.paper import CONFIGURATIONS
 
@@ -105,24 +104,6 @@ def solved(target: Target) -> tuple[int | None, int | None]:
     assume(target.has_room)
     assume(not solve_widths(target).clamped)
     return in_multiple(target)
-
-
-@given(targets)
-def test_solved_widths_are_the_largest_legal_ones(target):
-    """The next multiple of either path would exceed its share; PureWide is the first above."""
-    d_ffn, d_ffn_wide = solved(target)
-    m = target.multiple_of
-    exact_deep, exact_wide = target.exact_widths()
-    if target.block == "wide":
-        assert d_ffn_wide is not None
-        assert exact_wide is not None
-        assert effective_width(d_ffn_wide, m) >= exact_wide
-        assert effective_width(d_ffn_wide - 2 * m, m) < exact_wide
-        return
-    for width, exact in ((d_ffn, exact_deep), (d_ffn_wide, exact_wide)):
-        if width is not None and exact is not None:
-            assert width % m == 0
-            assert effective_width(width, m) <= exact < effective_width(width + m, m)
 
 
 @given(targets)

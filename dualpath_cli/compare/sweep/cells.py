@@ -81,11 +81,11 @@ def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]
         try:
             replace(backbone, **cell.model)
         except ValueError as error:
-            budget = f"--budget {format_size(cell.budget)}"
-            raise UserError(f"{budget} and {cell.name}: {error}; give a smaller one") from None
+            which = f"--budget {format_size(cell.budget)} and {cell.name}"
+            raise UserError(f"{which}: {error}; give a smaller one") from None
         if abs(cell.spent - 1) > TOLERANCE:
-            spent = f"spends {cell.spent:.4f} of the budget"
-            notes.append(f"{cell.name} {spent}: no width comes nearer")
+            spends = f"{cell.name} spends {cell.spent:.4f} of the budget"
+            notes.append(f"{spends}: no width comes nearer")
     if len(wanted.budgets) > 1:
         cells = [replace(c, name=f"f{format_size(c.budget).lower()}_{c.name}") for c in cells]
     return cells, notes
