@@ -20,11 +20,11 @@ from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
+from dualpath_cli.compare.groups import Family
 from dualpath_cli.flops.count import gate_flops
 from dualpath_cli.flops.widths import TOLERANCE, Match, Target, solve_widths
 from dualpath_cli.spec.config import ModelConfig
 
-FAMILIES = ("wide", "loop", "dual", "expanded")
 CONTROLS = ("wide", "loop", "expanded")  # as --controls names them
 
 
@@ -33,7 +33,7 @@ class Cell:
     """One configuration, without seed and settings."""
 
     name: str
-    family: str  # one of FAMILIES
+    family: Family
     budget: int  # F_M, FLOPs per token and layer, of the backbone's number of layers
     match: Match  # the FLOPs that meet the budget
     alpha: float | None  # percent of the FLOPs on the deep path; None for a single path
@@ -96,7 +96,7 @@ class _Kind:
     """A cell before its widths are solved."""
 
     name: str
-    family: str
+    family: Family
     budget: int  # of the backbone's layers
     target: Target
     n_layers: int  # layers of the backbone
@@ -141,10 +141,10 @@ def _kinds(wanted: Wanted, budget: int, backbone: ModelConfig) -> Iterator[_Kind
     )  # fmt: skip
     wide = replace(dual, block="wide", loops=1)
 
-    def kind(name: str, family: str, target: Target, **more: Any) -> _Kind:
+    def kind(name: str, family: Family, target: Target, **more: Any) -> _Kind:
         return _Kind(name, family, budget, target, backbone.n_layers, **more)
 
-    def kinds(name: str, family: str, target: Target) -> Iterator[_Kind]:
+    def kinds(name: str, family: Family, target: Target) -> Iterator[_Kind]:
         """All layers of this kind, or each in turn."""
         if not wanted.positions:
             yield kind(name, family, target)

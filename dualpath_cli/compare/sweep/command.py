@@ -11,11 +11,11 @@ from rich.console import Console
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import alone, format_csv, write_text
-from dualpath_cli.compare.groups import RATES, edge_of, first_of, frames_of
+from dualpath_cli.compare.groups import FAMILIES, RATES, edge_of, first_of, frames_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
 from dualpath_cli.compare.sweep import request, runner
 from dualpath_cli.compare.sweep import runs as sweep_runs
-from dualpath_cli.compare.sweep.cells import FAMILIES, Cell, solve
+from dualpath_cli.compare.sweep.cells import Cell, solve
 from dualpath_cli.compare.sweep.request import Design, Sweep
 from dualpath_cli.compare.sweep.runner import run_all, say
 from dualpath_cli.compare.sweep.runs import RATE, PlannedRun, plan_runs, write_recipes

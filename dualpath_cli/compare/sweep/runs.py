@@ -24,7 +24,7 @@ from typing import Any
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
 from dualpath_cli.base.system import FIT, has_step, is_held, read_csv, write_text
-from dualpath_cli.compare.groups import matters
+from dualpath_cli.compare.groups import Family, matters
 from dualpath_cli.compare.runs import SeededRun
 from dualpath_cli.compare.sweep.cells import Cell
 from dualpath_cli.compare.sweep.request import Design
@@ -196,7 +196,7 @@ def write_recipes(runs: Iterable[PlannedRun]) -> None:
 @dataclass(frozen=True)
 class Cost:
     configuration: str
-    family: str
+    family: Family
     budget: int
     alpha: float | None
     loops: int
@@ -213,9 +213,9 @@ class Cost:
     hours: float | None  # hours of one run
 
 
-def measured(runs: Iterable[PlannedRun]) -> dict[str, float]:
+def measured(runs: Iterable[PlannedRun]) -> dict[Family, float]:
     """FLOP/s of training by family, of the first run of each that has logged a step here."""
-    known: dict[str, float] = {}
+    known: dict[Family, float] = {}
     for run in runs:
         rows = read_csv(run.folder / "metrics.csv")
         speeds = [1e12 * float(row.get("tflops_per_second") or 0) for row in rows]
@@ -225,7 +225,7 @@ def measured(runs: Iterable[PlannedRun]) -> dict[str, float]:
     return known
 
 
-def costs(runs: Sequence[PlannedRun], speeds: Mapping[str, float]) -> list[Cost]:
+def costs(runs: Sequence[PlannedRun], speeds: Mapping[Family, float]) -> list[Cost]:
     """A row for each configuration; `speeds` are FLOP/s of training by family."""
     by_name: dict[str, list[PlannedRun]] = {}
     for run in runs:
