@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import torch
 
 from benchmarks.results import Rows
-from dualpath_cli.flops.paper import configurations
+from dualpath_cli.recipe.recipes import load
+from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.training.parallel import BY_RULE
 
@@ -34,7 +35,7 @@ class Sizes:
     @classmethod
     def model(cls, recipe: str) -> ModelConfig:
         """One of the paper's 26 configurations, as trained, by its recipe's name."""
-        return {row.recipe: row for row in configurations()}[recipe].model_config("as_trained")
+        return settings_from(load(recipe)).model
 
 
 class Rehearsal(Sizes):

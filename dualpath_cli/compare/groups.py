@@ -287,6 +287,7 @@ def matters(key: str, model: ModelConfig) -> bool:
     looped = deep and model.most_loops > 1
     effects = {
         "model.gate": dual, "optim.lr_scale.gate": dual,
+        "model.n_experts": {*model.block_kinds} != {"loop"}, "model.top_k": sparse,
         "model.balance": sparse, "model.balance_rate": sparse,
         "optim.lr_scale.router": looped or sparse,  # of steps and of experts
         "model.step_conditioning": deep, "optim.lr_scale.conditioning": deep,

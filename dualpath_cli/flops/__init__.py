@@ -1,1 +1,1 @@
-"""Counting and solving: parameters, FLOPs, widths for a budget, the paper's tables."""
+"""Counting and solving: parameters, FLOPs, widths for a budget."""

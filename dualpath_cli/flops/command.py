@@ -1,4 +1,4 @@
-"""`dualpath flops`: prints one model, the paper's 13, or the memory of the GPUs that train one."""
+"""`dualpath flops`: prints one model, or the memory of the GPUs that train one."""
 
 import json
 import sys
@@ -16,14 +16,13 @@ from dualpath_cli.flops import count
 from dualpath_cli.flops.description import (
     Description,
     Flops,
-    configurations,
     described,
     flag,
     settings_of,
     solved,
 )
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Memory, Strategy, plan
-from dualpath_cli.flops.widths import TOLERANCE, Target
+from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.report.table import LOG_WIDTH, Column, Table, show
 from dualpath_cli.spec.config import by_layer
@@ -34,13 +33,6 @@ Answer = tuple[Sequence[str], Table, Sequence[str]]
 
 def run(options: Flops) -> str:
     """Prints a table, or returns JSON. Names options without effect on stderr."""
-    if options.table:
-        found, without_room = configurations(options)
-        if without_room:
-            _note(f"this budget leaves no room for an FFN in {', '.join(without_room)}")
-        if options.format == "json":
-            return json.dumps([description.record() for description in found], indent=2)
-        return _print(*_configurations(found))
     run, optim = RunSettings(), OptimSettings()
     if options.config:
         settings = settings_of(options.config)
@@ -73,23 +65,19 @@ def _print(above: Sequence[str], table: Table, below: Sequence[str]) -> str:
     return ""
 
 
-def _note(text: str) -> None:
-    """Prints a note on stderr, so that JSON on stdout stays loadable."""
-    print(f"dualpath flops: note: {text}", file=sys.stderr)
-
-
 def _name_idle_options(options: Flops) -> None:
-    kinds = {kind for kind, _ in options.by_layer}
+    """On stderr, so that JSON on stdout stays loadable."""
     idle = {
-        "alpha": "dual" not in kinds,
-        "loops": kinds == {"wide"} and options.match != "total",
-        "experts": kinds == {"loop"},
+        "alpha": options.block != "dual",
+        "loops": options.block == "wide" and options.match != "total",
+        "experts": options.block == "loop",
         "top_k": not options.experts,
     }
     for name in idle:
         if idle[name] and name in options.given:
             dense = " without --experts" if name == "top_k" else ""
-            _note(f"{flag(name)} has no effect on block '{options.block}'{dense}")
+            idle_here = f"{flag(name)} has no effect on block '{options.block}'{dense}"
+            print(f"dualpath flops: note: {idle_here}", file=sys.stderr)
 
 
 def _cluster(description: Description, run: RunSettings, optim: OptimSettings) -> Cluster:
@@ -129,35 +117,6 @@ def _model(description: Description) -> Answer:
     return _title(description), table, notes[1:]
 
 
-def _configurations(descriptions: Sequence[Description]) -> Answer:
-    """A row for each solved configuration; under match total, with its width multiple."""
-    first = descriptions[0]
-    matched = first.matched
-    columns = [
-        (Column("configuration"), _label),
-        (Column("d_ffn", ""), lambda d: _width(d, "d_ffn")),
-        (Column("d_ffn_wide", ""), lambda d: _width(d, "d_ffn_wide")),
-        (Column("multiple", "d"), lambda d: d.config.ffn_multiple_of),
-        (Column("params", _millions), lambda d: count.parameters(d.config)),
-        (Column("spent/matched" if matched else "linear/budget", ".4f"), lambda d: d.budget_ratio),
-        (Column("total", _millions), lambda d: d.layer["total"]),
-        (Column("KV bytes", ","), lambda d: count.kv_bytes(d.config)),
-    ]  # fmt: skip
-    columns = [c for c in columns if matched or c[0].heading != "multiple"]
-    budget, reading = format_size(first.options.budget or 0), str(first.reading).replace("_", " ")
-    title = [f"budget {budget} linear FLOPs per token and layer, {reading}"]
-    notes = {
-        "total: linear FLOPs, router and attention scores per token and layer, "
-        f"{first.seq_len} tokens a sequence": True,
-        "KV bytes: keys and values of a token in bf16, all layers": True,
-        "multiple: of both widths and of the effective widths, model.ffn_multiple_of": matched,
-        "*: raised to the smallest multiple, above the path's share of the budget":
-            any(description.clamped for description in descriptions),
-    }  # fmt: skip
-    title += [_matched(matched)] if matched else []
-    return title, Table.of(descriptions, columns), [note for note, on in notes.items() if on]
-
-
 def _plan(description: Description, cluster: Cluster, plans: Mapping[Strategy, Memory]) -> Answer:
     gpus, times, micro_batch = cluster.gpus, cluster.accumulate, cluster.micro_batch
     tokens = gpus * micro_batch * times * description.seq_len
@@ -189,28 +148,22 @@ def _title(description: Description) -> list[str]:
     config, target = description.config, description.target
     kinds = " + ".join(f"{len(list(run))} {kind}" for kind, run in groupby(config.block_kinds))
     deep = "" if set(config.block_kinds) == {"wide"} else f", K = {by_layer(config.loops)}"
-    what = f"{kinds} blocks{deep}"
-    budget = format_size(description.options.budget or 0)
+    title = [f"{kinds} blocks{deep}"]
     if target is not None:
         split = f", alpha {target.alpha:g} %" if target.block == "dual" else ""
-        what = (
-            f"{target.block} block{deep}{split}, budget {budget} linear FLOPs per token and layer"
+        budget = f"budget {format_size(target.budget)} linear FLOPs per token and layer"
+        title = [f"{target.block} block{deep}{split}, {budget}"]
+    if matched := description.matched:
+        title.append(
+            f"matched in total: linear + attention scores = {matched.matched_budget:,} "
+            f"(budget + {matched.reference_passes} passes)"
         )
-    elif description.solved:
-        what += f", each layer for {budget} linear FLOPs per token"
-    matched = description.matched
     return [
-        what,
-        *([f"matched in total: {_matched(matched)}"] if matched else []),
+        *title,
         f"{config.n_layers} layers, width {config.d_model}, {config.n_heads} heads, "
         f"{config.n_kv_heads} key/value heads, vocabulary {config.vocab_size}, "
         f"{description.seq_len} tokens a sequence",
     ]
-
-
-def _matched(target: Target) -> str:
-    passes = target.reference_passes
-    return f"linear + attention scores = {target.matched_budget:,} (budget + {passes} passes)"
 
 
 def _numbers(description: Description) -> list[tuple[str, Any]]:
@@ -222,7 +175,7 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
     mixed = " (mean of layers)" if len(set(config.layers)) > 1 else ""
     spent = "linear + attention" if description.matched else "linear total"
     mean = ", mean of steps" if description.step_loops else ""
-    hours = description.names_hardware or bool(description.solved)
+    hours = description.names_hardware or description.target is not None
     lines: list[tuple[str, Any]] = [
         ("d_ffn, deep path", record["d_ffn"]),
         ("  effective width", record["d_ffn_effective"]),
@@ -268,15 +221,11 @@ def _gigabytes(size: int) -> str:
     return f"{size / 1e9:.3f}" if size else "-"
 
 
-def _millions(value: float) -> str:
-    return f"{value / 1e6:.1f}M"
-
-
 def _notes(description: Description) -> list[str]:
     """Assumptions of training, widths above their share, and an unmet sum."""
     options, notes, ratio = description.options, [], description.budget_ratio
     # The paper's GPUs are a fair assumption for the paper's budgets, but not for every recipe.
-    if description.names_hardware or description.solved:
+    if description.names_hardware or description.target is not None:
         sustains = (
             "1 GPU that sustains" if options.gpus == 1 else f"{options.gpus} GPUs that each sustain"
         )
@@ -289,28 +238,16 @@ def _notes(description: Description) -> list[str]:
             "TFLOP/s, at three forward passes a token, head included."
             f"{'' if description.names_hardware else assumed}"
         )
-    for target, widths in description.solved:
+    if target := description.target:
         exact = dict(zip(("d_ffn", "d_ffn_wide"), target.exact_widths(), strict=True))
         notes += [
             f"Above its share: {name} is raised to {target.multiple_of}, the smallest multiple; "
             f"the exact effective width is {float(exact[name] or 0):.1f}."
-            for name in widths.clamped
+            for name in description.clamped
         ]
     if description.matched and ratio is not None and abs(ratio - 1) > TOLERANCE:
         notes.append(
             f"In multiples of {description.config.ffn_multiple_of} the matched sum is not met to "
             f"within {float(100 * TOLERANCE):g} %."
         )
-    return list(dict.fromkeys(notes))
-
-
-def _label(description: Description) -> str:
-    target = description.target
-    assert target is not None
-    share = f" a{target.alpha:g}" if target.block == "dual" else ""
-    return target.block + share + (f" K{target.loops}" if target.block != "wide" else "")
-
-
-def _width(description: Description, name: str) -> str:
-    """A configured width, with a star if it was raised; a dash for a path without one."""
-    return f"{description.record()[name] or '-'}{'*' if name in description.clamped else ''}"
+    return notes

@@ -8,9 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +20,7 @@ from dualpath_cli.base.system import replacing
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.colors import ListedColormap
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
@@ -34,49 +32,23 @@ FAMILY_COLORS = {"wide": WIDE, "expanded": "#1F5C4A", "loop": DEEP, "dual": "#7D
 """A colour for each family of models; families with one path have the path's colour."""
 SOURCES = ("#7B5AAE", "#B18E15", "#4EA683", "#86281D", "#2E7065", "#AB8BE3", "#856B1B")
 """Colours of sources or runs, different from those of paths and families."""
-REACH = 0.1  # lightness, in OKLab, from a colour to the lightest and darkest shade
+REACH = 0.2  # part of white in the lightest shade of a colour, and of black in the darkest
 
 
 def shades(color: str, count: int) -> list[str]:
     """`count` shades of a colour from light to dark; for one, the colour itself."""
     from matplotlib.colors import to_hex, to_rgb
 
-    lab = _oklab(np.array(to_rgb(color)))
-    steps = np.linspace(REACH, -REACH, count) if count > 1 else [0.0]
-    found = (_srgb(lab + np.array([step, 0, 0])) for step in steps)
+    rgb, steps = np.array(to_rgb(color)), np.linspace(REACH, -REACH, count) if count > 1 else [0.0]
+    found = (rgb + abs(step) * ((step > 0) - rgb) for step in steps)
     return [to_hex((red, green, blue)) for red, green, blue in found]
 
 
-@cache
-def share_colormap() -> "ListedColormap":
-    """Blue at 0, nearly white at half, terracotta at 1: lines in OKLab (Ottosson 2020)."""
-    from matplotlib.colors import ListedColormap, to_rgb
+def share_colormap() -> "Colormap":
+    """Blue at 0, nearly white at half, terracotta at 1, as on the page of `routing`."""
+    from matplotlib.colors import LinearSegmentedColormap
 
-    ends = [_oklab(np.array(to_rgb(color))) for color in (WIDE, EVEN, DEEP)]
-    half = np.linspace(0, 1, 128)[:, None]
-    lab = np.concatenate([low + half * (high - low) for low, high in pairwise(ends)])
-    return ListedColormap(_srgb(lab), name="wide_deep")
-
-
-_TO_CONES = np.array([
-    [0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566],
-    [0.0883024619, 0.2817188376, 0.6299787005],
-])  # fmt: skip
-_TO_LAB = np.array([
-    [0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099],
-    [0.0259040371, 0.7827717662, -0.8086757660],
-])  # fmt: skip
-
-
-def _oklab(srgb: np.ndarray) -> np.ndarray:
-    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
-    return np.cbrt(linear @ _TO_CONES.T) @ _TO_LAB.T
-
-
-def _srgb(oklab: np.ndarray) -> np.ndarray:
-    linear = (oklab @ np.linalg.inv(_TO_LAB).T) ** 3 @ np.linalg.inv(_TO_CONES).T
-    linear = linear.clip(0, 1)
-    return np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+    return LinearSegmentedColormap.from_list("wide_deep", [WIDE, EVEN, DEEP])
 
 
 def panels(

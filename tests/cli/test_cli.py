@@ -75,7 +75,7 @@ FLOPS = "flops --budget 80M"
     [
         (SLOW, ["--help", "--version", "fit --help", "validate --help", "generate --help",
                 "evaluate --help", "fit --config quickstart --print_config"]),
-        (NOT_IN_FLOPS, [FLOPS, f"{FLOPS} --table", f"{FLOPS} --format json", "flops --help"]),
+        (NOT_IN_FLOPS, [FLOPS, f"{FLOPS} --plan", f"{FLOPS} --format json", "flops --help"]),
     ],
     ids=["all", "flops"],
 )  # fmt: skip

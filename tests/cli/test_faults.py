@@ -65,13 +65,13 @@ def run(words: str, **streams: Any) -> subprocess.CompletedProcess[bytes]:
 def test_a_reader_that_leaves_early_ends_the_command_quietly():
     reading, writing = os.pipe()
     os.close(reading)
-    done = run("flops --budget 80M --table", stdout=writing)
+    done = run("flops --budget 80M", stdout=writing)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("words", ["flops --budget 80M --table", "--help"])
+@pytest.mark.parametrize("words", ["flops --budget 80M", "--help"])
 def test_an_answer_that_cannot_be_written_is_one_line_and_exit_code_1(words):
     with open("/dev/full", "w") as full:
         done = run(words, stdout=full)

@@ -73,12 +73,11 @@ def test_what_runs_here_is_the_wheel_with_all_recipes(installed):
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        ("dualpath_cli flops --budget 80M --table", "a75 K4"),
         ("dualpath_cli fit --config f80m_a50_k4 --print_config", "max_tokens: 38503710720"),
         ("dualpath_cli fit --config recipes/f160m_a25_k4.yaml --print_config", "wide: 37440"),
         ("data_prep --help", "--tokenizer"),
     ],
-    ids=["the paper's numbers", "a recipe and its base", "its path", "data preparation"],
+    ids=["a recipe and its base", "its path", "data preparation"],
 )
 def test_a_command_finds_what_it_needs(words, shown, installed):
     assert shown in python(installed, "-m", *words.split())

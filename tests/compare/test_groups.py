@@ -203,26 +203,14 @@ def test_a_deeper_wide_model_is_expanded_and_counts_all_its_layers(tmp_path):
     assert group.baselines == (wide,)
 
 
-def test_budgets_and_amounts_of_training_are_groups(tmp_path):
-    models = {budget: model_of("wide", budget=budget) for budget in (300_000, 600_000)}
-    for budget, model in models.items():
-        write_run(tmp_path / f"{budget}", model, SCORES, run={"budget": budget})
-    short = {"run": {"max_tokens": 20 * BATCH}}
-    write_run(tmp_path / "short", models[600_000], SCORES, steps=20, **short)
-    groups = groups_of(all_of(tmp_path))
-    tokens = f"{STEPS * BATCH:,} tokens"
-    names = [f"budget 300K, {tokens}", f"budget 600K, {20 * BATCH:,} tokens",
-             f"budget 600K, {tokens}"]  # fmt: skip
-    assert [group.name for group in groups] == names
-
-
 def test_runs_of_any_length_are_one_group_with_tokens_and_hours(tmp_path):
     write_run(tmp_path / "short", model_of("dual", 2), SCORES, cell="a50_k2")
     long = {"run": {"max_tokens": 60 * BATCH}}
     for name, changes in {"wide": {}, "wide-long": {"steps": 60} | long}.items():
         write_run(tmp_path / name, model_of("wide"), SCORES, cell=name, **changes)
     runs = all_of(tmp_path)
-    assert len(groups_of(runs)) == 2
+    tokens = f"{STEPS * BATCH:,} tokens", f"{60 * BATCH:,} tokens"
+    assert [group.name for group in groups_of(runs)] == [f"budget 600K, {n}" for n in tokens]
     (group,) = groups_of(runs, ["wide-long"], any_length=True)
     assert group.baselines == (by_name(group)["wide-long"],)
     lengths = {c.name: c.tokens // BATCH for c in group.configurations}

@@ -14,10 +14,10 @@ from dualpath_cli.base.system import read_csv
 from dualpath_cli.cli.main import main
 from dualpath_cli.evaluation import runner
 from dualpath_cli.evaluation.benchmarks import FOLDER, MEANS, means_of
-from dualpath_cli.flops import paper
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.recipe.recipes import merge
 from tests.evaluation.conftest import CHANGES, NAME
+from tests.flops.paper import TABLES
 from tests.study.conftest import model_of
 
 
@@ -151,11 +151,11 @@ def test_a_text_has_two_numbers_which_are_one_within_a_window(trained, tmp_path,
 @pytest.mark.parametrize(("budget", "aggregate"), [("F80M", 0.8753), ("F160M", 0.8530)])
 def test_means_are_those_of_the_paper(budget, aggregate):
     """From its table's own rows: the means that it prints, and PureWide's aggregate (paper.md)."""
-    rows = paper.tables()["results"][budget]
+    rows = TABLES["results"][budget]
     printed = {name: rows.pop(name) for name in MEANS if name in rows}
     found = [
         means_of({name: values[number] for name, values in rows.items()})
-        for number, _ in enumerate(paper.configurations(budget))
+        for number, _ in enumerate(TABLES["result_columns"])
     ]
     assert found[0].keys() == MEANS.keys()
     assert found[0]["aggregate BPB"] == pytest.approx(aggregate, abs=1e-4)

@@ -17,7 +17,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from dualpath_cli.flops.description import SUSTAINED
-from dualpath_cli.flops.paper import configurations
 from dualpath_cli.flops.plan import (
     MAX_LOGITS,
     STRATEGIES,
@@ -36,6 +35,7 @@ from dualpath_cli.spec.config import Checkpointing, ModelConfig
 from dualpath_cli.training.module import build_optimizer
 from dualpath_cli.training.parallel import build_model, checkpoint_block
 from tests.conftest import OutputOf
+from tests.flops.paper import CONFIGURATIONS
 from tests.flops.test_count_and_widths import small
 from tests.training.test_activation_checkpointing import graphs
 
@@ -47,7 +47,7 @@ STEPS = {
     name: row for name, row in MEASURED.items() if ", micro-batch" in name and "failed" not in row
 }
 """Training steps of one H200, by `recipe, micro-batch N, checkpointing`."""
-OF_RECIPE = {row.recipe: row.model_config("as_trained") for row in configurations()}
+OF_RECIPE = {row.recipe: row.model_config("as_trained") for row in CONFIGURATIONS}
 
 
 def shape(**changes: Any) -> ModelConfig:
@@ -137,16 +137,9 @@ def test_a_block_saves_what_is_planned(config):
 @pytest.mark.parametrize("checkpointing", ["selective", "none"])
 @pytest.mark.parametrize(
     "name",
-    [
-        "dual",
-        "dual, one step",
-        "dual, the mean of steps",
-        "dual, fixed gates",
-        "loop",
-        "loop, one step",
-        "wide",
-    ],
-)
+    ["dual", "dual, one step", "dual, the mean of steps", "dual, fixed gates", "loop",
+     "loop, one step", "wide"],
+)  # fmt: skip
 def test_a_compiled_block_does_too(name, checkpointing):
     with graphs() as (backend, _):
         assert_saved(SHAPES[name], backend, checkpointing)

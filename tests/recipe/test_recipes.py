@@ -22,7 +22,7 @@ from dualpath_cli.cli import launch
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import read
 from dualpath_cli.flops import count as flops
-from dualpath_cli.flops import paper
+from dualpath_cli.flops.description import GPUS, READINGS, TRAINING_TOKENS
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.recipes import Recipe, merge
@@ -32,9 +32,9 @@ from dualpath_cli.spec.config import GROUP_OF, ModelConfig
 from dualpath_cli.training import launch as checks
 from dualpath_cli.training.launch import TrainingLaunch
 from dualpath_cli.training.muon import shape_factor
+from tests.flops.paper import CONFIGURATIONS
 
-ROWS = paper.configurations()
-each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.recipe)
+each_row = pytest.mark.parametrize("row", CONFIGURATIONS, ids=lambda row: row.recipe)
 
 INCOMPLETE = {
     "paper", "as_written", "trained_numerics", "sparse", "cluster_1", "cluster_8", "cluster_64",
@@ -89,7 +89,9 @@ def changed(before: TrainingLaunch, after: TrainingLaunch) -> dict[str, Any]:
 # The recipes that are shipped
 
 
-@pytest.mark.parametrize("name", sorted(set(recipes.names()) - {row.recipe for row in ROWS}))
+@pytest.mark.parametrize(
+    "name", sorted(set(recipes.names()) - {row.recipe for row in CONFIGURATIONS})
+)
 def test_a_recipe_is_a_model_that_can_be_built(name, fit):
     names = ["f80m_a50_k4", name] if name in INCOMPLETE else [name]
     config = fit(*names).settings.model
@@ -123,7 +125,7 @@ def test_a_run_of_the_revision_differs_from_the_papers_in_what_its_name_says(nam
     assert f"K = {settings.model.loops}: {millions}M parameters" in title
 
 
-@pytest.mark.parametrize("reading", paper.READINGS)
+@pytest.mark.parametrize("reading", READINGS)
 @each_row
 def test_a_recipe_is_the_model_as_it_is_read(row, reading, fit):
     settings = fit(row.recipe, *(["as_written"] if reading == "as_written" else [])).settings
@@ -138,8 +140,8 @@ def test_a_recipe_trains_as_the_paper_does_and_its_first_line_says_what_it_is(ro
     settings = fit(row.recipe).settings
     run = settings.run
     assert settings.optim == OptimSettings()
-    assert run.max_tokens == paper.TRAINING_TOKENS == 18_360 * run.batch_tokens
-    assert run.batch_tokens == paper.GPUS * 2 * 4 * 4096
+    assert run.max_tokens == TRAINING_TOKENS == 18_360 * run.batch_tokens
+    assert run.batch_tokens == GPUS * 2 * 4 * 4096
     assert settings.data.path == "data/nemotron-cc"
     assert settings.trainer.precision == "bf16-mixed"
     title = recipes.find(row.recipe).read_text().splitlines()[0]

@@ -1,8 +1,7 @@
-"""Tests over runs: against least squares, SciPy, enumeration, integrals, and simulated truths."""
+"""Tests over runs: against least squares, SciPy, enumeration, and simulated truths."""
 
 import itertools
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from dualpath_cli.report.blocks import (
 )
 from tests.base.lazy import Lazy
 
-integrate, stats = Lazy("scipy.integrate"), Lazy("scipy.stats")
+stats = Lazy("scipy.stats")
 
 
 def least_squares(values_CS: np.ndarray, one: int, other: int) -> tuple[float, float, int]:
@@ -89,25 +88,6 @@ def test_no_difference_is_found_one_time_in_twenty_and_a_detectable_one_four_in_
         outside.append(abs(difference) > spread.reach)
     assert np.mean(found) == pytest.approx(share, abs=3.5 * math.sqrt(share * (1 - share) / 1500))
     assert found == outside
-
-
-def power(size: float, df: int) -> float:
-    """P(|T| > bound) of the noncentral t: normal tails, averaged over chi-square variances."""
-    bound = stats.t.ppf(0.975, df)
-
-    def given_variance(v: float) -> float:
-        scale = bound * math.sqrt(v / df)
-        tails = stats.norm.sf(scale - size) + stats.norm.cdf(-scale - size)
-        return float(tails * stats.chi2.pdf(v, df))
-
-    mean, width = df, math.sqrt(2 * df)
-    edges = [0.0, *(10.0**-k for k in range(8, 0, -1)), *(mean + width * k for k in range(1, 40))]
-    return sum(integrate.quad(given_variance, low, high)[0] for low, high in pairwise(edges))
-
-
-@pytest.mark.parametrize("df", [1, 2, 3, 4, 8, 24, 200])
-def test_a_detectable_difference_is_found_four_times_in_five(df):
-    assert power(noncentrality(df), df) == pytest.approx(0.8, abs=1e-3)
 
 
 def test_what_does_not_vary_is_certain():

@@ -1,16 +1,22 @@
-"""A table says the same wherever it is written, and names are shown as they are."""
+"""A table says the same wherever it is written, and colours of figures are told apart."""
 
 import io
 import re
+from collections.abc import Sequence
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
 
+from dualpath_cli.report import figures
 from dualpath_cli.report.console import Progress, counted, plain_console
-from dualpath_cli.report.page import tables
+from dualpath_cli.report.figures import DEEP, EVEN, FAMILY_COLORS, INK, SOURCES, WIDE
 from dualpath_cli.report.table import Column, Table, interval, markdown, show, with_error
 from dualpath_cli.training.session import Session
 
@@ -121,14 +127,6 @@ def test_markdown_escapes_what_is_a_mark_and_has_as_many_cells_a_row():
     )
 
 
-def test_a_page_shows_every_text_and_sorts_by_full_numbers():
-    text = tables([Table(TABLE.columns, [(NASTY, "", 2.125), ("b", "", 3)], title=NASTY)])
-    assert "<h2>a_b&amp;c%d$e#f{g}~h^i\\j&lt;k&gt;l|m*n`o</h2>" in text
-    assert "<td>a_b&amp;c%d$e#f{g}~h^i\\j&lt;k&gt;l|m*n`o</td>" in text
-    assert '<td class="number" data-order="2.125"><strong>2.1250</strong></td>' in text
-    assert '<th scope="col"><button>verdict</button></th>' in text
-
-
 # Names
 
 
@@ -165,3 +163,45 @@ def test_the_time_left_leaves_out_the_first_part_and_names_are_shown_as_they_are
     assert screen.getvalue().splitlines() == [
         "[/x] [red]: 1 of 10 steps", "[/x] [red]: 2 of 10 steps, 8.0 min left"
     ]  # fmt: skip
+
+
+# The colours of figures, against a model of how people see, colour-blind ones too
+
+
+def seen(colors: npt.ArrayLike, deficiency: str | None = None) -> np.ndarray:
+    """Colours in CAM02-UCS, where distances are how different they look."""
+    colorspacious = pytest.importorskip("colorspacious")
+    space = {"name": "sRGB1"}
+    if deficiency is not None:
+        space = {"name": "sRGB1+CVD", "cvd_type": deficiency, "severity": 100}
+    return colorspacious.cspace_convert(np.clip(colors, 0, 1), space, "CAM02-UCS")
+
+
+def least_difference(colors: Sequence[str], others: Sequence[str], deficiency: str | None) -> float:
+    one, other = (seen([*map(to_rgb, names)], deficiency) for names in (colors, others))
+    return np.linalg.norm(one[:, None] - other, axis=-1).min()
+
+
+def test_the_map_runs_from_wide_over_even_to_deep_in_steps_that_look_equally_large():
+    colors = figures.share_colormap()(np.linspace(0, 1, 256))[:, :3]
+    for place, name in ((0, WIDE), (128, EVEN), (255, DEEP)):
+        assert colors[place] == pytest.approx(to_rgb(name), abs=1 / 255)
+    looks = seen(colors)
+    assert looks[0, 0] == pytest.approx(looks[-1, 0], abs=5), "lightness"
+    steps = np.linalg.norm(np.diff(looks, axis=0), axis=1)
+    for half in (steps[:127], steps[128:]):
+        assert half.max() < 1.6 * half.min()
+    assert steps[:127].sum() == pytest.approx(steps[128:].sum(), rel=0.35)
+
+
+@pytest.mark.parametrize("deficiency", [None, "deuteranomaly", "protanomaly", "tritanomaly"])
+def test_everybody_tells_families_in_their_shades_and_six_sources_apart(deficiency):
+    counts = {"wide": 1, "expanded": 1, "loop": 3, "dual": 9}  # as the study has them
+    families = [figures.shades(FAMILY_COLORS[family], count) for family, count in counts.items()]
+    sources = [[color] for color in (INK, *SOURCES[:6])]
+    for colors, least in ((families, 10), (sources, 18)):
+        for one, other in combinations(colors, 2):
+            assert least_difference(one, other, deficiency) > least, (one, other)
+    assert least_difference([DEEP, WIDE, FAMILY_COLORS["dual"]], SOURCES, None) > 15
+    assert families[0] == [WIDE.lower()]
+    assert all(len(set(colors)) == len(colors) for colors in families)

@@ -9,13 +9,13 @@ from dataclasses import asdict, replace
 
 from rich.console import Console
 
-from dualpath_cli.base.errors import Stopped, UserError
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import alone, format_csv, write_text
-from dualpath_cli.compare.groups import RATES, edge_of, first_of, frames_of
+from dualpath_cli.compare.groups import FAMILIES, RATES, edge_of, first_of, frames_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
 from dualpath_cli.compare.sweep import request, runner
 from dualpath_cli.compare.sweep import runs as sweep_runs
-from dualpath_cli.compare.sweep.cells import FAMILIES, Cell, solve
+from dualpath_cli.compare.sweep.cells import Cell, solve
 from dualpath_cli.compare.sweep.request import Design, Sweep
 from dualpath_cli.compare.sweep.runner import run_all, say
 from dualpath_cli.compare.sweep.runs import RATE, PlannedRun, plan_runs, write_recipes
@@ -29,10 +29,9 @@ from dualpath_cli.training.launch import to_train
 
 
 def run(options: Sweep, recipe: Recipe) -> str:
-    """Plans a sweep, asks, and runs it; returns what comes next.
+    """Plans a sweep, and runs it with --yes; returns what comes next.
 
-    Raises RunFailed at the end, if runs failed, and Stopped if the answer was no, or after a
-    signal.
+    Raises RunFailed at the end, if runs failed, and Stopped after a signal.
     """
     design = request.read(options, recipe)
     new = [path for path in (design.out, *design.out.parents) if not path.exists()]
@@ -67,7 +66,8 @@ def _run(design: Design, console: Console) -> str:
     after += max(option_of(run.settings.model) for run in firsts)
     if design.options.slurm:
         return _array(design, runs, after)
-    _ask(design, console)
+    if not design.options.yes:
+        return f"{design.out} is planned; --yes starts it"
     run_all(runs, jobs, console)
     for edge in _edges(runs):
         say(console, f"note: {edge}")
@@ -98,7 +98,7 @@ def check_different(firsts: Sequence[PlannedRun]) -> None:
         if other != run.configuration:
             raise UserError(
                 f"{other} and {run.configuration} would be the same run twice; leave one of the "
-                "values out of --set"
+                "values out"
             )
 
 
@@ -131,7 +131,7 @@ def _write_down(design: Design, cells: Sequence[Cell], notes: Sequence[str]) -> 
         "command": shlex.join(["dualpath", *sys.argv[1:]]),
         "cells": [
             {"name": cell.name, "family": cell.family, "budget": cell.budget,
-             "matches": list(cell.matches), "alpha": cell.alpha, "spent": round(cell.spent, 6),
+             "match": cell.match, "alpha": cell.alpha, "spent": round(cell.spent, 6),
              "model": cell.model}
             for cell in cells
         ],
@@ -146,17 +146,6 @@ def _show_plan(design: Design, runs: Sequence[PlannedRun], console: Console) -> 
     rows = sweep_runs.costs(runs, speeds)
     write_text(design.out / "plan.csv", format_csv([asdict(row) for row in rows]))
     show(console, sweep_runs.plan_table(rows, runner.side_by_side(runs[0], design.options.jobs)))
-
-
-def _ask(design: Design, console: Console) -> None:
-    """Raises Stopped where the answer is no."""
-    if design.options.yes:
-        return
-    if not sys.stdin.isatty():
-        raise UserError(f"{design.out} is planned; --yes starts it where there is nobody to ask")
-    answer = console.input("start? [y/N] ", markup=False, emoji=False)
-    if answer.strip().lower() not in ("y", "yes"):
-        raise Stopped(f"nothing was started; the plan is in {design.out}", 0, quiet=False)
 
 
 def _array(design: Design, runs: Sequence[PlannedRun], after: str) -> str:

@@ -21,8 +21,8 @@ N = TypeVar("N", int, float)
 
 MOST_SEEDS = 100  # so that a slip of the hand plans no million runs
 DECIDED = {
-    "model": ("block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers", "n_experts",
-              "top_k", "d_model", "n_heads", "n_kv_heads", "max_seq_len", "vocab_size"),
+    "model": ("block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers", "d_model",
+              "n_heads", "n_kv_heads", "max_seq_len", "vocab_size"),
     "run": ("recipe", "name", "dir", "budget", "branch_from"),
     "seed_everything": ("",),
 }  # fmt: skip
@@ -36,8 +36,8 @@ Varied = dict[str, list[Any]]  # the values of each key that --set varies
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
     """Solves the widths of dual-path models and their controls for a FLOP budget, writes a recipe
-    for each run, shows the cost, asks, and trains. The same command continues an interrupted sweep.
-    Lists are separated by commas.
+    for each run, shows the cost, and trains with --yes. The same command continues an interrupted
+    sweep. Lists are separated by commas.
     """
 
     config: tuple[Place, ...] = field(metadata={"each": True})
@@ -49,18 +49,15 @@ class Sweep:
     """Percent of a dual block's FLOPs in its deep path; none trains controls alone."""
     loops: str = "2,4"
     """Numbers K of loops, of dual and loop blocks alike."""
-    experts: str | None = None
-    """Numbers of experts in the wide paths, at equal FLOPs; each token takes model.top_k of them,
-    and 0 is a dense path. By default the recipe's number."""
     controls: str = "wide,loop"
     """Controls beside the dual models, or none: wide is PureWide, loop PureLoop, expanded PureWide
-    of K times the layers, min-deep dual with the narrowest deep path."""
+    of K times the layers."""
     positions: bool = False
     """Where does a loop pay? Give one layer at a time a deep path, at each place in turn; all other
     layers are PureWide of equal FLOPs."""
-    match: str = "linear"
+    match: Match = "linear"
     """FLOPs that meet the budget: linear ones, or total ones with attention scores (the budget
-    then grows by the passes of a dual block with the most loops), or both: linear,total."""
+    then grows by the passes of a dual block with the most loops)."""
     set: tuple[str, ...] = ()
     """Also vary a key of the recipe, such as optim.lr=1e-3,2e-3; repeated, all combinations. A key
     is varied only in blocks that it affects. A list is written in brackets."""
@@ -78,7 +75,7 @@ class Sweep:
     """TFLOP/s that a run sustains, for the hours of the plan; by default they follow from the first
     run of each family, once it has begun."""
     yes: bool = False
-    """Start without asking."""
+    """Start the runs after the plan."""
 
     def __post_init__(self) -> None:
         check_ranges(self, {"jobs": (1, 256), "tflops": (1e-9, 1e9)})
@@ -98,24 +95,19 @@ def read(options: Sweep, recipe: Recipe) -> Design:
     """Reads the lists of the options, and checks them against the recipe."""
     out = folder_of("--out", options.out)
     _check_own(out)
-    loops, experts = (int(RANGES[name][1]) for name in ("loops", "n_experts"))
     controls = dict(zip(CONTROLS, CONTROLS, strict=True))
-    matches: dict[str, Match] = {"linear": "linear", "total": "total"}
     wanted = Wanted(
         budgets=_list("budget", options.budget, lambda word: parse_size(word, ""), "sizes as 4M"),
         alphas=_list("alphas", options.alphas, _number(float, 1e-9, 99.999), "percents below 100"),
-        loops=_list("loops", options.loops, _number(int, 1, loops), "numbers from 1 on"),
+        loops=_list("loops", options.loops, _number(int, *RANGES["loops"]), "numbers from 1 on"),
         controls=_list("controls", options.controls, controls.__getitem__, ", ".join(CONTROLS)),
-        matches=_list("match", options.match, matches.__getitem__, "linear or total"),
-        experts=_list("experts", options.experts or _own_experts(recipe),
-                      _number(int, 0, experts), "numbers such as 8, or 0"),
+        match=options.match,
         positions=options.positions,
     )  # fmt: skip
-    others = [control for control in wanted.controls if control not in ("wide", "loop")]
-    if wanted.positions and others:
+    if wanted.positions and "expanded" in wanted.controls:
         raise UserError(
-            f"--positions goes with the controls wide and loop alone, not {', '.join(others)}; "
-            "leave it out of --controls"
+            "--positions goes with the controls wide and loop alone, not expanded; leave it out of "
+            "--controls"
         )
     if not recipe.get("data", {}).get("val"):
         raise UserError(
@@ -169,16 +161,6 @@ def _number(kind: type[N], least: float, most: float) -> Callable[[str], N]:
     return read_one
 
 
-def _own_experts(recipe: Recipe) -> str:
-    n = recipe.get("model", {}).get("n_experts", 0)
-    if isinstance(n, list):
-        raise UserError(
-            f"the recipe has model.n_experts={n}, a number for each layer, and a sweep makes other "
-            "layers; give --experts with the numbers to compare, or --experts 0"
-        )
-    return str(n)
-
-
 def _seeds(text: str) -> range:
     first, dash, last = text.partition("-")
     try:
@@ -206,8 +188,7 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
         if name in DECIDED.get(section, ()):
             raise UserError(
                 f"--set {key}: the sweep decides it, or solves its widths for it; "
-                "--alphas, --loops, --experts, --budget and --seeds say how, or give a "
-                "sweep for each"
+                "--alphas, --loops, --budget and --seeds say how, or give a sweep for each"
             )
         if not (equals and name and values):
             raise UserError(f"--set needs KEY=A,B,... such as optim.lr=1e-3,2e-3, not '{word:.60}'")

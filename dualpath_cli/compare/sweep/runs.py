@@ -24,7 +24,7 @@ from typing import Any
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
 from dualpath_cli.base.system import FIT, has_step, is_held, read_csv, write_text
-from dualpath_cli.compare.groups import matters
+from dualpath_cli.compare.groups import Family, matters
 from dualpath_cli.compare.runs import SeededRun
 from dualpath_cli.compare.sweep.cells import Cell
 from dualpath_cli.compare.sweep.request import Design
@@ -35,6 +35,7 @@ from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.report.console import duration
 from dualpath_cli.report.table import Column, Columns, Table
 from dualpath_cli.run import run_folder
+from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.own_checks import import_classes
 
 RATE = "optim.lr"
@@ -102,28 +103,27 @@ def plan_runs(cells: Sequence[Cell], design: Design, shared: Settings) -> list[P
     All have the settings `shared`. The first seed of all configurations comes first: a sweep that
     is stopped early has compared all of them once.
     """
-    varied, found = design.varied, []
-    for cell in cells:
-        model = replace(shared.model, **cell.model)
-        keys = [key for key in varied if matters(key, model)]
-        for values in product(*(varied[key] for key in keys)):
-            own = dict(zip(keys, values, strict=True))
-            found.append((_name(cell, own), cell, own))
-    for name, times in Counter(name for name, _, _ in found).items():
+    varied, found = design.varied, dict[str, tuple[str, Cell, dict[str, Any]]]()
+    for dense, values in product(cells, product(*varied.values())):
+        own = dict(zip(varied, values, strict=True))
+        model = _model(dense, own, design.recipe)
+        cell = _with_experts(dense, model)
+        own = {key: value for key, value in own.items() if matters(key, model)}
+        found.setdefault(f"{cell.name} {own}", (_name(cell, own), cell, own))
+    for name, times in Counter(name for name, _, _ in found.values()).items():
         if times > 1:
             raise UserError(f"--set gives {times} configurations the name '{name}'; leave some out")
     runs, out = [], design.out
-    for seed, (name, cell, own) in product(design.seeds, found):
+    for seed, (name, cell, own) in product(design.seeds, found.values()):
         run = {"recipe": name, "name": f"seed_{seed}", "dir": str(out / "runs")}
         run["budget"] = cell.budget
         recipe = _with_rate(design.recipe, shared, float(own.get(RATE, shared.optim.lr)))
-        recipe = merge(recipe, {"model": cell.model})
         for key, value in own.items():
             if key != RATE:  # set already, with the rates at both ends
                 for part in reversed(key.split(".")):
                     value = {part: value}
                 recipe = merge(recipe, value)
-        recipe = merge(recipe, {"seed_everything": seed, "run": run})
+        recipe = merge(recipe, {"model": cell.model, "seed_everything": seed, "run": run})
         file = f"{name}-seed_{seed}"
         runs.append(PlannedRun(
             out / "runs" / name / f"seed_{seed}", settings_from(recipe), name, cell, own, recipe,
@@ -132,6 +132,29 @@ def plan_runs(cells: Sequence[Cell], design: Design, shared: Settings) -> list[P
     for one in runs[: len(found)]:  # the first seed's
         import_classes(one.settings.model, allowed=True)
     return runs
+
+
+def _model(cell: Cell, own: Mapping[str, Any], recipe: Recipe) -> ModelConfig:
+    """The cell's model with its own experts, or the recipe's, where it has a wide path."""
+    keys = {f"model.{name}": name for name in ("n_experts", "top_k")}
+    experts = {name: own[key] for key, name in keys.items() if key in own}
+    section = merge(recipe, {"model": experts | cell.model})["model"]
+    kinds, n = section["block"], section.get("n_experts", 0)
+    if kinds == "loop":
+        section["n_experts"] = 0
+    elif "loop" in kinds and isinstance(n, int):  # a list of kinds
+        section["n_experts"] = [0 if kind == "loop" else n for kind in kinds]
+    return settings_from({"model": section}).model
+
+
+def _with_experts(cell: Cell, model: ModelConfig) -> Cell:
+    """The cell with the experts of its model, and the share of the budget that they spend."""
+    counted = "linear_total" if cell.match == "linear" else "total"
+    sparse, dense = (
+        count.mean_layer_flops(each)[counted] for each in (model, replace(model, n_experts=0))
+    )
+    experts = {"n_experts": model.n_experts}
+    return replace(cell, model=cell.model | experts, spent=cell.spent * sparse / dense)
 
 
 def _name(cell: Cell, settings: Mapping[str, Any]) -> str:
@@ -162,10 +185,10 @@ def _with_rate(recipe: Recipe, settings: Settings, lr: float) -> Recipe:
 def write_recipes(runs: Iterable[PlannedRun]) -> None:
     """Writes the recipes, each with its configuration in words as the first line."""
     for run in runs:
-        cell, how = run.cell, " and ".join(run.cell.matches)
+        cell = run.cell
         words = (
             f"{run.configuration}, seed {run.seed}: {cell.family}; {cell.spent:.4f} of the budget "
-            f"of {cell.budget:,} FLOPs per token and layer, matched in {how} FLOPs"
+            f"of {cell.budget:,} FLOPs per token and layer, matched in {cell.match} FLOPs"
         )
         write_text(run.path, f"# {words}\n{dump(run.recipe)}")
 
@@ -173,13 +196,13 @@ def write_recipes(runs: Iterable[PlannedRun]) -> None:
 @dataclass(frozen=True)
 class Cost:
     configuration: str
-    family: str
+    family: Family
     budget: int
     alpha: float | None
     loops: int
     parameters: int
     non_embedding: int
-    relative: float | None  # to PureWide of the same budget and matching, if it is in the sweep
+    relative: float | None  # to PureWide of the same budget, if it is in the sweep
     linear_flops: float  # per token and layer of the backbone, with model.loops
     total_flops: float
     spent: float  # matched FLOPs over the FLOPs that they should be
@@ -190,9 +213,9 @@ class Cost:
     hours: float | None  # hours of one run
 
 
-def measured(runs: Iterable[PlannedRun]) -> dict[str, float]:
+def measured(runs: Iterable[PlannedRun]) -> dict[Family, float]:
     """FLOP/s of training by family, of the first run of each that has logged a step here."""
-    known: dict[str, float] = {}
+    known: dict[Family, float] = {}
     for run in runs:
         rows = read_csv(run.folder / "metrics.csv")
         speeds = [1e12 * float(row.get("tflops_per_second") or 0) for row in rows]
@@ -202,24 +225,22 @@ def measured(runs: Iterable[PlannedRun]) -> dict[str, float]:
     return known
 
 
-def costs(runs: Sequence[PlannedRun], speeds: Mapping[str, float]) -> list[Cost]:
+def costs(runs: Sequence[PlannedRun], speeds: Mapping[Family, float]) -> list[Cost]:
     """A row for each configuration; `speeds` are FLOP/s of training by family."""
     by_name: dict[str, list[PlannedRun]] = {}
     for run in runs:
         by_name.setdefault(run.configuration, []).append(run)
-    # Parameters of PureWide by budget and matching; of a dense one, where there is one.
+    # Parameters of PureWide by budget; of a dense one, where there is one.
     wides = {
-        (run.cell.budget, match): count.parameters(run.settings.model)
+        run.cell.budget: count.parameters(run.settings.model)
         for run in sorted(runs, key=lambda run: count.has_experts(run.settings.model))[::-1]
-        for match in run.cell.matches
         if run.cell.family == "wide"
     }
     found = []
     for name, seeds in by_name.items():
         run, cell, model = seeds[0], seeds[0].cell, seeds[0].settings.model
         layer, parameters = count.mean_layer_flops(model), count.parameters(model)
-        wide = next(filter(None, (wides.get((cell.budget, m)) for m in cell.matches)), None)
-        speed = speeds.get(cell.family)
+        wide, speed = wides.get(cell.budget), speeds.get(cell.family)
         found.append(Cost(
             name, cell.family, cell.budget, cell.alpha,
             loops=1 if cell.model["block"] == "wide" else model.most_loops,

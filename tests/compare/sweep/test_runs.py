@@ -12,13 +12,12 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.sweep import runner
 from dualpath_cli.compare.sweep.cells import solve
-from dualpath_cli.compare.sweep.command import _shared, check_begun, check_different
+from dualpath_cli.compare.sweep.command import _shared, check_different
 from dualpath_cli.compare.sweep.request import Design
 from dualpath_cli.compare.sweep.runs import Cost, PlannedRun, costs, plan_runs, write_recipes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.report.console import plain_console
-from dualpath_cli.run import run_folder
 from dualpath_cli.spec.own_checks import hashes
 from tests.compare.sweep.conftest import asked, starts, write_recipe
 
@@ -35,7 +34,6 @@ def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path):
     assert asked(tmp_path, "--alphas", "none").wanted.alphas == []
     assert list(asked(tmp_path, "--seeds", "3").seeds) == [0, 1, 2]
     assert list(asked(tmp_path, "--seeds", "2-4").seeds) == [2, 3, 4]
-    assert asked(tmp_path, "--match", "linear,total").wanted.matches == ["linear", "total"]
 
 
 def test_settings_are_recipe_values(tmp_path):
@@ -128,10 +126,13 @@ NAMES = {
     "run.loop_schedule=null,[[0,1],[0.5,2]]; --controls=wide": [
         "wide", "a50_k2-loop_schedule_null", "a50_k2-loop_schedule_0_1+0.5_2",
     ],
-    "optim.lr_scale.router=1,3; --experts=0,2; --controls=wide": [
-        "wide",
-        *(f"{cell}-lr_scale_router_{scale}"
-          for cell in ("wide_e2", "a50_k2", "a50_k2_e2") for scale in (1, 3)),
+    "model.n_experts=0,4; model.top_k=1,2; optim.lr_scale.router=1,3": [
+        "wide-n_experts_0",
+        *(f"wide-n_experts_4-top_k_{k}-lr_scale_router_{scale}"
+          for k in (1, 2) for scale in (1, 3)),
+        "loop_k2-lr_scale_router_1", "loop_k2-lr_scale_router_3",
+        *(f"a50_k2-n_experts_{n}-lr_scale_router_{scale}"
+          for n in ("0", "4-top_k_1", "4-top_k_2") for scale in (1, 3)),
     ],
     "optim.lr_scale={hidden: 2},{}; optim.base_width=16,32; --controls=wide": [
         f"{cell}-lr_scale_{scale}-base_width_{width}"
@@ -168,8 +169,10 @@ def test_values_that_would_have_one_name_are_refused(tmp_path):
 
 def test_spellings_of_one_value_are_refused(tmp_path):
     as_many_steps = "run.max_tokens=640,650"
-    for varied in ("run.max_tokens=640,0.64K", as_many_steps, "optim.weight_decay=1,1.0"):
-        words = ["--set", varied, "--controls", "none"]
+    settings = ("run.max_tokens=640,0.64K", as_many_steps, "optim.weight_decay=1,1.0")
+    same = ["--alphas", "50.01,50.02"]  # of equal widths
+    for words in (*(["--set", varied] for varied in settings), same):
+        words = [*words, "--controls", "none"]
         with pytest.raises(UserError, match="would be the same run twice; leave one"):
             check_different(runs_for(asked(tmp_path, *words)))
     words = ["--set", "run.max_tokens=640,704", "--set", "trainer.precision=32-true,bf16-mixed"]
@@ -200,15 +203,6 @@ def test_optimizers_and_rates_are_varied_and_the_other_rates_keep_their_ratio(tm
     assert found == {(name, *its) for name in ("adamw", "muon") for its in rates}
 
 
-def test_a_run_begun_with_other_numbers_is_not_taken_for_this_one(tmp_path):
-    runs = runs_for(asked(tmp_path))
-    other = runs_for(asked(tmp_path, optim={"weight_decay": 0.1}))
-    run_folder.start(runs[0].folder, runs[0].settings.as_recipe(), {})
-    check_begun(runs)
-    with pytest.raises(UserError, match=r"weight_decay=0\.3, this one has 0\.1; give this sweep"):
-        check_begun(other)
-
-
 def costs_of(tmp_path: Path, *words: str, **sections: Any) -> dict[str, Cost]:
     runs = runs_for(asked(tmp_path, *words, **sections))
     return {row.configuration: row for row in costs(runs, {"dual": 1e9})}
@@ -229,17 +223,21 @@ def test_the_plan_counts_as_fit_counts(tmp_path):
     assert wide.hours is None, "nothing is known of this family's speed"
 
 
-def test_parameters_relate_to_the_dense_pure_wide_of_the_same_matching(tmp_path):
-    rows = costs_of(tmp_path, "--match", "linear,total")
-    assert rows["wide"].relative == rows["wide_total"].relative == 1
-    assert rows["wide_total"].parameters > rows["wide"].parameters
-    loop, total = rows["loop_k2_total"], rows["wide_total"]
-    assert loop.relative == loop.parameters / total.parameters
-    assert rows["a50_k2"].relative == rows["a50_k2"].parameters / rows["wide"].parameters
-    rows = costs_of(tmp_path, "--experts", "2,0", "--controls", "wide")
-    assert rows["wide"].relative == 1
-    assert rows["wide_e2"].relative == rows["wide_e2"].parameters / rows["wide"].parameters
-    assert costs_of(tmp_path, "--experts", "2", "--controls", "wide")["wide_e2"].relative == 1
+def test_experts_take_the_flops_of_the_dense_paths_that_they_replace(tmp_path):
+    words = ["--budget", "400K", "--set", "model.n_experts=0,4"]
+    rows = costs_of(tmp_path, *words, "--positions")
+    names = ["wide", *(f"{cell}_layer{n}" for cell in ("loop_k2", "a50_k2") for n in (0, 1))]
+    assert list(rows) == [f"{name}-n_experts_{n}" for name in names for n in (0, 4)]
+    for dense, sparse in zip(*[iter(rows.values())] * 2, strict=True):
+        assert sparse.linear_flops == pytest.approx(dense.linear_flops, rel=0.03)
+        assert sparse.parameters > dense.parameters
+        for row in (dense, sparse):
+            assert row.spent == pytest.approx(row.linear_flops / 400_000, rel=1e-6)
+            assert row.relative == row.parameters / rows["wide-n_experts_0"].parameters
+    runs = runs_for(asked(tmp_path, "--budget", "400K", model={"n_experts": 4}))
+    assert [run.settings.model.n_experts for run in runs[:3]] == [4, 0, 4], "the recipe's"
+    with pytest.raises(UserError, match="top_k=2 experts of n_experts=1 cannot be chosen"):
+        runs_for(asked(tmp_path, "--set", "model.n_experts=1"))
 
 
 def test_a_schedule_of_loops_costs_its_steps(tmp_path):
