@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 10  # tries before a download is given up: three to five minutes, or a quarter of an hour
 FIRST_WAIT_SECONDS = 1.0
 TIMEOUT_SECONDS = 60.0  # to connect, and between two arrivals of bytes
+LEAST_BYTES = 1 << 16  # in `SLOW_SECONDS`: less is no speed for files of hundreds of megabytes
+SLOW_SECONDS = 60.0
 
 
 class Unavailable(Exception):
@@ -102,12 +104,18 @@ class Downloads:
                     raise _Trouble(said, answer.headers.get("Retry-After", ""))
                 if not answer.ok:
                     raise Unavailable(said)
+                since, received = time.monotonic(), 0
                 # As soon as there are bytes: a read of a whole block may take hours.
                 while block := answer.raw.read1(1 << 16, decode_content=False):
                     if self.leaving.is_set():
                         raise CancelledError
                     sink.write(block)
                     self._on_bytes(len(block))
+                    received += len(block)
+                    if time.monotonic() >= since + SLOW_SECONDS:
+                        if received < LEAST_BYTES:
+                            raise _Trouble(f"{received:,} bytes in {SLOW_SECONDS:.0f} seconds")
+                        since, received = time.monotonic(), 0
         except (requests.TooManyRedirects, requests.exceptions.InvalidURL) as error:
             raise Unavailable(f"{type(error).__name__}: {error}") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:

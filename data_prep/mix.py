@@ -17,6 +17,9 @@ from data_prep.text import BANDS
 
 KEPT, EXACT, NEAR = 0, 1, 2  # the values of `Verdicts.kinds`
 
+BYTES_A_DOCUMENT = 66
+"""Peak of memory, by tracemalloc on 4 million documents, for `exact` and `near` alike."""
+
 
 class Verdicts:
     """For each document of a list of pieces, whether it repeats an earlier document, and which.

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -11,11 +12,20 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.filesize import decimal
 
 from data_prep import records, sample
 from data_prep.corpora import Corpus, InputFile
 from data_prep.encoding import Encoded, Encoder, Job
-from data_prep.mix import Pool, Portion, Verdicts, interleave, portions, wanted_tokens
+from data_prep.mix import (
+    BYTES_A_DOCUMENT,
+    Pool,
+    Portion,
+    Verdicts,
+    interleave,
+    portions,
+    wanted_tokens,
+)
 from data_prep.out_folder import discard, publish, remove_leftovers, work_folder
 from data_prep.pieces import FORMAT, Tokens, token_type
 from data_prep.settings import SAMPLE, Preparation
@@ -30,6 +40,8 @@ from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 from dualpath_cli.report.console import Progress, counted
 
 _PIPELINE = 1  # raised when the same request would give other bytes than before
+
+SAY_ABOVE = 10**8  # bytes of memory for duplicates, which are announced
 
 
 @dataclass(frozen=True)
@@ -171,6 +183,14 @@ def _encode(
         ]
         encoded = encoder.encode(jobs)
         pieces = [piece for corpus in encoded for piece in corpus.pieces]
+        documents = sum(piece.documents for piece in pieces)
+        memory = documents * BYTES_A_DOCUMENT
+        if settings.duplicates != "keep" and memory > SAY_ABOVE:
+            print(
+                f"--duplicates {settings.duplicates}: {documents:,} documents are compared in "
+                f"about {decimal(memory)} of memory",
+                file=sys.stderr,
+            )
         verdicts = Verdicts(pieces, settings.duplicates)
         pools, kinds = [], iter(verdicts.kinds)
         for source, corpus in zip(settings.sources, encoded, strict=True):

@@ -44,6 +44,14 @@ def test_a_folder_on_s3_has_the_sizes_of_the_same_folder_on_a_disk(bucket, tmp_p
     assert storage.sizes(tmp_path / "none") == {}
 
 
+def test_more_objects_are_listed_than_one_answer_holds(bucket, monkeypatch):
+    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "3")
+    for number in range(8):
+        put(bucket, f"many/{number}", b"")
+    assert len(bucket.list_objects_v2(Bucket="bucket")["Contents"]) == 3
+    assert len(storage.sizes("s3://bucket/many")) == 8
+
+
 def test_a_copy_is_kept_until_the_object_changes(bucket, monkeypatch):
     put(bucket, "a/index.json", b"one")
     first = storage.local_copy("s3://bucket/a/index.json")
@@ -72,6 +80,19 @@ def test_one_file_is_copied_by_many_at_once(bucket):
         thread.join()
     assert found == [True] * 6
     assert len([path for path in storage.cache().rglob("*") if path.is_file()]) == 1
+
+
+def test_downloads_are_checked(bucket, tmp_path):
+    content, url = bytes(range(256)) * 1000, "s3://bucket/some/file"
+    sha256 = hashlib.sha256(content).hexdigest()
+    put(bucket, "some/file", content)
+    storage.download(url, tmp_path / "new" / "copy", sha256)
+    assert (tmp_path / "new" / "copy").read_bytes() == content
+    put(bucket, "some/file", b"abd")
+    with pytest.raises(UserError, match="some/file: changed since it was prepared"):
+        storage.download(url, tmp_path / "other", sha256)
+    assert not (tmp_path / "other").exists()
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_a_connection_lost_in_the_middle_of_a_large_object_is_made_again(

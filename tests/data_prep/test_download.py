@@ -122,6 +122,15 @@ def test_a_compressed_file_gets_its_name_when_it_can_be_decompressed(web, tmp_pa
     assert downloads.get(file).read_bytes() == whole
 
 
+def test_a_server_that_sends_byte_by_byte_is_given_up(web, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(download, "LEAST_BYTES", 1)
+    assert fetch(web, tmp_path, []).read_bytes() == CONTENT
+    monkeypatch.setattr(download, "LEAST_BYTES", SIZE)
+    with pytest.raises(ConnectionError, match=r"bytes in 0 seconds, 10 times in a row"):
+        fetch(web, tmp_path / "slow", [])
+
+
 def test_names_are_paths_below_the_folder_and_never_above_it():
     for name in ("../a", "/a", "a/../../b", ""):
         with pytest.raises(UserError, match="outside the download folder"):

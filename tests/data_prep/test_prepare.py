@@ -54,9 +54,15 @@ def test_the_tokens_are_those_of_the_documents_each_with_its_end(
     assert manifest.sources[0].rejected == {"empty": 1}
 
 
-def test_every_document_is_written_held_out_rejected_or_a_duplicate(ask, out, small):
+def test_every_document_is_written_held_out_rejected_or_a_duplicate(
+    ask, out, small, monkeypatch, capsys
+):
+    monkeypatch.setattr("data_prep.prepare.SAY_ABOVE", 0)
     texts = [*many(60), "", "   ", *many(10), "hi", *many(5, start=100)]
     manifest = prepare(ask(texts, val_fraction=0.2, min_chars=3))
+    assert (
+        "--duplicates exact: 75 documents are compared in about 5.0 kB" in capsys.readouterr().err
+    )
     assert Manifest.read(out) == manifest
     assert intact(manifest, out)
     assert set(contents(out)) == {
