@@ -25,7 +25,7 @@ from dualpath_cli.training.session import as_list, build_session
 
 _INSTEAD = {
     "GradientAccumulationScheduler": "run.batch_tokens and run.micro_batch",
-    "StochasticWeightAveraging": "dualpath validate (or export) --average N",
+    "StochasticWeightAveraging": "a falling rate, optim.schedule",
     "ModelCheckpoint": "run.save_every, run.keep and run.keep_every",
     "BatchSizeFinder": "run.micro_batch",
     "LearningRateFinder": "dualpath sweep --set optim.lr=A,B",

@@ -82,19 +82,7 @@ class StudyOptions(OfRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Average:
-    """Option of a command that takes the mean of checkpoints."""
-
-    average: int = 1
-    """Take the mean of the weights of the last N checkpoints up to RUN's, instead of the last one;
-    run.keep sets how many checkpoints are kept."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, {"average": (1, 10_000)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Validate(Average, OfRun):
+class Validate(OfRun):
     """Scores a run's model on its validation sets. --data.val.NAME PATH adds a set; --data.val
     '{NAME: PATH}' replaces all sets.
 

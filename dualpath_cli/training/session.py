@@ -27,7 +27,6 @@ from dualpath_cli.report.console import plain_console
 from dualpath_cli.report.table import Column, Table, show
 from dualpath_cli.run.checkpoint_folder import SafetensorsIO
 from dualpath_cli.run.run_folder import TOKENIZER, way_on
-from dualpath_cli.run.trained import keep_scores, label_of_average
 from dualpath_cli.run.weights import verify
 from dualpath_cli.training import parallel
 from dualpath_cli.training.checkpoints import Checkpoints
@@ -94,10 +93,10 @@ def build_session(
         and parallel.can_compile(trainer.strategy.root_device)
     )
     if isinstance(launch, TrainingLaunch):
-        weights, source = [launch.weights] if launch.weights else [], settings.data.path
-        drawn = not weights and launch.checkpoint is None
+        weights, source = launch.weights, settings.data.path
+        drawn = weights is None and launch.checkpoint is None
     else:
-        weights, source = list(launch.run.average or [launch.run.checkpoint]), str(launch.folder)
+        weights, source = launch.run.checkpoint, str(launch.folder)
         drawn = False
     tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
     token_bytes = tokenizer.token_bytes()
@@ -234,9 +233,3 @@ def validate(session: Session[StudyLaunch]) -> None:
     """Scores the checkpoint on every validation set."""
     session.trainer.validate(session.module, datamodule=session.datamodule, verbose=False)
     session.show_validation()
-    run, data = session.launch.run, session.launch.settings.as_recipe()["data"]
-    if label := label_of_average(run):
-        session.say(label)
-    results, first = session.module.val_results, session.trainer.is_global_zero
-    if run.average and first and (kept := keep_scores(run, data, results)):
-        session.say(f"kept: {kept}")

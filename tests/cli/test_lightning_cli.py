@@ -64,7 +64,7 @@ def test_lightning_reads_the_words_as_the_light_parser_has_checked_them(
         (
             "--trainer.callbacks=[{class_path: StochasticWeightAveraging, "
             "init_args: {swa_lrs: 0.1}}]",
-            "cannot work; use .* --average N",
+            "cannot work; use .*optim.schedule",
         ),
         ("--trainer.accelerator=gpu", "trainer: No supported gpu backend found!; change the rec"),
     ],
