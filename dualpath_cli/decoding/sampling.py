@@ -13,23 +13,16 @@ class Sampling:
         ValueError: for a number out of its range.
     """
 
-    repetition_penalty: float = 1.0
-    """Divide positive logits of the text's tokens by this factor; multiply negative logits."""
     temperature: float = 1.0
     """Divide logits by this: below 1, likely tokens become likelier."""
     top_k: int | None = None
     """Draw from the K likeliest tokens, with ties at the last; 0 is off."""
     top_p: float = 1.0
     """Draw from the likeliest tokens that together have this probability."""
-    min_p: float | None = None
-    """Draw from tokens with at least this fraction of the likeliest token's probability."""
     greedy: bool = False
-    """Always take the likeliest token, after the penalty."""
+    """Always take the likeliest token."""
 
     def __post_init__(self) -> None:
         if self.temperature == 0:
             raise ValueError("temperature must be above 0, not 0; greedy takes the likeliest")
-        check_ranges(self, {
-            "repetition_penalty": (1e-6, 1e6), "temperature": (1e-6, 1e6), "top_k": (0, 1 << 24),
-            "top_p": (1e-9, 1), "min_p": (0, 1),
-        })  # fmt: skip
+        check_ranges(self, {"temperature": (1e-6, 1e6), "top_k": (0, 1 << 24), "top_p": (1e-9, 1)})
