@@ -68,7 +68,7 @@ class DualPathCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Builds trainer, module and data module from the launch's settings."""
         settings, trainer = self.launch.settings, self.config.trainer.as_dict()
-        given = {key: trainer[key] for key in (*CLASSES, "strategy")}
+        given = {key: trainer[key] for key in CLASSES}
         settings = replace(settings, trainer=replace(settings.trainer, **given))
         try:
             built = dict(self.parser.instantiate(self.config).trainer)

@@ -30,7 +30,7 @@ from dualpath_cli.recipe.recipes import read as read_recipe
 from dualpath_cli.recipe.settings import SECTIONS, Settings, check_sections
 
 _METAVARS = {"ckpt_path": "RUN", "config": "RECIPE", "folder": "DIR", "vocab_size": "N"}
-_BELOW_A_CLASS = re.compile(rf"--(trainer\.({'|'.join((*CLASSES, 'strategy'))}))\.")
+_BELOW_A_CLASS = re.compile(rf"--(trainer\.({'|'.join(CLASSES)}))\.")
 GIVEN = "given"  # A field with this name is no option: it holds the names of the given options
 
 

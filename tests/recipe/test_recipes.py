@@ -362,10 +362,10 @@ def test_where_a_mapping_meets_a_value_the_upper_one_replaces_it(a, b):
     ],
 )
 def test_numbers_are_read_as_people_write_them_also_on_the_command_line(text, value):
-    word = read(COMMANDS["fit"], ["--config", "base", f"--trainer.strategy={{a: {text}}}"])
+    word = read(COMMANDS["fit"], ["--config", "base", f"--trainer.profiler={{a: {text}}}"])
     for found in (
         recipes.parse(f"key: {text}", "mine")["key"],
-        word.upon({}).recipe["trainer"]["strategy"]["a"],
+        word.upon({}).recipe["trainer"]["profiler"]["a"],
     ):
         assert found == value
         assert type(found) is type(value)

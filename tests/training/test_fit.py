@@ -279,19 +279,15 @@ def test_rows_of_a_step_replace_those_of_this_and_later_steps(tmp_path):
     assert table.path.read_text() == "step,set\n0,a\n0,b\n2,a\n2,b\n"
 
 
-SHARDING = "lightning.pytorch.strategies.ModelParallelStrategy"
 EARLY_STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
 SUMMARY = "lightning.pytorch.callbacks.ModelSummary"
-HALF = "lightning.pytorch.plugins.precision.HalfPrecision"
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"trainer": {"callbacks": {"class_path": "nowhere.X"}}}, "nowhere"),
-    ({"trainer": {"plugins": [{"class_path": HALF}]}}, "precision=32-true"),
     ({"trainer": {"devices": [0, 1]}}, "devices"),
     (
         {"run": {"shard_size": 3, "micro_batch": 1}, "trainer": {"strategy": "hsdp", "devices": 4}},
         "run.shard_size=3",
     ),
-    ({"trainer": {"strategy": {"class_path": SHARDING}}}, "ModelParallelStrategy"),
     ({"run": {"train_loops": [2]}, "model": {"block": "wide"}}, "run.train_loops"),
 ]
 
