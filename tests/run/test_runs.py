@@ -82,13 +82,13 @@ def test_every_command_that_reads_a_run_refuses_it(trained, tmp_path, said):
 
 @pytest.mark.parametrize("line", [
     "validate", "ablate", "routing --tagger none", "export",
-    "evaluate --sources text=val.jsonl --limit 1 --out scores",
+    "evaluate --tasks c4 --data . --limit 1 --out scores",
 ])  # fmt: skip
 def test_weights_are_hashed_once_a_command(line, trained, texts, tmp_path, monkeypatch):
     if line.startswith("evaluate"):
         pytest.importorskip("lm_eval")
     run = trained()
-    shutil.copy(texts / "val.jsonl", tmp_path)
+    shutil.copy(texts / "val.jsonl", tmp_path / "c4.jsonl")
     monkeypatch.chdir(tmp_path)
     weights = {path.read_bytes(): path for path in run.rglob("*.safetensors")}
     hashed: Counter[Path] = Counter()

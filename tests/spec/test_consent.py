@@ -85,7 +85,7 @@ def test_a_class_that_a_run_names_is_imported_with_consent_alone(stranger, said)
         ["ablate", "--ckpt_path", run, "--out", "out"],
         ["routing", "--ckpt_path", run],
         ["generate", "--ckpt_path", run, "--prompt", "a"],
-        ["evaluate", "--ckpt_path", run, "--sources", "hostile/recipe.yaml", "--out", "out"],
+        ["evaluate", "--ckpt_path", run, "--out", "out"],
         ["export", "--ckpt_path", run],
         ["compare", run, "--out", "out"],
     ]
