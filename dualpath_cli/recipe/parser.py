@@ -129,8 +129,7 @@ class Parser(ArgumentParser):
             with suppress(yaml.YAMLError):
                 if isinstance(content := yaml.safe_load(value), dict):
                     return self._mistake({key: content}, ())
-            what = f"a mapping, or a YAML file of one, not '{value:.60}'"
-            return f"{key} must be {what}; or set --{key}.KEY VALUE"
+            return f"{key} must be a mapping, not '{value:.60}'; or set --{key}.KEY VALUE"
         return self._wrong(key, value if equals else " ".join(values))
 
     def _wrong(self, key: str, value: Any) -> str:

@@ -88,12 +88,6 @@ def test_a_section_given_as_one_mapping_merges_with_the_recipes():
     }
 
 
-def test_the_file_of_a_section_is_what_it_holds(tmp_path):
-    (file := tmp_path / "optim.yaml").write_text("{lr: 3e-3, betas: [0.9, 0.99]}")
-    recipe, words = {"optim": {"lr": 1e-3, "eps": 1}}, ("--optim", str(file), "--optim.eps=2")
-    assert changed(recipe, *words) == {"optim": {"lr": 3e-3, "eps": 2, "betas": (0.9, 0.99)}}
-
-
 @pytest.mark.parametrize("values", [["-h"], ["-h", "b"], ["-c"], ["a", "b"]])
 def test_a_value_may_begin_with_a_dash_but_not_with_two(values):
     words = ["--prompt", *values, "--stop", *values[:1]]
