@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from dualpath_cli.base.errors import LONGEST, UserError
 from dualpath_cli.cli.main import main
-from tests.cli.home import RUN, recipe_of_home, write_home
 from tests.cli.test_messages import BOMB, PREFIX
 from tests.cli.test_settings import FIELDS, OPTIONS
 from tests.conftest import Share
+from tests.training.tiny_run import RUN, recipe_of_home, write_home
 
 SECONDS = 10
 """Of the processor's time; a recipe of 50,000 characters takes two to read."""

@@ -26,7 +26,7 @@ from dualpath_cli.decoding.writing import (
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.weights import round_weights
 from dualpath_cli.spec.intervention import Intervention
-from tests.base.lazy import Lazy
+from tests.conftest import Lazy
 from tests.model import reference
 from tests.model.reference import random_tokens
 from tests.model.small_models import ALL_KINDS, small, with_weights

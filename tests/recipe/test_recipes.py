@@ -260,14 +260,6 @@ def test_the_repositorys_path_means_the_packaged_recipe_where_there_is_no_reposi
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        (  # a chain ends with the recipe itself
-            {
-                "low": "model: {d_model: 1, n_layers: 1, loops: 1}\nrun: {keep: 1}",
-                "middle": "base: low.yaml\nmodel: {d_model: 2, n_layers: 2}",
-                "top": "base: middle.yaml\nmodel: {d_model: 3}",
-            },
-            {"model": {"d_model": 3, "n_layers": 2, "loops": 1}, "run": {"keep": 1}},
-        ),
         (  # of several the later wins; two may share a third
             {
                 "root": "run: {keep: 1, log_every: 1}",
@@ -286,7 +278,7 @@ def test_the_repositorys_path_means_the_packaged_recipe_where_there_is_no_reposi
             {"run": {"keep": 4, "log_every": 2}},
         ),
     ],
-    ids=["chain", "shared", "beside"],
+    ids=["shared", "beside"],
 )
 def test_a_recipe_stands_on_its_bases(files, expected, folder):
     for name, text in files.items():

@@ -17,7 +17,7 @@ from dualpath_cli.report.blocks import (
     noncentrality,
     signed_rank_p,
 )
-from tests.base.lazy import Lazy
+from tests.conftest import Lazy
 
 integrate, stats = Lazy("scipy.integrate"), Lazy("scipy.stats")
 

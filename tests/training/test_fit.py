@@ -27,7 +27,7 @@ from dualpath_cli.spec.config import GROUP_OF
 from dualpath_cli.training import curve, session
 from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.tables import CsvTable, peak_tflops
-from tests.base.lazy import Lazy
+from tests.conftest import Lazy
 from tests.training.tiny_run import (
     SEQ_LEN,
     back_to_step,
@@ -282,7 +282,6 @@ def test_rows_of_a_step_replace_those_of_this_and_later_steps(tmp_path):
 EARLY_STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
 SUMMARY = "lightning.pytorch.callbacks.ModelSummary"
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"trainer": {"callbacks": {"class_path": "nowhere.X"}}}, "nowhere"),
     ({"trainer": {"devices": [0, 1]}}, "devices"),
     (
         {"run": {"shard_size": 3, "micro_batch": 1}, "trainer": {"strategy": "hsdp", "devices": 4}},
