@@ -13,10 +13,10 @@ from dualpath_cli.base.system import replacing
 from dualpath_cli.data.documents import format_of
 from dualpath_cli.data.rows import BadRow, kind_of, read_rows
 from dualpath_cli.data.tokenizer import Tokenizer
-from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.recipe.options import (
     Overrides,
     OwnClasses,
+    Sampling,
     Where,
     folder_of,
     path_of,

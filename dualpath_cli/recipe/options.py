@@ -105,6 +105,30 @@ class Overrides:
         check_ranges(self, {"loops": (1, 1000)})
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """Changes to a model's probabilities before an id is drawn, as in transformers; none by
+    default.
+
+    Raises:
+        ValueError: for a number out of its range.
+    """
+
+    temperature: float = 1.0
+    """Divide logits by this: below 1, likely tokens become likelier."""
+    top_k: int | None = None
+    """Draw from the K likeliest tokens, with ties at the last; 0 is off."""
+    top_p: float = 1.0
+    """Draw from the likeliest tokens that together have this probability."""
+    greedy: bool = False
+    """Always take the likeliest token."""
+
+    def __post_init__(self) -> None:
+        if self.temperature == 0:
+            raise ValueError("temperature must be above 0, not 0; greedy takes the likeliest")
+        check_ranges(self, {"temperature": (1e-6, 1e6), "top_k": (0, 1 << 24), "top_p": (1e-9, 1)})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Where:
     """Options of a command that runs a model without a Trainer."""

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from dualpath_cli.base.errors import RunFailed
 from dualpath_cli.decoding import writing
 from dualpath_cli.decoding.decoder import Decoder
-from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import (
     DRAFT,
     Addition,
@@ -24,6 +23,7 @@ from dualpath_cli.decoding.writing import (
     write_on_drafts,
 )
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.recipe.options import Sampling
 from dualpath_cli.run.weights import round_weights
 from dualpath_cli.spec.intervention import Intervention
 from tests.conftest import Lazy
@@ -169,13 +169,12 @@ def pieces_of(
     seeds: list[int],
     sampling: Sampling | None = None,
     change: Intervention | None = None,
-    cached: bool = True,
     **limits: object,
 ) -> list[list[Addition]]:
     """The pieces of each text."""
     model = with_weights(CONFIG, WEIGHTS)
     found: list[list[Addition]] = [[] for _ in prompts]
-    decoder = Decoder(model, change, cached=cached)
+    decoder = Decoder(model, change)
     for piece in write_on(
         decoder.next_logits,
         prompts,
@@ -229,10 +228,9 @@ def test_greedy_writing_is_what_the_equations_say():
 def test_a_text_is_the_same_alone_and_in_any_batch(change, seeds, eot):
     """In float64, where rounding decides nothing: seeded draws after prompts of mixed lengths."""
     options = {"change": change, "eot_id": EOT if eot else NO_EOT}
-    shares_slots = change is not None and change.kv_slots is not None  # of tokens passed before
     together = pieces_of(PROMPTS, seeds, **options)
     for n, prompt in enumerate(PROMPTS):
-        alone = pieces_of([prompt], [seeds[n]], cached=n % 2 == 0 or shares_slots, **options)
+        alone = pieces_of([prompt], [seeds[n]], **options)
         assert ids_of(alone) == [ids_of(together)[n]]
     backwards = pieces_of(PROMPTS[::-1], seeds[::-1], **options)
     assert ids_of(backwards)[::-1] == ids_of(together)
