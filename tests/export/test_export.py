@@ -1,7 +1,6 @@
 """`dualpath export`: whole or not there, nothing damaged, and a RUN of every command."""
 
 import csv
-import hashlib
 import html
 import json
 import os
@@ -210,12 +209,6 @@ def test_what_comes_into_a_folder_while_its_successor_is_written_stays(
     assert f"'{folder}' holds 'thesis.txt'" in said(*words(run, folder, "--overwrite"))
     assert (folder / "thesis.txt").read_text() == "mine"
     assert list(tmp_path.glob("hf*")) == [folder]
-
-
-def test_the_list_has_the_hash_of_every_other_file(folder):
-    files = contents(folder)
-    listed = dict(line.split("  ")[::-1] for line in files.pop("SHA256SUMS").decode().splitlines())
-    assert listed == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
 def test_a_changed_byte_in_any_file_is_refused(folder, said):

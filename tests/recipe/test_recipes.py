@@ -205,10 +205,6 @@ def test_an_overlay_changes_what_it_names_and_nothing_else_in_any_order(fit):
         assert changed(base, fit("f80m_a50_k4", *names)) == together
 
 
-def test_a_run_is_named_after_the_first_recipe(fit):
-    assert fit("f80m_a50_k4", "as_written").folder == Path("runs/f80m_a50_k4/default")
-
-
 # Finding a recipe
 
 

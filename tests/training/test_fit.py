@@ -350,23 +350,17 @@ def test_a_run_that_early_stopping_ends_goes_on_without(fit, capsys):
     assert find_run(str(run)).step == 6
 
 
-@pytest.mark.parametrize(
-    ("block", "panels"),
-    [
-        # Each layer has a line: two gates in both, expected loops.
-        ("dual", {"bits per byte": 2, "gate": 4, "expected loops": 2}),
-        ("wide", {"bits per byte": 2}),
-    ],
-)
-def test_a_panel_shows_what_the_blocks_have(block, panels, trained, monkeypatch):
+def test_a_panel_shows_what_the_blocks_have(trained, monkeypatch):
+    """Each dual layer has a line of expected loops, and one of both gates."""
     drawings, panels_of = [], figures.panels
     monkeypatch.setattr(
         figures, "panels", lambda *a, **k: drawings.append(panels_of(*a, **k)) or drawings[-1]
     )
-    run = trained(model={"block": block})
+    run = trained()
     assert curve.draw(run).read_bytes()[:4] == b"\x89PNG"
     ((figure, _),) = drawings
-    assert {ax.get_title(): len(ax.lines) for ax in figure.axes} == panels
+    shown = {ax.get_title(): len(ax.lines) for ax in figure.axes}
+    assert shown == {"bits per byte": 2, "gate": 4, "expected loops": 2}
     assert [len(line.get_xdata()) for line in figure.axes[0].lines] == [6, 3]
 
 
