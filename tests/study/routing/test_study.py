@@ -294,7 +294,6 @@ def test_the_lens_is_that_of_a_slow_model_in_float64(mixed, texts):
     page, run = page_of(mixed.folder), mixed.run
     config, vocabulary = model_of(run)[0].config, model_of(run)[1].vocab_size
     w = {name.removeprefix("model."): value.double() for name, value in weights(run).items()}
-    assert page["numbers"].tolist() == [0, 1, 2]
     row, beyond = 0, False
     for window, count in zip(windows_of(run, texts, [0, 1]), page["counts"], strict=False):
         assert count == len(window) - 1

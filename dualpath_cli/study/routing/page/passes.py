@@ -206,7 +206,7 @@ def write_details(folder: Path, source: str, passes: Sequence[PagePass]) -> None
     """Writes the results of a source's passes over the page's sequences.
 
     ==============================  ==========================================================
-    numbers, counts                 the sequences, and how many tokens of each were read
+    counts                          how many tokens of each sequence were read
     said, shares                    (M, L, S, TOP), next_ids, next_nats (M,): see `PagePass`
     costs                           (M, 1 + L, F): nats that forcing adds to the loss of the
                                     next token, in all layers and in each; nan where there is none
@@ -214,7 +214,7 @@ def write_details(folder: Path, source: str, passes: Sequence[PagePass]) -> None
     ==============================  ==========================================================
     """
     early, *others = passes
-    arrays: Arrays = {"numbers": np.arange(len(early.arrays["counts"]))} | early.arrays
+    arrays = dict(early.arrays)
     if others:
         learned = np.where(arrays["next_ids"] >= 0, arrays["next_nats"], np.nan)
         changes = [pass_.intervention for pass_ in others if pass_.intervention is not None]
@@ -238,13 +238,13 @@ def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> Mode
     examples: list[Example] = []
     for source in sources:
         details = read_arrays(folder / "page" / f"{source}.npz")
-        numbers, counts = (details.pop(name).tolist() for name in ("numbers", "counts"))
+        counts = details.pop("counts").tolist()
         forced = details.pop("forced", np.array([])).tolist()
         parts = {name: np.split(rows, np.cumsum(counts)[:-1]) for name, rows in details.items()}
-        chosen = (ds.field("source") == source) & ds.field("sequence").isin(numbers)
+        chosen = (ds.field("source") == source) & (ds.field("sequence") < len(counts))
         table = ds.dataset(folder / TOKENS).to_table(filter=chosen).sort_by("position")
         names = {"nats", *READOUTS, *STEP_READOUTS, *EXPERT_READOUTS} & {*table.schema.names}
-        for place, (number, count) in enumerate(zip(numbers, counts, strict=True)):
+        for number, count in enumerate(counts):
             rows = table.filter(pc.equal(table["sequence"], number))
             if not len(rows):
                 continue
@@ -256,7 +256,7 @@ def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> Mode
             examples.append(Example(
                 source, number, len(rows), first["token"].to_pylist(),
                 [tag or "" for tag in first["upos"].to_pylist()] if tagged else None,
-                values | {name: of[place] for name, of in parts.items()},
+                values | {name: of[number] for name, of in parts.items()},
             ))  # fmt: skip
     steps = [config.layers[n].loops for n in gated_layers(config)]
     return Model(steps, examples, forced, experts_by_layer(config))
