@@ -6,7 +6,6 @@ from pathlib import Path
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.settings import Settings, settings_from
-from dualpath_cli.run import run_folder
 from dualpath_cli.run.exported_folder import is_exported, read_folder
 from dualpath_cli.run.run_folder import (
     CHECKPOINTS,
@@ -16,6 +15,7 @@ from dualpath_cli.run.run_folder import (
     Run,
     check_as_written,
     newest_checkpoint,
+    read_recipe,
     step_of,
 )
 from dualpath_cli.spec.intervention import Intervention
@@ -41,35 +41,30 @@ class Trained:
 def find(path: str, own_classes: bool = False) -> Trained:
     """Finds the model of any RUN; `own_classes` allows importing its custom classes."""
     run = find_run(path)
-    settings = settings_from(run_folder.read_recipe(run.folder))
+    settings = settings_from(read_recipe(run.folder))
     check_as_trained(run, settings.model, own_classes)
     return Trained(path, run, settings)
 
 
 def find_run(path: str) -> Run:
     """Understands any RUN: a run folder, a checkpoint inside one, or an exported folder."""
-    if is_exported(Path(path)):
-        return read_folder(Path(path))
-    run = _find_run(path)
-    check_as_written(run.folder, run.checkpoint)
-    return run
-
-
-def _find_run(path: str) -> Run:
     given = Path(path)
+    if is_exported(given):
+        return read_folder(given)
     if not given.exists():
         siblings = [p.name for p in given.parent.iterdir()] if given.parent.is_dir() else []
         hint = did_you_mean(given.name, siblings) or "; runs are kept as runs/<recipe>/<name>"
         raise UserError(f"no run or checkpoint at '{path}'{hint}")
     if (given / RECIPE).is_file():
-        checkpoint = newest_checkpoint(given)
+        folder, checkpoint = given, newest_checkpoint(given)
         if checkpoint is None:
             raise UserError(f"run '{path}' has no complete checkpoint yet; let fit write one first")
-        return Run(given, checkpoint, step_of(checkpoint))
-    folder = given.resolve().parent.parent
-    if STEP.fullmatch(given.resolve().name) and (folder / RECIPE).is_file():
-        return Run(folder, given.resolve(), step_of(given))
-    raise UserError(
-        f"'{path}' is neither a run folder (it would hold {RECIPE}), nor a checkpoint inside one "
-        f"({CHECKPOINTS}/step-...), nor a folder of dualpath export"
-    )
+    else:
+        folder, checkpoint = given.resolve().parent.parent, given.resolve()
+        if not STEP.fullmatch(checkpoint.name) or not (folder / RECIPE).is_file():
+            raise UserError(
+                f"'{path}' is neither a run folder (it would hold {RECIPE}), nor a checkpoint "
+                f"inside one ({CHECKPOINTS}/step-...), nor a folder of dualpath export"
+            )
+    check_as_written(folder, checkpoint)
+    return Run(folder, checkpoint, step_of(checkpoint))

@@ -385,8 +385,7 @@ def plain(
     change=st.sampled_from([None, Intervention(halting=0.5), Intervention(loops=2, skip=0.6)]),
 )
 def test_the_likeliest_text_is_the_same_to_its_end(prompt, length, most, eot, stops, change):
-    sampling = Sampling(greedy=True)
-    limits = Limits(most, 16, eot, stops)
+    sampling, limits = Sampling(greedy=True), Limits(most, 16, eot, stops)
     for model in (MODEL, OF_DOCUMENTS):
         pieces, _ = drafted(prompt, sampling, limits, length, change=change, model=model)
         assert pieces == plain(prompt, sampling, limits, change, model)
