@@ -107,8 +107,7 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Changes to a model's probabilities before an id is drawn, as in transformers; none by
-    default.
+    """Changes of probabilities before an id is drawn, as in transformers; by default none.
 
     Raises:
         ValueError: for a number out of its range.
