@@ -29,7 +29,6 @@ def changed(recipe: dict[str, Any], *words: str) -> dict[str, Any]:
         (["--optim.lr", "5e-4"], "optim", "lr", 5e-4),
         (["--run.name", "007"], "run", "name", "007"),
         (["--run.name=a=b"], "run", "name", "a=b"),
-        (["--run.wandb", "2024"], "run", "wandb", "2024"),
         (["--run.max_tokens", "38.5B"], "run", "max_tokens", 38_500_000_000),
         (["--trainer.devices", "2"], "trainer", "devices", 2),
         (["--trainer.devices", "auto"], "trainer", "devices", "auto"),
