@@ -23,11 +23,11 @@ from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import LanguageModelLoss, Windows, collate, document_windows
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import Limits, Sampler, write_on
 from dualpath_cli.flops import count
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.recipe.options import Sampling
 from dualpath_cli.run.run_folder import Run
 from dualpath_cli.run.trained import find
 from dualpath_cli.run.weights import device_of, load_model
@@ -174,7 +174,7 @@ class LoadedModel:
     ) -> str:
         """The text that the model writes after a prompt, up to its end-of-text.
 
-        `sampling` are fields of `decoding.sampling.Sampling`, such as ``temperature=0.8`` or
+        `sampling` are fields of `recipe.options.Sampling`, such as ``temperature=0.8`` or
         ``greedy=True``; the default draws from the model's own probabilities.
 
         Raises as `logits`; also TypeError for another name, ValueError for a number out of range.

@@ -1,5 +1,6 @@
 """Settings and paths that all tests share."""
 
+import importlib
 import os
 import shutil
 import signal
@@ -39,6 +40,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
     torch.set_num_threads(1)
     subprocess_script._basic_subprocess_cmd = _refuse_to_start_ranks
+
+
+class Lazy:
+    """A module that is imported at its first use: every worker collects every test."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
 
 
 # On a busy machine the time of an example says nothing.

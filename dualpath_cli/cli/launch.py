@@ -51,7 +51,7 @@ def study(words: Words) -> "StudyLaunch":
     Raises UserError for the first mistake.
     """
     from dualpath_cli.run.run_folder import read_recipe
-    from dualpath_cli.run.trained import averaged, find_run
+    from dualpath_cli.run.trained import find_run
     from dualpath_cli.spec.own_checks import check_as_trained
     from dualpath_cli.training.launch import StudyLaunch, check_validation_sets, verify_data
 
@@ -60,7 +60,6 @@ def study(words: Words) -> "StudyLaunch":
     own, run = words.recipes, find_run(given[0])
     layers = [{"data": {"val": {}}}, read_recipe(run.folder), _ELSEWHERE, own]
     line = words.upon(reduce(merge, layers))
-    run = averaged(run, getattr(line.options, "average", 1))
     options = line.options.read(run)
     settings = _settings(line)
     if not settings.data.val:

@@ -25,7 +25,7 @@ from dualpath_cli.training.session import as_list, build_session
 
 _INSTEAD = {
     "GradientAccumulationScheduler": "run.batch_tokens and run.micro_batch",
-    "StochasticWeightAveraging": "dualpath validate (or export) --average N",
+    "StochasticWeightAveraging": "a falling rate, optim.schedule",
     "ModelCheckpoint": "run.save_every, run.keep and run.keep_every",
     "BatchSizeFinder": "run.micro_batch",
     "LearningRateFinder": "dualpath sweep --set optim.lr=A,B",
@@ -68,7 +68,7 @@ class DualPathCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Builds trainer, module and data module from the launch's settings."""
         settings, trainer = self.launch.settings, self.config.trainer.as_dict()
-        given = {key: trainer[key] for key in (*CLASSES, "strategy")}
+        given = {key: trainer[key] for key in CLASSES}
         settings = replace(settings, trainer=replace(settings.trainer, **given))
         try:
             built = dict(self.parser.instantiate(self.config).trainer)

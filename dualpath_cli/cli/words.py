@@ -15,7 +15,6 @@ from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache, reduce
 from inspect import get_annotations, getdoc
 from os.path import isfile
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -26,11 +25,10 @@ from dualpath_cli.base.ranges import Place, Size, at_home
 from dualpath_cli.cli.commands import COMMANDS, Command
 from dualpath_cli.recipe.parser import A_CLASS, CLASSES, Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load, merge, parse
-from dualpath_cli.recipe.recipes import read as read_recipe
 from dualpath_cli.recipe.settings import SECTIONS, Settings, check_sections
 
 _METAVARS = {"ckpt_path": "RUN", "config": "RECIPE", "folder": "DIR", "vocab_size": "N"}
-_BELOW_A_CLASS = re.compile(rf"--(trainer\.({'|'.join((*CLASSES, 'strategy'))}))\.")
+_BELOW_A_CLASS = re.compile(rf"--(trainer\.({'|'.join(CLASSES)}))\.")
 GIVEN = "given"  # A field with this name is no option: it holds the names of the given options
 
 
@@ -251,8 +249,8 @@ class _Help(DefaultHelpFormatter):
 def _joined(words: Sequence[str], parser: Parser) -> list[str]:
     """Writes options by their names in the parser, with a single value as `--option=value`.
 
-    Dashes and underscores are the same. The file of a section is replaced by its content. A value
-    may begin with one dash, such as -80M, but not with two.
+    Dashes and underscores are the same. A value may begin with one dash, such as -80M, but not with
+    two. A section is given as a mapping; jsonargparse would also take a file.
     """
     options = {o.lstrip("-").replace("-", "_"): o for o in parser.options().values()}
     counts = {o: action.nargs for action in parser._actions for o in action.option_strings}
@@ -274,6 +272,6 @@ def _joined(words: Sequence[str], parser: Parser) -> list[str]:
             if (takes_one and not equals) or (name.startswith("--") and value == "--"):
                 raise UserError(f"{name} needs a value")
             if any(key.startswith(f"{name[2:]}.") for key in options) and isfile(value):
-                value = json.dumps(read_recipe(Path(value)))  # a section, from its file
+                raise UserError(f"{name} must be a mapping, not a file; --config {value} reads it")
         joined.append(f"{name}{equals}{value}")
     return joined

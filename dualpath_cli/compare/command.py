@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -12,13 +12,13 @@ from dualpath_cli.base.system import claimed, format_csv, write_texts
 from dualpath_cli.compare.groups import Group, groups_of
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, read_run
 from dualpath_cli.compare.tables import Difference, differences_of
-from dualpath_cli.recipe.options import Average, OwnClasses, folder_of
+from dualpath_cli.recipe.options import OwnClasses, folder_of
 from dualpath_cli.run.run_folder import RECIPE
 from dualpath_cli.spec.own_checks import import_classes
 
 
 @dataclass(frozen=True)
-class Compare(OwnClasses, Average):
+class Compare(OwnClasses):
     """Reads finished runs and compares configurations of one budget: bits per byte with paired
     tests over seeds, parameters, FLOPs, time. Runs that differ in their seed alone are one
     configuration. It reads files only."""
@@ -28,9 +28,6 @@ class Compare(OwnClasses, Average):
     best: Literal["lr"] | None = None
     """Join runs that differ in their learning rate, at the lowest point of a parabola over its log;
     intervals count that choice. The aggregate alone is tested."""
-    average: int = 1
-    """Compare the mean of the weights of each run's last N checkpoints, by its scores of validate
-    --average N."""
     out: Place | None = None
     """Folder for tables, figures and the page; by default `comparison` in the folder of runs, or
     here for several RUNs."""
@@ -52,7 +49,6 @@ class Compare(OwnClasses, Average):
     corrected for; choose this before you see the numbers."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not self.runs:
             raise UserError("compare needs a RUN or a folder of runs")
         if self.pairs and self.baseline:
@@ -73,9 +69,6 @@ def run(options: Compare) -> str:
     left_out += [
         f"'{c.name}' is not tested: {c.edge}" for g in groups for c in g.configurations if c.edge
     ]
-    if options.average > 1:
-        named = f"average of {options.average} checkpoints"
-        groups = [replace(group, name=f"{group.name}, {named}") for group in groups]
     rows = differences_of(groups, aggregate_only=options.aggregate_only, margin=options.margin)
     with claimed(out):
         return "\n".join(map(str, _answer(groups, rows, left_out, out)))
@@ -102,7 +95,7 @@ def _read(options: Compare) -> tuple[list[TrainedRun], list[str]]:
     """The finished runs, and a line for each of the others."""
     runs, left_out = [], []
     for folder in find_folders(options.runs):
-        run = read_run(folder, options.average)
+        run = read_run(folder)
         if isinstance(run, str):
             left_out.append(f"{folder}: left out, unfinished at {run}")
         else:

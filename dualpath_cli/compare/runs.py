@@ -13,7 +13,6 @@ from dualpath_cli.base.system import read_csv, read_text
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.run_folder import (
-    AVERAGES,
     RECIPE,
     TOKENIZER,
     VALIDATION,
@@ -94,11 +93,8 @@ def find_folders(paths: Sequence[str]) -> list[Path]:
     return list({folder.resolve(): folder for folder in found}.values())
 
 
-def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
-    """Reads a run folder. Of an unfinished run, returns the step it has reached, in words.
-
-    Scores are those of the mean of the last `average` checkpoints.
-    """
+def read_run(folder: Path) -> TrainedRun | str:
+    """Reads a run folder. Of an unfinished run, returns the step it has reached, in words."""
     try:
         settings = settings_from(read_recipe(folder))
     except UserError as error:
@@ -110,17 +106,9 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
         )  # fmt: skip
         raise UserError(f"run '{folder}' has {what}")
     last, rows, table = settings.run.steps, read_csv(folder / "metrics.csv"), folder / VALIDATION
-    final = _final(table, step=last)
+    final = {row["set"]: row for row in read_csv(table) if row["step"] == str(last)}
     if not rows or not final.keys() >= sets:
         return f"step {int(rows[-1]['step']) if rows else 0:,} of {last:,}"
-    if average > 1:
-        table = folder / AVERAGES
-        final = _final(table, step=last, average=average)
-        if not final.keys() >= sets:
-            raise UserError(
-                f"run '{folder}' has no scores of an average of {average} checkpoints; dualpath "
-                f"validate --ckpt-path {folder} --average {average} adds them"
-            )
     scores = {name: float(final[name]["bits_per_byte"]) for name in settings.data.val}
     facts = facts_now(folder)
     data = _data(folder, settings, facts)
@@ -137,12 +125,6 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
         {AGGREGATE: fmean(scores.values()), **scores}, _speed(rows, settings),
         _curve(rows), _expected_loops(read_csv(folder / "routing.csv")), data,
     )  # fmt: skip
-
-
-def _final(table: Path, **at: int) -> dict[str, Row]:
-    """The last row of each set that has these values."""
-    wanted = {name: str(value) for name, value in at.items()}
-    return {row["set"]: row for row in read_csv(table) if wanted.items() <= row.items()}
 
 
 def _speed(rows: Sequence[Row], settings: Settings) -> float:

@@ -13,10 +13,10 @@ from dualpath_cli.base.system import replacing
 from dualpath_cli.data.documents import format_of
 from dualpath_cli.data.rows import BadRow, kind_of, read_rows
 from dualpath_cli.data.tokenizer import Tokenizer
-from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.recipe.options import (
     Overrides,
     OwnClasses,
+    Sampling,
     Where,
     folder_of,
     path_of,
@@ -50,8 +50,6 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
     """Most new tokens of a text; a text also ends at the end of the model's window."""
     stop: tuple[str, ...] = ()
     """End a text before any of these strings."""
-    ignore_eot: bool = False
-    """Treat end-of-text as a token like any other."""
     seed: int = 0
     """Seed; each text draws by the seed, its prompt's number and its sample's number."""
     speculate: int | None = None
@@ -73,7 +71,7 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
             raise UserError("--prompt and --file exclude each other")
         if "" in self.stop:
             raise UserError("--stop '' would end every text at once; give a text")
-        for name in ("temperature", "top_k", "top_p", "min_p"):
+        for name in ("temperature", "top_k", "top_p"):
             if self.greedy and getattr(self, name) not in (0, getattr(Sampling, name)):
                 option = name.replace("_", "-")
                 raise UserError(f"--greedy takes the likeliest token: leave out --{option}")

@@ -47,20 +47,19 @@ class Decoder:
         model: DualPathLM,
         intervention: Intervention | None = None,
         autocast: torch.dtype | None = None,
-        cached: bool = True,
         compiled: bool = False,
         draft: Intervention | None = None,
     ) -> None:
         """`autocast` is the type of matrix products; None: the type of the weights.
 
-        Without `cached`, or if the intervention needs the whole text, every pass reads all tokens
-        again. If `compiled`, the model is compiled in place, and passes after the prompt have
-        static shapes. On a GPU passes of known capacity are recorded, compiled or not, unless
-        Python decides which parts they run. `draft` is a second intervention, with fewer loops.
+        If the intervention needs the whole text, every pass reads all tokens again. If `compiled`,
+        the model is compiled in place, and passes after the prompt have static shapes. On a GPU
+        passes of known capacity are recorded, compiled or not, unless Python decides which parts
+        they run. `draft` is a second intervention, with fewer loops.
         """
         self.model = model.eval()
         self._intervention, self._draft, self._autocast = intervention, draft, autocast
-        self._cached = cached and not (intervention and intervention.needs_whole_text)
+        self._cached = not (intervention and intervention.needs_whole_text)
         self._compiled = compiled and self._cached
         self._cache: Cache | None = None
         change = intervention

@@ -102,7 +102,7 @@ def _pieces(
     limits = Limits(
         options.max_new_tokens,
         decoder.model.config.max_seq_len,
-        None if options.ignore_eot else tokenizer.eot_id,
+        tokenizer.eot_id,
         tuple(options.stop),
     )
     for rows in batches([len(text.ids) for text in texts], options.together):

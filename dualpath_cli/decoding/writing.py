@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from dualpath_cli.base.errors import RunFailed
 from dualpath_cli.decoding.decoder import Decoder
-from dualpath_cli.decoding.sampling import Sampling
+from dualpath_cli.recipe.options import Sampling
 from dualpath_cli.spec.intervention import Intervention
 
 
@@ -28,22 +28,11 @@ class Sampler:
         """`ids` is the tokenizer's number of ids; other rows of the vocabulary get nothing."""
         self._sampling, self._ids = sampling, ids
 
-    def probabilities(
-        self, logits_BV: torch.Tensor, ids_of_each: Sequence[Sequence[int]]
-    ) -> torch.Tensor:
-        """Maps logits to probabilities (B, V), in float32, or float64 for float64 logits.
-
-        `ids_of_each` are the ids of each text so far, with its prompt, without padding.
-        """
+    def probabilities(self, logits_BV: torch.Tensor) -> torch.Tensor:
+        """Maps logits to probabilities (B, V), in float32, or float64 for float64 logits."""
         sampling, vocabulary = self._sampling, logits_BV.shape[-1]
         exact = torch.promote_types(logits_BV.dtype, torch.float32)
         logits_BI = logits_BV[:, : self._ids].to(exact)
-        if (penalty := sampling.repetition_penalty) != 1:
-            there_BI = torch.zeros(logits_BI.shape, dtype=torch.bool)
-            for there_I, ids in zip(there_BI, ids_of_each, strict=True):
-                there_I[torch.tensor(ids)] = True
-            penalized_BI = torch.where(logits_BI < 0, logits_BI * penalty, logits_BI / penalty)
-            logits_BI = torch.where(there_BI.to(logits_BI.device), penalized_BI, logits_BI)
         if sampling.greedy:
             probs_BI = F.one_hot(logits_BI.argmax(-1), logits_BI.shape[-1]).to(exact)
             probs_BI = probs_BI.masked_fill(logits_BI.isnan().any(-1, keepdim=True), torch.nan)
@@ -75,7 +64,7 @@ class Sampler:
         return ids_B
 
     def _filtered(self, logits_BI: torch.Tensor) -> torch.Tensor:
-        """Applies top_k, top_p and min_p: the logits of excluded ids become -inf."""
+        """Applies top_k and top_p: the logits of excluded ids become -inf."""
         sampling = self._sampling
         if sampling.top_k:
             least_B1 = logits_BI.topk(min(sampling.top_k, logits_BI.shape[-1])).values[:, -1:]
@@ -85,10 +74,6 @@ class Sampler:
             out_BI = sorted_BI.softmax(-1).cumsum(-1) <= 1 - sampling.top_p
             out_BI[:, -1] = False
             logits_BI = logits_BI.masked_fill(out_BI.scatter(1, order_BI, out_BI), -torch.inf)
-        if sampling.min_p is not None:
-            probs_BI = logits_BI.softmax(-1)
-            least_B1 = sampling.min_p * probs_BI.amax(-1, keepdim=True)
-            logits_BI = logits_BI.masked_fill(probs_BI < least_B1, -torch.inf)
         return logits_BI
 
 
@@ -101,7 +86,7 @@ number of ids; or it fills the model's window."""
 class Limits:
     max_new_tokens: int
     window: int  # the most positions that the model reads, prompt included
-    eot_id: int | None  # end-of-text; None if it is an id like any other
+    eot_id: int  # end-of-text
     stops: tuple[str, ...] = ()  # strings that end a text, and are not part of it
 
     def positions(self, lengths: Sequence[int]) -> int:
@@ -178,7 +163,7 @@ def write_on(
     only fill the batch. Once half of a batch has ended, `select` is called with the places of the
     other texts; without `select`, ended texts stay in the batch.
     """
-    texts = [list(ids) for ids in prompts]
+    new = [0] * len(prompts)  # ids of each text
     streams = [TextStream(token_values, limits.stops) for _ in prompts]
     read = list(range(len(prompts)))
     going = set(range(len(generators)))
@@ -189,15 +174,14 @@ def write_on(
     while going:
         places = [place for place, row in enumerate(read) if row in going]
         rows = [read[place] for place in places]
-        logits_BV = next_logits(ids_BT, mask_BT)[places]
-        probs_BV = sampler.probabilities(logits_BV, [texts[row] for row in rows])
+        probs_BV = sampler.probabilities(next_logits(ids_BT, mask_BT)[places])
         drawn = sampler.draw(probs_BV, [generators[row] for row in rows])
         ids_BT = torch.zeros(len(read), 1, dtype=torch.long)  # any id where a text has ended
         ids_BT[places] = drawn[:, None]
         for row, id in zip(rows, drawn.tolist(), strict=True):
-            texts[row].append(id)
-            new, length = len(texts[row]) - len(prompts[row]), len(texts[row]) - 1
-            piece, end = step(streams[row], id, new, length, limits)
+            new[row] += 1
+            length = len(prompts[row]) + new[row] - 1
+            piece, end = step(streams[row], id, new[row], length, limits)
             if end is not None:
                 going.remove(row)
             yield Addition(row, id, piece, end)
@@ -266,15 +250,14 @@ def write_on_drafts(
         q_NV: list[torch.Tensor] = []  # probabilities (V,) of each draw
         # If nothing was read before, there is nothing to rewind to.
         for _ in range(min(length, left - 1) if read else 0):
-            so_far = [*text, *drafted]
-            logits_1V = decoder.logits(torch.tensor([so_far[-1:]]), drafting=True)[:, -1]
-            q_1V = sampler.probabilities(logits_1V, [so_far])
+            last = drafted[-1] if drafted else text[-1]
+            logits_1V = decoder.logits(torch.tensor([[last]]), drafting=True)[:, -1]
+            q_1V = sampler.probabilities(logits_1V)
             drafted.append(int(sampler.draw(q_1V, [generator])))
             q_NV.append(q_1V[0])
         decoder.rewind(read)
         logits_NV = decoder.logits(torch.tensor([[text[-1], *drafted]]))[0]
-        texts = [[*text, *drafted[:count]] for count in range(len(drafted) + 1)]
-        p_NV = sampler.probabilities(logits_NV, texts)
+        p_NV = sampler.probabilities(logits_NV)
         kept, drawn = verified(drafted, q_NV, p_NV, sampler, generator)
         drafts.ids += len(drafted)
         drafts.accepted += kept

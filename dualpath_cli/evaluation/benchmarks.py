@@ -21,7 +21,6 @@ from dualpath_cli.report.table import Column, Table, with_error
 TASKS = Path(__file__).parent / "tasks"
 FOLDER = "evaluations"  # in a run folder, unless --out names another
 RESULTS = "results.json"  # the report, in the folder of a model
-TEXT = "text"  # the task file of the user's texts
 ROLLING = "rolling_bpb"
 """Bits per byte of texts; each window is read after the preceding token, as in OLMES. Windows of
 `validate` are read after end-of-text (docs/validate.md)."""
@@ -48,17 +47,22 @@ class NoData(UserError):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One of the paper's benchmarks, or, by any other name, a text of the user."""
+    """One of the paper's benchmarks."""
 
     name: str
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The benchmark's task file; of a file with several tasks, its own."""
-        name = self.name if self.name in NAMES else TEXT
-        config = _read(f"{MATH if name.startswith(MATH) else name}.yaml")
+        """The benchmark's task file; of a file with several tasks, its own.
+
+        Raises:
+            ValueError: for another name, which a report may have.
+        """
+        if self.name not in NAMES:
+            raise ValueError(f"'{self.name}' is no benchmark")
+        config = _read(f"{MATH if self.name.startswith(MATH) else self.name}.yaml")
         if config.pop("group", None) is not None:
-            config |= next(one for one in config["task"] if f"{MATH}_{one['task']}" == name)
+            config |= next(one for one in config["task"] if f"{MATH}_{one['task']}" == self.name)
         return config
 
     @property

@@ -3,13 +3,11 @@
 import importlib.util
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.base.version import package_versions
-from dualpath_cli.data.documents import split_name, stem
 from dualpath_cli.evaluation.benchmarks import (
     FOLDER,
     NAMES,
@@ -44,9 +42,6 @@ class Evaluate(Where, OwnClasses, Overrides):
     tasks: tuple[str, ...] = ()
     """Benchmarks, such as piqa,arc_easy, and groups of them: lm, commonsense, math, qa, all. By
     default all, with at most 1,024 documents of each, as in the paper."""
-    sources: tuple[Place, ...] = ()
-    """NAME=PATH of texts to score by rolling bits per byte: .txt, .jsonl, .parquet, or a folder of
-    these."""
     data: tuple[Place, ...] = ()
     """Folders with TASK.jsonl, and few-shot examples as TASK.fewshot.txt or TASK_train.jsonl;
     without --data, benchmarks are downloaded from the Hugging Face hub."""
@@ -79,29 +74,15 @@ class Evaluate(Where, OwnClasses, Overrides):
     def _named(self) -> list[str]:
         return [name for words in self.tasks for name in words.split(",")]
 
-    def texts(self) -> dict[str, str]:
-        sources: dict[str, str] = {}
-        for spec in self.sources:
-            name, path = split_name(spec)
-            name = name or stem(Path(path))
-            if name in sources:
-                raise UserError(f"--sources has two texts named '{name}'; give NAME=PATH")
-            if not Benchmark(name).is_text:
-                problem = "is a benchmark of another kind; give another NAME"
-                raise UserError(f"--sources '{name}' {problem}")
-            sources[name] = spec
-        return sources
-
     @property
     def benchmarks(self) -> tuple[str, ...]:
-        asked = self._named or ([] if self.sources else ["all"])
-        found = {name for word in asked for name in SUITES.get(word, (word,))}
+        found = {name for word in self._named or ["all"] for name in SUITES.get(word, (word,))}
         return tuple(name for name in NAMES if name in found)
 
     @property
     def documents(self) -> int | None:
         if self.limit is None:
-            return None if self.tasks or self.sources else PAPER_LIMIT
+            return None if self.tasks else PAPER_LIMIT
         return None if self.limit == "all" else self.limit
 
     def trained(self) -> Trained | None:
@@ -174,21 +155,20 @@ def run(options: Evaluate) -> str:
 
 def _asked(options: Evaluate) -> tuple[list["Asked"], dict[str, str]]:
     """The benchmarks with their documents; and the reasons for those that are left out."""
-    sources, data = options.texts(), [folder_of("--data", path) for path in options.data]
+    data = [folder_of("--data", path) for path in options.data]
     if absent := next((path for path in data if not path.exists()), None):
         raise UserError(f"--data '{absent}' does not exist; give a folder")
     changes, skipped = {}, {}
     for name in options.benchmarks:
         try:
-            if name not in sources:
-                changes[name] = Benchmark(name).local(data)
+            changes[name] = Benchmark(name).local(data)
         except NoData as missing:
             skipped[name] = missing
-    if skipped and (options.tasks or not (sources or changes)):
+    if skipped and (options.tasks or not changes):
         raise next(iter(skipped.values()))
-    from dualpath_cli.evaluation.runner import ask, ask_text
+    from dualpath_cli.evaluation.runner import ask
 
-    asked = [ask_text(name, spec, options.documents) for name, spec in sources.items()]
+    asked = []
     for name, changed in changes.items():
         try:
             asked.append(ask(Benchmark(name), changed, options.documents))

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
@@ -22,7 +21,6 @@ from rich.console import Console
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import write_text
-from dualpath_cli.data.documents import parse_source, read_documents
 from dualpath_cli.evaluation.benchmarks import (
     RESULTS,
     Benchmark,
@@ -78,14 +76,6 @@ def write_requests(asked: Asked, out: Path) -> Path:
     return path
 
 
-def ask_text(name: str, spec: str, limit: int | None) -> Asked:
-    """A text of the user, given as `NAME=PATH`."""
-    texts = Dataset.from_list([{"text": text} for text in read_documents(parse_source(spec))])
-    if not any(map(len, texts["text"] if len(texts) else ())):
-        raise NoData(f"'{spec}' holds no text")
-    return ask(Benchmark(name), {"custom_dataset": lambda **options: {"test": texts}}, limit)
-
-
 def _with_functions(part: Any) -> Any:
     """A task file, or a part of the file, with functions in place of their names."""
     if isinstance(part, list):
@@ -107,7 +97,7 @@ def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> 
         cause = error.__cause__ or error
         reason = f"{benchmark.name} ({type(cause).__name__}: {' '.join(str(cause).split()):.160})"
         if changes:
-            files = ", ".join(changes.get("dataset_kwargs", {}).get("data_files", {}).values())
+            files = ", ".join(changes["dataset_kwargs"]["data_files"].values())
             raise UserError(f"{files} cannot be read as {reason}") from None
         # Without a network all other benchmarks would fail, too.
         kind = UserError if isinstance(error, ConnectionError) else NoData

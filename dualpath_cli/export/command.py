@@ -8,16 +8,16 @@ from rich.filesize import decimal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place
-from dualpath_cli.recipe.options import Average, OwnClasses, path_of
+from dualpath_cli.recipe.options import OwnClasses, path_of
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.exported_folder import check_ours, is_exported
-from dualpath_cli.run.trained import find, label_of_average
+from dualpath_cli.run.trained import find
 from dualpath_cli.spec.own_checks import option_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(Average, OwnClasses):
+class Export(OwnClasses):
     """Writes a run's model as a folder that transformers loads and that every command takes as its
     RUN: configuration, safetensors, tokenizer, the model's code, a model card. Export takes one
     process and no GPU.
@@ -33,33 +33,27 @@ class Export(Average, OwnClasses):
     """Replace an exported folder at --out."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_license(self.license)
 
 
 def run(options: Export) -> str:
-    found = find(options.ckpt_path, options.average, own_classes=options.own_classes)
+    found = find(options.ckpt_path, options.own_classes)
     run, settings = found.run, found.settings
     name = f"{settings.run.recipe}-{settings.run.name}"
-    of = f"-average-{len(run.average)}" if run.average else ""
-    default = run.folder / "export" / f"{name}-step-{run.step:08d}{of}"
+    default = run.folder / "export" / f"{name}-step-{run.step:08d}"
     out = default if options.out is None else path_of("--out", options.out)
     out = check_out(out, run.folder, options.overwrite)
     from dualpath_cli.export.hf import folder
     from dualpath_cli.run.weights import verify
 
     console = plain_console()
-    checkpoints = run.average or (run.checkpoint,)
-    size = sum(path.stat().st_size for one in checkpoints for path in files_of(one))
+    size = sum(path.stat().st_size for path in files_of(run.checkpoint))
     with Progress(console, "checking", bytes_of_bytes, size) as progress:
-        for checkpoint in checkpoints:
-            verify(checkpoint, progress.advance)
-    weights = folder.Weights.read(checkpoints, settings.model)
+        verify(run.checkpoint, progress.advance)
+    weights = folder.Weights.read(run.checkpoint, settings.model)
     with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
         folder.write(run, settings, weights, out, progress, options.license)
-    label = label_of_average(run)
     shown = f"{settings.run.recipe}/{settings.run.name}, step {run.step:,}"
-    shown += f", {label}" if label else ""
     return (
         f"{summary(shown, weights.parameters, out)}\n"
         f"next: dualpath validate --ckpt-path {out}{option_of(settings.model)}\n"

@@ -82,19 +82,7 @@ class StudyOptions(OfRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Average:
-    """Option of a command that takes the mean of checkpoints."""
-
-    average: int = 1
-    """Take the mean of the weights of the last N checkpoints up to RUN's, instead of the last one;
-    run.keep sets how many checkpoints are kept."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, {"average": (1, 10_000)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Validate(Average, OfRun):
+class Validate(OfRun):
     """Scores a run's model on its validation sets. --data.val.NAME PATH adds a set; --data.val
     '{NAME: PATH}' replaces all sets.
 
@@ -115,6 +103,29 @@ class Overrides:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"loops": (1, 1000)})
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Changes of probabilities before an id is drawn, as in transformers; by default none.
+
+    Raises:
+        ValueError: for a number out of its range.
+    """
+
+    temperature: float = 1.0
+    """Divide logits by this: below 1, likely tokens become likelier."""
+    top_k: int | None = None
+    """Draw from the K likeliest tokens, with ties at the last; 0 is off."""
+    top_p: float = 1.0
+    """Draw from the likeliest tokens that together have this probability."""
+    greedy: bool = False
+    """Always take the likeliest token."""
+
+    def __post_init__(self) -> None:
+        if self.temperature == 0:
+            raise ValueError("temperature must be above 0, not 0; greedy takes the likeliest")
+        check_ranges(self, {"temperature": (1e-6, 1e6), "top_k": (0, 1 << 24), "top_p": (1e-9, 1)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from dualpath_cli.recipe.recipes import Loader
 # Values on the command line are read like those of recipes. jsonargparse has no public way.
 _loaders_dumpers.yaml_default_loader = Loader  # type: ignore[assignment]
 T = TypeVar("T")
-CLASSES = ("callbacks", "plugins", "profiler", "logger")
+CLASSES = ("callbacks", "profiler", "logger")
 """The keys of a trainer's section that name classes; a class runs code."""
 A_CLASS = "a class is {class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
 
@@ -129,8 +129,7 @@ class Parser(ArgumentParser):
             with suppress(yaml.YAMLError):
                 if isinstance(content := yaml.safe_load(value), dict):
                     return self._mistake({key: content}, ())
-            what = f"a mapping, or a YAML file of one, not '{value:.60}'"
-            return f"{key} must be {what}; or set --{key}.KEY VALUE"
+            return f"{key} must be a mapping, not '{value:.60}'; or set --{key}.KEY VALUE"
         return self._wrong(key, value if equals else " ".join(values))
 
     def _wrong(self, key: str, value: Any) -> str:

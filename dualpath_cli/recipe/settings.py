@@ -260,18 +260,16 @@ class TrainerSettings:
     """The devices of a node, as a number or a list; auto and -1 are all."""
     num_nodes: int = 1
     """The number of nodes."""
-    strategy: Literal["auto", "single", "ddp", "fsdp", "hsdp"] | dict[str, Any] = "auto"
+    strategy: Literal["auto", "single", "ddp", "fsdp", "hsdp"] = "auto"
     """How devices share the work: auto is single on one device and ddp on several; fsdp is FSDP2
     over all devices; hsdp is FSDP2 within each node (or run.shard_size devices), with nodes as
-    replicas. Or a class of Lightning, by class_path and init_args."""
+    replicas."""
     precision: Literal[
         "32-true", "bf16-mixed", "bf16-true", "64-true", "transformer-engine", "bf16", 32, 64
     ] = "32-true"  # fmt: skip
     """Precision of arithmetic. fp16 is not offered: gradients would be clipped while scaled."""
     callbacks: list[dict[str, Any]] | dict[str, Any] | None = None
     """More Lightning callbacks, each by class_path and init_args."""
-    plugins: list[dict[str, Any]] | dict[str, Any] | str | None = None
-    """Lightning plugins, each by class_path and init_args."""
     logger: list[dict[str, Any]] | dict[str, Any] | None = None
     """More Lightning loggers beside the run folder's tables, each by class_path and init_args."""
     profiler: dict[str, Any] | Literal["simple", "advanced", "pytorch", "xla"] | None = None

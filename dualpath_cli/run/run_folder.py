@@ -8,7 +8,6 @@ runs/<recipe>/<name>/
     tokenizer.json   the tokenizer of the training data
     classes/         source of the model's custom classes, if any
     metrics.csv      a row per logged step; routing.csv and validation.csv beside it
-    validation_average.csv  scores of the mean of checkpoints, until training goes on
     bad_steps.csv    a row per skipped step
     went_wrong.txt   the message of a run that ended because its numbers went wrong
     wandb_id         the id of the W&B run
@@ -38,7 +37,6 @@ VERSIONS = "versions.json"
 TOKENIZER = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
 VALIDATION = "validation.csv"
-AVERAGES = "validation_average.csv"
 TABLES = ("metrics.csv", VALIDATION, "routing.csv", "bad_steps.csv")
 LAST = "last"
 WENT_WRONG = "went_wrong.txt"
@@ -61,8 +59,8 @@ def without_numbers() -> set[str]:
     """Keys of a recipe that do not affect training, given its data: `run.log_every`."""
     keys = {f"{section}.{key}" for section, names in _FREE_KEYS.items() for key in names}
     trainer = {field.name for field in fields(TrainerSettings)}
-    decisive = ("precision", "callbacks", "plugins")  # or may be
-    return keys | {f"trainer.{key}" for key in trainer.difference(decisive)}
+    decisive = {"precision", "callbacks"}  # or may be
+    return keys | {f"trainer.{key}" for key in trainer - decisive}
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,6 @@ class Run:
     folder: Path  # with recipe, versions and tokenizer; commands write their results here
     checkpoint: Path  # a folder inside it; an exported folder is both
     step: int  # optimizer step of the checkpoint
-    average: tuple[Path, ...] = ()  # checkpoints whose weights are averaged, oldest first
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -242,7 +239,6 @@ def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None 
         for begun, path in _parts(folder, name).items():
             if begun >= (step or 0):
                 path.unlink()
-    (folder / AVERAGES).unlink(missing_ok=True)
     suffix = "" if step is None else f"-{step:08d}"
     started = datetime.now(UTC).isoformat(timespec="seconds")
     text = json.dumps({**versions(), "started": started, **facts}, indent=2) + "\n"

@@ -81,33 +81,16 @@ def _unreadable(folder: Path, error: BaseException) -> UserError:
     return UserError(f"the weights in '{folder}' cannot be read: {reason}")
 
 
-def load_weights(model: DualPathLM, *folders: Path) -> None:
-    """Verifies folders, and loads the weights of one, or the mean weights of several."""
-    for folder in folders:
-        verify(folder)
-    fill(model, *folders)
+def load_weights(model: DualPathLM, folder: Path) -> None:
+    """Verifies a folder, and loads its weights."""
+    verify(folder)
+    fill(model, folder)
 
 
-def fill(model: DualPathLM, *folders: Path) -> None:
-    """Loads weights in place into a model, which may be sharded, from verified folders.
-
-    The weights of several folders are added in float64, in order, and rounded once. Each rank adds
-    its own part. The sums take the weights' memory twice more.
-    """
-    totals: list[torch.Tensor] = []
-    for folder in folders:
-        check_weights(model, tensors_in(folder, PREFIX), folder)
-        read_weights({PREFIX + name: p.detach() for name, p in model.named_parameters()}, folder)
-        if len(folders) == 1:
-            return
-        if totals:
-            for total, parameter in zip(totals, model.parameters(), strict=True):
-                total += parameter.detach()
-        else:  # copies float64 weights, too
-            totals = [p.detach().to(torch.float64, copy=True) for p in model.parameters()]
-    with torch.no_grad():
-        for parameter, total in zip(model.parameters(), totals, strict=True):
-            parameter.copy_(total / len(folders))
+def fill(model: DualPathLM, folder: Path) -> None:
+    """Loads weights in place into a model, which may be sharded, from a verified folder."""
+    check_weights(model, tensors_in(folder, PREFIX), folder)
+    read_weights({PREFIX + name: p.detach() for name, p in model.named_parameters()}, folder)
 
 
 def check_weights(model: nn.Module, found: Mapping[str, torch.Tensor], folder: Path) -> None:

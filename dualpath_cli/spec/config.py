@@ -4,7 +4,7 @@ Torch-free, so that the command line can check a recipe before anything slow is 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import groupby
@@ -210,61 +210,53 @@ class ModelConfig:
         value = getattr(self, name)
         return value[layer] if isinstance(value, list) else value
 
-    def _problems(self) -> list[str]:
-        """Contradictions among the fields, as sentences."""
-        found = []
+    def _problems(self) -> Iterator[str]:
+        """Contradictions among the fields, as sentences; each assumes that none came before."""
         if self.d_model % self.n_heads or self.head_dim % 2:
-            found.append(
+            yield (
                 f"d_model={self.d_model} with n_heads={self.n_heads} must give an even whole "
                 f"head size, not {self.d_model / self.n_heads:g}"
             )
         if self.n_heads % self.n_kv_heads:
-            found.append(f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}")
+            yield f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}"
         for name, what in BY_LAYER.items():
             value = getattr(self, name)
             if isinstance(value, list) and len(value) != self.n_layers:
-                found.append(
+                yield (
                     f"{name} lists {len(value)} {what} for n_layers={self.n_layers} layers; "
                     f"list {self.n_layers}, or set n_layers to {len(value)}"
                 )
-        if found:
-            return found
-        if self.document_start is not None and self.document_start >= self.vocab_size:
-            found.append(
-                f"document_start={self.document_start} is no token of vocab_size={self.vocab_size}"
-            )
-        found += _unknown("gate", self.gate, GATE_OUTPUTS)
-        found += _unknown("combination", self.combination, COMBINATIONS)
+        if (start := self.document_start) is not None and start >= self.vocab_size:
+            yield f"document_start={start} is no token of vocab_size={self.vocab_size}"
+        yield from _unknown("gate", self.gate, GATE_OUTPUTS)
+        yield from _unknown("combination", self.combination, COMBINATIONS)
         for name, kinds in (("d_ffn", {"dual", "loop"}), ("d_ffn_wide", {"dual", "wide"})):
             for n, kind in enumerate(self.block_kinds):
                 if kind in kinds and self._at(name, n) is None:
                     where = f" in layer {n}" if isinstance(getattr(self, name), list) else ""
                     way_out = "set it, or give an overlay after the --config of a whole recipe"
-                    return [*found, f"block '{kind}' needs {name} and has none{where}; {way_out}"]
-        problems = (self._expert_problem(n) for n in range(self.n_layers))
-        return [*found, *[problem for problem in problems if problem][:1]]
+                    yield f"block '{kind}' needs {name} and has none{where}; {way_out}"
+        for n in range(self.n_layers):
+            yield from self._problems_of_experts(n)
 
-    def _expert_problem(self, layer: int) -> str | None:
-        """Why a layer, from 0, cannot have its configured experts; None if it can."""
+    def _problems_of_experts(self, layer: int) -> Iterator[str]:
+        """Why a layer, from 0, cannot have its configured experts."""
         n, kind, width = (self._at(name, layer) for name in ("n_experts", "block", "d_ffn_wide"))
         if not n:
-            return None
+            return
         if kind == "loop":
-            return (
+            yield (
                 f"n_experts={n} in layer {layer}, a 'loop' block, which has no wide path for them; "
                 "list 0 for such layers, or choose dual or wide blocks"
             )
         if self.top_k > n:
-            return (
-                f"top_k={self.top_k} experts of n_experts={n} cannot be chosen; take {n} or fewer"
-            )
+            yield f"top_k={self.top_k} experts of n_experts={n} cannot be chosen; take {n} or fewer"
         if expert_width(self.effective_width(width), n, self.top_k) < EXPERT_MULTIPLE:
-            return (
+            yield (
                 f"n_experts={n} with top_k={self.top_k} leaves an expert less than "
                 f"{EXPERT_MULTIPLE} of the effective width {self.effective_width(width)} of "
                 f"d_ffn_wide={width}; choose fewer, or a larger d_ffn_wide"
             )
-        return None
 
 
 def by_layer(value: int | list[int] | list[int | None]) -> str:
@@ -330,13 +322,11 @@ def expert_width(dense: int, n_experts: int, top_k: int) -> int:
     return (2 * (3 * dense - n_experts) + share) // (2 * share) * EXPERT_MULTIPLE
 
 
-def _unknown(name: str, value: str, built_in: Iterable[str]) -> list[str]:
+def _unknown(name: str, value: str, built_in: Iterable[str]) -> Iterator[str]:
     """The fault of a part's name, which is neither built in nor the path of a class."""
     names = list(built_in)
-    if value in names or CLASS_PATH.fullmatch(value):
-        return []
-    example = f"my.module.{name.capitalize()}"
-    return [
-        f"{name} must be one of {', '.join(names)} or the path of a class such as {example}, "
-        f"not '{value:.60}'{did_you_mean(value, names)}"
-    ]
+    if value not in names and not CLASS_PATH.fullmatch(value):
+        yield (
+            f"{name} must be one of {', '.join(names)} or the path of a class such as "
+            f"my.module.{name.capitalize()}, not '{value:.60}'{did_you_mean(value, names)}"
+        )

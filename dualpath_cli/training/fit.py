@@ -63,7 +63,8 @@ def fit(session: Session[TrainingLaunch]) -> None:
         run.batch_tokens, launch.settings.model.max_seq_len, trainer.world_size,
         session.datamodule.micro_batch,
     )  # fmt: skip
-    plan = _summary(session, accumulate)
+    launched = why_launched(launch.settings, trainer, session.datamodule.micro_batch)
+    plan = _summary(session, accumulate, launched)
     if launch.dry_run:
         session.say(f"{dump(launch.settings.as_recipe())}\n{plan}")
         return
@@ -88,7 +89,7 @@ def fit(session: Session[TrainingLaunch]) -> None:
     lock = alone(launch.folder / FIT, launch.folder, way_out)
     with lock if trainer.is_global_zero else nullcontext():
         _begin_folder(session, same)
-        if not _launched(session):
+        if not launched:
             losses, module = session.module.losses, session.module
             module.graph = MicroBatchGraph(losses, module, accumulate)
         try:
@@ -252,7 +253,8 @@ def _stopped(session: Session[TrainingLaunch], signum: int) -> Stopped:
     )
 
 
-def _summary(session: Session[TrainingLaunch], accumulate: int) -> str:
+def _summary(session: Session[TrainingLaunch], accumulate: int, launched: str) -> str:
+    """The plan; `launched` says why steps are launched kernel by kernel, if they are."""
     launch, settings = session.launch, session.launch.settings
     model, run = settings.model, settings.run
     flops, since, checkpoint = count.mean_layer_flops(model), launch.data_since, launch.checkpoint
@@ -281,7 +283,7 @@ def _summary(session: Session[TrainingLaunch], accumulate: int) -> str:
         ("run", f"{run.steps:,} steps of {run.batch_tokens:,} tokens: "
          f"{session.trainer.world_size} x {session.datamodule.micro_batch} sequences of "
          f"{model.max_seq_len}, accumulated {accumulate} times"),
-        *_on_gpu(session),
+        *_on_gpu(session, launched),
         ("folder", str(launch.folder)),
         ("", launch.weights and f"begins with the weights of {launch.weights}"),
         ("", checkpoint and f"continued from step {run_folder.step_of(checkpoint)}{whose}"),
@@ -291,18 +293,14 @@ def _summary(session: Session[TrainingLaunch], accumulate: int) -> str:
     return "\n".join(f"{label:8}{text}" for label, text in lines if text)
 
 
-def _launched(session: Session[TrainingLaunch]) -> str:
-    settings, micro_batch = session.launch.settings, session.datamodule.micro_batch
-    return why_launched(settings, session.trainer, micro_batch)
-
-
-def _on_gpu(session: Session[TrainingLaunch]) -> list[tuple[str, str]]:
+def _on_gpu(session: Session[TrainingLaunch], launched: str) -> list[tuple[str, str]]:
     """Lines of the summary: how a CUDA GPU is given its work."""
     device, model = session.trainer.strategy.root_device, session.launch.settings.model
     if device.type != "cuda":
         return []
-    reason = _launched(session)
-    steps = f"launched kernel by kernel ({reason})" if reason else "a micro-batch is one CUDA graph"
+    steps = "a micro-batch is one CUDA graph"
+    if launched:
+        steps = f"launched kernel by kernel ({launched})"
     low = str(session.trainer.precision).startswith("bf16")
     kernel, advice = kernel_on_gpu(
         model.n_heads, model.head_dim, model.max_seq_len,

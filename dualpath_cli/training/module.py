@@ -64,12 +64,12 @@ class DualPathModule(LightningModule):
         compile_blocks: bool,
         checkpointing: Checkpointing = "none",
         reduce_dtype: torch.dtype | None = None,
-        weights: Sequence[Path] = (),
+        weights: Path | None = None,
         step_loops: StepLoops | None = None,
     ) -> None:
-        """`seed` draws the initial weights; with None they are loaded: the mean of `weights`, or by
-        the Trainer, which continues a run. Sharded gradients are reduced in `reduce_dtype`; None is
-        the gradients' type. Without `step_loops` each step trains with the model's loops.
+        """`seed` draws the initial weights; with None they are loaded: from the folder `weights`,
+        or by the Trainer, which continues a run. Sharded gradients are reduced in `reduce_dtype`;
+        None is the gradients' type. Without `step_loops` each step trains with the model's loops.
         """
         super().__init__()
         self.config = config
@@ -123,8 +123,8 @@ class DualPathModule(LightningModule):
         )  # fmt: skip
         if self.compile_blocks and self.step_loops is not None:
             allow_graphs(len(set(self.config.layers)) * len(self.step_loops.counts()))
-        if self.weights:
-            load_weights(self.model, *self.weights)
+        if self.weights is not None:
+            load_weights(self.model, self.weights)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Losses in nats per position, (B, T)."""

@@ -63,7 +63,6 @@ package are kept as well."""
 BY_RULE = {"deterministic": True}
 """Options of torch.compile: kernels that sum are chosen by rule. Chosen by time, as is the default,
 they round differently from process to process. Lightning's Trainer resets the global setting."""
-STRATEGIES = ("ddp", "fsdp", "hsdp")  # for several devices; Lightning's own `auto` chooses
 
 
 def build_model(

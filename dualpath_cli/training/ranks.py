@@ -171,7 +171,7 @@ def launch_by(
 ) -> None:
     """Replaces a trainer's launcher by `Ranks`, if its ranks are processes."""
     strategy = trainer.strategy
-    if not isinstance(strategy, ParallelStrategy) or strategy.cluster_environment is None:
+    if not isinstance(strategy, ParallelStrategy):
         return
     lacking = [name for name in NAMED if name not in os.environ]
     alone = isinstance(strategy.cluster_environment, LightningEnvironment)
@@ -181,8 +181,7 @@ def launch_by(
             "start ranks by srun or torchrun, or set MASTER_ADDR=HOST MASTER_PORT=29500 "
             f"NODE_RANK=N on each node ({', '.join(lacking)} lacking here)"
         )
-    if type(strategy.launcher) in (internals.launcher_class(), type(None)):
-        internals.set_launcher(strategy, Ranks(strategy, command, timeout, continues))
+    internals.set_launcher(strategy, Ranks(strategy, command, timeout, continues))
 
 
 def lost_contact(error: BaseException) -> bool:

@@ -14,7 +14,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from rich.console import Console
 
 from dualpath_cli.base.errors import UserError
@@ -27,7 +26,6 @@ from dualpath_cli.report.console import plain_console
 from dualpath_cli.report.table import Column, Table, show
 from dualpath_cli.run.checkpoint_folder import SafetensorsIO
 from dualpath_cli.run.run_folder import TOKENIZER, way_on
-from dualpath_cli.run.trained import keep_scores, label_of_average
 from dualpath_cli.run.weights import verify
 from dualpath_cli.training import parallel
 from dualpath_cli.training.checkpoints import Checkpoints
@@ -94,10 +92,10 @@ def build_session(
         and parallel.can_compile(trainer.strategy.root_device)
     )
     if isinstance(launch, TrainingLaunch):
-        weights, source = [launch.weights] if launch.weights else [], settings.data.path
-        drawn = not weights and launch.checkpoint is None
+        weights, source = launch.weights, settings.data.path
+        drawn = weights is None and launch.checkpoint is None
     else:
-        weights, source = list(launch.run.average or [launch.run.checkpoint]), str(launch.folder)
+        weights, source = launch.run.checkpoint, str(launch.folder)
         drawn = False
     tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
     token_bytes = tokenizer.token_bytes()
@@ -137,9 +135,7 @@ def build_trainer(
     given = launch.settings.trainer.devices_of_a_node
     if name == "auto" and section["num_nodes"] * (there if given is None else given) > 1:
         name = "ddp"
-    plugins, callbacks = as_list(section["plugins"]), as_list(section["callbacks"])
-    if name not in ("fsdp", "hsdp"):  # under these all ranks write
-        plugins.append(SafetensorsIO())
+    callbacks = as_list(section["callbacks"])
     max_time = section.pop("max_time")  # Lightning's timer would validate once more
     timeout, own_loggers = timedelta(minutes=run.rank_timeout), as_list(section["logger"])
     if training:
@@ -158,9 +154,9 @@ def build_trainer(
         own_loggers = [one for one in own_loggers if not isinstance(one, bool)]
         own_loggers = [*loggers(training.settings, folder, begins_at), *own_loggers]
     ours = {
-        "strategy": parallel.build_strategy(name, run) if isinstance(name, str) else name,
+        "strategy": parallel.build_strategy(name, run),
         "devices": 1 if name == "single" else section["devices"],
-        "plugins": plugins,
+        "plugins": [] if name in ("fsdp", "hsdp") else [SafetensorsIO()],  # there all ranks write
         "callbacks": callbacks,
         "logger": own_loggers if training else False,
         "default_root_dir": str(folder),  # for the traces of a profiler
@@ -177,13 +173,8 @@ def build_trainer(
         "enable_model_summary": False,
     }
     trainer = Trainer(**{**section, **ours})
-    if training and run.reduce_dtype and trainer.world_size > 1 and name not in parallel.STRATEGIES:
-        raise UserError("run.reduce_dtype has no effect on a class; choose trainer.strategy=ddp")
     if isinstance(trainer.strategy, parallel.FullyShardedStrategy):
         trainer.strategy.check_shards()
-    elif not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
-        kind = type(trainer.strategy).__name__  # checkpoints need parameters by their names
-        raise UserError(f"trainer.strategy {kind}: choose single, ddp, fsdp or hsdp in its place")
     launch_by(trainer, command, timeout, lambda: f"; {way_on(folder)}" if training else "")
     return trainer
 
@@ -234,9 +225,3 @@ def validate(session: Session[StudyLaunch]) -> None:
     """Scores the checkpoint on every validation set."""
     session.trainer.validate(session.module, datamodule=session.datamodule, verbose=False)
     session.show_validation()
-    run, data = session.launch.run, session.launch.settings.as_recipe()["data"]
-    if label := label_of_average(run):
-        session.say(label)
-    results, first = session.module.val_results, session.trainer.is_global_zero
-    if run.average and first and (kept := keep_scores(run, data, results)):
-        session.say(f"kept: {kept}")

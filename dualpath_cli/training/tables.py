@@ -321,20 +321,15 @@ class BadSteps(EachStep):
                 self.table.open(0)
             row = {"step": self.step, "kind": kind, "loss": loss}
             self.table.append({**row, "grad_norm": module.grad_norm.item()})
-        if module.guard.in_a_row >= self.limit:
-            # The first rank reports it.
-            why = self._why(module.guard.in_a_row, kind) if trainer.is_global_zero else ""
-            raise NumbersFailed(why)
+        if (in_a_row := module.guard.in_a_row) >= self.limit:
+            setting = "raise optim.skip_sigma" if kind == "outlier" else "lower optim.lr"
+            why = (
+                f"steps {self.step - in_a_row + 1} to {self.step} were skipped, the last because "
+                f"{_CAUSES[kind]}; {self.table.path} lists them; check the data, {setting} (under "
+                f"another --run.name) or raise run.max_bad_steps; {way_on(self.run_folder)}"
+            )
+            raise NumbersFailed(why if trainer.is_global_zero else "")  # the first rank reports
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         if skipped := pl_module.guard.skipped:
             self.say(f"{skipped:,} of {self.step:,} steps were skipped: see {self.table.path}")
-
-    def _why(self, in_a_row: int, kind: Cause) -> str:
-        setting = "raise optim.skip_sigma" if kind == "outlier" else "lower optim.lr"
-        return (
-            f"steps {self.step - in_a_row + 1} to {self.step} were skipped, the last because "
-            f"{_CAUSES[kind]}; {self.table.path} lists them; check the data, {setting} (under "
-            "another --run.name) or raise run.max_bad_steps; "
-            f"{way_on(self.run_folder)}"
-        )

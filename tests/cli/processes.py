@@ -1,7 +1,7 @@
 """Commands in separate processes: one to be killed, or one for each of several ranks.
 
-They are forks of a server that has imported torch and Lightning (`preloaded.py`), which takes
-a new Python six seconds or more. Each worker of the tests has one server.
+They are forks of a server that has imported torch and Lightning, which takes a new Python six
+seconds or more. Each worker of the tests has one server.
 """
 
 import multiprocessing
@@ -18,7 +18,9 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.training import curve
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["tests.cli.preloaded"])
+SERVER.set_forkserver_preload(
+    ["datasketch", "pytest", "data_prep.prepare", "dualpath_cli.cli.lightning"]
+)
 
 Call = Callable[[], object]
 

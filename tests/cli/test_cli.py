@@ -18,7 +18,7 @@ from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import main
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import SECTIONS
-from tests.cli.home import write_home
+from tests.training.tiny_run import write_home
 
 SLOW = ("torch", "lightning", "litdata", "torchmetrics", "rich", "tiktoken", "matplotlib")
 """Packages that take a second or more, or are needed only once a run has begun."""

@@ -22,9 +22,8 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training import launch as checks
-from tests.cli.home import RUN, recipe_of_home, write_home
 from tests.conftest import Share
-from tests.training.tiny_run import back_to_step, tables
+from tests.training.tiny_run import RUN, back_to_step, recipe_of_home, tables, write_home
 
 
 def test_cores_are_those_that_the_process_may_use(monkeypatch):

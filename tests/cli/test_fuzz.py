@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from dualpath_cli.base.errors import LONGEST, UserError
 from dualpath_cli.cli.main import main
-from tests.cli.home import RUN, recipe_of_home, write_home
 from tests.cli.test_messages import BOMB, PREFIX
 from tests.cli.test_settings import FIELDS, OPTIONS
 from tests.conftest import Share
+from tests.training.tiny_run import RUN, recipe_of_home, write_home
 
 SECONDS = 10
 """Of the processor's time; a recipe of 50,000 characters takes two to read."""
@@ -35,7 +35,7 @@ LINES = [
     f"validate --config case.yaml --ckpt_path {RUN} --data.val_tokens 20K",
     f"ablate --ckpt_path {RUN} --data.val.mine val.jsonl --suite paper layers --loops 1-4 --out x",
     f"ablate --ckpt_path {RUN} --classes n=NUM,SYM:wide --data.val_tokens 1K --seeds 2",
-    f"routing --ckpt_path {RUN} --tagger none --sequences 3 --examples held_out:0",
+    f"routing --ckpt_path {RUN} --tagger none --sequences 3",
     f"generate --ckpt_path {RUN} --prompt hello --top_k 5 --stop a --intervention gates=1,0",
     "flops --config case.yaml --tokens 1B --gpus 8 --tflops 100",
     "flops --budget 80M --alpha 50 --k 4 --block dual --layers 8 --dim 512",

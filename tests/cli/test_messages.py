@@ -14,10 +14,10 @@ import pytest
 
 from dualpath_cli.base.errors import LONGEST
 from dualpath_cli.cli.commands import COMMANDS
-from tests.cli.home import RUN, write_home
 from tests.cli.test_cli import SLOW, run_without_slow_imports
 from tests.compare.run_folders import write_sweep
 from tests.compare.sweep.conftest import write_recipe
+from tests.training.tiny_run import RUN, write_home
 
 MESSAGES = Path(__file__).with_name("messages.txt")
 ROWS = dict(row.split("\n") for row in MESSAGES.read_text().strip()[2:].split("\n\n$ "))

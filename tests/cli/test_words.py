@@ -29,7 +29,6 @@ def changed(recipe: dict[str, Any], *words: str) -> dict[str, Any]:
         (["--optim.lr", "5e-4"], "optim", "lr", 5e-4),
         (["--run.name", "007"], "run", "name", "007"),
         (["--run.name=a=b"], "run", "name", "a=b"),
-        (["--run.wandb", "2024"], "run", "wandb", "2024"),
         (["--run.max_tokens", "38.5B"], "run", "max_tokens", 38_500_000_000),
         (["--trainer.devices", "2"], "trainer", "devices", 2),
         (["--trainer.devices", "auto"], "trainer", "devices", "auto"),
@@ -86,12 +85,6 @@ def test_a_section_given_as_one_mapping_merges_with_the_recipes():
         "optim": {"lr": 3e-3, "warmup_steps": 20, "betas": (0.9, 0.99)},
         "run": {"max_tokens": 100, "name": "x"},
     }
-
-
-def test_the_file_of_a_section_is_what_it_holds(tmp_path):
-    (file := tmp_path / "optim.yaml").write_text("{lr: 3e-3, betas: [0.9, 0.99]}")
-    recipe, words = {"optim": {"lr": 1e-3, "eps": 1}}, ("--optim", str(file), "--optim.eps=2")
-    assert changed(recipe, *words) == {"optim": {"lr": 3e-3, "eps": 2, "betas": (0.9, 0.99)}}
 
 
 @pytest.mark.parametrize("values", [["-h"], ["-h", "b"], ["-c"], ["a", "b"]])

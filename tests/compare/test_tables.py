@@ -30,8 +30,8 @@ from dualpath_cli.compare.tables import (
 )
 from dualpath_cli.report.blocks import block_spread, holm
 from dualpath_cli.report.table import Entry, Table
-from tests.base.lazy import Lazy
 from tests.compare.run_folders import configuration, group, model_of, wide, write_run
+from tests.conftest import Lazy
 
 stats = Lazy("scipy.stats")
 

@@ -126,33 +126,6 @@ def test_a_cache_goes_with_one_intervention_and_its_draft(first, draft, later, m
         forward(model, TOKENS[:, :1], cache=cache, intervention=later)
 
 
-@pytest.mark.parametrize(
-    "intervention",
-    [Intervention(loops=1), Intervention(loops=5), Intervention(gates=(0.2, 0.9)),
-     Intervention(gates=(0.0, 1.0), layers=(1,))],
-    ids=lambda intervention: intervention.name,
-)  # fmt: skip
-def test_interventions_are_the_same_with_a_cache(intervention):
-    model = with_weights(small())
-    whole = forward(model, TOKENS, intervention=intervention)
-    assert difference(whole, forward(model, TOKENS)) >= SHOWS
-    for lengths in ([3, 1, 2], [1] * TOKENS.shape[1]):
-        cached = in_chunks(model, TOKENS, lengths, intervention=intervention)
-        assert difference(cached, whole) <= OUTPUTS
-
-
-@several
-@given(config=MODELS, length=st.integers(1, 5), seed=st.integers(0, 99))
-def test_a_batch_goes_on_from_one_sequence(config, length, seed):
-    model, cache = with_weights(config), Cache(config)
-    start = random_tokens(config, batch=1, length=length, seed=seed)
-    rests = random_tokens(config, batch=3, length=4, seed=seed + 100)
-    forward(model, start, cache=cache)
-    cache.select([0] * 3)
-    whole = forward(model, torch.cat((start.expand(3, -1), rests), dim=1))
-    assert difference(forward(model, rests, cache=cache), whole[:, length:]) <= OUTPUTS
-
-
 @several
 @given(
     config=MODELS, rows=st.lists(st.integers(0, 2), min_size=1, max_size=4), padded=st.booleans()

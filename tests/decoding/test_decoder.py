@@ -192,18 +192,18 @@ def test_a_second_batch_of_as_many_texts_is_recorded_no_more(tapes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "change", "cached"),
+    ("changes", "change"),
     [
-        ({}, Intervention(halting=0.6), True),
-        ({}, Intervention(skip=0.6), True),
-        ({}, None, False),
-        (EXPERTS, None, True),
-        ({"gate": "tests.spec.custom_classes.MlpGate"}, None, True),
+        ({}, Intervention(halting=0.6)),
+        ({}, Intervention(skip=0.6)),
+        ({}, Intervention(gates="shuffled")),
+        (EXPERTS, None),
+        ({"gate": "tests.spec.custom_classes.MlpGate"}, None),
     ],
 )
-def test_these_run_as_they_are(changes, change, cached, tapes):
+def test_these_run_as_they_are(changes, change, tapes):
     import_classes(small(**changes), allowed=True)
-    decoder = Decoder(DualPathLM(small(**changes), seed=0), change, cached=cached)
+    decoder = Decoder(DualPathLM(small(**changes), seed=0), change)
     decoder.begin(16)
     for at in range(3):
         decoder.logits(TOKENS[:, at : at + 1])

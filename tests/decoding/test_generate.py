@@ -95,7 +95,7 @@ def test_rows_of_a_file_are_answered_in_their_order(rows, tmp_path):
 
 
 def test_without_a_prompt_a_text_begins_by_itself_and_fills_the_window(rows):
-    (row,) = rows("--max_new_tokens", 99, "--ignore_eot")
+    (row,) = rows("--max_new_tokens", 99, "--greedy")
     assert row.pop("text")
     begun = {"prompt": "", "number": 1, "sample": 1, "new_tokens": 64, "end": "window"}
     assert row == begun
@@ -103,7 +103,7 @@ def test_without_a_prompt_a_text_begins_by_itself_and_fills_the_window(rows):
 
 def test_overrides_and_precision_are_those_of_the_model(rows):
     """One word of each; that all words are overrides is tested in tests/options."""
-    prompt = ("--prompt", "the shell", "hell", "--max_new_tokens", 24, "--ignore_eot")
+    prompt = ("--prompt", "the shell", "hell", "--max_new_tokens", 24)
     plain = rows(*prompt)
     for words in ("--intervention skip=0.6", "--intervention K=1", "--precision bfloat16"):
         assert rows(*prompt, *words.split()) != plain
@@ -140,7 +140,7 @@ def interrupt(signum: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_signal_keeps_what_was_streamed(run, rows, capsys, monkeypatch):
-    words = ["--prompt", "a cell", "--greedy", "--ignore_eot", "--max_new_tokens", "30"]
+    words = ["--prompt", "a cell", "--greedy", "--max_new_tokens", "30"]
     (row,) = rows(*words)
     interrupt(signal.SIGINT, 10, monkeypatch)
     capsys.readouterr()
@@ -154,7 +154,7 @@ def test_a_signal_keeps_what_was_streamed(run, rows, capsys, monkeypatch):
 def test_a_signal_keeps_the_texts_that_are_done_beside_the_file(
     run, rows, tmp_path, capsys, monkeypatch
 ):
-    words = ["--prompt", "a", "the cell", "--greedy", "--ignore_eot", "--batch_size", "1",
+    words = ["--prompt", "a", "the cell", "--greedy", "--batch_size", "1",
              "--max_new_tokens", "6"]  # fmt: skip
     whole = rows(*words)
     interrupt(signal.SIGTERM, 8, monkeypatch)  # in the second batch: longer prompts come first

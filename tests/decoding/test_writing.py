@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from dualpath_cli.base.errors import RunFailed
 from dualpath_cli.decoding import writing
 from dualpath_cli.decoding.decoder import Decoder
-from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import (
     DRAFT,
     Addition,
@@ -24,9 +23,10 @@ from dualpath_cli.decoding.writing import (
     write_on_drafts,
 )
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.recipe.options import Sampling
 from dualpath_cli.run.weights import round_weights
 from dualpath_cli.spec.intervention import Intervention
-from tests.base.lazy import Lazy
+from tests.conftest import Lazy
 from tests.model import reference
 from tests.model.reference import random_tokens
 from tests.model.small_models import ALL_KINDS, small, with_weights
@@ -57,8 +57,6 @@ OPTIONS = st.fixed_dictionaries(
         "temperature": st.floats(0.2, 3),
         "top_k": st.integers(0, 30),
         "top_p": st.floats(0.05, 1),
-        "min_p": st.floats(0, 1),
-        "repetition_penalty": st.floats(0.5, 2),
     },
 )
 
@@ -75,17 +73,8 @@ def test_probabilities_are_those_that_transformers_draws_from(gpt2, options, see
         return_dict_in_generate=True, output_logits=True, output_scores=True,
         **{"top_k": 0, "top_p": 1.0, **options},
     )  # fmt: skip
-    probs = Sampler(Sampling(**options), GPT2_IDS).probabilities(theirs.logits[0], ids.tolist())
+    probs = Sampler(Sampling(**options), GPT2_IDS).probabilities(theirs.logits[0])
     torch.testing.assert_close(probs, theirs.scores[0].softmax(-1), atol=1e-6, rtol=1e-5)
-
-
-def test_greedy_takes_the_likeliest_after_the_penalty():
-    logits = torch.tensor([[1.0, 3.0, 2.0], [-1.0, -3.0, -1.5]])
-    plain = Sampler(Sampling(greedy=True), 3).probabilities(logits, [[1], [0]])
-    assert plain.tolist() == [[0, 1, 0], [1, 0, 0]]
-    sampling = Sampling(greedy=True, repetition_penalty=2.0)
-    penalized = Sampler(sampling, 3).probabilities(logits, [[1, 1], [0]])
-    assert penalized.tolist() == [[0, 0, 1], [0, 0, 1]]
 
 
 @pytest.mark.parametrize("greedy", [False, True])
@@ -93,7 +82,7 @@ def test_ids_that_the_tokenizer_lacks_are_never_drawn(greedy):
     logits = torch.zeros(50, 8)
     logits[:, 5:] = 100.0
     sampler = Sampler(Sampling(greedy=greedy, top_k=6, top_p=0.9), 5)
-    probs = sampler.probabilities(logits, [[7]] * 50)
+    probs = sampler.probabilities(logits)
     assert probs.shape == logits.shape
     assert (probs[:, 5:] == 0).all()
     assert sampler.draw(probs, generators(50)).max() < 5
@@ -112,7 +101,7 @@ def test_draws_have_the_frequencies_of_their_probabilities():
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_model_that_gives_no_numbers_fails(greedy):
     sampler = Sampler(Sampling(greedy=greedy), 3)
-    probs = sampler.probabilities(torch.tensor([[0.0, torch.nan, 1.0]]), [[0]])
+    probs = sampler.probabilities(torch.tensor([[0.0, torch.nan, 1.0]]))
     with pytest.raises(RunFailed, match="logits are nan or infinite"):
         sampler.draw(probs, generators(1))
 
@@ -170,7 +159,7 @@ CONFIG = small(**ALL_KINDS)
 WEIGHTS = reference.random_weights(CONFIG, seed=0)
 IDS = 15
 """Of a tokenizer that is smaller than the vocabulary of 17."""
-EOT = 3
+EOT, NO_EOT = 3, -1
 PROMPTS = [[3, 7, 1], [3], [3, 9, 9, 2, 5, 11, 4], [3, 14]]
 VALUES = [bytes([97 + id]) for id in range(IDS)]
 
@@ -180,20 +169,19 @@ def pieces_of(
     seeds: list[int],
     sampling: Sampling | None = None,
     change: Intervention | None = None,
-    cached: bool = True,
     **limits: object,
 ) -> list[list[Addition]]:
     """The pieces of each text."""
     model = with_weights(CONFIG, WEIGHTS)
     found: list[list[Addition]] = [[] for _ in prompts]
-    decoder = Decoder(model, change, cached=cached)
+    decoder = Decoder(model, change)
     for piece in write_on(
         decoder.next_logits,
         prompts,
         Sampler(sampling or Sampling(), IDS),
         [torch.Generator().manual_seed(seed) for seed in seeds],
         VALUES,
-        Limits(**{"max_new_tokens": 8, "window": 16, "eot_id": None, **limits}),
+        Limits(**{"max_new_tokens": 8, "window": 16, "eot_id": NO_EOT, **limits}),
         decoder.select,
     ):
         found[piece.row].append(piece)
@@ -239,11 +227,10 @@ def test_greedy_writing_is_what_the_equations_say():
 @given(seeds=st.lists(st.integers(0, 2**40), min_size=4, max_size=4), eot=st.booleans())
 def test_a_text_is_the_same_alone_and_in_any_batch(change, seeds, eot):
     """In float64, where rounding decides nothing: seeded draws after prompts of mixed lengths."""
-    options = {"change": change, "eot_id": EOT if eot else None}
-    shares_slots = change is not None and change.kv_slots is not None  # of tokens passed before
+    options = {"change": change, "eot_id": EOT if eot else NO_EOT}
     together = pieces_of(PROMPTS, seeds, **options)
     for n, prompt in enumerate(PROMPTS):
-        alone = pieces_of([prompt], [seeds[n]], cached=n % 2 == 0 or shares_slots, **options)
+        alone = pieces_of([prompt], [seeds[n]], **options)
         assert ids_of(alone) == [ids_of(together)[n]]
     backwards = pieces_of(PROMPTS[::-1], seeds[::-1], **options)
     assert ids_of(backwards)[::-1] == ids_of(together)
@@ -254,7 +241,7 @@ def test_a_window_ends_a_text_that_fills_it():
     texts = pieces_of(PROMPTS, [1, 2, 3, 4], max_new_tokens=14)
     assert [len(pieces) for pieces in texts] == [14, 14, 10, 14]
     assert [pieces[-1].end for pieces in texts] == ["length", "length", "window", "length"]
-    assert Limits(14, 16, None).positions([len(prompt) for prompt in PROMPTS]) == 7 + 13
+    assert Limits(14, 16, NO_EOT).positions([len(prompt) for prompt in PROMPTS]) == 7 + 13
     full = pieces_of([[3] * 16], [1])
     assert [[piece.end for piece in pieces] for pieces in full] == [["window"]]
 
@@ -263,7 +250,7 @@ def test_a_window_ends_a_text_that_fills_it():
 
 
 def script(
-    *texts: str, most: int = 99, stops: tuple[str, ...] = (), ignore: bool = False
+    *texts: str, most: int = 99, stops: tuple[str, ...] = ()
 ) -> tuple[list[tuple[str, str | None]], int]:
     """What is written, why it ended, and the number of passes."""
     passes: list[int] = []
@@ -280,7 +267,7 @@ def script(
         Sampler(Sampling(greedy=True), 128),
         [torch.Generator()] * len(texts),
         [bytes([id]) for id in range(128)],
-        Limits(most, 999, None if ignore else 0, stops),
+        Limits(most, 999, 0, stops),
     )
     written, ends = [""] * len(texts), [None] * len(texts)
     for piece in pieces:
@@ -295,7 +282,6 @@ def script(
 def test_end_of_text_ends_it_and_is_not_written():
     ended = script("ab\0cd", "abcdef", most=5)
     assert ended == ([("ab", "eot"), ("abcde", "length")], 5)
-    assert script("ab\0cd", most=5, ignore=True)[0] == [("ab\0cd", "length")]
     stopped = script("a.bcdef", "abc.def", stops=(".",))
     assert stopped == ([("a", "stop"), ("abc", "stop")], 4), "the batch ends with its last text"
 
@@ -313,7 +299,7 @@ def test_half_of_a_batch_is_dropped_when_it_has_ended():
     prompts = [[3] * length for length in limits]  # the window ends them
     pieces = write_on(
         next_logits, prompts, Sampler(Sampling(), IDS), [torch.Generator()] * 4, VALUES,
-        Limits(99, 16, None), decoder.select,
+        Limits(99, 16, NO_EOT), decoder.select,
     )  # fmt: skip
     assert sorted(piece.row for piece in pieces) == [0, *[1] * 2, *[2] * 5, *[3] * 6]
     assert widths == [4, 4, 2, 2, 2, 1]
@@ -394,16 +380,12 @@ def plain(
     prompt=st.lists(st.integers(0, IDS - 1), min_size=1, max_size=12),
     length=st.integers(1, 7),
     most=st.integers(1, 9),
-    eot=st.sampled_from([None, 2, 5, 9]),
+    eot=st.sampled_from([NO_EOT, 2, 5, 9]),
     stops=st.sampled_from([(), ("a",), ("gh", "dd")]),
-    penalty=st.sampled_from([1.0, 1.5]),
     change=st.sampled_from([None, Intervention(halting=0.5), Intervention(loops=2, skip=0.6)]),
 )
-def test_the_likeliest_text_is_the_same_to_its_end(
-    prompt, length, most, eot, stops, penalty, change
-):
-    sampling = Sampling(greedy=True, repetition_penalty=penalty)
-    limits = Limits(most, 16, eot, stops)
+def test_the_likeliest_text_is_the_same_to_its_end(prompt, length, most, eot, stops, change):
+    sampling, limits = Sampling(greedy=True), Limits(most, 16, eot, stops)
     for model in (MODEL, OF_DOCUMENTS):
         pieces, _ = drafted(prompt, sampling, limits, length, change=change, model=model)
         assert pieces == plain(prompt, sampling, limits, change, model)
@@ -413,7 +395,7 @@ def test_some_drafts_are_accepted_and_some_are_not():
     """Or the tests here would be of one case alone."""
     fared = Drafts()
     for seed in range(20):
-        _, drafts = drafted([3, seed % IDS], Sampling(), Limits(9, 16, None), 3, seed)
+        _, drafts = drafted([3, seed % IDS], Sampling(), Limits(9, 16, NO_EOT), 3, seed)
         fared.ids += drafts.ids
         fared.accepted += drafts.accepted
     assert 0.1 < fared.accepted / fared.ids < 0.9
@@ -426,7 +408,7 @@ def distribution(prompt: list[int], sampling: Sampling) -> dict[tuple[int, int],
     def after(ids: list[int]) -> list[float]:
         with torch.no_grad():
             logits_1V = MODEL(torch.tensor([ids]))[:, -1]
-        return sampler.probabilities(logits_1V, [ids])[0, :IDS].tolist()
+        return sampler.probabilities(logits_1V)[0, :IDS].tolist()
 
     return {
         (first, second): p * q
@@ -469,7 +451,7 @@ def redrawn_from_the_whole(
 )
 def test_sampled_texts_are_distributed_as_without_drafts(length, texts, monkeypatch):
     """Pairs of ids, the second of which comes from the same draft, the next one, or neither."""
-    prompt, sampling, limits = [3, 7, 1], Sampling(top_k=4), Limits(1 + length, 16, None)
+    prompt, sampling, limits = [3, 7, 1], Sampling(top_k=4), Limits(1 + length, 16, NO_EOT)
 
     def p_of_pairs() -> float:
         written = (drafted(prompt, sampling, limits, length, seed)[0] for seed in range(texts))

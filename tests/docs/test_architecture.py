@@ -15,8 +15,8 @@ from lightning.pytorch import Trainer
 from dualpath_cli.cli import words
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import main
-from tests.cli.home import write_home
 from tests.conftest import Share
+from tests.training.tiny_run import write_home
 
 ROOT = Path(__file__).parents[2]
 PACKAGE, PREPARATION = ROOT / "dualpath_cli", ROOT / "data_prep"

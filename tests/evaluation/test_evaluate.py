@@ -16,7 +16,7 @@ from dualpath_cli.evaluation import runner
 from dualpath_cli.evaluation.benchmarks import FOLDER, MEANS, means_of
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.recipe.recipes import merge
-from tests.evaluation.conftest import CHANGES, NAME
+from tests.evaluation.conftest import CHANGES, NAME, write_rows
 from tests.flops.paper import TABLES
 from tests.study.conftest import model_of
 
@@ -137,15 +137,16 @@ def test_requests_are_written_without_a_model(tasks, tmp_path, output_of):
 def test_a_text_has_two_numbers_which_are_one_within_a_window(trained, tmp_path, output_of):
     """`validate` and `load` read windows after end-of-text, `evaluate` after the token before."""
     run = trained(**merge(CHANGES, {"model": {"vocab_size": 260}}))  # no row without a token
-    texts = {"short": "tell the tale of shells", "long": "tell the tale of shells and all " * 9}
+    short = "tell the tale of shells"
+    texts = {"c4": short, "wikitext_103": f"{short} and all " * 9}
     for name, text in texts.items():
-        (tmp_path / f"{name}.txt").write_text(text)
-    sources = [f"{name}={tmp_path / name}.txt" for name in texts]
-    output_of("evaluate", "--ckpt_path", run, "--out", tmp_path, "--sources", *sources)
+        write_rows(tmp_path / f"{name}.jsonl", [{"text": text}])
+    words = ["--out", tmp_path, "--tasks", "lm", "--data", tmp_path]
+    output_of("evaluate", "--ckpt_path", run, *words)
     for name, scores in report(tmp_path / NAME)["results"].items():
         separate = dualpath.load(run).loss(texts[name]).bits_per_byte
         near = scores["rolling_bpb,none"] == pytest.approx(separate, abs=1e-4)
-        assert near == (name == "short")
+        assert near == (name == "c4")
 
 
 @pytest.mark.parametrize(("budget", "aggregate"), [("F80M", 0.8753), ("F160M", 0.8530)])

@@ -205,13 +205,6 @@ def test_a_model_writes_what_the_equations_say():
     assert written(harness(intervention=Intervention(loops=1)), PROMPTS, most=4) != texts
 
 
-def test_what_the_model_would_write_is_told():
-    context = TOKENIZER.encode("the cell")
-    best = int(log_probabilities(context)[-1].argmax())
-    pairs = [("", context, [best]), ("", context, [(best + 1) % IDS])]
-    assert [greedy for _, greedy in harness()._loglikelihood_tokens(pairs)] == [True, False]
-
-
 def test_a_prompt_leaves_room_in_the_window():
     """16 ids: at most 6 new ones, so that 10 of the prompt are read."""
     prompt = "abcdefghijklmnopqrstuvwxyz"

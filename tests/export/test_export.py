@@ -1,16 +1,13 @@
 """`dualpath export`: whole or not there, nothing damaged, and a RUN of every command."""
 
 import csv
-import hashlib
 import html
 import json
 import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -123,19 +120,6 @@ def test_an_exported_folder_is_studied_and_compared_as_its_run(
     assert (out / "ablations" / "step-00000006" / "ablations.csv").is_file()
 
 
-def test_weights_of_a_folder_are_started_from(trained, tmp_path, said):
-    run = trained()
-    out = export(run, tmp_path / "out")
-    given = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.max_tokens", "256"]
-    for name, start_of in (("a", run), ("b", out)):
-        assert main([*given, "--run.name", name, "--run.init_from", str(start_of)]) == 0
-    one, other = (rows(run.with_name(name) / "metrics.csv") for name in "ab")
-    assert one == other
-    assert one[0] != rows(run / "metrics.csv")[0]
-    other = ["--run.name", "c", "--model.loops", "3", "--run.init_from", out]
-    assert "model.loops" in said(*given, *other)
-
-
 RUNS = [(2, True), *(pytest.param(*run, marks=rare) for run in ((2, False), (4, True), (4, False)))]
 VOCABULARY = 275  # neither two nor four ranks divide it
 
@@ -227,12 +211,6 @@ def test_what_comes_into_a_folder_while_its_successor_is_written_stays(
     assert list(tmp_path.glob("hf*")) == [folder]
 
 
-def test_the_list_has_the_hash_of_every_other_file(folder):
-    files = contents(folder)
-    listed = dict(line.split("  ")[::-1] for line in files.pop("SHA256SUMS").decode().splitlines())
-    assert listed == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-
-
 def test_a_changed_byte_in_any_file_is_refused(folder, said):
     for name, content in contents(folder).items():
         if name not in ("SHA256SUMS", "README.md"):
@@ -258,27 +236,12 @@ def test_a_changed_byte_in_any_file_is_refused(folder, said):
     assert "it is a pipe or a device, no file" in said("validate", "--ckpt_path", folder)
 
 
-def other_ids(tokenizer: dict[str, Any]) -> None:
-    ids = tokenizer["model"]["vocab"]
-    ids["a"], ids["b"] = ids["b"], ids["a"]
-
-
-DAMAGES: list[tuple[str, Callable[[dict[str, Any]], None], str]] = [
-    ("config.json", lambda config: config.update(norm_eps=0.1),
-     "with model.norm_eps=1e-05, this one has 0.1; put config.json back"),
-    ("tokenizer.json", other_ids, "tokenizer.json has the fingerprint"),
-]  # fmt: skip
-
-
 def test_a_folder_whose_files_are_of_two_models_is_no_run(folder, said):
     (folder / "SHA256SUMS").unlink()  # which would name the file alone
-    for name, damage, message in DAMAGES:
-        whole = (folder / name).read_text()
-        content = json.loads(whole)
-        damage(content)
-        (folder / name).write_text(json.dumps(content))
-        assert message in said("validate", "--ckpt_path", folder)
-        (folder / name).write_text(whole)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"norm_eps": 0.1}))
+    error = said("validate", "--ckpt_path", folder)
+    assert "with model.norm_eps=1e-05, this one has 0.1; put config.json back" in error
 
 
 def test_the_card_says_what_the_run_says(folder, tmp_path):

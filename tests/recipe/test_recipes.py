@@ -207,10 +207,6 @@ def test_an_overlay_changes_what_it_names_and_nothing_else_in_any_order(fit):
         assert changed(base, fit("f80m_a50_k4", *names)) == together
 
 
-def test_a_run_is_named_after_the_first_recipe(fit):
-    assert fit("f80m_a50_k4", "as_written").folder == Path("runs/f80m_a50_k4/default")
-
-
 # Finding a recipe
 
 
@@ -262,14 +258,6 @@ def test_the_repositorys_path_means_the_packaged_recipe_where_there_is_no_reposi
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        (  # a chain ends with the recipe itself
-            {
-                "low": "model: {d_model: 1, n_layers: 1, loops: 1}\nrun: {keep: 1}",
-                "middle": "base: low.yaml\nmodel: {d_model: 2, n_layers: 2}",
-                "top": "base: middle.yaml\nmodel: {d_model: 3}",
-            },
-            {"model": {"d_model": 3, "n_layers": 2, "loops": 1}, "run": {"keep": 1}},
-        ),
         (  # of several the later wins; two may share a third
             {
                 "root": "run: {keep: 1, log_every: 1}",
@@ -288,7 +276,7 @@ def test_the_repositorys_path_means_the_packaged_recipe_where_there_is_no_reposi
             {"run": {"keep": 4, "log_every": 2}},
         ),
     ],
-    ids=["chain", "shared", "beside"],
+    ids=["shared", "beside"],
 )
 def test_a_recipe_stands_on_its_bases(files, expected, folder):
     for name, text in files.items():
@@ -347,27 +335,23 @@ def test_where_a_mapping_meets_a_value_the_upper_one_replaces_it(a, b):
     ("text", "value"),
     [
         ("5e-4", 5e-4),
-        ("1E5", 1e5),
         ("1_000e3", 1e6),
         ("38_503_710_720", 38_503_710_720),
-        ("5e", "5e"),
         ("f80e6", "f80e6"),
         ("010", 10),
         ("-08", -8),
         ("0x10", "0x10"),
-        ("0b11", "0b11"),
         ("1:30", "1:30"),
-        ("1:30.5", "1:30.5"),
         (".5", 0.5),
         ("+1.5e+3", 1500.0),
         (".", "."),
     ],
 )
 def test_numbers_are_read_as_people_write_them_also_on_the_command_line(text, value):
-    word = read(COMMANDS["fit"], ["--config", "base", f"--trainer.strategy={{a: {text}}}"])
+    word = read(COMMANDS["fit"], ["--config", "base", f"--trainer.profiler={{a: {text}}}"])
     for found in (
         recipes.parse(f"key: {text}", "mine")["key"],
-        word.upon({}).recipe["trainer"]["strategy"]["a"],
+        word.upon({}).recipe["trainer"]["profiler"]["a"],
     ):
         assert found == value
         assert type(found) is type(value)

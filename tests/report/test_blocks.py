@@ -16,7 +16,7 @@ from dualpath_cli.report.blocks import (
     noncentrality,
     signed_rank_p,
 )
-from tests.base.lazy import Lazy
+from tests.conftest import Lazy
 
 stats = Lazy("scipy.stats")
 

@@ -17,7 +17,7 @@ from dualpath_cli.report.bootstrap import (
     interval,
     resampled_sums,
 )
-from tests.base.lazy import Lazy
+from tests.conftest import Lazy
 
 stats = Lazy("scipy.stats")
 

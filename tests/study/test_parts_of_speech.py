@@ -287,17 +287,6 @@ def test_every_window_is_as_likely_as_any():
     assert np.abs(times[1:] - 200).max() < 5 * 12.2
 
 
-def test_the_seed_and_the_class_decide_which_others():
-    tags = [np.array(["NUM", "NOUN"]), *[np.array(["NOUN", "NOUN"])] * 50]
-    members = members_of(tags, NUMBERS)
-    first, other, named = (
-        np.concatenate(random_others(tags, members, seed, name)[0])
-        for seed, name in ((0, "numbers"), (1, "numbers"), (0, "figures"))
-    )
-    assert (first != other).any()
-    assert (first != named).any()
-
-
 def test_input_tokens_are_tagged_and_end_of_text_is_not():
     tokenizer = tokenizer_with(["h e", "l l"])
     hell = tokenizer.encode("hell")

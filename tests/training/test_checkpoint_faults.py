@@ -187,13 +187,6 @@ def test_a_run_without_a_whole_checkpoint_is_refused(trained, said):
     assert "has no whole checkpoint: " in said("validate", "--ckpt_path", run)
 
 
-def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(fit):
-    run = fit()
-    whole = rows(run / "metrics.csv")
-    cut(run / "checkpoints" / LAST)
-    assert rows(fit() / "metrics.csv") == whole
-
-
 @pytest.mark.parametrize("first", [1, 10**12])
 def test_a_tensor_that_lacks_a_part_is_refused_before_memory_is_taken(first, tmp_path):
     places = {"DCP_SHARDING_INFO": json.dumps({"x": {"saved_offsets": [first]}})}

@@ -267,9 +267,6 @@ def test_ranks_of_a_launcher_train_as_one_process_does(launcher, nodes, runs, tm
 # Ranks that come together: what is said, and who is left, where one does not come
 
 
-rare = pytest.mark.slow
-
-
 @pytest.fixture
 def words(trained: Fit, tmp_path: Path) -> list[str]:
     """The command that trains the tiny recipe on two ranks."""

@@ -27,7 +27,7 @@ from dualpath_cli.spec.config import GROUP_OF
 from dualpath_cli.training import curve, session
 from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.tables import CsvTable, peak_tflops
-from tests.base.lazy import Lazy
+from tests.conftest import Lazy
 from tests.training.tiny_run import (
     SEQ_LEN,
     back_to_step,
@@ -279,19 +279,14 @@ def test_rows_of_a_step_replace_those_of_this_and_later_steps(tmp_path):
     assert table.path.read_text() == "step,set\n0,a\n0,b\n2,a\n2,b\n"
 
 
-SHARDING = "lightning.pytorch.strategies.ModelParallelStrategy"
 EARLY_STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
 SUMMARY = "lightning.pytorch.callbacks.ModelSummary"
-HALF = "lightning.pytorch.plugins.precision.HalfPrecision"
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"trainer": {"callbacks": {"class_path": "nowhere.X"}}}, "nowhere"),
-    ({"trainer": {"plugins": [{"class_path": HALF}]}}, "precision=32-true"),
     ({"trainer": {"devices": [0, 1]}}, "devices"),
     (
         {"run": {"shard_size": 3, "micro_batch": 1}, "trainer": {"strategy": "hsdp", "devices": 4}},
         "run.shard_size=3",
     ),
-    ({"trainer": {"strategy": {"class_path": SHARDING}}}, "ModelParallelStrategy"),
     ({"run": {"train_loops": [2]}, "model": {"block": "wide"}}, "run.train_loops"),
 ]
 
@@ -355,23 +350,17 @@ def test_a_run_that_early_stopping_ends_goes_on_without(fit, capsys):
     assert find_run(str(run)).step == 6
 
 
-@pytest.mark.parametrize(
-    ("block", "panels"),
-    [
-        # Each layer has a line: two gates in both, expected loops.
-        ("dual", {"bits per byte": 2, "gate": 4, "expected loops": 2}),
-        ("wide", {"bits per byte": 2}),
-    ],
-)
-def test_a_panel_shows_what_the_blocks_have(block, panels, trained, monkeypatch):
+def test_a_panel_shows_what_the_blocks_have(trained, monkeypatch):
+    """Each dual layer has a line of expected loops, and one of both gates."""
     drawings, panels_of = [], figures.panels
     monkeypatch.setattr(
         figures, "panels", lambda *a, **k: drawings.append(panels_of(*a, **k)) or drawings[-1]
     )
-    run = trained(model={"block": block})
+    run = trained()
     assert curve.draw(run).read_bytes()[:4] == b"\x89PNG"
     ((figure, _),) = drawings
-    assert {ax.get_title(): len(ax.lines) for ax in figure.axes} == panels
+    shown = {ax.get_title(): len(ax.lines) for ax in figure.axes}
+    assert shown == {"bits per byte": 2, "gate": 4, "expected loops": 2}
     assert [len(line.get_xdata()) for line in figure.axes[0].lines] == [6, 3]
 
 

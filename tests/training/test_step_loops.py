@@ -138,13 +138,6 @@ def test_a_phase_of_one_loop_trains_the_model_of_one_loop_and_moves_nothing_else
     assert idle - twins == untouched
 
 
-def test_numbers_that_are_never_drawn_rest_as_well(fit):
-    run = fit(model={"loops": 3}, run={"train_loops": [1, 2]})
-    gains = weights(run)["model.blocks.0.deep.gains"]
-    assert gains[2] == -1.0
-    assert (gains[:2] != -1.0).all()
-
-
 def test_each_row_of_metrics_counts_the_flops_of_its_own_steps(fit):
     run = fit(**GROWING | {"run": {**SCHEDULE, "log_every": 2}})
     config = ModelConfig(**read_recipe(run)["model"])

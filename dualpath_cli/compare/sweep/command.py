@@ -92,8 +92,7 @@ def check_different(firsts: Sequence[PlannedRun]) -> None:
     """Refuses two configurations that would be trained with the same numbers."""
     seen: dict[str, str] = {}
     for run in firsts:
-        trainer = run.settings.trainer
-        numbers = json.dumps([run.decisive(), trainer.callbacks, trainer.plugins])
+        numbers = json.dumps([run.decisive(), run.settings.trainer.callbacks])
         other = seen.setdefault(numbers, run.configuration)
         if other != run.configuration:
             raise UserError(

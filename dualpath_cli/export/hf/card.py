@@ -11,7 +11,7 @@ from dualpath_cli.flops.count import active_parameters, has_experts
 from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.table import Column, Table, markdown
-from dualpath_cli.run.run_folder import AVERAGES, VALIDATION, Run
+from dualpath_cli.run.run_folder import VALIDATION, Run
 
 ABOUT = """\
 A language model of the paper "A Dual-Path Architecture for Scaling Compute and Capacity in LLMs".
@@ -81,11 +81,9 @@ def _training_rows(
 ) -> list[tuple[str, str]]:
     packages = facts.get("packages")
     packages = packages if isinstance(packages, dict) else {}
-    averaged = ", ".join(f"{step:,}" for step in facts.get("averaged_steps", []))
     begun = facts.get("init_from") or {}
     rows = [
         ("began with the weights of", ", ".join(f"{k} {v}" for k, v in begun.items())),
-        ("weights", averaged and f"mean of the checkpoints of steps {averaged}"),
         ("training tokens", f"{run.step * settings.run.batch_tokens:,}"),
         ("tokens a step", f"{settings.run.batch_tokens:,}"),
         ("precision", str(facts.get("precision", ""))),
@@ -98,13 +96,11 @@ def _training_rows(
 
 
 def _validation(run: Run, settings: Settings) -> str:
-    """The losses of this step, or of this average, if the run folder has them."""
-    name, wanted = VALIDATION, {"step": str(run.step)}
-    if run.average:
-        name, wanted = AVERAGES, wanted | {"average": str(len(run.average))}
-    rows = [row for row in read_csv(run.folder / name) if wanted.items() <= row.items()]
+    """The losses of this step, if the run folder has them."""
+    table = run.folder / VALIDATION
+    rows = [row for row in read_csv(table) if row["step"] == str(run.step)]
     if settings.data.val and not rows:
-        print(f"{run.folder / name} has no row of step {run.step}: the card names no losses")
+        print(f"{table} has no row of step {run.step}: the card names no losses")
     cells = [(row["set"], row.get("loss", ""), row.get("bits_per_byte", "")) for row in rows]
     headings = ("set", "loss, nats a token", "bits per byte")
     return "## Validation\n\n" + _table(cells, headings) if rows else ""

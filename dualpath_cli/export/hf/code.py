@@ -36,9 +36,9 @@ def flatten(name: str, beside: Sequence[str] = ()) -> str:
     """Returns the source of a module and of all that it imports of the project, as one.
 
     Modules of `beside` are left out with what they import: they lie beside the result as a file of
-    their own, `configuration_dualpath.py`, from which their names are imported. Raises ValueError
-    where two modules give the same name at their top level, or import each other in another way
-    than `from MODULE import NAME`.
+    their own, `configuration_dualpath.py`, from which their names are imported. All import each
+    other by `from MODULE import NAME` at the top. Raises ValueError where two modules give the same
+    name at their top level.
     """
     elsewhere = {module.name for other in beside for module in _in_order(other)}
     modules = [module for module in _in_order(name) if module.name not in elsewhere]
@@ -79,9 +79,9 @@ def _read(name: str) -> _Module:
     assert spec.origin is not None
     source = Path(spec.origin).read_text(encoding="utf-8")
     tree = ast.parse(source)
-    _check_imports(name, tree)
     statements = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    ours = [n for n in statements if isinstance(n, ast.ImportFrom) and _is_ours(n.module)]
+    ours = [node for node in statements if isinstance(node, ast.ImportFrom)
+            and str(node.module).split(".")[0] == PROJECT]  # fmt: skip
     imports = [
         (f"from {node.module} " if isinstance(node, ast.ImportFrom) else "")
         + ast.unparse(ast.Import([alias]))
@@ -99,25 +99,6 @@ def _read(name: str) -> _Module:
         for line in range(node.lineno - 1, node.end_lineno or node.lineno):
             lines[line] = ""
     return _Module(name, docstring, ours, imports, "".join(lines).strip("\n"))
-
-
-def _is_ours(module: str | None) -> bool:
-    return str(module).split(".")[0] == PROJECT
-
-
-def _check_imports(name: str, tree: ast.Module) -> None:
-    """Refuses imports of the project that would not work once its modules are one."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            fine = not any(_is_ours(alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and (node.level > 0 or _is_ours(node.module)):
-            plain = "." in str(node.module) and all(alias.asname is None for alias in node.names)
-            fine = node in tree.body and node.level == 0 and plain
-        else:
-            continue
-        if not fine:
-            raise ValueError(f"{name}, line {node.lineno}: only `from {PROJECT}.MODULE import "
-                             "NAME` at the top can be flattened")  # fmt: skip
 
 
 def _names(body: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ Nothing here needs transformers.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from dualpath_cli.export.hf.code import flatten, own_files, registration
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.console import Progress
-from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.run.exported_folder import (
     CARD,
@@ -44,7 +43,7 @@ from dualpath_cli.run.exported_folder import (
     read_folder,
 )
 from dualpath_cli.run.run_folder import PUT_BACK, RECIPE, TABLES, TOKENIZER, VERSIONS, Run
-from dualpath_cli.run.weights import check_weights, empty_model, fill, read_weights, tensors_in
+from dualpath_cli.run.weights import check_weights, read_weights, tensors_in
 from dualpath_cli.spec.config import RENAMED, ModelConfig
 
 CONFIGURATION = "dualpath_cli.export.hf.configuration"
@@ -67,22 +66,13 @@ class Weights:
         return cls({name: parameter.detach() for name, parameter in model.named_parameters()})
 
     @classmethod
-    def read(cls, checkpoints: Sequence[Path], config: ModelConfig) -> "Weights":
-        """The parameters in verified checkpoints.
-
-        Of several checkpoints the mean is taken, in memory, in at least float32.
-        """
+    def read(cls, checkpoint: Path, config: ModelConfig) -> "Weights":
+        """The parameters in a verified checkpoint."""
         with torch.device("meta"):
             model = DualPathLM(config)
-        found = tensors_in(checkpoints[-1], PREFIX)
-        check_weights(model, found, checkpoints[-1])
-        if len(checkpoints) == 1:
-            own = {name: found[name] for name, _ in model.named_parameters()}
-            return cls(own, checkpoints[0])
-        kinds = {tensor.dtype for tensor in found.values()}
-        model = empty_model(config).to(reduce(torch.promote_types, kinds, torch.float32))
-        fill(model, *checkpoints)
-        return cls.held(model)
+        found = tensors_in(checkpoint, PREFIX)
+        check_weights(model, found, checkpoint)
+        return cls({name: found[name] for name, _ in model.named_parameters()}, checkpoint)
 
     def write(self, folder: Path, progress: Progress) -> None:
         """Writes files of at most MOST_BYTES; the weights of one file at a time are in memory."""
@@ -110,9 +100,7 @@ def write(
 ) -> None:
     """Writes the folder, whole or not at all; the same arguments give the same bytes."""
     tokenizer, facts = Tokenizer.load(run.folder / TOKENIZER), run.facts
-    if run.average:
-        facts |= {"averaged_steps": [run_folder.step_of(path) for path in run.average]}
-    of_settings = _settings(run, settings, facts, weights, tokenizer)
+    of_settings = _settings(run, settings, weights, tokenizer)
     texts = own_files(settings.model) | {
         **{name: _as_json(content) for name, content in of_settings.items()},
         "configuration_dualpath.py": flatten(CONFIGURATION),
@@ -122,7 +110,7 @@ def write(
         VERSIONS: json.dumps(facts, indent=2) + "\n",
         **{name: read_text(run.folder / name, PUT_BACK) for name in (RECIPE, TOKENIZER)},
     }
-    for name in () if run.average else TABLES:
+    for name in TABLES:
         rows = read_csv(run.folder / name)
         if rows := [row for row in rows if int(row["step"]) <= run.step]:
             texts[name] = format_csv(rows)
@@ -141,7 +129,7 @@ def _as_json(content: dict[str, Any]) -> str:
 
 
 def _settings(
-    run: Run, settings: Settings, facts: Mapping[str, Any], weights: Weights, tokenizer: Tokenizer
+    run: Run, settings: Settings, weights: Weights, tokenizer: Tokenizer
 ) -> dict[str, dict[str, Any]]:
     """config.json: the fields of ModelConfig and of transformers, and under `dualpath` the run.
     generation_config.json: rows of the vocabulary without a token are never drawn.
@@ -154,8 +142,6 @@ def _settings(
         "tokens": run.step * settings.run.batch_tokens,
         "tokenizer_size": tokenizer.vocab_size,
     }
-    if averaged := facts.get("averaged_steps"):
-        origin["averaged_steps"] = averaged
     # End-of-text stands before and after each document, and is the padding.
     special = ("bos_token", "eos_token", "pad_token")
     ids = {f"{name}_id": tokenizer.eot_id for name in special}

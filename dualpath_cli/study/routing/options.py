@@ -1,9 +1,8 @@
 """The options of `dualpath routing`; imports nothing slow."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
-from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.recipe.options import StudyOptions
 from dualpath_cli.recipe.settings import Settings
@@ -23,8 +22,6 @@ class RoutingOptions(StudyOptions):
     sequences: int = 12
     """Number of sequences of each source on the page. A sequence is a document, or as much of one
     as the model takes at once: a long document gives several."""
-    examples: tuple[str, ...] = ()
-    """SOURCE:N: sequences that come first on the page, such as gsm8k:3."""
     no_costs: bool = False
     """Leave out the cost of forcing loops or gates: most of the page's passes."""
     out: Place | None = None
@@ -38,30 +35,9 @@ class RoutingOptions(StudyOptions):
     def untagged(self) -> bool:
         return (self.tagger or "").lower() == "none"
 
-    @cached_property
-    def chosen(self) -> list[tuple[str, int]]:
-        """Source and number of each of --examples."""
-        found = []
-        for spec in self.examples:
-            name, colon, number = spec.rpartition(":")
-            if not colon or not number.isdecimal():
-                raise UserError(f"--examples '{spec}': give SOURCE:N, such as gsm8k:0")
-            found.append((name, int(number)))
-        return found
-
-    def shown(self, source: str, count: int) -> list[int]:
-        """Numbers of the sequences on the page, chosen ones first; the source has `count`."""
-        chosen = [number for name, number in self.chosen if name == source]
-        return list(dict.fromkeys([*chosen, *range(count)]))[: max(self.sequences, len(chosen))]
-
     def check(self, settings: Settings) -> None:
         if "dual" not in settings.model.block_kinds:
             raise UserError("the model has no dual block, so there is no routing to read")
-        for name, number in self.chosen:
-            if name not in settings.data.val:
-                sources = settings.data.val
-                hint = did_you_mean(name, sources) or f"; there are {', '.join(sources)}"
-                raise UserError(f"--examples '{name}:{number}': no source '{name}'{hint}")
         if self.tagger is not None and not self.untagged:
             try:
                 check_pipeline(self.tagger)

@@ -165,8 +165,7 @@ def run(session: Session[StudyLaunch]) -> None:
         reading, *of_page = study.finished[source]
         readings[source] = reading
         module.sources[source]["key"] = reading.path.stem
-        shown = options.shown(source, reading.windows.n_filled)
-        write_details(options.folder, source, shown, of_page)
+        write_details(options.folder, source, of_page)
     tables = [reading.path.with_suffix(reading.table) for reading in readings.values()]
     table_facts = {"checkpoint": module.facts["checkpoint"]["sha256"], "layers": json.dumps(layers)}
     merge(tables, options.folder / TOKENS, table_facts)
@@ -189,10 +188,6 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
     ) -> list[Reading | PagePass]:
         options, settings = self._options, self._session.launch.settings
         ids = windows.windows[: windows.n_filled]
-        for name, number in options.chosen:
-            if name == source and number >= len(ids):
-                range_text = f"they go from 0 to {len(ids) - 1}"
-                raise UserError(f"--examples {name}:{number}: no such sequence; {range_text}")
         tags = None
         if self._tagger is not None:
             self._session.console.print(f"tagging {source}", highlight=False)

@@ -74,16 +74,16 @@ def page_passes(
             *(Intervention(gates=gates, layers=layers) for gates in GATES),
         )
     ]  # fmt: skip
-    numbers = options.shown(source, windows.n_filled)
-    shown = sources * len(numbers)  # a source has its share of the page
+    count = min(options.sequences, windows.n_filled)
+    shown = sources * count  # a source has its share of the page
     room = tokens_with_room(shown, len(gated_layers(config)), most_steps(config), len(changes))
     if not room:
         raise UserError(
-            f"a page has no room for {len(numbers):,} sequences of {source}; give fewer --sequences"
+            f"a page has no room for {count:,} sequences of {source}; give fewer --sequences"
         )
     # One more token is kept: the actual next one of the last. Fillers have no number.
     by_number = dict(zip(windows.numbers, windows.windows, strict=False))
-    first = Windows((by_number[number][: room + 2] for number in numbers), multiple_of=ranks)
+    first = Windows((by_number[number][: room + 2] for number in range(count)), multiple_of=ranks)
     return [PagePass(source, first, room, vocabulary, change) for change in (None, *changes)]
 
 
@@ -150,10 +150,10 @@ class PagePass(Pass):
     def end(self) -> Arrays:
         """Returns the rows of all tokens, sequence by sequence, and `counts`, those of each.
 
-        Sequences are in the order in which `page_passes` was given them.
+        Sequences are in the order of the source.
         """
         found = {place: a for part in from_all_ranks(self._found) for place, a in part.items()}
-        order = np.argsort(self.windows.numbers)  # from longest first to the order that was given
+        order = np.argsort(self.windows.numbers)  # they go from longest to shortest
         inorder = [found[place] for place in order.tolist()]
         arrays = {name: np.concatenate([a[name] for a in inorder]) for name in inorder[0]}
         return arrays | {"counts": np.array([len(a["next_nats"]) for a in inorder])}
@@ -202,13 +202,11 @@ def _states(trace: RoutingTrace) -> Iterator[list[torch.Tensor]]:
             yield [layer.x, *layer.deep_states, *repeated, layer.wide_state, output]
 
 
-def write_details(
-    folder: Path, source: str, numbers: Sequence[int], passes: Sequence[PagePass]
-) -> None:
-    """Writes the results of a source's passes over the page's sequences; `numbers` are theirs.
+def write_details(folder: Path, source: str, passes: Sequence[PagePass]) -> None:
+    """Writes the results of a source's passes over the page's sequences.
 
     ==============================  ==========================================================
-    numbers, counts                 the sequences, and how many tokens of each were read
+    counts                          how many tokens of each sequence were read
     said, shares                    (M, L, S, TOP), next_ids, next_nats (M,): see `PagePass`
     costs                           (M, 1 + L, F): nats that forcing adds to the loss of the
                                     next token, in all layers and in each; nan where there is none
@@ -216,7 +214,7 @@ def write_details(
     ==============================  ==========================================================
     """
     early, *others = passes
-    arrays: Arrays = {"numbers": np.array(numbers)} | early.arrays
+    arrays = dict(early.arrays)
     if others:
         learned = np.where(arrays["next_ids"] >= 0, arrays["next_nats"], np.nan)
         changes = [pass_.intervention for pass_ in others if pass_.intervention is not None]
@@ -240,13 +238,13 @@ def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> Mode
     examples: list[Example] = []
     for source in sources:
         details = read_arrays(folder / "page" / f"{source}.npz")
-        numbers, counts = (details.pop(name).tolist() for name in ("numbers", "counts"))
+        counts = details.pop("counts").tolist()
         forced = details.pop("forced", np.array([])).tolist()
         parts = {name: np.split(rows, np.cumsum(counts)[:-1]) for name, rows in details.items()}
-        chosen = (ds.field("source") == source) & ds.field("sequence").isin(numbers)
+        chosen = (ds.field("source") == source) & (ds.field("sequence") < len(counts))
         table = ds.dataset(folder / TOKENS).to_table(filter=chosen).sort_by("position")
         names = {"nats", *READOUTS, *STEP_READOUTS, *EXPERT_READOUTS} & {*table.schema.names}
-        for place, (number, count) in enumerate(zip(numbers, counts, strict=True)):
+        for number, count in enumerate(counts):
             rows = table.filter(pc.equal(table["sequence"], number))
             if not len(rows):
                 continue
@@ -258,7 +256,7 @@ def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> Mode
             examples.append(Example(
                 source, number, len(rows), first["token"].to_pylist(),
                 [tag or "" for tag in first["upos"].to_pylist()] if tagged else None,
-                values | {name: of[place] for name, of in parts.items()},
+                values | {name: of[number] for name, of in parts.items()},
             ))  # fmt: skip
     steps = [config.layers[n].loops for n in gated_layers(config)]
     return Model(steps, examples, forced, experts_by_layer(config))
