@@ -23,7 +23,7 @@ from dualpath_cli.recipe.recipes import Loader
 # Values on the command line are read like those of recipes. jsonargparse has no public way.
 _loaders_dumpers.yaml_default_loader = Loader  # type: ignore[assignment]
 T = TypeVar("T")
-CLASSES = ("callbacks", "profiler", "logger")
+CLASSES = ("callbacks", "plugins", "profiler", "logger")
 """The keys of a trainer's section that name classes; a class runs code."""
 A_CLASS = "a class is {class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
 

@@ -270,6 +270,8 @@ class TrainerSettings:
     """Precision of arithmetic. fp16 is not offered: gradients would be clipped while scaled."""
     callbacks: list[dict[str, Any]] | dict[str, Any] | None = None
     """More Lightning callbacks, each by class_path and init_args."""
+    plugins: list[dict[str, Any]] | dict[str, Any] | None = None
+    """Lightning plugins, each by class_path and init_args."""
     logger: list[dict[str, Any]] | dict[str, Any] | None = None
     """More Lightning loggers beside the run folder's tables, each by class_path and init_args."""
     profiler: dict[str, Any] | Literal["simple", "advanced", "pytorch", "xla"] | None = None

@@ -59,7 +59,7 @@ def without_numbers() -> set[str]:
     """Keys of a recipe that do not affect training, given its data: `run.log_every`."""
     keys = {f"{section}.{key}" for section, names in _FREE_KEYS.items() for key in names}
     trainer = {field.name for field in fields(TrainerSettings)}
-    decisive = {"precision", "callbacks"}  # or may be
+    decisive = {"precision", "callbacks", "plugins"}  # or may be
     return keys | {f"trainer.{key}" for key in trainer - decisive}
 
 

@@ -135,7 +135,9 @@ def build_trainer(
     given = launch.settings.trainer.devices_of_a_node
     if name == "auto" and section["num_nodes"] * (there if given is None else given) > 1:
         name = "ddp"
-    callbacks = as_list(section["callbacks"])
+    plugins, callbacks = as_list(section["plugins"]), as_list(section["callbacks"])
+    if name not in ("fsdp", "hsdp"):  # under these all ranks write
+        plugins.append(SafetensorsIO())
     max_time = section.pop("max_time")  # Lightning's timer would validate once more
     timeout, own_loggers = timedelta(minutes=run.rank_timeout), as_list(section["logger"])
     if training:
@@ -156,7 +158,7 @@ def build_trainer(
     ours = {
         "strategy": parallel.build_strategy(name, run),
         "devices": 1 if name == "single" else section["devices"],
-        "plugins": [] if name in ("fsdp", "hsdp") else [SafetensorsIO()],  # there all ranks write
+        "plugins": plugins,
         "callbacks": callbacks,
         "logger": own_loggers if training else False,
         "default_root_dir": str(folder),  # for the traces of a profiler

@@ -193,6 +193,7 @@ def test_classes_of_a_run_s_trainer_are_left_out(trained, tmp_path, monkeypatch)
     text = (run / "recipe.yaml").read_text()
     for key, value in {
         "callbacks": {"class_path": "evil_callback.Callback"},
+        "plugins": [{"class_path": "evil_callback.Plugin"}],
         "profiler": profiler,
     }.items():
         line = next(line for line in text.splitlines() if line.startswith(f"  {key}:"))

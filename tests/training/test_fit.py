@@ -281,7 +281,9 @@ def test_rows_of_a_step_replace_those_of_this_and_later_steps(tmp_path):
 
 EARLY_STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
 SUMMARY = "lightning.pytorch.callbacks.ModelSummary"
+HALF = "lightning.pytorch.plugins.precision.HalfPrecision"
 MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"trainer": {"plugins": [{"class_path": HALF}]}}, "precision=32-true"),
     ({"trainer": {"devices": [0, 1]}}, "devices"),
     (
         {"run": {"shard_size": 3, "micro_batch": 1}, "trainer": {"strategy": "hsdp", "devices": 4}},

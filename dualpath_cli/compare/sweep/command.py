@@ -92,7 +92,8 @@ def check_different(firsts: Sequence[PlannedRun]) -> None:
     """Refuses two configurations that would be trained with the same numbers."""
     seen: dict[str, str] = {}
     for run in firsts:
-        numbers = json.dumps([run.decisive(), run.settings.trainer.callbacks])
+        trainer = run.settings.trainer
+        numbers = json.dumps([run.decisive(), trainer.callbacks, trainer.plugins])
         other = seen.setdefault(numbers, run.configuration)
         if other != run.configuration:
             raise UserError(
