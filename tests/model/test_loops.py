@@ -68,7 +68,7 @@ def test_a_loop_runs_as_long_as_a_token_needs_and_padding_needs_none():
     model = with_weights(small(n_layers=1, loops=5))
     tokens, targets = LONG.clone(), random_tokens(SMALL, batch=3, length=16, seed=1)
     tokens[:, 7:], targets[:, 7:] = 0, IGNORE
-    for threshold in (0.1, 0.3, 0.5, 0.7):
+    for threshold in (0.1, 0.3, 0.5, 0.7, 1.0):
         halting = {"intervention": Intervention(halting=threshold)}
         masked = halting | {"token_mask": targets != IGNORE}
         alone = tokens[:, :7], targets[:, :7]
