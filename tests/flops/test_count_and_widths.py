@@ -81,21 +81,6 @@ def test_the_solver_and_the_count_give_the_papers_numbers(row):
     assert round(trained) == row.params_millions != round(written)
 
 
-# Accounting
-
-
-def test_the_mean_is_of_all_layers_and_training_three_forward_passes():
-    config = small(n_layers=3, block=["dual", "loop", "wide"])
-    layers = flops.flops_by_layer(config)
-    for part, mean in flops.mean_layer_flops(config).items():
-        assert mean == pytest.approx(sum(layer.as_dict()[part] for layer in layers) / 3)
-    parts = layers[0].as_dict()
-    assert parts["linear_total"] == parts["deep"] + parts["wide"] + parts["gate"]
-    assert parts["total"] == parts["linear_total"] + parts["router"] + parts["attention_scores"]
-    forward = sum(layer.total for layer in layers) + 2 * config.d_model * config.vocab_size
-    assert flops.training_flops_per_token(config) == 3 * forward
-
-
 # The solver
 
 

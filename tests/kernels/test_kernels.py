@@ -210,12 +210,6 @@ def test_the_weight_decides_the_type_and_a_gradient_has_that_of_its_input(
             torch.testing.assert_close(leaf.grad.double(), wanted, rtol=near, atol=1e-5)
 
 
-def test_sequences_may_have_angles_of_their_own():
-    x, angles = torch.randn(2, 3, 1, 4, dtype=torch.float64), torch.randn(2, 3, 2).double()
-    each = [rotate(x[b : b + 1], rope_of(angles[b], torch.float64)) for b in range(2)]
-    assert torch.equal(rotate(x, rope_of(angles, torch.float64)), torch.cat(each))
-
-
 # Linear maps to few numbers, as sums
 
 

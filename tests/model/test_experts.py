@@ -226,9 +226,10 @@ def test_under_autocast_products_are_in_its_type_and_near_the_equations():
         ({"d_ffn_wide": 12}, "n_experts=4 with top_k=2 leaves an expert less than 8 of"),
         ({"n_experts": [4, 4, 4]}, "n_experts lists 3 numbers for n_layers=2 layers"),
         ({"n_experts": -1}, "n_experts must be at least 0, not -1"),
+        ({"document_start": 17}, "document_start=17 is no token of vocab_size=17"),
     ],
 )
-def test_impossible_experts_are_refused(changes, problem):
+def test_impossible_models_are_refused(changes, problem):
     with pytest.raises(ValueError, match=problem):
         small(**EXPERTS | changes)
 

@@ -34,17 +34,13 @@ from tests.model.small_models import (
 SHUFFLE = Intervention(gates="shuffled")
 
 
-def test_no_intervention_and_an_empty_one_are_the_same_to_the_bit():
-    model = with_weights(SMALL).float()
-    assert torch.equal(model(TOKENS, intervention=Intervention()), model(TOKENS))
-
-
-def test_an_intervention_leaves_nothing_behind():
-    model = with_weights(SMALL)
+def test_an_intervention_leaves_nothing_behind_and_an_empty_one_or_a_trace_changes_nothing():
+    model = with_weights(small(**ALL_KINDS))
     before = model(TOKENS)
     for intervention in (Intervention(loops=5), Intervention(gates=(1.0, 1.0)), SHUFFLE):
         model(TOKENS, intervention=intervention)
-    assert torch.equal(model(TOKENS), before)
+    for options in ({}, {"intervention": Intervention()}, {"trace": RoutingTrace()}):
+        assert torch.equal(model(TOKENS, **options), before)
 
 
 @pytest.mark.parametrize(
@@ -257,11 +253,6 @@ def test_only_the_tokens_of_the_class_are_overridden(monkeypatch):
 
 
 # What a trace records
-
-
-def test_recording_changes_nothing():
-    model = with_weights(small(**ALL_KINDS))
-    assert torch.equal(model(TOKENS, trace=RoutingTrace()), model(TOKENS))
 
 
 def test_nothing_is_recorded_unless_asked_for(monkeypatch):

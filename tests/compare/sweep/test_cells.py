@@ -114,11 +114,7 @@ def test_places_of_one_deep_path_cost_the_same(budget, layers, gqa, total):
     assert all(len(its) == 1 for its in families.values())
 
 
-def test_odd_budgets_are_taken_as_they_are():
-    cells = solve(wanted(budgets=[1_000_001], loops=[2, 3]), SMALL)[0]
+def test_odd_budgets_are_taken_as_they_are_and_no_control_has_one_loop():
+    cells = solve(wanted(budgets=[1_000_001], loops=[1, 2, 3]), SMALL)[0]
     assert {cell.budget for cell in cells} == {1_000_001}, "also where layers divide it"
-
-
-def test_no_control_has_one_loop():
-    cells, _ = solve(wanted(loops=[1, 2]), SMALL)
     assert not {"loop_k1", "expanded_k1"} & {cell.name for cell in cells}
