@@ -338,6 +338,22 @@ def test_so_it_does_however_the_model_is_run(intervention, checkpointing):
         assert (one - other).abs().max() <= 1e-9 * (1 + other.abs().max())
 
 
+def test_bf16_compiled_is_near_float64():
+    config = dataclasses.replace(CONFINED, max_seq_len=200, n_layers=1, loops=2)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.vocab_size, (2, 201), generator=generator)
+    exact = with_weights(config)(tokens[:, :-1], tokens[:, 1:])
+    model = with_weights(config).float()
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+    model.loss.compile(backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = model(tokens[:, :-1], tokens[:, 1:])
+    narrow.mean().backward()
+    assert difference(narrow.double(), exact) <= 0.05
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_all_kernels_follow_one_mask(kv_heads):
