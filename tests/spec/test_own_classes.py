@@ -28,17 +28,15 @@ from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.spec.own_checks import import_classes
 from dualpath_cli.spec.own_classes import FOUND
 from dualpath_cli.training.module import build_optimizer
+from tests.export.conftest import export, load
 from tests.model.reference import difference
 from tests.model.small_models import ALL_KINDS, EXACT, TOKENS, small
 from tests.spec import custom_classes
 from tests.study.conftest import OPEN
-from tests.training.tiny_run import Fit, back_to_step, tables, weights
+from tests.training.tiny_run import LONG, Fit, back_to_step, tables, weights
 
 HERE = "tests.spec.custom_classes"
 OWN: dict[str, Any] = {"gate": f"{HERE}.TwoGates", "combination": f"{HERE}.Router"}
-LONG: dict[str, Any] = {
-    "model": {"max_seq_len": 64}, "run": {"batch_tokens": 256, "max_tokens": 6 * 256}
-}  # fmt: skip
 
 Pair = tuple[Path, Path]
 
@@ -66,22 +64,10 @@ def test_commands_answer_the_same(line, pair, output_of):
 
 
 @pytest.mark.usefixtures("remote_code")
-def test_a_folder_for_transformers_brings_the_classes_along(pair, tmp_path, output_of):
-    transformers = pytest.importorskip("transformers")
-
-    def export(run: Path, name: str) -> Path:
-        words = ("--ckpt_path", run, "--out", tmp_path / name)
-        output_of("export", "--own_classes", *words)
-        return tmp_path / name
-
-    def load(folder: Path, **options: Any) -> Any:
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            folder, trust_remote_code=True, **options
-        ).eval()
-
+def test_a_folder_for_transformers_brings_the_classes_along(pair, tmp_path):
     # Names that no other test has: transformers keeps one copy of the code of all folders of one.
-    built_in = export(pair[0], "with_built_in_ones")
-    folder = export(pair[1], "with_own_classes")
+    built_in = export(pair[0], tmp_path / "with_built_in_ones")
+    folder = export(pair[1], tmp_path / "with_own_classes", "--own_classes")
     assert "dualpath_cli" not in (folder / "own_tests_spec_custom_classes.py").read_text()
     tokens = torch.arange(12)[None]
     for options in ({}, {"dtype": torch.bfloat16}):
