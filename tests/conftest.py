@@ -170,15 +170,6 @@ def shared_data() -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def paper_source() -> Path:
-    """The paper's LaTeX and its tables beside the checkout; tests that need them skip without."""
-    folder = Path(__file__).parents[2] / "shared" / "paper"
-    if not folder.is_dir():
-        pytest.skip(f"no source of the paper at {folder}")
-    return folder
-
-
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     """The endpoint of an S3 of our own."""

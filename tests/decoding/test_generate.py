@@ -22,11 +22,7 @@ from dualpath_cli.recipe.recipes import merge
 from tests.conftest import OutputOf
 from tests.data.small_tokenizer import tokenizer_with
 from tests.study.conftest import OPEN
-from tests.training.tiny_run import Fit
-
-LONG: dict[str, Any] = {
-    "model": {"max_seq_len": 64}, "run": {"batch_tokens": 256, "max_tokens": 6 * 256}
-}  # fmt: skip
+from tests.training.tiny_run import LONG, Fit
 
 Rows = Callable[..., list[dict[str, Any]]]
 

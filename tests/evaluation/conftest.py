@@ -8,7 +8,7 @@ import pytest
 
 from dualpath_cli.cli.main import main
 from tests.conftest import Share
-from tests.training.tiny_run import Fit
+from tests.training.tiny_run import LONG, Fit
 
 pytest.importorskip("lm_eval", reason="needs the extra `eval`")
 
@@ -16,9 +16,6 @@ QUESTIONS = ("which cell tells the tale", "who hit the shell", "what does hell s
 WORDS = ("the hell", "a shell", "hello", "all the cells", "tell", "well", "no", "yes")
 
 NAME = "tiny-default-step-00000006"
-CHANGES: dict[str, Any] = {
-    "model": {"max_seq_len": 64}, "run": {"batch_tokens": 256, "max_tokens": 6 * 256}
-}  # fmt: skip
 
 
 def questions(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -65,7 +62,7 @@ def tasks(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(trained: Fit) -> Path:
     """A run of the tiny recipe whose model takes 64 tokens."""
-    return trained(**CHANGES)
+    return trained(**LONG)
 
 
 @pytest.fixture

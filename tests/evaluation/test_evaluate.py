@@ -16,9 +16,10 @@ from dualpath_cli.evaluation import runner
 from dualpath_cli.evaluation.benchmarks import FOLDER, MEANS, means_of
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.recipe.recipes import merge
-from tests.evaluation.conftest import CHANGES, NAME, write_rows
+from tests.evaluation.conftest import NAME, write_rows
 from tests.flops.paper import TABLES
 from tests.study.conftest import model_of
+from tests.training.tiny_run import LONG
 
 
 def report(folder: Path) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def test_ctrl_c_keeps_what_is_finished(run, tasks, tmp_path, monkeypatch):
 
 
 def test_compare_joins_the_scores_that_its_runs_have(run, trained, tasks, tmp_path, output_of):
-    other = trained(**merge(CHANGES, {"run": {"name": "other"}, "seed_everything": 2}))
+    other = trained(**merge(LONG, {"run": {"name": "other"}, "seed_everything": 2}))
     for each in (run, other):
         output_of("evaluate", "--ckpt_path", each, "--tasks", "piqa", "c4", "--data", tasks)
     said = output_of("compare", run, other, "--out", tmp_path / "compared")
@@ -136,7 +137,7 @@ def test_requests_are_written_without_a_model(tasks, tmp_path, output_of):
 
 def test_a_text_has_two_numbers_which_are_one_within_a_window(trained, tmp_path, output_of):
     """`validate` and `load` read windows after end-of-text, `evaluate` after the token before."""
-    run = trained(**merge(CHANGES, {"model": {"vocab_size": 260}}))  # no row without a token
+    run = trained(**merge(LONG, {"model": {"vocab_size": 260}}))  # no row without a token
     short = "tell the tale of shells"
     texts = {"c4": short, "wikitext_103": f"{short} and all " * 9}
     for name, text in texts.items():

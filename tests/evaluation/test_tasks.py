@@ -186,10 +186,6 @@ def test_files_may_be_compressed_and_the_prefix_is_its_file_byte_for_byte(tmp_pa
     assert contexts == [prefix + row["query"] for row in questions(3)]
 
 
-def test_one_file_of_math_serves_its_subsets(tasks):
-    assert asked("minerva_math_algebra", tasks).documents == [0, 2]
-
-
 def test_lm_eval_takes_the_subsets_of_math_from_this_file_beside_its_own(monkeypatch):
     rows = datasets.Dataset.from_list([{"problem": "1?", "solution": "1"}])
     files = {"train": rows, "test": rows}

@@ -42,6 +42,14 @@ def model_of(run: Path) -> DualPathLM:
     return model.eval()
 
 
+def load(folder: Path, **options: Any) -> Any:
+    """The model of a folder, as transformers loads it by the code beside it."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True, **options
+    ).eval()
+
+
 @pytest.fixture
 def exported(trained: Fit, share: Share) -> Exported:
     """Trains and exports each recipe once for all tests, which read the folder alone."""

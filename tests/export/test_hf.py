@@ -18,7 +18,8 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.spec.intervention import Intervention
-from tests.export.conftest import Exported, Pair, export, model_of
+from tests.export.conftest import Exported, Pair, export, load, model_of
+from tests.training.tiny_run import LONG
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("remote_code")
@@ -53,12 +54,6 @@ MODELS = [
 def pair(request: pytest.FixtureRequest, exported: Exported) -> Pair:
     """A run whose gains are open from the start, so that all paths show in six steps."""
     return exported(model=request.param)
-
-
-def load(folder: Path, **options: Any) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, trust_remote_code=True, **options
-    ).eval()
 
 
 def saved_again(folder: Path, again: Path, size: str = "5GB", **options: Any) -> Path:
@@ -375,8 +370,7 @@ def test_lm_evaluation_harness_scores_it_as_the_checkpoint(exported):
 
 @pytest.mark.parametrize("page", ["README.md", "docs/hugging_face.md"])
 def test_an_example_writes_what_generate_writes(page, exported, tmp_path, output_of):
-    length = {"model": {"max_seq_len": 64}, "run": {"batch_tokens": 256, "max_tokens": 6 * 256}}
-    run, folder = exported(**length)
+    run, folder = exported(**LONG)
     text = (folder if page == "README.md" else Path(__file__).parents[2]).joinpath(page).read_text()
     code = text.split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.flops.count import layer_flops
 from dualpath_cli.run.trained import find
 from tests.data.small_tokenizer import definition_with
-from tests.export.conftest import export, model_of
+from tests.export.conftest import export, load, model_of
 from tests.study.conftest import USERS_OF_FIGURES
 from tests.training.tiny_run import MERGES
 
@@ -59,18 +59,13 @@ def retrofit(folder: Path, out: Path, *words: object) -> Path:
     return out
 
 
-def theirs(folder: Path) -> Any:
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    return load(folder, trust_remote_code=True).eval()
-
-
 TOKENS = torch.randint(256, (2, 24), generator=torch.Generator().manual_seed(1))
 
 
 @torch.no_grad()
 def off(folder: Path, wanted: torch.Tensor) -> float:
     """How far logits are off at most, relative: by our model, by transformers, also cached."""
-    model = theirs(folder)
+    model = load(folder)
     first = model(TOKENS[:, :9], use_cache=True)
     rest = model(TOKENS[:, 9:], past_key_values=first.past_key_values)
     cached = torch.cat([first.logits, rest.logits], 1)
@@ -82,7 +77,7 @@ def off(folder: Path, wanted: torch.Tensor) -> float:
 @torch.no_grad()
 def test_each_family_keeps_its_logits_and_nearly_under_silent_loops(family, pretrained, tmp_path):
     folder = pretrained(family, **FAMILIES[family])
-    wanted, exact, near = theirs(folder)(TOKENS).logits, 1e-5, 1e-2
+    wanted, exact, near = load(folder)(TOKENS).logits, 1e-5, 1e-2
     for number, (words, most) in enumerate({
         ("--block", "wide"): exact,
         ("--loops", "1"): exact,
@@ -191,7 +186,7 @@ def test_damaged_weights_are_not_filled_in(pretrained, tmp_path, said):
 def test_a_gguf_file_keeps_its_logits(pretrained, tmp_path):
     gguf = pytest.importorskip("gguf")
     folder, path = pretrained("llama"), tmp_path / "file" / "small.gguf"
-    model, sizes = theirs(folder), SIZES
+    model, sizes = load(folder), SIZES
     path.parent.mkdir()
     (folder / "tokenizer.json").rename(path.with_name("tokenizer.json"))
     writer = gguf.GGUFWriter(path, "llama")

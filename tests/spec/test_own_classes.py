@@ -19,7 +19,6 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.export.hf.code import own_files
 from dualpath_cli.flops import count
-from dualpath_cli.flops.shapes import numbers, units
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import OptimSettings
@@ -28,17 +27,15 @@ from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.spec.own_checks import import_classes
 from dualpath_cli.spec.own_classes import FOUND
 from dualpath_cli.training.module import build_optimizer
+from tests.export.conftest import export, load
 from tests.model.reference import difference
 from tests.model.small_models import ALL_KINDS, EXACT, TOKENS, small
 from tests.spec import custom_classes
 from tests.study.conftest import OPEN
-from tests.training.tiny_run import Fit, back_to_step, tables, weights
+from tests.training.tiny_run import LONG, Fit, back_to_step, tables, weights
 
 HERE = "tests.spec.custom_classes"
 OWN: dict[str, Any] = {"gate": f"{HERE}.TwoGates", "combination": f"{HERE}.Router"}
-LONG: dict[str, Any] = {
-    "model": {"max_seq_len": 64}, "run": {"batch_tokens": 256, "max_tokens": 6 * 256}
-}  # fmt: skip
 
 Pair = tuple[Path, Path]
 
@@ -50,13 +47,6 @@ def pair(trained: Fit) -> Pair:
     return trained(**changes), trained(**merge(changes, {"model": OWN, "run": {"name": "own"}}))
 
 
-def test_training_is_the_same(pair):
-    assert tables(pair[0]) == tables(pair[1])
-    one, other = map(weights, pair)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
 @pytest.mark.parametrize("line", ["validate", "generate --seed 1 --intervention halting=0.3"])
 def test_commands_answer_the_same(line, pair, output_of):
     command, *words = line.split()
@@ -66,22 +56,10 @@ def test_commands_answer_the_same(line, pair, output_of):
 
 
 @pytest.mark.usefixtures("remote_code")
-def test_a_folder_for_transformers_brings_the_classes_along(pair, tmp_path, output_of):
-    transformers = pytest.importorskip("transformers")
-
-    def export(run: Path, name: str) -> Path:
-        words = ("--ckpt_path", run, "--out", tmp_path / name)
-        output_of("export", "--own_classes", *words)
-        return tmp_path / name
-
-    def load(folder: Path, **options: Any) -> Any:
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            folder, trust_remote_code=True, **options
-        ).eval()
-
+def test_a_folder_for_transformers_brings_the_classes_along(pair, tmp_path):
     # Names that no other test has: transformers keeps one copy of the code of all folders of one.
-    built_in = export(pair[0], "with_built_in_ones")
-    folder = export(pair[1], "with_own_classes")
+    built_in = export(pair[0], tmp_path / "with_built_in_ones")
+    folder = export(pair[1], tmp_path / "with_own_classes", "--own_classes")
     assert "dualpath_cli" not in (folder / "own_tests_spec_custom_classes.py").read_text()
     tokens = torch.arange(12)[None]
     for options in ({}, {"dtype": torch.bfloat16}):
@@ -261,45 +239,33 @@ def test_halting_by_mass_needs_a_class_that_leaves_some():
     assert Intervention(loops=2).problem(small(loops=1, **MASSLESS)) is not None
 
 
-class TestCounts:
+def test_flops_are_what_the_class_declares():
     config = small(gate=f"{HERE}.MlpGate", combination=MASSLESS["combination"], **ALL_KINDS)
-
-    def test_parameters_are_counted_off_the_class(self):
-        config, model = self.config, DualPathLM(self.config)
-        assert count.parameters(config) == sum(p.numel() for p in model.parameters())
-        gate = sum(p.numel() for p in model.blocks[0].gate.parameters())
-        assert count.parameters_by_part(config)["gate"] == gate == 16 + 16 * 5 + 5 + 5 * 2 + 2
-        assert sum(map(numbers, units(config))) == count.parameters(config)
-
-    def test_flops_are_what_the_class_declares(self):
-        dual, built_in = (
-            count.layer_flops(config.layers[0]) for config in (self.config, small(**ALL_KINDS))
-        )
-        assert dual.gate == 2 * 5 * (16 + 2)
-        assert dual.linear_total - built_in.linear_total == dual.gate - 4 * 16
-        assert dual.router == 2 * 17 * 3
-        assert dual.total == dual.linear_total + dual.router + dual.attention_scores
-        assert count.layer_flops(dataclasses.replace(self.config, block="loop").layers[0]).gate == 0
+    dual, built_in = (
+        count.layer_flops(config.layers[0]) for config in (config, small(**ALL_KINDS))
+    )
+    assert dual.gate == 2 * 5 * (16 + 2)
+    assert dual.linear_total - built_in.linear_total == dual.gate - 4 * 16
+    assert dual.router == 2 * 17 * 3
+    assert dual.total == dual.linear_total + dual.router + dual.attention_scores
+    assert count.layer_flops(dataclasses.replace(config, block="loop").layers[0]).gate == 0
 
 
-class TestParameters:
-    def test_they_follow_the_class_and_its_defaults(self):
-        config = small(gate=f"{HERE}.MlpGate", init_std=0.5)
-        model = DualPathLM(config, seed=0)
-        gate = model.blocks[1].gate
-        assert (gate.norm.weight == 1).all()
-        assert 0.3 < gate.hidden.weight.std() < 0.7
-        assert (gate.hidden.bias == 0).all()
-        optimizer = build_optimizer(model.named_parameters(), OptimSettings(), 9, config)
-        grouped = {
-            id(p): group["name"] for group in optimizer.param_groups for p in group["params"]
-        }
-        assert {name: grouped[id(parameter)] for name, parameter in gate.named_parameters()} == {
-            "norm.weight": "norms", "hidden.weight": "gate", "hidden.bias": "biases",
-            "out.weight": "gate", "out.bias": "biases",
-        }  # fmt: skip
-        declared = DualPathLM(small(gate=OWN["gate"]), seed=0).blocks[0].gate
-        assert (declared.proj.weight == 0).all()
+def test_parameters_follow_the_class_and_its_defaults():
+    config = small(gate=f"{HERE}.MlpGate", init_std=0.5)
+    model = DualPathLM(config, seed=0)
+    gate = model.blocks[1].gate
+    assert (gate.norm.weight == 1).all()
+    assert 0.3 < gate.hidden.weight.std() < 0.7
+    assert (gate.hidden.bias == 0).all()
+    optimizer = build_optimizer(model.named_parameters(), OptimSettings(), 9, config)
+    grouped = {id(p): group["name"] for group in optimizer.param_groups for p in group["params"]}
+    assert {name: grouped[id(parameter)] for name, parameter in gate.named_parameters()} == {
+        "norm.weight": "norms", "hidden.weight": "gate", "hidden.bias": "biases",
+        "out.weight": "gate", "out.bias": "biases",
+    }  # fmt: skip
+    declared = DualPathLM(small(gate=OWN["gate"]), seed=0).blocks[0].gate
+    assert (declared.proj.weight == 0).all()
 
 
 def test_under_autocast_classes_work_in_the_type_of_their_weights():

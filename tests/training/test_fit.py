@@ -57,18 +57,8 @@ def test_a_run_folder_holds_what_the_run_was(trained, texts):
         "last", "manifests", "step-00000002", "step-00000004", "step-00000006",
     ]  # fmt: skip
     assert find_run(str(run)).step == 6
-
-
-def test_metrics_are_logged_at_every_step_and_the_loss_falls(fit):
-    settings = {"max_tokens": 30 * 4 * SEQ_LEN, "save_every": 7}
-    run = fit(optim={"lr": 1e-2}, run=settings, data={"max_epochs": 9})
-    assert find_run(str(run)).step == 30, "the last step is saved, too"
-    metrics = rows(run / "metrics.csv")
-    assert [int(row["step"]) for row in metrics] == list(range(1, 31))
-    assert [int(row["tokens"]) for row in metrics] == [4 * SEQ_LEN * n for n in range(1, 31)]
-    losses = [float(row["loss"]) for row in metrics]
-    assert sum(losses[-5:]) / 5 < losses[0] - 0.5
-    assert all(float(row["grad_norm"]) > 0 for row in metrics)
+    logged = [(int(row["step"]), int(row["tokens"])) for row in rows(run / "metrics.csv")]
+    assert logged == [(step, 4 * SEQ_LEN * step) for step in range(1, 7)]
 
 
 def test_the_rate_of_each_kind_is_logged(fit):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from dualpath_cli.data import blocks, storage
 from dualpath_cli.data.blocks import Blocks, OrderedBlocks
@@ -17,15 +16,7 @@ from tests.data.faulty_data import write_data_folder
 from tests.data.s3 import put_folder
 from tests.data.small_tokenizer import tokenizer_with
 from tests.data_prep.web import wait_for
-from tests.training.tiny_run import (
-    SEQ_LEN,
-    back_to_step,
-    prepare,
-    rows,
-    tables,
-    weights,
-    write_text,
-)  # fmt: skip
+from tests.training.tiny_run import SEQ_LEN, prepare, rows, tables, write_text
 
 URL = "s3://bucket/train"
 workers = pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -60,17 +51,6 @@ def test_a_run_from_s3_is_the_run_from_the_local_folder(fit, data, remote, worke
     chunks = {chunk.name for chunk in Manifest.read(data).chunks}
     cached = {path.name for path in storage.cache().glob("chunks/*/*/chunk-*.bin")}
     assert cached == chunks, "nothing went past the cache"
-
-
-def test_a_run_is_continued_also_where_nothing_is_cached(fit, remote, tmp_path, monkeypatch):
-    run = fit(data={"path": remote})
-    whole, last_weights = tables(run), weights(run)
-    for cache in ("cache", "another machine's"):
-        monkeypatch.setenv("DUALPATH_CACHE", str(tmp_path / cache))
-        back_to_step(run, 2)
-        fit(data={"path": remote})
-        assert tables(run) == whole
-        torch.testing.assert_close(weights(run), last_weights, rtol=0, atol=0)
 
 
 def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 RUN = "runs/tiny/default"  # in a folder of `write_home`
 SEQ_LEN = 16
 MERGES = ["h e", "l l", "he ll"]
+LONG: dict[str, Any] = {
+    "model": {"max_seq_len": 64}, "run": {"batch_tokens": 256, "max_tokens": 6 * 256}
+}  # fmt: skip
+"""Changes to the tiny recipe: sequences of 64 tokens."""
 
 Fit = Callable[..., Path]
 Refused = Callable[..., str]
