@@ -13,14 +13,7 @@ from typing import Any
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
 from dualpath_cli.flops import count
-from dualpath_cli.flops.description import (
-    Description,
-    Flops,
-    described,
-    flag,
-    settings_of,
-    solved,
-)
+from dualpath_cli.flops.description import Description, Flops, described, flag, settings_of, solved
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Memory, Strategy, plan
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
