@@ -202,7 +202,8 @@ def announce(
         if target is not None:
             files = files[: math.ceil(target / (max(files[0].size, 1) * TOKENS_PER_BYTE))]
         counts.append(len(files))
-        download += sum(file.size for file in files if not _is_here(file, downloads))
+        remote = [(file.origin, file.size) for file in files if not isinstance(file.origin, Path)]
+        download += sum(size for file, size in remote if not (downloads / file.name).exists())
         held = sum(file.size for file in files) * TOKENS_PER_BYTE
         tokens += held if target is None else min(held, target)
     disk = round(download + tokens * DISK_BYTES_PER_TOKEN)
@@ -225,10 +226,6 @@ def announce(
             "name fewer --num-files or fewer --tokens"
         )
     return counts
-
-
-def _is_here(file: InputFile, downloads: Path) -> bool:
-    return isinstance(file.origin, Path) or (downloads / file.origin.name).exists()
 
 
 class Fetcher:

@@ -17,14 +17,7 @@ from dualpath_cli.compare.rates import resampled
 from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.report.blocks import LEVEL, SeedBlocks, block_spread, find_blocks, holm
 from dualpath_cli.report.console import duration
-from dualpath_cli.report.table import (
-    Column,
-    Columns,
-    Table,
-    interval,
-    with_error,
-    with_interval,
-)
+from dualpath_cli.report.table import Column, Columns, Table, interval, with_error, with_interval
 
 BLOCKS, PAIR, BEST = "randomised blocks", "paired t", "best rates, resampled"
 AFTER = "not tested: the test before found no difference"  # of pairs in a fixed order

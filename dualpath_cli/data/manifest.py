@@ -62,8 +62,8 @@ def _typed(kind: Any, value: Any) -> Any:
 
 
 def dataset_of(source: str) -> str:
-    """Returns the OWNER/NAME of a source on the hub."""
-    return "/".join(source.removeprefix(HUB).split("/")[:2])
+    """Returns the OWNER/NAME of a source on the hub, which an older one ends by :CONFIG."""
+    return "/".join(source.removeprefix(HUB).split("/")[:2]).partition(":")[0]
 
 
 @dataclass(frozen=True)

@@ -69,12 +69,7 @@ def local_copy(location: str | Path) -> Path:
     name = hashlib.sha256(f"{url}\n{etag}".encode()).hexdigest()[:32]
     path = cache() / "files" / name / url.rsplit("/", 1)[-1]
     if not path.exists():
-        with (
-            replacing(path, shared=True) as partial,
-            _s3(url),
-            content,
-            partial.open("wb") as file,
-        ):
+        with replacing(path, shared=True) as partial, _s3(url), content, partial.open("wb") as file:
             shutil.copyfileobj(content, file, 1 << 20)
     return path
 

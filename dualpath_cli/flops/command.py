@@ -13,14 +13,7 @@ from typing import Any
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
 from dualpath_cli.flops import count
-from dualpath_cli.flops.description import (
-    Description,
-    Flops,
-    described,
-    flag,
-    settings_of,
-    solved,
-)
+from dualpath_cli.flops.description import Description, Flops, described, flag, settings_of, solved
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Memory, Strategy, plan
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
@@ -133,7 +126,8 @@ def _plan(description: Description, cluster: Cluster, plans: Mapping[Strategy, M
     )  # fmt: skip
     sizes = zip(*(vars(held).values() for held in plans.values()), strict=True)
     rows = [[part, *each] for part, each in zip(words, sizes, strict=True)]
-    columns = [Column("GB on each GPU"), *(Column(name, _gigabytes) for name in plans)]
+    columns = [Column("GB on each GPU")]
+    columns += [Column(name, lambda size: f"{size / 1e9:.3f}" if size else "-") for name in plans]
     gradients = "float32" if cluster.reduce_bytes == 4 else "bfloat16"
     note = (
         f"Weights and moments in float32, bf16-mixed, compiled, {cluster.checkpointing} "
@@ -215,10 +209,6 @@ def _hours(hours: float) -> str:
     if hours < 0.01:
         return "< 0.01"
     return f"{hours:.2f}" if hours < 10 else f"{hours:,.1f}"
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.3f}" if size else "-"
 
 
 def _notes(description: Description) -> list[str]:

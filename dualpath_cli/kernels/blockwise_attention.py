@@ -25,10 +25,7 @@ core's cache, and one call for several heads costs less than one call for each."
 
 @torch.library.custom_op(unused("blockwise_attention"), mutates_args=())
 def blockwise_attention(
-    q_BTHN: torch.Tensor,
-    k_BTHN: torch.Tensor,
-    v_BTHN: torch.Tensor,
-    seen_BTT: torch.Tensor | None,
+    q_BTHN: torch.Tensor, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor, seen_BTT: torch.Tensor | None
 ) -> torch.Tensor:
     """``softmax(q k^T) v`` where no query sees a later key, (B, T, H, N).
 
@@ -126,10 +123,7 @@ def _later(q_BTHN: torch.Tensor) -> torch.Tensor:
 
 
 def _weights(
-    q_GRN: torch.Tensor,
-    k_GSN: torch.Tensor,
-    later_RR: torch.Tensor,
-    seen_bRS: torch.Tensor | None,
+    q_GRN: torch.Tensor, k_GSN: torch.Tensor, later_RR: torch.Tensor, seen_bRS: torch.Tensor | None
 ) -> torch.Tensor:
     """Attention weights of the last R of S positions, (G, R, S)."""
     R = q_GRN.shape[1]
@@ -142,10 +136,7 @@ def _weights(
 
 @blockwise_attention.register_fake
 def _(
-    q_BTHN: torch.Tensor,
-    k_BTHN: torch.Tensor,
-    v_BTHN: torch.Tensor,
-    seen_BTT: torch.Tensor | None,
+    q_BTHN: torch.Tensor, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor, seen_BTT: torch.Tensor | None
 ) -> torch.Tensor:
     (out_BTHN,) = _contiguous_like(q_BTHN)
     return out_BTHN

@@ -135,6 +135,9 @@ def read_recipe(folder: Path) -> Recipe:
     except UserError as error:
         why = "its link leads to no recipe" if path.is_symlink() else error  # not quoted
         raise UserError(f"{path}: {why}") from None
+    trainer = recipe.get("trainer", {})
+    if isinstance(trainer.get("strategy"), dict):  # a class, of an earlier version
+        trainer["strategy"] = "auto"
     return recipe
 
 

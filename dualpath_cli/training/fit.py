@@ -24,13 +24,7 @@ from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.schedule import micro_batches
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE
-from dualpath_cli.run.run_folder import (
-    TABLES,
-    TOKENIZER,
-    WENT_WRONG,
-    check_same_facts,
-    start,
-)
+from dualpath_cli.run.run_folder import TABLES, TOKENIZER, WENT_WRONG, check_same_facts, start
 from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
 from dualpath_cli.training import curve
 from dualpath_cli.training.data_module import loading_fault

@@ -75,7 +75,7 @@ def test_what_runs_here_is_the_wheel_with_all_recipes(installed):
     [
         ("dualpath_cli fit --config f80m_a50_k4 --print_config", "max_tokens: 38503710720"),
         ("dualpath_cli fit --config recipes/f160m_a25_k4.yaml --print_config", "wide: 37440"),
-        ("data_prep --help", "--tokenizer"),
+        ("dualpath_cli prepare --help", "--tokenizer"),
     ],
     ids=["a recipe and its base", "its path", "data preparation"],
 )

@@ -126,6 +126,16 @@ def test_a_cache_goes_with_one_intervention_and_its_draft(first, draft, later, m
         forward(model, TOKENS[:, :1], cache=cache, intervention=later)
 
 
+@pytest.mark.parametrize(
+    "change", [{"loops": 1}, {"loops": 5}, {"gates": (0.2, 0.9)}, {"gates": (0, 1), "layers": (1,)}]
+)
+def test_interventions_are_the_same_with_a_cache(change):
+    model, change = with_weights(small()), Intervention(**change)
+    whole = forward(model, TOKENS, intervention=change)
+    assert difference(whole, forward(model, TOKENS)) >= SHOWS
+    assert difference(in_chunks(model, TOKENS, [3, 1, 1], intervention=change), whole) <= OUTPUTS
+
+
 @several
 @given(
     config=MODELS, rows=st.lists(st.integers(0, 2), min_size=1, max_size=4), padded=st.booleans()

@@ -263,7 +263,7 @@ def test_the_card_names_the_licence_and_the_data_sets_as_the_hub_reads_them(trai
     run = trained()
     plain = cards.ModelCard.load(export(run, tmp_path / "plain") / "README.md").data
     assert plain.license is plain.datasets is plain.language is None
-    sources = ["hf:owner/corpus/en/*.parquet", "novels", "hf:owner/corpus/de"]
+    sources = ["hf:owner/corpus/en/*.parquet", "novels", "hf:owner/corpus:de"]
     for path in (run / "checkpoints" / "manifests").iterdir():
         content = json.loads(path.read_text())
         content["run"]["data_sources"] = sources

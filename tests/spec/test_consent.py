@@ -195,11 +195,13 @@ def test_classes_of_a_run_s_trainer_are_left_out(trained, tmp_path, monkeypatch)
         "callbacks": {"class_path": "evil_callback.Callback"},
         "plugins": [{"class_path": "evil_callback.Plugin"}],
         "profiler": profiler,
+        "strategy": {"class_path": "evil_callback.Strategy"},
     }.items():
         line = next(line for line in text.splitlines() if line.startswith(f"  {key}:"))
         text = text.replace(f"{line}\n", f"  {key}: {json.dumps(value)}\n")
     (run / "recipe.yaml").write_text(text)
     assert main(["validate", "--ckpt_path", str(run)]) == 0
+    assert main(["compare", str(run), "--out", "compared"]) == 0
     assert not Path(MARK).exists()
     assert not Path("profiled").exists()
     words = ["--trainer.profiler", json.dumps(profiler)]

@@ -19,6 +19,8 @@ from dualpath_cli.compare.sweep.cells import Cell, solve
 from dualpath_cli.compare.sweep.request import Design, Sweep
 from dualpath_cli.compare.sweep.runner import run_all, say
 from dualpath_cli.compare.sweep.runs import RATE, PlannedRun, plan_runs, write_recipes
+from dualpath_cli.flops import count
+from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.report.console import plain_console
@@ -50,6 +52,11 @@ def _run(design: Design, console: Console) -> str:
     cells, notes = solve(design.wanted, shared.model)
     runs = plan_runs(cells, design, shared)
     firsts = list({run.configuration: run for run in reversed(runs)}.values())[::-1]
+    sparse = [run for run in firsts if count.has_experts(run.settings.model)]
+    notes += [
+        f"{run.configuration} spends {run.cell.spent:.4f} of the budget: no experts come nearer"
+        for run in sparse if abs(run.cell.spent - 1) > TOLERANCE
+    ]  # fmt: skip
     check_different(firsts)
     if not design.options.slurm:
         runner.check_sharing(runs[0], jobs)

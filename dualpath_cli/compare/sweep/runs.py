@@ -109,10 +109,10 @@ def plan_runs(cells: Sequence[Cell], design: Design, shared: Settings) -> list[P
         model = _model(dense, own, design.recipe)
         cell = _with_experts(dense, model)
         own = {key: value for key, value in own.items() if matters(key, model)}
-        found.setdefault(f"{cell.name} {own}", (_name(cell, own), cell, own))
+        found.setdefault(f"{cell} {own}", (_name(cell, own), cell, own))
     for name, times in Counter(name for name, _, _ in found.values()).items():
         if times > 1:
-            raise UserError(f"--set gives {times} configurations the name '{name}'; leave some out")
+            raise UserError(f"{times} configurations would have the name '{name}'; leave some out")
     runs, out = [], design.out
     for seed, (name, cell, own) in product(design.seeds, found.values()):
         run = {"recipe": name, "name": f"seed_{seed}", "dir": str(out / "runs")}

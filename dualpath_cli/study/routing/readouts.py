@@ -297,10 +297,7 @@ class Summary:
                 for place in self.known_tags
             },
             "classes": {
-                name: {
-                    "difference": self.estimate(values.mean(1)),
-                    "layers": self.estimate(values),
-                }
+                name: {"difference": self.estimate(values.mean(1)), "layers": self.estimate(values)}
                 for name, values in self.class_differences.items()
                 if np.isfinite(values[0]).all()
             },

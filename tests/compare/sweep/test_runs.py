@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +161,14 @@ def test_a_varied_entry_of_a_mapping_leaves_the_others(tmp_path):
 
 
 def test_values_that_would_have_one_name_are_refused(tmp_path):
-    words = ["--set", "model.gate=my gates.A,my_gates.A", "--controls", "none"]
-    with pytest.raises(UserError, match=r"2 configurations the name 'a50_k2-gate_my_gates\.A'"):
-        runs_for(asked(tmp_path, *words))
+    gates = ["--set", "model.gate=my gates.A,my_gates.A"]
+    for words, name in (
+        (gates, "a50_k2-gate_my_gates.A"),
+        (["--alphas", "50.0000001,50"], "a50_k2"),
+    ):
+        message = f"2 configurations would have the name '{name}'"
+        with pytest.raises(UserError, match=re.escape(message)):
+            runs_for(asked(tmp_path, *words, "--controls", "none"))
     words = ["--set", "model.tie_embeddings=false", "--controls", "none"]
     assert names_for(asked(tmp_path, *words)) == ["a50_k2-tie_embeddings_false"]
 

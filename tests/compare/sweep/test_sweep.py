@@ -136,6 +136,20 @@ def test_nothing_runs_without_a_yes(words, tmp_path, capsys):
     assert len(list((out / "recipes").iterdir())) == 6
 
 
+def test_experts_that_do_not_meet_the_budget_are_named(words, tmp_path, capsys):
+    """The multiple of 8 of an expert's width is coarse in a small model."""
+    assert main([*words, "--set", "model.n_experts=0,8", "--set", "model.top_k=7"]) == 0
+    said, named = capsys.readouterr().out, []
+    for row in read_csv(tmp_path / "sweep" / "plan.csv"):
+        spent, name = float(row["spent"]), row["configuration"]
+        if f"note: {name} spends {spent:.4f} of the budget" in said.replace("\n", " "):
+            named.append(name)
+            assert abs(spent - 1) > 0.01
+        else:
+            assert abs(spent - 1) <= 0.01
+    assert any("n_experts_8" in name for name in named)
+
+
 def begin(words: list[str], tmp_path: Path) -> "subprocess.Popen[str]":
     """Starts a sweep as a process of its own, and waits until its runs are at work."""
     command = [sys.executable, "-c", SWEEP, *words, "--yes"]
