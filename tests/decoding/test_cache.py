@@ -16,7 +16,7 @@ from dualpath_cli.model import DualPathLM, Intervention, RoutingTrace
 from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS
 from tests.model import decoding_reference, reference
 from tests.model.reference import difference, random_tokens
-from tests.model.small_models import ALL_KINDS, OUTPUTS, TOKENS, UNEVEN, small, with_weights
+from tests.model.small_models import ALL_KINDS, OUTPUTS, SHOWS, TOKENS, UNEVEN, small, with_weights
 
 LENGTHS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 """Numbers of tokens that come together; all ones is token by token."""

@@ -88,6 +88,13 @@ def test_ids_that_the_tokenizer_lacks_are_never_drawn(greedy):
     assert sampler.draw(probs, generators(50)).max() < 5
 
 
+def test_draws_have_the_frequencies_of_their_probabilities():
+    probs = torch.tensor([0.0, 0.5, 0.2, 0.0, 0.29, 0.01, 0.0])
+    ids = Sampler(Sampling(), 7).draw(probs.expand(20_000, -1), generators(1) * 20_000)
+    found = ids.bincount(minlength=7) / 20_000
+    assert ((found - probs).abs() <= 4 * (probs * (1 - probs) / 20_000).sqrt()).all()
+
+
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_model_that_gives_no_numbers_fails(greedy):
     sampler = Sampler(Sampling(greedy=greedy), 3)
