@@ -76,6 +76,8 @@ def test_an_entry_of_a_mapping_is_added_and_the_mapping_itself_replaced():
     replaced = changed(recipe, "--data.val", "{b: b.txt}")
     assert replaced == {"data": {"val": {"b": "b.txt"}, "workers": 1}}
     assert recipe == {"data": {"val": {"a": "a.txt"}, "workers": 1}}
+    recipe = {"trainer": {"logger": {"class_path": "x.Y"}}}
+    assert changed(recipe, "--trainer.logger=null") == {"trainer": {"logger": None}}
 
 
 def test_a_section_given_as_one_mapping_merges_with_the_recipes():
@@ -103,12 +105,6 @@ def test_every_option_is_shown_with_hyphens_and_may_be_written_with_underscores(
     for option in own - {"--seed_everything"}:
         assert "_" not in option
         assert _joined([f"--{option[2:].replace('-', '_')}=a_b"], parser) == [f"{option}=a_b"]
-
-
-def test_null_takes_the_classes_of_a_recipe_out():
-    assert changed({"trainer": {"logger": {"class_path": "x.Y"}}}, "--trainer.logger=null") == {
-        "trainer": {"logger": None}
-    }
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def printed() -> dict[str, tuple[str, str]]:
         for block in re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
             for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 command, _, output = part.partition("\n")
-                if re.match("dualpath (flops|compare --paper) ", command) or ": error: " in output:
+                if re.match("dualpath flops ", command) or ": error: " in output:
                     found[f"{page.relative_to(ROOT)}: {command}"] = command, output
     return found
 

@@ -50,13 +50,11 @@ def shown(table: Table, width: int = 80, *, terminal: bool = True, box: bool = T
     (Column("words"), "a b", "a b"),
     (Column("number", ".2f"), 1, "1.00"),
     (Column("number", ".2f"), "starting", "starting"),
-    (Column("number", ".2f"), None, ""),
     (Column("number", ".2f"), NAN, ""),
     (Column("interval", interval("+.1f")), (0.5, 1.0), "+0.5 to +1.0"),
     (Column("interval", interval("+.1f")), (NAN, NAN), ""),
     (Column("error", with_error(".1f")), (0.5, 0.25), "0.5 ± 0.2"),
     (Column("error", with_error(".1f")), (0.5, None), "0.5"),
-    (Column("error", with_error(".1f")), (0.5, NAN), "0.5"),
 ])  # fmt: skip
 def test_a_value_becomes_text_by_its_columns_format(column, value, text):
     assert column.text(value) == text

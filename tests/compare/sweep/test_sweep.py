@@ -127,19 +127,12 @@ def test_a_run_that_another_process_writes_is_waited_for_and_named(
     assert len(starts(tmp_path / "sweep")) == 3
 
 
-def test_nothing_runs_without_a_yes(words, tmp_path, capsys):
-    assert main(words) == 0
-    out = tmp_path / "sweep"
-    assert capsys.readouterr().out.endswith(f"{out} is planned; --yes starts it\n")
-    assert starts(out) == {}
-    assert len(read_csv(out / "plan.csv")) == 3
-    assert len(list((out / "recipes").iterdir())) == 6
-
-
-def test_experts_that_do_not_meet_the_budget_are_named(words, tmp_path, capsys):
+def test_nothing_runs_without_a_yes_and_experts_off_the_budget_are_named(words, tmp_path, capsys):
     """The multiple of 8 of an expert's width is coarse in a small model."""
     assert main([*words, "--set", "model.n_experts=0,8", "--set", "model.top_k=7"]) == 0
     said, named = capsys.readouterr().out, []
+    assert said.endswith(f"{tmp_path / 'sweep'} is planned; --yes starts it\n")
+    assert starts(tmp_path / "sweep") == {}
     for row in read_csv(tmp_path / "sweep" / "plan.csv"):
         spent, name = float(row["spent"]), row["configuration"]
         if f"note: {name} spends {spent:.4f} of the budget" in said.replace("\n", " "):
