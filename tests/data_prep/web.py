@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 
@@ -114,9 +115,10 @@ class _Handler(BaseHTTPRequestHandler):
         return (404, {}, b"") if content is None else (200, {}, content)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Waits until a condition holds, some minutes at most."""
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """Waits until a condition holds, some minutes at most, and returns what it gave."""
     deadline = time.monotonic() + 300
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    return found
