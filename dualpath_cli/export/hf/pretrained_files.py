@@ -122,7 +122,10 @@ class Files:
         of_tokenizer = self._optional("tokenizer_config.json")
         template, bos = of_tokenizer.get("chat_template"), of_tokenizer.get("bos_token")
         if isinstance(template, list):  # several by name
-            template = {one["name"]: one["template"] for one in template}.get("default")
+            named = [one for one in template if isinstance(one, dict)]
+            template = next(
+                (one.get("template") for one in named if one.get("name") == "default"), None
+            )
         if (self.folder / "chat_template.jinja").exists():
             template = read_text(self.folder / "chat_template.jinja")
         bos = bos.get("content") if isinstance(bos, dict) else bos
@@ -140,7 +143,7 @@ class Files:
                 "it as a RUN, or to fit as --run.init_from"
             )
         kind = given.get("model_type")
-        if kind not in FAMILIES:
+        if kind not in list(FAMILIES):  # also where it is a list itself
             raise UserError(f"{self.shown} has layers of model_type {kind}; {FITS}")
         if quantised := given.get("quantization_config"):
             method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
