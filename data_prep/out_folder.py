@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import OURS, alone, read_json, remove, sync, unfinished, write_text
+from dualpath_cli.base.system import (
+    OURS,
+    alone,
+    read_json,
+    remove,
+    set_aside,
+    sync,
+    unfinished,
+    write_text,
+)
 
 _REQUEST, _REPLACED = "request.json", "replaced"
 
@@ -27,9 +36,8 @@ def work_folder(out: Path, content: dict[str, Any], overwrite: bool) -> Iterator
 
 def publish(folder: Path, work: Path, out: Path) -> None:
     """Gives a finished folder its name; a previous OUT moves into the work folder."""
-    if out.exists():  # a folder cannot be replaced in one step as a file can
-        remove(work / _REPLACED)
-        out.rename(work / _REPLACED)
+    remove(work / _REPLACED)
+    set_aside(out, work / _REPLACED)  # a folder cannot be replaced in one step as a file can
     folder.rename(out)
     sync(out.parent)
 

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, Size, check_ranges
-from dualpath_cli.base.system import write_text
+from dualpath_cli.base.system import check_replaceable, write_text
 from dualpath_cli.data.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer, train_bpe
 from dualpath_cli.recipe.options import folder_of
@@ -47,6 +47,7 @@ def run(options: TrainTokenizer) -> str:
     """Trains a tokenizer, prints its bytes a token on each source, and returns the last line."""
     sources = list(map(parse_source, options.source))
     size, path = options.vocab_size, folder_of("--out", options.out) / TOKENIZER
+    check_replaceable(path)  # before the training
     if path.exists() and not options.overwrite:
         raise UserError(f"'{path}' exists; give another --out or add --overwrite")
     text = train_bpe(chain.from_iterable(_batches(sources, "training on")), size)

@@ -40,8 +40,10 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
     If the block raises, `path` stays as it was, and the unfinished file is removed. Of several
     writers the last one to finish wins. Unfinished files of killed writers are removed, unless
-    `shared`: locks may not hold between machines. A missing folder is made.
+    `shared`: locks may not hold between machines. A missing folder is made. Raises UserError if
+    `path` is a pipe, a socket or a device.
     """
+    check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in () if shared else unfinished(path):
         with suppress(OSError), _locked(left) as known:  # which fails where its writer lives
@@ -79,7 +81,7 @@ def replacing_folder(path: Path, check: Callable[[Path], None]) -> Iterator[Path
 
     If the block raises, `path` stays as it was, and the unfinished folder is removed. The next
     writer removes the unfinished folder of a killed process. `check` gets the old folder just
-    before the end, and raises if it must stay.
+    before the end, and raises if it must stay. Raises NotADirectoryError if `path` is no folder.
     """
     with alone(path.with_name(f"{path.name}{OURS}.lock"), path), naming(path):
         for left in unfinished(path):
@@ -96,12 +98,40 @@ def replacing_folder(path: Path, check: Callable[[Path], None]) -> Iterator[Path
             yield new
             for file in (*new.rglob("*"), new):
                 sync(file)
-            if path.exists():
-                path.rename(before)
+            if set_aside(path, before):
                 check(before)
             new.rename(path)
         finally:
             _end_replacing(work, path)
+
+
+def set_aside(folder: Path, place: Path) -> bool:
+    """Moves a folder to `place`, so that another can get its name; returns whether there was one.
+
+    Raises NotADirectoryError for all else: a file, a pipe, a socket, a device, a link to any.
+    """
+    if folder.is_dir():
+        folder.rename(place)
+        return True
+
+    if os.path.lexists(folder):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+
+    return False
+
+
+def is_special(path: Path) -> bool:
+    """Whether a path is a pipe, a socket or a device, also behind links."""
+    return path.exists() and not (path.is_file() or path.is_dir())
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises UserError for a pipe, a socket or a device.
+
+    A rename would put a file in its place: as root, of the machine's /dev/null.
+    """
+    if is_special(path):
+        raise UserError(f"'{path}' is a pipe, a socket or a device; give another name")
 
 
 def _end_replacing(work: Path, path: Path) -> None:

@@ -77,8 +77,9 @@ def check_license(name: str | None) -> None:
 def check_out(out: Path, read: Path, overwrite: bool) -> Path:
     """Returns the folder to write; raises UserError unless it is free, or may be replaced."""
     out = out.resolve()  # a link's target is replaced
-    if out.is_file():
-        raise UserError(f"--out '{out}' is a file; give a folder")
+    if out.exists() and not out.is_dir():
+        kind = "file" if out.is_file() else "pipe, a socket or a device"
+        raise UserError(f"--out '{out}' is a {kind}; give a folder")
     if read.resolve() == out:
         raise UserError(f"--out '{out}' is the folder that is read; give another name")
     if out.is_dir() and any(out.iterdir()) and not is_exported(out):

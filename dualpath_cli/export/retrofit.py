@@ -19,16 +19,21 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.base.version import versions
 from dualpath_cli.data import hub
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.export.command import check_license, check_out, summary
+from dualpath_cli.export.hf.pretrained_files import Files
 from dualpath_cli.flops.count import projection_flops
 from dualpath_cli.flops.widths import largest_width
 from dualpath_cli.recipe.options import path_of
 from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
-from dualpath_cli.run.exported_folder import CARD
+from dualpath_cli.run.exported_folder import CARD, CONFIG
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, Run
 from dualpath_cli.spec.config import BlockKind, ModelConfig
+
+EXACT, NEAR = 1e-4, 5e-2
+"""The most by which logits may be off, of their norm: by rounding, and with loops or a new path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +71,15 @@ class Retrofit:
 def run(options: Retrofit) -> str:
     place, gguf = _found(options.pretrained)
     out = check_out(path_of("--out", options.out), place, options.overwrite)
+    shown = f"--pretrained '{options.pretrained}'"
     try:
-        from dualpath_cli.export.hf import folder, pretrained
-
         if gguf is not None:
             import_module("gguf")
+        files = Files(place, gguf, shown)  # before the slow imports
+        from dualpath_cli.export.hf import folder, pretrained
     except ImportError as error:
         raise UserError(f"retrofit needs {error.name}: pip install 'dualpath[retrofit]'") from None
-    shown = f"--pretrained '{options.pretrained}'"
-    given = pretrained.Pretrained(place, gguf, shown)
+    given = pretrained.Pretrained(files)
     changes: dict[str, Any] = {"block": options.block, "loops": options.loops}
     try:
         config = with_new_path(replace(given.config, **changes), options)
@@ -84,15 +89,31 @@ def run(options: Retrofit) -> str:
     recipe = settings_from(
         {"model": asdict(config), "run": {"recipe": _name(options), "name": "retrofit"}}
     )
+    model = given.model(config, options.path)
+    difference = given.difference(model)
+    once = {"wide", *(["loop"] if config.most_loops == 1 else [])}
+    most = EXACT if once.issuperset(config.block_kinds) else NEAR
+    if not difference <= most:
+        raise UserError(
+            f"{shown}: the logits would be off from those of transformers by {difference:.1e} of "
+            f"their norm, more than {most:.0e}; a setting in {CONFIG} changes what transformers "
+            "computes, and no block has that"
+        )
+    around = given.around_texts(tokenizer)
     facts = versions() | {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "id": uuid.uuid4().hex,
         "step": 0,
         "model": recipe.as_recipe()["model"],
         "tokenizer": tokenizer.fingerprint,
-        "retrofit": {"pretrained": options.pretrained, "sha256": given.sha256()},
+        "retrofit": {
+            "pretrained": options.pretrained,
+            "sha256": given.sha256(),
+            "difference": difference,
+            "around_texts": around,
+        },
     }
-    weights = folder.Weights.held(given.model(config, options.path))
+    weights = folder.Weights.held(model)
     with tempfile.TemporaryDirectory() as text:
         begun = Path(text)  # the files of a run folder, without checkpoints
         tokenizer.save(begun)
@@ -103,8 +124,25 @@ def run(options: Retrofit) -> str:
             folder.write(run, recipe, weights, out, progress, license=license)
     return (
         f"{summary(f'{recipe.run.recipe}/retrofit', weights.parameters, out)}\n"
+        f"logits off from those of transformers by {difference:.1e} of their norm\n"
+        f"{_beside(around, tokenizer)}"
         f"next: dualpath validate --ckpt-path {out} --data.val.NAME FILE\n"
         f"or:   dualpath fit --config {out}/{RECIPE} --config RECIPE --run.init_from {out}"
+    )
+
+
+def _beside(around: dict[str, Any], tokenizer: Tokenizer) -> str:
+    """A line about tokens that only transformers puts around texts, if there are any."""
+    end = tokenizer.token_values()[tokenizer.eot_id].decode()
+    own = [around["bos"][0]] if around["bos"] else []
+    others = sorted({*own, *around["ends"]} - {end})
+    if not others and around["chat_template"] is None:
+        return ""
+
+    template = "with" if around["chat_template"] else "without"
+    return (
+        f"transformers reads the folder {template} a chat template; dualpath begins and ends texts "
+        f"by {end}" + (f", not by {', '.join(others)}" if others else "") + "\n"
     )
 
 
@@ -138,15 +176,16 @@ def _found(given: str) -> tuple[Path, str | None]:
     path, shown = Path(given), f"--pretrained '{given}'"
     if path.is_dir():
         return path, None
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise UserError(f"{shown} is a file, but no GGUF; give its folder")
+    if path.is_file() and path.suffix == ".gguf":
         return path.parent, path.name
+    if path.exists():
+        kind = "file, but no GGUF" if path.is_file() else "pipe, a socket or a device"
+        raise UserError(f"{shown} is a {kind}; give its folder")
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", given):
         raise UserError(f"{shown} does not exist; give a folder, a GGUF file, or OWNER/NAME")
     api = hub.connect()
     with hub.explained(shown, f"{api.endpoint}/{given}", api):
-        files = ["*.json", "*.safetensors", CARD]
+        files = ["*.json", "*.jinja", "*.safetensors", CARD]
         return Path(api.snapshot_download(given, allow_patterns=files)), None
 
 

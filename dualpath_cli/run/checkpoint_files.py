@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError, of_content
-from dualpath_cli.base.system import open_regular, read_json, write_text
+from dualpath_cli.base.system import is_special, open_regular, read_json, write_text
 
 Files = dict[str, dict[str, Any]]
 """By name inside the checkpoint: `bytes` and `sha256`."""
@@ -53,7 +53,7 @@ def fault_of(checkpoint: Path) -> str | None:
     except UserError as error:
         return str(error)
     for path in (checkpoint, *checkpoint.rglob("*")):
-        if path.exists() and not (path.is_file() or path.is_dir()):
+        if is_special(path):
             return f"{path.name} is a pipe or a device, no file"
     for name in (STATE, *files):
         if not (checkpoint / name).is_file():

@@ -25,7 +25,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import PARTIAL, naming, read_json, remove, sync, write_text
+from dualpath_cli.base.system import (
+    PARTIAL,
+    check_replaceable,
+    naming,
+    read_json,
+    remove,
+    set_aside,
+    sync,
+    write_text,
+)
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE, Files, write_manifest
 from dualpath_cli.run.exported_folder import PREFIX
@@ -185,9 +194,9 @@ def publish(partial: Path, final: Path, files: Files) -> None:
     """Syncs a written checkpoint to disk, gives it its name and points `last` to it."""
     for path in [*partial.rglob("*"), partial]:
         sync(path)
+    check_replaceable(final.with_name(LAST))
     replaced = final.with_name(final.name + ".replaced" + PARTIAL)
-    if final.exists():  # from a run that is being repeated from an older checkpoint
-        final.rename(replaced)
+    set_aside(final, replaced)  # from a run that is being repeated from an older checkpoint
     folder = final.parents[1]
     step = run_folder.step_of(final)
     write_manifest(final, files, {**facts_now(folder), "step": step})

@@ -20,6 +20,7 @@ LISTING = "SHA256SUMS"
 CONFIG = "config.json"
 MODELING = "modeling_dualpath.py"
 WEIGHTS = "model.safetensors"
+SHARDS = f"{WEIGHTS}.index.json"  # names the files of weights that are in several
 CARD = "README.md"
 PREFIX = "model."  # the prefix of the names of weights, after the attribute of DualPathForCausalLM
 _READ = {".json", ".py", ".safetensors", ".yaml"}  # suffixes of files that readers use
@@ -113,6 +114,46 @@ def check_ours(folder: Path, shown: Path) -> None:
                 f"'{shown}' holds '{name}', which is not as an export wrote it; move it away, or "
                 "give another --out"
             )
+
+
+def part_of(folder: Path, name: str) -> Path:
+    """The file of that name in a folder.
+
+    Raises UserError for a path, and for a link that leads out of the folder. The links of the hub's
+    cache lead to the blobs beside its snapshots.
+    """
+    home = folder.resolve()
+    homes = [home]
+    if home.parent.name == "snapshots":
+        homes.append(home.parents[1] / "blobs")
+
+    path = home / name
+    leads_to = path.resolve()
+    if path.name != name or not any(leads_to.is_relative_to(one) for one in homes):
+        raise UserError(
+            f"'{folder}': the weights '{name}' lie elsewhere ('{leads_to}'), and are not followed; "
+            "copy the file into the folder, under its plain name"
+        )
+    return path
+
+
+def shards_of(folder: Path) -> list[Path]:
+    """The files that the index of a folder's weights names; none without an index.
+
+    Raises UserError unless each is a safetensors file in the folder.
+    """
+    if not (folder / SHARDS).exists():
+        return []
+
+    try:
+        names = sorted({*read_json(folder / SHARDS)["weight_map"].values()})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder / SHARDS} names no files: {of_content(error)}") from None
+
+    for name in names:
+        if not (isinstance(name, str) and name.endswith(".safetensors")):
+            raise UserError(f"{folder / SHARDS} names '{name}'; weights are read from safetensors")
+    return [part_of(folder, name) for name in names]
 
 
 def _listed(folder: Path) -> dict[str, str] | None:

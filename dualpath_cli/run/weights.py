@@ -21,7 +21,13 @@ from dualpath_cli.base.system import open_regular
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import Files, damaged, describe, fault_of, files_of
-from dualpath_cli.run.exported_folder import PREFIX, check_unchanged, is_exported
+from dualpath_cli.run.exported_folder import (
+    PREFIX,
+    check_unchanged,
+    is_exported,
+    part_of,
+    shards_of,
+)
 from dualpath_cli.run.trained import Trained
 from dualpath_cli.spec.config import ModelConfig
 
@@ -35,7 +41,8 @@ def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
     Raises UserError for files that cannot be read.
     """
     try:
-        for path in folder.glob("*.safetensors"):
+        named = [path.name for path in folder.glob("*.safetensors")]
+        for path in [*shards_of(folder), *(part_of(folder, name) for name in named)]:
             with open_regular(path):  # a pipe would be waited for
                 pass
         entries = dcp.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
@@ -48,6 +55,8 @@ def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
                 empty = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
                 found[name.removeprefix(prefix)] = empty
         return found
+    except UserError:
+        raise
     except Exception as error:  # a damaged file raises nearly anything
         raise _unreadable(folder, error) from None
 

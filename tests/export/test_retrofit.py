@@ -1,63 +1,26 @@
 """`dualpath retrofit`: pretrained models of transformers, computed alike by dual-path blocks."""
 
 import html
-import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from dualpath_cli.cli.main import main
 from dualpath_cli.flops.count import layer_flops
 from dualpath_cli.run.trained import find
-from tests.data.small_tokenizer import definition_with
-from tests.export.conftest import export, load, model_of
+from tests.export.conftest import export, load, model_of, retrofit, write_gguf
 from tests.study.conftest import USERS_OF_FIGURES
-from tests.training.tiny_run import MERGES
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("remote_code")
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 272, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
     "mistral": {"sliding_window": None, "intermediate_size": 45},
     "qwen3": {"head_dim": 8, "num_key_value_heads": 4, "rms_norm_eps": 1e-3},
 }
-Pretrained = Callable[..., Path]
-
-
-@pytest.fixture
-def pretrained(tmp_path: Path) -> Pretrained:
-    """A folder of transformers with a small random model, its tokenizer and a card."""
-
-    def write(model_type: str, **changes: Any) -> Path:
-        folder = tmp_path / f"Small {model_type}"
-        config = transformers.AutoConfig.for_model(model_type, **SIZES | changes)
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():
-            for parameter in model.parameters():  # far from any initial value
-                parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.ndim == 1))
-        model.save_pretrained(folder)
-        (folder / "tokenizer.json").write_text(json.dumps(definition_with(MERGES)))
-        (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Small\n")
-        return folder
-
-    return write
-
-
-def retrofit(folder: Path, out: Path, *words: object) -> Path:
-    given = ["retrofit", "--pretrained", folder, "--out", out, *words]
-    assert main([str(word) for word in given]) == 0
-    return out
-
 
 TOKENS = torch.randint(256, (2, 24), generator=torch.Generator().manual_seed(1))
 
@@ -184,31 +147,8 @@ def test_damaged_weights_are_not_filled_in(pretrained, tmp_path, said):
 
 @torch.no_grad()
 def test_a_gguf_file_keeps_its_logits(pretrained, tmp_path):
-    gguf = pytest.importorskip("gguf")
-    folder, path = pretrained("llama"), tmp_path / "file" / "small.gguf"
-    model, sizes = load(folder), SIZES
-    path.parent.mkdir()
-    (folder / "tokenizer.json").rename(path.with_name("tokenizer.json"))
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_vocab_size(sizes["vocab_size"])
-    writer.add_context_length(sizes["max_position_embeddings"])
-    writer.add_embedding_length(sizes["hidden_size"])
-    writer.add_block_count(sizes["num_hidden_layers"])
-    writer.add_feed_forward_length(sizes["intermediate_size"])
-    writer.add_head_count(sizes["num_attention_heads"])
-    writer.add_head_count_kv(sizes["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
-    writer.add_rope_freq_base(model.config.rope_parameters["rope_theta"])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, sizes["num_hidden_layers"])
-    for name, weight in model.state_dict().items():
-        if "q_proj" in name or "k_proj" in name:  # llama.cpp rotates neighbours, not halves
-            heads = sizes["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
-            weight = weight.view(heads, 2, -1, sizes["hidden_size"]).transpose(1, 2)
-            weight = weight.reshape(-1, sizes["hidden_size"])
-        writer.add_tensor(names.get_name(name, (".weight",)), weight.numpy())
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file,
-                  writer.write_tensors_to_file, writer.close):  # fmt: skip
-        write()
+    folder = pretrained("llama")
+    model, path = load(folder), write_gguf(folder, tmp_path / "file" / "small.gguf")
     out = retrofit(path, tmp_path / "out", "--block", "wide")
     assert off(out, model(TOKENS).logits) < 1e-5
     assert find(str(out)).settings.run.recipe == "small-wide"

@@ -58,6 +58,9 @@ def model_card(
     if origin := facts.get("retrofit"):
         rows = [("pretrained model", origin["pretrained"]), ("training since", "none")]
         rows += [(f"sha256 of {name}", value) for name, value in origin["sha256"].items()]
+        if "difference" in origin:
+            off = f"{origin['difference']:.1e} of their norm"
+            rows += [("logits off from the pretrained model's at first", off)]
         shown = {"model": recipe["model"]}
     else:
         rows = _training_rows(run, settings, facts, sources)

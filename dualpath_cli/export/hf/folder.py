@@ -37,6 +37,7 @@ from dualpath_cli.run.exported_folder import (
     CONFIG,
     LISTING,
     PREFIX,
+    SHARDS,
     WEIGHTS,
     check_ours,
     listing,
@@ -87,7 +88,7 @@ class Weights:
             progress.advance(sum(tensor.nbytes for tensor in held.values()))
         if split.is_sharded:
             index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-            (folder / f"{WEIGHTS}.index.json").write_text(_as_json(index))
+            (folder / SHARDS).write_text(_as_json(index))
 
 
 def write(
@@ -133,7 +134,8 @@ def _settings(
 ) -> dict[str, dict[str, Any]]:
     """config.json: the fields of ModelConfig and of transformers, and under `dualpath` the run.
     generation_config.json: rows of the vocabulary without a token are never drawn.
-    tokenizer_config.json: decoding changes no space; batches are padded on the left.
+    tokenizer_config.json: decoding changes no space; batches are padded on the left; the chat
+    template of a pretrained model.
     """
     origin = {
         "run": f"{settings.run.recipe}/{settings.run.name}",
@@ -144,7 +146,20 @@ def _settings(
     }
     # End-of-text stands before and after each document, and is the padding.
     special = ("bos_token", "eos_token", "pad_token")
-    ids = {f"{name}_id": tokenizer.eot_id for name in special}
+    ids: dict[str, Any] = {f"{name}_id": tokenizer.eot_id for name in special}
+    names: dict[str, Any] = dict.fromkeys(
+        special, tokenizer.token_values()[tokenizer.eot_id].decode()
+    )
+
+    # A pretrained model had its own around a text.
+    around = run.facts.get("retrofit", {}).get("around_texts", {})
+    if around.get("bos"):
+        names["bos_token"], ids["bos_token_id"] = around["bos"]
+    if around.get("ends"):
+        ids["eos_token_id"] = sorted({tokenizer.eot_id, *around["ends"].values()})
+    if around.get("chat_template"):
+        names["chat_template"] = around["chat_template"]
+
     unused = list(range(tokenizer.vocab_size, settings.model.vocab_size))
     return {
         CONFIG: {
@@ -164,7 +179,7 @@ def _settings(
         "generation_config.json": {**ids, **({"suppress_tokens": unused} if unused else {})},
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            **dict.fromkeys(special, tokenizer.token_values()[tokenizer.eot_id].decode()),
+            **names,
             "clean_up_tokenization_spaces": False,
             "model_max_length": settings.model.max_seq_len,
             "padding_side": "left",

@@ -10,26 +10,25 @@ Everything is computed and written in float32.
 
 import json
 import math
+from collections.abc import Mapping
 from contextlib import redirect_stderr
 from functools import cached_property
 from io import StringIO
-from pathlib import Path
 from typing import Any, Literal
 
 import huggingface_hub
 import torch
 import transformers
+from safetensors import safe_open
 
 from dualpath_cli.base.errors import UserError, of_content
 from dualpath_cli.data.tokenizer import Tokenizer, name_end_of_text
+from dualpath_cli.export.hf.pretrained_files import FAMILIES, FITS, Files
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.spec.config import BlockKind, ModelConfig
 
 PathKind = Literal["deep", "wide"]
-FAMILIES: dict[str, Literal["none", "before_rope"]]
-FAMILIES = {"llama": "none", "mistral": "none", "qwen3": "before_rope"}
-"""The model types of transformers whose layers fit, and where they norm queries and keys."""
 LAYER = {
     "attn.q_proj": "self_attn.q_proj", "attn.k_proj": "self_attn.k_proj",
     "attn.v_proj": "self_attn.v_proj", "attn.o_proj": "self_attn.o_proj",
@@ -39,22 +38,23 @@ LAYER = {
     "ffn_norm": "post_attention_layernorm",
 }  # fmt: skip
 """The weights of a sublayer, and of a layer of those families."""
-FITS = "no block has that; Llama, Mistral and Qwen3 without it fit"
+COMPARED = 512
+"""The most tokens of the pass that compares both models."""
 ONE = math.log(math.expm1(1))  # softplus(ONE) = 1
 OPEN, SHUT = 5.0, -5.0  # logits of a gate: sigmoids of 0.993 and 0.007
 
 
 class Pretrained:
-    """A pretrained model in a folder; only `model` reads the weights."""
+    """A pretrained model in files that were checked; only `model` reads the weights."""
 
-    def __init__(self, folder: Path, gguf: str | None, shown: str) -> None:
+    def __init__(self, files: Files) -> None:
         """Raises UserError for an unreadable model, or one with a feature that no block has."""
         transformers.utils.logging.set_verbosity_error()
-        self.folder, self.shown = folder, shown
-        self._gguf = {} if gguf is None else {"gguf_file": gguf}
-        self._theirs = self._read(transformers.AutoConfig)
+        self.files, self.folder, self.shown = files, files.folder, files.shown
+        self._gguf = {} if files.gguf is None else {"gguf_file": files.gguf}
+        self._theirs = self._config()
         if feature := self._feature():
-            raise UserError(f"{shown} has {feature}; {FITS}")
+            raise UserError(f"{self.shown} has {feature}; {FITS}")
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -94,25 +94,43 @@ class Pretrained:
         return None if card is None else card.data.license
 
     def sha256(self) -> dict[str, str]:
-        one = [self.folder / name for name in self._gguf.values()]  # a GGUF file
-        files = one or sorted(self.folder.glob("*.safetensors"))
-        return {path.name: hash_file(path) for path in files}
+        return {path.name: hash_file(path) for path in self.files.paths}
+
+    def around_texts(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The chat template, the token before a text and those after it, for an exported folder."""
+        chat, values = self.files.chat(), tokenizer.token_values()
+        bos = chat.bos
+        if isinstance(bos, int):
+            bos = values[bos].decode() if bos < len(values) else None
+        ids = {value.decode(errors="replace"): id for id, value in enumerate(values)}
+        ends = [id for id in chat.ends if id < len(values)]
+        return {
+            "chat_template": chat.template,
+            "bos": None if bos is None or bos not in ids else [bos, ids[bos]],
+            "ends": {values[id].decode(errors="replace"): id for id in ends},
+        }
 
     @torch.no_grad()
     def model(self, config: ModelConfig, path: PathKind) -> DualPathLM:
-        """The dual-path model; new weights are drawn from seed 0."""
-        safe = {} if self._gguf else {"use_safetensors": True}
-        theirs, found = self._read(
-            transformers.AutoModelForCausalLM, dtype=torch.float32, output_loading_info=True, **safe
-        )
-        if missing := sorted(found["missing_keys"]):
-            raise UserError(f"{self.shown} is incomplete: it lacks {missing[0]}")
-        names, given = _names(config, path), dict(theirs.named_parameters())
-        if others := sorted(given.keys() - names.values()):
-            raise UserError(f"{self.shown} has weights {others[0]}; {FITS}")
-        model = DualPathLM(config, seed=0)
+        """The dual-path model; new weights are drawn from seed 0.
+
+        Raises UserError unless the files hold its pretrained weights, all finite, and nothing else.
+        """
+        model, names = DualPathLM(config, seed=0), _names(config, path)
+        shapes = {other: tuple(model.get_parameter(name).shape) for name, other in names.items()}
+        self.files.check_tensors(shapes, config.n_layers)
+
+        theirs = dict(self._model.named_parameters())
+        if config.tie_embeddings and not self._has_tied_head(theirs):
+            raise UserError(
+                f"{self.shown} has a head that is not its embedding (lm_head.weight), and "
+                "tie_word_embeddings true; set that to false in config.json to keep the head"
+            )
+
         for name, other in names.items():
-            model.get_parameter(name).copy_(given[other])
+            if not theirs[other].isfinite().all():
+                raise UserError(f"{self.shown}: {other} is not finite; the files are damaged")
+            model.get_parameter(name).copy_(theirs[other])
         for n, kind in enumerate(config.block_kinds):
             gain = "wide.gain" if _place(kind, path) == "wide" else "deep.gains"
             model.get_parameter(f"blocks.{n}.{gain}")[0] = ONE
@@ -121,17 +139,62 @@ class Pretrained:
                 model.get_parameter(f"blocks.{n}.gate.proj.bias").copy_(torch.tensor(logits))
         return model
 
+    @torch.no_grad()
+    def difference(self, model: DualPathLM) -> float:
+        """How far the model's logits are from those of transformers, relative to their norm.
+
+        On one sequence of random tokens, with positions up to COMPARED; in float32.
+        """
+        length = min(self.config.max_seq_len, COMPARED)
+        chance = torch.Generator().manual_seed(0)
+        tokens = torch.randint(self.config.vocab_size, (1, length), generator=chance)
+        wanted = self._model(tokens, use_cache=False).logits
+        return float((model.eval()(tokens) - wanted).norm() / wanted.norm())
+
+    @cached_property
+    def _model(self) -> Any:
+        """The model of transformers, with its plainest attention."""
+        options = {} if self._gguf else {"use_safetensors": True}
+        theirs = self._read(
+            transformers.AutoModelForCausalLM,
+            config=self._theirs,
+            attn_implementation="eager",
+            dtype=torch.float32,
+            **options,
+        )
+        return theirs.eval()
+
+    def _config(self) -> Any:
+        """The settings as transformers has them.
+
+        Private ones are left out: transformers sets them itself, and `_attn_implementation` may
+        name code to fetch.
+        """
+        if self._gguf:
+            return self._read(transformers.AutoConfig)
+
+        settings = {k: v for k, v in self.files.settings.items() if not k.startswith("_")}
+        kind = transformers.CONFIG_MAPPING[settings["model_type"]]
+        return self._called(kind.from_dict, settings, attn_implementation="eager")
+
+    def _has_tied_head(self, theirs: Mapping[str, torch.Tensor]) -> bool:
+        """Whether files with a head beside a tied embedding have the same values in both."""
+        embedding = theirs["model.embed_tokens.weight"]
+        for path in self.files.paths if not self._gguf else ():
+            with safe_open(path, "pt") as file:
+                if "lm_head.weight" in file.keys():  # noqa: SIM118 - not a mapping
+                    return torch.equal(file.get_tensor("lm_head.weight").float(), embedding)
+        return True
+
     def _feature(self) -> str | None:
         """A feature of the model that no block has, with its value."""
         theirs, window = self._theirs, None
-        if theirs.model_type not in FAMILIES:
-            return f"layers of model_type {theirs.model_type}"
         rope, width = theirs.rope_parameters["rope_type"], theirs.hidden_size
         if getattr(theirs, "use_sliding_window", True):
             window = getattr(theirs, "sliding_window", None)
         if rope != "default":
             return f"rotary scaling ({rope})"
-        if window:
+        if window and window < theirs.max_position_embeddings:  # else it never acts
             return f"sliding windows ({window})"
         if theirs.head_dim not in (None, width / theirs.num_attention_heads):
             return f"another head size than width / heads ({theirs.head_dim})"
@@ -140,7 +203,7 @@ class Pretrained:
         return None
 
     def _read(self, auto: Any, **options: Any) -> Any:
-        options |= {"trust_remote_code": False, **self._gguf}
+        options |= {"trust_remote_code": False, "local_files_only": True, **self._gguf}
         return self._called(auto.from_pretrained, self.folder, **options)
 
     def _called(self, function: Any, *arguments: Any, **options: Any) -> Any:

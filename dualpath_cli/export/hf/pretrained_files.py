@@ -1,0 +1,267 @@
+"""The files of a pretrained model, read before transformers reads them. Torch-free.
+
+transformers passes over a tensor that its model lacks, and loads the code and the weights that a
+file names. So each setting that names something is refused here, and `Files` says which tensors
+there are: the model must have all of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import open_regular, read_json, read_text
+from dualpath_cli.run.exported_folder import CONFIG, WEIGHTS, part_of, shards_of
+
+FAMILIES: dict[str, Literal["none", "before_rope"]]
+FAMILIES = {"llama": "none", "mistral": "none", "qwen3": "before_rope"}
+"""The model types of transformers whose layers fit, and where they norm queries and keys."""
+FITS = "no block has that; Llama, Mistral and Qwen3 without it fit"
+DTYPES = {"F64", "F32", "F16", "BF16"}
+"""Types that hold weights themselves; those of others are the weights only beside their scales."""
+OF_ROPE = ".rotary_emb.inv_freq"
+"""The ending of tensors that old checkpoints have and that `rope_theta` gives."""
+OF_GGUF = {
+    "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
+    "attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon",
+    "attention.key_length", "attention.value_length", "rope.dimension_count", "rope.freq_base",
+}  # fmt: skip
+"""The keys of a GGUF file that describe those families' layers."""
+OFF = {
+    "rope.scaling.type": "none", "attention.causal": True, "expert_count": 0,
+    "expert_used_count": 0, "attention.sliding_window": 0,
+}  # fmt: skip
+"""Other keys of a GGUF file, and the values with which they change nothing."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file: its type by safetensors' name, None in a GGUF file, and its shape."""
+
+    dtype: str | None
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What a model for chats has beside the end-of-text of its documents."""
+
+    template: str | None
+    """The chat template, in Jinja."""
+    bos: str | int | None
+    """The token before a text: its name, or its id in a GGUF file."""
+    ends: list[int]
+    """The ids that end a generated text."""
+
+
+class Files:
+    """A folder of transformers with safetensors, or a GGUF file in a folder."""
+
+    def __init__(self, folder: Path, gguf: str | None, shown: str) -> None:
+        """Raises UserError for files that cannot be read, and for what no block has."""
+        self.folder, self.gguf, self.shown = folder, gguf, shown
+        if (folder / "adapter_config.json").exists():
+            base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+            raise UserError(
+                f"{shown} holds an adapter of '{base}' (adapter_config.json); merge it into that "
+                "model by peft's merge_and_unload, and give the folder that this saves"
+            )
+
+        if gguf is None:
+            self.settings = read_json(folder / CONFIG)
+            self._check_settings()
+            self.paths = self._weights()
+        else:
+            self.paths = [folder / gguf]
+            self._reader = _read_gguf(self.paths[0], shown)
+            fields = self._reader.fields.items()
+            # Tokens, scores and merges are long, and read by transformers.
+            self.settings = {
+                name: field.contents() for name, field in fields if not _is_list(field)
+            }
+            self._check_gguf()
+
+    def check_tensors(self, wanted: Mapping[str, tuple[int, ...]], layers: int) -> None:
+        """Compares the files with the tensors that the model has, by transformers' names.
+
+        Raises UserError for the first that is missing, too much, of another shape, or of a type
+        that is not a weight by itself.
+        """
+        stored = self._stored()
+        names = {name: name for name in wanted} if self.gguf is None else self._of_gguf(wanted)
+        for name, shape in wanted.items():
+            found = stored.pop(names[name], None)
+            if found is None:
+                raise UserError(f"{self.shown} is incomplete: it lacks {names[name]}")
+            if found.shape != shape:
+                raise UserError(
+                    f"{self.shown}: {names[name]} is {found.shape}, and {CONFIG} asks for {shape}; "
+                    f"put the {CONFIG} of these weights back"
+                )
+            if found.dtype is not None and found.dtype not in DTYPES:
+                raise UserError(
+                    f"{self.shown}: {names[name]} is of {found.dtype}, a quantised weight; give "
+                    "the model before its quantisation, or its GGUF file"
+                )
+
+        left = [name for name in sorted(stored) if not name.endswith(OF_ROPE)]
+        if "lm_head.weight" in left and "lm_head.weight" not in wanted:
+            left.remove("lm_head.weight")  # a tied one: the same values, or `Pretrained` says so
+        if left:
+            raise self._too_much(left[0], layers)
+
+    def chat(self) -> Chat:
+        """The chat template and the tokens around a text, as far as the files name them."""
+        if self.gguf is not None:
+            given = self.settings
+            bos = given.get("tokenizer.ggml.bos_token_id")
+            ends = [given.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
+            return Chat(given.get("tokenizer.chat_template"), bos, _ids(ends))
+
+        of_tokenizer = self._optional("tokenizer_config.json")
+        template, bos = of_tokenizer.get("chat_template"), of_tokenizer.get("bos_token")
+        if isinstance(template, list):  # several by name
+            named = [one for one in template if isinstance(one, dict)]
+            template = next(
+                (one.get("template") for one in named if one.get("name") == "default"), None
+            )
+        if (self.folder / "chat_template.jinja").exists():
+            template = read_text(self.folder / "chat_template.jinja")
+        bos = bos.get("content") if isinstance(bos, dict) else bos
+
+        generation = self._optional("generation_config.json")
+        ends = generation.get("eos_token_id", self.settings.get("eos_token_id"))
+        return Chat(template, bos, _ids(ends if isinstance(ends, list) else [ends]))
+
+    def _check_settings(self) -> None:
+        """Refuses settings that name code, files or another format of weights."""
+        given = self.settings
+        if given.get("model_type") == "dualpath":
+            raise UserError(
+                f"{self.shown} is a dual-path model already, written by export or retrofit: give "
+                "it as a RUN, or to fit as --run.init_from"
+            )
+        kind = given.get("model_type")
+        if kind not in list(FAMILIES):  # also where it is a list itself
+            raise UserError(f"{self.shown} has layers of model_type {kind}; {FITS}")
+        if quantised := given.get("quantization_config"):
+            method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+            raise UserError(
+                f"{self.shown} is quantised (quantization_config: {method}); give the model before "
+                "its quantisation, or its GGUF file"
+            )
+        if named := given.get("transformers_weights"):
+            raise UserError(
+                f"{self.shown}: {CONFIG} names the file of its weights (transformers_weights: "
+                f"{named}); name the file {WEIGHTS}, and remove the key"
+            )
+
+        rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
+        for place in (given, rope):
+            theta = place.get("rope_theta", 1.0) if isinstance(place, dict) else place
+            if isinstance(theta, bool) or not isinstance(theta, int | float):
+                raise UserError(
+                    f"{self.shown}: rope_theta in {CONFIG} is {theta!r}; give a number, without "
+                    "quotes"
+                )
+
+    def _weights(self) -> list[Path]:
+        """The files that transformers reads: one, or else those of the index."""
+        one = self.folder / WEIGHTS
+        paths = [part_of(self.folder, WEIGHTS)] if one.exists() else shards_of(self.folder)
+        if not paths:
+            raise UserError(f"{self.shown} holds no {WEIGHTS}; give a folder with safetensors")
+        return paths
+
+    def _stored(self) -> dict[str, Stored]:
+        """The tensors in the files, by the names there; a bare model's get their prefix."""
+        if self.gguf is not None:
+            tensors = self._reader.tensors
+            return {t.name: Stored(None, tuple(map(int, reversed(t.shape)))) for t in tensors}
+
+        from safetensors import safe_open
+
+        stored = {}
+        for path in self.paths:
+            try:
+                with open_regular(path):  # a pipe would be waited for
+                    pass
+                with safe_open(path, "numpy") as file:
+                    for name in file.keys():  # noqa: SIM118 - not a mapping
+                        part = file.get_slice(name)
+                        stored[name] = Stored(part.get_dtype(), tuple(part.get_shape()))
+            except Exception as error:  # a damaged file raises nearly anything
+                reason = " ".join(str(error).split())[:120]
+                raise UserError(f"{self.shown}: {path.name} cannot be read ({reason})") from None
+
+        # Saved without its head, as transformers' LlamaModel: it has one that is tied.
+        if "embed_tokens.weight" in stored:
+            return {f"model.{name}": tensor for name, tensor in stored.items()}
+        return stored
+
+    def _too_much(self, name: str, layers: int) -> UserError:
+        layer = next((int(word) for word in name.split(".") if word.isdecimal()), 0)
+        if layer >= layers:
+            return UserError(
+                f"{self.shown} holds weights of a layer {layer + 1} ({name}), and its settings ask "
+                f"for {layers} layers; put the number of these weights back"
+            )
+        return UserError(f"{self.shown} has weights {name}; {FITS}")
+
+    def _optional(self, name: str) -> dict[str, Any]:
+        return read_json(self.folder / name) if (self.folder / name).exists() else {}
+
+    def _check_gguf(self) -> None:
+        """Refuses keys of a GGUF file that its layers heed and transformers passes over."""
+        kind = self.settings.get("general.architecture")
+        if kind not in ("llama", "qwen3"):  # Mistral's is llama
+            raise UserError(f"{self.shown} has layers of architecture {kind}; {FITS}")
+
+        of_layers = {
+            name.removeprefix(f"{kind}."): value for name, value in self.settings.items()
+            if name.startswith(f"{kind}.")
+        }  # fmt: skip
+        window, length = of_layers.get("attention.sliding_window"), of_layers.get("context_length")
+        if window and length and window >= length:
+            del of_layers["attention.sliding_window"]  # it never acts
+
+        for name, value in of_layers.items():
+            if name not in OF_GGUF and not (name in OFF and OFF[name] == value):
+                raise UserError(f"{self.shown} has {kind}.{name} {value}; {FITS}")
+
+        heads, width = of_layers.get("attention.head_count"), of_layers.get("embedding_length")
+        for name in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+            size = of_layers.get(name)
+            if size is not None and heads and size * heads != width:
+                raise UserError(
+                    f"{self.shown} has another {kind}.{name} than width / heads ({size}); {FITS}"
+                )
+
+    def _of_gguf(self, names: Mapping[str, Any]) -> dict[str, str]:
+        """The names of tensors in a GGUF file, by those of transformers."""
+        import gguf
+
+        name = self.settings["general.architecture"]
+        kind = next(kind for kind, other in gguf.MODEL_ARCH_NAMES.items() if other == name)
+        known = gguf.get_tensor_name_map(kind, self.settings[f"{name}.block_count"])
+        return {name: str(known.get_name(name, (".weight",))) for name in names}
+
+
+def _read_gguf(path: Path, shown: str) -> Any:
+    import gguf
+
+    try:
+        return gguf.GGUFReader(path)
+    except Exception as error:  # a damaged file raises nearly anything
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(f"{shown} cannot be read ({reason})") from None
+
+
+def _is_list(field: Any) -> bool:
+    return bool(field.types[0].name == "ARRAY")
+
+
+def _ids(values: list[Any]) -> list[int]:
+    """The ids in a list that may have holes, each once."""
+    return list(dict.fromkeys(value for value in values if type(value) is int))
