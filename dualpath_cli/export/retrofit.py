@@ -35,7 +35,7 @@ from dualpath_cli.spec.config import BlockKind, ModelConfig
 class Retrofit:
     """Writes a pretrained Llama, Mistral or Qwen3 as a dual-path model that computes the same, or
     nearly the same: an exported folder, which is the RUN of every command but compare. New loops
-    and paths begin nearly silent; `fit --run.init_from FOLDER` trains them.
+    begin nearly silent, new paths silent; `fit --run.init_from FOLDER` trains them.
     """
 
     pretrained: Place
