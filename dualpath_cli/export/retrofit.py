@@ -6,6 +6,7 @@ transformers are imported after the first checks.
 
 import json
 import re
+import shlex
 import tempfile
 import uuid
 from dataclasses import asdict, dataclass, replace
@@ -96,15 +97,19 @@ def run(options: Retrofit) -> str:
     with tempfile.TemporaryDirectory() as text:
         begun = Path(text)  # the files of a run folder, without checkpoints
         tokenizer.save(begun)
-        (begun / RECIPE).write_text(dump(recipe.as_recipe()))
+        # Only the model and the names: over a recipe, the rest stays the recipe's.
+        run_names = {"recipe": recipe.run.recipe, "name": recipe.run.name}
+        (begun / RECIPE).write_text(dump({"model": facts["model"], "run": run_names}))
         (begun / VERSIONS).write_text(json.dumps(facts))
         with Progress(plain_console(), "writing", bytes_of_bytes, weights.bytes) as progress:
             run = Run(begun, begun, 0)
             folder.write(run, recipe, weights, out, progress, license=license)
+    place = shlex.quote(str(out))
     return (
         f"{summary(f'{recipe.run.recipe}/retrofit', weights.parameters, out)}\n"
-        f"next: dualpath validate --ckpt-path {out} --data.val.NAME FILE\n"
-        f"or:   dualpath fit --config {out}/{RECIPE} --config RECIPE --run.init_from {out}"
+        f"next: dualpath validate --ckpt-path {place} --data.val.NAME FILE\n"
+        f"or:   dualpath fit --config RECIPE --config {shlex.quote(f'{out}/{RECIPE}')} "
+        f"--run.init_from {place} --data.path DATA --model.max_seq_len LENGTH"
     )
 
 

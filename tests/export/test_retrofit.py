@@ -2,6 +2,7 @@
 
 import html
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +137,23 @@ def test_every_matrix_moves_about_as_far_as_the_others(words, name, pretrained, 
     usual = sorted(moved.values())[len(moved) // 2]
     for name, square in moved.items():
         assert 0.1 < (square / usual) ** 0.5 < 10, name
+
+
+@pytest.mark.parametrize("recipe", ["small_text", "f80m_a50_k4"])
+def test_the_printed_command_trains_with_a_packaged_recipe(
+    recipe, pretrained, tmp_path, texts, output_of
+):
+    out = tmp_path / "an out"  # with a space
+    said = output_of("retrofit", "--pretrained", pretrained("llama"), "--out", out, "--loops", 2)
+    (line,) = (line for line in said.splitlines() if line.startswith("or:   dualpath fit"))
+    values = {"RECIPE": recipe, "DATA": str(texts / "train"), "LENGTH": "64"}
+    words = [values.get(word, word) for word in shlex.split(line)[2:]]
+    # The texts of the tests are shorter than a training, and a plan needs no compiler.
+    words += ["--data.max_epochs", "100000000", "--run.compile", "false", "--dry_run"]
+    plan = output_of(*words)
+    assert "begins with the weights of" in plan
+    assert "name: retrofit" in plan
+    assert "n_layers: 2" in plan
 
 
 def test_a_retrofitted_folder_is_a_run_and_says_where_it_is_from(
