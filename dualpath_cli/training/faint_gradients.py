@@ -30,6 +30,7 @@ class FaintGradients(EachStep):
             return
         self.judged = True
 
+        names: dict[torch.Tensor, str]
         names = {parameter: name for name, parameter in module.model.named_parameters()}
         matrices = {
             names[one]: one for one in _moved_by_adamw(trainer.optimizers[0]) if one.ndim > 1
