@@ -6,6 +6,7 @@ transformers are imported after the first checks.
 
 import json
 import re
+import shlex
 import tempfile
 import uuid
 from dataclasses import asdict, dataclass, replace
@@ -33,14 +34,14 @@ from dualpath_cli.run.run_folder import RECIPE, VERSIONS, Run
 from dualpath_cli.spec.config import BlockKind, ModelConfig
 
 EXACT, NEAR = 1e-4, 5e-2
-"""The most by which logits may be off, of their norm: by rounding, and with loops or a new path."""
+"""The most by which logits may be off, of their norm: by rounding, and with loops."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retrofit:
     """Writes a pretrained Llama, Mistral or Qwen3 as a dual-path model that computes the same, or
     nearly the same: an exported folder, which is the RUN of every command but compare. New loops
-    and paths begin nearly silent; `fit --run.init_from FOLDER` trains them.
+    begin nearly silent, new paths silent; `fit --run.init_from FOLDER` trains them.
     """
 
     pretrained: Place
@@ -91,8 +92,8 @@ def run(options: Retrofit) -> str:
     )
     model = given.model(config, options.path)
     difference = given.difference(model)
-    once = {"wide", *(["loop"] if config.most_loops == 1 else [])}
-    most = EXACT if once.issuperset(config.block_kinds) else NEAR
+    has_loops = config.most_loops > 1 and {*config.block_kinds} != {"wide"}
+    most = NEAR if has_loops else EXACT
     if not difference <= most:
         raise UserError(
             f"{shown}: the logits would be off from those of transformers by {difference:.1e} of "
@@ -117,17 +118,21 @@ def run(options: Retrofit) -> str:
     with tempfile.TemporaryDirectory() as text:
         begun = Path(text)  # the files of a run folder, without checkpoints
         tokenizer.save(begun)
-        (begun / RECIPE).write_text(dump(recipe.as_recipe()))
+        # Only the model and the names: over a recipe, the rest stays the recipe's.
+        run_names = {"recipe": recipe.run.recipe, "name": recipe.run.name}
+        (begun / RECIPE).write_text(dump({"model": facts["model"], "run": run_names}))
         (begun / VERSIONS).write_text(json.dumps(facts))
         with Progress(plain_console(), "writing", bytes_of_bytes, weights.bytes) as progress:
             run = Run(begun, begun, 0)
             folder.write(run, recipe, weights, out, progress, license=license)
+    place = shlex.quote(str(out))
     return (
         f"{summary(f'{recipe.run.recipe}/retrofit', weights.parameters, out)}\n"
         f"logits off from those of transformers by {difference:.1e} of their norm\n"
         f"{_beside(around, tokenizer)}"
-        f"next: dualpath validate --ckpt-path {out} --data.val.NAME FILE\n"
-        f"or:   dualpath fit --config {out}/{RECIPE} --config RECIPE --run.init_from {out}"
+        f"next: dualpath validate --ckpt-path {place} --data.val.NAME FILE\n"
+        f"or:   dualpath fit --config RECIPE --config {shlex.quote(f'{out}/{RECIPE}')} "
+        f"--run.init_from {place} --data.path DATA --model.max_seq_len LENGTH"
     )
 
 

@@ -8,7 +8,6 @@ not.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import compress
 from typing import Any, Literal
 
 import torch
@@ -92,8 +91,24 @@ class StepGuard:
         vars(self).update(state)
 
 
+def largest_gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """The largest absolute value in each gradient, over all ranks; gradients of None are left out.
+
+    A gradient must be finite.
+    """
+    own = {}
+    for name, parameter in parameters.items():
+        if parameter.grad is not None:
+            part = own_part(parameter.grad)
+            # Under fsdp a rank may hold no row of a small matrix.
+            largest = torch.linalg.vector_norm(part, torch.inf).item() if part.numel() else 0.0
+            own[name] = largest
+
+    ranks = from_all_ranks(own)
+    return {name: max(rank[name] for rank in ranks) for name in own}
+
+
 def without_gradient(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Parameters whose gradient is exactly zero on all ranks. A gradient of None does not count."""
-    zero = [p.grad is not None and not own_part(p.grad).any() for p in parameters.values()]
-    everywhere = map(all, zip(*from_all_ranks(zero), strict=True))
-    return dict(compress(parameters.items(), everywhere))
+    sizes = largest_gradients(parameters)
+    return {name: p for name, p in parameters.items() if sizes.get(name) == 0}

@@ -1,9 +1,10 @@
 """Muon for hidden matrices, and PyTorch's AdamW for all other parameters, as one optimizer.
 
-The update of a matrix is its orthogonalised momentum: equally large in all directions. Muon is by
-Keller Jordan (https://kellerjordan.github.io/posts/muon); decoupled decay and the factor
-`match_rms_adamw` are from arXiv 2502.16982. On one process the step equals torch.optim.Muon's,
-except for the type of its products.
+The update of a matrix is its orthogonalised momentum: equally large in all directions, whatever the
+size of its gradient. Muon is by Keller Jordan (https://kellerjordan.github.io/posts/muon);
+decoupled decay and the factor `match_rms_adamw` are from arXiv 2502.16982. On one process the step
+equals torch.optim.Muon's, except for the type of its products, and for gradients with a norm below
+1e-7, for which PyTorch's step is smaller.
 
 torch.optim.Muon makes each shard of a matrix orthogonal by itself: a different optimizer for each
 number of ranks. Here every rank gathers a sharded matrix whole, makes it orthogonal and keeps one
@@ -27,7 +28,6 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 are between 0.68 and 1.21. Keller Jordan's, as in torch.optim.Muon."""
 STEPS = 5
 HIDDEN: Kind = "hidden"  # the kind of parameters that Muon moves, and the name of their group
-EPS = 1e-7  # the least norm to divide a matrix by: a matrix of zeros stays zero
 
 
 class Muon(torch.optim.Optimizer):
@@ -99,7 +99,10 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.mT if tall else matrix  # the Gram matrix of the shorter side is smaller
-    x = x / x.norm().clamp(min=EPS)
+    # A matrix of zeros stays zero. The floor is the least number with an exact square: a norm above
+    # is right, and one below is of entries so small that the quotient is small as well.
+    floor = torch.finfo(x.dtype).tiny ** 0.5
+    x = x / x.norm().clamp(min=floor)
     for _ in range(STEPS):
         gram = x @ x.mT
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

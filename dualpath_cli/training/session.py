@@ -30,6 +30,7 @@ from dualpath_cli.run.weights import verify
 from dualpath_cli.training import parallel
 from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.data_module import DualPathDataModule
+from dualpath_cli.training.faint_gradients import FaintGradients
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.ranks import launch_by
@@ -145,6 +146,7 @@ def build_trainer(
         callbacks += [
             MetricsLog(folder, run, console),
             BadSteps(folder, run.max_bad_steps, say),  # a step that ends the run is not saved
+            FaintGradients(say),
         ]
         if run.gates_every:
             callbacks.append(RoutingLog(folder, run.gates_every, launch.settings.model.most_loops))

@@ -1,6 +1,7 @@
 """`dualpath retrofit`: pretrained models of transformers, computed alike by dual-path blocks."""
 
 import html
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 from dualpath_cli.flops.count import layer_flops
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.run.trained import find
+from dualpath_cli.training.module import build_optimizer
 from tests.export.conftest import export, load, model_of, retrofit, write_gguf
 from tests.study.conftest import USERS_OF_FIGURES
 
@@ -46,12 +49,74 @@ def test_each_family_keeps_its_logits_and_nearly_under_silent_loops(family, pret
         ("--loops", "1"): exact,
         ("--loops", "[1, 4]"): near,
         ("--block", "dual", "--loops", "2"): near,
+        ("--block", "dual", "--loops", "1"): exact,
+        ("--block", "dual", "--path", "wide", "--loops", "1"): exact,
         ("--block", "dual", "--path", "wide", "--alpha", "90"): near,
     }.items()):  # fmt: skip
         out = retrofit(folder, tmp_path / str(number), *words)
         assert off(out, wanted) < most, words
         if number == 3:
             assert off(export(out, tmp_path / "again"), wanted) < most
+
+
+STARTS: list[tuple[str, ...]] = [
+    ("--block", "wide"),
+    ("--block", "loop", "--loops", "3"),
+    ("--block", "[loop, dual]", "--loops", "[1, 3]"),
+    ("--block", "dual", "--loops", "1"),
+    ("--block", "dual", "--path", "wide", "--loops", "3", "--alpha", "80"),
+]
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("words", STARTS, ids=" ".join)
+def test_every_matrix_moves_about_as_far_as_the_others(words, name, pretrained, tmp_path):
+    """In ten steps, with gradients as small as those of a model of 135 million parameters.
+
+    There a gradient of norm 1 has a root mean square of 9e-5, so that Adam's epsilon, 1e-8, stops a
+    weight with a ten-thousandth of it.
+    """
+    out = retrofit(pretrained("llama"), tmp_path / "out", *words)
+    model, config = model_of(out), find(str(out)).settings.model
+    settings = OptimSettings(name=name, lr=1e-4, lr_start=1e-4, weight_decay=0, warmup_steps=0)
+    optimizer = build_optimizer(model.named_parameters(), settings, 10, config)
+    matrices = {name: one for name, one in model.named_parameters() if one.ndim > 1}
+    before = {name: one.detach().clone() for name, one in matrices.items()}
+    norm = 9e-5 * sum(one.numel() for one in model.parameters()) ** 0.5
+
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        tokens = torch.randint(272, (4, 65), generator=generator)
+        model(tokens[:, :-1], tokens[:, 1:]).mean().backward()
+        grads = [parameter.grad for parameter in model.parameters()]
+        scale = norm / torch.stack([grad.norm() for grad in grads]).norm()
+        for grad in grads:
+            grad.mul_(scale)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    changes = {name: one.detach() - before[name] for name, one in matrices.items()}
+    moved = {name: float(change.square().mean()) for name, change in changes.items()}
+    usual = sorted(moved.values())[len(moved) // 2]
+    for name, square in moved.items():
+        assert 0.1 < (square / usual) ** 0.5 < 10, name
+
+
+@pytest.mark.parametrize("recipe", ["small_text", "f80m_a50_k4"])
+def test_the_printed_command_trains_with_a_packaged_recipe(
+    recipe, pretrained, tmp_path, texts, output_of
+):
+    out = tmp_path / "an out"  # with a space
+    said = output_of("retrofit", "--pretrained", pretrained("llama"), "--out", out, "--loops", 2)
+    (line,) = (line for line in said.splitlines() if line.startswith("or:   dualpath fit"))
+    values = {"RECIPE": recipe, "DATA": str(texts / "train"), "LENGTH": "64"}
+    words = [values.get(word, word) for word in shlex.split(line)[2:]]
+    # The texts of the tests are shorter than a training, and a plan needs no compiler.
+    words += ["--data.max_epochs", "100000000", "--run.compile", "false", "--dry_run"]
+    plan = output_of(*words)
+    assert "begins with the weights of" in plan
+    assert "name: retrofit" in plan
+    assert "n_layers: 2" in plan
 
 
 def test_a_retrofitted_folder_is_a_run_and_says_where_it_is_from(

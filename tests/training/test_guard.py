@@ -354,6 +354,26 @@ def test_matrices_may_have_their_first_gradient_late(fit, monkeypatch):
     assert len(rows(fit() / "metrics.csv")) == 6
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "factor", "warned"),
+    [("adamw", 1e-9, True), ("muon", 1e-9, False), ("adamw", 1, False)],
+)
+def test_matrices_with_gradients_below_adams_epsilon_are_named_once(
+    optimizer, factor, warned, fit, monkeypatch, capsys
+):
+    def hook(module: DualPathModule, optimizer: torch.optim.Optimizer) -> None:
+        for name, parameter in module.named_parameters():
+            if "q_proj" in name:
+                parameter.grad.mul_(factor)
+
+    monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", hook)
+    fit(optim={"name": optimizer, "eps": 1e-8})
+    said = capsys.readouterr().out
+    assert said.count("hardly train") == warned
+    names = ", ".join(f"blocks.*.{path}.sublayer.attn.q_proj.weight" for path in ("deep", "wide"))
+    assert (f"warning: {names} hardly train" in said) == warned
+
+
 @pytest.mark.parametrize(("ranks", "code"), [({1}, 0), ({0, 1}, 2)])
 def test_two_ranks_agree_on_matrices_without_a_gradient(ranks, code, two, tmp_path):
     """Under fsdp all of one rank's part may be zero."""

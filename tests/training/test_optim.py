@@ -175,19 +175,30 @@ def reference(matrix: torch.Tensor) -> torch.Tensor:
     """The same by singular values, each of which goes through the quintic by itself."""
     u, s, vt = torch.linalg.svd(matrix.double(), full_matrices=False)
     a, b, c = COEFFICIENTS
-    s = s / s.square().sum().sqrt().clamp(min=1e-7)
+    s = s / s.square().sum().sqrt()
     for _ in range(muon.STEPS):
         s = a * s + b * s**3 + c * s**5
     return (u * s) @ vt
 
 
-@given(rows=sides, columns=sides, seed=st.integers(0, 99), scale=st.sampled_from([1e-6, 1, 1e6]))
+scales = st.sampled_from([1e-15, 1e-6, 1, 1e6])
+
+
+@given(rows=sides, columns=sides, seed=st.integers(0, 99), scale=scales)
 def test_each_singular_value_goes_through_the_quintic_by_itself(rows, columns, seed, scale):
     generator = torch.Generator().manual_seed(seed)
     matrix = scale * torch.randn(rows, columns, generator=generator, dtype=torch.float64)
     torch.testing.assert_close(orthogonal(matrix), reference(matrix), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(orthogonal(matrix.float()).double(), reference(matrix), rtol=0,
                                atol=1e-3)  # fmt: skip
+
+
+def test_a_matrix_of_zeros_stays_zero_and_no_size_gives_more_than_the_quintic():
+    """Down to sizes whose squares are lost in float32."""
+    matrix = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
+    assert not orthogonal(torch.zeros(3, 4)).any()
+    for exponent in range(-45, -14):
+        assert orthogonal(matrix * 10.0**exponent).norm(2) < 1.21 * math.sqrt(48), exponent
 
 
 def stepped(optimizer: torch.optim.Optimizer, model: nn.Module, seed: int) -> None:

@@ -3,7 +3,16 @@
     wide    s_w = softplus(beta) = 1 makes Eq. 4 a layer of Llama, exactly
     loop    s_1 = 1, and s_2 ... s_K at their initial 0.0009: h_1 is that layer, and h_2 ... h_K
             hardly differ from h_1, whatever the router says
-    dual    either of these with a gate of 0.993, beside a new path with a gate of 0.007
+    dual    either of these beside a new path, both gates 0.5, as every gate begins
+
+A layer of Llama is x + A + F, with attention A and feed-forward F. The new path has a copy of the
+attention and a new FFN that adds 0; the pretrained FFN adds twice its output:
+
+    y = 0.5 (x + A + 2 F) + 0.5 (x + A + 0) = x + A + F
+
+So only a zero matrix keeps the new path silent: its gradients are as large as the pretrained
+path's. A gate or a gain near 0 would divide them by a hundred or a thousand, and Adam's epsilon
+then stops them. Twice a weight is exact in binary.
 
 Everything is computed and written in float32.
 """
@@ -40,8 +49,9 @@ LAYER = {
 """The weights of a sublayer, and of a layer of those families."""
 COMPARED = 512
 """The most tokens of the pass that compares both models."""
+PATHS: dict[BlockKind, tuple[PathKind, ...]]
+PATHS = {"loop": ("deep",), "wide": ("wide",), "dual": ("deep", "wide")}
 ONE = math.log(math.expm1(1))  # softplus(ONE) = 1
-OPEN, SHUT = 5.0, -5.0  # logits of a gate: sigmoids of 0.993 and 0.007
 
 
 class Pretrained:
@@ -112,8 +122,9 @@ class Pretrained:
 
     @torch.no_grad()
     def model(self, config: ModelConfig, path: PathKind) -> DualPathLM:
-        """The dual-path model; new weights are drawn from seed 0.
+        """The dual-path model; `path` is the pretrained path of dual blocks.
 
+        New weights are drawn from seed 0, but for new output matrices, which are zero.
         Raises UserError unless the files hold its pretrained weights, all finite, and nothing else.
         """
         model, names = DualPathLM(config, seed=0), _names(config, path)
@@ -131,12 +142,17 @@ class Pretrained:
             if not theirs[other].isfinite().all():
                 raise UserError(f"{self.shown}: {other} is not finite; the files are damaged")
             model.get_parameter(name).copy_(theirs[other])
+
+        for name, parameter in model.named_parameters():
+            if name.endswith((".deep.gains", ".wide.gain")):
+                parameter[0] = ONE
+
         for n, kind in enumerate(config.block_kinds):
-            gain = "wide.gain" if _place(kind, path) == "wide" else "deep.gains"
-            model.get_parameter(f"blocks.{n}.{gain}")[0] = ONE
             if kind == "dual":
-                logits = [OPEN, SHUT] if path == "deep" else [SHUT, OPEN]
-                model.get_parameter(f"blocks.{n}.gate.proj.bias").copy_(torch.tensor(logits))
+                new = "wide" if path == "deep" else "deep"
+                output = "sublayer.ffn.down_proj.weight"
+                model.get_parameter(f"blocks.{n}.{new}.{output}").zero_()
+                model.get_parameter(f"blocks.{n}.{path}.{output}").mul_(2)
         return model
 
     @torch.no_grad()
@@ -216,20 +232,22 @@ class Pretrained:
 
 
 def _names(config: ModelConfig, path: PathKind) -> dict[str, str]:
-    """The names of pretrained weights, by the names of our parameters."""
+    """The names of pretrained weights, by the names of our parameters.
+
+    `path` is the pretrained path of dual blocks; the attention of the other path is a copy.
+    """
     found = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
     if not config.tie_embeddings:
         found["head.weight"] = "lm_head.weight"
+
+    layer = dict(LAYER)
+    if config.qk_norm == "none":
+        del layer["attn.q_norm"], layer["attn.k_norm"]
     for n, kind in enumerate(config.block_kinds):
-        place = _place(kind, path)
-        for ours, theirs in LAYER.items():
-            if config.qk_norm != "none" or not ours.endswith(("q_norm", "k_norm")):
-                found[f"blocks.{n}.{place}.sublayer.{ours}.weight"] = (
-                    f"model.layers.{n}.{theirs}.weight"
-                )
+        for ours, theirs in layer.items():
+            for place in PATHS[kind]:
+                new = kind == "dual" and place != path
+                if not (new and ours.startswith("ffn")):  # the FFN of a new path is new
+                    name = f"blocks.{n}.{place}.sublayer.{ours}.weight"
+                    found[name] = f"model.layers.{n}.{theirs}.weight"
     return found
-
-
-def _place(kind: BlockKind, path: PathKind) -> PathKind:
-    """The pretrained path of a block; `path` is that of dual blocks."""
-    return path if kind == "dual" else "wide" if kind == "wide" else "deep"

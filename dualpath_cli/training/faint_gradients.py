@@ -1,0 +1,59 @@
+"""A warning of matrices that AdamW hardly moves, because their gradients are below its epsilon.
+
+AdamW moves a weight by ``m / (sqrt(v) + eps)`` of its learning rate, with the means m of its
+gradient and v of the square. Gradients of one size g so give g / (g + eps): 1 for any usual g, a
+half at eps, a thousandth at a thousandth of eps. The loss of such a run looks like any other. Muon
+has no such epsilon. `guard` finds gradients of exactly zero, which end the run.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+
+import torch
+from lightning.pytorch import Trainer
+
+from dualpath_cli.training.guard import PATIENCE, largest_gradients
+from dualpath_cli.training.module import DualPathModule, EachStep
+from dualpath_cli.training.muon import HIDDEN, Muon
+
+
+class FaintGradients(EachStep):
+    """Names these matrices once: after step PATIENCE, or the first step of a continued run."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.judged = False
+
+    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
+        """Judges the clipped gradients of the step, by the largest entry of each matrix."""
+        if self.judged or self.step < PATIENCE or module.bad_step is not None:
+            return
+        self.judged = True
+
+        names: dict[torch.Tensor, str]
+        names = {parameter: name for name, parameter in module.model.named_parameters()}
+        matrices = {
+            names[one]: one for one in _moved_by_adamw(trainer.optimizers[0]) if one.ndim > 1
+        }
+        eps = module.optim.eps
+        faint = {
+            name: size
+            for name, size in largest_gradients(matrices).items()
+            if 0 < size < eps  # a router may have none yet
+        }
+        if faint:
+            kinds = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in faint})
+            self.say(
+                f"warning: {', '.join(kinds)} hardly train: gradients of step {self.step} are at "
+                f"most {max(faint.values()):.0e}, below optim.eps={eps:g}, so AdamW moves these "
+                f"{len(faint)} matrices by a fraction of their learning rate; lower optim.eps, or "
+                "raise model.gain_init"
+            )
+
+
+def _moved_by_adamw(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """The parameters that AdamW moves; frozen ones have a rate of 0."""
+    for group in optimizer.param_groups:
+        by_muon = isinstance(optimizer, Muon) and group["name"] == HIDDEN
+        if group["lr"] > 0 and not by_muon:
+            yield from group["params"]
