@@ -54,6 +54,9 @@ _FREE_KEYS = {
     "data": {"path", "val", "val_tokens", "val_seed", "workers", "max_epochs", "verify"},
 }  # fmt: skip
 
+OF_TEXTS = {"max_seq_len", "document_start"}
+"""Keys of a model that may differ from those of its weights: they say how texts are cut."""
+
 
 def without_numbers() -> set[str]:
     """Keys of a recipe that do not affect training, given its data: `run.log_every`."""
@@ -200,6 +203,13 @@ def check_as_written(folder: Path, checkpoint: Path) -> None:
             f"{path} has the fingerprint {found:.12}, but {checkpoint} was trained with "
             f"that of {fingerprint!s:.12}; put the run's own back"
         )
+
+
+def other_model(
+    trained: Recipe, now: Recipe, free: Set[str] = frozenset()
+) -> tuple[str, Any, Any] | None:
+    """The first key of two sections `model` with two values, and these; None if there is none."""
+    return _first_difference({"model": trained}, {"model": now}, ("model",), {"model": free})
 
 
 def _first_difference(

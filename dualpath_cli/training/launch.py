@@ -136,7 +136,7 @@ def _begin_with(settings: Settings, manifest: Manifest) -> tuple[Path, dict[str,
     """
     assert settings.run.init_from is not None
     run = find_run(settings.run.init_from)
-    free, recipe = {"model": {"max_seq_len", "document_start"}}, settings.as_recipe()
+    free, recipe = {"model": run_folder.OF_TEXTS}, settings.as_recipe()
     way_out = f"--config {run.folder / RECIPE} before the other gives the model of run.init_from"
     run_folder.check_same_recipe(run.folder, recipe, ("model",), free, way_out)
     if run.facts["tokenizer"] != manifest.tokenizer:
