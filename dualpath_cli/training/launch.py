@@ -91,6 +91,7 @@ def to_train(
     check_steps(settings)
     check_validation_sets(settings, settings.data.path)
     folder = folder_of("run.dir", Path(settings.run.dir, settings.run.recipe, settings.run.name))
+    run_folder.check_links(folder)
     recipe, checkpoint = settings.as_recipe(), run_folder.newest_checkpoint(folder)
     weights = init_from = trunk = taken_back = None
     if checkpoint is not None:
