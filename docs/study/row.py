@@ -3,10 +3,12 @@
 python docs/study/row.py keep runs/row       # scores into row.csv, small files into row.tar.xz
 python docs/study/row.py restore runs/row    # before the declared commands, on another machine
 python docs/study/row.py bends a50_k1:expanded_k2   # what stands beside a p, once all runs are in
+python docs/study/row.py seeds a50_k1:expanded_k2   # the difference seed by seed, not declared
+python docs/study/row.py noise a50_k1:expanded_k2   # what unequal noise does to the intervals
 python docs/study/row.py figure docs/study/row.png  # scores over rates, once all runs are in
 
 `--study row_256` does the same for docs/study/row_256.md and its files. No score is shown but by
-`bends` and `figure`. A kept run has no checkpoints; `sweep` and `compare` take it as finished.
+the last four. A kept run has no checkpoints; `sweep` and `compare` take it as finished.
 """
 
 import argparse
@@ -22,7 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from dualpath_cli.compare.rates import Floats, lowest
+from dualpath_cli.compare.rates import Floats, lowest, resampled
+from dualpath_cli.report.blocks import Spread
 from dualpath_cli.report.figures import FAMILY_COLORS
 
 SETS = ("novels", "peps", "rust_rfcs", "gsm8k")
@@ -33,7 +36,9 @@ ARMS = (
     ("wide", "PureWide, not tested", "wide"),
 )
 DESIGNS = 10_000
-"""Designs that `bends` simulates, as declared."""
+"""Designs that `bends` simulates, as declared, and `noise`."""
+RESAMPLES = 2_000
+"""Resamples of each design of `noise`; `compare` takes ten times as many."""
 
 
 class Study(NamedTuple):
@@ -41,14 +46,16 @@ class Study(NamedTuple):
     """The step of the scores."""
     fewest: int
     """Seeds below which nothing is tested."""
+    margin: float
+    """The smallest difference that matters, as declared."""
     table: Path
     archive: Path
 
 
 STUDIES = {
-    name: Study(last, fewest, Path(__file__).with_name(f"{name}.csv"),
+    name: Study(last, fewest, margin, Path(__file__).with_name(f"{name}.csv"),
                 Path(__file__).with_name(f"{name}.tar.xz"))
-    for name, last, fewest in (("row", "1500", 8), ("row_256", "1600", 4))
+    for name, last, fewest, margin in (("row", "1500", 8, 0.014), ("row_256", "1600", 4, 0.010))
 }  # fmt: skip
 
 
@@ -146,20 +153,84 @@ def share_as_large(
     neighbours, moved to a lowest point of zero, with the noise of randomised blocks: what is left
     of the scores after the means of rows (an arm at a rate) and of blocks (a seed).
     """
-    (N, _), rows = ours[1].shape, np.hstack([ours[1], theirs[1]])
-    left = rows - rows.mean(0) - rows.mean(1, keepdims=True) + rows.mean()
-    error = np.sqrt((left**2).sum() / (N - 1) / (rows.shape[1] - 1) / N)
+    error, _ = error_of_a_mean(np.hstack([ours[1], theirs[1]]))
     rng, found, drawn = np.random.default_rng(0), [], []
     for logs, scores in (ours, theirs):
-        means = scores.mean(0)
-        place, value, _ = lowest(logs, means)
-        near = nearest(means)
-        curve = np.polyfit(logs[near], means[near], 2)[0] * (logs - place) ** 2
+        _, value, _ = lowest(logs, scores.mean(0))
         found.append(float(value))
-        drawn.append(lowest(logs, curve + error * rng.normal(size=(designs, len(logs))))[1])
+        noise = error * rng.normal(size=(designs, len(logs)))
+        drawn.append(lowest(logs, curve_from_zero(logs, scores) + noise)[1])
     difference = found[0] - found[1]
     share = float((abs(drawn[0] - drawn[1]) >= abs(difference)).mean())
-    return {"difference": difference, "error of a mean": float(error), "share": share}
+    return {"difference": difference, "error of a mean": error, "share": share}
+
+
+def error_of_a_mean(rows: Floats) -> tuple[float, int]:
+    """The standard error of a row's mean over seeds, and its degrees of freedom.
+
+    `rows` are scores by seed and row, (N, C); the noise is that of randomised blocks.
+    """
+    N, C = rows.shape
+    left = rows - rows.mean(0) - rows.mean(1, keepdims=True) + rows.mean()
+    df = (N - 1) * (C - 1)
+    return float(np.sqrt((left**2).sum() / df / N)), df
+
+
+def curve_from_zero(logs: Floats, scores: Floats) -> Floats:
+    """An arm's parabola at each rate, moved to a lowest point of zero."""
+    means = scores.mean(0)
+    place, _, _ = lowest(logs, means)
+    near = nearest(means)
+    curve: Floats = np.polyfit(logs[near], means[near], 2)[0] * (logs - place) ** 2
+    return curve
+
+
+def by_seed(ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats]) -> Floats:
+    """The difference of each seed, (N,), at the rates where the arms' means are lowest.
+
+    Each seed's parabola is read there: its own lowest point would be too low by chance.
+    """
+    values = []
+    for logs, scores in (ours, theirs):
+        means = scores.mean(0)
+        place, _, _ = lowest(logs, means)
+        near = nearest(means)
+        values.append(np.polyval(np.polyfit(logs[near], scores[:, near].T, 2), place))
+    return values[0] - values[1]
+
+
+def under_own_noise(
+    ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats], margin: float, designs: int
+) -> dict[str, float]:
+    """Shares of simulated designs of two equal arms in which each rate of an arm scatters over
+    seeds as it was found to, while the analysis pools one noise, as `compare --best lr` does.
+
+    An arm that is truly better or worse by `margin` shifts the interval by as much.
+    """
+    logs = ours[0]
+    K = len(logs)
+    truth = np.hstack([curve_from_zero(*arm) for arm in (ours, theirs)])
+    rows = np.hstack([ours[1], theirs[1]])
+    own_noise = rows.std(0, ddof=1)
+
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(designs):
+        drawn = truth + own_noise * rng.normal(size=rows.shape)
+        error, df = error_of_a_mean(drawn)
+        means = drawn.mean(0)
+        found.append(resampled((logs, means[:K]), (theirs[0], means[K:]), error, df, RESAMPLES))
+
+    low, high, low_90, high_90 = (
+        np.array([one[key] for one in found]) for key in ("low", "high", "low_90", "high_90")
+    )
+    better = (low_90 > 0) & (high_90 < 2 * margin)
+    worse = (high_90 < 0) & (low_90 > -2 * margin)
+    return {
+        "95 % intervals that hold the true difference": ((low <= 0) & (high >= 0)).mean(),
+        f"true {-margin:+.3f} taken for no difference that matters": better.mean(),
+        f"true {margin:+.3f} taken for no difference that matters": worse.mean(),
+    }
 
 
 def figure(study: Study, file: Path) -> None:
@@ -194,28 +265,50 @@ def figure(study: Study, file: Path) -> None:
     drawn.savefig(file, dpi=120)
 
 
+def pair_of(study: Study, pair: str) -> list[tuple[Floats, Floats]]:
+    return [scores_of(arm, read(study.table), study.fewest) for arm in pair.split(":")]
+
+
 def bends(study: Study, pair: str, designs: int = DESIGNS) -> None:
     """Prints what the declaration sets beside the p of a pair."""
-    ours, theirs = (scores_of(arm, read(study.table), study.fewest) for arm in pair.split(":"))
+    ours, theirs = pair_of(study, pair)
     for name, value in share_as_large(ours, theirs, designs).items():
         print(f"{name}: {value:.4f}")
 
 
+def seeds(study: Study, pair: str) -> None:
+    """Prints the difference of each seed, and their mean with Student's intervals and p."""
+    found = by_seed(*pair_of(study, pair))
+    spread = Spread(float(found.std(ddof=1) / np.sqrt(len(found))), len(found) - 1)
+    mean = float(found.mean())
+    print("by seed:", " ".join(f"{value:+.4f}" for value in found))
+    for level, reach in ((95, spread.reach), (90, spread.reach_90)):
+        print(f"{level} %: {mean:+.4f} ({mean - reach:+.4f} to {mean + reach:+.4f})")
+    print(f"p: {spread.p(mean):.2f}")
+
+
+def noise(study: Study, pair: str, designs: int = DESIGNS) -> None:
+    """Prints what the noise of each rate of each arm does to the intervals of `compare`."""
+    ours, theirs = pair_of(study, pair)
+    for name, value in under_own_noise(ours, theirs, study.margin, designs).items():
+        print(f"{name}: {value:.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Keeps, restores or judges the runs of a study.")
-    parser.add_argument("task", choices=["keep", "restore", "bends", "figure"])
+    parser.add_argument("task", choices=["keep", "restore", "bends", "seeds", "noise", "figure"])
     parser.add_argument(
         "what",
-        help="Folder of the study's sweeps; of `bends`, ARM:BASELINE; of `figure`, its file.",
+        help="Folder of the study's sweeps; of `figure`, its file; else ARM:BASELINE.",
     )
     parser.add_argument("--study", choices=STUDIES, default="row", help="Its page.")
-    parser.add_argument(
-        "--designs", type=int, default=DESIGNS, help="Designs that `bends` simulates."
-    )
+    parser.add_argument("--designs", type=int, default=DESIGNS, help="Designs that are simulated.")
     given = parser.parse_args()
     study = STUDIES[given.study]
-    if given.task == "bends":
-        bends(study, given.what, given.designs)
+    if given.task == "seeds":
+        seeds(study, given.what)
+    elif given.task in ("bends", "noise"):
+        {"bends": bends, "noise": noise}[given.task](study, given.what, given.designs)
     else:
         {"keep": keep, "restore": restore, "figure": figure}[given.task](study, Path(given.what))
 

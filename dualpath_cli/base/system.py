@@ -148,12 +148,31 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
+def inside(folder: Path, path: Path, way_out: str = "remove the link") -> Path:
+    """Returns the path of a folder to write files to, which is below another folder.
+
+    Raises UserError if a link on the way from `folder` to `path` leads out of `folder`: a command
+    would replace the files of others there.
+    """
+    home = os.path.realpath(folder)
+    way = [place for place in (path, *path.parents) if place.is_relative_to(folder)]
+    for place in reversed(way):
+        real = os.path.realpath(place)
+        if not Path(real).is_relative_to(home):
+            raise UserError(
+                f"'{place}' is a link to '{real}', outside of '{folder}', and nothing is written "
+                f"there; {way_out}"
+            )
+    return path
+
+
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
     """Holds a new, empty or marked folder while the block writes files into it.
 
-    Raises UserError for any other folder, and if another process holds the folder. The ranks of a
-    command share it: the first one holds it, and each sets the mark before any other file.
+    Raises UserError for any other folder, for one with a link to a folder outside of it, and if
+    another process holds the folder. The ranks of a command share it: the first one holds it, and
+    each sets the mark before any other file.
     """
     held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     mark = folder / OURS
@@ -162,6 +181,9 @@ def claimed(folder: Path) -> Iterator[None]:
             f"--out '{folder}' holds '{held[0]}' and is not marked as written by dualpath: give a "
             f"new or empty folder, or `touch {mark}` if its files may be replaced"
         )
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            inside(folder, path)
     folder.mkdir(parents=True, exist_ok=True)
     os.close(no_link(mark, os.O_RDWR | os.O_CREAT))  # each rank may have a folder of its own
     first = is_first_rank() and os.environ.get("NODE_RANK", "0") == "0"

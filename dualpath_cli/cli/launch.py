@@ -51,7 +51,7 @@ def study(words: Words) -> "StudyLaunch":
     Raises UserError for the first mistake.
     """
     from dualpath_cli.run.run_folder import read_recipe
-    from dualpath_cli.run.trained import find_run
+    from dualpath_cli.run.trained import check_as_run, find_run
     from dualpath_cli.spec.own_checks import check_as_trained
     from dualpath_cli.training.launch import StudyLaunch, check_validation_sets, verify_data
 
@@ -62,6 +62,7 @@ def study(words: Words) -> "StudyLaunch":
     line = words.upon(reduce(merge, layers))
     options = line.options.read(run)
     settings = _settings(line)
+    check_as_run(run, settings.model)
     if not settings.data.val:
         raise UserError("the run names no validation set; give one: --data.val.NAME FILE_OR_FOLDER")
     _check_followed(settings.data.val, words.given("data.val", own), run.folder)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place
-from dualpath_cli.base.system import claimed, format_csv, write_texts
+from dualpath_cli.base.system import claimed, format_csv, inside, write_texts
 from dualpath_cli.compare.groups import Group, groups_of
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, read_run
 from dualpath_cli.compare.tables import Difference, differences_of
@@ -64,7 +64,11 @@ def run(options: Compare) -> str:
     folder = Path(options.runs[0])
     if len(options.runs) > 1 or (folder / RECIPE).is_file():
         folder = Path()
-    out = folder_of("--out", folder / "comparison" if options.out is None else options.out)
+    out: str | Path | None = options.out
+    if out is None:
+        way_out = "remove the link, or give a folder by --out"
+        out = inside(folder, folder / "comparison", way_out)
+    out = folder_of("--out", out)
     groups = groups_of(runs, baselines, options.any_length, options.best is not None, pairs)
     left_out += [
         f"'{c.name}' is not tested: {c.edge}" for g in groups for c in g.configurations if c.edge

@@ -38,7 +38,11 @@ def lowest(logs_K: Floats, means_RK: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def resampled(
-    ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats], error: float, df: int
+    ours: tuple[Floats, Floats],
+    theirs: tuple[Floats, Floats],
+    error: float,
+    df: int,
+    resamples: int = RESAMPLES,
 ) -> dict[str, Any]:
     """Intervals and p of the difference of two lowest points, of log rates and means (K,) each.
 
@@ -49,9 +53,9 @@ def resampled(
     """
     (_, ours_at, our_bend), (_, theirs_at, their_bend) = lowest(*ours), lowest(*theirs)
     rng = np.random.default_rng(SEED)
-    scale = error / np.sqrt(rng.chisquare(df, (RESAMPLES, 1)) / df)
+    scale = error / np.sqrt(rng.chisquare(df, (resamples, 1)) / df)
     values = [
-        lowest(logs, means + scale * rng.normal(size=(RESAMPLES, len(means))))[1]
+        lowest(logs, means + scale * rng.normal(size=(resamples, len(means))))[1]
         for logs, means in (ours, theirs)
     ]
     differences = values[0] - values[1]
@@ -62,5 +66,5 @@ def resampled(
         "bend": float(our_bend / error), "bend_baseline": float(their_bend / error),
         "low_90": low_90, "high_90": high_90,
         "detectable": Spread((high - low) / 2 / Spread(1.0, df).reach, df).detectable,
-        "p": min(1.0, 2 * (1 + beyond) / (1 + RESAMPLES)),
+        "p": min(1.0, 2 * (1 + beyond) / (1 + resamples)),
     }  # fmt: skip

@@ -13,6 +13,9 @@ from dualpath_cli.compare.runs import TrainedRun
 from dualpath_cli.evaluation.benchmarks import FOLDER, RESULTS, score_table
 from dualpath_cli.report.blocks import holm, signed_rank_p
 from dualpath_cli.report.table import Column, Columns, Table, with_error
+from dualpath_cli.run.checkpoint_files import fault_of
+from dualpath_cli.run.exported_folder import hash_of_weights
+from dualpath_cli.run.run_folder import CHECKPOINTS, other_model
 from dualpath_cli.study.ablation.options import REPORT
 from dualpath_cli.study.parts_of_speech import CLASSES
 
@@ -24,15 +27,15 @@ REPORTS = f"ablations/step-*/{REPORT}"  # in a run folder
 def ablations_of(groups: Sequence[Group]) -> tuple[list[Record], list[Record], list[str]]:
     """Rows of ablations.csv and of ablation_classes.csv, and a line for each report left out.
 
-    A configuration has rows if two of its runs have a report by `dualpath ablate`; the newest one
-    of each run counts. They hold means over the runs, of what all of these reports have.
+    A configuration has rows if two of its runs have a report of their last step by `dualpath
+    ablate`. They hold means over the runs, of what all of these reports have.
     """
     rows: list[Record] = []
     classes: list[Record] = []
     left_out: list[str] = []
     for name, configuration in ((g.name, c) for g in groups for c in g.configurations):
-        found = _newest(configuration, REPORTS, _checked, left_out)
-        reports = [report for _, report in found]
+        found = list(_newest(configuration, REPORTS, _checked, left_out))
+        reports = _of_same_texts(found, left_out)
         if len(reports) > 1:
             own = {"group": name, "configuration": configuration.name}
             rows += [own | row for row in differences_over_runs([r["rows"] for r in reports])]
@@ -57,21 +60,74 @@ def evaluations_of(groups: Sequence[Group]) -> tuple[list[Record], list[str]]:
 
 
 def _newest(
-    configuration: Configuration, pattern: str, read: Callable[[Any], T], left_out: list[str]
+    configuration: Configuration,
+    pattern: str,
+    read: Callable[[TrainedRun, Any], T],
+    left_out: list[str],
 ) -> Iterator[tuple[TrainedRun, T]]:
-    """The newest report of each run, as read; a damaged one adds a line to `left_out`."""
+    """The newest report of each run, as read; one that is refused adds a line to `left_out`."""
     for run in configuration.runs:
         for path in sorted(run.folder.glob(pattern))[-1:]:
             try:
-                yield run, read(read_json(path))
+                yield run, read(run, read_json(path))
             except UserError as error:
                 left_out.append(f"left out: {error}")
             except (LookupError, AttributeError, TypeError, ValueError) as error:
                 left_out.append(f"left out: {path}, {of_content(error)}")
 
 
-def _checked(report: Record) -> Record:
+def _check_subject(run: TrainedRun, model: Record, step: int, sha256: str) -> None:
+    """Raises ValueError unless a report is of the model that the run ended with.
+
+    `model`, `step` and `sha256` of the weights are the report's.
+    """
+    if different := other_model(model, run.settings.as_recipe()["model"]):
+        key, scored, own = different
+        raise ValueError(f"of a model with {key}={scored}, the run's has {own}")
+
+    last = run.settings.run.steps
+    if step != last:
+        raise ValueError(f"of step {step:,}, the run ended at step {last:,}")
+
+    # A folder that was kept for its numbers has no checkpoints.
+    checkpoint = run.folder / CHECKPOINTS / f"step-{step:08d}"
+    if fault_of(checkpoint) is None and hash_of_weights(checkpoint) != sha256:
+        raise ValueError(f"of other weights than those in {checkpoint}")
+
+
+def _of_same_texts(found: Sequence[tuple[TrainedRun, Record]], left_out: list[str]) -> list[Record]:
+    """The reports whose texts are those of the first; each other one adds a line to `left_out`."""
+    same: list[Record] = []
+    first: dict[str, tuple[Any, TrainedRun]] = {}
+    for run, report in found:
+        texts = _texts(report)
+        others = [name for name in texts if name in first and first[name][0] != texts[name]]
+        if others:
+            name = others[0]
+            left_out.append(
+                f"left out: the ablation of {run.folder}, whose '{name}' is another text, or part "
+                f"of it, than that of {first[name][1].folder}"
+            )
+            continue
+
+        same.append(report)
+        first = {name: (text, run) for name, text in texts.items()} | first
+    return same
+
+
+def _texts(report: Record) -> dict[str, tuple[Any, ...]]:
+    """The facts that tell the text of each source, or the part of it, from another."""
+    return {
+        name: (source["sha256"], source["tokens"], report["val_seed"])
+        for name, source in report["sources"].items()
+    }
+
+
+def _checked(run: TrainedRun, report: Record) -> Record:
     """The report, unless it is damaged: that fails here, where its file is named."""
+    checkpoint = report["checkpoint"]
+    _check_subject(run, report["model"], checkpoint["step"], checkpoint["sha256"])
+    _texts(report)
     if any(row["loss"] is None for row in report["rows"]):
         raise ValueError("losses that are no numbers")
     differences_over_runs([report["rows"]] * 2)
@@ -79,9 +135,11 @@ def _checked(report: Record) -> Record:
     return report
 
 
-def _scores(report: Record) -> list[Record]:
+def _scores(run: TrainedRun, report: Record) -> list[Record]:
     """The rows of evaluate's table, of the model as trained."""
-    if (override := report["model"]["intervention"]) != "learned":
+    facts = report["model"]
+    _check_subject(run, facts["model"], facts["step"], facts["sha256"])
+    if (override := facts["intervention"]) != "learned":
         raise ValueError(f"scored under {override}")
     return [
         {"benchmark": name, "metric": metric, "documents": documents, "score": float(score[0])}

@@ -21,6 +21,8 @@ from dualpath_cli.report.table import Column, Table, with_error
 TASKS = Path(__file__).parent / "tasks"
 FOLDER = "evaluations"  # in a run folder, unless --out names another
 RESULTS = "results.json"  # the report, in the folder of a model
+SAMPLES = "samples"  # beside it: a line for each document
+REQUESTS = "requests"  # in --out, with --requests
 ROLLING = "rolling_bpb"
 """Bits per byte of texts; each window is read after the preceding token, as in OLMES. Windows of
 `validate` are read after end-of-text (docs/validate.md)."""

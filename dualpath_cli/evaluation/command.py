@@ -3,16 +3,20 @@
 import importlib.util
 import os
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_ranges
+from dualpath_cli.base.system import inside
 from dualpath_cli.base.version import package_versions
 from dualpath_cli.evaluation.benchmarks import (
     FOLDER,
     NAMES,
     PAPER_LIMIT,
+    REQUESTS,
     RESULTS,
+    SAMPLES,
     SUITES,
     Benchmark,
     NoData,
@@ -100,6 +104,22 @@ class Evaluate(Where, OwnClasses, Overrides):
             raise UserError("evaluate needs lm_eval: pip install 'dualpath[eval]'")
         return found
 
+    def folder(self, trained: Trained | None) -> Path:
+        """The folder to write to; --out itself without a model.
+
+        Raises UserError if a link leads out of it, or out of --out or RUN on the way to it.
+        """
+        if self.out is not None:
+            out = folder_of("--out", self.out)
+            folder = out if trained is None else inside(out, out / _name_of(trained))
+        else:
+            assert trained is not None
+            way_out = "remove the link, or give a folder by --out"
+            run = trained.run.folder
+            folder = inside(run, run / FOLDER / _name_of(trained), way_out)
+        inside(folder, folder / (REQUESTS if trained is None else SAMPLES))
+        return folder
+
     def facts(self, trained: Trained) -> dict[str, Any]:
         """The section `model` of results.json: the model, and how it was run."""
         from dualpath_cli.kernels.device import device_name
@@ -107,7 +127,7 @@ class Evaluate(Where, OwnClasses, Overrides):
 
         run, recipe, change = trained.run, trained.settings, read_overrides(self)
         return {
-            "name": f"{recipe.run.recipe}-{recipe.run.name}-step-{run.step:08d}",
+            "name": _name_of(trained),
             "path": trained.path,
             "run": f"{recipe.run.recipe}/{recipe.run.name}",
             "step": run.step,
@@ -124,9 +144,14 @@ class Evaluate(Where, OwnClasses, Overrides):
         }
 
 
+def _name_of(trained: Trained) -> str:
+    run = trained.settings.run
+    return f"{run.recipe}-{run.name}-step-{trained.run.step:08d}"
+
+
 def run(options: Evaluate) -> str:
-    given = None if options.out is None else folder_of("--out", options.out)
     trained = options.trained()
+    folder = options.folder(trained)
     os.environ.setdefault("TQDM_DISABLE", "1")  # this package shows its bars
     asked, skipped = _asked(options)
     from dualpath_cli.evaluation import runner
@@ -136,13 +161,11 @@ def run(options: Evaluate) -> str:
     from dualpath_cli.run.weights import autocast_of, device_of, load_model
 
     if trained is None:
-        assert given is not None
-        return "\n".join(str(runner.write_requests(one, given)) for one in asked)
+        return "\n".join(str(runner.write_requests(one, folder)) for one in asked)
     console = plain_console()
     for name, reason in skipped.items():
         console.print(f"{name}: left out, {reason}", highlight=False, soft_wrap=True)
     facts = options.facts(trained)
-    folder = (given or trained.run.folder / FOLDER) / facts["name"]
     model = HarnessModel(
         load_model(trained, device_of(options.device)), trained.tokenizer(),
         facts["window"], options.batch_size,

@@ -22,7 +22,9 @@ from rich.console import Console
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import write_text
 from dualpath_cli.evaluation.benchmarks import (
+    REQUESTS,
     RESULTS,
+    SAMPLES,
     Benchmark,
     Function,
     NoData,
@@ -64,7 +66,7 @@ def write_requests(asked: Asked, out: Path) -> Path:
     A line has the number of the document, `doc`, and of the request, `idx`. Then follow `context`
     and `continuation`; or only the `context` of a generated answer; or a whole `text`.
     """
-    path = out / "requests" / f"{asked.benchmark.name}.jsonl"
+    path = out / REQUESTS / f"{asked.benchmark.name}.jsonl"
     names = ("text",) if asked.benchmark.is_text else ("context", "continuation")
     lines = []
     for request in asked.requests():
@@ -135,7 +137,7 @@ def run(
             report[part] = report.get(part, {}) | content
         # Contexts are left out: each repeats the few-shot examples.
         lines = [_json(_without(row, "arguments")) + "\n" for row in found["samples"][name]]
-        write_text(folder / "samples" / f"{name}.jsonl", "".join(lines))
+        write_text(folder / SAMPLES / f"{name}.jsonl", "".join(lines))
         results = {**facts, "means": means_of(scores_of(report)), **_without(report, "samples")}
         write_text(folder / RESULTS, _json(results, indent=2) + "\n")
     return report

@@ -8,6 +8,7 @@ from rich.filesize import decimal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place
+from dualpath_cli.base.system import inside
 from dualpath_cli.recipe.options import OwnClasses, path_of
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.checkpoint_files import files_of
@@ -39,9 +40,12 @@ class Export(OwnClasses):
 def run(options: Export) -> str:
     found = find(options.ckpt_path, options.own_classes)
     run, settings = found.run, found.settings
-    name = f"{settings.run.recipe}-{settings.run.name}"
-    default = run.folder / "export" / f"{name}-step-{run.step:08d}"
-    out = default if options.out is None else path_of("--out", options.out)
+    if options.out is None:
+        name = f"{settings.run.recipe}-{settings.run.name}-step-{run.step:08d}"
+        way_out = "remove the link, or give a folder by --out"
+        out = inside(run.folder, run.folder / "export" / name, way_out)
+    else:
+        out = path_of("--out", options.out)
     out = check_out(out, run.folder, options.overwrite)
     from dualpath_cli.export.hf import folder
     from dualpath_cli.run.weights import verify

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, check_path, check_ranges
-from dualpath_cli.base.system import visible_gpus
+from dualpath_cli.base.system import inside, visible_gpus
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.spec.intervention import Intervention, parse_overrides
 
@@ -76,8 +76,14 @@ class StudyOptions(OfRun):
         return Path(self.out)
 
     def read(self, run: Any) -> Self:
-        """Returns the options with the folder to write to, by default RUN/<kind>/step-N."""
-        out = run.folder / self.kind / f"step-{run.step:08d}" if self.out is None else self.out
+        """Returns the options with the folder to write to, by default RUN/<kind>/step-N.
+
+        Raises UserError if a link leads out of RUN there.
+        """
+        out: str | Path | None = self.out
+        if out is None:
+            way_out = "remove the link, or give a folder by --out"
+            out = inside(run.folder, run.folder / self.kind / f"step-{run.step:08d}", way_out)
         return replace(self, out=str(folder_of("--out", out)))
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import FIT, PARTIAL, is_first_rank, read_json, write_text
+from dualpath_cli.base.system import FIT, PARTIAL, inside, is_first_rank, read_json, write_text
 from dualpath_cli.base.version import versions
 from dualpath_cli.recipe.recipes import Recipe, dump, merge, read
 from dualpath_cli.recipe.settings import TrainerSettings, check_sections, settings_from
@@ -53,6 +53,9 @@ _FREE_KEYS = {
             "shard_size"},
     "data": {"path", "val", "val_tokens", "val_seed", "workers", "max_epochs", "verify"},
 }  # fmt: skip
+
+OF_TEXTS = {"max_seq_len", "document_start"}
+"""Keys of a model that may differ from those of its weights: they say how texts are cut."""
 
 
 def without_numbers() -> set[str]:
@@ -202,6 +205,13 @@ def check_as_written(folder: Path, checkpoint: Path) -> None:
         )
 
 
+def other_model(
+    trained: Recipe, now: Recipe, free: Set[str] = frozenset()
+) -> tuple[str, Any, Any] | None:
+    """The first key of two sections `model` with two values, and these; None if there is none."""
+    return _first_difference({"model": trained}, {"model": now}, ("model",), {"model": free})
+
+
 def _first_difference(
     before: Recipe, now: Recipe, sections: Iterable[str], free: Mapping[str, Set[str]] = {}
 ) -> tuple[str, Any, Any] | None:
@@ -280,6 +290,13 @@ def check_same_facts(folder: Path, checkpoint: Path, facts: dict[str, Any]) -> N
                 f"{folder} was begun with {name} {before.get(name)}, now it is {now}; restore the "
                 "former or give this run a name (--run.name NAME)"
             )
+
+
+def check_links(folder: Path) -> None:
+    """Refuses a run folder with a link to a folder outside of it, which a fit would write into."""
+    way_out = "move that folder here, or let the whole run folder be a link"
+    for name in (f"{CHECKPOINTS}/manifests", "classes", "tensorboard", "wandb"):
+        inside(folder, folder / name, way_out)
 
 
 def check_free(folder: Path) -> None:

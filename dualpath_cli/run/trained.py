@@ -1,6 +1,6 @@
 """Finds and checks the trained model that a command's words name. Torch-free."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dualpath_cli.base.errors import UserError, did_you_mean
@@ -9,15 +9,18 @@ from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.exported_folder import is_exported, read_folder
 from dualpath_cli.run.run_folder import (
     CHECKPOINTS,
+    OF_TEXTS,
     RECIPE,
     STEP,
     TOKENIZER,
     Run,
     check_as_written,
     newest_checkpoint,
+    other_model,
     read_recipe,
     step_of,
 )
+from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.spec.own_checks import check_as_trained
 
@@ -68,3 +71,27 @@ def find_run(path: str) -> Run:
             )
     check_as_written(folder, checkpoint)
     return Run(folder, checkpoint, step_of(checkpoint))
+
+
+def check_as_run(run: Run, model: ModelConfig) -> None:
+    """Raises UserError for keys under which the run's weights would compute something else.
+
+    Weights load under any keys of the same shapes, and results stand under the run's name.
+    """
+    trained = read_recipe(run.folder).get("model", {})
+    if different := other_model(trained, asdict(model), free=OF_TEXTS):
+        key, before, value = different
+        way_out = "leave it out, or train a run with it (fit --run.name NAME)"
+        if key == "model.loops" and isinstance(value, int):
+            way_out = f"to force other loops: ablate --loops {value}"
+        elif key == "model.top_k":
+            way_out = "to take other numbers of experts: ablate --suite experts"
+        raise UserError(f"{key}={value}, but '{run.folder}' was trained with {before}; {way_out}")
+
+    start = model.document_start
+    end_of_text = Tokenizer.load(run.folder / TOKENIZER).eot_id
+    if start not in (trained.get("document_start"), None, end_of_text):
+        raise UserError(
+            f"model.document_start={start} begins no document of '{run.folder}'; its end-of-text "
+            f"token is {end_of_text}"
+        )

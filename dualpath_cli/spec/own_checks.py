@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import is_first_rank, write_text
+from dualpath_cli.base.system import inside, is_first_rank, write_text
 from dualpath_cli.spec.config import LayerConfig, ModelConfig, ParameterGroup
 from dualpath_cli.spec.own_classes import FOUND, Role, Start, own_class, own_kind, own_roles
 
@@ -254,8 +254,9 @@ def check_as_begun(
 
 def keep_sources(folder: Path, config: ModelConfig) -> None:
     for path, text in sources(config).items():
-        _copy(folder, path).parent.mkdir(parents=True, exist_ok=True)
-        write_text(_copy(folder, path), text)
+        copy = _copy(folder, path)
+        inside(folder, copy.parent)
+        write_text(copy, text)
 
 
 def _changed(facts: Mapping[str, Any], config: ModelConfig) -> list[str]:

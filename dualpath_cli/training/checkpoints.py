@@ -16,7 +16,7 @@ from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import Files, manifest_of
 from dualpath_cli.run.checkpoint_folder import publish
-from dualpath_cli.run.run_folder import CHECKPOINTS, complete_checkpoints
+from dualpath_cli.run.run_folder import CHECKPOINTS, STEP
 from dualpath_cli.run.weights import hashed, own_part
 from dualpath_cli.training import internals
 from dualpath_cli.training.module import DualPathModule, EachStep
@@ -117,7 +117,8 @@ class Checkpoints(EachStep):
         self._drop(step for step in oldest if not every or step % every)
 
     def _found(self) -> dict[int, Path]:
-        found = complete_checkpoints(self.folder.parent)
+        # By their names here: of a link to a checkpoint elsewhere only the link is dropped.
+        found = [path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)]
         return {run_folder.step_of(path): path for path in found}
 
     def _drop(self, steps: Iterable[int]) -> None:

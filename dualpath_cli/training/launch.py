@@ -91,6 +91,7 @@ def to_train(
     check_steps(settings)
     check_validation_sets(settings, settings.data.path)
     folder = folder_of("run.dir", Path(settings.run.dir, settings.run.recipe, settings.run.name))
+    run_folder.check_links(folder)
     recipe, checkpoint = settings.as_recipe(), run_folder.newest_checkpoint(folder)
     weights = init_from = trunk = taken_back = None
     if checkpoint is not None:
@@ -136,7 +137,7 @@ def _begin_with(settings: Settings, manifest: Manifest) -> tuple[Path, dict[str,
     """
     assert settings.run.init_from is not None
     run = find_run(settings.run.init_from)
-    free, recipe = {"model": {"max_seq_len", "document_start"}}, settings.as_recipe()
+    free, recipe = {"model": run_folder.OF_TEXTS}, settings.as_recipe()
     way_out = (
         f"a recipe with the section model of {run.folder / RECIPE}, as the last --config, gives "
         "the model of run.init_from"

@@ -39,6 +39,7 @@ FILES = {
     "circle.yaml": "trainer: {callbacks: &a [*a]}",
     "heads.yaml": "model: {d_ffn: 64, d_ffn_wide: 64, n_heads: 5}",
     "no_model.yaml": "run: {max_tokens: 5}",
+    "softmax.yaml": "model: {gate: softmax}",
     "sources.yaml": "sources: [{name: a}]",
     "typo.yaml": "sources: [{path: val.jsonl, wieght: 1}]",
     "few.txt": "few",

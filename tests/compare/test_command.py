@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from dualpath_cli.base.system import OURS, read_csv
 from dualpath_cli.cli.main import main
@@ -22,6 +23,7 @@ from dualpath_cli.compare.tables import AFTER, SAME
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.run.checkpoint_files import describe, files_of, write_manifest
 from dualpath_cli.run.run_folder import read_recipe
 from tests.cli.test_cli import run_without_slow_imports
 from tests.compare.run_folders import STEPS, model_of, write_run, write_sweep
@@ -179,13 +181,25 @@ def made(folder: Path, seeds: int) -> tuple[Path, list[Group]]:
     return sweep, groups_of([read_run(path) for path in find_folders([str(sweep)])])
 
 
+def facts_of(run: Path, step: int) -> dict[str, Any]:
+    """The facts of a report on the run's own model that say which model it was of."""
+    model = yaml.safe_load((run / "recipe.yaml").read_text())["model"]
+    return {"model": model, "step": step, "sha256": "c0ffee"}
+
+
 def write_reports(sweep: Path, excesses: list[float]) -> Path:
     """Reports by `dualpath ablate` for wide's runs; returns the last one."""
     for seed, value in enumerate(excesses):
-        folder = sweep / f"runs/wide/seed_{seed}/ablations/step-00000010"
+        run = sweep / f"runs/wide/seed_{seed}"
+        folder = run / f"ablations/step-{STEPS:08d}"
         folder.mkdir(parents=True)
+        facts = facts_of(run, STEPS)
         row = {"suite": "forced", "intervention": "K=1", "source": "gsm8k", "loss": 3.0}
-        report = {"rows": [row | {"difference": value}], "excess": [EXCESS | {"excess": value}]}
+        report = {
+            "model": facts.pop("model"), "checkpoint": facts, "val_seed": 0,
+            "sources": {"gsm8k": {"sha256": "7e47", "tokens": 2048}},
+            "rows": [row | {"difference": value}], "excess": [EXCESS | {"excess": value}],
+        }  # fmt: skip
         (folder / "ablations.json").write_text(json.dumps(report))
         (folder.parent / "step-00000005").mkdir()  # an older one, which does not count
         (folder.parent / "step-00000005/ablations.json").write_text("{}")
@@ -223,6 +237,46 @@ def test_a_damaged_report_is_left_out_with_a_line(damaged, tmp_path):
     assert str(report) in line
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": {"rope_base": 10.0}},
+         "model.rope_base=10.0, the run's has 500000.0"),
+        ({"model": {"max_seq_len": 8}}, "model.max_seq_len=8, the run's has 256"),
+        ({"checkpoint": {"step": 30}}, "of step 30, the run ended at step 40"),
+        ({"sources": {"gsm8k": {"sha256": "07e4"}}}, "whose 'gsm8k' is another text"),
+        ({"sources": {"gsm8k": {"tokens": 512}}}, "whose 'gsm8k' is another text"),
+        ({"val_seed": 3}, "whose 'gsm8k' is another text"),
+    ],
+)  # fmt: skip
+def test_an_ablation_of_something_else_is_in_no_mean(change, said, tmp_path):
+    sweep, groups = made(tmp_path, 3)
+    report = write_reports(sweep, [0.1, 0.2, 2.6])
+    report.write_text(json.dumps(merge(json.loads(report.read_text()), change)))
+    (row,), (of_class,), (line,) = ablations_of(groups)
+    assert (row["runs"], of_class["runs"]) == (2, 2)
+    assert row["difference"] == of_class["mean"] == pytest.approx(0.15)
+    assert str(report.parents[2]) in line
+    assert said in line
+
+
+def test_a_report_of_weights_that_were_trained_anew_is_left_out(tmp_path):
+    sweep, groups = made(tmp_path, 3)
+    write_reports(sweep, [0.1, 0.2, 0.3])
+    score = write_scores(sweep, 2, 1.5)
+    checkpoint = sweep / f"runs/wide/seed_2/checkpoints/step-{STEPS:08d}"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text("{}")
+    (checkpoint / "w.safetensors").write_bytes(b"trained anew")
+    write_manifest(checkpoint, describe(checkpoint, files_of(checkpoint)), {})
+    (row,), _, (line,) = ablations_of(groups)
+    assert row["runs"] == 2
+    assert f"of other weights than those in {checkpoint}" in line
+    assert evaluations_of(groups) == (
+        [], [f"left out: {score}, of other weights than those in {checkpoint}"]
+    )  # fmt: skip
+
+
 def test_the_tests_over_runs_are_corrected_for_their_number():
     further = EXCESS | {"token_class": "punctuation"}
     runs = [
@@ -245,9 +299,11 @@ SCORED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def write_scores(sweep: Path, seed: int, bpb: float, step: int = STEPS, **model: str) -> Path:
+def write_scores(sweep: Path, seed: int, bpb: float, step: int = STEPS, **model: Any) -> Path:
     """A report by `dualpath evaluate` for one of wide's runs."""
-    path = sweep / f"runs/wide/seed_{seed}/evaluations/m-step-{step:08d}/results.json"
+    run = sweep / f"runs/wide/seed_{seed}"
+    path = run / f"evaluations/m-step-{step:08d}/results.json"
+    model = merge(facts_of(run, step), model)
     scores = {"acc_per_char,none": 0.5, "acc_per_char_stderr,none": "N/A",
               "bpb,none": bpb, "bpb_stderr,none": 0.1}  # fmt: skip
     path.parent.mkdir(parents=True)
@@ -277,3 +333,14 @@ def test_scores_of_other_steps_or_under_an_override_are_not_joined(tmp_path):
     rows, left_out = evaluations_of(groups)
     assert {row["seed"] for row in rows} == {0}
     assert left_out == [f"left out: {forced}, scored under K=1"]
+
+
+def test_scores_of_another_model_are_not_joined(tmp_path):
+    sweep, groups = made(tmp_path, 2)
+    write_scores(sweep, 0, 1.0)
+    other = write_scores(sweep, 1, 1.5, model={"norm_eps": 0.1})
+    rows, left_out = evaluations_of(groups)
+    assert {row["seed"] for row in rows} == {0}
+    assert left_out == [
+        f"left out: {other}, of a model with model.norm_eps=0.1, the run's has 1e-05"
+    ]

@@ -127,7 +127,47 @@ def test_the_page_of_the_row_says_what_its_commands_print(name, section, tmp_pat
     assert all(imread(tmp_path / f"first/{n}.png").std() > 0.01 for n in ("quality", "curves"))
     row.bends(study, "a50_k1:expanded_k2")
     share = re.search(r"share: ([\d.]+)", capsys.readouterr().out)[1]
-    assert f"in {float(share):.3f} of the 10,000 declared designs" in " ".join(lines)
+    text = " ".join(lines)
+    assert f"in {float(share):.3f} of the 10,000 declared designs" in text
+    row.seeds(study, "a50_k1:expanded_k2")
+    level = {"row": "90", "row_256": "95"}[name]
+    shown = capsys.readouterr().out.replace("-", "−")
+    interval = re.search(rf"{level} %: \S+ \((.*)\)", shown)[1]
+    assert f"{level} % interval is {interval}" in text
+
+
+@pytest.mark.parametrize(
+    ("at_best", "held", "passed"), [(1.0, (0.92, 0.98), (0.02, 0.08)), (4.0, (0, 0.9), (0.1, 1))]
+)
+def test_an_arm_that_is_noisier_at_its_best_rate_is_held_less_often(at_best, held, passed):
+    row, steps = script("row"), np.arange(4)
+    logs, rng = np.log([0.0245, 0.049, 0.098, 0.196]), np.random.default_rng(0)
+    noise = rng.normal(size=(12, 8))
+    noise = (noise - noise.mean(0)) / noise.std(0, ddof=1)
+    noise[:, 1] *= at_best
+    scores = 2 + np.tile(0.04 * (steps - 1.4) ** 2, 2) + 0.005 * noise
+
+    found = row.under_own_noise((logs, scores[:, :4]), (logs, scores[:, 4:]), 0.03, 300)
+
+    holding, better, worse = found.values()
+    assert held[0] < holding < held[1]
+    assert passed[0] < max(better, worse) < passed[1]
+
+
+def test_runs_that_began_out_of_the_declared_order_are_named_on_the_page():
+    """Declared: for each two seeds all runs of `expanded`, then all of `k1`."""
+    kept = script("row").read(STUDY / "row.csv")
+    rows = [row for row in kept if not row["sweep"].startswith("pilot")]
+    rows.sort(key=lambda row: row["started"])
+    places = [((int(row["seed"]) - 14) // 2, row["sweep"]) for row in rows]
+    early = {
+        (row["sweep"], row["seed"])
+        for number, row in enumerate(rows)
+        if any(later < places[number] for later in places[number + 1 :])
+    }
+    page = (STUDY.parent / "study.md").read_text(encoding="utf-8")
+    assert early == {("expanded", "20"), ("k1", "22")}
+    assert all(f"`{sweep}` at seed {seed} (two rates)" in page for sweep, seed in early)
 
 
 def test_designs_without_a_difference_are_as_far_apart_as_chance_makes_them():

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import fields
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from dualpath_cli.base import version
 from dualpath_cli.cli.main import main
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import manifest_of
+from dualpath_cli.run.run_folder import OF_TEXTS
+from dualpath_cli.spec.config import ModelConfig
 from tests.training.tiny_run import back_to_step
 
 Change = Callable[[dict[str, Any]], object]
@@ -112,11 +116,37 @@ def test_weights_are_hashed_once_a_command(line, trained, texts, tmp_path, monke
     assert hashed == dict.fromkeys((run / "checkpoints/step-00000006").glob("*.safetensors"), 1)
 
 
-def test_what_is_not_the_model_may_differ_and_words_may_change_the_model(trained):
+def test_what_is_not_the_model_may_differ_and_words_may_cut_texts_otherwise(trained):
     run = trained()
     edit(run / "recipe.yaml", lambda recipe: recipe["data"].update(workers=1, val_seed=3))
     edit(run / "tokenizer.json", lambda tokenizer: tokenizer.update(truncation=None))
-    assert main(["validate", "--ckpt_path", str(run), "--model.max_seq_len", "8"]) == 0
+    words = ["--model.max_seq_len", "8", "--model.document_start", "259"]
+    assert main(["validate", "--ckpt_path", str(run), *words]) == 0
+
+
+OTHER_MODEL = {
+    "vocab_size": 300, "n_layers": 3, "d_model": 32, "n_heads": 4, "n_kv_heads": 2,
+    "block": ["dual", "wide"], "loops": 7, "d_ffn": 32, "d_ffn_wide": 64, "ffn_multiple_of": 4,
+    "n_experts": 2, "top_k": 1, "balance": "none", "balance_rate": 0.5, "tie_embeddings": True,
+    "rope_base": 10.0, "qk_norm": "before_rope", "norm_eps": 0.1, "gate": "softmax",
+    "combination": "mean", "step_index": "one_based", "step_conditioning": "film",
+    "gain_init": -7.0, "init_std": 0.5, "residual_dtype": "bfloat16", "rope_dtype": "bfloat16",
+}  # fmt: skip
+"""Another value of each key of a model that its weights are trained under."""
+
+
+def test_no_words_or_recipe_give_a_run_another_model(trained, tmp_path, said):
+    assert OTHER_MODEL.keys() == {field.name for field in fields(ModelConfig)} - OF_TEXTS
+    run, overlay = trained(), tmp_path / "overlay.yaml"
+    ways = product(("validate", "ablate", "routing"), ("words", "recipe"))
+    for (key, value), (command, way) in zip(OTHER_MODEL.items(), cycle(ways), strict=False):
+        overlay.write_text(yaml.safe_dump({"model": {key: value}}))
+        words = ["--model", json.dumps({key: value})] if way == "words" else ["--config", overlay]
+        error = said(command, "--ckpt_path", run, *words)
+        assert f" model.{key}={value}, but '{run}' was trained with" in error
+    assert sorted(path.name for path in run.glob("*/step-*")) == [
+        f"step-{step:08d}" for step in (2, 4, 6)
+    ], "no results"
 
 
 def test_a_setting_that_is_newer_than_a_checkpoint_had_its_default(trained, said):

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from rich.console import Console
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import alone, format_csv, write_text
+from dualpath_cli.base.system import alone, format_csv, inside, write_text
 from dualpath_cli.compare.groups import FAMILIES, RATES, edge_of, first_of, frames_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
 from dualpath_cli.compare.sweep import request, runner
@@ -61,6 +61,7 @@ def _run(design: Design, console: Console) -> str:
     if not design.options.slurm:
         runner.check_sharing(runs[0], jobs)
     check_begun(runs)
+    check_links(design, runs)
     check_settings(firsts)
     _write_down(design, cells, notes)
     write_recipes(runs)
@@ -118,6 +119,16 @@ def check_begun(runs: Sequence[PlannedRun]) -> None:
             check_same_recipe(run.folder, settings.as_recipe(), way_out=words)
             if option_of(settings.model):
                 check_as_begun(run.folder, facts_now(run.folder), settings.model, way_out)
+
+
+def check_links(design: Design, runs: Sequence[PlannedRun]) -> None:
+    """Refuses links to folders outside of --out, where recipes, logs or runs would be written."""
+    way_out = "remove the link, or give this sweep another --out"
+    for run in runs:
+        written = [run.path.parent, run.log.parent]
+        written += [] if run.is_finished else [run.folder]
+        for folder in written:
+            inside(design.out, folder, way_out)
 
 
 def check_settings(firsts: Sequence[PlannedRun]) -> None:
