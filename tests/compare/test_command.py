@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualpath_cli.base.system import OURS, read_csv
+from dualpath_cli.base.system import OURS
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.groups import Group, groups_of
 from dualpath_cli.compare.runs import find_folders, read_run
@@ -23,6 +23,7 @@ from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import read_recipe
+from dualpath_cli.run.tables import read_csv
 from tests.cli.test_cli import run_without_slow_imports
 from tests.compare.run_folders import STEPS, model_of, write_run, write_sweep
 from tests.training.tiny_run import prepare
