@@ -96,17 +96,15 @@ def _scores(report: Record) -> list[Record]:
     """The rows of evaluate's table, of the model as trained."""
     if (override := report["model"]["intervention"]) != "learned":
         raise ValueError(f"scored under {override}")
-    rows = [
-        {"benchmark": name, "metric": metric, "documents": documents, "score": score[0]}
-        for name, _, documents, *scores in score_table(report["model"], report).rows
-        for metric, score in zip(("accuracy", "bits per byte"), scores, strict=True)
-        if score is not None
-    ]
-    for row in rows:
-        _check_finite(row, "score")
-        row["score"] = float(row["score"])
-        if row["documents"] is not None:  # else a mean of benchmarks
-            _check_finite(row, "documents")
+    rows = []
+    for name, by, documents, *scores in score_table(report["model"], report).rows:
+        for metric, score in zip(("accuracy", "bits per byte"), scores, strict=True):
+            if score is None:
+                continue
+            row = {"benchmark": name, "metric": metric, "documents": documents, "score": score[0]}
+            # A mean of benchmarks has no documents.
+            _check_finite(row, "score", *(["documents"] if by != "mean" else []))
+            rows.append(row | {"score": float(score[0])})
     return rows
 
 
