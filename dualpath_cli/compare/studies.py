@@ -105,6 +105,8 @@ def _scores(report: Record) -> list[Record]:
             # A mean of benchmarks has no documents.
             _check_finite(row, "score", *(["documents"] if by != "mean" else []))
             rows.append(row | {"score": float(score[0])})
+    if not rows:
+        raise ValueError("no score of a benchmark in it")
     return rows
 
 
