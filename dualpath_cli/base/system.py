@@ -394,20 +394,6 @@ def without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: None if value != value else value for key, value in record.items()}
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a table; none if it is missing.
-
-    A last line without its end is no row: the machine died while writing it.
-    """
-    text = read_text(path) if path.exists() else ""
-    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
-
-
-def has_step(path: Path, step: int) -> bool:
-    """Whether a table of a run has a row of an optimizer step."""
-    return any(row.get("step") == str(step) for row in read_csv(path))
-
-
 # Cores, GPUs, and how processes end each other
 
 _PARENT = "DUALPATH_PARENT"  # the process that a child must not outlive

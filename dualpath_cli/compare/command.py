@@ -8,12 +8,14 @@ from typing import Literal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place
-from dualpath_cli.base.system import claimed, format_csv, inside, write_texts
+from dualpath_cli.base.system import claimed, format_csv, inside, read_text, write_texts
 from dualpath_cli.compare.groups import Group, groups_of
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, read_run
+from dualpath_cli.compare.sweep.runner import last_words
+from dualpath_cli.compare.sweep.runs import planned_in
 from dualpath_cli.compare.tables import Difference, differences_of
 from dualpath_cli.recipe.options import OwnClasses, folder_of
-from dualpath_cli.run.run_folder import RECIPE
+from dualpath_cli.run.run_folder import RECIPE, WENT_WRONG
 from dualpath_cli.spec.own_checks import import_classes
 
 
@@ -96,14 +98,25 @@ def _pairs(given: Sequence[str]) -> list[list[str]]:
 
 
 def _read(options: Compare) -> tuple[list[TrainedRun], list[str]]:
-    """The finished runs, and a line for each of the others."""
+    """The finished runs, and a line for each of the others, also of those that are only planned."""
+    planned = [files for path in options.runs for files in _planned(Path(path))]
+    log_of = {folder.resolve(): log for folder, _, log in planned}
+
     runs, left_out = [], []
     for folder in find_folders(options.runs):
         run = read_run(folder)
         if isinstance(run, str):
-            left_out.append(f"{folder}: left out, unfinished at {run}")
+            how = _how_ended(folder, log_of.get(folder.resolve()))
+            left_out.append(f"{folder}: left out, unfinished at {run}{how}")
         else:
             runs.append(run)
+            left_out += run.lost
+    left_out += [
+        f"{folder}: left out, planned by {recipe} and not begun{_how_ended(folder, log)}"
+        for folder, recipe, log in planned
+        if not (folder / RECIPE).is_file()
+    ]
+    left_out += _incomplete([folder for folder, _, _ in planned], [run.folder for run in runs])
     if not runs:
         raise UserError(f"no run has finished: {left_out[0]}; let fit end one first")
     check_same_data(runs)
@@ -111,6 +124,47 @@ def _read(options: Compare) -> tuple[list[TrainedRun], list[str]]:
     for run in runs:
         import_classes(run.settings.model, allowed=options.own_classes, read=read)
     return runs, left_out
+
+
+def _planned(path: Path) -> list[tuple[Path, Path, Path]]:
+    """Folder, recipe and log of each run that a sweep in a folder has planned.
+
+    Raises UserError if none of them has begun.
+    """
+    planned = list(planned_in(path))
+    if planned and not any((folder / RECIPE).is_file() for folder, _, _ in planned):
+        raise UserError(
+            f"no run of the sweep '{path}' has begun, {len(planned)} are planned; "
+            "dualpath sweep with the same words and --yes trains them"
+        )
+    return planned
+
+
+def _how_ended(folder: Path, log: Path | None) -> str:
+    """The end of the line of a run that has not finished: the failure, if there was one."""
+    wrong = folder / WENT_WRONG
+    if wrong.is_file():
+        return f", its numbers went wrong: {read_text(wrong).strip()}"
+    said = last_words(log) if log is not None and log.is_file() else ""
+    begin = "dualpath fit: "  # of the last line of a command that failed or was stopped
+    return f", {said.removeprefix(begin)}" if said.startswith(begin) else ""
+
+
+def _incomplete(planned: Sequence[Path], finished: Sequence[Path]) -> list[str]:
+    """A line on the configurations of a sweep that lack seeds; none if all runs have finished."""
+    there = {folder.resolve() for folder in finished}
+    seeds: dict[str, list[bool]] = {}
+    for folder in planned:
+        seeds.setdefault(folder.parent.name, []).append(folder.resolve() in there)
+
+    fewer = [f"{name} {sum(done)} of {len(done)}" for name, done in seeds.items() if not all(done)]
+    if not fewer:
+        return []
+    done = sum(map(sum, seeds.values()))
+    return [
+        f"{done} of {len(planned)} planned runs have finished; {len(fewer)} of {len(seeds)} "
+        f"configurations lack seeds: {', '.join(fewer)}"
+    ]
 
 
 def _answer(

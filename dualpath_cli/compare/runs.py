@@ -9,7 +9,7 @@ from statistics import fmean, harmonic_mean, median
 from typing import Any
 
 from dualpath_cli.base.errors import UserError, did_you_mean
-from dualpath_cli.base.system import read_csv, read_text
+from dualpath_cli.base.system import read_text
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.run_folder import (
@@ -18,14 +18,15 @@ from dualpath_cli.run.run_folder import (
     VALIDATION,
     decisive_part,
     facts_now,
+    mapping_of,
     read_recipe,
 )
+from dualpath_cli.run.tables import METRICS, ROUTING, TableRow, lost, read_table
 
 AGGREGATE = "aggregate"  # the mean of a run's validation sets
 MOST_POINTS = 200  # points of a curve; of more rows each point is a mean
 
 Point = tuple[float, float, float]  # training tokens, loss in nats per token, hours
-Row = dict[str, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,7 @@ class SeededRun:
         recipe = self.settings.as_recipe()
         recipe["run"]["max_tokens"] = self.tokens
         part = decisive_part(recipe) | {"trainer": {"precision": recipe["trainer"]["precision"]}}
-        if sources := facts.get("classes"):
+        if sources := mapping_of(self.folder, facts, "classes"):
             part["model"]["classes"] = sources
         names = ("seed_everything", "run.recipe")
         return {key: value for key, value in _flat(part).items() if key not in names}
@@ -72,6 +73,7 @@ class TrainedRun(SeededRun):
     expected_loops: float | None  # by the router, mean over looped layers, as last logged
     data: dict[str, str | float]
     """The data that the run read, by name; comparable runs have the same."""
+    lost: tuple[str, ...] = ()  # lines on rows that its tables lack
     rate: float = 0  # the learning rate, where the best one is chosen
 
 
@@ -94,7 +96,11 @@ def find_folders(paths: Sequence[str]) -> list[Path]:
 
 
 def read_run(folder: Path) -> TrainedRun | str:
-    """Reads a run folder. Of an unfinished run, returns the step it has reached, in words."""
+    """Reads a run folder. Of an unfinished run, returns the step it has reached, in words.
+
+    Raises UserError for a damaged file. The run may be training meanwhile: a last step that is
+    validated has its rows in all tables, so validation.csv is read first.
+    """
     try:
         settings = settings_from(read_recipe(folder))
     except UserError as error:
@@ -105,11 +111,21 @@ def read_run(folder: Path) -> TrainedRun | str:
             "no validation set to compare; leave it out"
         )  # fmt: skip
         raise UserError(f"run '{folder}' has {what}")
-    last, rows, table = settings.run.steps, read_csv(folder / "metrics.csv"), folder / VALIDATION
-    final = {row["set"]: row for row in read_csv(table) if row["step"] == str(last)}
-    if not rows or not final.keys() >= sets:
-        return f"step {int(rows[-1]['step']) if rows else 0:,} of {last:,}"
-    scores = {name: float(final[name]["bits_per_byte"]) for name in settings.data.val}
+    last, table = settings.run.steps, folder / VALIDATION
+    final = {row["set"]: row for row in read_table(table) if row.step == last}
+    rows, routing = read_table(folder / METRICS), read_table(folder / ROUTING)
+
+    unscored = sorted(sets - final.keys())
+    if unscored or not rows:
+        reached = rows[-1].step if rows else 0
+        words = f"step {reached:,} of {last:,}"
+        if not unscored:
+            words += f": {METRICS} has no rows"
+        elif reached == last:
+            words += f": {VALIDATION} has no row of {', '.join(unscored)}"
+        return words
+
+    scores = {name: final[name].measured("bits_per_byte") for name in settings.data.val}
     facts = facts_now(folder)
     data = _data(folder, settings, facts)
     for name, score in scores.items():
@@ -118,38 +134,39 @@ def read_run(folder: Path) -> TrainedRun | str:
         # A text is known by its bytes per token, nats per token over nats per byte. Of a data
         # folder the loss counts end-of-text too, but its fingerprint is known.
         if f"validation set {name}" not in data:
-            length = float(final[name]["loss"]) / (score or math.inf) / math.log(2)
+            length = final[name].measured("loss") / (score or math.inf) / math.log(2)
             data[f"bytes a token of {name}"] = length
     return TrainedRun(
         folder, settings, SeededRun(folder, settings).decisive(facts),
         {AGGREGATE: fmean(scores.values()), **scores}, _speed(rows, settings),
-        _curve(rows), _expected_loops(read_csv(folder / "routing.csv")), data,
+        _curve(rows), _expected_loops(routing), data,
+        tuple(lost(folder, settings, last, {METRICS: rows, ROUTING: routing})),
     )  # fmt: skip
 
 
-def _speed(rows: Sequence[Row], settings: Settings) -> float:
+def _speed(rows: Sequence[TableRow], settings: Settings) -> float:
     loops = step_loops(settings.run)
     phases: dict[tuple[int, ...], list[float]] = {}
     for row in rows:
-        phase = () if loops is None else loops.choices(int(row["step"]) - 1)
-        phases.setdefault(phase, []).append(float(row["tokens_per_second"]))
+        phase = () if loops is None else loops.choices(row.step - 1)
+        phases.setdefault(phase, []).append(row.number("tokens_per_second"))
     return harmonic_mean(map(median, phases.values()), weights=map(len, phases.values()))
 
 
-def _curve(rows: Sequence[Row]) -> tuple[Point, ...]:
+def _curve(rows: Sequence[TableRow]) -> tuple[Point, ...]:
     points = [
-        (float(row["tokens"]), float(row["loss"]), float(row["seconds"]) / 3600)
+        (row.number("tokens"), row.measured("loss"), row.number("seconds") / 3600)
         for row in rows
-        if row["loss"] != "nan"  # every micro-batch of the interval was left out
+        if not math.isnan(row.measured("loss"))  # every micro-batch was left out
     ]
     size = -(-len(points) // MOST_POINTS) or 1
     parts = [points[start : start + size] for start in range(0, len(points), size)]
     return tuple((p[-1][0], fmean(loss for _, loss, _ in p), p[-1][2]) for p in parts)
 
 
-def _expected_loops(rows: Sequence[Row]) -> float | None:
-    last = [row["expected_loops"] for row in rows if row["step"] == rows[-1]["step"]]
-    values = [float(loops) for loops in last if loops]
+def _expected_loops(rows: Sequence[TableRow]) -> float | None:
+    last = [row for row in rows if row.step == rows[-1].step]
+    values = [row.number("expected_loops") for row in last if row.text("expected_loops")]
     return fmean(values) if values else None
 
 
@@ -171,7 +188,7 @@ def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, 
         "data.val_seed": str(settings.data.val_seed),
         "training data": str(facts.get("data_fingerprint", "not known"))[:12],
     }
-    for name, fingerprint in (facts.get("val_fingerprints") or {}).items():  # of data folders
+    for name, fingerprint in mapping_of(folder, facts, "val_fingerprints").items():  # of folders
         data[f"validation set {name}"] = str(fingerprint)[:12]
     if (folder / TOKENIZER).exists():  # not in a folder that was kept for its numbers alone
         data["tokenizer"] = hashlib.sha256(read_text(folder / TOKENIZER).encode()).hexdigest()[:12]

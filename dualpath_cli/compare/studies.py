@@ -21,6 +21,7 @@ from dualpath_cli.study.parts_of_speech import CLASSES
 
 T = TypeVar("T")
 Record = dict[str, Any]
+MOST = 1e300  # of a number that any arithmetic here can take
 REPORTS = f"ablations/step-*/{REPORT}"  # in a run folder
 
 
@@ -72,7 +73,7 @@ def _newest(
                 yield run, read(run, read_json(path))
             except UserError as error:
                 left_out.append(f"left out: {error}")
-            except (LookupError, AttributeError, TypeError, ValueError) as error:
+            except (LookupError, AttributeError, TypeError, ValueError, OverflowError) as error:
                 left_out.append(f"left out: {path}, {of_content(error)}")
 
 
@@ -128,11 +129,23 @@ def _checked(run: TrainedRun, report: Record) -> Record:
     checkpoint = report["checkpoint"]
     _check_subject(run, report["model"], checkpoint["step"], checkpoint["sha256"])
     _texts(report)
-    if any(row["loss"] is None for row in report["rows"]):
-        raise ValueError("losses that are no numbers")
+    for row in report["rows"]:
+        _check_finite(row, "loss", "difference")
+    for row in report["excess"]:
+        if row["excess"] is not None:  # else a class without tokens
+            _check_finite(row, "excess", "per_forced")
     differences_over_runs([report["rows"]] * 2)
     excess_over_runs([report["excess"]] * 2)
     return report
+
+
+def _check_finite(row: Record, *names: str) -> None:
+    """Raises ValueError for a value that is not a finite number: Python's JSON may hold NaN."""
+    for name in names:
+        value = row[name]
+        is_number = type(value) in (int, float) and abs(value) < MOST
+        if not is_number:
+            raise ValueError(f"{name} is {value!r:.40}, not a finite number")
 
 
 def _scores(run: TrainedRun, report: Record) -> list[Record]:
@@ -141,12 +154,18 @@ def _scores(run: TrainedRun, report: Record) -> list[Record]:
     _check_subject(run, facts["model"], facts["step"], facts["sha256"])
     if (override := facts["intervention"]) != "learned":
         raise ValueError(f"scored under {override}")
-    return [
-        {"benchmark": name, "metric": metric, "documents": documents, "score": float(score[0])}
-        for name, _, documents, *scores in score_table(report["model"], report).rows
-        for metric, score in zip(("accuracy", "bits per byte"), scores, strict=True)
-        if score is not None
-    ]
+    rows = []
+    for name, by, documents, *scores in score_table(report["model"], report).rows:
+        for metric, score in zip(("accuracy", "bits per byte"), scores, strict=True):
+            if score is None:
+                continue
+            row = {"benchmark": name, "metric": metric, "documents": documents, "score": score[0]}
+            # A mean of benchmarks has no documents.
+            _check_finite(row, "score", *(["documents"] if by != "mean" else []))
+            rows.append(row | {"score": float(score[0])})
+    if not rows:
+        raise ValueError("no score of a benchmark in it")
+    return rows
 
 
 def table_of_classes(rows: Sequence[Record]) -> Table:

@@ -13,6 +13,7 @@ from dualpath_cli.recipe.options import OwnClasses, path_of
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.exported_folder import check_ours, is_exported
+from dualpath_cli.run.tables import lost, read_tables
 from dualpath_cli.run.trained import find
 from dualpath_cli.spec.own_checks import option_of
 
@@ -47,6 +48,8 @@ def run(options: Export) -> str:
     else:
         out = path_of("--out", options.out)
     out = check_out(out, run.folder, options.overwrite)
+    for line in lost(run.folder, settings, run.step, read_tables(run.folder, run.step)):
+        print(line)
     from dualpath_cli.export.hf import folder
     from dualpath_cli.run.weights import verify
 

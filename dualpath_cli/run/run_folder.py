@@ -29,7 +29,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import FIT, PARTIAL, inside, is_first_rank, read_json, write_text
 from dualpath_cli.base.version import versions
 from dualpath_cli.recipe.recipes import Recipe, dump, merge, read
-from dualpath_cli.recipe.settings import TrainerSettings, check_sections, settings_from
+from dualpath_cli.recipe.settings import Settings, TrainerSettings, check_sections, settings_from
 from dualpath_cli.run.checkpoint_files import facts_of, fault_of
 
 RECIPE = "recipe.yaml"
@@ -40,6 +40,7 @@ VALIDATION = "validation.csv"
 TABLES = ("metrics.csv", VALIDATION, "routing.csv", "bad_steps.csv")
 LAST = "last"
 WENT_WRONG = "went_wrong.txt"
+BRANCHED = " at step "  # in the fact `branched_from`, between the trunk and its step
 STEP = re.compile(r"step-[0-9]{1,18}")  # the name of a checkpoint
 
 PUT_BACK = "put it back, or train the run anew under another name (fit --run.name NAME)"
@@ -267,11 +268,37 @@ def _parts(folder: Path, name: str) -> dict[int, Path]:
     return {int(step): path for step, path in found.items() if step.isdecimal()}
 
 
+def settings_of_parts(folder: Path, settings: Settings) -> dict[int, Settings]:
+    """The settings of a run's parts by their first steps; those of the first part are given."""
+    parts = {0: settings}
+    for begun, path in sorted(_parts(folder, RECIPE).items()):
+        parts[begun] = settings_from(read(path))
+    return parts
+
+
+def branch_step(folder: Path) -> int:
+    """The step of the trunk at which a branch began; 0 for any other run."""
+    versions = folder / VERSIONS
+    facts = read_json(versions, PUT_BACK) if versions.exists() else {}
+    words = str(facts.get("branched_from")).rpartition(BRANCHED)[2]
+    return int(words) if words.isdecimal() else 0
+
+
 def facts_now(folder: Path) -> dict[str, Any]:
     """The facts that `start` wrote last; empty if there are none."""
     parts = {-1: folder / VERSIONS, **_parts(folder, VERSIONS)}
     newest = parts[max(parts)]
     return read_json(newest, PUT_BACK) if newest.exists() else {}
+
+
+def mapping_of(folder: Path, facts: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A fact that is a mapping; empty if it is absent. Raises UserError for another value."""
+    value = facts.get(name) or {}
+    if not isinstance(value, dict):
+        raise UserError(
+            f"the facts recorded in {folder} have '{name}': {value!r:.40}, no mapping; {PUT_BACK}"
+        )
+    return value
 
 
 def facts_at(folder: Path, checkpoint: Path) -> dict[str, Any]:

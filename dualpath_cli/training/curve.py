@@ -8,13 +8,13 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dualpath_cli.base.system import read_csv, replacing
+from dualpath_cli.base.system import replacing
 from dualpath_cli.report.figures import DEEP, MUTED, SOURCES, WIDE
+from dualpath_cli.run.run_folder import VALIDATION
+from dualpath_cli.run.tables import METRICS, ROUTING, TableRow, read_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-Row = dict[str, str]
 
 
 def draw(run: Path) -> Path:
@@ -24,14 +24,16 @@ def draw(run: Path) -> Path:
     from dualpath_cli.report.figures import panels, plain
 
     metrics, validation, routing = (
-        read_csv(run / f"{name}.csv") for name in ("metrics", "validation", "routing")
+        read_table(run / name) for name in (METRICS, VALIDATION, ROUTING)
     )
-    counted = [row for row in metrics + validation if int(row["step"])]  # none yet: all at step 0
-    per_step = float(counted[-1]["tokens"]) / float(counted[-1]["step"]) if counted else 1.0
+    counted = [row for row in metrics + validation if row.step]  # none yet: all at step 0
+    per_step = counted[-1].number("tokens") / counted[-1].step if counted else 1.0
 
-    def line(ax: "Axes", rows: list[Row], column: str, label: str | None, **style: Any) -> None:
+    def line(
+        ax: "Axes", rows: list[TableRow], column: str, label: str | None, **style: Any
+    ) -> None:
         """A column over training tokens; rows without a value are left out."""
-        points = [(float(r["step"]) * per_step, float(r[column])) for r in rows if r[column]]
+        points = [(row.step * per_step, row.measured(column)) for row in rows if row.text(column)]
         ax.plot([x for x, _ in points], [y for _, y in points], label=label, **style)
 
     def layers(ax: "Axes", column: str, color: str, label: str | None) -> None:
@@ -43,7 +45,7 @@ def draw(run: Path) -> Path:
             line(ax, own, column, label if n == numbers[-1] else None, color=color, alpha=alpha)
 
     columns = {"gate": "gate_deep", "expected loops": "expected_loops"}
-    shown = [title for title, column in columns.items() if any(row[column] for row in routing)]
+    shown = [title for title, column in columns.items() if any(row.text(column) for row in routing)]
     figure, axes = panels(4.2 * (1 + len(shown)), 3.4, columns=1 + len(shown))
     for ax, title in zip(axes[0], ["bits per byte", *shown], strict=True):
         ax.set(title=title, xlabel="training tokens")

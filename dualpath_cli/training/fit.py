@@ -24,7 +24,14 @@ from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.schedule import micro_batches
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE
-from dualpath_cli.run.run_folder import TABLES, TOKENIZER, WENT_WRONG, check_same_facts, start
+from dualpath_cli.run.run_folder import (
+    BRANCHED,
+    TABLES,
+    TOKENIZER,
+    WENT_WRONG,
+    check_same_facts,
+    start,
+)
 from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
 from dualpath_cli.training import curve
 from dualpath_cli.training.data_module import loading_fault
@@ -144,7 +151,10 @@ def _conclude(session: Session[TrainingLaunch]) -> None:
                 why = f"{type(one).__name__}: {reason}"
         session.say(f"ended at step {trainer.global_step} by {why}")
     if trainer.is_global_zero:
-        session.say(f"curve: {curve.draw(folder)}")
+        try:
+            session.say(f"curve: {curve.draw(folder)}")
+        except UserError as error:  # of a table that was damaged meanwhile: the run is whole
+            session.say(f"no curve: {error}")
     classes = option_of(session.launch.settings.model)
     session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt-path {folder}{classes}")
 
@@ -166,7 +176,7 @@ def _facts(session: Session[TrainingLaunch]) -> dict[str, Any]:
         "data_sources": [source.public_name for source in launch.manifest.sources],
         "data_since": launch.data_since,
         "taken_back": launch.taken_back,
-        "branched_from": launch.trunk and f"{launch.trunk} at step {launch.step}",
+        "branched_from": launch.trunk and f"{launch.trunk}{BRANCHED}{launch.step}",
         "devices": session.trainer.world_size,
         "micro_batch": session.datamodule.micro_batch,
         "device": device_name(session.trainer.strategy.root_device),
@@ -283,6 +293,7 @@ def _summary(session: Session[TrainingLaunch], accumulate: int, launched: str) -
         ("", checkpoint and f"continued from step {run_folder.step_of(checkpoint)}{whose}"),
         ("", later and f"checkpoints of later steps, {min(later):,} to {max(later):,}, are removed "
          "when the next one is written"),
+        *(("", line) for line in launch.lost),
     ]  # fmt: skip
     return "\n".join(f"{label:8}{text}" for label, text in lines if text)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import cores, has_step
+from dualpath_cli.base.system import cores
 from dualpath_cli.data.documents import FORMATS, Source, found, read_documents
 from dualpath_cli.data.manifest import Manifest, is_data_folder, readable
 from dualpath_cli.data.rows import is_known
@@ -25,7 +25,8 @@ from dualpath_cli.recipe.settings import SECTIONS, Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import fault_of, hash_file, manifest_of
 from dualpath_cli.run.exported_folder import LISTING
-from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VALIDATION, Run, step_of
+from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, Run, step_of
+from dualpath_cli.run.tables import check_tables, is_validated
 from dualpath_cli.run.trained import find_run
 from dualpath_cli.spec.own_checks import check_as_begun, check_as_trained, import_classes
 
@@ -43,6 +44,7 @@ class TrainingLaunch:
     trunk: Path | None = None  # another run's folder; a new run continues from its checkpoint
     data_since: int = 0  # the first step that trained on the run's data
     taken_back: int | None = None  # the older step to which --ckpt-path last took the run back
+    lost: tuple[str, ...] = ()  # lines on what the run's tables lack up to the checkpoint
     dry_run: bool = False  # prints the plan, and neither trains nor writes
 
     @property
@@ -56,7 +58,7 @@ class TrainingLaunch:
         step, run = self.step, self.settings.run
         if step is None or self.trunk is not None or step < run.steps:
             return False
-        return not self.settings.data.val or has_step(self.folder / VALIDATION, step)
+        return is_validated(self.folder, step, self.settings.data.val)
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ def to_train(
     run_folder.check_links(folder)
     recipe, checkpoint = settings.as_recipe(), run_folder.newest_checkpoint(folder)
     weights = init_from = trunk = taken_back = None
+    lost: list[str] = []
     if checkpoint is not None:
         run_folder.check_as_written(folder, checkpoint)
         run_folder.check_same_recipe(folder, recipe)
@@ -122,13 +125,17 @@ def to_train(
         check_as_begun(begun, facts, settings.model, "give this run a name (--run.name NAME)")
         since = _data_since(begun, checkpoint, manifest, new_data)
         init_from = facts.get("init_from")
+        if trunk is not None or step_of(checkpoint) < settings.run.steps:
+            first = settings_from(run_folder.read_recipe(begun))
+            lost = check_tables(begun, first, step_of(checkpoint))
     if checkpoint is None or trunk is not None:
         run_folder.check_free(folder)
     check_epochs(settings, manifest, since)
     verify_data(settings, training=True)
     return TrainingLaunch(
-        settings, folder, manifest, checkpoint, weights, init_from, trunk, since, taken_back
-    )
+        settings, folder, manifest, checkpoint, weights, init_from, trunk, since, taken_back,
+        tuple(lost),
+    )  # fmt: skip
 
 
 def _begin_with(settings: Settings, manifest: Manifest) -> tuple[Path, dict[str, Any]]:

@@ -28,7 +28,7 @@ from rich.console import Console
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.base.errors import NumbersFailed
-from dualpath_cli.base.system import format_csv, has_step, read_csv, write_text
+from dualpath_cli.base.system import format_csv, write_text
 from dualpath_cli.flops.count import over_loops, training_flops_per_token
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.block import DualPathBlock
@@ -36,6 +36,16 @@ from dualpath_cli.recipe.schedule import learning_rate, rate_factor
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.report.console import Progress, counted
 from dualpath_cli.run.run_folder import VALIDATION, way_on
+from dualpath_cli.run.tables import (
+    BAD_STEPS,
+    KEYS,
+    METRICS,
+    ROUTING,
+    TABLE_COLUMNS,
+    TableRow,
+    is_validated,
+    read_table,
+)
 from dualpath_cli.spec.config import Kind
 from dualpath_cli.training import internals
 from dualpath_cli.training.balance import COLUMNS
@@ -67,24 +77,44 @@ def peak_tflops(device: torch.device) -> float | None:
 
 @dataclass
 class CsvTable:
-    """A CSV file of a run; a continued run drops the rows after its first step."""
+    """A CSV file of a run; a continued run drops the rows after its first step.
+
+    A table is read when training begins and not again: a spreadsheet that saves the file during the
+    night ends no run.
+    """
 
     path: Path
     columns: list[str]
+    _rows: list[Row] | None = None  # all rows of the file, where these are known
 
-    def open(self, continued_from: int) -> None:
-        """Writes the header; keeps an existing file's rows up to step `continued_from`."""
-        kept = [row for row in read_csv(self.path) if int(row["step"]) <= continued_from]
+    def open(self, continued_from: int) -> list[TableRow]:
+        """Writes the header; keeps, and returns, an existing file's rows up to `continued_from`.
+
+        Raises UserError for a table that another program has damaged.
+        """
+        before = read_table(self.path) if continued_from else []
+        kept = [row for row in before if row.step <= continued_from]
         write_text(self.path, format_csv(kept, self.columns))
+        self._rows = [*kept]
+        return kept
 
     def append(self, *rows: Row) -> None:
+        self._rows = None
         with self.path.open("a", newline="") as file:
             file.write(format_csv(_short(rows), self.columns, header=False))
 
     def put(self, step: int, rows: Sequence[Row]) -> None:
-        """Writes all rows of a step or none, in place of rows of this and later steps."""
-        kept = [row for row in read_csv(self.path) if int(row["step"]) < step]
-        write_text(self.path, format_csv([*kept, *_short(rows)], self.columns))
+        """Writes all rows of a step or none, in place of rows of the same and of later steps."""
+        before = read_table(self.path) if self._rows is None else self._rows
+        keys = KEYS[self.path.name]
+        new = {tuple(str(row[key]) for key in keys) for row in rows}
+        kept = [
+            row
+            for row in before
+            if int(row["step"]) <= step and tuple(str(row[key]) for key in keys) not in new
+        ]
+        self._rows = [*kept, *_short(rows)]
+        write_text(self.path, format_csv(self._rows, self.columns))
 
 
 def _short(rows: Sequence[Row]) -> list[Row]:
@@ -97,14 +127,8 @@ class MetricsLog(EachStep):
     def __init__(self, run_folder: Path, settings: RunSettings, console: Console) -> None:
         self.settings = settings
         self.progress, self.status = Progress(console, "training", counted("steps")), ""
-        self.metrics = CsvTable(
-            run_folder / "metrics.csv",
-            ["step", "tokens", "loss", "bits_per_byte", "lr", "grad_norm", "skipped",
-             "tokens_per_second", "tflops_per_second", "mfu", "seconds"],
-        )  # fmt: skip
-        self.validation = CsvTable(
-            run_folder / VALIDATION, ["step", "tokens", "set", "loss", "bits_per_byte"]
-        )
+        self.metrics = CsvTable(run_folder / METRICS, [*TABLE_COLUMNS[METRICS]])
+        self.validation = CsvTable(run_folder / VALIDATION, [*TABLE_COLUMNS[VALIDATION]])
         self.kinds: list[Kind] = []
         self.logged_step = 0
         self.seconds = 0.0
@@ -121,12 +145,9 @@ class MetricsLog(EachStep):
             *(f"{name}_{layer}" for layer in sparse for name in COLUMNS),
         ]
         if trainer.is_global_zero:
-            rows = read_csv(self.metrics.path)
-            before = [float(r["seconds"]) for r in rows if int(r["step"]) <= self.step]
-            self.total_seconds = before[-1] if before else 0.0
-            self.metrics.open(self.step)
-            # A run from step 0 validates this step again.
-            self.validation.open(self.step or -1)
+            rows = self.metrics.open(self.step)
+            self.total_seconds = rows[-1].number("seconds") if rows else 0.0
+            self.validation.open(self.step)
             self.progress.begin(int(trainer.max_steps), done=self.step)
             self.progress.start()
         self.validation_due = self._lacks_validation(trainer, pl_module)
@@ -138,7 +159,8 @@ class MetricsLog(EachStep):
         """Whether the run was stopped before the end of this step's validation."""
         every = self.settings.validate_every
         due = bool(module.val_names) and self.step > 0 and every > 0 and self.step % every == 0
-        lacks = due and not has_step(self.validation.path, self.step)
+        folder = self.validation.path.parent
+        lacks = due and not is_validated(folder, self.step, module.val_names)
         return bool(trainer.strategy.broadcast(lacks))
 
     def on_train_batch_start(
@@ -234,11 +256,8 @@ class RoutingLog(EachStep):
     def __init__(self, run_folder: Path, every: int, loops: int) -> None:
         self.every = every
         self.gain_columns = [f"gain_deep_{k}" for k in range(1, loops + 1)]
-        self.table = CsvTable(
-            run_folder / "routing.csv",
-            ["step", "layer", "gate_deep", "gate_wide", "expected_loops", *self.gain_columns,
-             "gain_wide"],
-        )  # fmt: skip
+        columns = [*TABLE_COLUMNS[ROUTING], *self.gain_columns, "gain_wide"]
+        self.table = CsvTable(run_folder / ROUTING, columns)
         self._first: torch.Tensor | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -300,12 +319,17 @@ class BadSteps(EachStep):
         self.run_folder = run_folder
         self.limit = limit
         self.say = say
-        self.table = CsvTable(run_folder / "bad_steps.csv", ["step", "kind", "loss", "grad_norm"])
+        self.table = CsvTable(run_folder / BAD_STEPS, [*TABLE_COLUMNS[BAD_STEPS]])
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         super().on_train_start(trainer, pl_module)
-        if trainer.is_global_zero and self.table.path.exists():
-            self.table.open(self.step)
+        if not trainer.is_global_zero:
+            return
+        skipped = pl_module.guard.skipped
+        rows = self.table.open(self.step) if self.table.path.exists() else []
+        if len(rows) < skipped:
+            there = f"{len(rows):,} of the {skipped:,} steps that were skipped"
+            self.say(f"{self.table.path} has rows of {there} up to step {self.step:,}")
 
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
         """Records the step if it was skipped; NumbersFailed, on all ranks, after too many."""

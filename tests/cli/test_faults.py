@@ -16,11 +16,11 @@ import pytest
 
 from dualpath_cli.base import system
 from dualpath_cli.base.errors import LONGEST, UserError, one_line
-from dualpath_cli.base.system import read_csv
 from dualpath_cli.cli.main import main
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
+from dualpath_cli.run.tables import read_csv
 from dualpath_cli.training import launch as checks
 from tests.conftest import Share
 from tests.training.tiny_run import RUN, back_to_step, recipe_of_home, tables, write_home

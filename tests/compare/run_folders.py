@@ -63,6 +63,7 @@ def write_run(
         "run": {
             "recipe": cell, "name": f"seed_{seed}", "budget": BUDGET, "batch_tokens": BATCH,
             "max_tokens": STEPS * BATCH + 7, "log_every": LOG_EVERY, "save_every": LOG_EVERY,
+            "validate_every": 0, "gates_every": LOG_EVERY if expected_loops else 0,
         },
         "data": {"val": {name: SETS.get(name, f"texts/{name}.txt") for name in scores}},
     }  # fmt: skip
@@ -74,22 +75,24 @@ def write_run(
     if tokenizer is not None:
         (folder / "tokenizer.json").write_text(tokenizer)
     mean = float(np.mean(list(scores.values())))
+    logged = range(LOG_EVERY, steps + 1, LOG_EVERY)
     metrics = [
         {"step": step, "tokens": step * BATCH, "loss": 8 * step**-0.3 + mean,
          "tokens_per_second": speed, "seconds": step * BATCH / speed}
-        for step in range(LOG_EVERY, steps + 1, LOG_EVERY)
+        for step in logged
     ]  # fmt: skip
-    (folder / "metrics.csv").write_text(format_csv(metrics, list(metrics[0]) if metrics else []))
+    columns = ["step", "tokens", "loss", "tokens_per_second", "seconds"]
+    (folder / "metrics.csv").write_text(format_csv(metrics, columns))
     validation = [
         {"step": step, "tokens": step * BATCH, "set": name, "loss": nats_per_bit * score,
          "bits_per_byte": score + (4.0 if step == 0 else 0.0)}
-        for step in {0, steps} for name, score in scores.items()
+        for step in sorted({0, steps}) for name, score in scores.items()
     ]  # fmt: skip
     (folder / "validation.csv").write_text(format_csv(validation))
     if expected_loops:  # by layer
         routing = [
             {"step": step, "layer": layer, "expected_loops": loops and float(loops) * step / steps}
-            for step in (LOG_EVERY, steps) for layer, loops in enumerate(expected_loops)
+            for step in logged for layer, loops in enumerate(expected_loops)
         ]  # fmt: skip
         (folder / "routing.csv").write_text(format_csv(routing))
     return folder

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import yaml
 
-from dualpath_cli.base.system import OURS, read_csv
+from dualpath_cli.base.system import OURS
 from dualpath_cli.cli.main import main
+from dualpath_cli.compare import runs
 from dualpath_cli.compare.groups import Group, groups_of
-from dualpath_cli.compare.runs import find_folders, read_run
+from dualpath_cli.compare.runs import TrainedRun, find_folders, read_run
 from dualpath_cli.compare.studies import (
     ablations_of,
     evaluations_of,
@@ -25,6 +26,7 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.checkpoint_files import describe, files_of, write_manifest
 from dualpath_cli.run.run_folder import read_recipe
+from dualpath_cli.run.tables import TableRow, read_csv
 from tests.cli.test_cli import run_without_slow_imports
 from tests.compare.run_folders import STEPS, model_of, write_run, write_sweep
 from tests.training.tiny_run import prepare
@@ -78,6 +80,69 @@ def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
             assert float(rows[name]["aggregate"]) == pytest.approx(sum(scores) / 3)
             mean[name] = sum(scores) / 3
         assert float(row["difference"]) == pytest.approx(mean[row["configuration"]] - mean["wide"])
+
+
+def test_runs_that_a_sweep_has_planned_and_that_are_missing_are_named_before_the_tables(
+    tmp_path, capsys, undrawn
+):
+    sweep = write_sweep(tmp_path / "sweep", ["wide", "loop_k2"])
+    for name in ("wide", "loop_k2", "a50_k2"):
+        for seed in range(4):
+            (sweep / f"recipes/{name}-seed_{seed}.yaml").touch()
+    logs = sweep / "logs"
+    logs.mkdir()
+    (logs / "a50_k2-seed_0.log").write_text("dualpath fit: error: no such data\n\n")
+    wrong = write_run(sweep / "runs/wide/seed_3", model_of("wide"), {"novels": 2.0}, steps=10)
+    (wrong / "went_wrong.txt").write_text("steps 11 to 20 were skipped\n")
+    stopped = write_run(sweep / "runs/loop_k2/seed_3", model_of("loop", 2), {"novels": 2.0},
+                        steps=20)  # fmt: skip
+    (logs / "loop_k2-seed_3.log").write_text("training: step 20 of 40\n")  # and still at work
+
+    assert main(["compare", str(sweep)]) == 0
+    before = capsys.readouterr().out.partition("budget ")[0].splitlines()
+    planned = "left out, planned by"
+    assert before == [
+        f"{stopped}: left out, unfinished at step 20 of 40",
+        f"{wrong}: left out, unfinished at step 10 of 40, its numbers went wrong: "
+        "steps 11 to 20 were skipped",
+        f"{sweep}/runs/a50_k2/seed_0: {planned} {sweep}/recipes/a50_k2-seed_0.yaml and not begun, "
+        "error: no such data",
+        *(
+            f"{sweep}/runs/a50_k2/seed_{n}: {planned} {sweep}/recipes/a50_k2-seed_{n}.yaml and not "
+            "begun"
+            for n in (1, 2, 3)
+        ),
+        "6 of 12 planned runs have finished; 3 of 3 configurations lack seeds: a50_k2 0 of 4, "
+        "loop_k2 3 of 4, wide 3 of 4",
+    ]
+
+
+def test_a_sweep_of_which_no_run_has_begun_says_how_to_begin(tmp_path, said):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/wide-seed_0.yaml").touch()
+    error = said("compare", tmp_path)
+    assert "has begun, 1 are planned; dualpath sweep with the same words and --yes" in error
+
+
+def test_a_run_that_finishes_while_it_is_read_has_all_its_rows(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run", model_of("wide"), {"novels": 2.0})
+    names = ("metrics.csv", "validation.csv")
+    ended = {name: (folder / name).read_text() for name in names}
+    for name in names:
+        (folder / name).write_text(ended[name].rpartition("40,")[0])
+    read = runs.read_table
+
+    def read_and_end(path: Path) -> list[TableRow]:
+        rows = read(path)
+        for name in names:  # fit ends after the first table was read
+            (folder / name).write_text(ended[name])
+        return rows
+
+    monkeypatch.setattr(runs, "read_table", read_and_end)
+    assert isinstance(read_run(folder), str)
+    found = read_run(folder)
+    assert isinstance(found, TrainedRun)
+    assert found.lost == ()
 
 
 def test_baselines_are_given_by_commas_or_by_repetition_and_means_tested_alone(
@@ -173,6 +238,7 @@ def test_runs_validated_on_a_data_folder_are_told_by_its_fingerprint(fit, texts,
     assert "cannot be compared: validation set set " in capsys.readouterr().err
 
 
+ROW = {"suite": "forced", "intervention": "K=1", "source": "gsm8k", "loss": 3.0}
 EXCESS = {"token_class": "arithmetic", "path": "wide", "source": "gsm8k", "per_forced": 1.25}
 
 
@@ -194,11 +260,10 @@ def write_reports(sweep: Path, excesses: list[float]) -> Path:
         folder = run / f"ablations/step-{STEPS:08d}"
         folder.mkdir(parents=True)
         facts = facts_of(run, STEPS)
-        row = {"suite": "forced", "intervention": "K=1", "source": "gsm8k", "loss": 3.0}
         report = {
             "model": facts.pop("model"), "checkpoint": facts, "val_seed": 0,
             "sources": {"gsm8k": {"sha256": "7e47", "tokens": 2048}},
-            "rows": [row | {"difference": value}], "excess": [EXCESS | {"excess": value}],
+            "rows": [ROW | {"difference": value}], "excess": [EXCESS | {"excess": value}],
         }  # fmt: skip
         (folder / "ablations.json").write_text(json.dumps(report))
         (folder.parent / "step-00000005").mkdir()  # an older one, which does not count
@@ -277,6 +342,23 @@ def test_a_report_of_weights_that_were_trained_anew_is_left_out(tmp_path):
     )  # fmt: skip
 
 
+NO_NUMBERS: tuple[Any, ...] = (float("nan"), float("inf"), 10**400, "0.1", [0.1])
+
+
+def test_a_report_whose_numbers_are_none_is_left_out_with_a_line(tmp_path):
+    sweep, groups = made(tmp_path, 3)
+    report = write_reports(sweep, [0.1, 0.2, 0.3])
+    whole = json.loads(report.read_text())
+    for part, column in (("rows", "loss"), ("rows", "difference"), ("excess", "excess"),
+                         ("excess", "per_forced")):  # fmt: skip
+        for value in NO_NUMBERS:
+            rows = [whole[part][0] | {column: value}]
+            report.write_text(json.dumps(whole | {part: rows}))
+            (row,), _, (line,) = ablations_of(groups)
+            assert row["runs"] == 2
+            assert str(report) in line
+
+
 def test_the_tests_over_runs_are_corrected_for_their_number():
     further = EXCESS | {"token_class": "punctuation"}
     runs = [
@@ -344,3 +426,22 @@ def test_scores_of_another_model_are_not_joined(tmp_path):
     assert left_out == [
         f"left out: {other}, of a model with model.norm_eps=0.1, the run's has 1e-05"
     ]
+
+
+def test_scores_that_are_no_numbers_are_left_out_with_a_line(tmp_path):
+    sweep, groups = made(tmp_path, 3)
+    for seed in range(3):
+        path = write_scores(sweep, seed, 1.0)
+    whole = json.loads(path.read_text())
+    damages: list[dict[str, Any]] = [
+        *({"results": {"piqa": {"bpb,none": value}}} for value in (*NO_NUMBERS, None)),
+        *({"n-samples": {"piqa": {"effective": value}}} for value in (*NO_NUMBERS, None)),
+        {"results": []},
+        {"model": {"window": "many"}},
+    ]
+    for damage in damages:
+        path.write_text(json.dumps(merge(whole, damage)))
+        rows, (line,) = evaluations_of(groups)
+        assert str(path) in line
+        assert {row["seed"] for row in rows} == {0, 1}
+        assert table_of_scores(rows).cells()

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import format_csv, read_csv
+from dualpath_cli.base.system import format_csv
 from dualpath_cli.compare import runs
 from dualpath_cli.compare.groups import Configuration, Group, groups_of
 from dualpath_cli.compare.runs import AGGREGATE, TrainedRun, check_same_data, find_folders, read_run
 from dualpath_cli.compare.tables import group_tables
 from dualpath_cli.flops.count import flops_by_layer
+from dualpath_cli.run.tables import read_csv
 from dualpath_cli.spec.config import ModelConfig
 from tests.compare.run_folders import BATCH, CELLS, STEPS, model_of, write_run, write_sweep
 
@@ -47,7 +48,7 @@ def test_a_run_that_is_not_at_its_end_says_how_far_it_is(tmp_path):
     lines = (folder / "validation.csv").read_text().splitlines(keepends=True)
     kept = [line for line in lines if f"{STEPS * BATCH},p" not in line]
     (folder / "validation.csv").write_text("".join(kept))
-    assert read_run(folder) == "step 40 of 40"
+    assert read_run(folder) == "step 40 of 40: validation.csv has no row of peps"
 
 
 def test_a_long_curve_becomes_means_of_as_many_rows(tmp_path):

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 
-from dualpath_cli.base.system import read_csv
 from dualpath_cli.flops.count import over_loops, training_flops_per_token
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.parameters import initial_value
@@ -20,6 +19,7 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.schedule import StepLoops, step_loops
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.run_folder import read_recipe
+from dualpath_cli.run.tables import read_csv
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.training.parallel import build_model

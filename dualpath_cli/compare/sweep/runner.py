@@ -62,7 +62,7 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> None:
                 elif process.returncode != 0 or not run.is_finished:
                     failed.append(run)
                     word = f"failed ({process.returncode})"
-                why = "" if word == "finished" else f": {last_words(run)}"
+                why = "" if word == "finished" else f": {last_words(run.log)}"
                 ended = left.end(run, begun, word == "finished")
                 say(console, f"{word} {run.name}, {ended}{why}")
             left.look(run for run, _, _ in slots.values())
@@ -70,7 +70,7 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> None:
     if failed:
         raise RunFailed(
             f"{len(failed)} of {len(runs)} runs failed, the first one {failed[0].name}: "
-            f"{last_words(failed[0])} ({failed[0].log}); the same command tries them again"
+            f"{last_words(failed[0].log)} ({failed[0].log}); the same command tries them again"
         )
 
 
@@ -204,9 +204,9 @@ def start(run: PlannedRun, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
         )  # fmt: skip
 
 
-def last_words(run: PlannedRun) -> str:
+def last_words(log: Path) -> str:
     """The last line of a run's log, which says why the run ended."""
-    lines = run.log.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 

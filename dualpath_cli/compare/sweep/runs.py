@@ -13,7 +13,7 @@ Hours follow from the speed that is given, or from the speed of the first run of
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -23,7 +23,7 @@ from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
-from dualpath_cli.base.system import FIT, has_step, is_held, read_csv, write_text
+from dualpath_cli.base.system import FIT, is_held, write_text
 from dualpath_cli.compare.groups import Family, matters
 from dualpath_cli.compare.runs import SeededRun
 from dualpath_cli.compare.sweep.cells import Cell
@@ -35,6 +35,7 @@ from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.report.console import duration
 from dualpath_cli.report.table import Column, Columns, Table
 from dualpath_cli.run import run_folder
+from dualpath_cli.run.tables import METRICS, is_validated, read_table
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.own_checks import import_classes
 
@@ -69,8 +70,9 @@ class PlannedRun(SeededRun):
     @property
     def share_done(self) -> float:
         """The share of its steps that the run has logged; 0 from a damaged log."""
-        with suppress(UserError, LookupError, ValueError, TypeError):  # no run stops the others
-            return int(read_csv(self.folder / "metrics.csv")[-1]["step"]) / self.steps
+        with suppress(UserError):  # no run stops the others
+            rows = read_table(self.folder / METRICS)
+            return rows[-1].step / self.steps if rows else 0
         return 0
 
     @property
@@ -78,14 +80,14 @@ class PlannedRun(SeededRun):
         """Whether the last step is saved and validated, or the run's numbers went wrong.
 
         A validated run whose checkpoints were all removed is finished. One whose checkpoints are
-        all damaged is not: `fit` says so.
+        all damaged, or whose validation.csv is, is not: `fit` says so.
         """
         if self.went_wrong:
             return True
-        with suppress(UserError):  # all checkpoints are damaged
+        with suppress(UserError):  # of the damage
             newest = run_folder.newest_checkpoint(self.folder)
             saved = newest is None or run_folder.step_of(newest) >= self.steps
-            return saved and has_step(self.folder / run_folder.VALIDATION, self.steps)
+            return saved and is_validated(self.folder, self.steps, self.settings.data.val)
         return False
 
     @property
@@ -95,6 +97,20 @@ class PlannedRun(SeededRun):
     @property
     def is_being_written(self) -> bool:
         return is_held(self.folder / FIT)
+
+
+def files_of(out: Path, configuration: str, seed: object) -> tuple[Path, Path, Path]:
+    """The run folder of a planned run, its recipe and its log."""
+    name = f"{configuration}-seed_{seed}"
+    folder = out / "runs" / configuration / f"seed_{seed}"
+    return folder, out / "recipes" / f"{name}.yaml", out / "logs" / f"{name}.log"
+
+
+def planned_in(out: Path) -> Iterator[tuple[Path, Path, Path]]:
+    """`files_of` each run that sweeps have planned in a folder, also of earlier commands."""
+    for recipe in sorted((out / "recipes").glob("*-seed_*.yaml")):
+        configuration, _, seed = recipe.stem.rpartition("-seed_")
+        yield files_of(out, configuration, seed)
 
 
 def plan_runs(cells: Sequence[Cell], design: Design, shared: Settings) -> list[PlannedRun]:
@@ -124,11 +140,8 @@ def plan_runs(cells: Sequence[Cell], design: Design, shared: Settings) -> list[P
                     value = {part: value}
                 recipe = merge(recipe, value)
         recipe = merge(recipe, {"model": cell.model, "seed_everything": seed, "run": run})
-        file = f"{name}-seed_{seed}"
-        runs.append(PlannedRun(
-            out / "runs" / name / f"seed_{seed}", settings_from(recipe), name, cell, own, recipe,
-            out / f"recipes/{file}.yaml", out / f"logs/{file}.log",
-        ))  # fmt: skip
+        folder, path, log = files_of(out, name, seed)
+        runs.append(PlannedRun(folder, settings_from(recipe), name, cell, own, recipe, path, log))
     for one in runs[: len(found)]:  # the first seed's
         import_classes(one.settings.model, allowed=True)
     return runs
@@ -214,13 +227,15 @@ class Cost:
 
 
 def measured(runs: Iterable[PlannedRun]) -> dict[Family, float]:
-    """FLOP/s of training by family, of the first run of each that has logged a step here."""
+    """FLOP/s of training by family, of the first run of each with a whole log of a step here."""
     known: dict[Family, float] = {}
     for run in runs:
-        rows = read_csv(run.folder / "metrics.csv")
-        speeds = [1e12 * float(row.get("tflops_per_second") or 0) for row in rows]
-        speed = median(speeds[len(speeds) // 2 :] or [0.0])  # the first steps compile
-        if speed > 0:
+        speeds: list[float] = []
+        with suppress(UserError):  # hours are an estimate: `fit` and `compare` name the damage
+            rows = read_table(run.folder / METRICS)
+            speeds = [1e12 * row.number("tflops_per_second") for row in rows]
+        if speeds:
+            speed = median(speeds[len(speeds) // 2 :])  # the first steps compile
             known.setdefault(run.cell.family, speed)
     return known
 

@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dualpath_cli.base.system import read_csv
 from dualpath_cli.base.version import package_versions
 from dualpath_cli.data.manifest import HUB, dataset_of
 from dualpath_cli.flops.count import active_parameters, has_experts
 from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.table import Column, Table, markdown
-from dualpath_cli.run.run_folder import VALIDATION, Run
+from dualpath_cli.run.run_folder import VALIDATION, Run, mapping_of
+from dualpath_cli.run.tables import read_table
 
 ABOUT = """\
 A language model of the paper "A Dual-Path Architecture for Scaling Compute and Capacity in LLMs".
@@ -55,11 +55,12 @@ def model_card(
         datasets=sorted({dataset_of(name) for name in sources if name.startswith(HUB)}) or None,
     )  # fmt: skip
     recipe = settings.as_recipe()
-    if origin := facts.get("retrofit"):
-        rows = [("pretrained model", origin["pretrained"]), ("training since", "none")]
-        rows += [(f"sha256 of {name}", value) for name, value in origin["sha256"].items()]
-        if "difference" in origin:
-            off = f"{origin['difference']:.1e} of their norm"
+    if origin := mapping_of(run.folder, facts, "retrofit"):
+        rows = [("pretrained model", str(origin.get("pretrained"))), ("training since", "none")]
+        hashes = mapping_of(run.folder, origin, "sha256")
+        rows += [(f"sha256 of {name}", str(value)) for name, value in hashes.items()]
+        if isinstance(difference := origin.get("difference"), float):
+            off = f"{difference:.1e} of their norm"
             rows += [("logits off from the pretrained model's at first", off)]
         shown = {"model": recipe["model"]}
     else:
@@ -82,9 +83,8 @@ def model_card(
 def _training_rows(
     run: Run, settings: Settings, facts: Mapping[str, Any], sources: Sequence[str]
 ) -> list[tuple[str, str]]:
-    packages = facts.get("packages")
-    packages = packages if isinstance(packages, dict) else {}
-    begun = facts.get("init_from") or {}
+    packages = mapping_of(run.folder, facts, "packages")
+    begun = mapping_of(run.folder, facts, "init_from")
     rows = [
         ("began with the weights of", ", ".join(f"{k} {v}" for k, v in begun.items())),
         ("training tokens", f"{run.step * settings.run.batch_tokens:,}"),
@@ -101,10 +101,13 @@ def _training_rows(
 def _validation(run: Run, settings: Settings) -> str:
     """The losses of this step, if the run folder has them."""
     table = run.folder / VALIDATION
-    rows = [row for row in read_csv(table) if row["step"] == str(run.step)]
+    rows = [row for row in read_table(table) if row.step == run.step]
     if settings.data.val and not rows:
         print(f"{table} has no row of step {run.step}: the card names no losses")
-    cells = [(row["set"], row.get("loss", ""), row.get("bits_per_byte", "")) for row in rows]
+    for row in rows:
+        row.measured("loss")
+        row.measured("bits_per_byte")  # raise UserError for no numbers, which nobody should quote
+    cells = [(row["set"], row["loss"], row["bits_per_byte"]) for row in rows]
     headings = ("set", "loss, nats a token", "bits per byte")
     return "## Validation\n\n" + _table(cells, headings) if rows else ""
 

@@ -23,7 +23,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 
-from dualpath_cli.base.system import format_csv, read_csv, read_text, replacing_folder
+from dualpath_cli.base.system import format_csv, read_text, replacing_folder
 from dualpath_cli.base.version import package_versions
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.export.hf.card import model_card
@@ -43,7 +43,8 @@ from dualpath_cli.run.exported_folder import (
     listing,
     read_folder,
 )
-from dualpath_cli.run.run_folder import PUT_BACK, RECIPE, TABLES, TOKENIZER, VERSIONS, Run
+from dualpath_cli.run.run_folder import PUT_BACK, RECIPE, TOKENIZER, VERSIONS, Run
+from dualpath_cli.run.tables import read_tables
 from dualpath_cli.run.weights import check_weights, read_weights, tensors_in
 from dualpath_cli.spec.config import RENAMED, ModelConfig
 
@@ -111,9 +112,8 @@ def write(
         VERSIONS: json.dumps(facts, indent=2) + "\n",
         **{name: read_text(run.folder / name, PUT_BACK) for name in (RECIPE, TOKENIZER)},
     }
-    for name in TABLES:
-        rows = read_csv(run.folder / name)
-        if rows := [row for row in rows if int(row["step"]) <= run.step]:
+    for name, rows in read_tables(run.folder, run.step).items():
+        if rows:
             texts[name] = format_csv(rows)
     with replacing_folder(out, lambda before: check_ours(before, out)) as partial:
         for name, text in texts.items():

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpath_cli.base.system import FIT, alone, cores, read_csv
+from dualpath_cli.base.system import FIT, alone, cores
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.sweep import runner
 from dualpath_cli.compare.sweep.request import LOCK
 from dualpath_cli.compare.sweep.runs import PlannedRun
+from dualpath_cli.run.tables import read_csv
 from tests.compare.sweep.conftest import SWEEP, starts, write_recipe
 
 

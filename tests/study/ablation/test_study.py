@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dualpath_cli.base.system import OURS, read_csv
+from dualpath_cli.base.system import OURS
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.documents import Source, read_documents
 from dualpath_cli.data.tokenizer import Tokenizer
@@ -19,6 +19,7 @@ from dualpath_cli.data.windows import Windows, document_windows
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.exported_folder import hash_of_weights
+from dualpath_cli.run.tables import read_csv
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation.options import SUITES, Ablate, Row
