@@ -28,8 +28,13 @@ SPLITS = ("", "_test", "_val", "_validation")  # ends of a local file's name
 PAPER_LIMIT = 1024  # most documents of a benchmark in the paper's evaluations
 
 MATH = "minerva_math"  # the task file of all subsets of MATH
-_SUBSETS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra",
-            "number_theory", "prealgebra", "precalculus")  # fmt: skip
+_SUBSETS = {
+    "algebra": "Algebra", "counting_and_probability": "Counting & Probability",
+    "geometry": "Geometry", "intermediate_algebra": "Intermediate Algebra",
+    "number_theory": "Number Theory", "prealgebra": "Prealgebra", "precalculus": "Precalculus",
+}  # fmt: skip
+SUBJECTS = tuple(_SUBSETS.values())
+"""Subjects of the rows of MATH."""
 SUITES: dict[str, tuple[str, ...]] = {
     "lm": ("c4", "wikitext_103"),
     "commonsense": ("arc_challenge", "arc_easy", "hellaswag", "piqa", "socialiqa", "winogrande"),
@@ -119,6 +124,8 @@ def _template(path: Path) -> str:
         text = path.read_bytes().decode()
     except UnicodeDecodeError:
         raise UserError(f"{path} is no UTF-8") from None
+    if not text.strip():
+        raise UserError(f"{path} holds no worked example")
     if not text.endswith("\n\n"):
         raise UserError(f"{path} must end in a blank line, before the question")
     return "{{" + json.dumps(text, ensure_ascii=False) + "}}"
