@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.report.table import Column, Table, with_error
 
 TASKS = Path(__file__).parent / "tasks"
@@ -115,7 +116,10 @@ class Benchmark:
 def _find(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
     files = [name + suffix for name in names for suffix in ("", ".gz", ".zst")]
     paths = (folder / file for folder in folders for file in files)
-    return next((path for path in paths if path.is_file()), None)
+    found = next((path for path in paths if path.is_file() or path.is_symlink()), None)
+    if found is not None:
+        refuse_pointer(found)
+    return found
 
 
 def _template(path: Path) -> str:

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.pointers import StandIn
 from dualpath_cli.base.system import open_regular
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run import run_folder
@@ -48,6 +49,8 @@ def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
                 empty = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
                 found[name.removeprefix(prefix)] = empty
         return found
+    except StandIn:
+        raise
     except Exception as error:  # a damaged file raises nearly anything
         raise _unreadable(folder, error) from None
 

@@ -21,6 +21,7 @@ import torch
 import transformers
 
 from dualpath_cli.base.errors import UserError, of_content
+from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.data.tokenizer import Tokenizer, name_end_of_text
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.checkpoint_files import hash_file
@@ -49,6 +50,8 @@ class Pretrained:
 
     def __init__(self, folder: Path, gguf: str | None, shown: str) -> None:
         """Raises UserError for an unreadable model, or one with a feature that no block has."""
+        for file in folder.iterdir():
+            refuse_pointer(file)
         transformers.utils.logging.set_verbosity_error()
         self.folder, self.shown = folder, shown
         self._gguf = {} if gguf is None else {"gguf_file": gguf}
