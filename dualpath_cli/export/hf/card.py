@@ -1,10 +1,11 @@
 """The model card: the facts that a run recorded about a model, for readers of its folder."""
 
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dualpath_cli.base.system import read_csv
+from dualpath_cli.base.system import read_csv, say
 from dualpath_cli.base.version import package_versions
 from dualpath_cli.data.manifest import HUB, dataset_of
 from dualpath_cli.flops.count import active_parameters, has_experts
@@ -100,7 +101,7 @@ def _validation(run: Run, settings: Settings) -> str:
     table = run.folder / VALIDATION
     rows = [row for row in read_csv(table) if row["step"] == str(run.step)]
     if settings.data.val and not rows:
-        print(f"{table} has no row of step {run.step}: the card names no losses")
+        say(f"{table} has no row of step {run.step}: the card names no losses", sys.stdout)
     cells = [(row["set"], row.get("loss", ""), row.get("bits_per_byte", "")) for row in rows]
     headings = ("set", "loss, nats a token", "bits per byte")
     return "## Validation\n\n" + _table(cells, headings) if rows else ""
