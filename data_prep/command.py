@@ -1,8 +1,8 @@
 """`dualpath prepare`: from its options to its last line; imports slow packages after the checks."""
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -10,10 +10,10 @@ from pathlib import Path
 from data_prep import sample
 from data_prep.corpora import MIRROR, find
 from data_prep.settings import NEMOTRON, SAMPLE, Preparation, settings_from
-from data_prep.text import Contamination
+from data_prep.text import SHORTEST, Contamination, words_of
 from dualpath_cli.base.errors import RunFailed, UserError, of_system
 from dualpath_cli.base.ranges import Place, Size, check_ranges
-from dualpath_cli.base.system import cores
+from dualpath_cli.base.system import cores, say
 from dualpath_cli.data.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
@@ -100,19 +100,42 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
         raise UserError("--duplicates near needs datasketch: pip install 'dualpath[near]'")
     evaluations = None
     if settings.decontaminate:
-        texts = map(read_documents, [parse_source(spec) for spec in settings.decontaminate])
-        evaluations = Contamination(chain.from_iterable(texts))
+        sources = [parse_source(spec) for spec in settings.decontaminate]
+        evaluations = Contamination(chain.from_iterable(map(_compared, sources)))
     request = Request(settings, corpora, tokenizer, out, evaluations, strict=options.strict)
     if manifest := finished(request, options.overwrite):
-        print(f"{out} holds this already, nothing to do: {_summary(manifest)}")
+        say(f"{out} holds this already, nothing to do: {_summary(manifest)}", sys.stdout)
         return
     counts = announce(corpora, wanted_tokens(settings), out, downloads, options.yes)
     with Fetcher(corpora, downloads, counts) as fetcher:
         manifest = prepare(
             request, options.workers or cores(), fetcher.get, overwrite=options.overwrite
         )
-    print(f"{out}: {_summary(manifest)}")
+    say(f"{out}: {_summary(manifest)}", sys.stdout)
     _warn(settings, manifest)
+
+
+def _compared(source: Source) -> Iterator[str]:
+    """Yields the evaluation texts of a source, and says how many documents are compared with.
+
+    Raises UserError if there are none: every document would pass.
+    """
+    given = compared = 0
+    for text in read_documents(source):
+        given += 1
+        compared += len(words_of(text)) >= SHORTEST
+        yield text
+    short = f"{given - compared:,} of fewer than {SHORTEST} words"
+    if not compared:
+        raise UserError(
+            f"--decontaminate '{source.path}' has no text to compare with (texts: {short}); give "
+            "evaluation texts, or leave the option out"
+        )
+    left_out = f", and not with {short}" if compared < given else ""
+    say(
+        f"decontaminate: documents are compared with {compared:,} texts of '{source.path}'"
+        f"{left_out}"
+    )
 
 
 def _check_places(settings: Preparation, out: Path, downloads: Path) -> None:
@@ -154,10 +177,12 @@ def _summary(manifest: Manifest) -> str:
 
 def _warn(settings: Preparation, manifest: Manifest) -> None:
     """Prints faults, rejected documents, and the source that ended the mix."""
-    say = partial(print, file=sys.stderr)
     for source in manifest.sources:
         for fault in source.faults:
             say(f"warning: {source.name}: {fault}")
+        if settings.val_fraction and not source.validation:
+            few = f"none of {source.read:,} documents is held out"
+            say(f"warning: {source.name}: {few}; raise --val-fraction {settings.val_fraction:g}")
         for reason, count in source.rejected.items():
             rejected = f"{count:,} of {source.read:,} documents {reason}; see rejected.jsonl.zst"
             say(f"warning: {source.name}: {rejected}")

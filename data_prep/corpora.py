@@ -16,6 +16,7 @@ from fsspec.utils import glob_translate
 from data_prep import sample
 from data_prep.settings import NEMOTRON, SAMPLE, SourceSettings
 from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.data.documents import Source, source_files
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, connect, explained
 from dualpath_cli.data.manifest import HUB, dataset_of
@@ -83,6 +84,7 @@ def find(settings: SourceSettings, downloads: Path, mirror: str, num_files: int 
 
 
 def _local(path: Path) -> InputFile:
+    refuse_pointer(path)  # before any work
     # The identity of `make`: sizes and times, since reading terabytes twice costs hours.
     stat = path.stat()
     identity = json.dumps([str(path.resolve()), stat.st_size, stat.st_mtime_ns])

@@ -6,7 +6,6 @@ import logging
 import math
 import random
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from rich.filesize import decimal
 
 from data_prep.corpora import FILE_BYTES, FILE_TOKENS, Corpus, InputFile, RemoteFile
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import alone, replacing
+from dualpath_cli.base.system import alone, replacing, say
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
 from dualpath_cli.data.rows import OnRead, decompress, is_known, suffixes
 
@@ -210,10 +209,9 @@ def announce(
     existing = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if download:
-        print(
+        say(
             f"downloads about {decimal(download)} into {downloads} and uses about "
-            f"{decimal(disk)} of the disk in all; {decimal(free)} are free",
-            file=sys.stderr,
+            f"{decimal(disk)} of the disk in all; {decimal(free)} are free"
         )
     if disk > free:
         raise UserError(

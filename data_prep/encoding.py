@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.filesize import decimal
 
 from data_prep.corpora import Corpus, InputFile
@@ -19,7 +18,7 @@ from data_prep.workers import Batch, Begin
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.documents import IDS, format_of
 from dualpath_cli.data.rows import OnRead, UnreadableFile, kind_of, read_rows
-from dualpath_cli.report.console import Progress, bytes_of_bytes, counted
+from dualpath_cli.report.console import Progress, bytes_of_bytes, counted, plain_console
 
 PIECE_BYTES = 8 << 20  # uncompressed size of the rows that make a piece; a longer row goes alone
 
@@ -68,7 +67,7 @@ class _Reading(Progress):
         self._begun = time.monotonic()
         amounts = counted("tokens") if tokens else bytes_of_bytes
         super().__init__(
-            Console(stderr=True), "reading", amounts, tokens or size or None, transient=True
+            plain_console(stderr=True), "reading", amounts, tokens or size or None, transient=True
         )
 
     def read(self, size: int) -> None:

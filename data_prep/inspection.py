@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.errors import UserError, printable
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.data.manifest import AGAIN, HEADER, MANIFEST, Manifest, readable, sha256_of
 from dualpath_cli.data.storage import is_remote
@@ -76,7 +76,7 @@ def run(options: Inspect) -> str:
         console.print(f"\ndocument {document + 1:,} of {documents:,}, {length}:")
         cut = " [...]" * (len(text) > SHOWN or stop < end - 1)
         # On one line, with control characters escaped.
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:SHOWN] + cut)
+        line = printable(text[:SHOWN] + cut, keep="")
         console.print(Padding(Text(line), (0, 0, 0, 2)), width=None if console.is_terminal else 120)
     console.print()
     return f"{folder}: intact: every byte is as it was prepared, and the counts add up"

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.filesize import decimal
 
 from data_prep import records, sample
@@ -33,11 +31,12 @@ from data_prep.shards import write_shards
 from data_prep.text import Contamination
 from data_prep.workers import PieceSettings, workers
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.system import say
 from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.data.rows import OnRead
 from dualpath_cli.data.storage import sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
-from dualpath_cli.report.console import Progress, counted
+from dualpath_cli.report.console import Progress, counted, plain_console
 
 _PIPELINE = 1  # raised when the same request would give other bytes than before
 
@@ -186,10 +185,9 @@ def _encode(
         documents = sum(piece.documents for piece in pieces)
         memory = documents * BYTES_A_DOCUMENT
         if settings.duplicates != "keep" and memory > SAY_ABOVE:
-            print(
+            say(
                 f"--duplicates {settings.duplicates}: {documents:,} documents are compared in "
-                f"about {decimal(memory)} of memory",
-                file=sys.stderr,
+                f"about {decimal(memory)} of memory"
             )
         verdicts = Verdicts(pieces, settings.duplicates)
         pools, kinds = [], iter(verdicts.kinds)
@@ -263,7 +261,7 @@ def _write(
 
 
 def _progress(title: str, total: int, unit: str) -> Progress:
-    return Progress(Console(stderr=True), title, counted(unit), total, transient=True)
+    return Progress(plain_console(stderr=True), title, counted(unit), total, transient=True)
 
 
 def _nothing(settings: Preparation, encoded: list[Encoded], chosen: list[Portion]) -> str:

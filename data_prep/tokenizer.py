@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from rich.console import Console
 from rich.filesize import decimal
 
 from dualpath_cli.base.errors import UserError
@@ -71,7 +70,7 @@ def run(options: TrainTokenizer) -> str:
 def _batches(sources: Sequence[Source], title: str) -> Iterator[list[str]]:
     """Yields the cleaned texts of the sources, some at a time, and shows how much is read."""
     size = sum(file.stat().st_size for source in sources for file in source_files(source))
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     with Progress(console, title, bytes_of_bytes, size, transient=True) as progress:
         for source in sources:
             texts = read_documents(source, progress.advance)

@@ -8,10 +8,10 @@
 Shapes: N ids of a text, end-of-text the first of them, V ids of the tokenizer, L layers, K loops.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 import torch.nn.functional as F
@@ -112,19 +112,46 @@ class LoadedModel:
             f"{config.n_layers} layers, width {config.d_model}, K = {config.loops}"
         )
 
-    def logits(self, text: str, intervention: Intervention | str | None = None) -> torch.Tensor:
-        """The logits after end-of-text and each token of a text, (N, V).
+    @overload
+    def logits(self, text: str, intervention: Intervention | str | None = None) -> torch.Tensor: ...
+    @overload
+    def logits(
+        self, text: Sequence[str], intervention: Intervention | str | None = None
+    ) -> list[torch.Tensor]: ...
+    def logits(
+        self, text: str | Sequence[str], intervention: Intervention | str | None = None
+    ) -> torch.Tensor | list[torch.Tensor]:
+        """The logits after end-of-text and each token of a text, (N, V); of several texts, a list.
 
         `intervention` is an override of loops or gates, in the words of the command line
         (``"K=1"``, ``"gates=1,0 layers=0,2"``) or as an object.
 
-        Raises UserError for a text longer than the model, or an override that it cannot obey.
+        Raises UserError for a text longer than the model, or an override that it cannot obey;
+        TypeError for anything but texts and an override.
         """
-        logits_1NV = self._forward(self._ids(text), intervention)
-        return logits_1NV[0, :, : self.tokenizer.vocab_size]
+        found = []
+        for one in _listed("text", text):
+            logits_1NV = self._forward(self._ids(one), intervention)
+            found.append(logits_1NV[0, :, : self.tokenizer.vocab_size])
+        return found[0] if isinstance(text, str) else found
 
-    def routing(self, text: str, intervention: Intervention | str | None = None) -> Routing:
-        """Gates, weights of steps and norms of each token of a text. Raises as `logits`."""
+    @overload
+    def routing(self, text: str, intervention: Intervention | str | None = None) -> Routing: ...
+    @overload
+    def routing(
+        self, text: Sequence[str], intervention: Intervention | str | None = None
+    ) -> list[Routing]: ...
+    def routing(
+        self, text: str | Sequence[str], intervention: Intervention | str | None = None
+    ) -> Routing | list[Routing]:
+        """Gates, weights of steps and norms of each token of a text; of several texts, a list.
+
+        Raises as `logits`.
+        """
+        found = [self._routing(one, intervention) for one in _listed("text", text)]
+        return found[0] if isinstance(text, str) else found
+
+    def _routing(self, text: str, intervention: Intervention | str | None) -> Routing:
         trace, ids = RoutingTrace(), self._ids(text)
         self._forward(ids, intervention, trace=trace)
         weights = [layer.step_weights for layer in trace.layers]
@@ -146,10 +173,11 @@ class LoadedModel:
     ) -> Loss:
         """The loss of one or more texts, cleaned and cut into windows as `validate` does.
 
-        Raises UserError for texts without a token, or an override that the model cannot obey.
+        Raises UserError for texts without a token, or an override that the model cannot obey;
+        TypeError as `logits`.
         """
         change = self._change(intervention)
-        documents = map(clean, [texts] if isinstance(texts, str) else texts)
+        documents = map(clean, _listed("texts", texts))
         cut, _ = document_windows(documents, self.tokenizer, self.config.max_seq_len)
         windows = Windows(cut)
         if not windows.n_tokens:
@@ -164,6 +192,7 @@ class LoadedModel:
         values = loss.compute()
         return Loss(float(values["loss"]), float(values["bits_per_byte"]), windows.n_tokens)
 
+    @overload
     def generate(
         self,
         prompt: str = "",
@@ -171,20 +200,48 @@ class LoadedModel:
         seed: int = 0,
         intervention: Intervention | str | None = None,
         **sampling: Any,
-    ) -> str:
+    ) -> str: ...
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[str],
+        max_new_tokens: int = 100,
+        seed: int = 0,
+        intervention: Intervention | str | None = None,
+        **sampling: Any,
+    ) -> list[str]: ...
+    def generate(
+        self,
+        prompt: str | Sequence[str] = "",
+        max_new_tokens: int = 100,
+        seed: int = 0,
+        intervention: Intervention | str | None = None,
+        **sampling: Any,
+    ) -> str | list[str]:
         """The text that the model writes after a prompt, up to its end-of-text.
 
-        `sampling` are fields of `recipe.options.Sampling`, such as ``temperature=0.8`` or
+        Of several prompts, a list: each text is the one that its prompt gets with this seed by
+        itself. `sampling` are fields of `recipe.options.Sampling`, such as ``temperature=0.8`` or
         ``greedy=True``; the default draws from the model's own probabilities.
 
         Raises as `logits`; also TypeError for another name, ValueError for a number out of range.
         """
         check_range("max_new_tokens", max_new_tokens, (1, 1 << 24))  # the window ends it before
-        ids = self._ids(prompt)
-        decoder = Decoder(self.model, self._change(intervention))
-        limits = Limits(max_new_tokens, self.config.max_seq_len, self.tokenizer.eot_id)
-        decoder.begin(limits.positions([len(ids)]))
+        change = self._change(intervention)
         sampler = Sampler(Sampling(**sampling), self.tokenizer.vocab_size)
+        limits = Limits(max_new_tokens, self.config.max_seq_len, self.tokenizer.eot_id)
+        found = [
+            self._written(self._ids(one), change, sampler, limits, seed)
+            for one in _listed("prompt", prompt)
+        ]
+        return found[0] if isinstance(prompt, str) else found
+
+    def _written(
+        self, ids: list[int], change: Intervention | None, sampler: Sampler, limits: Limits,
+        seed: int,
+    ) -> str:  # fmt: skip
+        decoder = Decoder(self.model, change)
+        decoder.begin(limits.positions([len(ids)]))
         generator = torch.Generator().manual_seed(seed)
         values = self.tokenizer.token_values()
         pieces = write_on(decoder.next_logits, [ids], sampler, [generator], values, limits)
@@ -204,10 +261,10 @@ class LoadedModel:
         return [self.tokenizer.eot_id, *ids]
 
     def _change(self, intervention: Intervention | str | None) -> Intervention | None:
-        change = intervention
-        if isinstance(intervention, str):
-            change = parse_overrides([intervention])
-        assert not isinstance(change, str)
+        change = parse_overrides([intervention]) if isinstance(intervention, str) else intervention
+        if not isinstance(change, Intervention | None):
+            kind = type(change).__name__
+            raise TypeError(f"intervention must be words such as 'K=1', not {kind}")
         if change is not None and (problem := change.problem(self.config)):
             raise UserError(f"{change.name}: {problem}")
         if change is not None and change.tokens is not None:
@@ -223,6 +280,22 @@ class LoadedModel:
     ) -> torch.Tensor:
         tokens = torch.tensor([ids], device=self._device)
         return forward(self.model, tokens, trace=trace, intervention=self._change(intervention))
+
+
+def _listed(name: str, texts: object) -> list[str]:
+    """The only text, or those of a list; `name` is that of the argument."""
+    if isinstance(texts, str):
+        return [texts]
+    # Keys of a mapping are no texts, and a set has no order for the results.
+    if not isinstance(texts, Iterable) or isinstance(texts, Mapping | Set | bytes):
+        kind = type(texts).__name__
+        raise TypeError(f"{name} must be a string or a list of strings, not {kind}")
+    listed = list(texts)
+    for place, text in enumerate(listed):
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise TypeError(f"{name}[{place}] must be a string, not {kind}")
+    return listed
 
 
 def load(run: str | Path, own_classes: bool = False, device: str = "cpu") -> LoadedModel:

@@ -66,12 +66,27 @@ class Stopped(BaseException):
         self.quiet = quiet
 
 
+LAYOUT = "\n\t\xa0\u1680\u202f\u205f\u3000\u200c\u200d" + "".join(map(chr, range(0x2000, 0x200B)))
+"""Characters that lay a text out, or join letters, and that no terminal obeys."""
+
+
+def printable(text: str, keep: str = LAYOUT) -> str:
+    """Returns a text with escapes for the characters that a terminal obeys or hides.
+
+    These are control characters, marks of writing direction, and others without a form, except
+    those to `keep`.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
 def one_line(text: str) -> str:
     """Returns a message as one line of bounded length.
 
     Unprintable characters are escaped, and a word of 300 characters loses its middle.
     """
-    plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    plain = printable(text, keep="")
     plain = re.sub(r"\S{300,}", lambda word: f"{word[0][:60]}...{word[0][-20:]}", plain)
     if len(plain) <= LONGEST:
         return plain

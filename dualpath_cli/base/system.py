@@ -20,7 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, TextIO
 
-from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.errors import UserError, printable
+from dualpath_cli.base.pointers import refuse_pointer
 
 PARTIAL = ".partial"  # the ending of the names of unfinished files and folders
 NO_ROOM = 1 << 20
@@ -305,8 +306,7 @@ def alone(
         except BlockingIOError:
             raise UserError(f"'{what}' is being written by another process; {way_out}") from None
         if not known:
-            print(f"'{what}' is on a file system without locks: let nothing else write there",
-                  file=sys.stderr)  # fmt: skip
+            say(f"'{what}' is on a file system without locks: let nothing else write there")
         try:
             yield
         finally:
@@ -330,8 +330,10 @@ def is_held(lock: Path) -> bool:
 def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Yields a file that is open for reading, also through links.
 
-    Raises OSError for a missing file, and for pipes and devices, which may never end.
+    Raises OSError for a missing file, and for pipes and devices, which may never end; StandIn for
+    a pointer of Git LFS or git-annex.
     """
+    refuse_pointer(path)
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is a pipe or a device, no file", str(path))
@@ -481,6 +483,13 @@ def escape_unprintable() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as we live
     if sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def say(text: str, stream: TextIO | None = None, *, end: str = "\n") -> None:
+    """Prints a line, on stderr by default; a terminal gets it `printable`, a file as it is."""
+    stream = stream or sys.stderr
+    on_terminal = stream is not None and stream.isatty()
+    print(printable(text) if on_terminal else text, end=end, file=stream, flush=True)
 
 
 def is_first_rank() -> bool:

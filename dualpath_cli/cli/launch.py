@@ -6,6 +6,7 @@ two import numpy and pyarrow, which `fit` does once its words are right.
 """
 
 import glob
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import is_first_rank
+from dualpath_cli.base.system import is_first_rank, say
 from dualpath_cli.cli.words import Line, Words
 from dualpath_cli.recipe.parser import CLASSES, construct
 from dualpath_cli.recipe.recipes import dump, merge
@@ -40,7 +41,7 @@ def training(words: Words) -> "TrainingLaunch":
     found = to_train(settings, line.options.ckpt_path, line.options.new_data)
     if found.is_finished:
         if is_first_rank():
-            print(f"{found.folder} is finished: nothing to do")
+            say(f"{found.folder} is finished: nothing to do", sys.stdout)
         raise SystemExit(0)
     return replace(found, dry_run=line.options.dry_run)
 
@@ -99,6 +100,6 @@ def _settings(line: Line) -> Settings:
     """The checked recipe; raises SystemExit after --print-config."""
     settings = construct(Settings, line.recipe)
     if line.options.print_config:
-        print(dump(settings.as_recipe()), end="")
+        say(dump(settings.as_recipe()), sys.stdout, end="")
         raise SystemExit(0)
     return settings

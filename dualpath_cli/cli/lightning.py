@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import sys
 import threading
 import warnings
 from argparse import ArgumentError
@@ -16,6 +17,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.system import say
 from dualpath_cli.cli.commands import Command
 from dualpath_cli.recipe.parser import CLASSES, reason_of
 from dualpath_cli.training.fit import OutOfMemory
@@ -117,9 +119,10 @@ def run(command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()
-    print(
+    say(
         f"memory  run.micro_batch={settings.run.micro_batch} does not fit into the GPU; "
-        f"restarting with {half}, and more micro-batches for the same batch"
+        f"restarting with {half}, and more micro-batches for the same batch",
+        sys.stdout,
     )
     halved = replace(settings, run=replace(settings.run, micro_batch=half))
     DualPathCLI(command, replace(launch, settings=halved))

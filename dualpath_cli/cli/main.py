@@ -27,6 +27,7 @@ from dualpath_cli.base.system import (
     end_with_parent,
     ended_by_signals,
     escape_unprintable,
+    say,
     to_nobody,
 )
 from dualpath_cli.base.version import __version__
@@ -72,9 +73,9 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             end_with_parent()
             if name in ("-h", "--help", "help"):
-                print(HELP, end="")
+                say(HELP, sys.stdout, end="")
             elif name == "--version":
-                print(f"dualpath {__version__}")
+                say(f"dualpath {__version__}", sys.stdout)
             elif name in COMMANDS:
                 _run(COMMANDS[name], words[first:])
             else:
@@ -100,7 +101,7 @@ def _run(command: Command, words: Sequence[str]) -> None:
         line = found.upon(found.recipes if command.varies else {})
         given = [line.options, line.recipe] if command.varies else [line.options]
         if answer := resolve_name(command.run)(*given):
-            print(answer)
+            say(answer, sys.stdout)
         return
     launch = resolve_name(command.launch)(found)
     out = getattr(launch, "out", None)
@@ -143,7 +144,7 @@ def _end(name: str, code: int, text: str, stream: TextIO | None = None) -> int:
     try:
         if text:
             called = f"dualpath {name}" if name in COMMANDS else "dualpath"
-            print(f"{called}: {one_line(text)}", file=stream, flush=True)
+            say(f"{called}: {one_line(text)}", stream)
     except OSError:
         to_nobody(stream)
     return code
@@ -175,9 +176,9 @@ class Quickstart:
 def quickstart(_: Quickstart) -> str:
     """Shows and runs the commands, up to the first failure; returns the next things to try."""
     for words in STEPS:
-        print(f"dualpath {words}", flush=True)
+        say(f"dualpath {words}", sys.stdout)
         if code := main(words.split()):
             again = "" if code == 2 else "; the same command continues"  # not for a mistake
             raise Stopped(f"ended at {words.split()[0]}{again}", code, False)
-        print()
+        say("", sys.stdout)
     return NEXT

@@ -8,6 +8,7 @@ over the recipe.
 import json
 import os
 import re
+import sys
 import typing
 from argparse import SUPPRESS, Action
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_setti
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, Size, at_home
+from dualpath_cli.base.system import say
 from dualpath_cli.cli.commands import COMMANDS, Command
 from dualpath_cli.recipe.parser import A_CLASS, CLASSES, Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load, merge, parse
@@ -94,7 +96,8 @@ def read(command: Command, words: Sequence[str]) -> Words:
     parser, asked = parser_of(command), {"--help", "--help-recipe", "--help_recipe"} & set(words)
     joined = ["-h"] if asked else _joined(words, parser)  # here a value may be -h
     if "-h" in joined:
-        print(help_of(command, recipe="--help" not in words and "-h" not in words), end="")
+        text = help_of(command, recipe="--help" not in words and "-h" not in words)
+        say(text, sys.stdout, end="")
         raise SystemExit(0)
     return Words(command, tuple(joined))
 

@@ -3,7 +3,6 @@
 import glob
 import os
 import re
-import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError, did_you_mean
-from dualpath_cli.base.system import is_first_rank
+from dualpath_cli.base.pointers import refuse_pointer
+from dualpath_cli.base.system import is_first_rank, say
 from dualpath_cli.data.rows import ENDINGS, BadRow, OnRead, is_known, kind_of, read_rows, suffixes
 
 FORMATS = (
@@ -113,6 +113,7 @@ def source_files(source: Source) -> list[Path]:
     left_out: Counter[str] = Counter()
     for file in sorted(found(f"{below}*" if is_folder else str(path))):
         if not file.is_file():
+            refuse_pointer(file)
             left_out["no file"] += not file.is_dir()
         elif is_folder and not is_known(file):
             left_out["".join(suffixes(file)) or "without suffix"] += 1
@@ -153,7 +154,7 @@ def found(pattern: str) -> Iterator[Path]:
 @cache  # once, however often the files are asked for
 def _say(line: str) -> None:
     if is_first_rank():
-        print(line, file=sys.stderr)
+        say(line)
 
 
 def clean(text: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.pointers import StandIn, refuse_pointer
 from dualpath_cli.base.system import write_text
 from dualpath_cli.data.storage import exists, is_remote, local_copy, sha256_of, sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
@@ -208,6 +209,8 @@ class Manifest:
             if chunk.name not in listing:
                 raise UserError(f"{path}: chunk is missing; {AGAIN}")
             if (size := listing[chunk.name]) != chunk.bytes:
+                if not is_remote(folder):
+                    refuse_pointer(Path(path))
                 raise UserError(f"{path}: {size} bytes instead of {chunk.bytes}; {AGAIN}")
         index = f"{folder}/{INDEX}"
         if INDEX not in listing:
@@ -236,6 +239,8 @@ class Manifest:
             raise UserError(f"{path} is missing; {AGAIN}")
         try:
             tokenizer = Tokenizer.load(local_copy(path))
+        except StandIn:
+            raise
         except UserError as error:
             raise UserError(f"{error}; {AGAIN}") from None
         found = tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.eot_id
@@ -275,7 +280,9 @@ def readable(path: str | Path) -> Iterator[None]:
 
 def _json_object(path: str) -> dict[str, Any]:
     with readable(path):
-        text = local_copy(path).read_bytes()
+        copy = local_copy(path)
+        refuse_pointer(copy)
+        text = copy.read_bytes()
     try:
         content = json.loads(text)
         json.dumps(content, ensure_ascii=False).encode()  # no half of a surrogate pair

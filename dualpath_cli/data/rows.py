@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.pointers import refuse_pointer
 
 TEXTS = (".txt", ".md")  # files that are one text
 JSON_LINES = (".jsonl", ".ndjson")
@@ -101,8 +102,9 @@ def read_rows(
 
     The columns `fields` of a Parquet file must be there; `optional` ones are read if they are. The
     division into batches depends on the file and `size` alone. Raises UnreadableFile where the file
-    is cut off, damaged or lacks a column.
+    is cut off, damaged or lacks a column, StandIn for a pointer of Git LFS or git-annex.
     """
+    refuse_pointer(path)
     kind, number = kind_of(path), 1
     try:
         if kind == ".parquet":

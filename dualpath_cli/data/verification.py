@@ -8,7 +8,6 @@ chunk is not read again. Threads read in parallel: hashlib and numpy release Pyt
 import hashlib
 import json
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import alone, cores, write_text
+from dualpath_cli.base.system import alone, cores, say, write_text
 from dualpath_cli.data.manifest import AGAIN, HEADER, Manifest, StoredFile, readable
 from dualpath_cli.data.storage import cache
 
@@ -113,10 +112,9 @@ class Chunks:
         try:
             write_text(self._memory, json.dumps(content, indent=1))
         except OSError as error:
-            print(
+            say(
                 f"{self._memory} cannot be written ({error.strerror}): the data will be verified "
-                "again at each start; set DUALPATH_CACHE to a folder that can be",
-                file=sys.stderr,
+                "again at each start; set DUALPATH_CACHE to a folder that can be"
             )
 
 

@@ -1,21 +1,19 @@
 """The texts of a call of `dualpath generate`: written in batches, shown or filed, and timed."""
 
 import json
-import re
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, cast
 
 import torch
 from rich.console import Console
 from rich.filesize import decimal
 
 from dualpath_cli.base.errors import RunFailed
-from dualpath_cli.base.system import write_text
+from dualpath_cli.base.system import say, write_text
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.writing import (
@@ -33,7 +31,6 @@ from dualpath_cli.report.seeds import seed_from
 if TYPE_CHECKING:
     from dualpath_cli.decoding.command import Generate
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and new line
 Pieces = Iterator[tuple["Text", str]]
 
 
@@ -86,7 +83,7 @@ def write(options: "Generate", decoder: Decoder, tokenizer: Tokenizer, texts: li
         _to_terminal(pieces, texts, took)
     else:
         _to_file(pieces, texts, took, Path(options.out))
-    print(took.summary(), file=sys.stderr)
+    say(took.summary())
 
 
 def _pieces(
@@ -194,7 +191,8 @@ def _lines(texts: list[Text]) -> str:
 
 
 def _show(console: Console, text: str, dim: bool = False) -> None:
-    """Prints a part of a text without a new line; a terminal gets escapes of control characters."""
+    """Prints a part of a text without a new line; a file gets each of its characters."""
     if console.is_terminal:
-        text = CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
-    console.out(text, end="", style="dim" if dim else None, highlight=False)
+        console.out(text, end="", style="dim" if dim else None, highlight=False)
+    else:
+        say(text, cast(TextIO, console.file), end="")

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.report.table import Column, Table, with_error
 
 TASKS = Path(__file__).parent / "tasks"
@@ -30,8 +31,13 @@ SPLITS = ("", "_test", "_val", "_validation")  # ends of a local file's name
 PAPER_LIMIT = 1024  # most documents of a benchmark in the paper's evaluations
 
 MATH = "minerva_math"  # the task file of all subsets of MATH
-_SUBSETS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra",
-            "number_theory", "prealgebra", "precalculus")  # fmt: skip
+_SUBSETS = {
+    "algebra": "Algebra", "counting_and_probability": "Counting & Probability",
+    "geometry": "Geometry", "intermediate_algebra": "Intermediate Algebra",
+    "number_theory": "Number Theory", "prealgebra": "Prealgebra", "precalculus": "Precalculus",
+}  # fmt: skip
+SUBJECTS = tuple(_SUBSETS.values())
+"""Subjects of the rows of MATH."""
 SUITES: dict[str, tuple[str, ...]] = {
     "lm": ("c4", "wikitext_103"),
     "commonsense": ("arc_challenge", "arc_easy", "hellaswag", "piqa", "socialiqa", "winogrande"),
@@ -112,7 +118,10 @@ class Benchmark:
 def _find(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
     files = [name + suffix for name in names for suffix in ("", ".gz", ".zst")]
     paths = (folder / file for folder in folders for file in files)
-    return next((path for path in paths if path.is_file()), None)
+    found = next((path for path in paths if path.is_file() or path.is_symlink()), None)
+    if found is not None:
+        refuse_pointer(found)
+    return found
 
 
 def _template(path: Path) -> str:
@@ -121,6 +130,8 @@ def _template(path: Path) -> str:
         text = path.read_bytes().decode()
     except UnicodeDecodeError:
         raise UserError(f"{path} is no UTF-8") from None
+    if not text.strip():
+        raise UserError(f"{path} holds no worked example")
     if not text.endswith("\n\n"):
         raise UserError(f"{path} must end in a blank line, before the question")
     return "{{" + json.dumps(text, ensure_ascii=False) + "}}"

@@ -25,6 +25,7 @@ from dualpath_cli.evaluation.benchmarks import (
     REQUESTS,
     RESULTS,
     SAMPLES,
+    SUBJECTS,
     Benchmark,
     Function,
     NoData,
@@ -89,26 +90,41 @@ def _with_functions(part: Any) -> Any:
 
 def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> Asked:
     """A benchmark's task file with `changes` (empty for the hub), and its documents."""
-    config = dict(benchmark.config)
-    kind = _with_functions(config.pop("class", ConfigurableTask))
+    config = _with_functions(dict(benchmark.config))
+    kind = config.pop("class", ConfigurableTask)
+    files = changes["dataset_kwargs"]["data_files"] if changes else {}
+    hub = f"hf:{config['dataset_path']}"
+    # Of the worked examples, the harness takes the first.
+    shots = {config.get("fewshot_split"): config["num_fewshot"]}
+    config["process_docs"] = partial(config["process_docs"], first=shots)
     try:
-        task = kind(config=_with_functions(config) | changes)
+        task = kind(config=config | changes)
         docs = task.eval_docs
         task.fewshot_context(docs[0], num_fewshot=task.config.num_fewshot)  # checks their number
-    except Exception as error:  # anything from network, hub, or a row in another format
+    except olmes.BadDocument as bad:
+        reason = f"row {bad.row} cannot be scored as {benchmark.name}: {bad.reason}"
+        if changes:
+            raise UserError(f"{files[bad.split]} {reason}") from None
+        raise NoData(f"{hub} {bad.split} {reason}; give --data DIR") from None
+    except Exception as error:  # anything from network or hub, or a file in another format
         cause = error.__cause__ or error
         reason = f"{benchmark.name} ({type(cause).__name__}: {' '.join(str(cause).split()):.160})"
         if changes:
-            files = ", ".join(changes["dataset_kwargs"]["data_files"].values())
-            raise UserError(f"{files} cannot be read as {reason}") from None
+            raise UserError(f"{', '.join(files.values())} cannot be read as {reason}") from None
         # Without a network all other benchmarks would fail, too.
         kind = UserError if isinstance(error, ConnectionError) else NoData
-        hub = f"hf:{config['dataset_path']}"
         raise kind(f"{hub} cannot be read as {reason}; give --data DIR") from None
     task.set_config("task", benchmark.name)
     numbers, subject = list(range(len(docs))), config["metadata"].get("subject")
     if subject is not None and "subject" in docs.column_names:
-        numbers = [number for number, other in enumerate(docs["subject"]) if other == subject]
+        subjects = list(docs["subject"])
+        # A row of an unknown subject would count in no benchmark.
+        strays = [number for number, other in enumerate(subjects) if other not in SUBJECTS]
+        if strays:
+            place = f"{files.get(config['test_split'], hub)} row {strays[0] + 1}"
+            names = ", ".join(SUBJECTS)
+            raise UserError(f"{place}: subject {subjects[strays[0]]!r:.40} is none of {names}")
+        numbers = [number for number, other in enumerate(subjects) if other == subject]
     if not numbers:
         raise NoData(f"the file of {benchmark.name} has no document of it")
     if limit is not None and limit < len(numbers):

@@ -1,7 +1,6 @@
 """`dualpath flops`: prints one model, or the memory of the GPUs that train one."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -12,6 +11,7 @@ from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
+from dualpath_cli.base.system import say
 from dualpath_cli.flops import count
 from dualpath_cli.flops.description import Description, Flops, described, flag, settings_of, solved
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Memory, Strategy, plan
@@ -70,7 +70,7 @@ def _name_idle_options(options: Flops) -> None:
         if idle[name] and name in options.given:
             dense = " without --experts" if name == "top_k" else ""
             idle_here = f"{flag(name)} has no effect on block '{options.block}'{dense}"
-            print(f"dualpath flops: note: {idle_here}", file=sys.stderr)
+            say(f"dualpath flops: note: {idle_here}")
 
 
 def _cluster(description: Description, run: RunSettings, optim: OptimSettings) -> Cluster:

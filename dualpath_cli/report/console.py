@@ -1,17 +1,21 @@
 """The console for all output, and the progress of long work.
 
 Texts are shown without markup: a name such as `[red]` or `:smile:` is neither a style nor a
-picture. Progress is a bar on a terminal, and an occasional line elsewhere.
+picture. A terminal gets escapes for control characters, which would move its cursor or change its
+settings; a file gets them as they are. Progress is a bar on a terminal, and an occasional line
+elsewhere.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Self, TextIO, cast
 
 from rich import progress as rich_progress
-from rich.console import Console, ConsoleDimensions
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.filesize import decimal
+from rich.segment import Segment
 
+from dualpath_cli.base.errors import printable
 from dualpath_cli.base.system import to_nobody
 
 NARROWEST = 20
@@ -34,6 +38,26 @@ class _Console(Console):
         # In a file or a pipe no row of a table is cut or folded, for any COLUMNS.
         width = max(width, NARROWEST) if self.is_terminal else 10_000
         return ConsoleDimensions(width, height)
+
+    @property
+    def _is_watched(self) -> bool:
+        """Whether a terminal gets the output, also one that is told to be taken for a file."""
+        return self.is_terminal or self.file.isatty()
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Prints as rich does, which would drop some control characters of a string."""
+        if self._is_watched:
+            objects = tuple(printable(one) if isinstance(one, str) else one for one in objects)
+        super().print(*objects, **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Renders as rich does; a text in a bar or a table passes here, too."""
+        for segment in super().render(renderable, options):
+            if self._is_watched and not segment.control:  # rich's own commands are `control`
+                segment = segment._replace(text=printable(segment.text))
+            yield segment
 
     def on_broken_pipe(self) -> None:
         """Replaces rich's method, which would call `sys.exit(1)`."""

@@ -15,6 +15,8 @@ from numbers import Real
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from dualpath_cli.base.errors import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -152,18 +154,21 @@ def show(console: "Console", table: Table, *, box: bool = True) -> None:
         box=boxes.HEAVY_HEAD if box else None, pad_edge=box,
         show_header=any(column.heading for column in table.columns),
     )  # fmt: skip
+    # Before the widths are measured: the console itself would cut the escapes of a narrow cell.
+    safe = printable if console.is_terminal else str
     rows = table.cells()
     for place, column in enumerate(table.columns):
-        texts = [*column.heading.split("\n"), *(row[place].starred for row in rows if row)]
+        cells = [safe(row[place].starred) for row in rows if row]
+        texts = [*safe(column.heading).split("\n"), *cells]
         words = column.format is None
         whole = " ".join(texts).split() if words else texts
         drawing.add_column(
-            column.heading, justify="left" if words else "right", overflow="fold",
+            safe(column.heading), justify="left" if words else "right", overflow="fold",
             min_width=max(map(cell_len, whole), default=0), no_wrap=not words,
         )  # fmt: skip
     for row in rows:
         if row:
-            drawing.add_row(*(Text(cell.starred) for cell in row))
+            drawing.add_row(*(Text(safe(cell.starred)) for cell in row))
         else:
             drawing.add_section()
     least = Measurement.get(console, console.options.update(width=WIDEST), drawing).minimum

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError, of_content
+from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.base.system import is_special, open_regular, read_json, write_text
 
 Files = dict[str, dict[str, Any]]
@@ -50,6 +51,12 @@ def fault_of(checkpoint: Path) -> str | None:
     """The fault of a checkpoint that names and sizes show; None if there is none."""
     try:
         files = sizes_and_hashes(checkpoint)
+        weights = {path.name for path in checkpoint.glob("*.safetensors")}
+        # A file that is not listed would be compared with nothing.
+        if unlisted := sorted({STATE, *weights} - files.keys()):
+            return f"{manifest_of(checkpoint).name} does not list {unlisted[0]}"
+        for name in files:
+            refuse_pointer(checkpoint / name)
     except UserError as error:
         return str(error)
     for path in (checkpoint, *checkpoint.rglob("*")):

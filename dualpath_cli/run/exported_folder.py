@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dualpath_cli.base.errors import UserError, of_content
+from dualpath_cli.base.pointers import StandIn
 from dualpath_cli.base.system import read_json, read_text
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import hash_file, sizes_and_hashes
@@ -30,6 +31,8 @@ _LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.-]*)")  # no path leads elsewhere
 def is_exported(folder: Path) -> bool:
     try:
         return read_json(folder / CONFIG).get("model_type") == "dualpath"
+    except StandIn:
+        raise
     except UserError:
         return False
 

@@ -17,7 +17,6 @@ runs/<recipe>/<name>/
 
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import FIT, PARTIAL, inside, is_first_rank, read_json, write_text
+from dualpath_cli.base.system import FIT, PARTIAL, inside, is_first_rank, read_json, say, write_text
 from dualpath_cli.base.version import versions
 from dualpath_cli.recipe.recipes import Recipe, dump, merge, read
 from dualpath_cli.recipe.settings import Settings, TrainerSettings, check_sections, settings_from
@@ -102,7 +101,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
         fault = fault_of(checkpoint)
         if fault is None:
             if faults and is_first_rank():
-                print("\n".join(f"passed over {line}" for line in faults), file=sys.stderr)
+                say("\n".join(f"passed over {line}" for line in faults))
             return checkpoint
         faults.append(f"{checkpoint}: {fault}")
     if faults:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import inside, is_first_rank, write_text
+from dualpath_cli.base.system import inside, is_first_rank, say, write_text
 from dualpath_cli.spec.config import LayerConfig, ModelConfig, ParameterGroup
 from dualpath_cli.spec.own_classes import FOUND, Role, Start, own_class, own_kind, own_roles
 
@@ -56,7 +56,7 @@ def check_as_trained(
     import_classes(config, allowed=allowed, read=[run.folder], named=named)
     for path in _changed(run.facts, config) if own_roles(config) else ():
         if is_first_rank():
-            print(f"{path} has changed since {run.checkpoint} was trained with it", file=sys.stderr)
+            say(f"{path} has changed since {run.checkpoint} was trained with it")
 
 
 def option_of(config: ModelConfig) -> str:

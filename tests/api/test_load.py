@@ -117,6 +117,35 @@ def test_texts_are_those_of_the_command(run, tmp_path, output_of):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def test_each_text_of_a_list_has_the_result_that_it_has_by_itself(run):
+    loaded, texts = dualpath.load(run), [TEXT, "", "tell"]
+    logits, routings = loaded.logits(texts, "K=1"), loaded.routing(tuple(texts))
+    written = loaded.generate(iter(texts), max_new_tokens=5, seed=3)
+    assert len(logits) == len(routings) == len(written) == 3
+    for text, found, routing, new in zip(texts, logits, routings, written, strict=True):
+        torch.testing.assert_close(found, loaded.logits(text, "K=1"), rtol=0, atol=0)
+        assert routing.tokens == loaded.routing(text).tokens
+        torch.testing.assert_close(routing.gate_deep, loaded.routing(text).gate_deep)
+        assert new == loaded.generate(text, max_new_tokens=5, seed=3)
+    assert loaded.logits([]) == loaded.routing([]) == loaded.generate([]) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(wrong, f"must be a string or a list of strings, not {type(wrong).__name__}")
+     for wrong in (None, 5, b"the", {"text": "the"}, {"the"}, Path("the"))]
+    + [(["the", wrong], rf"\[1\] must be a string, not {type(wrong).__name__}")
+       for wrong in (None, ["sea"], 5, b"the")],
+)  # fmt: skip
+def test_what_is_no_text_is_one_sentence(given, said, run):
+    loaded = dualpath.load(run)
+    for read in (loaded.logits, loaded.routing, loaded.loss, loaded.generate):
+        with pytest.raises(TypeError, match=said):
+            read(given)
+        with pytest.raises(TypeError, match="intervention must be words such as 'K=1', not list"):
+            read(TEXT, intervention=["K=1"])
+
+
 def test_mistakes_are_one_line(run):
     loaded = dualpath.load(run)
     for read in (loaded.logits, loaded.loss):

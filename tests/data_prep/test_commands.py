@@ -105,14 +105,16 @@ def test_what_was_left_out_and_what_is_missing_is_said(tmp_path, small_folder, c
     write_jsonl(
         tmp_path / "texts" / "a.jsonl", ["hello", "", "hello", "hell", f"x {known.upper()}"]
     )
-    benchmark = write_jsonl(tmp_path / "benchmark.jsonl", [known])
+    benchmark = write_jsonl(tmp_path / "benchmark.jsonl", [known, known[:-6], ""])
     (tmp_path / "texts" / "b.jsonl.gz").write_bytes(b"not gzip")
     arguments = ["--source", str(tmp_path / "texts"), "--tokenizer", str(small_folder)]
     arguments += ["--tokens", "1000", "--workers", "1", "--out", str(tmp_path / "out")]
     assert prepare([*arguments, "--decontaminate", str(benchmark)]) == 0
     captured = capsys.readouterr()
     assert "2 rejected, 1 exact duplicates, fingerprint" in captured.out
-    faults = captured.err.splitlines()
+    compared, *faults = captured.err.splitlines()
+    assert compared.startswith("decontaminate: documents are compared with 1 texts of ")
+    assert compared.endswith("benchmark.jsonl', and not with 2 of fewer than 8 words")
     assert len(faults) == 4
     assert all(line.startswith("warning: ") for line in faults)
     assert "b.jsonl.gz: cannot be read" in faults[0]
@@ -120,6 +122,29 @@ def test_what_was_left_out_and_what_is_missing_is_said(tmp_path, small_folder, c
     assert "1 of 5 documents empty" in faults[2]
     assert "tokens instead of 1,000: source 'texts' has no more" in faults[3]
     assert rows_of(tmp_path / "out" / "rejected.jsonl.zst")[1]["detail"] == known
+
+
+@pytest.mark.parametrize("texts", [[], ["", "seven words do not make one run"]])
+def test_evaluation_texts_that_no_document_can_be_compared_with_are_refused(
+    texts, tmp_path, small_folder, capsys
+):
+    write_jsonl(tmp_path / "a.jsonl", ["hello"])
+    write_jsonl(tmp_path / "long.jsonl", ["one two three four five six seven eight"])
+    write_jsonl(tmp_path / "short.jsonl", texts)
+    arguments = ["--source", str(tmp_path / "a.jsonl"), "--tokenizer", str(small_folder)]
+    arguments += ["--decontaminate", str(tmp_path / "long.jsonl"), str(tmp_path / "short.jsonl")]
+    assert prepare([*arguments, "--out", str(tmp_path / "out")]) == 2
+    said = f"short.jsonl' has no text to compare with (texts: {len(texts)} of fewer than 8 words)"
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_share_that_holds_nothing_out_is_said(tmp_path, small_folder, capsys):
+    write_jsonl(tmp_path / "a.jsonl", ["hello", "hell"])
+    arguments = ["--source", str(tmp_path / "a.jsonl"), "--tokenizer", str(small_folder)]
+    arguments += ["--val-fraction", "1e-9", "--workers", "1", "--out", str(tmp_path / "out")]
+    assert prepare(arguments) == 0
+    assert "warning: a: none of 2 documents is held out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "code"), [("none.txt", 2), ("a.txt", 0)])

@@ -7,7 +7,7 @@ bytes and characters.
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -15,6 +15,9 @@ import numpy as np
 from datasets import Dataset
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
+
+from dualpath_cli.base.errors import did_you_mean
+from dualpath_cli.data.rows import BadRow
 
 Row = dict[str, Any]
 Scores = dict[str, Any]  # by the metric's name
@@ -37,35 +40,137 @@ class WithUnconditional(ConfigurableTask):
         return [*given, *alone]
 
 
-def rows(render: Callable[[Row], Row]) -> Callable[[Dataset], Dataset]:
-    """A `process_docs` that renders each row."""
+class BadDocument(ValueError):
+    """A row that has nothing to score; names its split, its number from 1 on, and the reason."""
 
-    def checked(row: Row) -> Row:
-        row = row if "query" in row else render(row)
-        if "gold" in row and not 0 <= row["gold"] < len(row["choices"]):
-            raise ValueError(f"answer {row['gold']} is none of {len(row['choices'])} choices")
-        return row
-
-    @wraps(render)
-    def process(docs: Dataset) -> Dataset:
-        return docs.map(checked, keep_in_memory=True)  # cached files would outlive a change here
-
-    return process
+    def __init__(self, split: str, row: int, reason: str) -> None:
+        super().__init__(f"{split} row {row}: {reason}")
+        self.split, self.row, self.reason = split, row, reason
 
 
-@rows
+Render = Callable[[Row], Row]
+
+
+def rows(*texts: str, **lists: int) -> Callable[[Render], Callable[..., Dataset]]:
+    """Makes a rendering of a row a `process_docs`, which renders each row of a split.
+
+    `texts` are the fields of a rendered row with a text, `lists` those with several, and their
+    least number. With `choices`, `gold` is the place of the right one.
+
+    The function takes a split and `first`, the number of rows that count of a split by its name;
+    all rows of any other split count. It raises BadDocument for the first row that lacks one of
+    these fields or its answer.
+    """
+
+    def decorate(render: Render) -> Callable[..., Dataset]:
+        def checked(row: Row) -> Row:
+            rendered = row if "query" in row else render(row)
+            for field in texts:
+                _text(rendered, field)
+            for field, least in lists.items():
+                _texts(rendered, field, least)
+            if "choices" in lists:
+                places = [str(place) for place in range(len(rendered["choices"]))]
+                rendered["gold"] = _place(rendered, "gold", places)
+            return rendered
+
+        @wraps(render)
+        def process(docs: Dataset, first: Mapping[str, int] = {}) -> Dataset:
+            split = str(docs.split)
+            counted = min(first.get(split, len(docs)), len(docs))
+
+            def numbered(row: Row, number: int) -> Row:
+                try:
+                    return checked(row)
+                except BadRow as bad:
+                    raise BadDocument(split, number + 1, str(bad)) from None
+
+            # Not cached in files, which would outlive a change of this module.
+            return docs.select(range(counted)).map(numbered, with_indices=True, keep_in_memory=True)
+
+        return process
+
+    return decorate
+
+
+def _value(row: Row, field: str) -> Any:
+    if field not in row:
+        fields = ", ".join(row) or "none"
+        raise BadRow(f"no field '{field}'{did_you_mean(field, row) or f' (fields: {fields})'}")
+    return row[field]
+
+
+def _string(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise BadRow(f"{name} {value!r:.40} is not a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadRow(f"{name} has half of a surrogate pair: not valid Unicode") from None
+    return value
+
+
+def _text(row: Row, field: str) -> str:
+    """Returns a field's text, of which some character is no space."""
+    text = _string(_value(row, field), field)
+    if not text.strip():
+        raise BadRow(f"{field} {text!r:.40} is empty")
+    return text
+
+
+def _list(row: Row, field: str) -> list[Any]:
+    values = _value(row, field)
+    if not isinstance(values, list):
+        raise BadRow(f"{field} {values!r:.40} is not a list of texts")
+    return values
+
+
+def _texts(row: Row, field: str, least: int) -> list[str]:
+    """Returns the texts of a field, at least so many, and none of them empty."""
+    values = _list(row, field)
+    if len(values) < least:
+        raise BadRow(f"{field} has {len(values)} texts and needs {least}")
+    items = {f"{field}[{place}]": value for place, value in enumerate(values)}
+    return [_text(items, name) for name in items]
+
+
+def _place(row: Row, field: str, answers: Sequence[str]) -> int:
+    """Returns the place of a field's value among the possible answers.
+
+    A number is written as its digits; True and 1.0 are no numbers of an answer.
+    """
+    value = _value(row, field)
+    if str(value) not in answers:
+        raise BadRow(f"{field} {value!r:.40} is none of {', '.join(answers) or 'no answers'}")
+    return answers.index(str(value))
+
+
+@rows("query", choices=2)
 def arc(row: Row) -> Row:
-    key, query = str(row["answerKey"]), f"Question: {row['question']}\nAnswer:"
-    gold = ("12345" if key.isdigit() else "ABCDE").find(key)
-    return {"query": query, "choices": row["choices"]["text"], "gold": gold}
+    """ARC: the right choice is the one whose label is the key."""
+    choices = _value(row, "choices")
+    if not isinstance(choices, dict):
+        raise BadRow(f"choices {choices!r:.40} is not a mapping with text and label")
+    labels, texts = _texts(choices, "label", 2), _texts(choices, "text", 2)
+    if len(labels) != len(texts):
+        raise BadRow(f"choices have {len(labels)} labels and {len(texts)} texts")
+    query = f"Question: {_text(row, 'question')}\nAnswer:"
+    return {"query": query, "choices": texts, "gold": _place(row, "answerKey", labels)}
 
 
-@rows
+@rows("query", choices=2)
 def hellaswag(row: Row) -> Row:
     """HellaSwag, without the marks of WikiHow."""
-    query = f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
-    choices = [without_brackets(ending) for ending in row["endings"]]
-    return {"query": without_brackets(query), "choices": choices, "gold": int(row["label"])}
+    # Some contexts have one part only.
+    before, after = (_string(_value(row, field), field) for field in ("ctx_a", "ctx_b"))
+    query = f"{_text(row, 'activity_label')}: {before} {after.capitalize()}"
+    choices = [without_brackets(ending) for ending in _texts(row, "endings", 2)]
+    gold = _place(row, "label", _numbers(0, len(choices)))
+    return {"query": without_brackets(query), "choices": choices, "gold": gold}
+
+
+def _numbers(first: int, count: int) -> list[str]:
+    return [str(number) for number in range(first, first + count)]
 
 
 def without_brackets(text: str) -> str:
@@ -74,60 +179,70 @@ def without_brackets(text: str) -> str:
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
 
-@rows
+@rows("query", choices=2)
 def piqa(row: Row) -> Row:
-    choices = [row["sol1"], row["sol2"]]
-    return {"query": f"Goal: {row['goal']}\nAnswer:", "choices": choices, "gold": row["label"]}
+    query = f"Goal: {_text(row, 'goal')}\nAnswer:"
+    choices = [_text(row, "sol1"), _text(row, "sol2")]
+    return {"query": query, "choices": choices, "gold": _place(row, "label", _numbers(0, 2))}
 
 
-@rows
+@rows("query", choices=3)
 def socialiqa(row: Row) -> Row:
-    query = f"Question: {row['context']} {row['question']}\nAnswer:"
-    choices = [row[f"answer{letter}"] for letter in "ABC"]
-    return {"query": query, "choices": choices, "gold": int(row["label"]) - 1}
+    query = f"Question: {_text(row, 'context')} {_text(row, 'question')}\nAnswer:"
+    choices = [_text(row, f"answer{letter}") for letter in "ABC"]
+    return {"query": query, "choices": choices, "gold": _place(row, "label", _numbers(1, 3))}
 
 
-@rows
+@rows("rest", contexts=2, choices=2)
 def winogrande(row: Row) -> Row:
     """WinoGrande by partial evaluation: each option in the context, one continuation for both."""
-    before, after = row["sentence"].split("_", 1)
-    rest, contexts = after.strip(), [before + row[f"option{n}"] for n in (1, 2)]
+    sentence = _text(row, "sentence")
+    if "_" not in sentence:
+        raise BadRow(f"sentence {sentence!r:.40} has no _ to put an option in")
+    before, after = sentence.split("_", 1)
+    rest = after.strip()
     return {
-        "contexts": contexts,
+        "contexts": [before + _text(row, field) for field in ("option1", "option2")],
         "rest": rest,
         "choices": [rest] * 2,
-        "gold": int(row["answer"]) - 1,
+        "gold": _place(row, "answer", _numbers(1, 2)),
     }
 
 
-@rows
+@rows("query", choices=2)
 def qasper_yesno(row: Row) -> Row:
     """QASPER's yes/no questions: the evidence, then the question."""
-    query = f"{' '.join(row['evidence'])}\nQuestion: {row['question']}\nAnswer:"
+    evidence = " ".join(_string(part, "evidence") for part in _list(row, "evidence"))
+    query = f"{evidence}\nQuestion: {_text(row, 'question')}\nAnswer:"
     choices = ["Yes", "No"]
-    return {"query": query, "choices": choices, "gold": choices.index(row["answer"])}
+    return {"query": query, "choices": choices, "gold": _place(row, "answer", choices)}
 
 
-@rows
+@rows("query", choices=1)
 def minerva_math(row: Row) -> Row:
-    query = f"Problem:\n{row['problem']}\n\nSolution:"
-    return {"query": query, "choices": [row["solution"]], "gold": 0}
+    query = f"Problem:\n{_text(row, 'problem')}\n\nSolution:"
+    return {"query": query, "choices": [_text(row, "solution")], "gold": 0}
 
 
-@rows
+@rows("query", choices=1)
 def lambada(row: Row) -> Row:
     """LAMBADA: the last word of a passage."""
-    query, word = row["text"].rsplit(" ", 1)
+    text = _text(row, "text")
+    if " " not in text:
+        raise BadRow(f"text {text!r:.40} has no space before a last word")
+    query, word = text.rsplit(" ", 1)
     return {"query": query, "choices": [word], "gold": 0}
 
 
-@rows
+@rows("text")
 def texts(row: Row) -> Row:
-    row["text"].encode()  # must exist and be valid Unicode
-    return {"text": row["text"]}
+    return {"text": _text(row, "text")}
 
 
-@rows
+ANSWER = re.compile(r"[-+]?((\d+|\d{1,3}(,\d{3})+)(\.\d+)?|\.\d+)")  # after the mark of GSM8K
+
+
+@rows("query", "worked", "number")
 def gsm8k(row: Row) -> Row:
     """GSM8K: the model writes the answer. `worked` is OLMES's example from a row.
 
@@ -135,12 +250,17 @@ def gsm8k(row: Row) -> Row:
     operators (hyphens and signs, too), a capital letter first, a full stop, and `So the answer is
     N.`, with N as in the row.
     """
-    answer = row["answer"]
-    steps = " ".join(re.sub(r"<<.*?>>", "", answer).split()).partition("####")[0].strip()
-    number = answer.rpartition("####")[2].strip()
+    query = f"Question: {_text(row, 'question')}\nAnswer:"
+    steps, *marked = _text(row, "answer").split("####")
+    if len(marked) != 1:
+        raise BadRow(f"answer has {len(marked)} marks #### and needs one, before its number")
+    number = marked[0].strip()
+    if not ANSWER.fullmatch(number):
+        raise BadRow(f"answer has {number!r:.40} after its mark ####, which is not a number")
+
+    steps = " ".join(re.sub(r"<<.*?>>", "", steps).split())
     steps = (steps[:1].capitalize() + steps[1:]).removesuffix(".")
     worked = re.sub(r" ?([-+*/=]) ?", r" \1 ", f" {steps}. So the answer is {number}.")
-    query = f"Question: {row['question']}\nAnswer:"
     return {"query": query, "worked": worked.replace("  ", " ")[1:], "number": last_number(number)}
 
 

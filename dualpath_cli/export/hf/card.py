@@ -1,9 +1,11 @@
 """The model card: the facts that a run recorded about a model, for readers of its folder."""
 
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dualpath_cli.base.system import say
 from dualpath_cli.base.version import package_versions
 from dualpath_cli.data.manifest import HUB, dataset_of
 from dualpath_cli.flops.count import active_parameters, has_experts
@@ -103,7 +105,7 @@ def _validation(run: Run, settings: Settings) -> str:
     table = run.folder / VALIDATION
     rows = [row for row in read_table(table) if row.step == run.step]
     if settings.data.val and not rows:
-        print(f"{table} has no row of step {run.step}: the card names no losses")
+        say(f"{table} has no row of step {run.step}: the card names no losses", sys.stdout)
     for row in rows:
         row.measured("loss")
         row.measured("bits_per_byte")  # raise UserError for no numbers, which nobody should quote

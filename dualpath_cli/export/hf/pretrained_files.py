@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.base.system import open_regular, read_json, read_text
 from dualpath_cli.run.exported_folder import CONFIG, WEIGHTS, part_of, shards_of
 
@@ -61,6 +62,9 @@ class Files:
     def __init__(self, folder: Path, gguf: str | None, shown: str) -> None:
         """Raises UserError for files that cannot be read, and for what no block has."""
         self.folder, self.gguf, self.shown = folder, gguf, shown
+        for file in folder.iterdir():
+            refuse_pointer(file)
+
         if (folder / "adapter_config.json").exists():
             base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
             raise UserError(
