@@ -127,6 +127,11 @@ def check_settings(firsts: Sequence[PlannedRun]) -> None:
             continue
         try:
             to_train(run.settings)
+            if run.settings.trainer.names_classes:
+                # Imports Lightning, some ten seconds, which only a sweep with such classes pays.
+                from dualpath_cli.training.classes import check_classes
+
+                check_classes(run.settings)
         except UserError as error:
             name = f"{run.configuration}: " if run.varied else ""
             raise UserError(f"{name}{error}") from None
