@@ -15,6 +15,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache, reduce
 from inspect import get_annotations, getdoc
 from os.path import isfile
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -25,6 +26,7 @@ from dualpath_cli.base.ranges import Place, Size, at_home
 from dualpath_cli.cli.commands import COMMANDS, Command
 from dualpath_cli.recipe.parser import A_CLASS, CLASSES, Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load, merge, parse
+from dualpath_cli.recipe.recipes import read as recipe_file
 from dualpath_cli.recipe.settings import SECTIONS, Settings, check_sections
 
 _METAVARS = {"ckpt_path": "RUN", "config": "RECIPE", "folder": "DIR", "vocab_size": "N"}
@@ -92,6 +94,11 @@ def read(command: Command, words: Sequence[str]) -> Words:
     Raises SystemExit after --help and --help-recipe.
     """
     parser, asked = parser_of(command), {"--help", "--help-recipe", "--help_recipe"} & set(words)
+    if asked and "--help" not in asked and not command.has_recipe:
+        raise UserError(
+            f"{command.name} takes no keys of a recipe, which `dualpath fit --help-recipe` lists; "
+            f"`dualpath {command.name} --help` lists the options"
+        )
     joined = ["-h"] if asked else _joined(words, parser)  # here a value may be -h
     if "-h" in joined:
         print(help_of(command, recipe="--help" not in words and "-h" not in words), end="")
@@ -134,6 +141,14 @@ def _options(parser: Parser, command: Command, found: Recipe) -> Any:
     except ValueError as error:  # the message begins with the field
         name, _, rest = str(error).partition(" ")
         raise UserError(f"{parser.name_of(name)} {rest}") from None
+
+
+def _section_of(option: str, path: str) -> str:
+    """A file's mapping as a value of a section's option, as Lightning's users give it."""
+    content = recipe_file(Path(path))
+    if SECTIONS.keys() & content.keys():
+        raise UserError(f"{option} '{path}' holds sections of a recipe; --config {path} reads it")
+    return json.dumps(content)
 
 
 def _place(option: str, value: str) -> str:
@@ -250,7 +265,7 @@ def _joined(words: Sequence[str], parser: Parser) -> list[str]:
     """Writes options by their names in the parser, with a single value as `--option=value`.
 
     Dashes and underscores are the same. A value may begin with one dash, such as -80M, but not with
-    two. A section is given as a mapping; jsonargparse would also take a file.
+    two. A section is a mapping or, as in Lightning, the path of a file with one.
     """
     options = {o.lstrip("-").replace("-", "_"): o for o in parser.options().values()}
     counts = {o: action.nargs for action in parser._actions for o in action.option_strings}
@@ -271,7 +286,7 @@ def _joined(words: Sequence[str], parser: Parser) -> list[str]:
                 queue += [name] if queue and queue[-1][:1] != "-" else []  # for the option's values
             if (takes_one and not equals) or (name.startswith("--") and value == "--"):
                 raise UserError(f"{name} needs a value")
-            if any(key.startswith(f"{name[2:]}.") for key in options) and isfile(value):
-                raise UserError(f"{name} must be a mapping, not a file; --config {value} reads it")
+            if name[2:] in SECTIONS and "run.name" in options and isfile(value):
+                value = _section_of(name, value)
         joined.append(f"{name}{equals}{value}")
     return joined
