@@ -8,6 +8,7 @@ over the recipe.
 import json
 import os
 import re
+import sys
 import typing
 from argparse import SUPPRESS, Action
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_setti
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, Size, at_home
+from dualpath_cli.base.system import is_first_rank
 from dualpath_cli.cli.commands import COMMANDS, Command
 from dualpath_cli.recipe.parser import A_CLASS, CLASSES, Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load, merge, parse
@@ -69,9 +71,22 @@ class Words:
             if key := _BELOW_A_CLASS.match(name):
                 raise UserError(f"{name}={value}: give --{key[1]} as a whole; {A_CLASS}")
         parser.words = self.words
+        self._note_repeated(parser)
         found = parser.read(base, self.words).as_dict()
         recipe = {key: found[key] for key in (*SECTIONS, "seed_everything") if key in found}
         return Line(_options(parser, command, found), recipe)
+
+    def _note_repeated(self, parser: Parser) -> None:
+        """Says which value is taken where an option of one value is given another, too."""
+        # A list takes each value, and mappings of a section are merged.
+        one = [a for a in parser._actions if a.nargs is None and a.default not in ([], SUPPRESS)]
+        single = {option for action in one for option in action.option_strings}
+        last: dict[str, str] = {}
+        for name, _, value in (word.partition("=") for word in self.words):
+            if name in single and last.setdefault(name, value) != value and is_first_rank():
+                text = f"note: {name} is given again: {value} replaces {last[name]}"
+                print(text, file=sys.stderr)
+            last[name] = value
 
     def given(self, place: str, recipe: Recipe) -> set[str]:
         """The keys named by a recipe or the words, in a section or in a mapping inside one."""
@@ -216,7 +231,18 @@ def parser_of(command: Command) -> Parser:
     add_words(parser, command)
     if command.has_recipe:
         parser.add_class_arguments(Settings, fail_untyped=False)
+    parser.plain = _plain(command)
     return parser
+
+
+def _plain(command: Command) -> str:
+    """The option for which users give a word without an option, such as a RUN or a recipe."""
+    own = {field.name: field for field in fields(resolve_name(command.options))}
+    if any(field.metadata.get("positional") for field in own.values()):
+        return ""
+    usual = [own[n] for n in ("ckpt_path", "sources", "source", "config", "pretrained") if n in own]
+    usual.sort(key=lambda field: not _is_needed(field))
+    return _option(usual[0]) if usual else ""
 
 
 def help_of(command: Command, recipe: bool = False) -> str:

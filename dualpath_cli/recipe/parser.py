@@ -53,6 +53,8 @@ class Parser(ArgumentParser):
     """The user's words; messages name options as written there. None: messages name keys."""
     prefix = ""
     """Text before keys in messages."""
+    plain = ""
+    """The option that a word before all options is meant for, if the command has one."""
 
     def __init__(self, **settings: Any) -> None:
         # A mistyped option must not be taken for another option.
@@ -123,7 +125,10 @@ class Parser(ArgumentParser):
         takes_none = equals or (action is not None and action.nargs == 0)
         stray = [option] if name[:1] != "-" else values if takes_none else []
         if stray:
-            return f"unexpected argument '{stray[0]}'; a value follows its option, as --help says"
+            meant = "a value follows its option, as --help says"
+            if self.plain and not any(w.startswith(self.plain) for w in self.words or ()):
+                meant = f"give it as {self.plain} {stray[0]}"
+            return f"unexpected argument '{stray[0]}'; {meant}"
         if action is None:
             return self.unknown(name)
         if self._is_section(key):

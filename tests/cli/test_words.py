@@ -70,6 +70,14 @@ def test_a_tilde_is_the_home_folder_and_a_variable_refused_in_recipes_as_in_opti
             refused()
 
 
+def test_an_option_that_is_given_another_value_is_noted_and_lists_and_mappings_are_not(capsys):
+    changed({}, "--model.loops=3", "--model.loops=3", "--run.name=a", "--run.name", "b")
+    assert capsys.readouterr().err == "note: --run.name is given again: b replaces a\n"
+    changed({}, "--config=y", "--optim={lr: 1}", "--optim={eps: 1}", "--data.val.a=b")
+    read(COMMANDS["prepare"], ["--source", "a", "--source", "b", "--out=x"]).upon({})
+    assert capsys.readouterr().err == ""
+
+
 def test_an_entry_of_a_mapping_is_added_and_the_mapping_itself_replaced():
     recipe = {"data": {"val": {"a": "a.txt"}, "workers": 1}}
     added = changed(recipe, "--data.val.b", "b.txt")
