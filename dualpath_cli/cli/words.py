@@ -11,7 +11,7 @@ import re
 import sys
 import typing
 from argparse import SUPPRESS, Action
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache, reduce
 from inspect import get_annotations, getdoc
@@ -28,6 +28,7 @@ from dualpath_cli.base.system import is_first_rank
 from dualpath_cli.cli.commands import COMMANDS, Command
 from dualpath_cli.recipe.parser import A_CLASS, CLASSES, Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load, merge, parse
+from dualpath_cli.recipe.recipes import names as recipe_names
 from dualpath_cli.recipe.recipes import read as recipe_file
 from dualpath_cli.recipe.settings import SECTIONS, Settings, check_sections
 
@@ -131,10 +132,19 @@ def complete() -> None:
         parser = parser_of(command)
         for action in parser._actions:  # jsonargparse offers no values of a Literal
             action.choices = choices_of(getattr(action, "_typehint", None)) or None
+            if action.dest == "config":
+                action.completer = _recipes_or_files("data" if command.name == "prepare" else "")
         parser.parse_args([])
     choice = ArgumentParser()
     choice.add_argument("command", choices=[name for name in COMMANDS if " " not in name])
     choice.parse_args([])
+
+
+def _recipes_or_files(kind: str) -> Callable[..., list[str]]:
+    """argcomplete's completer of --config: packaged names of a kind, and files."""
+    from argcomplete.completers import FilesCompleter
+
+    return lambda prefix, **_: [*recipe_names(kind), *FilesCompleter()(prefix)]
 
 
 def _options(parser: Parser, command: Command, found: Recipe) -> Any:
