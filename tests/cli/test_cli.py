@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from dualpath_cli.cli.commands import COMMANDS
-from dualpath_cli.cli.main import main
+from dualpath_cli.cli.main import LAST, STEPS, main
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import SECTIONS
 from tests.training.tiny_run import write_home
@@ -201,3 +201,12 @@ def test_a_command_that_fails_ends_the_quickstart_which_then_continues(
     assert main(["quickstart"]) == 0
     assert ran[3:] == ["prepare", "fit", "ablate", "routing"]
     assert "look: " in capsys.readouterr().out
+    # Results that are newer than the model are not made again; they import PyTorch for seconds.
+    ablation, routing = list(STEPS.values())[2:]
+    for number, path in enumerate((routing, LAST, ablation)):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).touch()
+        os.utime(path, (number, number))
+    assert main(["quickstart"]) == 0
+    assert ran[7:] == ["prepare", "fit", "routing"]
+    assert f"done before: {Path(ablation).parent}\n" in capsys.readouterr().out
