@@ -174,7 +174,7 @@ try:  dualpath fit --config quickstart --run.name wide --model.block wide --mode
 class Quickstart:
     """Runs and shows four commands in the current folder: the sample corpus, a model of 1.6M
     parameters in some 80 seconds on two cores, its ablation, and the page of its routing. After an
-    interruption the same command continues.
+    interruption the same command continues; studies that are done are left out.
     """
 
 
