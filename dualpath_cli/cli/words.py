@@ -133,7 +133,8 @@ def complete() -> None:
         for action in parser._actions:  # jsonargparse offers no values of a Literal
             action.choices = choices_of(getattr(action, "_typehint", None)) or None
             if action.dest == "config":
-                action.completer = _recipes_or_files("data" if command.name == "prepare" else "")
+                completer = _recipes_or_files("data" if command.name == "prepare" else "")
+                action.completer = completer  # type: ignore[attr-defined]  # argcomplete reads it
         parser.parse_args([])
     choice = ArgumentParser()
     choice.add_argument("command", choices=[name for name in COMMANDS if " " not in name])
