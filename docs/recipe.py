@@ -9,6 +9,8 @@ from pathlib import Path
 from docstring_parser import parse_from_object
 
 from dualpath_cli.base.ranges import PLACES, SIZES
+from dualpath_cli.recipe.elsewhere import TABLE as ELSEWHERE
+from dualpath_cli.recipe.elsewhere import TRAINERS
 from dualpath_cli.recipe.parser import describe
 from dualpath_cli.recipe.settings import SECTIONS
 
@@ -21,6 +23,12 @@ A recipe is a YAML file of these sections; `base: NAME` starts from another one.
 key is `--SECTION.KEY VALUE`, with lists and mappings as in YAML. A size is a whole number from 1 to
 10^18, also written 80M, 38.5B or 80e6. A path may begin with `~`; variables are not filled in. A
 key whose default is null may be null. Where no type is named, the default shows it.
+"""
+ELSEWHERE_HEAD = """
+## Words of other trainers
+
+Given here, these words are refused, and the message names their counterpart.
+
 """
 SHORT = {PLACES: "path", SIZES: "size", "a mapping of names to values": "mapping",
          " (each mapping)": "", "a whole number": "whole number", "a number": "number",
@@ -51,7 +59,19 @@ def page() -> str:
                 kind = ""
             cells = (f"`{field.name}`", f"`{shown}`", f"*{kind}*. {sentence}" if kind else sentence)
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
-    return "".join(parts)
+    return "".join(parts) + elsewhere()
+
+
+def elsewhere() -> str:
+    """The table of other trainers' words, which messages of unknown options read, too."""
+    titles = ["here", *TRAINERS.values(), ""]
+    lines = [f"| {' | '.join(titles)} |", "| --- " * len(titles) + "|"]
+    for row in ELSEWHERE:
+        names = [getattr(row, trainer).split() for trainer in TRAINERS]
+        key = row.key if "." in row.key or "_" in row.key else row.key and f"--{row.key}"
+        cells = [f"`{key}`" if key else "", *(", ".join(f"`{n}`" for n in one) for one in names)]
+        lines.append(f"| {' | '.join([*cells, row.note])} |")
+    return ELSEWHERE_HEAD + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

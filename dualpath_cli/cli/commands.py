@@ -59,6 +59,12 @@ _RECORDS = (
         "data_prep.inspection:Inspect",
     ),
     Command(
+        "recipes",
+        "List the packaged recipes, a line each.",
+        options="dualpath_cli.recipe.recipes:Recipes",
+        run="dualpath_cli.recipe.recipes:listing",
+    ),
+    Command(
         "fit",
         "Train a model from a recipe; the same command continues an interrupted run.",
         launch="dualpath_cli.cli.launch:training",

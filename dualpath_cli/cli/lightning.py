@@ -5,34 +5,22 @@ import logging
 import sys
 import threading
 import warnings
-from argparse import ArgumentError
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
-from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.system import say
 from dualpath_cli.cli.commands import Command
-from dualpath_cli.recipe.parser import CLASSES, reason_of
+from dualpath_cli.recipe.parser import CLASSES
+from dualpath_cli.training import classes
 from dualpath_cli.training.fit import OutOfMemory
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.session import as_list, build_session
-
-_INSTEAD = {
-    "GradientAccumulationScheduler": "run.batch_tokens and run.micro_batch",
-    "StochasticWeightAveraging": "a falling rate, optim.schedule",
-    "ModelCheckpoint": "run.save_every, run.keep and run.keep_every",
-    "BatchSizeFinder": "run.micro_batch",
-    "LearningRateFinder": "dualpath sweep --set optim.lr=A,B",
-}
-"""Lightning's callbacks that cannot work here, and their replacements."""
 
 
 class DualPathCLI(LightningCLI):
@@ -54,30 +42,19 @@ class DualPathCLI(LightningCLI):
         )
 
     def setup_parser(self, *args: Any, **kwargs: Any) -> None:
-        self.parser = LightningArgumentParser(exit_on_error=False)
-        self.parser.add_argument("--seed_everything", type=int)
-        self.parser.add_lightning_class_args(Trainer, "trainer")
+        self.parser = classes.trainer_parser()
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        settings = self.launch.settings
-        base = {"trainer": asdict(settings.trainer), "seed_everything": settings.seed_everything}
-        try:
-            self.config = self.parser.parse_object(base, defaults=False)
-        except ArgumentError as error:
-            key = str(error).partition('"')[2].partition('"')[0]
-            raise UserError(f"{key} cannot be built: {reason_of(error)}") from error
+        read = [self.launch.folder] if isinstance(self.launch, StudyLaunch) else []
+        self.config = classes.read_trainer(parser, self.launch.settings, read)
 
     def instantiate_classes(self) -> None:
         """Builds trainer, module and data module from the launch's settings."""
         settings, trainer = self.launch.settings, self.config.trainer.as_dict()
         given = {key: trainer[key] for key in CLASSES}
         settings = replace(settings, trainer=replace(settings.trainer, **given))
-        try:
-            built = dict(self.parser.instantiate(self.config).trainer)
-        except Exception as error:  # a class named by the recipe may raise anything
-            reason = f"{type(error).__name__}: {error}"
-            raise UserError(f"trainer: a class cannot be built ({reason})") from error
-        _check_callbacks(as_list(built["callbacks"]), settings.data.val)
+        built = classes.instantiate(self.parser, self.config)
+        classes.check_callbacks(as_list(built["callbacks"]), settings.data.val)
         launch = replace(self.launch, settings=settings)
         module = resolve_name(self.command.module)
         self.session = build_session(launch, built, module, self.command.name)
@@ -85,20 +62,6 @@ class DualPathCLI(LightningCLI):
     def after_instantiate_classes(self) -> None:
         assert self.command.task is not None
         resolve_name(self.command.task)(self.session)
-
-
-def _check_callbacks(callbacks: Sequence[Any], sets: Iterable[str]) -> None:
-    """Raises UserError for a callback that cannot work, or monitors an unknown metric."""
-    known = [f"val/{name}/{key}" for name in sets for key in ("loss", "bits_per_byte")]
-    all_theirs = all(type(one).__module__.startswith("lightning.") for one in callbacks)
-    for callback in callbacks:
-        name, metric = type(callback).__name__, getattr(callback, "monitor", None)
-        if name in _INSTEAD:
-            raise UserError(f"trainer.callbacks: {name} cannot work; use {_INSTEAD[name]}")
-        needed = isinstance(metric, str) and getattr(callback, "strict", True)
-        if needed and metric not in known and all_theirs:  # custom callbacks may log metrics
-            hint = did_you_mean(str(metric), known) or f"; there are {', '.join(known) or 'none'}"
-            raise UserError(f"trainer.callbacks: {name} monitors '{metric:.60}', no metric{hint}")
 
 
 def run(command: Command, launch: TrainingLaunch | StudyLaunch) -> None:

@@ -153,12 +153,18 @@ def _end(name: str, code: int, text: str, stream: TextIO | None = None) -> int:
 # All in one process: separate commands would each import PyTorch and Lightning for some seconds
 
 RUN = "runs/quickstart/default"
-STEPS = (
-    "prepare --source sample --out data/sample",
-    "fit --config quickstart",
-    f"ablate --ckpt-path {RUN} --data.val_tokens 3000",
-    f"routing --ckpt-path {RUN} --data.val_tokens 3000 --tagger none",
-)
+LAST = f"{RUN}/checkpoints/step-00000150"
+STEPS = {
+    "prepare --source sample --out data/sample": "",
+    "fit --config quickstart": "",
+    f"ablate --ckpt-path {RUN} --data.val_tokens 3000": (
+        f"{RUN}/ablations/step-00000150/forced_loops.pdf"
+    ),
+    f"routing --ckpt-path {RUN} --data.val_tokens 3000 --tagger none": (
+        f"{RUN}/routing/step-00000150/summary.json"
+    ),
+}
+"""The commands, and of those that import PyTorch each time, the file that they write last."""
 NEXT = f"""look: {RUN}/routing/step-00000150/index.html
 try:  dualpath fit --config quickstart --run.name wide --model.block wide --model.d_ffn_wide 1824
       dualpath compare {RUN} runs/quickstart/wide
@@ -169,16 +175,27 @@ try:  dualpath fit --config quickstart --run.name wide --model.block wide --mode
 class Quickstart:
     """Runs and shows four commands in the current folder: the sample corpus, a model of 1.6M
     parameters in some 80 seconds on two cores, its ablation, and the page of its routing. After an
-    interruption the same command continues.
+    interruption the same command continues; studies that are done are left out.
     """
 
 
 def quickstart(_: Quickstart) -> str:
-    """Shows and runs the commands, up to the first failure; returns the next things to try."""
-    for words in STEPS:
+    """Shows and runs the commands, up to the first failure; returns the next things to try.
+
+    A command whose results are there, and newer than the model, is not run again.
+    """
+    for words, written in STEPS.items():
         say(f"dualpath {words}", sys.stdout)
+        if written and _is_newer(written, LAST):
+            say(f"done before: {os.path.dirname(written)}\n", sys.stdout)
+            continue
         if code := main(words.split()):
             again = "" if code == 2 else "; the same command continues"  # not for a mistake
             raise Stopped(f"ended at {words.split()[0]}{again}", code, False)
         say("", sys.stdout)
     return NEXT
+
+
+def _is_newer(file: str, other: str) -> bool:
+    there = os.path.exists(file) and os.path.exists(other)
+    return there and os.path.getmtime(file) >= os.path.getmtime(other)

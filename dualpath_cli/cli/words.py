@@ -11,11 +11,12 @@ import re
 import sys
 import typing
 from argparse import SUPPRESS, Action
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache, reduce
 from inspect import get_annotations, getdoc
 from os.path import isfile
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -23,10 +24,12 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_setti
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, Size, at_home
-from dualpath_cli.base.system import say
+from dualpath_cli.base.system import is_first_rank, say
 from dualpath_cli.cli.commands import COMMANDS, Command
 from dualpath_cli.recipe.parser import A_CLASS, CLASSES, Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load, merge, parse
+from dualpath_cli.recipe.recipes import names as recipe_names
+from dualpath_cli.recipe.recipes import read as recipe_file
 from dualpath_cli.recipe.settings import SECTIONS, Settings, check_sections
 
 _METAVARS = {"ckpt_path": "RUN", "config": "RECIPE", "folder": "DIR", "vocab_size": "N"}
@@ -69,9 +72,22 @@ class Words:
             if key := _BELOW_A_CLASS.match(name):
                 raise UserError(f"{name}={value}: give --{key[1]} as a whole; {A_CLASS}")
         parser.words = self.words
+        self._note_repeated(parser)
         found = parser.read(base, self.words).as_dict()
         recipe = {key: found[key] for key in (*SECTIONS, "seed_everything") if key in found}
         return Line(_options(parser, command, found), recipe)
+
+    def _note_repeated(self, parser: Parser) -> None:
+        """Says which value is taken where an option of one value is given another, too."""
+        # A list takes each value, and mappings of a section are merged.
+        one = [a for a in parser._actions if a.nargs is None and a.default not in ([], SUPPRESS)]
+        single = {option for action in one for option in action.option_strings}
+        last: dict[str, str] = {}
+        for name, _, value in (word.partition("=") for word in self.words):
+            if name in single and last.setdefault(name, value) != value and is_first_rank():
+                text = f"note: {name} is given again: {value} replaces {last[name]}"
+                say(text)
+            last[name] = value
 
     def given(self, place: str, recipe: Recipe) -> set[str]:
         """The keys named by a recipe or the words, in a section or in a mapping inside one."""
@@ -94,6 +110,11 @@ def read(command: Command, words: Sequence[str]) -> Words:
     Raises SystemExit after --help and --help-recipe.
     """
     parser, asked = parser_of(command), {"--help", "--help-recipe", "--help_recipe"} & set(words)
+    if asked and "--help" not in asked and not command.has_recipe:
+        raise UserError(
+            f"{command.name} takes no keys of a recipe, which `dualpath fit --help-recipe` lists; "
+            f"`dualpath {command.name} --help` lists the options"
+        )
     joined = ["-h"] if asked else _joined(words, parser)  # here a value may be -h
     if "-h" in joined:
         text = help_of(command, recipe="--help" not in words and "-h" not in words)
@@ -112,10 +133,20 @@ def complete() -> None:
         parser = parser_of(command)
         for action in parser._actions:  # jsonargparse offers no values of a Literal
             action.choices = choices_of(getattr(action, "_typehint", None)) or None
+            if action.dest == "config":
+                completer = _recipes_or_files("data" if command.name == "prepare" else "")
+                action.completer = completer  # type: ignore[attr-defined]  # argcomplete reads it
         parser.parse_args([])
     choice = ArgumentParser()
     choice.add_argument("command", choices=[name for name in COMMANDS if " " not in name])
     choice.parse_args([])
+
+
+def _recipes_or_files(kind: str) -> Callable[..., list[str]]:
+    """argcomplete's completer of --config: packaged names of a kind, and files."""
+    from argcomplete.completers import FilesCompleter
+
+    return lambda prefix, **_: [*recipe_names(kind), *FilesCompleter()(prefix)]
 
 
 def _options(parser: Parser, command: Command, found: Recipe) -> Any:
@@ -137,6 +168,14 @@ def _options(parser: Parser, command: Command, found: Recipe) -> Any:
     except ValueError as error:  # the message begins with the field
         name, _, rest = str(error).partition(" ")
         raise UserError(f"{parser.name_of(name)} {rest}") from None
+
+
+def _section_of(option: str, path: str) -> str:
+    """A file's mapping as a value of a section's option, as Lightning's users give it."""
+    content = recipe_file(Path(path))
+    if SECTIONS.keys() & content.keys():
+        raise UserError(f"{option} '{path}' holds sections of a recipe; --config {path} reads it")
+    return json.dumps(content)
 
 
 def _place(option: str, value: str) -> str:
@@ -204,7 +243,18 @@ def parser_of(command: Command) -> Parser:
     add_words(parser, command)
     if command.has_recipe:
         parser.add_class_arguments(Settings, fail_untyped=False)
+    parser.plain = _plain(command)
     return parser
+
+
+def _plain(command: Command) -> str:
+    """The option for which users give a word without an option, such as a RUN or a recipe."""
+    own = {field.name: field for field in fields(resolve_name(command.options))}
+    if any(field.metadata.get("positional") for field in own.values()):
+        return ""
+    usual = [own[n] for n in ("ckpt_path", "sources", "source", "config", "pretrained") if n in own]
+    usual.sort(key=lambda field: not _is_needed(field))
+    return _option(usual[0]) if usual else ""
 
 
 def help_of(command: Command, recipe: bool = False) -> str:
@@ -253,7 +303,7 @@ def _joined(words: Sequence[str], parser: Parser) -> list[str]:
     """Writes options by their names in the parser, with a single value as `--option=value`.
 
     Dashes and underscores are the same. A value may begin with one dash, such as -80M, but not with
-    two. A section is given as a mapping; jsonargparse would also take a file.
+    two. A section is a mapping or, as in Lightning, the path of a file with one.
     """
     options = {o.lstrip("-").replace("-", "_"): o for o in parser.options().values()}
     counts = {o: action.nargs for action in parser._actions for o in action.option_strings}
@@ -274,7 +324,7 @@ def _joined(words: Sequence[str], parser: Parser) -> list[str]:
                 queue += [name] if queue and queue[-1][:1] != "-" else []  # for the option's values
             if (takes_one and not equals) or (name.startswith("--") and value == "--"):
                 raise UserError(f"{name} needs a value")
-            if any(key.startswith(f"{name[2:]}.") for key in options) and isfile(value):
-                raise UserError(f"{name} must be a mapping, not a file; --config {value} reads it")
+            if name[2:] in SECTIONS and "run.name" in options and isfile(value):
+                value = _section_of(name, value)
         joined.append(f"{name}{equals}{value}")
     return joined

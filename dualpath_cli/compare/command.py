@@ -53,6 +53,9 @@ class Compare(OwnClasses):
     def __post_init__(self) -> None:
         if not self.runs:
             raise UserError("compare needs a RUN or a folder of runs")
+        for number, run in enumerate(self.runs):
+            if Path(run).resolve() in [Path(other).resolve() for other in self.runs[:number]]:
+                raise UserError(f"RUN '{run}' is given twice; a run is compared with others")
         if self.pairs and self.baseline:
             raise UserError("--pairs says which configurations are tested; leave --baseline out")
         if self.margin is not None and not 0 < self.margin < math.inf:

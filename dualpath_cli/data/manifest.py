@@ -185,7 +185,14 @@ class Manifest:
             made_by = _MADE_BY.get(str(folder), own)
             raise UserError(f"data folder '{folder}' does not exist; make it with {made_by}")
         if not found:
-            raise UserError(f"data folder '{folder}' has no {MANIFEST}; {AGAIN}")
+            if is_remote(folder) or is_data_folder(folder):
+                raise UserError(f"data folder '{folder}' has no {MANIFEST}; {AGAIN}")
+            # Perhaps the user's texts: no advice may end in their loss.
+            raise UserError(
+                f"'{folder}' has no {MANIFEST}, so it is not a data folder; `dualpath prepare "
+                f"--source NAME={folder} --tokenizer TOKENIZER --out ANOTHER_FOLDER` makes one of "
+                "texts"
+            )
         content = _json_object(path)
         try:
             stored = content.pop("fingerprint", None)

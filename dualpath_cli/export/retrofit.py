@@ -63,10 +63,20 @@ class Retrofit:
     card."""
     overwrite: bool = False
     """Replace an exported folder at --out."""
+    given: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_ranges(self, {"alpha": (0.1, 99.9)})
         check_license(self.license)
+        kinds = {self.block} if isinstance(self.block, str) else set(self.block)
+        heeding = {"loops": ["loop", "dual"], "path": ["dual"], "alpha": ["dual"]}
+        for option, blocks in heeding.items():
+            if option in self.given and kinds.isdisjoint(blocks):
+                shown, choices = ", ".join(sorted(kinds)), " or ".join(blocks)
+                raise UserError(
+                    f"--{option} has no effect on --block {shown}; leave it out, or choose --block "
+                    f"{choices}"
+                )
 
 
 def run(options: Retrofit) -> str:

@@ -18,6 +18,7 @@ from jsonargparse.typing import register_type
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import PLACES, SIZES, Place, Size, at_home, parse_size
+from dualpath_cli.recipe.elsewhere import called_here
 from dualpath_cli.recipe.recipes import Loader
 
 # Values on the command line are read like those of recipes. jsonargparse has no public way.
@@ -52,6 +53,8 @@ class Parser(ArgumentParser):
     """The user's words; messages name options as written there. None: messages name keys."""
     prefix = ""
     """Text before keys in messages."""
+    plain = ""
+    """The option that a word before all options is meant for, if the command has one."""
 
     def __init__(self, **settings: Any) -> None:
         # A mistyped option must not be taken for another option.
@@ -122,14 +125,20 @@ class Parser(ArgumentParser):
         takes_none = equals or (action is not None and action.nargs == 0)
         stray = [option] if name[:1] != "-" else values if takes_none else []
         if stray:
-            return f"unexpected argument '{stray[0]}'; a value follows its option, as --help says"
+            meant = "a value follows its option, as --help says"
+            if self.plain and not any(w.startswith(self.plain) for w in self.words or ()):
+                meant = f"give it as {self.plain} {stray[0]}"
+            return f"unexpected argument '{stray[0]}'; {meant}"
         if action is None:
             return self.unknown(name)
         if self._is_section(key):
             with suppress(yaml.YAMLError):
                 if isinstance(content := yaml.safe_load(value), dict):
                     return self._mistake({key: content}, ())
-            return f"{key} must be a mapping, not '{value:.60}'; or set --{key}.KEY VALUE"
+            return (
+                f"{key} must be a mapping, or a file of one, not '{value:.60}'; or set --{key}.KEY "
+                "VALUE"
+            )
         return self._wrong(key, value if equals else " ".join(values))
 
     def _wrong(self, key: str, value: Any) -> str:
@@ -167,10 +176,15 @@ class Parser(ArgumentParser):
     def unknown(self, word: str) -> str:
         """The message for an unknown key or option, with the likely intended name.
 
-        Of `--model.loop` the part `loop` is compared: a wrong section is more common than a typo.
-        The key's own section goes first, and options of the command go before all keys.
+        A word of another trainer has a counterpart in `recipe/elsewhere.py`. Of `--model.loop` the
+        part `loop` is compared: a wrong section is more common than a typo. The key's own section
+        goes first, and options of the command go before all keys.
         """
         options, option = self.options(), word.partition("=")[0]
+        what = "option" if option[:1] == "-" else "key"
+        command = str(self.prog).removeprefix("dualpath ")
+        if here := called_here(command, option, options, what == "key"):
+            return f"unknown {what} '{self.prefix if what == 'key' else ''}{option}'{here}"
         section, _, name = option.lstrip("-").rpartition(".")
         own = [key for key in options if key.startswith(section and f"{section}.")]
         near: dict[str, str] = {}
@@ -179,8 +193,11 @@ class Parser(ArgumentParser):
         shown = {last: options[key] for last, key in near.items()} if option[:1] == "-" else near
         hint = did_you_mean(name.replace("-", "_"), near, shown)
         if option[:1] == "-":
-            help_ = "--help-recipe" if section and len(own) < len(options) else "--help"
-            return f"unknown option '{option}'{hint or f'; {help_} lists what there is'}"
+            lists = "--help lists what there is"
+            if "run.name" in options:  # the command has the keys of a recipe
+                lists = "--help-recipe lists the keys of a recipe"
+                lists = lists if section else f"--help lists the options, {lists}"
+            return f"unknown option '{option}'{hint or f'; {lists}'}"
         there = ", ".join(key.removeprefix(f"{section}.") for key in own if key.count(".") < 2)
         return f"unknown key '{self.prefix}{option}'{hint or f'; there are {there}'}"
 

@@ -8,7 +8,9 @@ recipes win, key by key.
 import json
 import re
 from collections.abc import Hashable
+from dataclasses import dataclass
 from functools import reduce
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,30 @@ def names(kind: str = "") -> list[str]:
     return sorted(path.stem for path in (recipe_folder() / kind).glob("*.yaml"))
 
 
+@dataclass(frozen=True)
+class Recipes:
+    """Lists the packaged recipes, each with its first sentence. A recipe is given by its name:
+    --config NAME; later ones are overlays.
+    """
+
+
+def listing(_: Recipes) -> str:
+    """The names of all packaged recipes, with the first sentence of each file's comment."""
+    lines: list[str] = []
+    for command, kind in (("fit", ""), ("prepare", "data")):
+        found = {name: _about(find(name, kind=kind)) for name in names(kind)}
+        width = max(map(len, found)) + 2
+        lines.append(f"dualpath {command} --config NAME:")
+        lines += [f"  {name:{width}}{about}" for name, about in found.items()]
+    return "\n".join(lines)
+
+
+def _about(path: Path) -> str:
+    comment = takewhile(lambda line: line.startswith("#"), read_text(path).splitlines())
+    first = " ".join(line.lstrip("# ") for line in comment).partition(". ")[0]
+    return re.sub(r" \([^)]*\)", "", first).rstrip(".")  # a reference is for the file's reader
+
+
 def find(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
     """Returns the file that `recipe` means: a path has a slash or `.yaml`, a name is packaged.
 
@@ -55,7 +81,7 @@ def find(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
     for path in places:
         if path.is_file():
             return path
-    hint = did_you_mean(given.stem, names(kind)) or f"; the packaged ones are in {folder}"
+    hint = did_you_mean(given.stem, names(kind)) or "; `dualpath recipes` lists the packaged ones"
     if not is_path and given.is_file():
         hint = f"; a file is given as ./{recipe}"
     what = "no such file" if is_path else "no packaged recipe has this name"

@@ -14,7 +14,7 @@ from dualpath_cli.base.ranges import (
     check_range,
     check_ranges,
 )
-from dualpath_cli.recipe.parser import build, reader_of
+from dualpath_cli.recipe.parser import CLASSES, build, reader_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.spec.config import GROUP_OF, RANGES, ModelConfig, ParameterGroup
 
@@ -292,6 +292,11 @@ class TrainerSettings:
         if self.strategy == "single" and not one:
             given = f"devices={self.devices} and num_nodes={self.num_nodes}"
             raise ValueError(f"strategy 'single' cannot use {given}; choose ddp, fsdp or hsdp")
+
+    @property
+    def names_classes(self) -> bool:
+        """Whether a callback, plugin, logger or profiler is given by its class."""
+        return any(isinstance(getattr(self, key), dict | list) for key in CLASSES)
 
     @property
     def devices_of_a_node(self) -> int | None:

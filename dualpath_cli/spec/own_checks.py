@@ -44,7 +44,7 @@ def import_classes(
             )
         _check_places(path.rpartition(".")[0], start, {place.resolve() for place in read})
         if path not in FOUND:
-            FOUND[path] = _imported(path, start)
+            FOUND[path] = _torch_module(path, start)
     if own_roles(config):
         _try_classes(config)
 
@@ -106,11 +106,24 @@ def _check_places(module: str, start: str, read: set[Path]) -> None:
         spec = PathFinder.find_spec(rest.pop(0), search) if rest else None
 
 
+def find_class(path: str, start: str, read: Sequence[Path] = ()) -> Any:
+    """Imports a class of any kind by its dotted path, from nowhere inside the folders `read`.
+
+    `start` begins the message of a UserError.
+    """
+    _check_places(path.rpartition(".")[0], start, {place.resolve() for place in read})
+    return _imported(path, start)
+
+
 def _imported(path: str, start: str) -> Any:
     name, _, attribute = path.rpartition(".")
     looked = f"; Python looks in {Path.cwd()}, where this was called, and on PYTHONPATH"
     with explained(start, "importing it", looked):
-        cls: Any = getattr(importlib.import_module(name), attribute)
+        return getattr(importlib.import_module(name), attribute)
+
+
+def _torch_module(path: str, start: str) -> Any:
+    cls = _imported(path, start)
     from torch import nn
 
     if not (inspect.isclass(cls) and issubclass(cls, nn.Module)) or cls is not getattr(

@@ -22,6 +22,7 @@ from dualpath_cli.kernels.attention import kernel_on_gpu
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.schedule import micro_batches
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE
 from dualpath_cli.run.run_folder import (
@@ -36,7 +37,7 @@ from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
 from dualpath_cli.training import curve
 from dualpath_cli.training.data_module import loading_fault
 from dualpath_cli.training.graphs import MicroBatchGraph, why_launched
-from dualpath_cli.training.launch import TrainingLaunch, epochs
+from dualpath_cli.training.launch import TrainingLaunch, epochs, unused_rows
 from dualpath_cli.training.ranks import Ranks, lost_contact
 from dualpath_cli.training.session import Session, begin_wandb
 from dualpath_cli.training.stopping import TIME_OVER, StopTraining
@@ -262,7 +263,7 @@ def _summary(session: Session[TrainingLaunch], accumulate: int, launched: str) -
     launch, settings = session.launch, session.launch.settings
     model, run = settings.model, settings.run
     flops, since, checkpoint = count.mean_layer_flops(model), launch.data_since, launch.checkpoint
-    entries = launch.manifest.vocab_size
+    decay = settings.optim.weight_decay
     linear, total = flops["linear_total"], flops["total"]
     here = map(run_folder.step_of, run_folder.complete_checkpoints(launch.folder))
     later = [step for step in here if checkpoint and step > run_folder.step_of(checkpoint)]
@@ -282,8 +283,9 @@ def _summary(session: Session[TrainingLaunch], accumulate: int, launched: str) -
          + (f" from step {since:,} on" if since else "")),
         ("", not settings.data.val and "there is no validation set, so only the training loss is "
          "measured; --data.val.NAME FILE_OR_FOLDER adds one"),
-        ("", model.vocab_size > 1.1 * entries and f"model.vocab_size={model.vocab_size:,} has rows "
-         f"for no token: the tokenizer has {entries:,} entries"),
+        ("", unused_rows(settings, launch.manifest)),
+        ("", settings.optim.decay_sum is not None and decay != OptimSettings.weight_decay and
+         f"optim.weight_decay={decay:g} has no effect: optim.decay_sum takes its place"),
         ("run", f"{run.steps:,} steps of {run.batch_tokens:,} tokens: "
          f"{session.trainer.world_size} x {session.datamodule.micro_batch} sequences of "
          f"{model.max_seq_len}, accumulated {accumulate} times"),

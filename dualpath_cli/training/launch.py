@@ -248,6 +248,14 @@ def check_training_data(settings: Settings) -> Manifest:
     return manifest
 
 
+def unused_rows(settings: Settings, manifest: Manifest) -> str:
+    """A line if the embedding has many rows that no token uses; else empty."""
+    rows, entries = settings.model.vocab_size, manifest.vocab_size
+    if rows <= 1.1 * entries:
+        return ""
+    return f"model.vocab_size={rows:,} has rows for no token: the tokenizer has {entries:,} entries"
+
+
 def epochs(settings: Settings, manifest: Manifest, since: int = 0) -> float:
     """Passes over the blocks of the training data in the run's steps from step `since` on.
 
@@ -307,6 +315,17 @@ def check_effect(settings: Settings) -> None:
         if value != getattr(SECTIONS[section], name) and found != heeding:
             way_out = f"leave it out, or choose {other}={heeding}"
             raise UserError(f"{key}={value} has no effect under {other}={found}; {way_out}")
+    data, run = settings.data, settings.run
+    if data.val_seed and data.val_tokens is None:
+        raise UserError(
+            f"data.val_seed={data.val_seed} has no effect without data.val_tokens: no text is "
+            "drawn; leave it out, or set data.val_tokens"
+        )
+    if run.keep_every and not run.keep:
+        raise UserError(
+            f"run.keep_every={run.keep_every} has no effect under run.keep=0, which keeps all "
+            "checkpoints; leave one of them out"
+        )
 
 
 def check_validation_sets(settings: Settings, folder: str | Path) -> None:

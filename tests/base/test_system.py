@@ -27,7 +27,7 @@ from dualpath_cli.base.system import (
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.sweep import command as command_of_sweep
 from tests.cli.processes import SERVER, start
-from tests.compare.sweep.conftest import write_recipe
+from tests.compare.sweep.conftest import no_data, write_recipe
 from tests.data_prep.conftest import write_jsonl
 from tests.training.tiny_run import SEQ_LEN, rows
 
@@ -216,7 +216,7 @@ def test_children_look_for_no_modules_in_the_working_directory(
         small.save(tmp_path)
         words = f"--source {source} --tokenizer {tmp_path} --workers 2 --val-fraction 0"
     else:
-        monkeypatch.setattr(command_of_sweep, "to_train", lambda *_: None)  # there are no data
+        monkeypatch.setattr(command_of_sweep, "to_train", no_data)
         words = f"--config {write_recipe(tmp_path)} --yes --budget 100K --alphas 50 --loops 2"
         words += " --controls none --seeds 1 --tflops 0.01"
     code = main([command, *words.split(), "--out", str(tmp_path / "out")])

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from dualpath_cli.cli.commands import COMMANDS
-from dualpath_cli.cli.main import main
+from dualpath_cli.cli.main import LAST, STEPS, main
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import SECTIONS
 from tests.training.tiny_run import write_home
@@ -135,6 +135,16 @@ def test_a_printed_recipe_holds_the_recipe_the_words_and_all_defaults(dualpath):
     assert printed["run"]["recipe"] == "quickstart"
 
 
+def test_recipes_lists_each_packaged_recipe_with_its_first_sentence(dualpath):
+    shown = dualpath("recipes").splitlines()
+    for kind in ("", "data"):
+        for name in recipes.names(kind):
+            first = recipes.find(name, kind=kind).read_text().partition("\n")[0].lstrip("# ")
+            found = [line.split(maxsplit=1)[1] for line in shown if f"  {name} " in line]
+            assert first[:20] in [about[:20] for about in found]
+    assert max(map(len, shown)) <= 140
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -142,6 +152,9 @@ def test_a_printed_recipe_holds_the_recipe_the_words_and_all_defaults(dualpath):
         ("dualpath fit --optim.lr_s", ["--optim.lr_start", "--optim.lr_scale"]),
         ("dualpath fit --config quickstart --model.block ", ["dual", "loop", "wide"]),
         ("dualpath prepare inspect --s", ["--samples", "--seed"]),
+        ("dualpath fit --config cluster_", ["cluster_1", "cluster_64", "cluster_8"]),
+        ("dualpath fit --config ./ow", ["./own.yaml "]),
+        ("dualpath prepare --config pa", ["paper "]),
     ],
 )
 def test_a_shell_completes_commands_options_and_choices(line, expected, tmp_path):
@@ -149,8 +162,9 @@ def test_a_shell_completes_commands_options_and_choices(line, expected, tmp_path
     asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
     of_it = {"": "1", "_IFS": "\v", "_STDOUT_FILENAME": str(out)}
     asked |= {f"_ARGCOMPLETE{name}": value for name, value in of_it.items()}
+    (tmp_path / "own.yaml").touch()
     command = [sys.executable, "-m", "dualpath_cli"]
-    subprocess.run(command, env=os.environ | asked, check=True, capture_output=True)
+    subprocess.run(command, env=os.environ | asked, cwd=tmp_path, check=True, capture_output=True)
     assert out.read_text().split("\v") == expected
 
 
@@ -187,3 +201,12 @@ def test_a_command_that_fails_ends_the_quickstart_which_then_continues(
     assert main(["quickstart"]) == 0
     assert ran[3:] == ["prepare", "fit", "ablate", "routing"]
     assert "look: " in capsys.readouterr().out
+    # Results that are newer than the model are not made again; they import PyTorch for seconds.
+    ablation, routing = list(STEPS.values())[2:]
+    for number, path in enumerate((routing, LAST, ablation)):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).touch()
+        os.utime(path, (number, number))
+    assert main(["quickstart"]) == 0
+    assert ran[7:] == ["prepare", "fit", "routing"]
+    assert f"done before: {Path(ablation).parent}\n" in capsys.readouterr().out

@@ -25,7 +25,7 @@ from tests.training.tiny_run import back_to_step, tables, weights
 WORDS = [
     ["--optim", "{lr: 3e-3}", "--run.name=x", "--data.val", "{}", "--trainer.precision", "bf16"],
     ["--trainer.callbacks=[{class_path: LearningRateMonitor, "
-     "init_args: {logging_interval: step}}]", "--seed_everything", "3", "--run.keep_every", "7"],
+     "init_args: {logging_interval: step}}]", "--seed_everything", "3", "--run.keep", "7"],
     ["--trainer.logger", "{class_path: CSVLogger, init_args: {save_dir: logs}}",
      "--trainer.max_time", "{hours: 1}", "--model.gain_init", "-3"],
 ]  # fmt: skip

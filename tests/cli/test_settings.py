@@ -60,9 +60,13 @@ def test_every_command_explains_itself_and_refuses_an_option_that_there_is_not(
     assert shown.count("\n") < 90
     assert main([name, "--qqqq"]) == 2
     said = capsys.readouterr().err
-    assert said == (
-        f"dualpath {name}: error: unknown option '--qqqq'; --help lists what there is\n"
-    )
+    lists = "--help lists what there is"
+    if COMMANDS[name].has_recipe:
+        lists = "--help lists the options, --help-recipe lists the keys of a recipe"
+    assert said == f"dualpath {name}: error: unknown option '--qqqq'; {lists}\n"
+    code = main([name, "--help-recipe"])  # which is offered where there are keys, and only there
+    assert (code == 0) is COMMANDS[name].has_recipe
+    assert ("--optim.lr" in capsys.readouterr().out) is COMMANDS[name].has_recipe
 
 
 Refused = Callable[..., str]

@@ -1,6 +1,7 @@
 """Words after a command: which become keys of the recipe, with what values, and overrides."""
 
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,14 @@ def test_a_tilde_is_the_home_folder_and_a_variable_refused_in_recipes_as_in_opti
             refused()
 
 
+def test_an_option_that_is_given_another_value_is_noted_and_lists_and_mappings_are_not(capsys):
+    changed({}, "--model.loops=3", "--model.loops=3", "--run.name=a", "--run.name", "b")
+    assert capsys.readouterr().err == "note: --run.name is given again: b replaces a\n"
+    changed({}, "--config=y", "--optim={lr: 1}", "--optim={eps: 1}", "--data.val.a=b")
+    read(COMMANDS["prepare"], ["--source", "a", "--source", "b", "--out=x"]).upon({})
+    assert capsys.readouterr().err == ""
+
+
 def test_an_entry_of_a_mapping_is_added_and_the_mapping_itself_replaced():
     recipe = {"data": {"val": {"a": "a.txt"}, "workers": 1}}
     added = changed(recipe, "--data.val.b", "b.txt")
@@ -87,6 +96,19 @@ def test_a_section_given_as_one_mapping_merges_with_the_recipes():
         "optim": {"lr": 3e-3, "warmup_steps": 20, "betas": (0.9, 0.99)},
         "run": {"max_tokens": 100, "name": "x"},
     }
+
+
+def test_a_section_is_read_from_a_file_as_if_its_mapping_were_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("optim.yaml").write_text("lr: 3e-3  # tuned\nbetas: [0.9, 0.99]\n")
+    recipe = {"optim": {"lr": 1e-3, "warmup_steps": 20}}
+    found = changed(recipe, "--optim", "optim.yaml", "--optim.lr_end=1e-5")
+    assert found == {
+        "optim": {"lr": 3e-3, "warmup_steps": 20, "betas": (0.9, 0.99), "lr_end": 1e-5}
+    }
+    Path("val.yaml").write_text("val: {a: a.txt}")
+    words = read(COMMANDS["validate"], ["--ckpt-path", "x", "--data=val.yaml"])
+    assert words.given("data.val", {}) == {"a"}
 
 
 @pytest.mark.parametrize("values", [["-h"], ["-h", "b"], ["-c"], ["a", "b"]])

@@ -292,8 +292,8 @@ OF_PAGE = {"gate": "my_gates.TemperedGate", "combination": "my_gates.SoftmaxOver
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
-    (tmp_path / "my_gates.py").write_text("\n\n".join(blocks))
+    assert len(blocks) == 3  # the last has a callback, a logger and a profiler
+    (tmp_path / "my_gates.py").write_text("\n\n".join(blocks[:2]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     importlib.invalidate_caches()

@@ -27,7 +27,7 @@ from dualpath_cli.report.console import plain_console
 from dualpath_cli.report.table import show
 from dualpath_cli.run.run_folder import RECIPE, check_same_recipe, facts_now
 from dualpath_cli.spec.own_checks import check_as_begun, import_classes, option_of
-from dualpath_cli.training.launch import to_train
+from dualpath_cli.training.launch import to_train, unused_rows
 
 
 def run(options: Sweep, recipe: Recipe) -> str:
@@ -62,7 +62,7 @@ def _run(design: Design, console: Console) -> str:
         runner.check_sharing(runs[0], jobs)
     check_begun(runs)
     check_links(design, runs)
-    check_settings(firsts)
+    notes += check_settings(firsts)
     _write_down(design, cells, notes)
     write_recipes(runs)
     for note in notes:
@@ -131,16 +131,27 @@ def check_links(design: Design, runs: Sequence[PlannedRun]) -> None:
             inside(design.out, folder, way_out)
 
 
-def check_settings(firsts: Sequence[PlannedRun]) -> None:
-    """Checks a run of each configuration as `fit` would; those that have begun were checked."""
+def check_settings(firsts: Sequence[PlannedRun]) -> list[str]:
+    """Checks a run of each configuration as `fit` would; those that have begun were checked.
+
+    Returns notes on the data that all share.
+    """
+    notes: list[str] = []
     for run in firsts:
         if (run.folder / RECIPE).is_file():
             continue
         try:
-            to_train(run.settings)
+            launch = to_train(run.settings)
+            notes += filter(None, [unused_rows(run.settings, launch.manifest)])
+            if run.settings.trainer.names_classes:
+                # Imports Lightning, some ten seconds, which only a sweep with such classes pays.
+                from dualpath_cli.training.classes import check_classes
+
+                check_classes(run.settings)
         except UserError as error:
             name = f"{run.configuration}: " if run.varied else ""
             raise UserError(f"{name}{error}") from None
+    return list(dict.fromkeys(notes))
 
 
 def _write_down(design: Design, cells: Sequence[Cell], notes: Sequence[str]) -> None:

@@ -27,6 +27,11 @@ DECIDED = {
     "seed_everything": ("",),
 }  # fmt: skip
 """Keys that --set cannot vary: the sweep decides them, or widths are solved for them."""
+WRITTEN = (
+    *("model.block", "model.loops", "model.d_ffn", "model.d_ffn_wide"),
+    *("run.recipe", "run.name", "run.dir", "run.budget", "seed_everything"),
+)
+"""Keys that the sweep writes for each run: an option for one would be overwritten."""
 DATA = ("data.path", "data.val")  # the beginnings of keys that decide what is read
 SWEEP, LOCK = "sweep.yaml", "sweep.lock"  # in OUT: the request, and a lock while runs are started
 
@@ -76,9 +81,18 @@ class Sweep:
     run of each family, once it has begun."""
     yes: bool = False
     """Start the runs after the plan."""
+    given: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_ranges(self, {"jobs": (1, 256), "tflops": (1e-9, 1e9)})
+        for key in WRITTEN:
+            if key in self.given:
+                raise UserError(
+                    f"--{key} has no effect: the sweep sets it in each run; leave it out, and give "
+                    "--alphas, --loops, --controls, --budget, --seeds and --out"
+                )
+        if self.slurm and self.yes:
+            raise UserError("--slurm runs nothing, and --yes starts the runs; leave one out")
 
 
 @dataclass(frozen=True)

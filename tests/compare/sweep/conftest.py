@@ -14,6 +14,7 @@ from dualpath_cli.cli.words import read
 from dualpath_cli.compare.sweep import command, request, runner
 from dualpath_cli.compare.sweep.request import Design
 from dualpath_cli.compare.sweep.runs import PlannedRun
+from dualpath_cli.recipe.settings import Settings
 from tests.compare.sweep import fake_fit
 
 STEP = 64
@@ -21,11 +22,12 @@ STEP = 64
 FAKE_FIT = [sys.executable, str(Path(__file__).with_name("fake_fit.py"))]
 SWEEP = f"""
 import sys
+from types import SimpleNamespace
 from dualpath_cli.compare.sweep import command
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.sweep import runner
 runner.command_of = lambda run: [*{FAKE_FIT}, str(run.path)]
-command.to_train = lambda *_: None
+command.to_train = lambda settings: SimpleNamespace(manifest=settings.model)
 sys.exit(main(sys.argv[1:]))
 """
 """Runs a sweep of the stand-in as a process: `python -c SWEEP sweep ...`."""
@@ -83,11 +85,16 @@ def start(run: PlannedRun, slot: int, jobs: int) -> Any:
     return SimpleNamespace(poll=lambda: code, returncode=code)
 
 
+def no_data(settings: Settings) -> Any:
+    """In place of `to_train`: the launch of a run whose tokenizer fills the vocabulary."""
+    return SimpleNamespace(manifest=SimpleNamespace(vocab_size=settings.model.vocab_size))
+
+
 @pytest.fixture
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The words of a sweep whose runs are the stand-in's, written in this process."""
     monkeypatch.setattr(runner, "start", start)
     monkeypatch.setattr(runner, "POLL", 0.0)
-    monkeypatch.setattr(command, "to_train", lambda *_: None)  # there are no data
+    monkeypatch.setattr(command, "to_train", no_data)
     recipe, out = write_recipe(tmp_path), tmp_path / "sweep"
     return ["sweep", "--config", str(recipe), "--out", str(out), *WORDS]

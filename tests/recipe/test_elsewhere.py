@@ -1,0 +1,55 @@
+"""Words of other trainers lead to keys that there are, and none to two."""
+
+import inspect
+from collections import Counter
+
+import pytest
+from lightning.pytorch import Trainer
+
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.cli.commands import COMMANDS
+from dualpath_cli.cli.words import parser_of, read
+from dualpath_cli.recipe.elsewhere import TABLE, TRAINERS, WITHDRAWN
+
+OPTIONS = parser_of(COMMANDS["fit"]).options()
+NAMES = {(row.key, name) for row in TABLE for one in TRAINERS for name in getattr(row, one).split()}
+DECIDED = {
+    "barebones", "enable_autolog_hparams", "enable_model_summary", "enable_progress_bar",
+    "inference_mode", "limit_predict_batches", "limit_test_batches", "model_registry",
+    "reload_dataloaders_every_n_epochs", "sync_batchnorm", "use_distributed_sampler",
+}  # fmt: skip
+"""Arguments of Lightning's Trainer that no recipe has."""
+
+
+def test_each_name_has_one_counterpart_which_is_an_option():
+    assert {key for key, _ in NAMES if key} <= OPTIONS.keys()
+    assert [name for name, times in Counter(n for _, n in NAMES).items() if times > 1] == []
+
+
+def test_no_bare_name_hides_a_key_of_this_name():
+    ours = {key.rpartition(".")[2]: key for key in OPTIONS}
+    assert [name for key, name in NAMES if ours.get(name, key) != key and "." not in name] == []
+
+
+def test_every_argument_of_lightnings_trainer_is_a_key_or_has_a_counterpart_or_none():
+    theirs = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
+    offered = {key.removeprefix("trainer.") for key in OPTIONS}
+    assert theirs - offered - {name for _, name in NAMES} == DECIDED
+
+
+@pytest.mark.parametrize(("key", "name"), sorted(NAMES))
+def test_a_word_of_another_trainer_is_refused_with_its_counterpart(key, name):
+    with pytest.raises(UserError) as error:
+        read(COMMANDS["fit"], ["--config", "x", f"--{name}", "1"]).upon({})
+    notes = [row.note for row in TABLE if row.key == key]
+    assert str(error.value).endswith(tuple(notes))
+    assert not key or f"'--{name}'; here it is '{OPTIONS[key]}'" in str(error.value)
+
+
+@pytest.mark.parametrize("command", WITHDRAWN)
+def test_a_withdrawn_option_is_gone_and_named_with_its_replacement(command):
+    for option, instead in WITHDRAWN[command].items():
+        assert option not in parser_of(COMMANDS[command]).options()
+        with pytest.raises(UserError, match="it was withdrawn: ") as error:
+            read(COMMANDS[command], [f"--{option}=1"]).upon({})
+        assert str(error.value).endswith(instead)
