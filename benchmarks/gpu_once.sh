@@ -4,7 +4,7 @@
 #   bash benchmarks/gpu_once.sh OUT                     # --help names the cells and options
 #   bash benchmarks/gpu_once.sh OUT --rehearse --slower 4       # tiny, on a CPU
 #
-# Needs Python 3.11 to 3.13 with PyTorch, Lightning, transformers; this project need not be installed.
+# Needs Python 3.11 to 3.14 with PyTorch, Lightning, transformers; this project need not be installed.
 # Where nothing can be downloaded, bring what is missing as wheels, 26 MB, in .whl, which git ignores.
 # On a machine with a network, for the Python version of the other one (here 3.12):
 #

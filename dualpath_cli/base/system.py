@@ -420,6 +420,14 @@ def visible_gpus() -> int | None:
     return count.value if ready else 0
 
 
+STOPPING = [
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
+    if hasattr(signal, name)
+]
+"""Signals that a training ends by at the end of a step."""
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, which ends a command as Ctrl-C does: finished work is kept, its processes end."""
 

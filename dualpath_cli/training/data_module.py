@@ -1,7 +1,10 @@
 """DualPathDataModule: the training stream from litdata shards, and named validation sets."""
 
+import os
 import re
 import signal
+import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +19,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader, dataloader
 
 from dualpath_cli.base.errors import RunFailed, UserError
+from dualpath_cli.base.system import STOPPING
 from dualpath_cli.data.blocks import Blocks, OrderedBlocks
 from dualpath_cli.data.documents import Source, read_documents
 from dualpath_cli.data.manifest import MANIFEST
@@ -87,10 +91,15 @@ class DualPathDataModule(LightningDataModule):
             sequences=ranks * self.micro_batch * self.trainer.accumulate_grad_batches,
             micro_batch=self.micro_batch, ranks=ranks, rank=self.trainer.global_rank,
         )  # fmt: skip
+        # Python 3.14 would start loaders by a server: each imports everything again, and a signal
+        # to all processes of the run ends the server.
+        forks = bool(self.settings.workers) and sys.platform == "linux"
         return DataLoader(
             OrderedBlocks(blocks, self.seed),
             batch_sampler=own,
             num_workers=self.settings.workers,
+            multiprocessing_context="fork" if forks else None,
+            worker_init_fn=leave_signals_to_the_run if forks else None,
             collate_fn=partial(
                 split_blocks,
                 vocab_size=self.tokenizer.vocab_size,
@@ -134,6 +143,28 @@ class DualPathDataModule(LightningDataModule):
         ranks, rank = self.trainer.world_size, self.trainer.global_rank
         own = [list(places[rank::ranks]) for places in self.batches(windows)]
         return DataLoader(windows, batch_sampler=own, collate_fn=collate)
+
+
+def leave_signals_to_the_run(worker: int) -> None:
+    """Has a loader process outlive a signal that is sent to all processes of the run.
+
+    The run finishes its step and saves. A SIGTERM of the run itself, which PyTorch may send at the
+    end, still ends the loader.
+    """
+    for signum in STOPPING:
+        if signum != signal.SIGTERM:
+            signal.signal(signum, signal.SIG_IGN)
+
+    # A handler does not see the sender, so SIGTERM is blocked and a thread waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    threading.Thread(target=_end_by, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_by(run: int) -> None:
+    """Ends this process on a SIGTERM of the process `run`."""
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != run:
+        pass
+    os._exit(0)
 
 
 def split_blocks(blocks: list[Tokens], vocab_size: int, place: str) -> Batch:

@@ -17,15 +17,11 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 
+from dualpath_cli.base.system import STOPPING
 from dualpath_cli.training import internals
 from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.module import DualPathModule, EachStep
 
-SIGNALS = [
-    getattr(signal, name)
-    for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
-    if hasattr(signal, name)
-]
 TIME_OVER = signal.SIGALRM  # stands for the end of `trainer.max_time`; no signal is sent
 SECOND = 1.0
 """Seconds after a signal until another signal ends the process at once; earlier, the first signal
@@ -94,7 +90,7 @@ class Stopping(EachStep):
 
     def _listen(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._before = {signum: signal.signal(signum, self._note) for signum in SIGNALS}
+            self._before = {signum: signal.signal(signum, self._note) for signum in STOPPING}
 
     def _note(self, signum: int, frame: Any) -> None:
         now = time.monotonic()

@@ -35,8 +35,6 @@ def _run(call: Call, log: Path, environment: dict[str, str]) -> None:
 
 def _command(words: list[str], prepare: Call | None) -> None:
     curve.draw = lambda run: run / "curve.png"  # it is drawn where it is looked at
-    # What the server hands down would have each rank import everything again for its loaders.
-    multiprocessing.set_start_method("fork", force=True)
     if prepare is not None:
         prepare()
     sys.exit(main(words))

@@ -16,7 +16,7 @@ from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.spec.config import RANGES
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("*.md", "docs/**/*.md", "docs/*.ipynb", "benchmarks/*.md")
+FOLDERS = ("*.md", "llms.txt", "docs/**/*.md", "docs/*.ipynb", "benchmarks/*.md")
 PAGES = sorted(page for pattern in FOLDERS for page in ROOT.glob(pattern))
 
 

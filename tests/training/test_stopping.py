@@ -1,5 +1,6 @@
 """Signals: the run ends at a step's end with a checkpoint, and goes on as if nothing had been."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -55,6 +56,17 @@ def signalled(signum: int, where: str, step: int, rank: str | None = None) -> Ca
     return partial(at_step, where, step, partial(send, signum), rank)
 
 
+def send_to_all(signum: int) -> None:
+    """Sends a signal to this process and its loader, as SLURM does: from another process."""
+    (loader,) = multiprocessing.active_children()
+    subprocess.run(["kill", f"-{signum:d}", str(loader.pid), str(os.getpid())], check=True)
+
+
+def all_signalled(signum: int, where: str, step: int) -> Callable[[], None]:
+    """What a process is prepared by to get a signal at some moment, and its loader too."""
+    return partial(at_step, where, step, partial(send_to_all, signum))
+
+
 def twice_in_a_step() -> None:
     """Has the process get a signal, and another one before the step is over."""
     stopping.SECOND = 0.0
@@ -71,12 +83,18 @@ def die_before_publishing() -> None:
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
 STEP, VALIDATION = "training_step", "validation_step"
 TIME = ["--trainer.max_time", "00:00:00:00"]
+LOADER = ["--data.workers", "1"]
 ENDS: dict[str, tuple[Callable[[], None] | None, list[str], int, int | None, str]] = {
     # What is prepared, more words, exit code, step of the newest checkpoint, and what is said.
     "SIGTERM": (signalled(TERM, STEP, 4), [], 143, 5, "stopped by SIGTERM"),
     "Ctrl-C": (signalled(INT, STEP, 4), [], 130, 5, "interrupted"),
     "SIGUSR1": (signalled(signal.SIGUSR1, STEP, 4), [], 143, 5, "stopped by SIGUSR1"),
     "SIGHUP": (signalled(signal.SIGHUP, STEP, 4), [], 143, 5, "stopped by SIGHUP"),
+    # Here the default start method is that of Python 3.14, a server of forks.
+    "SIGTERM to all": (all_signalled(TERM, STEP, 4), LOADER, 143, 5, "stopped by SIGTERM"),
+    "SIGUSR1 to all": (
+        all_signalled(signal.SIGUSR1, STEP, 4), LOADER, 143, 5, "stopped by SIGUSR1",
+    ),
     "no time": (None, TIME, 0, 1, "trainer.max_time is over"),
     "another signal ends it at once": (twice_in_a_step, [], 128 + TERM, 4, ""),
     # Validations after steps without and with a checkpoint of their own, and after the last one.
@@ -93,8 +111,9 @@ ENDS: dict[str, tuple[Callable[[], None] | None, list[str], int, int | None, str
     ),
 }  # fmt: skip
 EVERYDAY = {
-    "SIGTERM", "Ctrl-C", "no time", "another signal ends it at once", "in a validation",
-    "killed in the last one", "killed after a validation", "killed with half a checkpoint",
+    "SIGTERM", "SIGTERM to all", "Ctrl-C", "no time", "another signal ends it at once",
+    "in a validation", "killed in the last one", "killed after a validation",
+    "killed with half a checkpoint",
 }  # fmt: skip
 
 
