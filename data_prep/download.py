@@ -23,7 +23,7 @@ from data_prep.corpora import FILE_BYTES, FILE_TOKENS, Corpus, InputFile, Remote
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import alone, replacing
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
-from dualpath_cli.data.rows import OnRead, decompress, is_known, suffixes
+from dualpath_cli.data.rows import DAMAGED, OnRead, decompress, is_known, suffixes
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ def _can_be_read(partial: Path, file: RemoteFile) -> bool:
     if file.size is not None or file.sha256 or not (suffixes(name)[1] and is_known(name)):
         return True
     stored = partial.open("rb", buffering=0)
-    with suppress(OSError), decompress(stored, name) as stream:
+    with suppress(*DAMAGED), decompress(stored, name) as stream:
         while stream.read(1 << 20):
             pass
         return True
