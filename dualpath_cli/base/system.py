@@ -317,14 +317,19 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
+def read_bytes(path: Path) -> bytes:
+    """The content of a file. Raises OSError for a pipe, and for more than `MOST_BYTES`."""
+    with open_regular(path) as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES:,} bytes")
+    return content
+
+
 def read_text(path: Path, way_out: str = "") -> str:
     """The text of a file, unchanged. Raises UserError, ending with `way_out`, for no text file."""
     try:
-        with open_regular(path) as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES:,} bytes")
-        return content.decode()
+        return read_bytes(path).decode()
     except OSError as error:
         reason = error.strerror
     except UnicodeDecodeError as error:

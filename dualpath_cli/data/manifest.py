@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import write_text
+from dualpath_cli.base.system import read_bytes, write_text
 from dualpath_cli.data.storage import exists, is_remote, local_copy, sha256_of, sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 
@@ -275,7 +275,7 @@ def readable(path: str | Path) -> Iterator[None]:
 
 def _json_object(path: str) -> dict[str, Any]:
     with readable(path):
-        text = local_copy(path).read_bytes()
+        text = read_bytes(local_copy(path))
     try:
         content = json.loads(text)
         json.dumps(content, ensure_ascii=False).encode()  # no half of a surrogate pair
