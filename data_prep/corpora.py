@@ -3,10 +3,14 @@
 import gzip
 import hashlib
 import json
+import multiprocessing
 import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from glob import has_magic
+from itertools import islice
+from multiprocessing.pool import ThreadPool
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +26,15 @@ from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, connect, explained
 from dualpath_cli.data.manifest import HUB, dataset_of
 from dualpath_cli.data.rows import kind_of, suffixes
 
+FILE_BYTES = 350_000_000  # size of an average file of Nemotron-CC
+FILE_TOKENS = 200_000_000  # tokens in an average file
+
+# An answer without end would fill the disk or the memory.
+MOST_FILE_BYTES = 10 * FILE_BYTES  # of a file whose size is not known beforehand
+MOST_LIST_BYTES = 1 << 26  # of Nemotron-CC's list of files, as stored and decompressed
+MOST_FILES = 10**6  # files and folders of a dataset on the hub
+LIST_SECONDS = 300.0  # for all pages of their list
+
 
 @dataclass(frozen=True)
 class RemoteFile:
@@ -33,6 +46,7 @@ class RemoteFile:
     sha256: str | None = None
     token: str | None = field(default=None, repr=False)
     """Bearer token for the URL's host; a host that the URL redirects to does not get it."""
+    most: int = MOST_FILE_BYTES  # bytes to accept where the size is not known
 
     def __post_init__(self) -> None:
         path = PurePosixPath(self.name)
@@ -105,8 +119,6 @@ def _sample() -> InputFile:
 
 
 MIRROR = "https://data.commoncrawl.org/"
-FILE_BYTES = 350_000_000  # size of an average file
-FILE_TOKENS = 200_000_000  # tokens in an average file
 
 _DATA = "contrib/Nemotron/Nemotron-CC/data-jsonl/"
 
@@ -131,17 +143,21 @@ def _paths(mirror: str, url: str, folder: Path) -> list[str]:
     from data_prep.download import Downloads, Unavailable  # imports requests
 
     try:
-        file = Downloads(folder).get(RemoteFile(url, f"{NEMOTRON}/{Path(url).name}"))
+        remote = RemoteFile(url, f"{NEMOTRON}/{Path(url).name}", most=MOST_LIST_BYTES)
+        file = Downloads(folder).get(remote)
     except Unavailable as reason:
         raise UserError(f"mirror '{mirror}': {url}: {reason}; {MIRROR} has it") from None
     try:
-        paths = gzip.decompress(file.read_bytes()).decode().split()
+        with gzip.open(file) as stream:
+            content = stream.read(MOST_LIST_BYTES + 1)
+        paths = content.decode().split() if len(content) <= MOST_LIST_BYTES else []
     except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError):
         paths = []
     if not paths or not all(path.startswith(_DATA) for path in paths):
         file.unlink()  # perhaps the login page of a proxy: it is fetched again next time
         raise UserError(
-            f"mirror '{mirror}': {url} is not a gzipped list of paths in {_DATA}; {MIRROR} has it"
+            f"mirror '{mirror}': {url} is not a gzipped list of paths in {_DATA} of up to "
+            f"{MOST_LIST_BYTES:,} bytes; {MIRROR} has it"
         )
     return paths
 
@@ -185,8 +201,11 @@ def hub_files(source: str) -> list[RemoteFile]:
         assert info.sha is not None  # optional only because not every request asks for it
         if info.gated:  # anybody may list the files of a gated dataset
             api.auth_check(info.id, repo_type="dataset")
-        tree = api.list_repo_tree(info.id, recursive=True, revision=info.sha, repo_type="dataset")
-        files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+        entries = _within_bounds(
+            api.list_repo_tree(info.id, recursive=True, revision=info.sha, repo_type="dataset"),
+            f"dataset '{dataset}': its list of files at {api.endpoint}",
+        )
+        files = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
     token = api.token if isinstance(api.token, str) else None
     readable = [path for path in map(Path, sorted(files)) if kind_of(path) != ".txt"]
     chosen = list(filter(named.match, map(str, readable)))
@@ -205,3 +224,17 @@ def hub_files(source: str) -> list[RemoteFile]:
         RemoteFile(root + quote(name), folder + name, files[name].size, hashes.get(name), token)
         for name in chosen
     ]
+
+
+def _within_bounds(tree: Iterable[Any], name: str) -> list[Any]:
+    """Returns the entries of a list on the hub, which comes in any number of pages."""
+    way_out = "check HF_ENDPOINT where it is set"
+    with ThreadPool(1) as pool:  # the hub's client itself waits without end for a page
+        asked = pool.apply_async(lambda: list(islice(tree, MOST_FILES + 1)))
+        try:
+            entries = asked.get(LIST_SECONDS)
+        except multiprocessing.TimeoutError:
+            raise UserError(f"{name} takes more than {LIST_SECONDS:.0f} s; {way_out}") from None
+    if len(entries) > MOST_FILES:
+        raise UserError(f"{name} has more than {MOST_FILES:,} entries; {way_out}")
+    return entries

@@ -22,7 +22,7 @@ from data_prep.corpora import FILE_BYTES, FILE_TOKENS, Corpus, InputFile, Remote
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import alone, replacing, say
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
-from dualpath_cli.data.rows import OnRead, decompress, is_known, suffixes
+from dualpath_cli.data.rows import DAMAGED, OnRead, decompress, is_known, suffixes
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,12 @@ class Downloads:
         try:
             with (
                 requests.get(
-                    file.url, headers=as_stored, auth=token, timeout=seconds, stream=True
+                    file.url,
+                    headers=as_stored,
+                    auth=token,
+                    timeout=seconds,
+                    stream=True,
+                    hooks={"response": _pass_over_redirect},
                 ) as answer,
                 partial.open("wb") as sink,
             ):
@@ -103,11 +108,14 @@ class Downloads:
                     raise _Trouble(said, answer.headers.get("Retry-After", ""))
                 if not answer.ok:
                     raise Unavailable(said)
-                since, received = time.monotonic(), 0
+                _check_size(answer.raw.length_remaining or 0, file)
+                since, received, written = time.monotonic(), 0, 0
                 # As soon as there are bytes: a read of a whole block may take hours.
                 while block := answer.raw.read1(1 << 16, decode_content=False):
                     if self.leaving.is_set():
                         raise CancelledError
+                    written += len(block)
+                    _check_size(written, file)
                     sink.write(block)
                     self._on_bytes(len(block))
                     received += len(block)
@@ -124,6 +132,20 @@ class Downloads:
             raise Unavailable(wrong)
         if not _can_be_read(partial, file):
             raise _Trouble("the answer cannot be decompressed: a part of the file, or a login page")
+
+
+def _check_size(count: int, file: RemoteFile) -> None:
+    """Raises Unavailable for more bytes than a file has, or may have."""
+    most = file.most if file.size is None else file.size
+    if count > most:
+        known = "that are accepted" if file.size is None else "that it has"
+        raise Unavailable(f"the answer has more than the {most:,} bytes {known}")
+
+
+def _pass_over_redirect(answer: requests.Response, **_: object) -> None:
+    """Closes a redirect: requests would read its body to the end, which may not come."""
+    if answer.is_redirect:
+        answer.close()
 
 
 class _Trouble(Exception):
@@ -167,7 +189,7 @@ def _can_be_read(partial: Path, file: RemoteFile) -> bool:
     if file.size is not None or file.sha256 or not (suffixes(name)[1] and is_known(name)):
         return True
     stored = partial.open("rb", buffering=0)
-    with suppress(OSError), decompress(stored, name) as stream:
+    with suppress(*DAMAGED), decompress(stored, name) as stream:
         while stream.read(1 << 20):
             pass
         return True

@@ -25,7 +25,7 @@ SEAL = 32  # bytes at the end of a piece
 def _seal(path: Path, content: bytes | pa.Buffer) -> bytes:
     """Returns the sha256 of a content, its place (request, corpus, name) and rejected documents."""
     beside, place = path.with_suffix(REJECTED), "/".join(path.parts[-3:])
-    rejected = beside.read_bytes() if beside.exists() else b""
+    rejected = beside.read_bytes() if beside.is_file() else b""
     return hashlib.sha256(b"".join((place.encode(), content, rejected))).digest()
 
 
@@ -38,8 +38,8 @@ def write_sealed(path: Path, content: bytes | pa.Buffer) -> None:
 
 
 def read_sealed(path: Path) -> bytes:
-    """Returns a file's content; empty where the file is missing or damaged."""
-    whole = path.read_bytes() if path.exists() else b""
+    """Returns a file's content; empty where the file is missing, damaged or a pipe."""
+    whole = path.read_bytes() if path.is_file() else b""
     return whole[:-SEAL] if whole[-SEAL:] == _seal(path, whole[:-SEAL]) else b""
 
 

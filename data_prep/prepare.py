@@ -31,7 +31,7 @@ from data_prep.shards import write_shards
 from data_prep.text import Contamination
 from data_prep.workers import PieceSettings, workers
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import say
+from dualpath_cli.base.system import read_json, say
 from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.data.rows import OnRead
 from dualpath_cli.data.storage import sizes
@@ -109,10 +109,10 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
 def _check_is_ours(out: Path) -> None:
     """Checks that every file in a folder is part of a data folder: all may be deleted later."""
     try:
-        content = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+        content = read_json(out / MANIFEST)
         listed = [file["name"] for key in ("chunks", "beside") for file in content[key]]
         content["fingerprint"], content["request"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (UserError, KeyError, TypeError):
         raise UserError(
             f"--out '{out}' exists and is not a data folder; choose another one"
         ) from None

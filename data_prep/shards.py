@@ -67,7 +67,7 @@ def write_shards(
         length = min(chunk_tokens, total - start)
         note = journal / f"{number}.json"
         path, noted = folder / f"chunk-0-{number}.bin", json.loads(read_sealed(note) or "null")
-        if noted and path.exists() and sha256_of(path) == noted["sha256"]:
+        if noted and path.is_file() and sha256_of(path) == noted["sha256"]:
             for _ in take(length):
                 pass
             file = StoredFile(**noted)

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, TextIO
@@ -253,6 +254,9 @@ def _failure_of_disk(error: BaseException, path: Path) -> int | None:
 _held: set[int] = set()  # descriptors of locks; a forked process closes its copies
 
 
+_uses = ExitStack()  # locks that end with this process
+
+
 def _let_go() -> None:
     while _held:
         os.close(_held.pop())
@@ -262,17 +266,21 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
-def _locked(path: Path, create: int = 0, *, wait: bool = False) -> Iterator[bool]:
+def _locked(
+    path: Path, create: int = 0, *, wait: bool = False, shared: bool = False
+) -> Iterator[bool]:
     """Holds a file, never a link; yields whether the file system has locks.
 
-    Raises BlockingIOError if another process holds it, unless `wait`.
+    Any number may hold a file `shared` at the same time. Raises BlockingIOError if another process
+    holds it otherwise, unless `wait`.
     """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     while True:
         descriptor = no_link(path, os.O_RDWR | create)
         _held.add(descriptor)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(descriptor, kind | (0 if wait else fcntl.LOCK_NB))
                 known = True
             except OSError as error:
                 if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
@@ -323,6 +331,29 @@ def is_held(lock: Path) -> bool:
         return isinstance(error, BlockingIOError)
 
 
+@cache
+def keep_in_use(folder: Path) -> None:
+    """Protects a folder from `remove_unused`, in any process, until this process ends.
+
+    The folder need not exist yet. The lock lies beside the folder.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _uses.enter_context(_locked(_use_of(folder), os.O_CREAT, wait=True, shared=True))
+
+
+def remove_unused(folder: Path) -> None:
+    """Deletes a folder unless a process keeps it in use, or the file system has no locks."""
+    lock = _use_of(folder)
+    with suppress(OSError), _locked(lock, os.O_CREAT) as known:  # BlockingIOError: it is in use
+        if known:
+            shutil.rmtree(folder, ignore_errors=True)
+        lock.unlink()  # a process that waits for it makes a new one
+
+
+def _use_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.used")
+
+
 # Reading files of unknown origin
 
 
@@ -340,14 +371,19 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
+def read_bytes(path: Path) -> bytes:
+    """The content of a file. Raises OSError for a pipe, and for more than `MOST_BYTES`."""
+    with open_regular(path) as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES:,} bytes")
+    return content
+
+
 def read_text(path: Path, way_out: str = "") -> str:
     """The text of a file, unchanged. Raises UserError, ending with `way_out`, for no text file."""
     try:
-        with open_regular(path) as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES:,} bytes")
-        return content.decode()
+        return read_bytes(path).decode()
     except OSError as error:
         reason = error.strerror
     except UnicodeDecodeError as error:

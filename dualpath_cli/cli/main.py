@@ -122,7 +122,9 @@ def _failed(name: str, error: BaseException) -> int:
             code, text = of_system(error)
             return _end(name, code, f"error: {text}")
         case MemoryError():
-            return _end(name, 1, "error: out of memory; take a smaller model or fewer texts")
+            return _end(
+                name, 1, "error: out of memory; take fewer or shorter texts, or a smaller model"
+            )
         case Stopped():
             return _end(name, error.code, "" if error.quiet else error.text, sys.stdout)
         case SystemExit() | KeyboardInterrupt():  # SystemExit: Lightning ends so, too

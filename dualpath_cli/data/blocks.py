@@ -2,7 +2,8 @@
 
 Chunks from S3 are fetched into the cache (`storage.cache`) as they are read, the next one ahead. A
 folder there is named by the location and the content of the data, so replaced data never mix with
-the data before. All processes of a machine share the chunks.
+the data before. All processes of a machine share the chunks. Chunks of replaced data are deleted
+once the processes that read them have ended.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import alone, replacing
+from dualpath_cli.base.system import alone, keep_in_use, remove_unused, replacing
 from dualpath_cli.data import storage
 from dualpath_cli.data.manifest import AGAIN, HEADER, INDEX, MANIFEST, Manifest, readable
 from dualpath_cli.data.order import SampleOrder
@@ -77,7 +78,10 @@ class ChunkCache:
     """The folder on this disk with the chunks of a folder on S3."""
 
     def __init__(self, url: str, manifest: Manifest) -> None:
-        """Makes the folder with its index, and deletes the chunks of data that were replaced."""
+        """Makes the folder with its index, and deletes the chunks of replaced data that are unused.
+
+        A run that began before the data were replaced goes on with its own chunks.
+        """
         self.url = url.rstrip("/")
         self._sha256 = {chunk.name: chunk.sha256 for chunk in manifest.chunks}
         self._read: list[str] = []  # by this process, the latest last
@@ -85,13 +89,17 @@ class ChunkCache:
         # The index as well: equal tokens may lie in files of other names.
         content = f"{manifest.fingerprint}\n{manifest.index_sha256}"
         self.folder = place / hashlib.sha256(content.encode()).hexdigest()[:16]
+
+        keep_in_use(self.folder)
+
         for name in (MANIFEST, INDEX):
             if not (self.folder / name).exists():
                 with replacing(self.folder / name, shared=True) as partial:
                     shutil.copyfile(storage.local_copy(f"{self.url}/{name}"), partial)
+
         for other in place.iterdir():
-            if other != self.folder:
-                shutil.rmtree(other, ignore_errors=True)
+            if other.is_dir() and other != self.folder:
+                remove_unused(other)
 
     def fetch(self, name: str) -> None:
         """Downloads a chunk unless it is here; one process at a time, the others wait."""

@@ -131,6 +131,8 @@ def source_files(source: Source) -> list[Path]:
         raise UserError(f"source '{path}': no readable file in the folder; give {FORMATS}")
     if is_glob and not taken:
         raise UserError(f"source '{path}': no file matches this glob, seen from '{Path.cwd()}'")
+    if path.exists() and not taken:
+        raise UserError(f"source '{path}' is a pipe or a device, not a file; give {FORMATS}")
     if not taken:
         raise UserError(f"source '{path}' does not exist; give {FORMATS}{_sibling(path)}")
     return taken

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.pointers import StandIn, refuse_pointer
-from dualpath_cli.base.system import write_text
+from dualpath_cli.base.system import read_bytes, write_text
 from dualpath_cli.data.storage import exists, is_remote, local_copy, sha256_of, sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 
@@ -287,9 +287,7 @@ def readable(path: str | Path) -> Iterator[None]:
 
 def _json_object(path: str) -> dict[str, Any]:
     with readable(path):
-        copy = local_copy(path)
-        refuse_pointer(copy)
-        text = copy.read_bytes()
+        text = read_bytes(local_copy(path))
     try:
         content = json.loads(text)
         json.dumps(content, ensure_ascii=False).encode()  # no half of a surrogate pair

@@ -1,17 +1,25 @@
-"""Rows of one file, read through Arrow a few megabytes at a time: texts, JSON lines, Parquet."""
+"""Rows of one file, read a few megabytes at a time: texts, JSON lines, Parquet.
 
+A small compressed file may stand for any number of bytes. No more than `MOST_BYTES` of one row are
+read, and no more than `_BATCH_BYTES` of several rows at a time.
+"""
+
+import gzip
 import io
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.pointers import refuse_pointer
+from dualpath_cli.base.system import MOST_BYTES
 
 TEXTS = (".txt", ".md")  # files that are one text
 JSON_LINES = (".jsonl", ".ndjson")
@@ -22,7 +30,10 @@ OnRead = Callable[[int], None]
 """Called with the number of bytes read from the disk since the last call."""
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}  # Arrow's names, by suffix
 ENDINGS = (*CODECS, *TEXTS, *JSON_LINES, ".parquet")  # of names that say what a file holds
+DAMAGED = (pa.ArrowException, OSError, EOFError, zlib.error)
+"""Errors of a file that is cut off or damaged."""
 _BUFFER_BYTES = 1 << 20
+_BATCH_BYTES = 1 << 28  # decoded records of Parquet in memory
 
 
 class BadRow(ValueError):
@@ -114,7 +125,7 @@ def read_rows(
         for content in batches:
             yield Rows(str(path), kind, number, content)
             number += len(content)
-    except (pa.ArrowException, OSError) as error:
+    except DAMAGED as error:
         after = {".jsonl": f" after line {number - 1}", ".parquet": f" after row {number - 1}"}
         where = after.get(kind, "") if number > 1 else ""
         format = " as Parquet" if kind == ".parquet" else ""
@@ -123,22 +134,61 @@ def read_rows(
 
 
 def _lines(path: Path, kind: str, on_read: OnRead, size: int) -> Iterator[list[bytes]]:
-    """Yields lines, decompressed by the file's name, or its whole text; OSError if damaged."""
+    """Yields lines, decompressed by the file's name, or its whole text; `DAMAGED` if it is."""
     told = 0
     with path.open("rb", buffering=0) as file, decompress(file, path) as stream:
-        whole = kind == ".txt"
-        batches = [[stream.read()]] if whole else iter(lambda: stream.readlines(size - 1), [])
+        batches = _whole(stream) if kind == ".txt" else _batched(stream, size)
         for lines in batches:
             on_read(file.tell() - told)
             told = file.tell()
             yield lines
 
 
+def _whole(stream: io.BufferedReader) -> Iterator[list[bytes]]:
+    content = io.BytesIO()
+    while block := stream.read(_BUFFER_BYTES):
+        content.write(block)
+        if content.tell() > MOST_BYTES:
+            raise _too_long("text")
+    yield [content.getvalue()]
+
+
+def _batched(stream: io.BufferedReader, size: int) -> Iterator[list[bytes]]:
+    """Yields lines of `size` bytes or a little more together."""
+    lines: list[bytes] = []
+    held = 0
+    while line := stream.readline(MOST_BYTES + 1):
+        if len(line) > MOST_BYTES:
+            if lines:
+                yield lines
+            raise _too_long("line")
+        lines.append(line)
+        held += len(line)
+        if held >= size:
+            yield lines
+            lines, held = [], 0
+    if lines:
+        yield lines
+
+
+def _too_long(what: str) -> OSError:
+    return OSError(
+        f"a {what} of more than {MOST_BYTES:,} bytes, which would not fit into the memory; "
+        "divide it into documents"
+    )
+
+
 def decompress(file: io.FileIO, path: Path) -> io.BufferedReader:
-    """Returns the content of an open file, decompressed by the ending of its name."""
-    # Arrow's decompressor reads all members of a file and raises OSError where a file is cut off.
+    """Returns the content of an open file, decompressed by the ending of its name.
+
+    All members of a file are read. Reading raises one of `DAMAGED` where it is cut off.
+    """
     codec = CODECS.get(suffixes(path)[1])
-    stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec) if codec else file
+    stream: Any = file
+    if codec == "gzip":  # Python's own passes over zeros behind a member, as gzip does
+        stream = gzip.GzipFile(fileobj=file)
+    elif codec:
+        stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
     return io.BufferedReader(stream, _BUFFER_BYTES)
 
 
@@ -155,7 +205,11 @@ def _records(
             )
         extra = [name for name in optional if name in names and name not in fields]
         on_disk, read, told = path.stat().st_size, 0, 0
-        batches = file.iter_batches(_batch_rows(file.metadata, size), columns=[*fields, *extra])
+        columns, rows = [*fields, *extra], _batch_rows(file.metadata, size)
+        at_once = min(rows, max(_BATCH_BYTES // max(_longest(path, file, columns, rows), 1), 1))
+        batches: Iterable[pa.RecordBatch] = file.iter_batches(at_once, columns=columns)
+        if at_once < rows:
+            batches = _joined(batches, rows)
         for held in _held(batches, size):
             # Arrow does not report its position: the share of rows approximates that of bytes.
             read += sum(batch.num_rows for batch in held)
@@ -172,12 +226,79 @@ def _batch_rows(metadata: pq.FileMetaData, size: int) -> int:
     return min(max(size // max(longest, 1), 1), 256)
 
 
+def _longest(path: Path, file: pq.ParquetFile, columns: Sequence[str], rows: int) -> int:
+    """Returns the most bytes of a decoded value; 0 where any `rows` of them fit into the memory.
+
+    A value may be far longer than its part of the file: a dictionary holds it once for any number
+    of rows, DELTA_BYTE_ARRAY stores only its difference to the value before, and a codec makes
+    gigabytes of equal bytes out of nothing.
+    """
+    longest = 0
+    for group in range(file.metadata.num_row_groups):
+        found = file.metadata.row_group(group)
+        for chunk in map(found.column, range(found.num_columns)):
+            name, stored = chunk.path_in_schema, chunk.total_uncompressed_size
+            is_read = any(f"{name}.".startswith(f"{own}.") for own in columns)
+            if not is_read or stored * rows <= _BATCH_BYTES:
+                continue
+
+            is_bomb = stored > max(_BATCH_BYTES, 100 * chunk.total_compressed_size)
+            if is_bomb or "DELTA_BYTE_ARRAY" in chunk.encodings:
+                longest = max(longest, stored)
+            elif chunk.has_dictionary_page:
+                entry = _longest_in_dictionary(path, file.metadata, group, name)
+                longest = max(longest, stored if entry is None else entry)
+    return longest
+
+
+def _longest_in_dictionary(
+    path: Path, metadata: pq.FileMetaData, group: int, column: str
+) -> int | None:
+    """Returns the most bytes of an entry; None where Arrow does not show the dictionary."""
+    with pq.ParquetFile(
+        path, metadata=metadata, read_dictionary=[column], pre_buffer=False,
+        buffer_size=_BUFFER_BYTES,
+    ) as file:  # fmt: skip
+        # The first row brings the whole dictionary.
+        batches = file.iter_batches(1, row_groups=[group], columns=[column])
+        values = next(iter(batches)).column(0)
+    if not isinstance(values, pa.DictionaryArray):
+        return None
+    return pc.max(pc.binary_length(values.dictionary)).as_py() or 0
+
+
+def _joined(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yields batches of `rows` records, or of about `_BATCH_BYTES`."""
+    held: list[pa.RecordBatch] = []
+    missing, held_bytes = rows, 0
+
+    for batch in batches:
+        while batch.num_rows:
+            part = batch.slice(0, missing)
+            batch = batch.slice(part.num_rows)
+            held.append(part)
+            missing -= part.num_rows
+            held_bytes += part.nbytes
+
+            if not missing or held_bytes >= _BATCH_BYTES:
+                yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+                held = []
+                missing, held_bytes = rows, 0
+
+    if held:
+        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+
+
 def _held(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[list[pa.RecordBatch]]:
     """Yields records of `size` bytes or a little more together."""
     held: list[pa.RecordBatch] = []
     held_bytes = 0
     for batch in batches:
         for records in _halved(batch, size):
+            if records.nbytes > MOST_BYTES:
+                if held:
+                    yield held
+                raise _too_long("row")
             held.append(records)
             held_bytes += records.nbytes
             if held_bytes >= size:

@@ -16,7 +16,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import alone, cores, say, write_text
+from dualpath_cli.base.system import alone, cores, read_bytes, say, write_text
 from dualpath_cli.data.manifest import AGAIN, HEADER, Manifest, StoredFile, readable
 from dualpath_cli.data.storage import cache
 
@@ -41,7 +41,7 @@ class Chunks:
         self._known: dict[str, Stamp] = {}
         # A chunk whose entry cannot be read is verified again.
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            noted = json.loads(self._memory.read_bytes())["chunks"]
+            noted = json.loads(read_bytes(self._memory))["chunks"]
             self._known = {
                 name: (size, inode, changed)
                 for name, (size, inode, changed, sha256) in noted.items()

@@ -19,7 +19,9 @@ from dualpath_cli.base.system import (
     alone,
     claimed,
     is_held,
+    keep_in_use,
     naming,
+    remove_unused,
     replacing,
     replacing_folder,
     write_text,
@@ -311,6 +313,32 @@ def test_a_killed_process_holds_nothing_even_if_its_child_lives_on(tmp_path):
     process.kill()
     take(tmp_path)
     os.kill(child, signal.SIGKILL)  # which fails if it is gone
+
+
+def use(folder: Path) -> None:
+    keep_in_use(folder)
+    write_text(folder / "used", "")
+    time.sleep(60)
+
+
+def test_a_folder_in_use_is_removed_once_its_last_process_has_ended(tmp_path):
+    folder = tmp_path / "folder"
+    users = [SERVER.Process(target=use, args=(folder,)) for _ in range(2)]
+    for user in users:
+        (folder / "used").unlink(missing_ok=True)
+        user.start()
+        while not (folder / "used").exists():
+            assert user.is_alive()
+            time.sleep(0.01)
+
+    for user in users:
+        remove_unused(folder)
+        assert folder.exists()
+        user.kill()
+        user.join()
+
+    remove_unused(folder)
+    assert not any(tmp_path.iterdir()), "neither the folder nor its lock"
 
 
 def test_a_second_fit_in_the_same_folder_ends_with_one_line(trained, refused, tmp_path):

@@ -77,15 +77,27 @@ def test_the_order_depends_on_the_paths_alone_and_spreads_over_the_snapshots(web
 
 @pytest.mark.parametrize(
     "content",
-    [b"<html>log in</html>", gzip.compress(b"a/b\n"), b"\x1f\x8b"],
-    ids=["page", "no corpus", "cut"],
-)
-def test_a_list_that_is_none_is_refused_and_fetched_again(web, tmp_path, content):
+    [
+        b"<html>log in</html>", gzip.compress(b"a/b\n"), b"\x1f\x8b",
+        gzip.compress(f"{PATHS[0]}\n".encode() * 2000),
+    ],
+    ids=["page", "no corpus", "cut", "too long when decompressed"],
+)  # fmt: skip
+def test_a_list_that_is_none_is_refused_and_fetched_again(web, tmp_path, content, monkeypatch):
+    monkeypatch.setattr(corpora, "MOST_LIST_BYTES", 10**5)
     good, web.files[LIST] = web.files[LIST], content
     with pytest.raises(UserError, match=f"mirror '{web.url}'.* is not a gzipped list of paths"):
         nemotron_files("", web.url, tmp_path)
     web.files[LIST] = good
     assert len(nemotron_files("", web.url, tmp_path)) == len(PATHS)
+
+
+def test_a_list_without_end_is_refused(web, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "MOST_LIST_BYTES", 10**5)
+    web.fallback = Fault(endless=True)
+    with pytest.raises(UserError, match=f"mirror '{web.url}': .* more than the 100,000 bytes"):
+        nemotron_files("", web.url, tmp_path)
+    assert not list(tmp_path.rglob("*.gz*"))
 
 
 @pytest.fixture
@@ -270,6 +282,20 @@ def test_a_path_without_rows_is_told_what_there_is(hub, path):
         f"hf:{DATASET}/PATH, where PATH is a folder or a glob in the dataset; it has "
         "data/one/*.parquet, data/two/*.jsonl, data/two/deep/*.jsonl.zst"
     )
+
+
+@pytest.mark.parametrize("page", [TREE, []], ids=["of files", "of nothing"])
+def test_a_dataset_whose_list_of_pages_never_ends_is_refused(hub, page, monkeypatch):
+    monkeypatch.setattr(corpora, "MOST_FILES", 30)
+    monkeypatch.setattr(corpora, "LIST_SECONDS", 1.0)
+    tree = f"{INFO}/tree/{SHA}"
+    entries = [{"type": "file", "path": path, "size": 1, "oid": "0" * 40} for path in page]
+    hub.files[tree] = json.dumps(entries).encode()
+    hub.fallback = Fault(headers={"Link": f'<{hub.url}{tree}?cursor=2>; rel="next"'})
+    hub.faults.clear()
+    bound = "has more than 30 entries" if page else "takes more than 1 s"
+    with pytest.raises(UserError, match=f"dataset '{DATASET}': its list of files at .* {bound}"):
+        found("")
 
 
 @pytest.mark.parametrize("token", ["hf_mine", None, "hf_other"])

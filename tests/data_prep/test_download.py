@@ -76,6 +76,9 @@ def test_a_file_is_stored_as_it_comes_whatever_its_encoding(web, tmp_path):
         (Fault(302, {"Location": "/a"}), {}, "TooManyRedirects"),
         (Fault(), {"sha256": "0" * 64}, "sha256 is not 0000"),
         (Fault(), {"size": SIZE + 1}, "256,000 bytes instead of 256,001"),
+        (Fault(), {"size": SIZE - 1}, "more than the 255,999 bytes that it has"),
+        (Fault(endless=True), {"size": SIZE}, "more than the 256,000 bytes that it has"),
+        (Fault(endless=True), {"most": SIZE}, "more than the 256,000 bytes that are accepted"),
     ],
 )
 def test_what_no_patience_mends_is_said_at_once_and_leaves_nothing(
@@ -85,6 +88,12 @@ def test_what_no_patience_mends_is_said_at_once_and_leaves_nothing(
     with pytest.raises(Unavailable, match=reason):
         fetch(web, tmp_path, waits, **known)
     assert (names(tmp_path), waits) == ([], [])
+
+
+def test_the_endless_body_of_a_redirect_is_not_read(web, tmp_path):
+    web.files["/to"] = CONTENT
+    web.faults["/a"] = [Fault(302, {"Location": "/to"}, endless=True)]
+    assert fetch(web, tmp_path).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import pickle
 import resource
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +18,8 @@ import zstandard
 
 from data_prep import encoding
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.data.rows import read_rows
+from dualpath_cli.data import rows
+from dualpath_cli.data.rows import UnreadableFile, read_rows
 from tests.data_prep.conftest import prepare, rows_of, texts_of, write_jsonl
 
 GOOD = [f"good document {n}" for n in range(3)]
@@ -55,7 +57,7 @@ ROW = {"unreadable": 1}
 FAULTS = [
     Fault("f.jsonl.zst", zstandard.compress(LINES * 30_000)[:-50], "cannot be read"),
     Fault("f.jsonl.gz", gzip.compress(LINES * 30_000)[:-50], "after line"),
-    Fault("f.jsonl.gz", gzip.compress(LINES) + b"\0" * 9, "cannot be read"),
+    Fault("f.jsonl.gz", gzip.compress(LINES) + b"\0" * 9 + b"more", "cannot be read"),
     Fault("f.parquet", _parquet(pa.table({"text": GOOD}), -9), "Parquet"),
     Fault("f.parquet", _parquet(pa.table({"body": GOOD})), "no column 'text'"),
     Fault("f.jsonl.gz", gzip.compress(b""), "empty"),
@@ -127,8 +129,8 @@ def test_a_fault_stops_a_strict_preparation_else_it_is_named_and_the_rest_is_pre
 def test_strict_minds_no_fault_beyond_what_is_needed(ask, workers, tmp_path, monkeypatch):
     # Pieces are begun ahead of need: faults of those that are not used do not matter.
     monkeypatch.setattr(encoding, "PIECE_BYTES", 100)
-    rows = [json.dumps({"text": f"document {n} " + "hello " * 20}) for n in range(6)]
-    (tmp_path / "a.jsonl").write_text("\n".join([*rows[:3], "no JSON", *rows[3:]]) + "\n")
+    lines = [json.dumps({"text": f"document {n} " + "hello " * 20}) for n in range(6)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines[:3], "no JSON", *lines[3:]]) + "\n")
     few = ask(tmp_path / "a.jsonl", out=tmp_path / "few", strict=True, tokens=10)
     prepare(few, workers)
     many = ask(tmp_path / "a.jsonl", strict=True, tokens=10**6)
@@ -139,11 +141,97 @@ def test_strict_minds_no_fault_beyond_what_is_needed(ask, workers, tmp_path, mon
 def test_rejected_rows_are_kept_as_they_stand_in_the_file(ask, out, corpus):
     (corpus / "f.jsonl").write_bytes(b'{"text": "\xff"}\n{"id": "x", "text": 3}\n')
     prepare(ask(corpus))
-    rows = rows_of(out / "rejected.jsonl.zst")
-    assert [(row["row"], row["id"], row["text"]) for row in rows] == [
+    rejected = rows_of(out / "rejected.jsonl.zst")
+    assert [(row["row"], row["id"], row["text"]) for row in rejected] == [
         (1, None, '{"text": "\\xff"}'),
         (2, "x", '{"id": "x", "text": 3}'),
     ]
+
+
+def test_zeros_behind_a_gzipped_file_are_passed_over_as_by_gzip(ask, out, corpus):
+    (corpus / "f.jsonl.gz").write_bytes(gzip.compress(LINES) * 2 + bytes(600))
+    (count,) = prepare(ask(corpus, duplicates="keep")).sources
+    assert (count.faults, count.documents) == ([], 2 + 2 * len(GOOD))
+
+
+LONG = 2 * 10**5  # bytes of a row under a bound of half of it
+TOO_LONG = {
+    "a.jsonl.zst": zstandard.compress(LINES + b'{"text": "' + b"a" * LONG + b'"}\n' + LINES),
+    "a.txt.gz": gzip.compress(b"a" * LONG),
+    "a.parquet": _parquet(pa.table({"text": [*GOOD, "a" * LONG, *GOOD]})),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LONG)
+def test_a_row_too_long_for_the_memory_ends_its_file_by_name(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(rows, "MOST_BYTES", LONG // 2)
+    (tmp_path / name).write_bytes(TOO_LONG[name])
+    read: list[str] = []
+
+    def read_all() -> None:
+        for batch in read_rows(tmp_path / name, ["text"], [], lambda count: None, 50_000):
+            read.extend(row["text"] for _, row in batch.parsed())
+
+    with pytest.raises(UnreadableFile, match=rf"{name}: cannot .* more than 100,000 bytes"):
+        read_all()
+    assert read == ([] if ".txt" in name else GOOD)
+
+
+def _of_one_long_value(encoding: str) -> bytes:
+    """A small file of 300 records with a long text, and short ones behind them."""
+    texts, sink = ["a" * 10_000] * 300 + ["short"] * 3_000, pa.BufferOutputStream()
+    dictionary = encoding == "RLE_DICTIONARY"
+    column = pa.array(texts).dictionary_encode() if dictionary else pa.array(texts)
+    encodings = None if dictionary else {"text": encoding}
+    pq.write_table(
+        pa.table({"text": column}),
+        sink,
+        use_dictionary=dictionary,
+        column_encoding=encodings,
+        compression="zstd",
+    )
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("encoding", ["RLE_DICTIONARY", "DELTA_BYTE_ARRAY", "PLAIN"])
+def test_records_that_share_their_bytes_come_a_few_at_a_time(tmp_path, monkeypatch, encoding):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(_of_one_long_value(encoding))
+
+    def records() -> list[Any]:
+        read = read_rows(path, ["text"], [], lambda count: None, 50_000)
+        return [row for batch in read for row in batch.parsed()]
+
+    expected = records()
+    decoded: list[int] = []
+    held = rows._held
+
+    def seen(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[list[pa.RecordBatch]]:
+        return held(_noting(batches, decoded), size)
+
+    monkeypatch.setattr(rows, "_BATCH_BYTES", 10**5)
+    monkeypatch.setattr(rows, "_held", seen)
+    assert records() == expected, "not the same"
+    assert max(decoded) < 3 * 10**5
+
+
+def _noting(batches: Iterable[pa.RecordBatch], sizes: list[int]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        sizes.append(batch.nbytes)
+        yield batch
+
+
+def test_the_way_of_reading_records_does_not_change_their_division(tmp_path, monkeypatch):
+    path, texts = tmp_path / "a.parquet", [f"{n} " * (n % 500) for n in range(3000)]
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=700)
+
+    def lengths() -> list[int]:
+        read = read_rows(path, ["text"], [], lambda count: None, 50_000)
+        return [len(batch.content) for batch in read]
+
+    usual = lengths()
+    monkeypatch.setattr(rows, "_longest", lambda *_: rows._BATCH_BYTES // 3)
+    assert lengths() == usual
 
 
 def test_long_records_among_short_ones_come_in_small_batches(tmp_path):

@@ -1,5 +1,6 @@
 """The data folder: what others have in its way stays, and unfinished work is continued or kept."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -156,6 +157,12 @@ def test_unfinished_work_that_was_damaged_is_made_again(ask, out, tmp_path, monk
             (partial / first).write_bytes(damaged)
             prepare(asked)
             assert contents(out) == expected, first
+        shutil.rmtree(out)
+        shutil.copytree(kept, partial)
+        (partial / first).unlink()
+        os.mkfifo(partial / first)
+        prepare(asked)
+        assert contents(out) == expected, f"{first} as a pipe"
     shutil.copytree(kept, partial)
     (partial / "request.json").write_bytes(b"{\xff")
     shutil.rmtree(out)

@@ -17,6 +17,7 @@ class Fault:
     headers: dict[str, str | None] = field(default_factory=dict)  # in place of the usual ones
     cut: int | None = None  # ends the connection after so many bytes of the body
     reset: bool = False  # ends the connection with no answer at all
+    endless: bool = False  # repeats the body until the client leaves
     until: threading.Event | None = None  # sends the second half of the body only when this is set
 
 
@@ -85,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         request = Received(unquote(urlsplit(self.path).path), headers)
         fault = self.web.fault(request)
-        self.close_connection = fault.reset or fault.cut is not None
+        self.close_connection = fault.reset or fault.cut is not None or fault.endless
         if fault.reset:
             return
         if fault.status is not None:
@@ -93,11 +94,13 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             status, headers, content = self._file(request)
         self.send_response(status)
-        length = {"Content-Length": f"{len(content)}"}
+        length = {} if fault.endless else {"Content-Length": f"{len(content)}"}
         for name, value in (length | headers | fault.headers).items():
             if value is not None:
                 self.send_header(name, value)
         self.end_headers()
+        while fault.endless:
+            self.wfile.write(content or bytes(1 << 16))
         half = len(content) // 2 if fault.until else 0
         self.wfile.write(content[:half])
         if fault.until:

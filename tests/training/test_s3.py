@@ -69,7 +69,24 @@ def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
     distant = fit(data={"path": remote}, run={"name": "after"})
     assert tables(distant) == tables(local)
     assert tables(distant) != tables(distant.with_name("before"))
-    assert len(list(storage.cache().glob("chunks/*/*"))) == 1, "the old chunks are gone"
+
+
+def test_replaced_data_stay_in_the_cache_while_a_process_reads_them(bucket, tmp_path):
+    def opened(seed: int) -> Blocks:
+        tokens = np.random.default_rng(seed).integers(0, 255, 4 * SIZE)
+        write_data_folder(tmp_path / f"{seed}", tokens, tokenizer_with(["h e"]), 4 * SIZE)
+        put_folder(bucket, tmp_path / f"{seed}", "replaced")
+        return Blocks("s3://bucket/replaced", SIZE)
+
+    before = opened(0)
+    first = before[0].copy()
+    of_ended_run = before.cache.folder.with_name("0123456789abcdef")
+    shutil.copytree(before.cache.folder, of_ended_run)
+
+    after = opened(1)
+    assert (before[0] == first).all()
+    assert (after[0] != first).any()
+    assert not of_ended_run.exists()
 
 
 @workers
