@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from dualpath_cli.training import internals
 from dualpath_cli.training.checkpoints import Checkpoints
-from dualpath_cli.training.module import DualPathModule, EachStep
 
 SIGNALS = [
     getattr(signal, name)
@@ -40,7 +39,7 @@ class StopTraining(BaseException):
         self.signum = signum
 
 
-class Stopping(EachStep):
+class Stopping(Callback):
     """Notes signals, agrees on them with all ranks, saves, and raises StopTraining.
 
     The last callback, so that all rows of a step are written before training stops.
@@ -81,11 +80,10 @@ class Stopping(EachStep):
             self.teardown(trainer, pl_module, "fit")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
         if self.seconds is not None:
             self._deadline = time.monotonic() + self.seconds
 
-    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *ignored: Any) -> None:
         self._stop_if_agreed(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *ignored: Any, **named: Any) -> None:
