@@ -223,7 +223,7 @@ class Gradients(Callback):
     def __init__(self, out: str, steps: list[int]) -> None:
         self.out, self.steps = Path(out), steps
         self.found: dict[str, Any] = {}
-        self.batches: list[Any] = []
+        self.batch: Any = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, DualPathModule)
@@ -233,8 +233,7 @@ class Gradients(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        first = batch_idx % trainer.accumulate_grad_batches == 0
-        self.batches = [batch] if first else [*self.batches, batch]
+        self.batch = batch
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Any
@@ -246,7 +245,7 @@ class Gradients(Callback):
             return
         exact = DualPathLM(pl_module.config).double()
         exact.load_state_dict({name: t.double().cpu() for name, t in model.state_dict().items()})
-        tokens, targets = (torch.cat(parts).cpu() for parts in zip(*self.batches, strict=True))
+        tokens, targets = (part.cpu() for part in self.batch)
         auxiliary = AuxiliaryLoss()
         (exact(tokens, targets, auxiliary=auxiliary).mean() + auxiliary.total).backward()
         wanted = {name: p.grad for name, p in exact.named_parameters() if p.grad is not None}
@@ -259,7 +258,7 @@ class Gradients(Callback):
                     wanted[name.replace(".bias", ".weight")] if own.numel() == 1 else wanted[name]
                 )
                 off[name] = float((got.double().cpu() - wanted[name]).norm() / beside.norm())
-        kind = "graph" if pl_module._graphed else "launched"
+        kind = "graph" if pl_module.graph and pl_module.graph.recorded else "launched"
         worst = max(off, key=off.__getitem__)
         self.found[kind] = {"worst": worst, "off": off[worst], "parameters": len(off), "all": off}
         self.out.write_text(json.dumps(self.found))

@@ -24,7 +24,7 @@ from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.positions import whole_sequences
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.spec.config import Checkpointing, ModelConfig
-from dualpath_cli.training.module import build_optimizer
+from dualpath_cli.training.optim import build_optimizer
 from dualpath_cli.training.parallel import build_model
 
 BATCHES = 4

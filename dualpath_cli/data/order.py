@@ -72,8 +72,8 @@ def permutation(count: int, *names: int) -> npt.NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class MicroBatches(Sampler[list[int]]):
-    """One rank's positions for each micro-batch of the optimizer steps from `start` to `stop`.
+class StepSequences(Sampler[list[int]]):
+    """One rank's positions in each of the optimizer steps from `start` to `stop`.
 
     Of each step's sequences a rank takes every `ranks`-th.
     """
@@ -81,19 +81,16 @@ class MicroBatches(Sampler[list[int]]):
     start: int
     stop: int
     sequences: int  # sequences of an optimizer step, on all ranks
-    micro_batch: int
     ranks: int
     rank: int
     origin: int = 0  # step at which the data began: position 0 of the sequence
 
     def __len__(self) -> int:
-        """Micro-batches of the whole run, also those before `start`, as Lightning counts them."""
-        return self.stop * self.sequences // (self.ranks * self.micro_batch)
+        """Steps of the whole run, also those before `start`, as Lightning counts them."""
+        return self.stop
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yields positions, `micro_batch` at a time."""
+        """Yields the positions of a step at a time."""
         for step in range(self.start - self.origin, self.stop - self.origin):
             first = step * self.sequences
-            own = range(first + self.rank, first + self.sequences, self.ranks)
-            for at in range(0, len(own), self.micro_batch):
-                yield list(own[at : at + self.micro_batch])
+            yield list(range(first + self.rank, first + self.sequences, self.ranks))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
@@ -19,11 +19,10 @@ from dualpath_cli.run.checkpoint_folder import publish
 from dualpath_cli.run.run_folder import CHECKPOINTS, STEP
 from dualpath_cli.run.weights import hashed, own_part
 from dualpath_cli.training import internals
-from dualpath_cli.training.module import DualPathModule, EachStep
 from dualpath_cli.training.ranks import lost_contact
 
 
-class Checkpoints(EachStep):
+class Checkpoints(Callback):
     """Saves every `run.save_every` steps and after the last one; keeps the newest `run.keep`.
 
     It runs after all callbacks that write rows, so that the rows of a checkpoint's step exist.
@@ -38,7 +37,7 @@ class Checkpoints(EachStep):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        internals.count_micro_batches_anew(checkpoint, trainer.accumulate_grad_batches)
+        internals.count_steps_anew(checkpoint)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Clears what an interrupted save left behind."""
@@ -49,11 +48,11 @@ class Checkpoints(EachStep):
         trainer.strategy.barrier("cleared partial checkpoints")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        self.saved_step = self.step  # a continued run does not save its first step again
+        # A continued run does not save its first step again.
+        self.saved_step = trainer.global_step
 
-    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
-        if self.step % self.settings.save_every == 0:
+    def on_train_batch_end(self, trainer: Trainer, *ignored: Any) -> None:
+        if trainer.global_step % self.settings.save_every == 0:
             self.save(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

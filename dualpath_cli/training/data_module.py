@@ -23,7 +23,7 @@ from dualpath_cli.base.system import STOPPING
 from dualpath_cli.data.blocks import Blocks, OrderedBlocks
 from dualpath_cli.data.documents import Source, read_documents
 from dualpath_cli.data.manifest import MANIFEST
-from dualpath_cli.data.order import MicroBatches
+from dualpath_cli.data.order import StepSequences
 from dualpath_cli.data.storage import exists, local_copy
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import (
@@ -52,15 +52,18 @@ class DualPathDataModule(LightningDataModule):
         *,
         seq_len: int,
         micro_batch: int,
+        step_sequences: int,
         seed: int,
         data_since: int = 0,
     ) -> None:
-        """`data_since` is the first step that trained on these data."""
+        """`step_sequences` are those of an optimizer step on all ranks, `micro_batch` those of one
+        forward pass; `data_since` is the first step that trained on these data."""
         super().__init__()
         self.settings = settings
         self.tokenizer = tokenizer
         self.seq_len = seq_len
         self.micro_batch = micro_batch
+        self.step_sequences = step_sequences
         self.seed = seed
         self.data_since = data_since
 
@@ -82,14 +85,13 @@ class DualPathDataModule(LightningDataModule):
                 )
 
     def train_dataloader(self) -> DataLoader[Tokens]:
-        """This rank's micro-batches, from the trainer's current step to its last."""
+        """This rank's share of each step, from the trainer's current step to its last."""
         verify = self.settings.verify != "never"
         blocks = Blocks(self.settings.path, self.seq_len + 1, verify=verify)
         ranks, steps = self.trainer.world_size, self.trainer.max_steps
-        own = MicroBatches(
+        own = StepSequences(
             start=self.trainer.global_step, stop=steps, origin=self.data_since,
-            sequences=ranks * self.micro_batch * self.trainer.accumulate_grad_batches,
-            micro_batch=self.micro_batch, ranks=ranks, rank=self.trainer.global_rank,
+            sequences=self.step_sequences, ranks=ranks, rank=self.trainer.global_rank,
         )  # fmt: skip
         # Python 3.14 would start loaders by a server: each imports everything again, and a signal
         # to all processes of the run ends the server.

@@ -8,25 +8,27 @@ has no such epsilon. `guard` finds gradients of exactly zero, which end the run.
 
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 
 from dualpath_cli.training.guard import PATIENCE, largest_gradients
-from dualpath_cli.training.module import DualPathModule, EachStep
+from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.muon import HIDDEN, Muon
 
 
-class FaintGradients(EachStep):
+class FaintGradients(Callback):
     """Names these matrices once: after step PATIENCE, or the first step of a continued run."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
         self.judged = False
 
-    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *ignored: Any) -> None:
         """Judges the clipped gradients of the step, by the largest entry of each matrix."""
-        if self.judged or self.step < PATIENCE or module.bad_step is not None:
+        module: DualPathModule = pl_module
+        if self.judged or trainer.global_step < PATIENCE or module.bad_step is not None:
             return
         self.judged = True
 
@@ -42,9 +44,10 @@ class FaintGradients(EachStep):
             if 0 < size < eps  # a router may have none yet
         }
         if faint:
+            step = trainer.global_step
             kinds = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in faint})
             self.say(
-                f"warning: {', '.join(kinds)} hardly train: gradients of step {self.step} are at "
+                f"warning: {', '.join(kinds)} hardly train: gradients of step {step} are at "
                 f"most {max(faint.values()):.0e}, below optim.eps={eps:g}, so AdamW moves these "
                 f"{len(faint)} matrices by a fraction of their learning rate; lower optim.eps, or "
                 "raise model.gain_init"

@@ -36,10 +36,11 @@ from dualpath_cli.run.run_folder import (
 from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
 from dualpath_cli.training import curve
 from dualpath_cli.training.data_module import loading_fault
-from dualpath_cli.training.graphs import MicroBatchGraph, why_launched
+from dualpath_cli.training.graphs import why_launched
 from dualpath_cli.training.launch import TrainingLaunch, epochs, unused_rows
 from dualpath_cli.training.ranks import Ranks, lost_contact
 from dualpath_cli.training.session import Session, begin_wandb
+from dualpath_cli.training.step import graph_of
 from dualpath_cli.training.stopping import TIME_OVER, StopTraining
 from dualpath_cli.training.tables import MetricsLog
 
@@ -83,17 +84,15 @@ def fit(session: Session[TrainingLaunch]) -> None:
         trainer.validate(session.module, datamodule=data, ckpt_path=path, verbose=False)
         session.show_validation()
         return
-    trainer.accumulate_grad_batches = accumulate
-    # Lightning counts micro-batches here. Without an interval only the last step is validated.
-    trainer.val_check_interval = (run.validate_every or run.steps) * accumulate
+    # In steps. Without an interval only the last one is validated.
+    trainer.val_check_interval = run.validate_every or run.steps
     trainer.check_val_every_n_epoch = None
     way_out = "wait until it ends, or give this run a name (--run.name NAME)"
     lock = alone(launch.folder / FIT, launch.folder, way_out)
     with lock if trainer.is_global_zero else nullcontext():
         _begin_folder(session, same)
         if not launched:
-            losses, module = session.module.losses, session.module
-            module.graph = MicroBatchGraph(losses, module, accumulate)
+            session.module.graph = graph_of(session.module, parts=accumulate)
         try:
             trainer.fit(session.module, datamodule=session.datamodule, ckpt_path=path)
         except torch.OutOfMemoryError:

@@ -56,31 +56,39 @@ def why_launched(settings: Settings, trainer: Trainer, micro_batch: int) -> str:
 class MicroBatchGraph:
     """Records and replays the micro-batches of a module."""
 
-    def __init__(self, losses: Callable[..., Losses], module: nn.Module, accumulate: int) -> None:
-        """`losses` maps tokens and targets, (B, T) each; a step has `accumulate` micro-batches."""
-        self._losses, self._module, self._accumulate = losses, module, accumulate
+    def __init__(self, work: Callable[..., Losses], module: nn.Module) -> None:
+        """`work` adds the gradients of tokens and targets, (B, T) each, and returns the losses."""
+        self._work, self._module = work, module
         self._steps = 0
+        self._first = False  # whether the next micro-batch is its step's first
         self._replay: Callable[[], Losses] | None = None
         self._inputs: list[torch.Tensor] = []
         self._gradients: dict[nn.Parameter, torch.Tensor] = {}
 
-    def is_due(self, first: bool) -> bool:
-        """Whether the next micro-batch uses the graph; `first`: the micro-batch begins a step."""
-        self._steps += first
+    @property
+    def recorded(self) -> bool:
+        """Whether there is a graph by now."""
+        return self._replay is not None
+
+    def begins_step(self) -> bool:
+        """Counts a step; returns whether its micro-batches use the graph."""
+        self._steps += 1
+        self._first = True
         return self._steps > WARM_STEPS
 
-    def __call__(self, tokens: torch.Tensor, targets: torch.Tensor, first: bool) -> Losses:
+    def __call__(self, tokens: torch.Tensor, targets: torch.Tensor) -> Losses:
         """Adds a micro-batch's gradients to those of its step.
 
         The next call overwrites `nll` of the returned losses.
         """
         if self._replay is None:
             self._inputs = [tokens.clone(), targets.clone()]
-            self._replay = CudaGraph(self._work, tokens.device, self._begin)
+            self._replay = CudaGraph(self._record, tokens.device, self._begin)
         for own, given in zip(self._inputs, (tokens, targets), strict=True):
             own.copy_(given)
-        if first:
+        if self._first:
             torch._foreach_zero_(list(self._gradients.values()))
+            self._first = False
         for parameter, gradient in self._gradients.items():
             parameter.grad = gradient  # a skipped step has none
         made = self._replay()
@@ -89,12 +97,9 @@ class MicroBatchGraph:
     def _begin(self) -> None:
         """Runs the micro-batch that will be recorded, and keeps its gradients."""
         self._module.zero_grad(set_to_none=True)
-        self._work()
+        self._record()
         parameters = self._module.parameters()
         self._gradients = {p: p.grad for p in parameters if p.grad is not None}
 
-    def _work(self) -> Losses:
-        made = self._losses(*self._inputs)
-        with torch.autocast(made.loss.device.type, enabled=False):  # as Lightning's backward
-            (made.loss / self._accumulate).backward()
-        return Losses(made.loss.detach(), made.nll.detach(), {})
+    def _record(self) -> Losses:
+        return self._work(*self._inputs)

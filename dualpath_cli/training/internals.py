@@ -4,6 +4,7 @@ A release that moves a private part fails the test of the gain.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ def replace_signal_handlers(trainer: "Trainer", listen: Callable[[], None]) -> N
     """Makes a trainer call `listen` instead of setting its own signal handlers.
 
     Gains an end without a hang: Lightning's handler broadcasts while other ranks are in another
-    collective. Gains speed: Lightning broadcasts after every micro-batch, and waits for the device.
+    collective. Gains speed: Lightning broadcasts before every batch, and waits for the device.
     """
     trainer._signal_connector.register_signal_handlers = listen  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
@@ -36,20 +37,33 @@ def validate_between_batches(trainer: "Trainer") -> None:
     connector._first_loop_iter = first
 
 
-def count_micro_batches_anew(checkpoint: dict[str, Any], accumulate: int) -> None:
-    """Changes the progress in a loaded checkpoint to `accumulate` micro-batches a step.
+def begin_steps_outside_of_autocast(trainer: "Trainer") -> None:
+    """Makes a `training_step` begin outside of the precision's context of a forward pass.
 
-    Gains runs that continue with another number of ranks or micro-batch: Lightning counts
-    micro-batches, this package counts optimizer steps. Checkpoints are written between two steps,
-    and training is one long epoch.
+    Gains backward passes and optimizer in the types of their tensors: by Lightning's manual
+    optimization they would run within autocast.
     """
-    micro_batches = checkpoint["global_step"] * accumulate
-    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    for counts in (progress["total"], progress["current"]):
-        # A checkpoint from `on_train_batch_end` counts the last micro-batch as not completed.
+    trainer.precision_plugin.train_step_context = nullcontext  # type: ignore[method-assign]
+
+
+def count_steps_anew(checkpoint: dict[str, Any]) -> None:
+    """Changes the progress in a loaded checkpoint to one batch an optimizer step.
+
+    Gains runs that continue from checkpoints of earlier versions, in which Lightning counted
+    micro-batches. Checkpoints are written between two steps, and training is one long epoch.
+    """
+    steps, progress = checkpoint["global_step"], checkpoint["loops"]["fit_loop"]
+    batches = progress["epoch_loop.batch_progress"]
+
+    for counts in (batches["total"], batches["current"]):
+        # A checkpoint from `on_train_batch_end` counts the last batch as not completed.
         open_ones = counts["ready"] - counts["completed"]
-        counts |= dict.fromkeys(("ready", "started", "processed"), micro_batches)
-        counts["completed"] = micro_batches - open_ones
+        counts |= dict.fromkeys(("ready", "started", "processed"), steps)
+        counts["completed"] = steps - open_ones
+
+    made = progress["epoch_loop.manual_optimization.optim_step_progress"]
+    for counts in (made["total"], made["current"]):
+        counts |= dict.fromkeys(("ready", "completed"), steps)
 
 
 def launcher_class() -> Any:

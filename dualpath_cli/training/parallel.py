@@ -270,7 +270,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def block_backward_sync(self) -> Iterator[None]:
         """Keeps gradients, of the whole model, on their rank until a step's last micro-batch.
 
-        Lightning enters this context for the other micro-batches.
+        `training/step.py` enters this context for the other micro-batches.
         """
         assert self.model is not None
         units = [module for module in self.model.modules() if isinstance(module, FSDPModule)]

@@ -111,12 +111,14 @@ def build_session(
         reduce_dtype=parallel.reduce_dtype(settings.run),
         weights=weights,
         step_loops=step_loops(settings.run, seed) if training else None,
+        micro_batch=settings.run.micro_batch,
     )
     datamodule = DualPathDataModule(
         settings.data,
         tokenizer,
         seq_len=settings.model.max_seq_len,
         micro_batch=settings.run.micro_batch,
+        step_sequences=settings.run.batch_tokens // settings.model.max_seq_len,
         seed=seed,
         data_since=training.data_since if training else 0,
     )

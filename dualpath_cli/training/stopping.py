@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from dualpath_cli.base.system import STOPPING
 from dualpath_cli.training import internals
 from dualpath_cli.training.checkpoints import Checkpoints
-from dualpath_cli.training.module import DualPathModule, EachStep
 
 TIME_OVER = signal.SIGALRM  # stands for the end of `trainer.max_time`; no signal is sent
 SECOND = 1.0
@@ -36,7 +35,7 @@ class StopTraining(BaseException):
         self.signum = signum
 
 
-class Stopping(EachStep):
+class Stopping(Callback):
     """Notes signals, agrees on them with all ranks, saves, and raises StopTraining.
 
     The last callback, so that all rows of a step are written before training stops.
@@ -77,11 +76,10 @@ class Stopping(EachStep):
             self.teardown(trainer, pl_module, "fit")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
         if self.seconds is not None:
             self._deadline = time.monotonic() + self.seconds
 
-    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *ignored: Any) -> None:
         self._stop_if_agreed(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *ignored: Any, **named: Any) -> None:

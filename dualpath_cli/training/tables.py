@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from rich.console import Console
 from torch.distributed.tensor import DTensor
 
@@ -50,7 +50,7 @@ from dualpath_cli.spec.config import Kind
 from dualpath_cli.training import internals
 from dualpath_cli.training.balance import COLUMNS
 from dualpath_cli.training.guard import Kind as Cause
-from dualpath_cli.training.module import DualPathModule, EachStep
+from dualpath_cli.training.module import DualPathModule
 
 Row = dict[str, Any]
 
@@ -121,7 +121,7 @@ def _short(rows: Sequence[Row]) -> list[Row]:
     return [{k: f"{v:.6g}" if isinstance(v, float) else v for k, v in r.items()} for r in rows]
 
 
-class MetricsLog(EachStep):
+class MetricsLog(Callback):
     """Measures training; writes metrics.csv, validation.csv, all loggers and the progress."""
 
     def __init__(self, run_folder: Path, settings: RunSettings, console: Console) -> None:
@@ -130,14 +130,15 @@ class MetricsLog(EachStep):
         self.metrics = CsvTable(run_folder / METRICS, [*TABLE_COLUMNS[METRICS]])
         self.validation = CsvTable(run_folder / VALIDATION, [*TABLE_COLUMNS[VALIDATION]])
         self.kinds: list[Kind] = []
+        self.step = 0
+        """The newest finished optimizer step."""
         self.logged_step = 0
         self.seconds = 0.0
         self.since: float | None = None
         self.validation_due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        super().on_train_start(trainer, pl_module)
-        self.logged_step = self.step
+        self.step = self.logged_step = trainer.global_step
         self.kinds = [g["name"] for one in trainer.optimizers for g in one.param_groups]
         sparse = [n for n, layer in enumerate(pl_module.config.layers) if layer.n_experts]
         self.metrics.columns[5:5] = [  # after lr
@@ -171,9 +172,10 @@ class MetricsLog(EachStep):
             self.validation_due = False
             internals.validate_between_batches(trainer)
 
-    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *ignored: Any) -> None:
+        self.step = trainer.global_step
         if self.step % self.settings.log_every == 0 or self.step == trainer.max_steps:
-            self._log(trainer, module)
+            self._log(trainer, pl_module)
         if trainer.is_global_zero:
             self.progress.advance(status=self.status)
 
@@ -250,7 +252,7 @@ class MetricsLog(EachStep):
             self.validation.put(self.step, rows)
 
 
-class RoutingLog(EachStep):
+class RoutingLog(Callback):
     """Writes a row per layer; gains are after the softplus (s in Eq. 1)."""
 
     def __init__(self, run_folder: Path, every: int, loops: int) -> None:
@@ -258,33 +260,27 @@ class RoutingLog(EachStep):
         self.gain_columns = [f"gain_deep_{k}" for k in range(1, loops + 1)]
         columns = [*TABLE_COLUMNS[ROUTING], *self.gain_columns, "gain_wide"]
         self.table = CsvTable(run_folder / ROUTING, columns)
-        self._first: torch.Tensor | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        super().on_train_start(trainer, pl_module)
         if trainer.is_global_zero:
-            self.table.open(self.step)
+            self.table.open(trainer.global_step)
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if batch_idx % trainer.accumulate_grad_batches == 0:
-            self._first = batch[0][:1]
-
-    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
-        if self.step % self.every:
+        if trainer.global_step % self.every:
             return
-        assert self._first is not None
+        tokens, _ = batch
         # All ranks: under fsdp a forward pass is a collective.
         with trainer.precision_plugin.forward_context():
-            rows = self.read_out(module.model, self._first)
+            rows = self.read_out(pl_module.model, tokens[:1])
         for logger in trainer.loggers:
             for row in rows:
                 layer = f"{row['layer']:02d}"
                 named = {f"routing/layer_{layer}/{k}": v for k, v in row.items() if k != "layer"}
-                logger.log_metrics(named, self.step)
+                logger.log_metrics(named, trainer.global_step)
         if trainer.is_global_zero:
-            self.table.append(*({"step": self.step, **row} for row in rows))
+            self.table.append(*({"step": trainer.global_step, **row} for row in rows))
 
     @torch.no_grad()
     def read_out(self, model: DualPathLM, tokens: torch.Tensor) -> list[Row]:
@@ -312,7 +308,7 @@ def _gains(parameter: torch.Tensor) -> list[float]:
     return F.softplus(whole.float()).tolist()
 
 
-class BadSteps(EachStep):
+class BadSteps(Callback):
     """Records the steps that the module's guard skipped; `limit` in a row end the run."""
 
     def __init__(self, run_folder: Path, limit: int, say: Callable[[str], None]) -> None:
@@ -322,33 +318,34 @@ class BadSteps(EachStep):
         self.table = CsvTable(run_folder / BAD_STEPS, [*TABLE_COLUMNS[BAD_STEPS]])
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        super().on_train_start(trainer, pl_module)
         if not trainer.is_global_zero:
             return
         skipped = pl_module.guard.skipped
-        rows = self.table.open(self.step) if self.table.path.exists() else []
+        rows = self.table.open(trainer.global_step) if self.table.path.exists() else []
         if len(rows) < skipped:
             there = f"{len(rows):,} of the {skipped:,} steps that were skipped"
-            self.say(f"{self.table.path} has rows of {there} up to step {self.step:,}")
+            self.say(f"{self.table.path} has rows of {there} up to step {trainer.global_step:,}")
 
-    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *ignored: Any) -> None:
         """Records the step if it was skipped; NumbersFailed, on all ranks, after too many."""
+        module: DualPathModule = pl_module
+        step = trainer.global_step
         if module.bad_step is None:
             return
         # Over all ranks: they skip the same steps, and reach this line together.
         loss = float(trainer.strategy.reduce(module.bad_step.loss, reduce_op="mean"))
         kind: Cause = module.bad_step.kind if math.isfinite(loss) else "loss"
         if module.guard.skipped <= SAID:
-            self.say(f"step {self.step} is skipped: {_CAUSES[kind]}")
+            self.say(f"step {step} is skipped: {_CAUSES[kind]}")
         if trainer.is_global_zero:
             if not self.table.path.exists():
                 self.table.open(0)
-            row = {"step": self.step, "kind": kind, "loss": loss}
+            row = {"step": step, "kind": kind, "loss": loss}
             self.table.append({**row, "grad_norm": module.grad_norm.item()})
         if (in_a_row := module.guard.in_a_row) >= self.limit:
             setting = "raise optim.skip_sigma" if kind == "outlier" else "lower optim.lr"
             why = (
-                f"steps {self.step - in_a_row + 1} to {self.step} were skipped, the last because "
+                f"steps {step - in_a_row + 1} to {step} were skipped, the last because "
                 f"{_CAUSES[kind]}; {self.table.path} lists them; check the data, {setting} (under "
                 f"another --run.name) or raise run.max_bad_steps; {way_on(self.run_folder)}"
             )
@@ -356,4 +353,6 @@ class BadSteps(EachStep):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         if skipped := pl_module.guard.skipped:
-            self.say(f"{skipped:,} of {self.step:,} steps were skipped: see {self.table.path}")
+            self.say(
+                f"{skipped:,} of {trainer.global_step:,} steps were skipped: see {self.table.path}"
+            )

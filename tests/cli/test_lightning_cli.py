@@ -18,6 +18,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli import launch, lightning
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import read
+from dualpath_cli.training import step
 from dualpath_cli.training.module import DualPathModule
 from tests.cli.processes import run_on_two_ranks
 from tests.training.tiny_run import back_to_step, tables, weights
@@ -82,16 +83,16 @@ def test_what_lightning_finds_is_one_short_line(words, message, trained, tmp_pat
 # A GPU without room: half the micro-batch once, the batch and its data unchanged, or one line
 
 
-STEP = DualPathModule.training_step
+LOSSES = step.losses_of
 
 
 def room_for(sequences: int, steps: range = range(10)) -> Any:
-    """A training step on a device that has room for so many sequences in these steps."""
+    """Losses by a device that has room for so many sequences in these steps."""
 
-    def fits(module: DualPathModule, batch: Any, batch_idx: int) -> torch.Tensor:
-        if len(batch[0]) > sequences and module.trainer.global_step in steps:
+    def fits(module: DualPathModule, tokens: torch.Tensor, targets: torch.Tensor) -> Any:
+        if len(tokens) > sequences and module.trainer.global_step in steps:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return STEP(module, batch, batch_idx)
+        return LOSSES(module, tokens, targets)
 
     return fits
 
@@ -107,7 +108,7 @@ def test_a_run_that_does_not_fit_is_the_run_of_half_the_micro_batch_also_when_co
     """Where the first step finds no room, and where the optimizer's moments leave none after it."""
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     expected = fit(run={"name": "by-hand", "micro_batch": 2})
-    monkeypatch.setattr(DualPathModule, "training_step", room_for(2, range(made, 10)))
+    monkeypatch.setattr(step, "losses_of", room_for(2, range(made, 10)))
     capsys.readouterr()
     run = fit(run={"micro_batch": 4})
     said = capsys.readouterr().out
@@ -118,7 +119,7 @@ def test_a_run_that_does_not_fit_is_the_run_of_half_the_micro_batch_also_when_co
     assert facts(run) == 2
     assert yaml.safe_load((run / "recipe.yaml").read_text())["run"]["micro_batch"] == 2
     back_to_step(run, 2)
-    monkeypatch.setattr(DualPathModule, "training_step", room_for(2))
+    monkeypatch.setattr(step, "losses_of", room_for(2))
     fit(run={"micro_batch": 4})
     assert tables(run) == tables(expected)
     assert facts(run, "-00000002") == 2
@@ -140,14 +141,14 @@ def test_any_other_lack_of_room_is_one_line(
 ):
     trained()  # writes the recipe
     words = ["fit", "--config", tmp_path / "recipe.yaml", "--run.name", "large"]
-    monkeypatch.setattr(DualPathModule, "training_step", room_for(room, steps))
+    monkeypatch.setattr(step, "losses_of", room_for(room, steps))
     error = said(*words, "--run.micro_batch", size, code=1)
     assert error.startswith("dualpath fit: failed: the GPU has no room for run.")
     assert line in error
 
 
 def too_large() -> None:
-    DualPathModule.training_step = room_for(1)  # type: ignore[method-assign]
+    step.losses_of = room_for(1)
 
 
 def test_several_ranks_are_told_the_number_to_give(trained, tmp_path):

@@ -12,7 +12,7 @@ import torch
 from dualpath_cli.flops.count import layer_flops
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.run.trained import find
-from dualpath_cli.training.module import build_optimizer
+from dualpath_cli.training.optim import build_optimizer
 from tests.export.conftest import export, load, model_of, retrofit, write_gguf
 from tests.study.conftest import USERS_OF_FIGURES
 

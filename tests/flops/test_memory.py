@@ -31,7 +31,7 @@ from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.positions import Positions, rope_tables
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.spec.config import Checkpointing, ModelConfig
-from dualpath_cli.training.module import build_optimizer
+from dualpath_cli.training.optim import build_optimizer
 from dualpath_cli.training.parallel import build_model, checkpoint_block
 from tests.conftest import OutputOf
 from tests.flops.paper import CONFIGURATIONS

@@ -21,6 +21,7 @@ from dualpath_cli.model.positions import whole_sequences
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.step import losses_of
 from tests.model import reference
 from tests.model.reference import Weights, difference, random_tokens
 from tests.model.small_models import (
@@ -240,11 +241,11 @@ def test_training_minimises_the_auxiliary_loss_and_logs_the_loss_without_it():
     )
     module.configure_model()
     assert same_weights(module.model, DualPathLM(SMALL, seed=0))
-    plain = module.training_step((TOKENS, TARGETS), 0)
+    plain = losses_of(module, TOKENS, TARGETS).loss
     assert torch.equal(plain, module.model(TOKENS, TARGETS).mean())
-    module.train_loss.reset()
     with_balanced(module.model)
-    loss = module.training_step((TOKENS, TARGETS), 0)
+    made = losses_of(module, TOKENS, TARGETS)
+    module.count(made, TARGETS)
     nats = module.model(TOKENS, TARGETS).mean()
-    assert (loss - nats).item() == pytest.approx((SMALL.loops + 1) * 0.25, rel=1e-5)
+    assert (made.loss - nats).item() == pytest.approx((SMALL.loops + 1) * 0.25, rel=1e-5)
     assert module.train_loss.compute()["loss"].item() == pytest.approx(nats.item(), rel=1e-6)

@@ -18,7 +18,7 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.parameters import KINDS, kind_of
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS
-from dualpath_cli.training.module import build_optimizer
+from dualpath_cli.training.optim import build_optimizer
 from tests.model.reference import random_tokens
 from tests.model.small_models import (
     ALL_KINDS,

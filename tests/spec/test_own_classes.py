@@ -26,7 +26,7 @@ from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.spec.own_checks import import_classes
 from dualpath_cli.spec.own_classes import FOUND
-from dualpath_cli.training.module import build_optimizer
+from dualpath_cli.training.optim import build_optimizer
 from tests.export.conftest import export, load
 from tests.model.reference import difference
 from tests.model.small_models import ALL_KINDS, EXACT, TOKENS, small

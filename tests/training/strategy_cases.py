@@ -99,8 +99,7 @@ LOOPS = {
 class Recorder(Callback):
     """Writes down what each optimizer step was."""
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
+    def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
         self.start: dict[str, torch.Tensor] = {}
 
@@ -111,8 +110,6 @@ class Recorder(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, DualPathModule)
-        if (batch_idx + 1) % self.case.accumulate:
-            return
         loss = pl_module.train_loss.compute()["loss"].item()
         pl_module.train_loss.reset()
         self.rows.append({"loss": loss, "norm": pl_module.grad_norm.item()})
@@ -133,14 +130,10 @@ def sequences(count: int, seed: int) -> torch.Tensor:
 
 
 class Stream:
-    """A rank's micro-batches of all global batches."""
+    """A rank's parts of all global batches."""
 
-    def __init__(self, tokens: torch.Tensor, rank: int, ranks: int, accumulate: int) -> None:
-        self.parts = [
-            part
-            for batch in tokens.split(SEQUENCES)
-            for part in batch[rank::ranks].tensor_split(accumulate)
-        ]
+    def __init__(self, tokens: torch.Tensor, rank: int, ranks: int) -> None:
+        self.parts = [batch[rank::ranks] for batch in tokens.split(SEQUENCES)]
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -160,20 +153,20 @@ def train(case: Case, ranks: int, folder: Path) -> None:
         compile_blocks=case.compiled, checkpointing=case.checkpointing,
         reduce_dtype=reduce_dtype(case.run),
         step_loops=None if case.loops is None else LOOPS[case.loops],
+        micro_batch=SEQUENCES // ranks // case.accumulate,
     )  # fmt: skip
-    recorder, meter = Recorder(case), Meter(step=3)
+    recorder, meter = Recorder(), Meter(step=3, accumulate=case.accumulate)
     strategy = build_strategy(case.strategy, case.run)
     trainer = Trainer(
         strategy=strategy, devices=ranks, accelerator="cpu", precision=case.precision,
-        max_steps=STEPS, max_epochs=1, limit_train_batches=case.steps * case.accumulate,
-        accumulate_grad_batches=case.accumulate, callbacks=[recorder, meter],
+        max_steps=STEPS, max_epochs=1, limit_train_batches=case.steps, callbacks=[recorder, meter],
         logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0,
         inference_mode=False, plugins=[SafetensorsIO()] if isinstance(strategy, str) else [],
     )  # fmt: skip
     rank = trainer.global_rank
-    training = Stream(sequences(STEPS * SEQUENCES, seed=1), rank, ranks, case.accumulate)
-    held_out = Stream(sequences(2 * SEQUENCES, seed=2), rank, ranks, 1)
+    training = Stream(sequences(STEPS * SEQUENCES, seed=1), rank, ranks)
+    held_out = Stream(sequences(2 * SEQUENCES, seed=2), rank, ranks)
     trainer.fit(module, training, held_out)
     weights = {name: whole(parameter) for name, parameter in module.named_parameters()}
     dtypes = {str(parameter.dtype) for parameter in module.parameters()}
@@ -235,9 +228,11 @@ class Meter(Callback):
     Bytes are those of storages, each once, however many tensors look at it.
     """
 
-    def __init__(self, step: int) -> None:
-        """`step` counts from 1; AdamW's moments are there from the first one on."""
-        self.step = step
+    def __init__(self, step: int, accumulate: int) -> None:
+        """`step`, of `accumulate` micro-batches, counts from 1; AdamW's moments are there from the
+        first one on."""
+        self.step, self.accumulate = step, accumulate
+        self._passes = 0  # backward passes of the step
         self.held: dict[str, int] = {}
         """Bytes of weights, gradients, moments; `unreduced` gradients before the last
         micro-batch."""
@@ -248,8 +243,17 @@ class Meter(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Begins to count what is sent."""
-        if batch_idx == (self.step - 1) * trainer.accumulate_grad_batches:
+        if batch_idx == self.step - 1:
             self._sending.__enter__()
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Counts what is held before the last micro-batch."""
+        if trainer.global_step != self.step - 1:
+            return
+        self._passes += 1
+        if self._passes == self.accumulate - 1:
+            gc.collect()  # of what earlier models held
+            self.held["unreduced"] = stored(unreduced())
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
@@ -263,11 +267,8 @@ class Meter(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Counts what is held between micro-batches, and after the step."""
-        if batch_idx + 2 == self.step * trainer.accumulate_grad_batches:
-            gc.collect()  # of what earlier models held
-            self.held["unreduced"] = stored(unreduced())
-        if batch_idx + 1 == self.step * trainer.accumulate_grad_batches:
+        """Counts what is held after the step."""
+        if batch_idx + 1 == self.step:
             self._sending.__exit__(None, None, None)
             self.held["weights"] = stored(pl_module.parameters())
             self.held["moments"] = stored(

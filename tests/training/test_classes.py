@@ -46,7 +46,7 @@ def test_the_classes_of_the_page_work_as_it_prints(fit, here):
     fit(**yaml.safe_load(section[1]))
     rows = [json.loads(line) for line in (here / "rows.jsonl").read_text().splitlines()]
     norms = {row["step"]: row["embedding_rms"] for row in rows if "embedding_rms" in row}
-    assert list(norms) == [2, 4, 6], "also between the micro-batches of a step"
+    assert list(norms) == [2, 4, 6], "once a step, of several micro-batches"
     assert 0.015 < norms[2] < 0.025, "init_std is 0.02"
     kept = (here / "runs/tiny/default/metrics.csv").read_text().splitlines()[0].split(",")
     (logged,) = [row for row in rows if row["step"] == 3 and "grad_norm" in row]

@@ -18,7 +18,7 @@ from dualpath_cli.model.gates import PathGate
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.report.seeds import seed_from
 from dualpath_cli.spec.config import BlockKind, ModelConfig
-from dualpath_cli.training.module import build_optimizer, build_scheduler
+from dualpath_cli.training.optim import build_optimizer, build_scheduler
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 RENEW = "python -m tests.training.test_golden"

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,13 @@ from torch import nn
 
 from dualpath_cli.run.run_folder import WENT_WRONG
 from dualpath_cli.training import guard
+from dualpath_cli.training import step as training_step
 from dualpath_cli.training import tables as tables_of_a_run
 from dualpath_cli.training.checkpoints import Checkpoints, finite_weights
+from dualpath_cli.training.graphs import Losses
 from dualpath_cli.training.guard import HISTORY, PATIENCE, StepGuard
 from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.step import clip_gradients, losses_of
 from tests.cli.processes import run_on_two_ranks
 from tests.training.tiny_run import (
     SEQ_LEN,
@@ -38,33 +42,29 @@ NAN, INF = math.nan, math.inf
 # Faults, each at given steps
 
 
-def scaled_gradient(steps: set[int], factor: float) -> Callable[[DualPathModule, Any], None]:
-    """A hook before the optimizer's step that multiplies one parameter's gradient."""
+def scaled_gradient(steps: set[int], factor: float) -> Callable[[DualPathModule], torch.Tensor]:
+    """In place of `clip_gradients`: multiplies one parameter's gradient before."""
 
-    def hook(module: DualPathModule, optimizer: torch.optim.Optimizer) -> None:
+    def clip(module: DualPathModule) -> torch.Tensor:
         if module.trainer.global_step + 1 in steps:
             next(module.parameters()).grad.mul_(factor)
+        return clip_gradients(module)
 
-    return hook
+    return clip
 
 
 def scaled_loss(
     steps: set[int], factor: float, rank: int = 0, micro_batch: int = 0
-) -> Callable[..., torch.Tensor]:
-    """A training step that multiplies the losses of one micro-batch of one rank."""
-    step = DualPathModule.training_step
+) -> Callable[..., Losses]:
+    """In place of `losses_of`: multiplies the losses of one micro-batch of one rank."""
+    calls: Counter[int] = Counter()  # by step
 
-    def scaled(module: DualPathModule, batch: Any, batch_idx: int) -> torch.Tensor:
-        trainer = module.trainer
-        here = trainer.global_step + 1 in steps and trainer.global_rank == rank
-        if not here or batch_idx % trainer.accumulate_grad_batches != micro_batch:
-            return step(module, batch, batch_idx)
-        model = module.model
-        assert model is not None
-        with pytest.MonkeyPatch.context() as patch:
-            forward = model.forward
-            patch.setattr(model, "forward", lambda *a, **k: forward(*a, **k) * factor)
-            return step(module, batch, batch_idx)
+    def scaled(module: DualPathModule, *batch: torch.Tensor) -> Losses:
+        made, step = losses_of(module, *batch), module.trainer.global_step + 1
+        calls[step] += 1
+        if step in steps and module.trainer.global_rank == rank and calls[step] == micro_batch + 1:
+            return Losses(made.loss * factor, made.nll * factor, made.loads)
+        return made
 
     return scaled
 
@@ -137,7 +137,7 @@ def test_a_step_that_is_left_out_changes_nothing_and_the_run_goes_on(
 ):
     changes = {"optim": {"decay": ["matrices", "embeddings", "norms", "gains", "biases"]}}
     with monkeypatch.context() as patch:
-        patch.setattr(DualPathModule, "on_before_optimizer_step", scaled_gradient({step}, factor))
+        patch.setattr(training_step, "clip_gradients", scaled_gradient({step}, factor))
         run = fit(run={"save_every": 1}, **changes)
     # The reference: the same run, whose optimizer does nothing at that step.
     update, calls = torch.optim.AdamW.step, []
@@ -167,7 +167,7 @@ def test_a_step_that_is_left_out_changes_nothing_and_the_run_goes_on(
 
 
 def test_a_step_that_is_left_out_moves_no_bias_of_experts(fit, monkeypatch):
-    monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", scaled_gradient({2}, NAN))
+    monkeypatch.setattr(training_step, "clip_gradients", scaled_gradient({2}, NAN))
     run = fit(model={"n_experts": 3}, run={"save_every": 1})
     first, left_out, made = (
         torch.stack([value for name, value in state(run, step, "model").items()
@@ -180,15 +180,14 @@ def test_a_step_that_is_left_out_moves_no_bias_of_experts(fit, monkeypatch):
 
 def test_a_micro_batch_without_a_loss_is_named_and_left_out_of_the_mean(fit, monkeypatch, capsys):
     losses: dict[int, list[float]] = {}
-    step = DualPathModule.training_step
+    losses_with_nan = scaled_loss({3}, NAN, micro_batch=1)
 
-    def watched(module: DualPathModule, batch: Any, batch_idx: int) -> torch.Tensor:
-        loss = step(module, batch, batch_idx)
-        losses.setdefault(module.trainer.global_step + 1, []).append(float(loss.detach()))
-        return loss
+    def watched(module: DualPathModule, *batch: torch.Tensor) -> Losses:
+        made = losses_with_nan(module, *batch)
+        losses.setdefault(module.trainer.global_step + 1, []).append(float(made.loss.detach()))
+        return made
 
-    monkeypatch.setattr(DualPathModule, "training_step", watched)
-    monkeypatch.setattr(DualPathModule, "training_step", scaled_loss({3}, NAN, micro_batch=1))
+    monkeypatch.setattr(training_step, "losses_of", watched)
     run = fit()
     (row,) = rows(run / "bad_steps.csv")
     assert row == {"step": "3", "kind": "loss", "loss": "nan", "grad_norm": "nan"}
@@ -202,7 +201,7 @@ def test_only_the_first_steps_are_told_and_what_is_repeated_is_forgotten(fit, mo
     monkeypatch.setattr(tables_of_a_run, "SAID", 2)
     fault = scaled_gradient({2, 4, 5}, NAN)
     with monkeypatch.context() as patch:
-        patch.setattr(DualPathModule, "on_before_optimizer_step", fault)
+        patch.setattr(training_step, "clip_gradients", fault)
         run = fit(run={"log_every": 2})
     assert [row["skipped"] for row in rows(run / "metrics.csv")] == ["1", "1", "1"]
     assert [row["step"] for row in rows(run / "bad_steps.csv")] == ["2", "4", "5"]
@@ -216,7 +215,7 @@ def test_only_the_first_steps_are_told_and_what_is_repeated_is_forgotten(fit, mo
 def test_a_continued_run_judges_as_an_uninterrupted_one(fit, monkeypatch):
     monkeypatch.setattr(guard, "HISTORY", 4)
     fault = scaled_gradient({8, 11}, 1e4)
-    monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", fault)
+    monkeypatch.setattr(training_step, "clip_gradients", fault)
     changes: dict[str, Any] = {
         "optim": {"skip_sigma": 6},
         "run": {"max_tokens": 14 * 4 * SEQ_LEN, "save_every": 1},
@@ -241,7 +240,7 @@ def test_a_continued_run_judges_as_an_uninterrupted_one(fit, monkeypatch):
 def test_too_many_in_a_row_end_the_run_and_it_can_be_continued(refused, fit, monkeypatch, tmp_path):
     changes = {"run": {"max_bad_steps": 3}}
     with monkeypatch.context() as patch:
-        patch.setattr(DualPathModule, "training_step", scaled_loss({1, 3, 4, 5}, INF))
+        patch.setattr(training_step, "losses_of", scaled_loss({1, 3, 4, 5}, INF))
         said = refused(code=1, **changes)
     run = tmp_path / "runs" / "tiny" / "default"
     assert "steps 3 to 5 were skipped" in said
@@ -285,7 +284,7 @@ def test_finite_weights_are_told_from_others(values, finite):
 
 
 def spoil_the_second_rank(steps: set[int]) -> None:
-    DualPathModule.training_step = scaled_loss(steps, NAN, rank=1)  # type: ignore[method-assign]
+    training_step.losses_of = scaled_loss(steps, NAN, rank=1)
 
 
 @pytest.fixture
@@ -326,20 +325,20 @@ def test_too_many_in_a_row_end_both_ranks_with_one_line(strategy, two, tmp_path)
 def zeroed(steps: int, ranks: set[int], compiled: bool = False) -> None:
     """Queries and keys get gradients of exactly zero in the first steps of these ranks."""
 
-    def hook(module: DualPathModule, optimizer: torch.optim.Optimizer) -> None:
+    def clip(module: DualPathModule) -> torch.Tensor:
         module.compile_blocks = compiled
         if module.trainer.global_step < steps and module.trainer.global_rank in ranks:
             for name, parameter in module.named_parameters():
                 if re.search("[qk]_proj", name):
                     parameter.grad.zero_()
+        return clip_gradients(module)
 
-    DualPathModule.on_before_optimizer_step = hook  # type: ignore[method-assign]
+    training_step.clip_gradients = clip
 
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_matrices_without_a_gradient_end_the_run_and_are_named(compiled, refused, monkeypatch):
-    step = DualPathModule.on_before_optimizer_step
-    monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", step)  # puts it back
+    monkeypatch.setattr(training_step, "clip_gradients", clip_gradients)  # puts it back
     zeroed(9, {0}, compiled)
     said = refused()
     assert "blocks.*.deep.sublayer.attn.k_proj.weight, blocks.*.deep" in said
@@ -348,8 +347,7 @@ def test_matrices_without_a_gradient_end_the_run_and_are_named(compiled, refused
 
 def test_matrices_may_have_their_first_gradient_late(fit, monkeypatch):
     """As those have that lie behind a matrix that starts at zero."""
-    step = DualPathModule.on_before_optimizer_step
-    monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", step)
+    monkeypatch.setattr(training_step, "clip_gradients", clip_gradients)
     zeroed(PATIENCE - 1, {0})
     assert len(rows(fit() / "metrics.csv")) == 6
 
@@ -361,12 +359,13 @@ def test_matrices_may_have_their_first_gradient_late(fit, monkeypatch):
 def test_matrices_with_gradients_below_adams_epsilon_are_named_once(
     optimizer, factor, warned, fit, monkeypatch, capsys
 ):
-    def hook(module: DualPathModule, optimizer: torch.optim.Optimizer) -> None:
+    def clip(module: DualPathModule) -> torch.Tensor:
         for name, parameter in module.named_parameters():
             if "q_proj" in name:
                 parameter.grad.mul_(factor)
+        return clip_gradients(module)
 
-    monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", hook)
+    monkeypatch.setattr(training_step, "clip_gradients", clip)
     fit(optim={"name": optimizer, "eps": 1e-8})
     said = capsys.readouterr().out
     assert said.count("hardly train") == warned

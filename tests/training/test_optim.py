@@ -21,8 +21,9 @@ from dualpath_cli.recipe.schedule import cooldown_start, learning_rate
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.training import muon
 from dualpath_cli.training.balance import ExpertLoads, numbers
-from dualpath_cli.training.module import DualPathModule, build_optimizer, build_scheduler
+from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.muon import COEFFICIENTS, Muon, orthogonal
+from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
 from tests.model.small_models import (
     EXPERTS,

@@ -24,7 +24,7 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import RunSettings, Settings
 from dualpath_cli.training import fit as fit_module
 from dualpath_cli.training import graphs, parallel
-from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training import step as training_step
 from dualpath_cli.training.parallel import FullyShardedStrategy, build_strategy
 from tests.cli.processes import call_on_ranks
 from tests.training.strategy_cases import SEQUENCES, STEPS, Case, train_all
@@ -272,8 +272,7 @@ def replaying(patch: pytest.MonkeyPatch) -> list[int]:
 def test_a_run_of_replayed_steps_is_that_of_launched_ones(loops, micro_batch, fit, monkeypatch):
     """Also where a step is left out, and the run is continued; of one and of four micro-batches,
     with a router and at K = 1, where it gets no gradient."""
-    spoiled = scaled_gradient({5}, math.nan)
-    monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", spoiled)
+    monkeypatch.setattr(training_step, "clip_gradients", scaled_gradient({5}, math.nan))
     changes, model = {"micro_batch": micro_batch, "save_every": 1}, {"loops": loops}
     expected, parts = fit(run=changes, model=model), 4 // micro_batch
     replays = replaying(monkeypatch)
