@@ -135,8 +135,8 @@ class Files:
         bos = bos.get("content") if isinstance(bos, dict) else bos
 
         generation = self._optional("generation_config.json")
-        ends = generation.get("eos_token_id", self.settings.get("eos_token_id"))
-        return Chat(template, bos, _ids(ends if isinstance(ends, list) else [ends]))
+        end = generation.get("eos_token_id", self.settings.get("eos_token_id"))
+        return Chat(template, bos, _ids(end if isinstance(end, list) else [end]))
 
     def _check_settings(self) -> None:
         """Refuses settings that name code, files or another format of weights."""
