@@ -116,7 +116,7 @@ class LoadedModel:
     def logits(self, text: str, intervention: Intervention | str | None = None) -> torch.Tensor: ...
     @overload
     def logits(
-        self, text: Sequence[str], intervention: Intervention | str | None = None
+        self, text: list[str] | tuple[str, ...], intervention: Intervention | str | None = None
     ) -> list[torch.Tensor]: ...
     def logits(
         self, text: str | Sequence[str], intervention: Intervention | str | None = None
@@ -139,7 +139,7 @@ class LoadedModel:
     def routing(self, text: str, intervention: Intervention | str | None = None) -> Routing: ...
     @overload
     def routing(
-        self, text: Sequence[str], intervention: Intervention | str | None = None
+        self, text: list[str] | tuple[str, ...], intervention: Intervention | str | None = None
     ) -> list[Routing]: ...
     def routing(
         self, text: str | Sequence[str], intervention: Intervention | str | None = None

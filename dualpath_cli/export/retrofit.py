@@ -135,14 +135,14 @@ def run(options: Retrofit) -> str:
         with Progress(plain_console(), "writing", bytes_of_bytes, weights.bytes) as progress:
             run = Run(begun, begun, 0)
             folder.write(run, recipe, weights, out, progress, license=license)
-    place = shlex.quote(str(out))
+    quoted = shlex.quote(str(out))
     return (
         f"{summary(f'{recipe.run.recipe}/retrofit', weights.parameters, out)}\n"
         f"logits off from those of transformers by {difference:.1e} of their norm\n"
         f"{_beside(around, tokenizer)}"
-        f"next: dualpath validate --ckpt-path {place} --data.val.NAME FILE\n"
+        f"next: dualpath validate --ckpt-path {quoted} --data.val.NAME FILE\n"
         f"or:   dualpath fit --config RECIPE --config {shlex.quote(f'{out}/{RECIPE}')} "
-        f"--run.init_from {place} --data.path DATA --model.max_seq_len LENGTH"
+        f"--run.init_from {quoted} --data.path DATA --model.max_seq_len LENGTH"
     )
 
 

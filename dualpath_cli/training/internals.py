@@ -43,7 +43,7 @@ def begin_steps_outside_of_autocast(trainer: "Trainer") -> None:
     Gains backward passes and optimizer in the types of their tensors: by Lightning's manual
     optimization they would run within autocast.
     """
-    trainer.precision_plugin.train_step_context = nullcontext  # type: ignore[method-assign]
+    trainer.precision_plugin.train_step_context = nullcontext  # type: ignore
 
 
 def count_steps_anew(checkpoint: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ def train_step(module: "DualPathModule", batch: Batch) -> torch.Tensor:
     micro_batches = split(batch, module.micro_batch)
     losses = []
 
+    add_gradients_of: Callable[[torch.Tensor, torch.Tensor], Losses]
     if module.graph is not None and module.graph.begins_step():
         add_gradients_of = module.graph  # sets its gradients to zero, where they are
     else:
