@@ -17,7 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.cli.commands import Command
-from dualpath_cli.recipe.parser import CLASSES, reason_of
+from dualpath_cli.recipe.parser import CLASSES, MODE, reason_of
 from dualpath_cli.training.fit import OutOfMemory
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
 from dualpath_cli.training.module import DualPathModule
@@ -52,7 +52,7 @@ class DualPathCLI(LightningCLI):
         )
 
     def setup_parser(self, *args: Any, **kwargs: Any) -> None:
-        self.parser = LightningArgumentParser(exit_on_error=False)
+        self.parser = LightningArgumentParser(exit_on_error=False, parser_mode=MODE)
         self.parser.add_argument("--seed_everything", type=int)
         self.parser.add_lightning_class_args(Trainer, "trainer")
 
