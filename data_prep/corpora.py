@@ -19,7 +19,7 @@ from fsspec.utils import glob_translate
 
 from data_prep import sample
 from data_prep.settings import NEMOTRON, SAMPLE, SourceSettings
-from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.errors import UserError, did_you_mean, listed
 from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.data.documents import Source, source_files
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, connect, explained
@@ -169,7 +169,7 @@ def _select(paths: list[str], selection: str) -> list[str]:
             folders = sorted({folder for path in paths for folder in _components(path)})
             raise UserError(
                 f"selection '{selection}': no file has '{component}'; there are "
-                f"{', '.join(folders)}{did_you_mean(component, folders)}"
+                f"{listed(folders)}{did_you_mean(component, folders)}"
             )
         paths = matching
     return paths
@@ -211,12 +211,11 @@ def hub_files(source: str) -> list[RemoteFile]:
     chosen = list(filter(named.match, map(str, readable)))
     if not chosen:
         there = sorted({str(path.with_name("*" + "".join(suffixes(path)))) for path in readable})
-        more = f" and {len(there) - 12} more" if len(there) > 12 else ""
         raise UserError(
             f"source '{source}' names no .parquet, .jsonl or .ndjson file; give hf:{info.id}/PATH, "
             "where PATH is a folder or a glob in the dataset; it has "
-            + (", ".join(there[:12]) or "no such file") + more
-        )  # fmt: skip
+            + (listed(there) if there else "no such file")
+        )
     root = f"{api.endpoint}/datasets/{info.id}/resolve/{info.sha}/"
     folder = f"huggingface/{info.id}/{info.sha[:12]}/"
     hashes = {name: entry.lfs.sha256 for name, entry in files.items() if entry.lfs}

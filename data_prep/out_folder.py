@@ -1,6 +1,7 @@
 """The data folder: made in another one that can be continued, and renamed when it is whole."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -66,10 +67,16 @@ def _claim(work: Path, out: Path, content: dict[str, Any], overwrite: bool) -> N
             f"({_difference(before, content)}); finish it with the settings it was begun with, or "
             "discard it with --overwrite"
         )
-    for path in held:
-        if path != note:
-            remove(path)
+    if held - {note}:
+        say_removing(work)
+    for path in held - {note}:
+        remove(path)
     write_text(note, json.dumps(content, indent=1))
+
+
+def say_removing(work: Path) -> None:
+    """Says that work is discarded, and why the command is busy: many pieces take minutes."""
+    print(f"removing the unfinished work in '{work}'", file=sys.stderr)
 
 
 def _noted(path: Path) -> dict[str, Any] | None:
@@ -96,6 +103,7 @@ def remove_leftovers(out: Path, content: dict[str, Any]) -> None:
     # Under its lock, and the lock with it: the preparation may be about to do the same.
     with suppress(UserError, OSError), alone(_lock(work), work):
         if _noted(work) == content:
+            say_removing(work)
             discard(work)
 
 

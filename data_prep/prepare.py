@@ -24,7 +24,7 @@ from data_prep.mix import (
     portions,
     wanted_tokens,
 )
-from data_prep.out_folder import discard, publish, remove_leftovers, work_folder
+from data_prep.out_folder import discard, publish, remove_leftovers, say_removing, work_folder
 from data_prep.pieces import FORMAT, Tokens, token_type
 from data_prep.settings import SAMPLE, Preparation
 from data_prep.shards import write_shards
@@ -160,11 +160,13 @@ def prepare(
         try:
             manifest = _write(request, encoded, verdicts, chosen, work, folder)
         except UserError:
+            say_removing(work)
             discard(work)  # there is nothing to continue
             raise
         finished(request, overwrite)  # hours have passed: no other folder is replaced
         publish(folder, work, out)
-        discard(work)
+        with _progress("tidying up", 1, "folders"):
+            discard(work)
         return manifest
 
 

@@ -1,6 +1,9 @@
 """`dualpath tokenizer`: trains a byte-level BPE on any texts."""
 
 import json
+import re
+import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -15,6 +18,11 @@ from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer, train_bpe
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.report.table import Column, Table, show
+
+LONGEST_WORD = 1000
+"""Characters of a word that are trained on together: each merge moves the rest of its word."""
+_MORE = f"{{{LONGEST_WORD + 1},}}"
+_LONG = re.compile(rf"(?<!\w)\w{_MORE}|(?<![^\w\s])[^\w\s]{_MORE}|(?<!\s)\s{_MORE}")
 
 BATCH = 16  # texts that are read, or encoded, at a time
 
@@ -49,7 +57,17 @@ def run(options: TrainTokenizer) -> str:
     check_replaceable(path)  # before the training
     if path.exists() and not options.overwrite:
         raise UserError(f"'{path}' exists; give another --out or add --overwrite")
-    text = train_bpe(chain.from_iterable(_batches(sources, "training on")), size)
+
+    parts: Counter[str] = Counter()
+    texts = chain.from_iterable(_batches(sources, "training on"))
+    text = train_bpe(chain.from_iterable(_cut(text, parts) for text in texts), size)
+    if parts:
+        print(
+            f"words of more than {LONGEST_WORD:,} characters: {parts['words']:,}, cut for training "
+            f"into {parts['parts']:,} parts; if they are not text, clean the sources",
+            file=sys.stderr,
+        )
+
     tokenizer = Tokenizer(json.loads(text), str(path))
     if tokenizer.vocab_size < size:
         raise UserError(
@@ -65,6 +83,22 @@ def run(options: TrainTokenizer) -> str:
     caption = "Bytes a token: of the texts trained on, end-of-text included."
     show(plain_console(highlight=False), Table(columns, rows, caption=caption))
     return f"{path}: {size:,} entries, fingerprint {tokenizer.fingerprint[:12]}"
+
+
+def _cut(text: str, counts: Counter[str]) -> Iterator[str]:
+    """Yields a text in parts, cut within words longer than `LONGEST_WORD`, and counts both.
+
+    A word is a run of letters and digits, of other characters, or of blanks: at least what the
+    vocabulary takes as one.
+    """
+    start = 0
+    for word in _LONG.finditer(text):
+        places = range(word.start() + LONGEST_WORD, word.end(), LONGEST_WORD)
+        counts.update(words=1, parts=len(places) + 1)
+        for place in places:
+            yield text[start:place]
+            start = place
+    yield text[start:]
 
 
 def _batches(sources: Sequence[Source], title: str) -> Iterator[list[str]]:

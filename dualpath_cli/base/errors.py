@@ -55,6 +55,13 @@ def _changes(word: str, other: str) -> int:
     return sum(max(i - h, k - j) for kind, h, i, j, k in parts if kind != "equal")
 
 
+def listed(names: Iterable[str], most: int = 10) -> str:
+    """Returns names in a row, those beyond `most` as a count; "none" without any."""
+    known = list(names)
+    more = f" and {len(known) - most:,} more" if len(known) > most else ""
+    return (", ".join(known[:most]) or "none") + more
+
+
 class Stopped(BaseException):
     """A command that a signal has ended early, with nothing lost."""
 

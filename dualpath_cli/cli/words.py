@@ -11,7 +11,8 @@ import re
 import sys
 import typing
 from argparse import SUPPRESS, Action
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache, reduce
 from inspect import get_annotations, getdoc
@@ -257,11 +258,21 @@ def _plain(command: Command) -> str:
     return _option(usual[0]) if usual else ""
 
 
+@contextmanager
+def _with_docstrings() -> Iterator[None]:
+    """Lets jsonargparse read the docstrings of fields, which is slow and only for help."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    try:
+        yield
+    finally:
+        set_parsing_settings(docstring_parse_attribute_docstrings=False)
+
+
+@_with_docstrings()
 def help_of(command: Command, recipe: bool = False) -> str:
     """The text of --help, or, with all keys, of --help-recipe."""
     from docstring_parser import parse_from_object
 
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)  # slow, and for help alone
     options = resolve_name(command.options)
     needed = [f for f in fields(options) if _is_needed(f) or f.metadata.get("positional")]
     usage = " ".join(["%(prog)s", *map(_usage, needed), "[options]"])

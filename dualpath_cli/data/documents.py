@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.errors import UserError, did_you_mean, listed
 from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.base.system import is_first_rank, say
 from dualpath_cli.data.rows import ENDINGS, BadRow, OnRead, is_known, kind_of, read_rows, suffixes
@@ -20,6 +20,10 @@ from dualpath_cli.data.rows import ENDINGS, BadRow, OnRead, is_known, kind_of, r
 FORMATS = (
     "a .txt, .md, .jsonl or .parquet file, all but .parquet also as .gz or .zst, a folder of them, "
     "or a quoted glob such as 'docs/**/*.rst' of any UTF-8 texts"
+)
+_JSON = (
+    "rename a .json file to .jsonl if each line is an object, else write one an object a line, "
+    "such as by jq -c '.[]'"
 )
 NAME = re.compile(r"[\w.-]+")  # the form of a source's name
 
@@ -45,7 +49,7 @@ class Format:
             raise row
         for field in self.fields:
             if field not in row:
-                hint = did_you_mean(field, row) or f" (fields: {', '.join(row) or 'none'})"
+                hint = did_you_mean(field, row) or f" (fields: {listed(row)})"
                 raise BadRow(f"no field '{field}'{hint}")
         try:
             text = self._render(row)
@@ -106,8 +110,11 @@ def source_files(source: Source) -> list[Path]:
     is_folder = str(path) != "." and path.is_dir()
     if path.is_file():
         if not is_known(path):
-            raise UserError(f"source '{path}': its format is not known by its name; give {FORMATS}")
+            way_out = _JSON if suffixes(path)[0] == ".json" else f"give {FORMATS}"
+            raise UserError(f"source '{path}': its format is not known by its name; {way_out}")
         return [path]
+    if is_glob and suffixes(path)[0] == ".json":  # each file would be one text, with its braces
+        raise UserError(f"source '{path}': .json files are not read by a glob; {_JSON}")
     below = f"{glob.escape(str(path))}/**/"
     files: dict[str, Path] = {}  # by where they really are
     left_out: Counter[str] = Counter()
@@ -126,7 +133,7 @@ def source_files(source: Source) -> list[Path]:
         taken = [file for file in taken if suffixes(file)[0] != ".md"]
         left_out[".md"] = len(files) - len(taken)
     if kinds := [f"{count:,} {kind}" for kind, count in left_out.most_common() if count]:
-        _say(f"left out of {path}: {', '.join(kinds)}")
+        _say(f"left out of {path}: {listed(kinds)}")
     if is_folder and not taken:
         raise UserError(f"source '{path}': no readable file in the folder; give {FORMATS}")
     if is_glob and not taken:

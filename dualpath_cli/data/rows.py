@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.errors import UserError, did_you_mean, listed
 from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.base.system import MOST_BYTES
 
@@ -201,7 +201,7 @@ def _records(
         if missing := [field for field in fields if field not in names]:
             raise UnreadableFile(
                 f"{path}: no column '{missing[0]}'{did_you_mean(missing[0], names)} "
-                f"(columns: {', '.join(names)})"
+                f"(columns: {listed(names)})"
             )
         extra = [name for name in optional if name in names and name not in fields]
         on_disk, read, told = path.stat().st_size, 0, 0

@@ -7,7 +7,8 @@ OUT/<model>/samples/TASK.jsonl  a line for each document
 import json
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,8 +40,19 @@ from dualpath_cli.report.console import Progress, counted
 
 SEED = 1234  # of the draw of documents under a limit, as in OLMES
 
-for _name in ("lm_eval", "datasets", "huggingface_hub"):
-    logging.getLogger(_name).setLevel(logging.ERROR)  # they log each file and attempt
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Silences libraries that log each file and attempt."""
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,7 @@ def _with_functions(part: Any) -> Any:
     return getattr(olmes, part) if isinstance(part, Function) else part
 
 
+@_quietly()
 def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> Asked:
     """A benchmark's task file with `changes` (empty for the hub), and its documents."""
     config = _with_functions(dict(benchmark.config))
@@ -132,6 +145,7 @@ def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> 
     return Asked(benchmark, task, numbers)
 
 
+@_quietly()
 def run(
     model: HarnessModel,
     asked: Sequence[Asked],

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace, _loaders_dumpers
+from jsonargparse import ArgumentParser, Namespace, set_loader
 from jsonargparse.typing import register_type
 
 from dualpath_cli.base.errors import UserError, did_you_mean
@@ -21,12 +21,26 @@ from dualpath_cli.base.ranges import PLACES, SIZES, Place, Size, at_home, parse_
 from dualpath_cli.recipe.elsewhere import called_here
 from dualpath_cli.recipe.recipes import Loader
 
-# Values on the command line are read like those of recipes. jsonargparse has no public way.
-_loaders_dumpers.yaml_default_loader = Loader  # type: ignore[assignment]
 T = TypeVar("T")
+MODE = "dualpath"
+"""jsonargparse's name of parsers that read values as recipes do; other parsers stay as they are."""
 CLASSES = ("callbacks", "plugins", "profiler", "logger")
 """The keys of a trainer's section that name classes; a class runs code."""
 A_CLASS = "a class is {class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
+
+
+def _value(text: str) -> Any:
+    """Reads a value on the command line like one in a recipe."""
+    value = yaml.load(text, Loader=Loader)
+    # As jsonargparse's own: a path may end with a colon, and {a, b} has no values.
+    if isinstance(value, dict) and value and all(part is None for part in value.values()):
+        words = set(text.strip(" {}").replace(" ", "").split(","))
+        if words == set(value) or text.strip() == f"{next(iter(value))}:":
+            return text
+    return value
+
+
+set_loader(MODE, _value, (yaml.YAMLError,))
 
 
 def _size(value: Any) -> Size:
@@ -58,7 +72,8 @@ class Parser(ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         # A mistyped option must not be taken for another option.
-        super().__init__(exit_on_error=False, add_help=False, allow_abbrev=False, **settings)
+        own = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
+        super().__init__(**own, **{"parser_mode": MODE, **settings})
 
     def read(self, base: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
         """Returns `base` with the keys that `words` set, and no default of any other key.

@@ -20,8 +20,6 @@ from dualpath_cli.base.errors import UserError, did_you_mean, of_content
 from dualpath_cli.base.ranges import Size
 from dualpath_cli.base.system import read_text
 
-yaml.SafeDumper.add_representer(Size, yaml.SafeDumper.represent_int)
-
 Recipe = dict[str, Any]
 
 MOST_CHARACTERS, MOST_PARTS = 50_000, 40_000
@@ -169,6 +167,7 @@ class _Dumper(yaml.SafeDumper):
     """Puts quotes around a text that `Loader`, or PyYAML alone, would read as something else."""
 
 
+_Dumper.add_representer(Size, _Dumper.represent_int)
 _INT, _FLOAT, _DATE = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
 Loader.yaml_implicit_resolvers = {
     first: [form for form in forms if form[0] not in (_INT, _FLOAT, _DATE)]

@@ -14,6 +14,7 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE, Files, write_manifest
 from dualpath_cli.run.exported_folder import PREFIX
 from dualpath_cli.run.run_folder import LAST, facts_now
-from dualpath_cli.run.weights import read_into, tensors_in
+from dualpath_cli.run.weights import in_one_process, read_into, tensors_in
 
 RETRY = 2.0  # seconds until a failed write of a checkpoint is tried again, once
 
@@ -83,7 +84,8 @@ def write(checkpoint: dict[str, Any], folder: Path, alone: bool) -> None:
         }
         writer = dcp.HuggingFaceStorageWriter(str(folder), files, save_distributed=True)
         try:
-            dcp.save(tensors, storage_writer=writer, no_dist=alone)
+            with in_one_process() if alone else nullcontext():
+                dcp.save(tensors, storage_writer=writer, no_dist=alone)
         except CheckpointException as error:  # wraps the cause
             cause, _ = next(iter(error.failures.values()))
             if isinstance(cause, OSError | RuntimeError):

@@ -5,7 +5,8 @@ reader joins the shards of any number of ranks, and gives each rank its own part
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +33,14 @@ from dualpath_cli.run.trained import Trained
 from dualpath_cli.spec.config import ModelConfig
 
 T = TypeVar("T")
-warnings.filterwarnings("ignore", message=".*in a single process.*")  # as `no_dist` asks
+
+
+@contextmanager
+def in_one_process() -> Iterator[None]:
+    """Silences the warning that a checkpoint is read or written by one process, as asked."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*in a single process.*")
+        yield
 
 
 def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -65,7 +73,8 @@ def read_into(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Fills tensors, which may be sharded, from a folder's tensors of the same names."""
     try:
         reader = dcp.HuggingFaceStorageReader(str(folder))
-        dcp.load(dict(tensors), storage_reader=reader, no_dist=True)  # each rank reads its own
+        with in_one_process():
+            dcp.load(dict(tensors), storage_reader=reader, no_dist=True)  # each rank reads its own
     except dcp.api.CheckpointException as error:  # wraps the cause
         cause, _ = next(iter(error.failures.values()))
         raise _unreadable(folder, cause) from None

@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from dualpath_cli.base.errors import UserError, did_you_mean
-from dualpath_cli.recipe.parser import A_CLASS, CLASSES, reason_of
+from dualpath_cli.recipe.parser import A_CLASS, CLASSES, MODE, reason_of
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.spec.own_checks import find_class
 from dualpath_cli.training.session import as_list
@@ -31,7 +31,7 @@ _INSTEAD = {
 
 def trainer_parser() -> LightningArgumentParser:
     """The parser of the section `trainer`, with Trainer's own arguments and types."""
-    parser = LightningArgumentParser(exit_on_error=False)
+    parser = LightningArgumentParser(exit_on_error=False, parser_mode=MODE)
     parser.add_argument("--seed_everything", type=int)
     parser.add_lightning_class_args(Trainer, "trainer")
     return parser

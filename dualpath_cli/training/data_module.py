@@ -181,6 +181,11 @@ def split_blocks(blocks: list[Tokens], vocab_size: int, place: str) -> Batch:
 
 # The line of a UserError in a traceback, also in the text of a loader process's error.
 _USER_ERROR = re.compile(rf"^{re.escape(UserError.__module__)}\.UserError: (.+)$", re.MULTILINE)
+# What PyTorch says where /dev/shm is full: its own check, the system's, and a fault of a map.
+_NO_SHARED_MEMORY = re.compile(
+    r"unable to (allocate shared memory|write to file|resize file|stretch file).*</torch_"
+    r"|killed by signal: Bus error"
+)
 _FORWARDED = "Caught UserError in "  # what PyTorch puts before an error of a loader process
 
 
@@ -203,8 +208,14 @@ def _fault(error: BaseException) -> UserError | RunFailed | None:
     messages = _USER_ERROR.findall("".join(traceback.format_exception(error)))
     if messages := [text for text in messages if not text.startswith(_FORWARDED)]:
         return UserError(messages[-1])
-    lost = ("DataLoader worker", "unable to allocate shared memory")  # a small /dev/shm
-    if isinstance(error, RuntimeError) and str(error).startswith(lost):
+    said = str(error)
+    if isinstance(error, RuntimeError) and _NO_SHARED_MEMORY.search(said):
+        return RunFailed(
+            "the batches of the loader processes do not fit into shared memory (/dev/shm); load in "
+            "this process by --data.workers 0, or give a container more by docker --shm-size: the "
+            "same command continues"
+        )
+    if isinstance(error, RuntimeError) and said.startswith("DataLoader worker"):
         return _lost_loader(str(error).strip().splitlines()[0].rstrip(". "))
     # The error if a loader process ends while its batch is in transit.
     files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonargparse import ArgumentParser
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import _joined, parser_of, read
 from dualpath_cli.data.documents import split_name
+from dualpath_cli.recipe.parser import Parser
 from dualpath_cli.spec.intervention import RANDOM, SHUFFLED, Intervention
 from dualpath_cli.spec.intervention import parse_overrides as parse
 
@@ -176,3 +178,13 @@ def test_the_name_of_an_intervention_gives_it_back_in_any_order(change, order):
     order.shuffle(words)
     for written in ([change.name], words):
         assert (parse(written) or Intervention()) == change
+
+
+def test_another_parser_reads_values_in_its_own_way():
+    theirs, ours = ArgumentParser(), Parser()
+    for parser in (theirs, ours):
+        parser.add_argument("--x", type=Any)
+    values = {"0x10": (16, "0x10"), "1:30": (90, "1:30"), "5e-4": (5e-4, 5e-4)}
+    for text, expected in values.items():
+        read = tuple(parser.parse_args([f"--x={text}"]).x for parser in (theirs, ours))
+        assert read == expected

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.documents import Source, clean, parse_source, read_documents
 
 TEXTS = ["one\ntwo\n", "", "é 日本 \U0001f600", "last"]
@@ -87,6 +89,29 @@ def test_a_folder_and_a_glob_take_each_real_file_once_and_say_what_they_leave_ou
     assert capsys.readouterr().err == f"left out of {folder}: {said}\n"
     assert list(read_documents(parse_source(f"x={folder}/**/*[nN]*"))) == texts
     assert capsys.readouterr().err == f"left out of {folder}/**/*[nN]*: 1 no file, 1 linked again\n"
+
+
+def test_of_many_kinds_that_are_left_out_ten_are_named(tmp_path, capsys):
+    write(tmp_path / "a.txt", ["text"])
+    for number in range(30):
+        (tmp_path / f"b.kind{number:02}").touch()
+    parse_source(f"x={tmp_path}")
+    said = capsys.readouterr().err
+    assert said.count("1 .kind") == 10
+    assert said.endswith(" and 20 more\n")
+
+
+@pytest.mark.parametrize("name", ["a.json", "*.json", "**/*.json.gz"])
+def test_json_that_is_not_lines_is_refused_and_told_how_to_become_so(tmp_path, name):
+    (tmp_path / "a.json").write_text('{"text": "row"}\n')
+    with pytest.raises(UserError, match=r"rename a \.json file to \.jsonl if each line"):
+        parse_source(f"x={tmp_path}/{name}")
+
+
+def test_a_pipe_is_not_read_as_a_source(tmp_path):
+    os.mkfifo(tmp_path / "a.jsonl")
+    with pytest.raises(UserError, match=r"a\.jsonl' is a pipe or a device, not a file"):
+        parse_source(f"x={tmp_path}/a.jsonl")
 
 
 @pytest.fixture

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import random
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep import sample
+from data_prep import tokenizer as tokenizer_command
 from data_prep.settings import settings_from
 from dualpath_cli.base.errors import RunFailed, UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest, sha256_of
-from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.tokenizer import Tokenizer, train_bpe
 from dualpath_cli.recipe.recipes import find, read
 from tests.data.faulty_data import intact, source_count, write_data_folder
 from tests.data_prep.conftest import rows_of, write_jsonl
@@ -205,6 +208,30 @@ def test_another_tokenizer_is_replaced_only_when_told(here, capsys):
     )
     size = sum(len(text.encode()) for text in sample.documents("prose")[:100])
     assert re.search(rf"prose .* {size / (tokens + 100):.2f} ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("letters", ["ACGT", "#-+=", "aé日ü"])
+def test_a_word_of_any_length_is_cut_for_training_and_said(here, capsys, letters, monkeypatch):
+    word = "".join(random.Random(0).choices(letters, k=1 << 18))
+    write_jsonl(Path("long.jsonl"), [f"some {word} words", "some words"])
+    given: list[str] = []
+
+    def noted(texts: Iterable[str], size: int) -> str:
+        given.extend(texts)
+        return train_bpe(given, size)
+
+    monkeypatch.setattr(tokenizer_command, "train_bpe", noted)
+    assert train("long.jsonl") == 0
+    said = "words of more than 1,000 characters: 1, cut for training into 263 parts"
+    assert said in capsys.readouterr().err
+    assert max(len(run) for text in given for run in re.findall(r"\S+", text)) == 1000
+    assert "".join(given) == f"some {word} wordssome words"
+
+
+def test_ordinary_texts_are_trained_on_uncut(here):
+    assert train("prose.jsonl") == 0
+    expected = train_bpe(sample.documents("prose")[:100], 400)
+    assert Path("out/tokenizer.json").read_text() == expected
 
 
 # Inspection: what changed since a folder was prepared is named, and what it says is true

@@ -109,7 +109,9 @@ def test_data_that_are_replaced_are_not_lost_at_a_kill_nor_is_a_folder_beside_th
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_unfinished_work_on_something_else_is_kept_unless_it_may_be_discarded(ask, tmp_path):
+def test_unfinished_work_on_something_else_is_kept_unless_it_may_be_discarded(
+    ask, tmp_path, capsys
+):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "hello"}\n{"text": 1}\n')
     with pytest.raises(UserError, match="line 2"):
@@ -118,7 +120,9 @@ def test_unfinished_work_on_something_else_is_kept_unless_it_may_be_discarded(as
     with pytest.raises(UserError, match=r"unfinished .*seed: 0 then, 1 now.*--overwrite"):
         prepare(other)
     other = ask(path, seed=1)
+    assert "removing" not in capsys.readouterr().err
     assert prepare(other, overwrite=True).settings["seed"] == 1
+    assert capsys.readouterr().err.count("removing the unfinished work in '") == 1
     with pytest.raises(UserError, match="line 2"):
         prepare(ask(path, strict=True), overwrite=True)
     left = contents(tmp_path / "out.partial")

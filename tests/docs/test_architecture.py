@@ -43,6 +43,10 @@ MOST_LINES, MOST_ARGUMENTS = 20, 3
 """Of a forward pass in the files of `model/` that hold the equations; `self` is not counted."""
 
 
+CHANGING = re.compile(r"filterwarnings|simplefilter|setLevel|add_\w+|set_\w+|disable")
+"""Methods that change what is not the caller's."""
+
+
 def room_named(module: str) -> str:
     """`data_prep`, or the room of the package in a module's dotted name."""
     package, *names = module.split(".")
@@ -93,6 +97,39 @@ def test_no_name_of_a_class_stands_for_two():
         if isinstance(node, ast.ClassDef)
     )
     assert [name for name, times in names.items() if times > 1] == []
+
+
+def changes_of_others(tree: ast.Module) -> list[str]:
+    """What a module changes in other packages as it is imported, outside of its functions."""
+    imported, found, nodes = set(), [], list(tree.body)
+    while nodes:
+        node = nodes.pop(0)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        nodes += ast.iter_child_nodes(node)
+        targets: list[ast.AST] = []
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            of_others = isinstance(node, ast.Import) or room_named(node.module or "") not in ROW_OF
+            imported |= {name.asname or name.name for name in node.names if of_others}
+        elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            targets = [node.func] if CHANGING.fullmatch(node.func.attr) else []
+        for target in targets:
+            owner = ast.unparse(target).partition(".")[0].partition("(")[0]
+            if isinstance(target, ast.Attribute | ast.Subscript) and owner in imported:
+                found.append(ast.unparse(target))
+    return found
+
+
+def test_no_import_changes_another_package():
+    assert changes_of_others(ast.parse("import warnings\nwarnings.simplefilter('ignore')"))
+    assert changes_of_others(ast.parse("from a import b\nb.loader = print"))
+    assert changes_of_others(
+        ast.parse("import logging\nfor n in 'ab':\n logging.get(n).setLevel(0)")
+    )
+    found = {path.name: changes_of_others(ast.parse(path.read_text("utf-8"))) for path in FILES}
+    assert not {name: changes for name, changes in found.items() if changes}
 
 
 def test_the_page_draws_these_rows():

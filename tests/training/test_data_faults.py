@@ -222,6 +222,22 @@ def test_a_killed_loader_ends_the_run(refused, data, tmp_path, monkeypatch):
     assert step_of(kept) == 2
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)",
+        "Caught RuntimeError in DataLoader worker process 0.\n"
+        "RuntimeError: unable to write to file </torch_1>: No space left on device (28)",
+        "DataLoader worker (pid 1) is killed by signal: Bus error. It is possible that "
+        "dataloader's workers are out of shared memory. Please try to raise your limit.",
+    ],
+)
+def test_a_full_shared_memory_names_the_setting_that_needs_none(said):
+    assert "(/dev/shm); load in this process by --data.workers 0" in str(
+        loading_fault(RuntimeError(said))
+    )
+
+
 @pytest.fixture
 def _loaders_signal():
     """The handler that PyTorch installs with a loader's processes: it raises wherever it is run."""
