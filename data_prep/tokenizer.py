@@ -27,7 +27,7 @@ class TrainTokenizer:
     `dualpath prepare --tokenizer DIR` takes it.
 
       dualpath tokenizer --source novels=texts/novels.jsonl.gz docs=folder/ \\
-          --vocab-size 8192 --out data/bpe8192
+          --vocab-size 4096 --out data/bpe4096
     """
 
     source: tuple[Place, ...]
