@@ -29,10 +29,12 @@ BATCH = 16  # texts that are read, or encoded, at a time
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTokenizer:
-    """Trains a byte-level BPE on any texts, for `dualpath prepare --tokenizer DIR`.
+    """Trains a byte-level BPE on any texts.
+
+    `dualpath prepare --tokenizer DIR` takes it.
 
       dualpath tokenizer --source novels=texts/novels.jsonl.gz docs=folder/ \\
-          --vocab-size 8192 --out data/bpe8192
+          --vocab-size 4096 --out data/bpe4096
     """
 
     source: tuple[Place, ...]

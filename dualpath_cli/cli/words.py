@@ -13,6 +13,7 @@ import typing
 from argparse import SUPPRESS, Action
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache, reduce
 from inspect import get_annotations, getdoc
@@ -200,7 +201,7 @@ def _usage(field: Field[Any]) -> str:
 
 
 def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> None:
-    """Adds a command's own options to a jsonargparse parser, options of mixins last.
+    """Adds a command's own options to a jsonargparse parser: needed ones first, of mixins last.
 
     A field's type decides the form: a flag, a list of words, or one value. Its metadata may add:
     `option` and `also`, names of the option; `alone`, the value of an option given without one;
@@ -212,7 +213,7 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
     # Beside positional words a list takes one value each time, else it would take these words, too.
     beside = any(field.metadata.get("positional") for field in fields(options))
     shown = [field for field in fields(options) if field.name != GIVEN]
-    for field in sorted(shown, key=lambda field: field.name not in own):
+    for field in sorted(shown, key=lambda field: (not _is_needed(field), field.name not in own)):
         kind, metadata = kinds[field.name], field.metadata
         if type(None) in (parts := typing.get_args(kind)):  # no word means None: `null` is text
             kind = typing.Union[tuple(part for part in parts if part is not type(None))]  # noqa: UP007
@@ -297,6 +298,12 @@ class _Help(DefaultHelpFormatter):
         fill = super()._fill_text
         paragraphs = text.split("\n\n")
         return "\n\n".join(p if p[:1] == " " else fill(p, width, indent) for p in paragraphs)
+
+    def _format_action_invocation(self, action: Action) -> str:
+        # jsonargparse adds `--NAME+`, which appends to a list, as a second name.
+        shown = copy(action)
+        shown.option_strings = [name for name in action.option_strings if name[-1] != "+"]
+        return super()._format_action_invocation(shown)
 
     def _get_help_string(self, action: Action) -> str:
         kind, said = getattr(action, "_typehint", None), []

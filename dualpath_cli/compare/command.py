@@ -26,7 +26,8 @@ class Compare(OwnClasses):
     configuration. It reads files only."""
 
     runs: tuple[Place, ...] = field(default=(), metadata={"positional": True})
-    """Run folders, or a folder of runs: of `dualpath sweep`, or DIR/RECIPE/NAME as fit has it."""
+    """Run folders, or a folder of runs: of `dualpath sweep`, or the folder runs or runs/RECIPE of
+    fit."""
     best: Literal["lr"] | None = None
     """Join runs that differ in their learning rate, at the lowest point of a parabola over its log;
     intervals count that choice. The aggregate alone is tested."""

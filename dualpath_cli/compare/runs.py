@@ -81,14 +81,15 @@ def find_folders(paths: Sequence[str]) -> list[Path]:
     """The run folders that some paths mean, each once, in the order of the paths."""
     found: list[Path] = []
     for path in map(Path, paths):
-        # A run, or a folder of runs: of a sweep, of fit.
-        layouts = (sorted(path.glob(f"{layout}{RECIPE}")) for layout in ("", "runs/*/*/", "*/*/"))
-        recipes = next(filter(None, layouts), [])
+        # A run, or a folder of runs: of a sweep, of fit, of fit's runs of one recipe.
+        layouts = ("", "runs/*/*/", "*/*/", "*/")
+        recipes = next(filter(None, (sorted(path.glob(f"{x}{RECIPE}")) for x in layouts)), [])
         if not recipes:
             siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
             hint = "" if path.exists() else did_you_mean(path.name, siblings)
             hint = hint or (
-                f"; a run folder holds {RECIPE}, a folder of runs RECIPE/NAME or runs/RECIPE/NAME"
+                f"; a run folder holds {RECIPE}, a folder of runs NAME, RECIPE/NAME or "
+                "runs/RECIPE/NAME"
             )
             raise UserError(f"no run at '{path}'{hint}")
         found += [recipe.parent for recipe in recipes]

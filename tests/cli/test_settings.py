@@ -18,7 +18,7 @@ import yaml
 from dualpath_cli.base.ranges import Size
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import main
-from dualpath_cli.cli.words import parser_of
+from dualpath_cli.cli.words import help_of, parser_of
 from dualpath_cli.recipe.settings import SECTIONS
 from tests.conftest import Said
 
@@ -103,6 +103,21 @@ def test_a_value_of_a_type_that_no_key_has_is_named_with_what_it_must_be(refused
         assert f"error: {key}" in said
         assert " must be " in said
         assert "odd" in said, said
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_help_lists_needed_options_first_under_their_own_names(name):
+    text = help_of(COMMANDS[name])
+    needed = re.findall(r"--[\w-]+", text.partition("[options]")[0])
+    listed = re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)
+    assert listed[: len(needed)] == needed
+    assert "+ " not in " ".join(re.findall(r"^  (--.*?)(?:   |$)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_example_of_a_help_stands_on_lines_of_its_own(name):
+    """Indented, it is neither wrapped nor joined to the sentence before it."""
+    assert not re.findall(r"^dualpath .*", help_of(COMMANDS[name]), re.MULTILINE)
 
 
 def test_every_number_of_a_recipe_has_a_sign_and_an_end(refused):

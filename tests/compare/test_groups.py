@@ -84,6 +84,7 @@ def test_runs_are_found_alone_in_a_sweep_and_as_fit_lays_them_out(tmp_path):
     (tmp_path / "sweep/recipes").mkdir()
     assert find_folders([str(tmp_path / "sweep")]) == paths
     assert find_folders([str(tmp_path / "all")]) == [other]
+    assert find_folders([str(tmp_path / "all/tiny")]) == [other]
     assert find_folders([str(paths[1]), str(tmp_path / "sweep")]) == [paths[1], paths[0]]
 
 
