@@ -269,6 +269,12 @@ def test_rows_of_a_step_replace_those_of_this_and_later_steps(tmp_path):
     assert table.path.read_text() == "step,set\n0,a\n0,b\n2,a\n2,b\n"
 
 
+def test_a_decay_that_another_one_replaces_is_named(fit, capsys):
+    fit(optim={"decay_sum": 0.1, "weight_decay": 0.2})
+    said = capsys.readouterr().out
+    assert "optim.weight_decay=0.2 has no effect: optim.decay_sum takes its place" in said
+
+
 EARLY_STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
 SUMMARY = "lightning.pytorch.callbacks.ModelSummary"
 HALF = "lightning.pytorch.plugins.precision.HalfPrecision"

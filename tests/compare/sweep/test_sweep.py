@@ -18,7 +18,7 @@ import yaml
 
 from dualpath_cli.base.system import FIT, alone, cores
 from dualpath_cli.cli.main import main
-from dualpath_cli.compare.sweep import runner
+from dualpath_cli.compare.sweep import command, runner
 from dualpath_cli.compare.sweep.request import LOCK
 from dualpath_cli.compare.sweep.runs import PlannedRun
 from dualpath_cli.run.tables import read_csv
@@ -126,6 +126,14 @@ def test_a_run_that_another_process_writes_is_waited_for_and_named(
     said = capsys.readouterr().out
     assert said.count(f"wide-seed_0 waits: {run} is being written by another process\n") == 1
     assert len(starts(tmp_path / "sweep")) == 3
+
+
+def test_a_plan_notes_rows_of_the_embedding_that_no_token_uses(words, monkeypatch, capsys):
+    launch = SimpleNamespace(manifest=SimpleNamespace(vocab_size=200))
+    monkeypatch.setattr(command, "to_train", lambda _: launch)
+    assert main(words) == 0
+    note = "note: model.vocab_size=272 has rows for no token: the tokenizer has 200 entries"
+    assert capsys.readouterr().out.count(note) == 1, "for all configurations"
 
 
 def test_nothing_runs_without_a_yes_and_experts_off_the_budget_are_named(words, tmp_path, capsys):
