@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     import pandas
 
 MICRO_BATCH = 8  # windows that `loss` scores at once
+Texts = list[str] | tuple[str, ...]
+"""Several texts. A single one is a Sequence of texts itself, to a type checker."""
 
 
 class Loss(NamedTuple):
@@ -116,10 +118,10 @@ class LoadedModel:
     def logits(self, text: str, intervention: Intervention | str | None = None) -> torch.Tensor: ...
     @overload
     def logits(
-        self, text: list[str] | tuple[str, ...], intervention: Intervention | str | None = None
+        self, text: Texts, intervention: Intervention | str | None = None
     ) -> list[torch.Tensor]: ...
     def logits(
-        self, text: str | Sequence[str], intervention: Intervention | str | None = None
+        self, text: str | Texts, intervention: Intervention | str | None = None
     ) -> torch.Tensor | list[torch.Tensor]:
         """The logits after end-of-text and each token of a text, (N, V); of several texts, a list.
 
@@ -139,10 +141,10 @@ class LoadedModel:
     def routing(self, text: str, intervention: Intervention | str | None = None) -> Routing: ...
     @overload
     def routing(
-        self, text: list[str] | tuple[str, ...], intervention: Intervention | str | None = None
+        self, text: Texts, intervention: Intervention | str | None = None
     ) -> list[Routing]: ...
     def routing(
-        self, text: str | Sequence[str], intervention: Intervention | str | None = None
+        self, text: str | Texts, intervention: Intervention | str | None = None
     ) -> Routing | list[Routing]:
         """Gates, weights of steps and norms of each token of a text; of several texts, a list.
 
@@ -204,7 +206,7 @@ class LoadedModel:
     @overload
     def generate(
         self,
-        prompt: Sequence[str],
+        prompt: Texts,
         max_new_tokens: int = 100,
         seed: int = 0,
         intervention: Intervention | str | None = None,
@@ -212,7 +214,7 @@ class LoadedModel:
     ) -> list[str]: ...
     def generate(
         self,
-        prompt: str | Sequence[str] = "",
+        prompt: str | Texts = "",
         max_new_tokens: int = 100,
         seed: int = 0,
         intervention: Intervention | str | None = None,

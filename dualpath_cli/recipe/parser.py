@@ -72,7 +72,7 @@ class Parser(ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         # A mistyped option must not be taken for another option.
-        own = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
+        own: dict[str, Any] = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
         super().__init__(**own, **{"parser_mode": MODE, **settings})
 
     def read(self, base: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
