@@ -21,6 +21,7 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.report import figures
 from dualpath_cli.report.console import plain_console
+from dualpath_cli.run.checkpoint_files import describe, facts_of, files_of, write_manifest
 from dualpath_cli.run.run_folder import check_free, complete_checkpoints, newest_checkpoint, step_of
 from dualpath_cli.run.trained import find_run
 from dualpath_cli.spec.config import GROUP_OF
@@ -102,6 +103,28 @@ def test_a_continued_run_equals_an_uninterrupted_one_also_across_epochs(
         fit(**changes)
         assert tables(run) == whole
         torch.testing.assert_close(weights(run), last_weights, rtol=0, atol=0)
+
+
+def test_a_checkpoint_that_counts_micro_batches_is_continued(fit):
+    """As those of 0.1.0 did: here two a step, with no step of Lightning's manual optimization."""
+    run = fit(run={"save_every": 4})
+    whole, last_weights = tables(run), weights(run)
+    back_to_step(run, 4)
+    checkpoint = run / "checkpoints/step-00000004"
+    path = checkpoint / "state.json"
+    state = json.loads(path.read_text())
+    progress = state["loops"]["fit_loop"]
+    for counts in progress["epoch_loop.batch_progress"].values():
+        if isinstance(counts, dict):
+            counts |= {"ready": 8, "started": 8, "processed": 8, "completed": 7}
+    for counts in progress["epoch_loop.manual_optimization.optim_step_progress"].values():
+        counts |= {"ready": 0, "completed": 0}
+    path.write_text(json.dumps(state))
+    write_manifest(checkpoint, describe(checkpoint, files_of(checkpoint)), facts_of(checkpoint))
+
+    fit(run={"save_every": 4})
+    assert tables(run) == whole
+    torch.testing.assert_close(weights(run), last_weights, rtol=0, atol=0)
 
 
 def test_a_finished_run_is_left_alone(fit, trained, capsys):
