@@ -5,7 +5,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from rich.console import Console
@@ -41,6 +41,8 @@ class TrainTokenizer:
     and cleans them. A source that is given again counts again."""
     vocab_size: Size
     """Entries, such as 8192: the 256 bytes, end-of-text and the merges."""
+    field: str = "text"
+    """The field of a row that holds the text, where NAME chooses no format."""
     out: Place
     """Folder to write tokenizer.json to."""
     overwrite: bool = False
@@ -53,7 +55,7 @@ class TrainTokenizer:
 
 def run(options: TrainTokenizer) -> str:
     """Trains a tokenizer, prints its bytes a token on each source, and returns the last line."""
-    sources = list(map(parse_source, options.source))
+    sources = [replace(parse_source(spec), field=options.field) for spec in options.source]
     size, path = options.vocab_size, folder_of("--out", options.out) / TOKENIZER
     if path.exists() and not options.overwrite:
         raise UserError(f"'{path}' exists; give another --out or add --overwrite")

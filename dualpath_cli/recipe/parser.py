@@ -69,8 +69,8 @@ class Parser(ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         # A mistyped option must not be taken for another option.
-        own = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
-        super().__init__(**own, **{"parser_mode": MODE, **settings})
+        settings.setdefault("parser_mode", MODE)  # jsonargparse makes parsers of this class, too
+        super().__init__(exit_on_error=False, add_help=False, allow_abbrev=False, **settings)
 
     def read(self, base: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
         """Returns `base` with the keys that `words` set, and no default of any other key.
