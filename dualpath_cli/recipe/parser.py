@@ -68,8 +68,8 @@ class Parser(ArgumentParser):
     """Text before keys in messages."""
 
     def __init__(self, **settings: Any) -> None:
+        settings.setdefault("parser_mode", MODE)
         # A mistyped option must not be taken for another option.
-        settings.setdefault("parser_mode", MODE)  # jsonargparse makes parsers of this class, too
         super().__init__(exit_on_error=False, add_help=False, allow_abbrev=False, **settings)
 
     def read(self, base: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
