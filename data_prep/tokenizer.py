@@ -5,7 +5,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from rich.filesize import decimal
@@ -42,6 +42,8 @@ class TrainTokenizer:
     and cleans them. A source that is given again counts again."""
     vocab_size: Size
     """Entries, such as 8192: the 256 bytes, end-of-text and the merges."""
+    field: str = "text"
+    """The field of a row that holds the text, where NAME chooses no format."""
     out: Place
     """Folder to write tokenizer.json to."""
     overwrite: bool = False
@@ -54,7 +56,7 @@ class TrainTokenizer:
 
 def run(options: TrainTokenizer) -> str:
     """Trains a tokenizer, prints its bytes a token on each source, and returns the last line."""
-    sources = list(map(parse_source, options.source))
+    sources = [replace(parse_source(spec), field=options.field) for spec in options.source]
     size, path = options.vocab_size, folder_of("--out", options.out) / TOKENIZER
     check_replaceable(path)  # before the training
     if path.exists() and not options.overwrite:

@@ -36,6 +36,7 @@ _READ_BYTES = 1 << 20
 class Source:
     name: str  # in tables and manifests; gsm8k, arc and triviaqa also choose the format
     path: Path  # a file, folder or glob; files are read in the order of their paths
+    field: str = "text"  # of a row, that holds the text where the name chooses no format
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def read_documents(source: Source, on_read: OnRead = lambda count: None) -> Iter
     disk, before decompression; these add up to the sizes of `source_files`.
     """
     for path in source_files(source):
-        format = format_of(source.name, kind_of(path))
+        format = format_of(source.name, kind_of(path), source.field)
         for rows in read_rows(path, format.fields, (), on_read, _READ_BYTES):
             for number, row in rows.parsed():
                 try:

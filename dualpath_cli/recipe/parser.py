@@ -71,9 +71,9 @@ class Parser(ArgumentParser):
     """The option that a word before all options is meant for, if the command has one."""
 
     def __init__(self, **settings: Any) -> None:
+        settings.setdefault("parser_mode", MODE)
         # A mistyped option must not be taken for another option.
-        own: dict[str, Any] = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
-        super().__init__(**own, **{"parser_mode": MODE, **settings})
+        super().__init__(exit_on_error=False, add_help=False, allow_abbrev=False, **settings)
 
     def read(self, base: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
         """Returns `base` with the keys that `words` set, and no default of any other key.

@@ -228,6 +228,15 @@ def test_a_word_of_any_length_is_cut_for_training_and_said(here, capsys, letters
     assert "".join(given) == f"some {word} wordssome words"
 
 
+def test_the_texts_may_be_in_another_field(here, capsys):
+    rows = Path("prose.jsonl").read_text().replace('{"text":', '{"content":')
+    Path("other.jsonl").write_text(rows)
+    assert train("prose.jsonl") == train("other.jsonl", out="b", more="--field content") == 0
+    assert Path("out/tokenizer.json").read_bytes() == Path("b/tokenizer.json").read_bytes()
+    assert train("other.jsonl", out="c") == 2
+    assert "no field 'text'" in capsys.readouterr().err
+
+
 def test_ordinary_texts_are_trained_on_uncut(here):
     assert train("prose.jsonl") == 0
     expected = train_bpe(sample.documents("prose")[:100], 400)
