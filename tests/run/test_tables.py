@@ -16,6 +16,7 @@ import yaml
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.sweep.runs import PlannedRun, measured
+from dualpath_cli.export.hf.folder import Weights
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.tables import KEYS, TABLE_COLUMNS, read_csv, read_table
 from dualpath_cli.training.launch import to_train
@@ -296,8 +297,11 @@ def test_a_spreadsheet_that_saves_a_table_during_the_night_ends_no_run(tmp_path)
 
 
 @pytest.mark.parametrize("table", KEYS)
-def test_export_writes_all_rows_or_names_the_table(table, trained, tmp_path, capsys):
+def test_export_writes_all_rows_or_names_the_table(table, trained, tmp_path, capsys, monkeypatch):
     run, out = trained(), tmp_path / "hf"
+    settings = settings_from(yaml.safe_load((run / "recipe.yaml").read_text()))
+    weights = Weights.read(run / "checkpoints/step-00000006", settings.model)
+    monkeypatch.setattr(Weights, "read", lambda *_: weights)  # once, as they stay the same
     (run / "bad_steps.csv").write_text("step,kind,loss,grad_norm\n2,loss,nan,nan\n")
     words = ["export", "--ckpt_path", str(run), "--out", str(out), "--overwrite"]
     whole: list | None = None
