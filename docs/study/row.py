@@ -7,7 +7,7 @@ python docs/study/row.py seeds a50_k1:expanded_k2   # the difference seed by see
 python docs/study/row.py noise a50_k1:expanded_k2   # what unequal noise does to the intervals
 python docs/study/row.py figure docs/study/row.png  # scores over rates, once all runs are in
 
-`--study row_256` does the same for docs/study/row_256.md and its files. No score is shown but by
+`--study row_256` does the same for docs/study/row_256.md, `--study loops` for docs/study/loops.md. No score is shown but by
 the last four. A kept run has no checkpoints; `sweep` and `compare` take it as finished.
 """
 
@@ -55,7 +55,9 @@ class Study(NamedTuple):
 STUDIES = {
     name: Study(last, fewest, margin, Path(__file__).with_name(f"{name}.csv"),
                 Path(__file__).with_name(f"{name}.tar.xz"))
-    for name, last, fewest, margin in (("row", "1500", 8, 0.014), ("row_256", "1600", 4, 0.010))
+    for name, last, fewest, margin in (
+        ("row", "1500", 8, 0.014), ("row_256", "1600", 4, 0.010), ("loops", "1500", 8, 0.014),
+    )
 }  # fmt: skip
 
 
