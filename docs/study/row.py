@@ -7,8 +7,9 @@ python docs/study/row.py seeds a50_k1:expanded_k2   # the difference seed by see
 python docs/study/row.py noise a50_k1:expanded_k2   # what unequal noise does to the intervals
 python docs/study/row.py figure docs/study/row.png  # scores over rates, once all runs are in
 
-`--study row_256` does the same for docs/study/row_256.md, `--study loops` for docs/study/loops.md. No score is shown but by
-the last four. A kept run has no checkpoints; `sweep` and `compare` take it as finished.
+`--study row_256` does the same for docs/study/row_256.md, `--study loops` for docs/study/loops.md.
+No score is shown but by the last four. A kept run has no checkpoints; `sweep` and `compare` take it
+as finished.
 """
 
 import argparse
