@@ -6,8 +6,8 @@ two import numpy and pyarrow, which `fit` does once its words are right.
 """
 
 import glob
+import json
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -17,8 +17,8 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import is_first_rank, say
 from dualpath_cli.cli.words import Line, Words
 from dualpath_cli.recipe.parser import CLASSES, construct
-from dualpath_cli.recipe.recipes import dump, merge
-from dualpath_cli.recipe.settings import Settings
+from dualpath_cli.recipe.recipes import Recipe, dump, merge
+from dualpath_cli.recipe.settings import DataSettings, Settings
 
 if TYPE_CHECKING:
     from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
@@ -66,7 +66,7 @@ def study(words: Words) -> "StudyLaunch":
     check_as_run(run, settings.model)
     if not settings.data.val:
         raise UserError("the run names no validation set; give one: --data.val.NAME FILE_OR_FOLDER")
-    _check_followed(settings.data.val, words.given("data.val", own), run.folder)
+    _check_followed(settings.data, words.given("data.val", _with_paths(own)), run.folder)
     model = line.recipe.get("model", {})
     named = {key: model[key] for key in words.given("model", own) & model.keys()}
     check_as_trained(run, settings.model, options.own_classes, named)
@@ -76,7 +76,16 @@ def study(words: Words) -> "StudyLaunch":
     return StudyLaunch(settings, run, options)
 
 
-def _check_followed(sets: Mapping[str, str], given: set[str], folder: Path) -> None:
+def _with_paths(own: Recipe) -> Recipe:
+    """The validation sets of a recipe without those that only change a set's field."""
+    sets = own.get("data", {}).get("val") or {}
+    placed = {
+        name: value for name, value in sets.items() if isinstance(value, str) or "path" in value
+    }
+    return {"data": {"val": placed}}
+
+
+def _check_followed(data: DataSettings, given: set[str], folder: Path) -> None:
     """Refuses validation sets named only by a run's recipe, unless files or data folders.
 
     The author of a received recipe must not choose where the user's machine looks.
@@ -85,14 +94,16 @@ def _check_followed(sets: Mapping[str, str], given: set[str], folder: Path) -> N
     from dualpath_cli.data.storage import exists, is_remote
     from dualpath_cli.run.run_folder import RECIPE
 
-    for name, path in sets.items():
+    for name, of_set in data.validation_sets.items():
         if name in given:
             continue
+        path, value = of_set.path, data.val[name]
         many = (glob.has_magic(path) and not exists(path)) or Path(path).is_dir()
         if is_remote(path) or (many and not is_data_folder(path)):
+            shown = value if isinstance(value, str) else json.dumps(value)
             raise UserError(
                 f"data.val.{name}: '{path}' of {folder / RECIPE} is a glob, a folder of texts or "
-                f"s3://, which are not followed unless given: --data.val.{name} '{path}'"
+                f"s3://, which are not followed unless given: --data.val.{name} '{shown}'"
             )
 
 

@@ -36,6 +36,7 @@ from dualpath_cli.recipe.settings import SECTIONS, Settings, check_sections
 
 _METAVARS = {"ckpt_path": "RUN", "config": "RECIPE", "folder": "DIR", "vocab_size": "N"}
 _BELOW_A_CLASS = re.compile(rf"--(trainer\.({'|'.join(CLASSES)}))\.")
+_BELOW_A_SET = re.compile(r"--(data\.val\..+)\.(path|field)")
 GIVEN = "given"  # A field with this name is no option: it holds the names of the given options
 
 
@@ -73,6 +74,9 @@ class Words:
         for name, _, value in (word.partition("=") for word in self.words):
             if key := _BELOW_A_CLASS.match(name):
                 raise UserError(f"{name}={value}: give --{key[1]} as a whole; {A_CLASS}")
+            if key := _BELOW_A_SET.fullmatch(name):
+                form = "'{path: FILE, field: KEY}'"
+                raise UserError(f"{name}={value}: give the set as a whole: --{key[1]} {form}")
         parser.words = self.words
         self._note_repeated(parser)
         found = parser.read(base, self.words).as_dict()

@@ -182,9 +182,11 @@ def _flat(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, str | float]:
     """The data by name; no run folder keeps validation texts, so these have names and sizes."""
-    val = settings.data.val
     data: dict[str, str | float] = {
-        "validation sets": ", ".join(f"{name}={Path(val[name]).name}" for name in sorted(val)),
+        "validation sets": ", ".join(
+            f"{name}={of_set.public_name}"
+            for name, of_set in sorted(settings.data.validation_sets.items())
+        ),
         "data.val_tokens": str(settings.data.val_tokens),
         "data.val_seed": str(settings.data.val_seed),
         "training data": str(facts.get("data_fingerprint", "not known"))[:12],

@@ -119,7 +119,13 @@ def _of_same_texts(found: Sequence[tuple[TrainedRun, Record]], left_out: list[st
 def _texts(report: Record) -> dict[str, tuple[Any, ...]]:
     """The facts that tell the text of each source, or the part of it, from another."""
     return {
-        name: (source["sha256"], source["tokens"], report["val_seed"])
+        # Reports of earlier versions name no field.
+        name: (
+            source["sha256"],
+            source.get("field", "text"),
+            source["tokens"],
+            report["val_seed"],
+        )
         for name, source in report["sources"].items()
     }
 

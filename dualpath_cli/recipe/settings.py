@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import PurePath
 from typing import Any, Literal, get_type_hints
 
 from dualpath_cli.base.errors import UserError, did_you_mean
@@ -222,13 +224,28 @@ MOST_WORKERS = 64
 
 
 @dataclass(frozen=True)
+class ValidationSet:
+    """A prepared data folder, or the text of files."""
+
+    path: Place
+    field: str = "text"  # of a row, that holds the text where the set's name chooses no format
+
+    @property
+    def public_name(self) -> str:
+        """The name of its file or folder, and the field unless that is `text`."""
+        name = PurePath(self.path).name
+        return name if self.field == "text" else f"{name}, field {self.field}"
+
+
+@dataclass(frozen=True)
 class DataSettings:
     """Where tokens come from."""
 
     path: Place = "data/nemotron-cc"
     """Prepared data folder to train on (dualpath prepare); a path or s3://."""
-    val: dict[str, Place] = field(default_factory=dict)
-    """Validation sets by name: prepared data folders or text, JSONL, Parquet files; also s3://."""
+    val: dict[str, dict[str, Any] | Place] = field(default_factory=dict)
+    """Validation sets by name: prepared data folders or text, JSONL, Parquet files; also s3://.
+    {path: FILE, field: KEY} reads the text of rows from another field than `text`."""
     val_tokens: Size | None = None
     """The most tokens of each validation set, from documents drawn at random."""
     val_seed: int = 0
@@ -243,11 +260,22 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         check_path("path", self.path, remote=True)
-        for name, path in self.val.items():
+        for name in self.val:
             check_name("the name of a validation set in val", name)
-            check_path(f"val.{name}", path, remote=True)
+        for name, of_set in self.validation_sets.items():
+            check_path(f"val.{name}", of_set.path, remote=True)
         ranges: dict[str, tuple[float, float]] = {"val_seed": _SEED, "val_tokens": (1, LARGEST)}
         check_ranges(self, ranges | {"workers": (0, MOST_WORKERS), "max_epochs": (1e-9, 1e9)})
+
+    @cached_property
+    def validation_sets(self) -> dict[str, ValidationSet]:
+        """The sets of `val` by name; a plain path is a set whose text is in the field `text`."""
+        return {
+            name: ValidationSet(value)
+            if isinstance(value, str)
+            else build(ValidationSet, value, f"data.val.{name}.")
+            for name, value in self.val.items()
+        }
 
 
 @dataclass(frozen=True)

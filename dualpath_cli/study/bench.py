@@ -35,6 +35,7 @@ from dualpath_cli.data.storage import exists, local_copy
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import Tokens, Windows, collate
 from dualpath_cli.kernels.device import device_name
+from dualpath_cli.recipe.settings import ValidationSet
 from dualpath_cli.report.bootstrap import clusters_of
 from dualpath_cli.report.console import Progress, counted
 from dualpath_cli.run.checkpoint_files import hash_file
@@ -73,11 +74,14 @@ def decisive_facts(facts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def source_facts(name: str, location: str, windows: Windows, tokenizer: str) -> dict[str, Any]:
+def source_facts(
+    name: str, of_set: ValidationSet, windows: Windows, tokenizer: str
+) -> dict[str, Any]:
     """Facts about a source; `tokenizer` is the fingerprint of its tokenizer.
 
     `sha256` is the hash of the source's file or concatenated files, or a data folder's fingerprint.
     """
+    location = of_set.path
     if exists(f"{location}/{MANIFEST}"):
         digest = Manifest.read(location).fingerprint
     else:
@@ -89,6 +93,7 @@ def source_facts(name: str, location: str, windows: Windows, tokenizer: str) -> 
     return {
         "name": name,
         "path": location,
+        "field": of_set.field,
         "sha256": digest,
         "tokenizer": tokenizer,
         "sequences": windows.n_filled,
@@ -251,9 +256,9 @@ class StudyModule(DualPathModule):
         decisive = decisive_facts(self.facts, self.trainer)
         decisive["semantics"] = self._study.semantics
         tokenizer = datamodule.tokenizer
-        for name, location in launch.settings.data.val.items():
+        for name, of_set in launch.settings.data.validation_sets.items():
             windows = datamodule.windows(name)
-            self.sources[name] = source_facts(name, location, windows, tokenizer.fingerprint)
+            self.sources[name] = source_facts(name, of_set, windows, tokenizer.fingerprint)
             self._passes[name] = self._study.passes(name, windows, tokenizer)
             for pass_ in self._passes[name]:
                 pass_.locate(self._study.folder, decisive)

@@ -117,7 +117,8 @@ class DualPathDataModule(LightningDataModule):
     def windows(self, name: str) -> Windows:
         """The windows of a validation set, divided among the ranks."""
         settings = self.settings
-        path, limit, seed = settings.val[name], settings.val_tokens, settings.val_seed
+        of_set = settings.validation_sets[name]
+        path, limit, seed = of_set.path, settings.val_tokens, settings.val_seed
         numbers: list[int] | None = None
         if exists(f"{path}/{MANIFEST}"):
             verify = settings.verify != "never"
@@ -125,7 +126,7 @@ class DualPathDataModule(LightningDataModule):
             for window in windows:
                 check_ids(window, self.tokenizer.vocab_size, f"data.val.{name} '{path}'")
         else:
-            documents = read_documents(Source(name, local_copy(path)))
+            documents = read_documents(Source(name, local_copy(path), of_set.field))
             windows, numbers = document_windows(
                 documents, self.tokenizer, self.seq_len, limit, seed
             )

@@ -162,9 +162,9 @@ def _conclude(session: Session[TrainingLaunch]) -> None:
 def _facts(session: Session[TrainingLaunch]) -> dict[str, Any]:
     """The recorded facts of a run, or of its part from the step on that it continues from."""
     launch, settings, sets = session.launch, session.launch.settings, {}
-    for name, path in settings.data.val.items():
-        if is_data_folder(path):
-            sets[name] = Manifest.read(path).fingerprint
+    for name, of_set in settings.data.validation_sets.items():
+        if is_data_folder(of_set.path):
+            sets[name] = Manifest.read(of_set.path).fingerprint
     optional = {
         "val_fingerprints": sets, "classes": hashes(settings.model), "init_from": launch.init_from
     }  # fmt: skip

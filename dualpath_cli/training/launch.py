@@ -334,10 +334,16 @@ def check_validation_sets(settings: Settings, folder: str | Path) -> None:
     The first document of a text on this disk is read, to find an empty or binary file at once.
     `folder` holds the run's `tokenizer.json`.
     """
-    for name, path in settings.data.val.items():
+    for name, of_set in settings.data.validation_sets.items():
+        path = of_set.path
         place = f"data.val.{name}: '{path}'"
         with readable(place):
             if is_data_folder(path):
+                if of_set.field != "text":
+                    raise UserError(
+                        f"{place} is a prepared data folder, whose tokens have no field "
+                        f"'{of_set.field}'; leave `field` out"
+                    )
                 manifest = _whole(path, settings, place)
                 tokenizer = Tokenizer.load(local_copy(f"{folder}/{TOKENIZER}"))
                 if manifest.tokenizer != tokenizer.fingerprint:
@@ -353,7 +359,7 @@ def check_validation_sets(settings: Settings, folder: str | Path) -> None:
             elif is_remote(path):
                 if not is_known(Path(path)):
                     raise UserError(f"{place}: its format is not known by its name; give {FORMATS}")
-            elif not any(read_documents(Source(name, Path(path)))):
+            elif not any(read_documents(Source(name, Path(path), of_set.field))):
                 raise UserError(f"{place} holds no text to validate on")
 
 
@@ -376,7 +382,8 @@ def verify_data(settings: Settings, *, training: bool) -> None:
 
     Chunks from S3 are verified when fetched. The last check, as it may take minutes.
     """
-    folders = [path for path in settings.data.val.values() if is_data_folder(path)]
+    paths = [of_set.path for of_set in settings.data.validation_sets.values()]
+    folders = [path for path in paths if is_data_folder(path)]
     folders += [settings.data.path] if training else []
     for folder in dict.fromkeys(folders):
         if not is_remote(folder):

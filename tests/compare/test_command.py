@@ -311,6 +311,7 @@ def test_a_damaged_report_is_left_out_with_a_line(damaged, tmp_path):
         ({"checkpoint": {"step": 30}}, "of step 30, the run ended at step 40"),
         ({"sources": {"gsm8k": {"sha256": "07e4"}}}, "whose 'gsm8k' is another text"),
         ({"sources": {"gsm8k": {"tokens": 512}}}, "whose 'gsm8k' is another text"),
+        ({"sources": {"gsm8k": {"field": "content"}}}, "whose 'gsm8k' is another text"),
         ({"val_seed": 3}, "whose 'gsm8k' is another text"),
     ],
 )  # fmt: skip

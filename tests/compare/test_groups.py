@@ -114,6 +114,10 @@ def test_names_places_and_ways_of_running_make_no_other_configuration(tmp_path):
     ("changes", "said"),
     [
         ({"data": {"val": {"novels": "other/corpus.jsonl"}}}, "validation sets"),
+        (
+            {"data": {"val": {"novels": {"path": "novels.jsonl", "field": "content"}}}},
+            r"validation sets .*novels=novels\.jsonl, .* there, .*novels\.jsonl, field content",
+        ),
         ({"data": {"val_tokens": 1000}}, "data.val_tokens None there, 1000 here"),
         ({"data": {"val_seed": 5}}, "data.val_seed 0 there, 5 here"),
         ({"fingerprint": "beef"}, "training data f00d there, beef here"),

@@ -285,6 +285,41 @@ def test_validate_gives_the_numbers_of_the_runs_end(trained, output_of):
     assert f"{float(last['loss']):.4f}" not in older
 
 
+def test_the_text_of_a_validation_set_may_be_in_another_field(
+    fit, refused, said, output_of, texts, tmp_path
+):
+    plain = texts / "val.jsonl"
+    both = tmp_path / "both.jsonl"
+    both.write_text(
+        "".join(
+            json.dumps({"text": "hello", "content": json.loads(line)["text"]}) + "\n"
+            for line in plain.read_text().splitlines()
+        )
+    )
+    sets = {
+        "held_out": str(plain),
+        "content": {"path": str(both), "field": "content"},
+        "text": {"path": str(both), "field": "text"},
+    }
+
+    run = fit(data={"val": sets})
+    assert yaml.safe_load((run / "recipe.yaml").read_text())["data"]["val"] == sets
+    last = {row["set"]: row["loss"] for row in rows(run / "validation.csv")}
+    assert last["content"] == last["held_out"] != last["text"]
+
+    output = output_of("validate", "--ckpt_path", run, "--data.val", json.dumps(sets))
+    losses = dict(re.findall(r"(\w+) +│ +([\d.]+) │", output))
+    assert losses["content"] == losses["held_out"] != losses["text"]
+
+    nowhere = {"path": str(both), "field": "body"}
+    message = "both.jsonl line 1: no field 'body' (fields: text, content)"
+    assert message in refused(data={"val": {"a": nowhere}})
+    assert message in said("validate", "--ckpt_path", run, "--data.val.a", json.dumps(nowhere))
+    packed = prepare(tmp_path / "packed", plain)
+    folder = {"path": str(packed), "field": "content"}
+    assert "whose tokens have no field 'content'" in refused(data={"val": {"a": folder}})
+
+
 def test_rows_of_a_step_replace_those_of_this_and_later_steps(tmp_path):
     table = CsvTable(tmp_path / "validation.csv", ["step", "set"])
     for step in (0, 2, 4, 2):

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from dualpath_cli.base.system import write_text
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
+from dualpath_cli.recipe.settings import ValidationSet
 from dualpath_cli.report import bootstrap
 from dualpath_cli.report.bootstrap import LEAST_CLUSTERS, Floats, clusters_text
 from dualpath_cli.report.figures import (
@@ -142,7 +143,8 @@ def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     for name, source in report["sources"].items():
         amount = f"{source['tokens']:,} tokens in {source['sequences']:,} sequences"
-        facts.append((name, f"{Path(source['path']).name}, sha256 {source['sha256']}, {amount}"))
+        text = ValidationSet(source["path"], source["field"]).public_name
+        facts.append((name, f"{text}, sha256 {source['sha256']}, {amount}"))
     return facts
 
 

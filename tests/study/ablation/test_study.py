@@ -380,6 +380,16 @@ def test_what_is_finished_and_whole_is_not_scored_again(short, texts, tmp_path, 
     copy.write_text(copy.read_text().replace("shell", "cells"))
     assert scored("--loops", "1-2", *other) == SHORT
     assert scored("--loops", "1-2", "--data.val_tokens", "20") == SHORT
+    # Both fields of a file are texts, and the one that was scored is known by its tokens.
+    rows_of_two = [
+        {"text": row["text"], "content": row["text"].replace("shell", "cells") + "!"}
+        for row in map(json.loads, (texts / "val.jsonl").read_text().splitlines())
+    ]
+    copy.write_text("\n".join(map(json.dumps, rows_of_two)))
+    content = ("--data.val.held_out", json.dumps({"path": str(copy), "field": "content"}))
+    assert scored("--loops", "1-2", *other) == []
+    assert scored("--loops", "1-2", *content) == SHORT
+    assert scored("--loops", "1-2", *content) == []
     assert not list(run.rglob("*.partial"))
     for path in (run / "ablations").rglob("*.npz"):
         path.write_bytes(path.read_bytes()[:40])
