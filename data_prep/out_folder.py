@@ -1,7 +1,6 @@
 """The data folder: made in another one that can be continued, and renamed when it is whole."""
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,8 +10,10 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import (
     OURS,
     alone,
+    is_special,
     read_json,
     remove,
+    say,
     set_aside,
     sync,
     unfinished,
@@ -60,6 +61,10 @@ def _claim(work: Path, out: Path, content: dict[str, Any], overwrite: bool) -> N
     if (old := work / _REPLACED).exists() and not out.exists():
         old.rename(out)  # it was killed between the two renames
     if before == content:
+        # A pipe or a device counts as damage: the file of this name is made again.
+        for path in work.rglob("*"):
+            if is_special(path):
+                path.unlink()
         return
     if before is not None and not overwrite:
         raise UserError(
@@ -76,7 +81,7 @@ def _claim(work: Path, out: Path, content: dict[str, Any], overwrite: bool) -> N
 
 def say_removing(work: Path) -> None:
     """Says that work is discarded, and why the command is busy: many pieces take minutes."""
-    print(f"removing the unfinished work in '{work}'", file=sys.stderr)
+    say(f"removing the unfinished work in '{work}'")
 
 
 def _noted(path: Path) -> dict[str, Any] | None:

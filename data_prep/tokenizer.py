@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from rich.filesize import decimal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, Size, check_ranges
-from dualpath_cli.base.system import check_replaceable, write_text
+from dualpath_cli.base.system import check_replaceable, say, write_text
 from dualpath_cli.data.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer, train_bpe
 from dualpath_cli.recipe.options import folder_of
@@ -66,10 +65,9 @@ def run(options: TrainTokenizer) -> str:
     texts = chain.from_iterable(_batches(sources, "training on"))
     text = train_bpe(chain.from_iterable(_cut(text, parts) for text in texts), size)
     if parts:
-        print(
+        say(
             f"words of more than {LONGEST_WORD:,} characters: {parts['words']:,}, cut for training "
-            f"into {parts['parts']:,} parts; if they are not text, clean the sources",
-            file=sys.stderr,
+            f"into {parts['parts']:,} parts; if they are not text, clean the sources"
         )
 
     tokenizer = Tokenizer(json.loads(text), str(path))

@@ -1,6 +1,7 @@
 """`dualpath export`: options and checks; torch is imported after the checks."""
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from rich.filesize import decimal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place
-from dualpath_cli.base.system import inside
+from dualpath_cli.base.system import inside, say
 from dualpath_cli.recipe.options import OwnClasses, path_of
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.checkpoint_files import files_of
@@ -49,7 +50,7 @@ def run(options: Export) -> str:
         out = path_of("--out", options.out)
     out = check_out(out, run.folder, options.overwrite)
     for line in lost(run.folder, settings, run.step, read_tables(run.folder, run.step)):
-        print(line)
+        say(line, sys.stdout)
     from dualpath_cli.export.hf import folder
     from dualpath_cli.run.weights import verify
 

@@ -51,10 +51,6 @@ def fault_of(checkpoint: Path) -> str | None:
     """The fault of a checkpoint that names and sizes show; None if there is none."""
     try:
         files = sizes_and_hashes(checkpoint)
-        weights = {path.name for path in checkpoint.glob("*.safetensors")}
-        # A file that is not listed would be compared with nothing.
-        if unlisted := sorted({STATE, *weights} - files.keys()):
-            return f"{manifest_of(checkpoint).name} does not list {unlisted[0]}"
         for name in files:
             refuse_pointer(checkpoint / name)
     except UserError as error:
@@ -69,6 +65,11 @@ def fault_of(checkpoint: Path) -> str | None:
         size = (checkpoint / name).stat().st_size
         if size != expected["bytes"]:
             return f"{name} has {size:,} bytes instead of {expected['bytes']:,}"
+
+    # A file that is not listed would be compared with nothing.
+    weights = {path.name for path in checkpoint.glob("*.safetensors")}
+    if unlisted := sorted({STATE, *weights} - files.keys()):
+        return f"{manifest_of(checkpoint).name} does not list {unlisted[0]}"
     return None
 
 

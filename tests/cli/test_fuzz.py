@@ -28,7 +28,7 @@ from tests.training.tiny_run import RUN, recipe_of_home, write_home
 
 SECONDS = 10
 """Of the processor's time; a recipe of 50,000 characters takes two to read."""
-NOTES = ("dualpath flops: note: ", "passed over ")
+NOTES = ("note: ", "dualpath flops: note: ", "passed over ")
 LINES = [
     "fit --config case.yaml",
     "fit --config tiny.yaml --run.name new --data.val.mine val.jsonl --trainer.devices=1",

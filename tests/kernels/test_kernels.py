@@ -241,7 +241,8 @@ def print_faults(device: str) -> None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     strategy = SimpleNamespace(root_device=torch.device(device))
-    own: Any = SimpleNamespace(trainer=SimpleNamespace(strategy=strategy))
+    trainer = SimpleNamespace(strategy=strategy, precision_plugin=SimpleNamespace())
+    own: Any = SimpleNamespace(trainer=trainer)
     DualPathModule.setup(own, "fit")
     for _ in range(4):  # until the heap has room for them beside what else is made on the way
         faults()

@@ -126,7 +126,7 @@ def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
 
 @pytest.mark.parametrize("path", [
     "global_step", "groups 0 0 params", "groups 0 0 betas", "guard",
-    "loops fit_loop epoch_loop.scheduler_progress total ready",
+    "loops fit_loop epoch_loop.batch_progress total ready",
 ])  # fmt: skip
 def test_a_state_of_another_shape_is_one_line_though_its_hash_fits(path, trained, refused):
     run = trained()

@@ -249,12 +249,13 @@ def test_a_run_may_begin_with_another_runs_weights(trained, texts, tmp_path, sai
 def test_the_newest_and_every_fourth_are_kept_and_none_of_a_part_that_was_left(tmp_path):
     keeper = Checkpoints(tmp_path, RunSettings(save_every=10, keep=2, keep_every=4))
     keeper.folder.mkdir()
+    files = {"state.json": {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}}
 
     def saved(step: int) -> list[int]:
         partial = keeper.folder / f"step-{step:08d}.partial"
         partial.mkdir()
         (partial / "state.json").write_text("{}")
-        keeper._publish(partial, keeper.folder / f"step-{step:08d}", {})
+        keeper._publish(partial, keeper.folder / f"step-{step:08d}", files)
         keeper.saved_step = step
         return sorted(map(step_of, complete_checkpoints(tmp_path)))
 
