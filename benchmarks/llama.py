@@ -1,4 +1,5 @@
-"""The Llama of `transformers` at any number of training FLOPs, to compare our models with.
+"""The Llama of `transformers` at any number of training FLOPs, to compare our models
+with.
 
 Shapes: B batch, T positions, H heads, N head size.
 """
@@ -18,19 +19,24 @@ CAUSAL = "causal_kernel"
 def llama_width(config: ModelConfig, n_layers: int, flops: float) -> int:
     """FFN width, a multiple of 8, of the Llama that trains at `flops` FLOPs a token.
 
-    Width, heads, vocabulary and positions are those of `config`. Raises SystemExit where its
-    attention alone costs more.
+    Width, heads, vocabulary and positions are those of `config`. Raises SystemExit
+    where its attention alone costs more.
     """
     d = config.d_model
     forward = flops / 3 - 2 * d * config.vocab_size
     width = (forward / n_layers - 8 * d * d - 2 * config.max_seq_len * d) / (6 * d)
     if width < 8:
-        raise SystemExit(f"{n_layers} Llama layers of width {d} cost over {flops:,.0f} FLOPs")
+        raise SystemExit(
+            f"{n_layers} Llama layers of width {d} cost over {flops:,.0f} FLOPs"
+        )
     return 8 * round(width / 8)
 
 
-def llama_config(config: ModelConfig, n_layers: int, flops: float, positions: int) -> Any:
-    """The configuration of Hugging Face's `transformers` for the Llama of `llama_width`."""
+def llama_config(
+    config: ModelConfig, n_layers: int, flops: float, positions: int
+) -> Any:
+    """The configuration of Hugging Face's `transformers` for the Llama of
+    `llama_width`."""
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -47,15 +53,24 @@ def llama_config(config: ModelConfig, n_layers: int, flops: float, positions: in
 
 
 def causal_kernel(
-    module: nn.Module, query_BHTN: torch.Tensor, key_BHTN: torch.Tensor, value_BHTN: torch.Tensor,
-    attention_mask: None, dropout: float = 0.0, scaling: float | None = None, **ignored: Any,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """PyTorch's causal kernel, without a mask, (B, T, H, N): what transformers has eagerly.
+    module: nn.Module,
+    query_BHTN: torch.Tensor,
+    key_BHTN: torch.Tensor,
+    value_BHTN: torch.Tensor,
+    attention_mask: None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **ignored: Any,
+) -> tuple[torch.Tensor, None]:
+    """PyTorch's causal kernel, without a mask, (B, T, H, N): what transformers has
+    eagerly.
 
-    Compiled, its own `sdpa` is given a mask of T x T, and the kernels for masks are slower: on an
-    H200 a step took 1.16 times as long.
+    Compiled, its own `sdpa` is given a mask of T x T, and the kernels for masks are
+    slower: on an H200 a step took 1.16 times as long.
     """
-    assert attention_mask is None, "transformers makes none for a kind of attention that is not its"
+    assert attention_mask is None, (
+        "transformers makes none for a kind of attention that is not its"
+    )
     y_BHTN = F.scaled_dot_product_attention(
         query_BHTN, key_BHTN, value_BHTN, is_causal=True, scale=scaling
     )
@@ -63,7 +78,8 @@ def causal_kernel(
 
 
 class TransformersLlama(nn.Module):
-    """The Llama of Hugging Face's `transformers`, with its loss, at its best: `causal_kernel`."""
+    """The Llama of Hugging Face's `transformers`, with its loss, at its best:
+    `causal_kernel`."""
 
     def __init__(self, config: ModelConfig, n_layers: int, flops: float) -> None:
         from transformers import AttentionInterface, LlamaForCausalLM
@@ -74,7 +90,11 @@ class TransformersLlama(nn.Module):
         theirs.use_cache, theirs._attn_implementation = False, CAUSAL
         self.model = LlamaForCausalLM(theirs)
 
-    def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor
+    ) -> torch.Tensor:
         """Mean loss in nats a token."""
         targets_BT = targets_BT.contiguous()  # transformers views it as a row
-        return self.model(input_ids=tokens_BT, labels=targets_BT, shift_labels=targets_BT).loss
+        return self.model(
+            input_ids=tokens_BT, labels=targets_BT, shift_labels=targets_BT
+        ).loss

@@ -1,9 +1,10 @@
 """Results of benchmarks: tables, and JSON files that name commit, date and machine.
 
-python -m benchmarks.results      # docs/benchmarks/*.json into the pages of the same names
+python -m benchmarks.results      # docs/benchmarks/*.json into the pages of the same
+                                  names
 
-A page has its tables between ``<!-- results -->`` and ``<!-- end -->``, from NAME.json or, of
-several calls, NAME-ANY.json; no number is typed.
+A page has its tables between ``<!-- results -->`` and ``<!-- end -->``, from NAME.json
+or, of several calls, NAME-ANY.json; no number is typed.
 """
 
 import argparse
@@ -42,12 +43,18 @@ def failed(error: Exception) -> Row:
 
 
 def table(title: str, rows: Rows) -> str:
-    """Rows as Markdown, each measurement but lists a column; a line where all rows are `right`."""
+    """Rows as Markdown, each measurement but lists a column; a line where all rows are
+    `right`."""
     if all(row.get("right") is True for row in rows.values()):
         return f"**{title}**: all {len(rows)} right.\n"
-    headings = dict.fromkeys(c for row in rows.values() for c in row if type(row[c]) is not list)
+    headings = dict.fromkeys(
+        c for row in rows.values() for c in row if type(row[c]) is not list
+    )
     columns = [Column(""), *(Column(heading, "") for heading in headings)]
-    cells = [[name, *(shown(row.get(column)) for column in headings)] for name, row in rows.items()]
+    cells = [
+        [name, *(shown(row.get(column)) for column in headings)]
+        for name, row in rows.items()
+    ]
     return f"**{title}**\n\n{markdown(Table(columns, cells))}"
 
 
@@ -62,12 +69,17 @@ def conditions() -> dict[str, Any]:
     """Returns what numbers depend on: commit, date, machine and versions."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    names = [
+        line.partition(":")[2].strip()
+        for line in lines
+        if line.startswith("model name")
+    ]
     amx = " with AMX" if torch.cpu._is_amx_tile_supported() else ""
+    cpu = device_name(torch.device("cpu"))
     facts = {
         **versions(),
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
-        "machine": f"{', '.join(names[:1])} {device_name(torch.device('cpu'))}{amx}".strip(),
+        "machine": f"{''.join(names[:1])} {cpu}{amx}".strip(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 1),
@@ -84,14 +96,19 @@ def conditions() -> dict[str, Any]:
 def result(
     facts: dict[str, Any], given: argparse.Namespace, measured: dict[str, Rows]
 ) -> dict[str, Any]:
-    """Returns what a file of results holds: `conditions`, options, rows by the table's title."""
-    options = {name: value.name if isinstance(value, Path) else value
-               for name, value in vars(given).items() if name != "out"}  # fmt: skip
+    """Returns what a file of results holds: `conditions`, options, rows by the table's
+    title."""
+    options = {
+        name: value.name if isinstance(value, Path) else value
+        for name, value in vars(given).items()
+        if name != "out"
+    }
     return {"conditions": facts, "options": options, "measured": measured}
 
 
 def publish(given: argparse.Namespace, measured: dict[str, Rows]) -> None:
-    """Prints a call's tables, and writes them and all measurements to its `--out`, if any."""
+    """Prints a call's tables, and writes them and all measurements to its `--out`, if
+    any."""
     found = result(conditions(), given, measured)
     print(section(found))
     if given.out is not None:
@@ -106,7 +123,11 @@ def as_json(content: dict[str, Any]) -> str:
 def section(result: dict[str, Any]) -> str:
     """The part of a page that a result fills."""
     facts, packages = result["conditions"], result["conditions"]["packages"]
-    names = [f"{n} {packages[n]}" for n in ("torch", *MORE_PACKAGES, "cuDNN") if n in packages]
+    names = [
+        f"{n} {packages[n]}"
+        for n in ("torch", *MORE_PACKAGES, "cuDNN")
+        if n in packages
+    ]
     about = (
         f"Commit {facts['git_commit'] or 'unknown'}, {facts['date'][:10]}; "
         f"{facts['machine']}, {facts['cores']} cores, {facts['threads']} threads, load "
@@ -130,8 +151,12 @@ def filled(page: Path) -> str:
     for path in sorted(page.parent.glob(f"{page.stem}*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["options"].get("rehearse"):
-            raise UserError(f"{path} is of a rehearsal, whose numbers mean nothing; give others")
-        sections.append(f"{section(content)}All measurements: [{path.name}]({path.name}).\n")
+            raise UserError(
+                f"{path} is of a rehearsal, whose numbers mean nothing; give others"
+            )
+        sections.append(
+            f"{section(content)}All measurements: [{path.name}]({path.name}).\n"
+        )
     text = "\n".join(sections)
     return f"{before}{begin}\n{text}\n{end}{after}"
 

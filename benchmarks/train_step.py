@@ -2,10 +2,11 @@
 
 OMP_NUM_THREADS=1 python -m benchmarks.train_step --out docs/benchmarks/speed.json
 
-Forward, loss, backward, clipping and AdamW on random tokens, bf16 autocast over float32 weights.
-Each model is set beside compiled Llamas whose training FLOPs a token are the same: one with as many
-layers and one with as many attention passes. All are timed by turns in one process, in seconds of
-its CPU time. A ratio is this model's tokens/s over Llama's in the same round.
+Forward, loss, backward, clipping and AdamW on random tokens, bf16 autocast over float32
+weights. Each model is set beside compiled Llamas whose training FLOPs a token are the
+same: one with as many layers and one with as many attention passes. All are timed by
+turns in one process, in seconds of its CPU time. A ratio is this model's tokens/s over
+Llama's in the same round.
 """
 
 import argparse
@@ -30,22 +31,37 @@ MODELS: dict[str, dict[str, Any]] = {
     "loop K4": {"block": "loop", "loops": 4},
     "wide": {"block": "wide", "loops": 1},
 }
-"""Blocks compared, all of one budget of linear FLOPs; dual ones spend half of it on each path."""
+"""Blocks compared, all of one budget of linear FLOPs; dual ones spend half of it on
+each path."""
 
 
 SHAPE = ModelConfig(
-    vocab_size=8192, n_layers=4, d_model=256, n_heads=4, n_kv_heads=4, max_seq_len=512, d_ffn=64,
-    d_ffn_wide=64, ffn_multiple_of=64,
-)  # fmt: skip
+    vocab_size=8192,
+    n_layers=4,
+    d_model=256,
+    n_heads=4,
+    n_kv_heads=4,
+    max_seq_len=512,
+    d_ffn=64,
+    d_ffn_wide=64,
+    ffn_multiple_of=64,
+)
 BUDGET = 9_000_000
 """Linear FLOPs per token and layer."""
 
 
-def our_config(name: str, shape: ModelConfig = SHAPE, budget: int = BUDGET) -> ModelConfig:
-    """One of MODELS at a budget of linear FLOPs per token and layer; all else is as in `shape`."""
+def our_config(
+    name: str, shape: ModelConfig = SHAPE, budget: int = BUDGET
+) -> ModelConfig:
+    """One of MODELS at a budget of linear FLOPs per token and layer; all else is as in
+    `shape`."""
     heads = {key: getattr(shape, key) for key in ("d_model", "n_heads", "n_kv_heads")}
-    widths = solve_widths(Target(budget, seq_len=shape.max_seq_len, **heads, **MODELS[name]))
-    return replace(shape, d_ffn=widths.d_ffn, d_ffn_wide=widths.d_ffn_wide, **MODELS[name])
+    widths = solve_widths(
+        Target(budget, seq_len=shape.max_seq_len, **heads, **MODELS[name])
+    )
+    return replace(
+        shape, d_ffn=widths.d_ffn, d_ffn_wide=widths.d_ffn_wide, **MODELS[name]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -75,11 +91,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         speed = ratios(theirs, ours)
         low, _, high = quantiles(speed, n=4)
         rows[" beside ".join(pair)] = {
-            "step, ms": 1e3 * median(ours), "Llama's, ms": 1e3 * median(theirs),
-            "tokens/s, Llama = 1": f"{median(speed):.3f}", "quartiles": f"{low:.3f} to {high:.3f}",
-            "CPU seconds": ours, "Llama's CPU seconds": theirs,
-        }  # fmt: skip
-    publish(given, {f"{given.batch} sequences of {SHAPE.max_seq_len} tokens a step": rows})
+            "step, ms": 1e3 * median(ours),
+            "Llama's, ms": 1e3 * median(theirs),
+            "tokens/s, Llama = 1": f"{median(speed):.3f}",
+            "quartiles": f"{low:.3f} to {high:.3f}",
+            "CPU seconds": ours,
+            "Llama's CPU seconds": theirs,
+        }
+    publish(
+        given, {f"{given.batch} sequences of {SHAPE.max_seq_len} tokens a step": rows}
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""How benchmarks take the time: variants of one piece of work by turns, and calls on a device.
+"""How benchmarks take the time: variants of one piece of work by turns, and calls on a
+device.
 
-A machine's speed changes from minute to minute: a ratio of two variants is taken within a round.
+A machine's speed changes from minute to minute: a ratio of two variants is taken within
+a round.
 """
 
 import time
@@ -15,8 +17,8 @@ Timed = Callable[[], float]
 """Does some work, and returns the seconds of the part that is measured."""
 
 HEAD_START = 20_000_000
-"""Cycles, about 10 ms, that a GPU is kept busy before kernels are timed alone: the host has queued
-them by then, so that its own time to launch one is not measured."""
+"""Cycles, about 10 ms, that a GPU is kept busy before kernels are timed alone: the host
+has queued them by then, so that its own time to launch one is not measured."""
 
 
 def clock(device: torch.device) -> float:
@@ -41,7 +43,8 @@ def timed(call: Call, device: torch.device = torch.device("cpu")) -> Timed:  # n
 def in_turns(
     variants: Mapping[str, Timed], rounds: int, warm_up: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds of every variant by round, each round in another order, after some that warm up."""
+    """Seconds of every variant by round, each round in another order, after some that
+    warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(-warm_up, rounds):
         names = list(variants)
@@ -58,9 +61,15 @@ def ratios(dividends: Sequence[float], divisors: Sequence[float]) -> list[float]
 
 
 def seconds_of(
-    call: Call, device: torch.device, repeats: int, warm_up: int = 0, *, kernels: bool = False
+    call: Call,
+    device: torch.device,
+    repeats: int,
+    warm_up: int = 0,
+    *,
+    kernels: bool = False,
 ) -> list[float]:
-    """Returns the seconds of each of `repeats` calls: by events on CUDA, where nothing waits.
+    """Returns the seconds of each of `repeats` calls: by events on CUDA, where nothing
+    waits.
 
     `kernels`: the calls are so short that the device is kept busy until all are queued.
     """
@@ -85,10 +94,13 @@ def seconds_of(
 
 
 def kernel_seconds(calls: Sequence[Call], device: torch.device, repeats: int) -> float:
-    """Returns the median seconds of a kernel; `calls` run it on different data, by turns.
+    """Returns the median seconds of a kernel; `calls` run it on different data, by
+    turns.
 
     One set of data would stay in the cache, where a training step does not find it.
     """
     turn = cycle(calls)
-    times = seconds_of(lambda: next(turn)(), device, repeats, warm_up=2 * len(calls), kernels=True)
+    times = seconds_of(
+        lambda: next(turn)(), device, repeats, warm_up=2 * len(calls), kernels=True
+    )
     return median(times)

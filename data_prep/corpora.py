@@ -1,4 +1,5 @@
-"""Corpora: a source's files on this disk, of Nemotron-CC, of the hub, or of the sample."""
+"""Corpora: a source's files on this disk, of Nemotron-CC, of the hub, or of the
+sample."""
 
 import gzip
 import hashlib
@@ -45,15 +46,16 @@ class RemoteFile:
     size: int | None = None  # bytes, where known beforehand
     sha256: str | None = None
     token: str | None = field(default=None, repr=False)
-    """Bearer token for the URL's host; a host that the URL redirects to does not get it."""
+    """Bearer token for the URL's host; a host that the URL redirects to does not get
+    it."""
     most: int = MOST_FILE_BYTES  # bytes to accept where the size is not known
 
     def __post_init__(self) -> None:
         path = PurePosixPath(self.name)
         if path.is_absolute() or ".." in path.parts or not path.name:
             raise UserError(
-                f"'{self.url}' would be stored as '{self.name}', outside the download folder; "
-                "check where the list of files comes from"
+                f"'{self.url}' would be stored as '{self.name}', outside the download "
+                "folder; check where the list of files comes from"
             )
 
 
@@ -65,11 +67,15 @@ class InputFile:
     size: int  # in bytes; of a file with unknown size that of an average file
     identity: str  # changes when the content may have changed
     origin: Path | RemoteFile
-    modified: int | None = None  # when a file on this disk was last changed, in nanoseconds
+    # when a file on this disk was last changed, in nanoseconds
+    modified: int | None = None
 
     def has_changed(self) -> bool:
         try:
-            return isinstance(self.origin, Path) and self.origin.stat().st_mtime_ns != self.modified
+            return (
+                isinstance(self.origin, Path)
+                and self.origin.stat().st_mtime_ns != self.modified
+            )
         except FileNotFoundError:
             return True
 
@@ -82,7 +88,9 @@ class Corpus:
     files: list[InputFile]
 
 
-def find(settings: SourceSettings, downloads: Path, mirror: str, num_files: int | None) -> Corpus:
+def find(
+    settings: SourceSettings, downloads: Path, mirror: str, num_files: int | None
+) -> Corpus:
     """Finds a source's files; lists of files elsewhere are fetched into `downloads`."""
     kind, _, rest = settings.path.partition(":")
     if settings.path == SAMPLE:
@@ -93,29 +101,43 @@ def find(settings: SourceSettings, downloads: Path, mirror: str, num_files: int 
         selected = nemotron_files(rest or "quality=high/kind=actual", mirror, downloads)
         files = [_remote(file) for file in selected]
     else:
-        files = [_local(path) for path in source_files(Source(settings.name, Path(settings.path)))]
+        files = [
+            _local(path)
+            for path in source_files(Source(settings.name, Path(settings.path)))
+        ]
     return Corpus(settings, files[:num_files] if settings.is_remote else files)
 
 
 def _local(path: Path) -> InputFile:
     refuse_pointer(path)  # before any work
-    # The identity of `make`: sizes and times, since reading terabytes twice costs hours.
+    # The identity of `make`: sizes and times, since reading terabytes twice costs
+    # hours.
     stat = path.stat()
     identity = json.dumps([str(path.resolve()), stat.st_size, stat.st_mtime_ns])
     # In valid UTF-8, for records.
-    name = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    name = (
+        str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    )
     return InputFile(name, stat.st_size, identity, path, stat.st_mtime_ns)
 
 
 def _remote(file: RemoteFile) -> InputFile:
-    # Without the server: another mirror has the same files. Names of the hub hold the commit.
+    # Without the server: another mirror has the same files. Names of the hub hold the
+    # commit.
     identity = json.dumps([file.name, file.sha256])
-    return InputFile(file.name, FILE_BYTES if file.size is None else file.size, identity, file)
+    return InputFile(
+        file.name, FILE_BYTES if file.size is None else file.size, identity, file
+    )
 
 
 def _sample() -> InputFile:
-    digest, stat = hashlib.sha256(sample.lines("train")).hexdigest(), sample.TRAIN.stat()
-    return InputFile(sample.TRAIN.name, stat.st_size, digest, sample.TRAIN, stat.st_mtime_ns)
+    digest, stat = (
+        hashlib.sha256(sample.lines("train")).hexdigest(),
+        sample.TRAIN.stat(),
+    )
+    return InputFile(
+        sample.TRAIN.name, stat.st_size, digest, sample.TRAIN, stat.st_mtime_ns
+    )
 
 
 MIRROR = "https://data.commoncrawl.org/"
@@ -124,19 +146,26 @@ _DATA = "contrib/Nemotron/Nemotron-CC/data-jsonl/"
 
 
 def nemotron_files(selection: str, mirror: str, folder: Path) -> list[RemoteFile]:
-    """Returns the files in the folders that a selection names; an empty selection names all.
+    """Returns the files in the folders that a selection names; an empty selection names
+    all.
 
-    `selection` is one or more of a path's components: `quality=high/kind=actual`. `mirror` is the
-    URL above `contrib/`; the list of files there is downloaded into `folder`, once. The order mixes
-    qualities, kinds and snapshots, and does not depend on the selection.
+    `selection` is one or more of a path's components: `quality=high/kind=actual`.
+    `mirror` is the URL above `contrib/`; the list of files there is downloaded into
+    `folder`, once. The order mixes qualities, kinds and snapshots, and does not depend
+    on the selection.
     """
     if not mirror.startswith(("https://", "http://")):
         raise UserError(f"mirror '{mirror}' is not a URL; give one such as {MIRROR}")
     root = mirror.rstrip("/")
-    paths = _select(_paths(mirror, f"{root}/{_DATA.rstrip('/')}.paths.gz", folder), selection)
+    paths = _select(
+        _paths(mirror, f"{root}/{_DATA.rstrip('/')}.paths.gz", folder), selection
+    )
     paths.sort(key=lambda path: hashlib.blake2b(path.encode(), digest_size=16).digest())
     names = (f"{NEMOTRON}/{path.removeprefix(_DATA)}" for path in paths)
-    return [RemoteFile(f"{root}/{path}", name) for path, name in zip(paths, names, strict=True)]
+    return [
+        RemoteFile(f"{root}/{path}", name)
+        for path, name in zip(paths, names, strict=True)
+    ]
 
 
 def _paths(mirror: str, url: str, folder: Path) -> list[str]:
@@ -146,7 +175,9 @@ def _paths(mirror: str, url: str, folder: Path) -> list[str]:
         remote = RemoteFile(url, f"{NEMOTRON}/{Path(url).name}", most=MOST_LIST_BYTES)
         file = Downloads(folder).get(remote)
     except Unavailable as reason:
-        raise UserError(f"mirror '{mirror}': {url}: {reason}; {MIRROR} has it") from None
+        raise UserError(
+            f"mirror '{mirror}': {url}: {reason}; {MIRROR} has it"
+        ) from None
     try:
         with gzip.open(file) as stream:
             content = stream.read(MOST_LIST_BYTES + 1)
@@ -154,10 +185,11 @@ def _paths(mirror: str, url: str, folder: Path) -> list[str]:
     except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError):
         paths = []
     if not paths or not all(path.startswith(_DATA) for path in paths):
-        file.unlink()  # perhaps the login page of a proxy: it is fetched again next time
+        # perhaps the login page of a proxy: it is fetched again next time
+        file.unlink()
         raise UserError(
-            f"mirror '{mirror}': {url} is not a gzipped list of paths in {_DATA} of up to "
-            f"{MOST_LIST_BYTES:,} bytes; {MIRROR} has it"
+            f"mirror '{mirror}': {url} is not a gzipped list of paths in {_DATA} of up "
+            f"to {MOST_LIST_BYTES:,} bytes; {MIRROR} has it"
         )
     return paths
 
@@ -181,10 +213,12 @@ def _components(path: str) -> list[str]:
 
 
 def hub_files(source: str) -> list[RemoteFile]:
-    """Returns the files of rows that hf:OWNER/NAME/PATH names, at the newest commit, by their path.
+    """Returns the files of rows that hf:OWNER/NAME/PATH names, at the newest commit, by
+    their path.
 
-    PATH is a folder or a glob in the repository, whose `*` and `?` stay within a folder, while `**`
-    does not: the hub itself reads globs by fsspec. Sizes are known, and the sha256 of files in LFS.
+    PATH is a folder or a glob in the repository, whose `*` and `?` stay within a
+    folder, while `**` does not: the hub itself reads globs by fsspec. Sizes are known,
+    and the sha256 of files in LFS.
     """
     from huggingface_hub.hf_api import RepoFile  # which takes long to import
 
@@ -198,11 +232,14 @@ def hub_files(source: str) -> list[RemoteFile]:
     with explained(f"dataset '{dataset}'", f"{api.endpoint}/datasets/{dataset}", api):
         asked: list[Any] = ["gated", "sha"]
         info = api.dataset_info(dataset, expand=asked, timeout=FIRST_ANSWER_SECONDS)
-        assert info.sha is not None  # optional only because not every request asks for it
+        # optional only because not every request asks for it
+        assert info.sha is not None
         if info.gated:  # anybody may list the files of a gated dataset
             api.auth_check(info.id, repo_type="dataset")
         entries = _within_bounds(
-            api.list_repo_tree(info.id, recursive=True, revision=info.sha, repo_type="dataset"),
+            api.list_repo_tree(
+                info.id, recursive=True, revision=info.sha, repo_type="dataset"
+            ),
             f"dataset '{dataset}': its list of files at {api.endpoint}",
         )
         files = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
@@ -210,17 +247,21 @@ def hub_files(source: str) -> list[RemoteFile]:
     readable = [path for path in map(Path, sorted(files)) if kind_of(path) != ".txt"]
     chosen = list(filter(named.match, map(str, readable)))
     if not chosen:
-        there = sorted({str(path.with_name("*" + "".join(suffixes(path)))) for path in readable})
+        there = sorted(
+            {str(path.with_name("*" + "".join(suffixes(path)))) for path in readable}
+        )
         raise UserError(
-            f"source '{source}' names no .parquet, .jsonl or .ndjson file; give hf:{info.id}/PATH, "
-            "where PATH is a folder or a glob in the dataset; it has "
-            + (listed(there) if there else "no such file")
+            f"source '{source}' names no .parquet, .jsonl or .ndjson file; give "
+            f"hf:{info.id}/PATH, where PATH is a folder or a glob in the dataset; it "
+            "has " + (listed(there) if there else "no such file")
         )
     root = f"{api.endpoint}/datasets/{info.id}/resolve/{info.sha}/"
     folder = f"huggingface/{info.id}/{info.sha[:12]}/"
     hashes = {name: entry.lfs.sha256 for name, entry in files.items() if entry.lfs}
     return [
-        RemoteFile(root + quote(name), folder + name, files[name].size, hashes.get(name), token)
+        RemoteFile(
+            root + quote(name), folder + name, files[name].size, hashes.get(name), token
+        )
         for name in chosen
     ]
 
@@ -233,7 +274,9 @@ def _within_bounds(tree: Iterable[Any], name: str) -> list[Any]:
         try:
             entries = asked.get(LIST_SECONDS)
         except multiprocessing.TimeoutError:
-            raise UserError(f"{name} takes more than {LIST_SECONDS:.0f} s; {way_out}") from None
+            raise UserError(
+                f"{name} takes more than {LIST_SECONDS:.0f} s; {way_out}"
+            ) from None
     if len(entries) > MOST_FILES:
         raise UserError(f"{name} has more than {MOST_FILES:,} entries; {way_out}")
     return entries

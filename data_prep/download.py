@@ -26,10 +26,12 @@ from dualpath_cli.data.rows import DAMAGED, OnRead, decompress, is_known, suffix
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 10  # tries before a download is given up: three to five minutes, or a quarter of an hour
+# tries before a download is given up: three to five minutes, or a quarter of an hour
+ATTEMPTS = 10
 FIRST_WAIT_SECONDS = 1.0
 TIMEOUT_SECONDS = 60.0  # to connect, and between two arrivals of bytes
-LEAST_BYTES = 1 << 16  # in `SLOW_SECONDS`: less is no speed for files of hundreds of megabytes
+# in `SLOW_SECONDS`: less is no speed for files of hundreds of megabytes
+LEAST_BYTES = 1 << 16
 SLOW_SECONDS = 60.0
 
 
@@ -38,10 +40,14 @@ class Unavailable(Exception):
 
 
 class Downloads:
-    """Fetches files into a folder, for several threads that share what is known of the network."""
+    """Fetches files into a folder, for several threads that share what is known of the
+    network."""
 
-    def __init__(self, folder: Path, on_bytes: Callable[[int], None] = lambda count: None) -> None:
-        """`on_bytes` gets the number of bytes that arrived; repeated bytes count again."""
+    def __init__(
+        self, folder: Path, on_bytes: Callable[[int], None] = lambda count: None
+    ) -> None:
+        """`on_bytes` gets the number of bytes that arrived; repeated bytes count
+        again."""
         self._folder = folder
         self._on_bytes = on_bytes
         self._answered = False  # whether any server has
@@ -50,14 +56,16 @@ class Downloads:
     def get(self, file: RemoteFile) -> Path:
         """Fetches a file unless it is there, and returns its path.
 
-        Of several calls at a time, in any process, one fetches and the others wait. Raises
-        Unavailable, ConnectionError for trouble that lasted, and OSError where the disk fails.
+        Of several calls at a time, in any process, one fetches and the others wait.
+        Raises Unavailable, ConnectionError for trouble that lasted, and OSError where
+        the disk fails.
         """
         path = self._folder / file.name
         if not _is_there(path, file):
             path.parent.mkdir(parents=True, exist_ok=True)
             with alone(path.with_name(f"{path.name}.lock"), path, wait=True):
-                if not _is_there(path, file):  # it may have been fetched while this one waited
+                # it may have been fetched while this one waited
+                if not _is_there(path, file):
                     self._fetch(file, path)
         return path
 
@@ -70,22 +78,30 @@ class Downloads:
                 return
             except _Trouble as error:
                 trouble = error
-            wait = min(FIRST_WAIT_SECONDS * 2 ** (attempt - 1), 60.0) * random.uniform(0.5, 1.0)
+            wait = min(FIRST_WAIT_SECONDS * 2 ** (attempt - 1), 60.0) * random.uniform(
+                0.5, 1.0
+            )
             wait = max(wait, min(trouble.retry_after, 300.0))
-            if not self._answered and time.monotonic() - begun + wait > FIRST_ANSWER_SECONDS:
+            if (
+                not self._answered
+                and time.monotonic() - begun + wait > FIRST_ANSWER_SECONDS
+            ):
                 raise ConnectionError(
-                    f"{file.url} cannot be reached ({trouble}); check the network, and HTTPS_PROXY "
-                    "where one is needed"
+                    f"{file.url} cannot be reached ({trouble}); check the network, and "
+                    "HTTPS_PROXY where one is needed"
                 )
             if attempt == ATTEMPTS:
-                raise ConnectionError(f"{file.url}: {trouble}, {ATTEMPTS} times in a row")
+                raise ConnectionError(
+                    f"{file.url}: {trouble}, {ATTEMPTS} times in a row"
+                )
             if wait > 5.0:
                 log.warning("%s: %s; next try in %.0f s", file.url, trouble, wait)
             if self.leaving.wait(wait):
                 raise CancelledError
 
     def _receive(self, file: RemoteFile, partial: Path) -> None:
-        """Asks once for the file; raises _Trouble where another request may bring more."""
+        """Asks once for the file; raises _Trouble where another request may bring
+        more."""
         seconds = TIMEOUT_SECONDS if self._answered else FIRST_ANSWER_SECONDS
         # As stored: sizes and hashes are those of the stored bytes.
         as_stored = {"Accept-Encoding": "identity"}
@@ -121,7 +137,9 @@ class Downloads:
                     received += len(block)
                     if time.monotonic() >= since + SLOW_SECONDS:
                         if received < LEAST_BYTES:
-                            raise _Trouble(f"{received:,} bytes in {SLOW_SECONDS:.0f} seconds")
+                            raise _Trouble(
+                                f"{received:,} bytes in {SLOW_SECONDS:.0f} seconds"
+                            )
                         since, received = time.monotonic(), 0
         except (requests.TooManyRedirects, requests.exceptions.InvalidURL) as error:
             raise Unavailable(f"{type(error).__name__}: {error}") from None
@@ -131,7 +149,9 @@ class Downloads:
         if wrong := _difference(partial, file):
             raise Unavailable(wrong)
         if not _can_be_read(partial, file):
-            raise _Trouble("the answer cannot be decompressed: a part of the file, or a login page")
+            raise _Trouble(
+                "the answer cannot be decompressed: a part of the file, or a login page"
+            )
 
 
 def _check_size(count: int, file: RemoteFile) -> None:
@@ -143,7 +163,8 @@ def _check_size(count: int, file: RemoteFile) -> None:
 
 
 def _pass_over_redirect(answer: requests.Response, **_: object) -> None:
-    """Closes a redirect: requests would read its body to the end, which may not come."""
+    """Closes a redirect: requests would read its body to the end, which may not
+    come."""
     if answer.is_redirect:
         answer.close()
 
@@ -184,9 +205,15 @@ def _difference(partial: Path, file: RemoteFile) -> str | None:
 
 
 def _can_be_read(partial: Path, file: RemoteFile) -> bool:
-    """Whether a compressed file of rows of unknown size and hash can be decompressed."""
-    name = Path(file.name)  # of a list of files, which its reader checks, the ending is not known
-    if file.size is not None or file.sha256 or not (suffixes(name)[1] and is_known(name)):
+    """Whether a compressed file of rows of unknown size and hash can be
+    decompressed."""
+    # of a list of files, which its reader checks, the ending is not known
+    name = Path(file.name)
+    if (
+        file.size is not None
+        or file.sha256
+        or not (suffixes(name)[1] and is_known(name))
+    ):
         return True
     stored = partial.open("rb", buffering=0)
     with suppress(*DAMAGED), decompress(stored, name) as stream:
@@ -210,25 +237,41 @@ CONNECTIONS = 4  # files that are fetched at a time, and ahead of their reader
 
 
 def announce(
-    corpora: Sequence[Corpus], wanted: Sequence[int | None], out: Path, downloads: Path, yes: bool
+    corpora: Sequence[Corpus],
+    wanted: Sequence[int | None],
+    out: Path,
+    downloads: Path,
+    yes: bool,
 ) -> list[int]:
-    """Prints the size of the download; returns the number of files of each corpus that it reads.
+    """Prints the size of the download; returns the number of files of each corpus that
+    it reads.
 
-    Both are estimates from the sizes of files. `wanted` are tokens of each corpus, None for all.
-    Raises UserError for more than the disk can hold, and for a large download without `yes`.
+    Both are estimates from the sizes of files. `wanted` are tokens of each corpus, None
+    for all. Raises UserError for more than the disk can hold, and for a large download
+    without `yes`.
     """
     counts, download, tokens = [], 0, 0.0
     for corpus, target in zip(corpora, wanted, strict=True):
         files = corpus.files
         if target is not None:
-            files = files[: math.ceil(target / (max(files[0].size, 1) * TOKENS_PER_BYTE))]
+            files = files[
+                : math.ceil(target / (max(files[0].size, 1) * TOKENS_PER_BYTE))
+            ]
         counts.append(len(files))
-        remote = [(file.origin, file.size) for file in files if not isinstance(file.origin, Path)]
-        download += sum(size for file, size in remote if not (downloads / file.name).exists())
+        remote = [
+            (file.origin, file.size)
+            for file in files
+            if not isinstance(file.origin, Path)
+        ]
+        download += sum(
+            size for file, size in remote if not (downloads / file.name).exists()
+        )
         held = sum(file.size for file in files) * TOKENS_PER_BYTE
         tokens += held if target is None else min(held, target)
     disk = round(download + tokens * DISK_BYTES_PER_TOKEN)
-    existing = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
+    existing = next(
+        path for path in (out.resolve(), *out.resolve().parents) if path.exists()
+    )
     free = shutil.disk_usage(existing).free
     if download:
         say(
@@ -237,13 +280,13 @@ def announce(
         )
     if disk > free:
         raise UserError(
-            f"--out '{out}': about {decimal(disk)} are needed and {decimal(free)} are free; "
-            "name a larger disk, fewer --num-files or fewer --tokens"
+            f"--out '{out}': about {decimal(disk)} are needed and {decimal(free)} are "
+            "free; name a larger disk, fewer --num-files or fewer --tokens"
         )
     if download > ASK_ABOVE and not yes:
         raise UserError(
-            f"about {decimal(download)} would be downloaded; add --yes (make: YES=1), or "
-            "name fewer --num-files or fewer --tokens"
+            f"about {decimal(download)} would be downloaded; add --yes (make: YES=1), "
+            "or name fewer --num-files or fewer --tokens"
         )
     return counts
 
@@ -251,20 +294,28 @@ def announce(
 class Fetcher:
     """Gives out files of corpora, and fetches the next files until its context ends."""
 
-    def __init__(self, corpora: Sequence[Corpus], folder: Path, expected: Sequence[int]) -> None:
+    def __init__(
+        self, corpora: Sequence[Corpus], folder: Path, expected: Sequence[int]
+    ) -> None:
         """`expected` are the numbers of files of each corpus that will be read."""
         self._listener: OnRead = lambda count: None
         self._counting = threading.Lock()
         self._downloads = Downloads(folder, self._received)
-        # Daemon threads, unlike those of concurrent.futures: none that waits for a silent server
-        # holds up Ctrl-C.
+        # Daemon threads, unlike those of concurrent.futures: none that waits for a
+        # silent server holds up Ctrl-C.
         self._pool = ThreadPool(CONNECTIONS)
         self._begun: dict[RemoteFile, AsyncResult[Path]] = {}
         self._ahead: dict[RemoteFile, list[RemoteFile]] = {}
         for corpus, count in zip(corpora, expected, strict=True):
-            files = [file.origin for file in corpus.files if not isinstance(file.origin, Path)]
+            files = [
+                file.origin
+                for file in corpus.files
+                if not isinstance(file.origin, Path)
+            ]
             for number, file in enumerate(files):
-                self._ahead[file] = files[number : number + 1 + min(CONNECTIONS, count - 1)]
+                self._ahead[file] = files[
+                    number : number + 1 + min(CONNECTIONS, count - 1)
+                ]
 
     def __enter__(self) -> "Fetcher":
         return self
@@ -274,7 +325,8 @@ class Fetcher:
         self._pool.terminate()
 
     def get(self, file: InputFile, on_received: OnRead) -> Path:
-        """Returns a file's path, once it is there; `on_received` gets the bytes downloaded."""
+        """Returns a file's path, once it is there; `on_received` gets the bytes
+        downloaded."""
         if isinstance(file.origin, Path):
             return file.origin
         self._listener = on_received

@@ -20,7 +20,8 @@ from dualpath_cli.data.documents import IDS, format_of
 from dualpath_cli.data.rows import OnRead, UnreadableFile, kind_of, read_rows
 from dualpath_cli.report.console import Progress, bytes_of_bytes, counted, plain_console
 
-PIECE_BYTES = 8 << 20  # uncompressed size of the rows that make a piece; a longer row goes alone
+# uncompressed size of the rows that make a piece; a longer row goes alone
+PIECE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Encoded:
 
 
 class _Reading(Progress):
-    """Shows how much of the corpora is read, or of the tokens wanted of them, on stderr."""
+    """Shows how much of the corpora is read, or of the tokens wanted of them, on
+    stderr."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         tokens = sum(job.until or 0 for job in jobs)
@@ -67,7 +69,11 @@ class _Reading(Progress):
         self._begun = time.monotonic()
         amounts = counted("tokens") if tokens else bytes_of_bytes
         super().__init__(
-            plain_console(stderr=True), "reading", amounts, tokens or size or None, transient=True
+            plain_console(stderr=True),
+            "reading",
+            amounts,
+            tokens or size or None,
+            transient=True,
         )
 
     def read(self, size: int) -> None:
@@ -90,7 +96,8 @@ class _Reading(Progress):
 
 @dataclass(frozen=True)
 class Encoder:
-    """Makes the pieces that are not there yet; they depend on the files and settings alone."""
+    """Makes the pieces that are not there yet; they depend on the files and settings
+    alone."""
 
     begin: Begin
     ahead: int  # pieces that are begun before the first of them is waited for
@@ -98,11 +105,13 @@ class Encoder:
     strict: bool
 
     def encode(self, jobs: Sequence[Job]) -> list[Encoded]:
-        """Encodes each corpus's documents in order until they hold as many tokens as asked for.
+        """Encodes each corpus's documents in order until they hold as many tokens as
+        asked for.
 
-        All jobs go through one queue: no worker waits for a corpus's last piece. Pieces that are
-        there are not made again. Raises UserError where `strict` is set and something cannot be
-        read, OSError where the disk is full or a server does not answer for long.
+        All jobs go through one queue: no worker waits for a corpus's last piece. Pieces
+        that are there are not made again. Raises UserError where `strict` is set and
+        something cannot be read, OSError where the disk is full or a server does not
+        answer for long.
         """
         enough: set[int] = set()  # numbers of jobs whose tokens are enough
         encoded = [Encoded() for _ in jobs]
@@ -126,8 +135,11 @@ class Encoder:
                     enough.add(number)
         return encoded
 
-    def _ahead(self, work: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any], None, None]:
-        """Yields items some time after they were begun, which keeps the workers busy."""
+    def _ahead(
+        self, work: Iterator[tuple[int, Any]]
+    ) -> Generator[tuple[int, Any], None, None]:
+        """Yields items some time after they were begun, which keeps the workers
+        busy."""
         waiting: deque[tuple[int, Any]] = deque()
         for item in work:
             waiting.append(item)
@@ -152,7 +164,8 @@ class Encoder:
                     break
 
     def _parts(self, job: Job, place: int, progress: _Reading) -> Iterator[Work]:
-        """Yields the pieces and the end of a corpus's file, as they are there or begun."""
+        """Yields the pieces and the end of a corpus's file, as they are there or
+        begun."""
         file, source = job.corpus.files[place], job.corpus.settings
         try:
             path = self.fetch(file, progress.received)
@@ -180,7 +193,8 @@ class Encoder:
         file = job.corpus.files[end.file]
         if file.has_changed():
             raise UserError(
-                f"{file.name}: changed while it was prepared; start again with --overwrite"
+                f"{file.name}: changed while it was prepared; start again with "
+                "--overwrite"
             )
         if end.fault:
             if self.strict:
@@ -194,7 +208,8 @@ class Encoder:
 
 
 def _made(note: Path, place: int) -> list[Work] | None:
-    """Returns the pieces and the end of a file that was noted as done; None if any is lost."""
+    """Returns the pieces and the end of a file that was noted as done; None if any is
+    lost."""
     if noted := read_sealed(note):
         end = FileEnd(place, **json.loads(noted))
         made = [piece_path(note.parent, place, n) for n in range(end.pieces)]

@@ -11,7 +11,14 @@ from rich.text import Text
 
 from dualpath_cli.base.errors import UserError, printable
 from dualpath_cli.base.ranges import Place, check_ranges
-from dualpath_cli.data.manifest import AGAIN, HEADER, MANIFEST, Manifest, readable, sha256_of
+from dualpath_cli.data.manifest import (
+    AGAIN,
+    HEADER,
+    MANIFEST,
+    Manifest,
+    readable,
+    sha256_of,
+)
 from dualpath_cli.data.storage import is_remote
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.verification import verify_chunks
@@ -20,13 +27,15 @@ from dualpath_cli.report.table import Column, Table, show
 
 SHOWN = 400
 """Characters shown of a document."""
-_TOKENS = 4 * SHOWN  # hold as many characters: each has four bytes at most, a token one at least
+# hold as many characters: each has four bytes at most, a token one at least
+_TOKENS = 4 * SHOWN
 
 
 @dataclass(frozen=True)
 class Inspect:
-    """Reads every byte of a data folder, and ends at the first file or count that differs from its
-    manifest. Then prints its sources, the lengths of its documents, and some of the documents.
+    """Reads every byte of a data folder, and ends at the first file or count that
+    differs from its manifest. Then prints its sources, the lengths of its documents,
+    and some of the documents.
     """
 
     folder: Place = field(metadata={"positional": True})
@@ -41,10 +50,13 @@ class Inspect:
 
 
 def run(options: Inspect) -> str:
-    """Prints the content of a data folder; returns the last line. UserError if it is damaged."""
+    """Prints the content of a data folder; returns the last line. UserError if it is
+    damaged."""
     folder = Path(options.folder)
     if is_remote(options.folder):
-        raise UserError(f"'{options.folder}' is not on a disk; copy it to one to inspect it")
+        raise UserError(
+            f"'{options.folder}' is not on a disk; copy it to one to inspect it"
+        )
     manifest = Manifest.read(folder)
     manifest.check_sizes(folder)
     manifest.check_index(folder)
@@ -52,19 +64,29 @@ def run(options: Inspect) -> str:
     for file in manifest.beside:
         with readable(folder / file.name):
             if sha256_of(folder / file.name) != file.sha256:
-                raise UserError(f"{folder / file.name}: changed since it was prepared; {AGAIN}")
+                raise UserError(
+                    f"{folder / file.name}: changed since it was prepared; {AGAIN}"
+                )
     verify_chunks(folder, manifest, "always")
     paths = [folder / chunk.name for chunk in manifest.chunks]
-    chunks = [np.memmap(path, np.dtype(manifest.dtype), "r", offset=HEADER) for path in paths]
+    chunks = [
+        np.memmap(path, np.dtype(manifest.dtype), "r", offset=HEADER) for path in paths
+    ]
     starts = np.cumsum([0, *map(len, chunks[:-1])]).tolist()
-    ends = [np.flatnonzero(c == manifest.eot_id) + s for c, s in zip(chunks, starts, strict=True)]
-    borders = np.append(0, np.concatenate(ends) + 1)  # where documents begin, and the end
+    ends = [
+        np.flatnonzero(c == manifest.eot_id) + s
+        for c, s in zip(chunks, starts, strict=True)
+    ]
+    # where documents begin, and the end
+    borders = np.append(0, np.concatenate(ends) + 1)
     if contradiction := contradicts(manifest, borders):
         raise UserError(f"{folder}/{MANIFEST}: {contradiction}; {AGAIN}")
     console = plain_console(highlight=False)
     report(manifest, np.diff(borders), console)
     documents = len(borders) - 1
-    chosen = np.random.default_rng(options.seed).permutation(documents)[: options.samples]
+    chosen = np.random.default_rng(options.seed).permutation(documents)[
+        : options.samples
+    ]
     tokenizer = Tokenizer.load(folder)
     for document in sorted(chosen.tolist()):
         begin, end = borders[document : document + 2].tolist()
@@ -77,13 +99,17 @@ def run(options: Inspect) -> str:
         cut = " [...]" * (len(text) > SHOWN or stop < end - 1)
         # On one line, with control characters escaped.
         line = printable(text[:SHOWN] + cut, keep="")
-        console.print(Padding(Text(line), (0, 0, 0, 2)), width=None if console.is_terminal else 120)
+        console.print(
+            Padding(Text(line), (0, 0, 0, 2)),
+            width=None if console.is_terminal else 120,
+        )
     console.print()
     return f"{folder}: intact: every byte is as it was prepared, and the counts add up"
 
 
 def contradicts(manifest: Manifest, borders: npt.NDArray[np.int64]) -> str | None:
-    """Returns the first count of a manifest that does not add up or differs from the chunks."""
+    """Returns the first count of a manifest that does not add up or differs from the
+    chunks."""
     if (found := len(borders) - 1) != manifest.documents:
         return f"{manifest.documents:,} documents, but {found:,} in the chunks"
     if rest := manifest.tokens - int(borders[-1]):
@@ -93,7 +119,9 @@ def contradicts(manifest: Manifest, borders: npt.NDArray[np.int64]) -> str | Non
         if total != (stated := getattr(manifest, what)):
             return f"{what} is {stated:,}, but {total:,} in its sources"
     for source in manifest.sources:
-        left_out = source.total_rejected + source.exact_duplicates + source.near_duplicates
+        left_out = (
+            source.total_rejected + source.exact_duplicates + source.near_duplicates
+        )
         known = source.documents + source.validation + source.unused + left_out
         if source.read != known:
             met = f"{source.read:,} documents of '{source.name}' were read"
@@ -101,17 +129,24 @@ def contradicts(manifest: Manifest, borders: npt.NDArray[np.int64]) -> str | Non
     return None
 
 
-def report(manifest: Manifest, lengths: npt.NDArray[np.int64], console: Console) -> None:
-    """Prints the counts of a data folder; `lengths`, (documents,), are tokens with end-of-text."""
+def report(
+    manifest: Manifest, lengths: npt.NDArray[np.int64], console: Console
+) -> None:
+    """Prints the counts of a data folder; `lengths`, (documents,), are tokens with
+    end-of-text."""
     sources = manifest.sources
     facts = {
         "fingerprint": manifest.fingerprint,
         "tokenizer": f"{manifest.tokenizer}, {manifest.vocab_size:,} entries",
-        "tokens": f"{manifest.tokens:,} ({manifest.dtype}, {len(manifest.chunks):,} chunks)",
+        "tokens": (
+            f"{manifest.tokens:,} ({manifest.dtype}, {len(manifest.chunks):,} chunks)"
+        ),
         "documents": f"{manifest.documents:,}",
         "bytes a token": f"{manifest.text_bytes / manifest.tokens:.2f}",
-        "tokens each": f"median {np.median(lengths):,.1f}, mean {lengths.mean():,.1f}, "
-        f"90 % up to {np.quantile(lengths, 0.9, method='lower'):,}, most {lengths.max():,}",
+        "tokens each": (
+            f"median {np.median(lengths):,.1f}, mean {lengths.mean():,.1f}, 90 % up to "
+            f"{np.quantile(lengths, 0.9, method='lower'):,}, most {lengths.max():,}"
+        ),
     }
     for name, value in facts.items():
         console.print(f"{name:<15}{value}", soft_wrap=True)
@@ -119,17 +154,33 @@ def report(manifest: Manifest, lengths: npt.NDArray[np.int64], console: Console)
     # A column for each source: there are few of them, and these are long numbers.
     columns = [Column(""), *(Column(source.name, ",") for source in sources)]
     console.print()
-    show(console, Table(columns, [
-        ("share of tokens", *(f"{s.tokens / manifest.tokens:.1%}" for s in sources)),
-        ("passes", *(f"{s.passes:.2f}" for s in sources)),
-        ("read", *(s.read for s in sources)),
-        ("written", *(s.documents for s in sources)),
-        ("validation", *(s.validation for s in sources)),
-        ("exact duplicates", *(s.exact_duplicates for s in sources)),
-        ("near duplicates", *(s.near_duplicates for s in sources)),
-        ("unused", *(s.unused for s in sources)),
-        *((reason, *(s.rejected.get(reason, 0) for s in sources)) for reason in reasons),
-    ], "documents of each source"), box=False)  # fmt: skip
+    show(
+        console,
+        Table(
+            columns,
+            [
+                (
+                    "share of tokens",
+                    *(f"{s.tokens / manifest.tokens:.1%}" for s in sources),
+                ),
+                ("passes", *(f"{s.passes:.2f}" for s in sources)),
+                ("read", *(s.read for s in sources)),
+                ("written", *(s.documents for s in sources)),
+                ("validation", *(s.validation for s in sources)),
+                ("exact duplicates", *(s.exact_duplicates for s in sources)),
+                ("near duplicates", *(s.near_duplicates for s in sources)),
+                ("unused", *(s.unused for s in sources)),
+                *(
+                    (reason, *(s.rejected.get(reason, 0) for s in sources))
+                    for reason in reasons
+                ),
+            ],
+            "documents of each source",
+        ),
+        box=False,
+    )
     for source in sources:
         for fault in source.faults:
-            console.print(f"fault of {source.name}: {fault}", markup=False, soft_wrap=True)
+            console.print(
+                f"fault of {source.name}: {fault}", markup=False, soft_wrap=True
+            )

@@ -1,4 +1,5 @@
-"""The data folder: made in another one that can be continued, and renamed when it is whole."""
+"""The data folder: made in another one that can be continued, and renamed when it is
+whole."""
 
 import json
 from collections.abc import Iterator
@@ -39,13 +40,15 @@ def work_folder(out: Path, content: dict[str, Any], overwrite: bool) -> Iterator
 def publish(folder: Path, work: Path, out: Path) -> None:
     """Gives a finished folder its name; a previous OUT moves into the work folder."""
     remove(work / _REPLACED)
-    set_aside(out, work / _REPLACED)  # a folder cannot be replaced in one step as a file can
+    # a folder cannot be replaced in one step as a file can
+    set_aside(out, work / _REPLACED)
     folder.rename(out)
     sync(out.parent)
 
 
 def discard(work: Path) -> None:
-    """Deletes a work folder, last the note of its content, by which a part is recognised."""
+    """Deletes a work folder, last the note of its content, by which a part is
+    recognised."""
     for path in work.iterdir():
         if path.name != _REQUEST:
             remove(path)
@@ -57,7 +60,9 @@ def _claim(work: Path, out: Path, content: dict[str, Any], overwrite: bool) -> N
     before = _noted(work)
     held = set(work.iterdir()) - set(unfinished(note))
     if held and (before is None or before.keys() != content.keys()):
-        raise UserError(f"'{work}' is wanted for unfinished work and holds something else; move it")
+        raise UserError(
+            f"'{work}' is wanted for unfinished work and holds something else; move it"
+        )
     if (old := work / _REPLACED).exists() and not out.exists():
         old.rename(out)  # it was killed between the two renames
     if before == content:
@@ -69,8 +74,8 @@ def _claim(work: Path, out: Path, content: dict[str, Any], overwrite: bool) -> N
     if before is not None and not overwrite:
         raise UserError(
             f"'{work}' holds an unfinished preparation of something else "
-            f"({_difference(before, content)}); finish it with the settings it was begun with, or "
-            "discard it with --overwrite"
+            f"({_difference(before, content)}); finish it with the settings it was "
+            "begun with, or discard it with --overwrite"
         )
     if held - {note}:
         say_removing(work)
@@ -80,12 +85,14 @@ def _claim(work: Path, out: Path, content: dict[str, Any], overwrite: bool) -> N
 
 
 def say_removing(work: Path) -> None:
-    """Says that work is discarded, and why the command is busy: many pieces take minutes."""
+    """Says that work is discarded, and why the command is busy: many pieces take
+    minutes."""
     say(f"removing the unfinished work in '{work}'")
 
 
 def _noted(path: Path) -> dict[str, Any] | None:
-    """The content of the preparation that a folder is of; None for another file of that name."""
+    """The content of the preparation that a folder is of; None for another file of that
+    name."""
     with suppress(UserError):
         return read_json(path / _REQUEST)
     return None
@@ -101,7 +108,8 @@ def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def remove_leftovers(out: Path, content: dict[str, Any]) -> None:
-    """Deletes the leftovers of a preparation that was killed after its folder got its name."""
+    """Deletes the leftovers of a preparation that was killed after its folder got its
+    name."""
     work = _partial(out)
     with suppress(OSError):
         work.rmdir()  # left empty: it was killed just before

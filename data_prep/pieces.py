@@ -23,7 +23,8 @@ SEAL = 32  # bytes at the end of a piece
 
 
 def _seal(path: Path, content: bytes | pa.Buffer) -> bytes:
-    """Returns the sha256 of a content, its place (request, corpus, name) and rejected documents."""
+    """Returns the sha256 of a content, its place (request, corpus, name) and rejected
+    documents."""
     beside, place = path.with_suffix(REJECTED), "/".join(path.parts[-3:])
     rejected = beside.read_bytes() if beside.is_file() else b""
     return hashlib.sha256(b"".join((place.encode(), content, rejected))).digest()
@@ -47,7 +48,8 @@ DOCUMENT = pa.schema(
     [
         ("number", pa.int64()),  # line or record in its file
         ("id", pa.string()),  # name in the corpus
-        # 64 bits of the id, or of the text where there is none: decides the split and the order
+        # 64 bits of the id, or of the text where there is none: decides the split and
+        # the order
         ("id_hash", pa.uint64()),
         ("digest", pa.binary(16)),  # 128 bits of the text
         ("text_bytes", pa.uint32()),  # length in UTF-8
@@ -70,7 +72,8 @@ class PieceCounts:
 
 @dataclass(frozen=True)
 class Piece:
-    """A finished piece; columns are mapped into memory, not read, until they are used."""
+    """A finished piece; columns are mapped into memory, not read, until they are
+    used."""
 
     path: Path
 
@@ -82,7 +85,8 @@ class Piece:
         ends: npt.NDArray[np.int64],
         counts: PieceCounts,
     ) -> None:
-        """Writes rows of `DOCUMENT`; `ends`, (documents,), says where each ends in `tokens`."""
+        """Writes rows of `DOCUMENT`; `ends`, (documents,), says where each ends in
+        `tokens`."""
         counts.tokens = len(tokens)
         schema = DOCUMENT.with_metadata({_COUNTS: json.dumps(asdict(counts))})
         lists = pa.LargeListArray.from_arrays(np.append(0, ends), tokens)
@@ -101,7 +105,9 @@ class Piece:
         return self.counts.read - sum(self.counts.rejected.values())
 
     def numbers(self, column: str) -> npt.NDArray[np.uint64]:
-        array: npt.NDArray[np.uint64] = self._column(column).to_numpy(zero_copy_only=False)
+        array: npt.NDArray[np.uint64] = self._column(column).to_numpy(
+            zero_copy_only=False
+        )
         return array
 
     def digests(self) -> npt.NDArray[np.uint64]:
@@ -120,7 +126,8 @@ class Piece:
         return ids
 
     def tokens(self) -> tuple[Tokens, npt.NDArray[np.int64]]:
-        """Returns the tokens of all documents and, (documents + 1,), where each begins."""
+        """Returns the tokens of all documents and, (documents + 1,), where each
+        begins."""
         column = self._column("tokens")
         if not len(column):
             return np.empty(0, np.uint32), np.zeros(1, np.int64)
@@ -132,7 +139,9 @@ class Piece:
 
     def _file(self) -> pa.RecordBatchFileReader:
         with pa.memory_map(str(self.path)) as source:
-            return pa.ipc.open_file(pa.BufferReader(source.read_buffer(source.size() - SEAL)))
+            return pa.ipc.open_file(
+                pa.BufferReader(source.read_buffer(source.size() - SEAL))
+            )
 
 
 def piece_path(folder: Path, file: int, piece: int) -> Path:

@@ -1,4 +1,5 @@
-"""The pipeline: files -> pieces -> duplicates -> mix -> shards -> manifest -> final name."""
+"""The pipeline: files -> pieces -> duplicates -> mix -> shards -> manifest -> final
+name."""
 
 import hashlib
 import json
@@ -24,7 +25,13 @@ from data_prep.mix import (
     portions,
     wanted_tokens,
 )
-from data_prep.out_folder import discard, publish, remove_leftovers, say_removing, work_folder
+from data_prep.out_folder import (
+    discard,
+    publish,
+    remove_leftovers,
+    say_removing,
+    work_folder,
+)
 from data_prep.pieces import FORMAT, Tokens, token_type
 from data_prep.settings import SAMPLE, Preparation
 from data_prep.shards import write_shards
@@ -55,13 +62,18 @@ class Request:
     @property
     def content(self) -> dict[str, Any]:
         """All that decides the data folder's content."""
-        files = {c.settings.name: _sha256([f.identity for f in c.files]) for c in self.corpora}
+        files = {
+            c.settings.name: _sha256([f.identity for f in c.files])
+            for c in self.corpora
+        }
         return {
             "pipeline": _PIPELINE,
             "settings": self.settings.as_recipe(),
             "files": files,
             "tokenizer": self.tokenizer.fingerprint,
-            "contamination": self.contamination.fingerprint if self.contamination else None,
+            "contamination": self.contamination.fingerprint
+            if self.contamination
+            else None,
             "strict": self.strict,
         }
 
@@ -75,10 +87,13 @@ def _sha256(content: Any) -> str:
 
 
 def finished(request: Request, overwrite: bool) -> Manifest | None:
-    """Returns the manifest of `request.out` where it already holds the requested data."""
+    """Returns the manifest of `request.out` where it already holds the requested
+    data."""
     out = request.out
     if os.path.ismount(out):
-        raise UserError(f"--out '{out}' is a mount point, not to be replaced; name a folder in it")
+        raise UserError(
+            f"--out '{out}' is a mount point, not to be replaced; name a folder in it"
+        )
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
     _check_is_ours(out)
@@ -97,17 +112,18 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
     faults = [fault for source in manifest.sources for fault in source.faults]
     if faults and not manifest.request:
         raise UserError(
-            f"--out '{out}' lacks what could not be downloaded ({faults[0]}); use it as it is, "
-            "or add --overwrite to try again"
+            f"--out '{out}' lacks what could not be downloaded ({faults[0]}); use it "
+            "as it is, or add --overwrite to try again"
         )
     raise UserError(
-        f"--out '{out}' holds other data ({manifest.summary}); choose another folder or add "
-        "--overwrite"
+        f"--out '{out}' holds other data ({manifest.summary}); choose another folder "
+        "or add --overwrite"
     )
 
 
 def _check_is_ours(out: Path) -> None:
-    """Checks that every file in a folder is part of a data folder: all may be deleted later."""
+    """Checks that every file in a folder is part of a data folder: all may be deleted
+    later."""
     try:
         content = read_json(out / MANIFEST)
         listed = [file["name"] for key in ("chunks", "beside") for file in content[key]]
@@ -131,9 +147,10 @@ def prepare(
 ) -> Manifest:
     """Writes the data folder and returns its manifest.
 
-    Everything is made in `OUT.partial`, where an interrupted preparation is continued. The complete
-    folder takes the name OUT, and only then replaces a previous folder. `processes` make the
-    pieces; any number gives the same bytes. `fetch` gets files that are not on this disk.
+    Everything is made in `OUT.partial`, where an interrupted preparation is continued.
+    The complete folder takes the name OUT, and only then replaces a previous folder.
+    `processes` make the pieces; any number gives the same bytes. `fetch` gets files
+    that are not on this disk.
     """
     out = request.out.resolve()
     with work_folder(out, request.content, overwrite) as work:
@@ -173,7 +190,8 @@ def prepare(
 def _encode(
     request: Request, encoder: Encoder, folder: Path
 ) -> tuple[list[Encoded], Verdicts, list[Portion]]:
-    """Encodes as much of each corpus as the tokens asked for take, duplicates not counted."""
+    """Encodes as much of each corpus as the tokens asked for take, duplicates not
+    counted."""
     settings = request.settings
     wanted = wanted_tokens(settings)
     until = wanted
@@ -188,8 +206,8 @@ def _encode(
         memory = documents * BYTES_A_DOCUMENT
         if settings.duplicates != "keep" and memory > SAY_ABOVE:
             say(
-                f"--duplicates {settings.duplicates}: {documents:,} documents are compared in "
-                f"about {decimal(memory)} of memory"
+                f"--duplicates {settings.duplicates}: {documents:,} documents are "
+                f"compared in about {decimal(memory)} of memory"
             )
         verdicts = Verdicts(pieces, settings.duplicates)
         pools, kinds = [], iter(verdicts.kinds)
@@ -234,11 +252,15 @@ def _write(
         chunks, index_sha256 = write_shards(
             folder, work / "shards", dtype, settings.chunk_tokens, stream(), total
         )
-    with _progress("writing what was left out", 2 * len(verdicts.pieces), "pieces") as progress:
+    with _progress(
+        "writing what was left out", 2 * len(verdicts.pieces), "pieces"
+    ) as progress:
         records.write_rejected(folder, encoded)
         pools = [portion.pool for portion in chosen]
         records.write_held_out(folder, pools, tokenizer, progress.advance)
-        records.write_duplicates(folder, request.corpora, encoded, verdicts, progress.advance)
+        records.write_duplicates(
+            folder, request.corpora, encoded, verdicts, progress.advance
+        )
     if any(source.path == SAMPLE for source in settings.sources):
         sample.write_val(folder / "val")
     sources = list(map(records.account, settings.sources, encoded, chosen))
@@ -263,13 +285,23 @@ def _write(
 
 
 def _progress(title: str, total: int, unit: str) -> Progress:
-    return Progress(plain_console(stderr=True), title, counted(unit), total, transient=True)
+    return Progress(
+        plain_console(stderr=True), title, counted(unit), total, transient=True
+    )
 
 
-def _nothing(settings: Preparation, encoded: list[Encoded], chosen: list[Portion]) -> str:
-    """Returns why there is nothing to write: the source without text, and its first fault."""
+def _nothing(
+    settings: Preparation, encoded: list[Encoded], chosen: list[Portion]
+) -> str:
+    """Returns why there is nothing to write: the source without text, and its first
+    fault."""
     for source, corpus, portion in zip(settings.sources, encoded, chosen, strict=True):
         if not portion.pool.tokens:
-            reasons = [*corpus.faults, *filter(None, map(records.first_reason, corpus.pieces))]
-            return f"no text in {source.path}" + "".join(f": {reason}" for reason in reasons[:1])
+            reasons = [
+                *corpus.faults,
+                *filter(None, map(records.first_reason, corpus.pieces)),
+            ]
+            return f"no text in {source.path}" + "".join(
+                f": {reason}" for reason in reasons[:1]
+            )
     return "no text is left: all is held out or a duplicate; lower --val-fraction"

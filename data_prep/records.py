@@ -1,4 +1,5 @@
-"""Records beside the shards: held-out texts, rejected documents, duplicates; and their counts."""
+"""Records beside the shards: held-out texts, rejected documents, duplicates; and their
+counts."""
 
 import io
 import json
@@ -22,13 +23,15 @@ from dualpath_cli.data.manifest import INDEX, MANIFEST, SourceCount, StoredFile
 from dualpath_cli.data.storage import sha256_of, sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 
-OnPiece = Callable[[int], None]  # called with the number of pieces gone through since the last call
+# called with the number of pieces gone through since the last call
+OnPiece = Callable[[int], None]
 
 
 def write_held_out(
     folder: Path, pools: Sequence[Pool], tokenizer: Tokenizer, on_piece: OnPiece
 ) -> None:
-    """Writes the validation documents of each source to val/NAME.jsonl, where it has any."""
+    """Writes the validation documents of each source to val/NAME.jsonl, where it has
+    any."""
     for pool in pools:
         texts = _held_out(pool, tokenizer, on_piece)
         first = next(texts, None)
@@ -40,7 +43,9 @@ def write_held_out(
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def _held_out(pool: Pool, tokenizer: Tokenizer, on_piece: OnPiece) -> Iterator[dict[str, Any]]:
+def _held_out(
+    pool: Pool, tokenizer: Tokenizer, on_piece: OnPiece
+) -> Iterator[dict[str, Any]]:
     for number, piece in enumerate(pool.pieces):
         on_piece(1)
         chosen = pool.to_hold_out(number)
@@ -48,17 +53,26 @@ def _held_out(pool: Pool, tokenizer: Tokenizer, on_piece: OnPiece) -> Iterator[d
             continue
         ids, (tokens, starts) = piece.ids(), piece.tokens()
         for document in chosen.tolist():
-            # The tokenizer loses nothing, so the ids give the text back; the last is end-of-text.
-            text = tokenizer.decode(tokens[starts[document] : starts[document + 1] - 1].tolist())
+            # The tokenizer loses nothing, so the ids give the text back; the last is
+            # end-of-text.
+            text = tokenizer.decode(
+                tokens[starts[document] : starts[document + 1] - 1].tolist()
+            )
             yield {"id": ids[document], "text": text}
 
 
 def write_rejected(folder: Path, encoded: Sequence[Encoded]) -> None:
-    """Writes rejected.jsonl.zst, if there are any: documents with their place and the reason."""
-    pieces = [piece for corpus in encoded for piece in corpus.pieces if piece.counts.rejected]
+    """Writes rejected.jsonl.zst, if there are any: documents with their place and the
+    reason."""
+    pieces = [
+        piece for corpus in encoded for piece in corpus.pieces if piece.counts.rejected
+    ]
     if not pieces:
         return
-    with replacing(folder / "rejected.jsonl.zst") as partial, open(partial, "wb") as out:
+    with (
+        replacing(folder / "rejected.jsonl.zst") as partial,
+        open(partial, "wb") as out,
+    ):
         for piece in pieces:
             with open(piece.path.with_suffix(REJECTED), "rb") as file:
                 shutil.copyfileobj(file, out)  # frames in a row are a zstd file
@@ -68,9 +82,13 @@ def first_reason(piece: Piece) -> str | None:
     """Returns the reason of a piece's first rejected document; None without one."""
     if not piece.counts.rejected:
         return None
-    with pa.CompressedInputStream(str(piece.path.with_suffix(REJECTED)), "zstd") as rejected:
+    with pa.CompressedInputStream(
+        str(piece.path.with_suffix(REJECTED)), "zstd"
+    ) as rejected:
         row = json.loads(io.BufferedReader(rejected).readline())
-    return f"row {row['row']} {row['reason']}" + f": {row['detail']}" * bool(row["detail"])
+    return f"row {row['row']} {row['reason']}" + f": {row['detail']}" * bool(
+        row["detail"]
+    )
 
 
 def write_duplicates(
@@ -80,10 +98,13 @@ def write_duplicates(
     verdicts: Verdicts,
     on_piece: OnPiece,
 ) -> None:
-    """Writes duplicates.jsonl.zst, if there are any: each one's place and that of its original."""
+    """Writes duplicates.jsonl.zst, if there are any: each one's place and that of its
+    original."""
     if not verdicts.any():
         return
-    corpus_of = [c for c, pieces in zip(corpora, encoded, strict=True) for _ in pieces.pieces]
+    corpus_of = [
+        c for c, pieces in zip(corpora, encoded, strict=True) for _ in pieces.pieces
+    ]
 
     @lru_cache(maxsize=256)
     def rows_of(piece: int) -> list[int]:
@@ -93,7 +114,11 @@ def write_duplicates(
     def place(piece: int, document: int) -> dict[str, Any]:
         corpus = corpus_of[piece]
         file = corpus.files[file_number(verdicts.pieces[piece].path)].name
-        return {"source": corpus.settings.name, "file": file, "row": rows_of(piece)[document]}
+        return {
+            "source": corpus.settings.name,
+            "file": file,
+            "row": rows_of(piece)[document],
+        }
 
     with (
         replacing(folder / "duplicates.jsonl.zst") as partial,
@@ -115,7 +140,8 @@ def write_duplicates(
 
 
 def stored(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]:
-    """Returns the files beside the chunks, with their hashes, in the order of their names."""
+    """Returns the files beside the chunks, with their hashes, in the order of their
+    names."""
     known = {*(chunk.name for chunk in chunks), INDEX, MANIFEST, TOKENIZER}
     return [
         StoredFile(name, size, sha256_of(folder / name))

@@ -1,7 +1,7 @@
 """The sample: generated English texts of three kinds, packed in `sample_texts`.
 
-Arithmetic with worked answers, questions about an invented world, and plain prose differ in what
-they ask of a model, so that routing has something to separate.
+Arithmetic with worked answers, questions about an invented world, and plain prose
+differ in what they ask of a model, so that routing has something to separate.
 """
 
 import json
@@ -18,8 +18,11 @@ VOCAB_SIZE = 2048
 
 
 def lines(name: str) -> bytes:
-    """Returns the JSON lines of the training texts ("train"), or a kind's held-out texts."""
-    with pa.CompressedInputStream(str(TRAIN.with_name(f"{name}.jsonl.zst")), "zstd") as stream:
+    """Returns the JSON lines of the training texts ("train"), or a kind's held-out
+    texts."""
+    with pa.CompressedInputStream(
+        str(TRAIN.with_name(f"{name}.jsonl.zst")), "zstd"
+    ) as stream:
         content: bytes = stream.read()
     return content
 
@@ -30,10 +33,13 @@ def documents(name: str) -> list[str]:
 
 
 def write_val(folder: Path) -> None:
-    """Writes the held-out texts as `arithmetic.jsonl`, `facts.jsonl` and `prose.jsonl`."""
+    """Writes the held-out texts as `arithmetic.jsonl`, `facts.jsonl` and
+    `prose.jsonl`."""
     for kind in KINDS:
         write_text(folder / f"{kind}.jsonl", lines(kind).decode())
 
 
 def tokenizer() -> Tokenizer:
-    return Tokenizer(json.loads(train_bpe(documents("train"), VOCAB_SIZE)), "the sample's own")
+    return Tokenizer(
+        json.loads(train_bpe(documents("train"), VOCAB_SIZE)), "the sample's own"
+    )

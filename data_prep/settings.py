@@ -27,7 +27,8 @@ class SourceSettings:
     """One source of a mix."""
 
     name: str
-    """The name in manifests and tables; gsm8k, arc and triviaqa also choose the format."""
+    """The name in manifests and tables; gsm8k, arc and triviaqa also choose the
+    format."""
     path: Place
     """A file or folder, `sample`, `nemotron-cc[:SELECTION]` or `hf:OWNER/NAME/PATH`."""
     weight: float | None = None
@@ -40,13 +41,13 @@ class SourceSettings:
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
             raise UserError(
-                f"'{self.name}' cannot name a source; give NAME=PATH with letters, digits, '.', "
-                "'_' and '-' in NAME"
+                f"'{self.name}' cannot name a source; give NAME=PATH with letters, "
+                "digits, '.', '_' and '-' in NAME"
             )
         if self.weight is not None and not 0 < self.weight < math.inf:
             raise UserError(
-                f"weight {self.weight:g} of '{self.name}' is not a share above 0; leave out a "
-                "source that is not wanted"
+                f"weight {self.weight:g} of '{self.name}' is not a share above 0; "
+                "leave out a source that is not wanted"
             )
         check_range(f"max_epochs of '{self.name}'", self.max_epochs, (1, _MOST))
 
@@ -58,62 +59,76 @@ class SourceSettings:
 
 @dataclass(frozen=True)
 class Preparation:
-    """The settings that decide the content of a data folder. --help shows the texts below."""
+    """The settings that decide the content of a data folder. --help shows the texts
+    below."""
 
-    sources: tuple[SourceSettings, ...] = field(default=(), metadata={"option": "--source"})
-    """Where the documents come from: NAME=PATH or PATH of a .txt, .md, .jsonl or .parquet file (all
-    but .parquet also as .gz or .zst), of a folder of them, or a quoted glob of any UTF-8 texts;
-    NAME gsm8k, arc or triviaqa chooses that format. nemotron-cc[:SELECTION] is Nemotron-CC from
-    Common Crawl, by default quality=high/kind=actual. hf:OWNER/NAME/PATH is a folder or a glob of
-    files in a dataset of the Hugging Face hub. `sample` is a small corpus written for trying things
-    out; it also writes held-out texts."""
+    sources: tuple[SourceSettings, ...] = field(
+        default=(), metadata={"option": "--source"}
+    )
+    """Where the documents come from: NAME=PATH or PATH of a .txt, .md, .jsonl or
+    .parquet file (all but .parquet also as .gz or .zst), of a folder of them, or a
+    quoted glob of any UTF-8 texts; NAME gsm8k, arc or triviaqa chooses that format.
+    nemotron-cc[:SELECTION] is Nemotron-CC from Common Crawl, by default
+    quality=high/kind=actual. hf:OWNER/NAME/PATH is a folder or a glob of files in a
+    dataset of the Hugging Face hub. `sample` is a small corpus written for trying
+    things out; it also writes held-out texts."""
     tokenizer: Place | None = None
-    """The byte-level BPE to use: gpt2 (downloaded once), a tokenizer.json, or a folder with it or
-    with vocab.json and merges.txt. `sample` has its own, of 2,048 entries."""
+    """The byte-level BPE to use: gpt2 (downloaded once), a tokenizer.json, or a folder
+    with it or with vocab.json and merges.txt. `sample` has its own, of 2,048
+    entries."""
     tokens: Size | None = None
-    """Tokens to write, e.g. 16M or 38.5B, end-of-text included; by default all. The document that
-    reaches the number is the last one."""
+    """Tokens to write, e.g. 16M or 38.5B, end-of-text included; by default all. The
+    document that reaches the number is the last one."""
     num_files: Size | None = None
-    """Files to take of each source that is downloaded, in the order of a hash of their names. By
-    default as many as --tokens needs; 1 of Nemotron-CC where neither is given."""
+    """Files to take of each source that is downloaded, in the order of a hash of their
+    names. By default as many as --tokens needs; 1 of Nemotron-CC where neither is
+    given."""
     seed: int = 0
     """Seed of the order of the documents."""
     duplicates: Duplicates = "exact"
-    """Documents to leave out: none, those with the text of an earlier document, or also those that
-    resemble an earlier one (MinHash, 5-word shingles, 14 bands of 8)."""
+    """Documents to leave out: none, those with the text of an earlier document, or also
+    those that resemble an earlier one (MinHash, 5-word shingles, 14 bands of 8)."""
     decontaminate: tuple[Place, ...] = ()
-    """Evaluation texts, as sources: documents that share 13 words in a row with a text are left
-    out."""
+    """Evaluation texts, as sources: documents that share 13 words in a row with a text
+    are left out."""
     val_fraction: float = 0.0
     """Share of the documents to hold out in OUT/val, by a hash of their ids."""
     min_chars: Size = Size(1)
     """Shorter documents are left out."""
     chunk_tokens: Size = Size(1 << 25)
-    """Tokens in a chunk; the last one may hold fewer. The tail of each chunk, less than a sequence,
-    is not trained on, so chunks should be large."""
+    """Tokens in a chunk; the last one may hold fewer. The tail of each chunk, less than
+    a sequence, is not trained on, so chunks should be large."""
 
     def __post_init__(self) -> None:
         names = [source.name for source in self.sources]
         if not names:
-            raise UserError("--source is missing: say what to prepare, e.g. --source sample")
+            raise UserError(
+                "--source is missing: say what to prepare, e.g. --source sample"
+            )
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UserError(f"two sources are called '{twice}'; name them apart with NAME=PATH")
+            raise UserError(
+                f"two sources are called '{twice}'; name them apart with NAME=PATH"
+            )
         if self.tokenizer is None and any(s.path != SAMPLE for s in self.sources):
             raise UserError(
                 "--tokenizer is missing: give gpt2 or a path; only `sample` has its own"
             )
         without = [source.name for source in self.sources if source.weight is None]
         if without and len(without) < len(names):
-            raise UserError(f"source '{without[0]}' has no weight, but others have; give it one")
+            raise UserError(
+                f"source '{without[0]}' has no weight, but others have; give it one"
+            )
         if without and len(names) > 1 and self.tokens is not None:
             raise UserError(
-                f"--tokens {self.tokens:,} of {len(names)} sources: a recipe must say their "
-                "weights, such as sources: [{path: a.jsonl, weight: 2}, {path: b.jsonl, weight: 1}]"
+                f"--tokens {self.tokens:,} of {len(names)} sources: a recipe must say "
+                "their weights, such as sources: [{path: a.jsonl, weight: 2}, {path: "
+                "b.jsonl, weight: 1}]"
             )
         if any(not share > 0 for share in self.shares() or []):
             weights = ", ".join(f"{source.weight:g}" for source in self.sources)
             raise UserError(
-                f"weights {weights} are too large or too far apart; give shares such as 0.9 and 0.1"
+                f"weights {weights} are too large or too far apart; give shares such "
+                "as 0.9 and 0.1"
             )
         counts = dict.fromkeys(("tokens", "num_files", "min_chars"), (1, _MOST))
         # litdata's offsets within a chunk are 32-bit numbers of bytes.
@@ -121,7 +136,8 @@ class Preparation:
         check_ranges(self, counts | {"seed": (0, (1 << 64) - 1), "chunk_tokens": chunk})
         if not 0 <= self.val_fraction < 1:
             raise ValueError(
-                f"val_fraction must be at least 0 and below 1, not {self.val_fraction:g}"
+                "val_fraction must be at least 0 and below 1, not "
+                f"{self.val_fraction:g}"
             )
 
     def as_recipe(self) -> dict[str, Any]:
@@ -129,13 +145,17 @@ class Preparation:
         return recipe
 
     def shares(self) -> list[float] | None:
-        """Returns each source's share of the tokens, or None where all of each is taken."""
-        weights = [source.weight for source in self.sources if source.weight is not None]
+        """Returns each source's share of the tokens, or None where all of each is
+        taken."""
+        weights = [
+            source.weight for source in self.sources if source.weight is not None
+        ]
         return [weight / sum(weights) for weight in weights] or None
 
 
 def settings_from(values: Mapping[str, Any]) -> Preparation:
-    """Returns the settings of a recipe's keys, null left out; a source may be NAME=PATH."""
+    """Returns the settings of a recipe's keys, null left out; a source may be
+    NAME=PATH."""
     given = {key: value for key, value in values.items() if value is not None}
     if isinstance(sources := given.get("sources"), list | tuple):
         given["sources"] = [
@@ -146,14 +166,20 @@ def settings_from(values: Mapping[str, Any]) -> Preparation:
 
 
 def _named(source: Any) -> dict[str, Any]:
-    """Returns a source's keys, with a name: by default the last part of where it is from."""
+    """Returns a source's keys, with a name: by default the last part of where it is
+    from."""
     if isinstance(source, str):
         name, path = split_name(source)
         return {"name": name or _default_name(path), "path": path}
     if not isinstance(source, dict) or not source.get("path"):
-        raise UserError(f"sources: '{source!s:.60}' is neither NAME=PATH nor a mapping with a path")
+        raise UserError(
+            f"sources: '{source!s:.60}' is neither NAME=PATH nor a mapping with a path"
+        )
     path = source["path"]
-    return {"name": _default_name(path) if isinstance(path, str) else "source", **source}
+    return {
+        "name": _default_name(path) if isinstance(path, str) else "source",
+        **source,
+    }
 
 
 def _default_name(path: str) -> str:

@@ -38,15 +38,18 @@ def write_shards(
     stream: Iterable[Tokens],
     total: int,
 ) -> tuple[list[StoredFile], str]:
-    """Writes `total` tokens, in arrays of any length, as chunks of equal length, the last shorter.
+    """Writes `total` tokens, in arrays of any length, as chunks of equal length, the
+    last shorter.
 
-    Tokens are stored as a bare array, which a `TokensLoader` cuts into blocks of any length; the
-    tail of each chunk that fills no block is not read. Equal streams give equal bytes, those of
-    litdata's own writer given each chunk as one item. That one holds a chunk several times in
-    memory, and importing it costs seconds and half a gigabyte.
+    Tokens are stored as a bare array, which a `TokensLoader` cuts into blocks of any
+    length; the tail of each chunk that fills no block is not read. Equal streams give
+    equal bytes, those of litdata's own writer given each chunk as one item. That one
+    holds a chunk several times in memory, and importing it costs seconds and half a
+    gigabyte.
 
-    Each finished chunk is noted in `journal`; of those that an interrupted writer noted, and that
-    are as they were, the tokens are passed over. Returns the chunks and the sha256 of the index.
+    Each finished chunk is noted in `journal`; of those that an interrupted writer
+    noted, and that are as they were, the tokens are passed over. Returns the chunks and
+    the sha256 of the index.
     """
     folder.mkdir(parents=True, exist_ok=True)
     journal.mkdir(parents=True, exist_ok=True)
@@ -66,7 +69,10 @@ def write_shards(
     for number, start in enumerate(range(0, total, chunk_tokens)):
         length = min(chunk_tokens, total - start)
         note = journal / f"{number}.json"
-        path, noted = folder / f"chunk-0-{number}.bin", json.loads(read_sealed(note) or "null")
+        path, noted = (
+            folder / f"chunk-0-{number}.bin",
+            json.loads(read_sealed(note) or "null"),
+        )
         if noted and path.is_file() and sha256_of(path) == noted["sha256"]:
             for _ in take(length):
                 pass
@@ -92,8 +98,9 @@ def _write_chunk(path: Path, tokens: Iterable[Tokens], size: int) -> StoredFile:
 
 
 def _index(chunks: list[StoredFile], lengths: list[int], format: str) -> str:
-    # litdata keys its cache of remote data by `updated_at`, and would put the time there: a
-    # digest of the content does the same and keeps the index equal for equal data.
+    # litdata keys its cache of remote data by `updated_at`, and would put the time
+    # there: a digest of the content does the same and keeps the index equal for equal
+    # data.
     digest = hashlib.sha256("".join(chunk.sha256 for chunk in chunks).encode())
     config = _CONFIG | {"data_format": [format]}
     entries = index_entries(chunks, lengths)

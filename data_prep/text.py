@@ -1,8 +1,9 @@
-"""A text: its words, its MinHash signature, and the runs of words that evaluation texts have.
+"""A text: its words, its MinHash signature, and the runs of words that evaluation texts
+have.
 
-Words are the matches of `\\w+` in the lower case. MinHash: Broder, "On the resemblance and
-containment of documents" (1997); banding as in Leskovec, Rajaraman and Ullman, "Mining of Massive
-Datasets", section 3.4.
+Words are the matches of `\\w+` in the lower case. MinHash: Broder, "On the resemblance
+and containment of documents" (1997); banding as in Leskovec, Rajaraman and Ullman,
+"Mining of Massive Datasets", section 3.4.
 """
 
 import functools
@@ -71,7 +72,9 @@ class Contamination:
         found = (words_of(clean(text)) for text in texts)
         lines = sorted({" ".join(words) for words in found if len(words) >= SHORTEST})
         self.fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-        self._runs: dict[int, set[int]] = {n: set() for n in range(LONGEST, SHORTEST - 1, -1)}
+        self._runs: dict[int, set[int]] = {
+            n: set() for n in range(LONGEST, SHORTEST - 1, -1)
+        }
         """Hashes by the number of words, the longest runs first."""
         for line in lines:
             words = line.split(" ")
@@ -79,10 +82,11 @@ class Contamination:
             self._runs[length].update(runs(hashes_of(words), length).tolist())
 
     def hit(self, text: str) -> str | None:
-        """Returns the first run of words that a cleaned text shares with an evaluation text.
+        """Returns the first run of words that a cleaned text shares with an evaluation
+        text.
 
-        None without such a run. The words are in lower case with a space between. Of two runs from
-        the same word on, the longer one is returned.
+        None without such a run. The words are in lower case with a space between. Of
+        two runs from the same word on, the longer one is returned.
         """
         words = words_of(text)
         hashes, first, found = hashes_of(words), len(words), None
@@ -98,25 +102,31 @@ SHINGLE_WORDS = 5
 BANDS = 14
 ROWS = 8  # values in a band
 
-_HALVES = 2  # halves of a shingle's 64-bit hash; each gives half the values of every band
+# halves of a shingle's 64-bit hash; each gives half the values of every band
+_HALVES = 2
 
 _SLICE = 1 << 10  # shingles permuted at a time: 250 kB
 
 
 def shingles(text: str) -> Hashes:
-    """Returns hashes of the runs of five words, (shingles,); a shorter text is one run."""
+    """Returns hashes of the runs of five words, (shingles,); a shorter text is one
+    run."""
     words = hashes_of(words_of(text))
     if len(words):
         return runs(words, min(SHINGLE_WORDS, len(words)))
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    digest = hashlib.blake2b(
+        text.encode("utf-8", "surrogatepass"), digest_size=8
+    ).digest()
     return np.array([int.from_bytes(digest, "little")], np.uint64)
 
 
 def signature(text: str) -> npt.NDArray[np.uint32]:
-    """Returns the least hash among a text's shingles under each permutation, (BANDS, ROWS).
+    """Returns the least hash among a text's shingles under each permutation, (BANDS,
+    ROWS).
 
-    The values are those of two sketches, of the lower and of the upper halves of the shingles'
-    hashes: by 32 bits alone some short texts, of one shingle, would be taken for equal.
+    The values are those of two sketches, of the lower and of the upper halves of the
+    shingles' hashes: by 32 bits alone some short texts, of one shingle, would be taken
+    for equal.
     """
     from datasketch import MinHash  # of the extra `near`; it brings scipy
 
@@ -133,8 +143,8 @@ def signature(text: str) -> npt.NDArray[np.uint32]:
 def band_keys(text: str) -> Hashes:
     """Returns a 64-bit key for each band of a text's signature, (BANDS,).
 
-    Two texts with the same key in any band are candidates for near-duplicates; with a Jaccard index
-    j of their shingles they are at odds of 1 - (1 - j^ROWS)^BANDS.
+    Two texts with the same key in any band are candidates for near-duplicates; with a
+    Jaccard index j of their shingles they are at odds of 1 - (1 - j^ROWS)^BANDS.
     """
     keys: Hashes = (signature(text) * _band_factors()).sum(axis=1, dtype=np.uint64)
     return mix64(keys)
@@ -142,6 +152,7 @@ def band_keys(text: str) -> Hashes:
 
 @functools.cache
 def _band_factors() -> Hashes:
-    """Odd numbers, (BANDS, ROWS): equal values in different bands then give different keys."""
+    """Odd numbers, (BANDS, ROWS): equal values in different bands then give different
+    keys."""
     numbers = mix64(np.arange(1, BANDS * ROWS + 1, dtype=np.uint64))
     return (numbers | np.uint64(1)).reshape(BANDS, ROWS)

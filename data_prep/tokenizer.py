@@ -12,14 +12,20 @@ from rich.filesize import decimal
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, Size, check_ranges
 from dualpath_cli.base.system import check_replaceable, say, write_text
-from dualpath_cli.data.documents import Source, parse_source, read_documents, source_files
+from dualpath_cli.data.documents import (
+    Source,
+    parse_source,
+    read_documents,
+    source_files,
+)
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer, train_bpe
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.report.table import Column, Table, show
 
 LONGEST_WORD = 1000
-"""Characters of a word that are trained on together: each merge moves the rest of its word."""
+"""Characters of a word that are trained on together: each merge moves the rest of its
+word."""
 _MORE = f"{{{LONGEST_WORD + 1},}}"
 _LONG = re.compile(rf"(?<!\w)\w{_MORE}|(?<![^\w\s])[^\w\s]{_MORE}|(?<!\s)\s{_MORE}")
 
@@ -37,8 +43,8 @@ class TrainTokenizer:
     """
 
     source: tuple[Place, ...]
-    """Texts to train on: NAME=PATH or PATH of files, folders and globs, as `dualpath prepare` reads
-    and cleans them. A source that is given again counts again."""
+    """Texts to train on: NAME=PATH or PATH of files, folders and globs, as `dualpath
+    prepare` reads and cleans them. A source that is given again counts again."""
     vocab_size: Size
     """Entries, such as 8192: the 256 bytes, end-of-text and the merges."""
     field: str = "text"
@@ -54,8 +60,11 @@ class TrainTokenizer:
 
 
 def run(options: TrainTokenizer) -> str:
-    """Trains a tokenizer, prints its bytes a token on each source, and returns the last line."""
-    sources = [replace(parse_source(spec), field=options.field) for spec in options.source]
+    """Trains a tokenizer, prints its bytes a token on each source, and returns the last
+    line."""
+    sources = [
+        replace(parse_source(spec), field=options.field) for spec in options.source
+    ]
     size, path = options.vocab_size, folder_of("--out", options.out) / TOKENIZER
     check_replaceable(path)  # before the training
     if path.exists() and not options.overwrite:
@@ -66,21 +75,24 @@ def run(options: TrainTokenizer) -> str:
     text = train_bpe(chain.from_iterable(_cut(text, parts) for text in texts), size)
     if parts:
         say(
-            f"words of more than {LONGEST_WORD:,} characters: {parts['words']:,}, cut for training "
-            f"into {parts['parts']:,} parts; if they are not text, clean the sources"
+            f"words of more than {LONGEST_WORD:,} characters: {parts['words']:,}, cut "
+            f"for training into {parts['parts']:,} parts; if they are not text, clean "
+            "the sources"
         )
 
     tokenizer = Tokenizer(json.loads(text), str(path))
     if tokenizer.vocab_size < size:
         raise UserError(
-            f"these texts give {tokenizer.vocab_size:,} entries, fewer than --vocab-size {size:,}; "
-            "lower it or give more text"
+            f"these texts give {tokenizer.vocab_size:,} entries, fewer than "
+            f"--vocab-size {size:,}; lower it or give more text"
         )
     write_text(path, text)
     columns = [
-        Column("source"), Column("documents", ","), Column("text", decimal),
+        Column("source"),
+        Column("documents", ","),
+        Column("text", decimal),
         Column("bytes a token", ".2f"),
-    ]  # fmt: skip
+    ]
     rows = [_measured(source, tokenizer) for source in dict.fromkeys(sources)]
     caption = "Bytes a token: of the texts trained on, end-of-text included."
     show(plain_console(highlight=False), Table(columns, rows, caption=caption))
@@ -88,10 +100,11 @@ def run(options: TrainTokenizer) -> str:
 
 
 def _cut(text: str, counts: Counter[str]) -> Iterator[str]:
-    """Yields a text in parts, cut within words longer than `LONGEST_WORD`, and counts both.
+    """Yields a text in parts, cut within words longer than `LONGEST_WORD`, and counts
+    both.
 
-    A word is a run of letters and digits, of other characters, or of blanks: at least what the
-    vocabulary takes as one.
+    A word is a run of letters and digits, of other characters, or of blanks: at least
+    what the vocabulary takes as one.
     """
     start = 0
     for word in _LONG.finditer(text):
@@ -104,15 +117,19 @@ def _cut(text: str, counts: Counter[str]) -> Iterator[str]:
 
 
 def _batches(sources: Sequence[Source], title: str) -> Iterator[list[str]]:
-    """Yields the cleaned texts of the sources, some at a time, and shows how much is read."""
-    size = sum(file.stat().st_size for source in sources for file in source_files(source))
+    """Yields the cleaned texts of the sources, some at a time, and shows how much is
+    read."""
+    size = sum(
+        file.stat().st_size for source in sources for file in source_files(source)
+    )
     console = plain_console(stderr=True)
     with Progress(console, title, bytes_of_bytes, size, transient=True) as progress:
         for source in sources:
             texts = read_documents(source, progress.advance)
             while batch := list(islice(texts, BATCH)):
                 yield batch
-        progress.advance(0, title=f"{title}: all is read")  # merging takes a tenth of the time
+        # merging takes a tenth of the time
+        progress.advance(0, title=f"{title}: all is read")
 
 
 def _measured(source: Source, tokenizer: Tokenizer) -> tuple[str, int, int, float]:

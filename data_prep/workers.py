@@ -59,7 +59,8 @@ class Worker:
         self._dtype = token_type(self._tokenizer)
 
     def make(self, batch: Batch) -> Path:
-        """Writes a piece and, beside it, the rejected documents; returns the piece's path."""
+        """Writes a piece and, beside it, the rejected documents; returns the piece's
+        path."""
         counts, name = PieceCounts(), batch.source.name
         documents: list[dict[str, Any]] = []
         texts: list[str] = []
@@ -88,7 +89,9 @@ class Worker:
         tokens, ends = self._tokens(texts)
         # Before the piece, whose presence means both files. Shared: see `write_sealed`.
         if rejected:
-            lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rejected)
+            lines = "".join(
+                json.dumps(row, ensure_ascii=False) + "\n" for row in rejected
+            )
             path = batch.out.with_suffix(REJECTED)
             with (
                 replacing(path, shared=True) as partial,
@@ -99,7 +102,8 @@ class Worker:
         return batch.out
 
     def _tokens(self, texts: list[str]) -> tuple[Tokens, npt.NDArray[np.int64]]:
-        """Returns the tokens of all texts, each with its end-of-text, and where each ends."""
+        """Returns the tokens of all texts, each with its end-of-text, and where each
+        ends."""
         ids: list[npt.NDArray[np.uint32]] = []
         start = characters = 0
         for end, text in enumerate(texts, 1):
@@ -115,12 +119,15 @@ class Worker:
         return tokens, ends
 
     def _refusal(self, text: str) -> tuple[str, str]:
-        """Returns the reason to leave a text out, and details; both empty without a reason."""
+        """Returns the reason to leave a text out, and details; both empty without a
+        reason."""
         if not text or text.isspace():
             return "empty", ""
         if len(text) < self._settings.min_chars:
             return "too short", ""
-        if self._settings.contamination and (words := self._settings.contamination.hit(text)):
+        if self._settings.contamination and (
+            words := self._settings.contamination.hit(text)
+        ):
             return "contaminated", words
         return "", ""
 
@@ -128,7 +135,9 @@ class Worker:
         """Returns a row of `DOCUMENT`."""
         encoded = text.encode()
         digest = hashlib.blake2b(encoded, digest_size=16).digest()
-        name = hashlib.blake2b(digest if id is None else id.encode(), digest_size=8).digest()
+        name = hashlib.blake2b(
+            digest if id is None else id.encode(), digest_size=8
+        ).digest()
         return {
             "number": number,
             "id": id,
@@ -140,29 +149,32 @@ class Worker:
 
 
 Begin = Callable[[Batch], Callable[[], Path]]
-"""Begins a piece. The function that it returns waits for the piece, and returns its path."""
+"""Begins a piece. The function that it returns waits for the piece, and returns its
+path."""
 
 
 @contextmanager
 def workers(count: int, settings: PieceSettings, folder: Path) -> Iterator[Begin]:
-    """Yields a function that begins pieces: in `count` processes, or in this one where it is one.
+    """Yields a function that begins pieces: in `count` processes, or in this one where
+    it is one.
 
-    Processes find the settings in `folder`. Leaving the context by an exception ends them; the
-    exception of a process that was killed becomes an OSError.
+    Processes find the settings in `folder`. Leaving the context by an exception ends
+    them; the exception of a process that was killed becomes an OSError.
     """
     if count == 1:
         worker = Worker(settings)
         yield lambda batch: lambda: worker.make(batch)
         return
-    # Not by the pool's initargs: a process that is killed before it has read long ones leaves
-    # this one writing to its pipe for ever.
+    # Not by the pool's initargs: a process that is killed before it has read long ones
+    # leaves this one writing to its pipe for ever.
     file = folder / "settings.pickle"
     with replacing(file) as unfinished:
         unfinished.write_bytes(pickle.dumps(settings))
     with ProcessPoolExecutor(count, get_context("spawn"), _follow_parent) as pool:
 
         def begin(batch: Batch) -> Callable[[], Path]:
-            # A new process has the mask of the thread that starts it: this process handles Ctrl-C.
+            # A new process has the mask of the thread that starts it: this process
+            # handles Ctrl-C.
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             try:
                 return pool.submit(_make, file, batch).result
@@ -172,20 +184,22 @@ def workers(count: int, settings: PieceSettings, folder: Path) -> Iterator[Begin
         try:
             yield begin
         except BaseException as error:
-            # Pieces are whole or not there, so unfinished ones are made again after a failure.
-            # Waiting for them would hold up Ctrl-C.
+            # Pieces are whole or not there, so unfinished ones are made again after a
+            # failure. Waiting for them would hold up Ctrl-C.
             for process in multiprocessing.active_children():
                 process.terminate()
             pool.shutdown(cancel_futures=True)
             if isinstance(error, BrokenProcessPool):
                 raise OSError(
-                    "a worker process was killed, perhaps for want of memory: use fewer --workers"
+                    "a worker process was killed, perhaps for want of memory: use "
+                    "fewer --workers"
                 ) from None
             raise
 
 
 def _follow_parent() -> None:
-    """Prepares a process of a pool to end with its parent, even if the parent is killed."""
+    """Prepares a process of a pool to end with its parent, even if the parent is
+    killed."""
     parent = parent_process()
     assert parent is not None
 

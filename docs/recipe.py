@@ -18,11 +18,12 @@ PAGE = Path(__file__).with_name("recipe.md")
 HEAD = """\
 # Every key of a recipe
 
-Written by `python docs/recipe.py` from the settings; `dualpath fit --help-recipe` prints the same.
-A recipe is a YAML file of these sections; `base: NAME` starts from another one. On a command line a
-key is `--SECTION.KEY VALUE`, with lists and mappings as in YAML. A size is a whole number from 1 to
-10^18, also written 80M, 38.5B or 80e6. A path may begin with `~`; variables are not filled in. A
-key whose default is null may be null. Where no type is named, the default shows it.
+Written by `python docs/recipe.py` from the settings; `dualpath fit --help-recipe`
+prints the same. A recipe is a YAML file of these sections; `base: NAME` starts from
+another one. On a command line a key is `--SECTION.KEY VALUE`, with lists and mappings
+as in YAML. A size is a whole number from 1 to 10^18, also written 80M, 38.5B or 80e6. A
+path may begin with `~`; variables are not filled in. A key whose default is null may be
+null. Where no type is named, the default shows it.
 """
 ELSEWHERE_HEAD = """
 ## Words of other trainers
@@ -30,9 +31,16 @@ ELSEWHERE_HEAD = """
 Given here, these words are refused, and the message names their counterpart.
 
 """
-SHORT = {PLACES: "path", SIZES: "size", "a mapping of names to values": "mapping",
-         " (each mapping)": "", "a whole number": "whole number", "a number": "number",
-         "a list": "list", "one of ": ""}  # fmt: skip
+SHORT = {
+    PLACES: "path",
+    SIZES: "size",
+    "a mapping of names to values": "mapping",
+    " (each mapping)": "",
+    "a whole number": "whole number",
+    "a number": "number",
+    "a list": "list",
+    "one of ": "",
+}
 TABLE = "| key | default | |\n| --- | --- | --- |\n"
 
 
@@ -43,7 +51,10 @@ def page() -> str:
     for section, settings in SECTIONS.items():
         parts.append(f"\n## {section}\n\n{TABLE}")
         kinds = typing.get_type_hints(settings)
-        texts = {text.arg_name: text.description for text in parse_from_object(settings).params}
+        texts = {
+            text.arg_name: text.description
+            for text in parse_from_object(settings).params
+        }
         for field in dataclasses.fields(settings):
             factory = field.default_factory
             default = field.default if factory is dataclasses.MISSING else factory()
@@ -57,19 +68,31 @@ def page() -> str:
                 kind = kind.removesuffix(" or null")
             elif kind in ("whole number", "number", "text", "true or false"):
                 kind = ""
-            cells = (f"`{field.name}`", f"`{shown}`", f"*{kind}*. {sentence}" if kind else sentence)
-            parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
+            cells = (
+                f"`{field.name}`",
+                f"`{shown}`",
+                f"*{kind}*. {sentence}" if kind else sentence,
+            )
+            parts.append(
+                "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+            )
     return "".join(parts) + elsewhere()
 
 
 def elsewhere() -> str:
-    """The table of other trainers' words, which messages of unknown options read, too."""
+    """The table of other trainers' words, which messages of unknown options read,
+    too."""
     titles = ["here", *TRAINERS.values(), ""]
     lines = [f"| {' | '.join(titles)} |", "| --- " * len(titles) + "|"]
     for row in ELSEWHERE:
         names = [getattr(row, trainer).split() for trainer in TRAINERS]
-        key = row.key if "." in row.key or "_" in row.key else row.key and f"--{row.key}"
-        cells = [f"`{key}`" if key else "", *(", ".join(f"`{n}`" for n in one) for one in names)]
+        key = (
+            row.key if "." in row.key or "_" in row.key else row.key and f"--{row.key}"
+        )
+        cells = [
+            f"`{key}`" if key else "",
+            *(", ".join(f"`{n}`" for n in one) for one in names),
+        ]
         lines.append(f"| {' | '.join([*cells, row.note])} |")
     return ELSEWHERE_HEAD + "\n".join(lines) + "\n"
 

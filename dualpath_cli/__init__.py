@@ -1,4 +1,5 @@
-"""Pretrain and study dual-path language models; `load` opens a trained one in Python."""
+"""Pretrain and study dual-path language models; `load` opens a trained one in
+Python."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ __all__ = ["LoadedModel", "Loss", "Routing", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports torch with the first use of a name, so that `dualpath --help` does not."""
+    """Imports torch with the first use of a name, so that `dualpath --help` does
+    not."""
     if name not in __all__:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     from dualpath_cli import api

@@ -5,7 +5,8 @@
     m = dualpath.load("runs/quickstart/default")
     m.routing("Tom has 5 apples.").gate_deep
 
-Shapes: N ids of a text, end-of-text the first of them, V ids of the tokenizer, L layers, K loops.
+Shapes: N ids of a text, end-of-text the first of them, V ids of the tokenizer, L
+layers, K loops.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -20,7 +21,12 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import check_range
 from dualpath_cli.data.documents import clean
 from dualpath_cli.data.tokenizer import Tokenizer
-from dualpath_cli.data.windows import LanguageModelLoss, Windows, collate, document_windows
+from dualpath_cli.data.windows import (
+    LanguageModelLoss,
+    Windows,
+    collate,
+    document_windows,
+)
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.writing import Limits, Sampler, write_on
@@ -52,7 +58,8 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True)
 class Routing:
-    """The routing of each token of a text; NaN where a layer's block has no such choice.
+    """The routing of each token of a text; NaN where a layer's block has no such
+    choice.
 
     Row n is about the n-th id, of which the first is end-of-text.
     """
@@ -64,7 +71,8 @@ class Routing:
     gate_wide: torch.Tensor
     """g_w, (N, L) (Eq. 5)."""
     step_weights: torch.Tensor
-    """Weight of each step in h_deep, (N, L, K) (Eq. 3); 0 for steps that a layer did not run."""
+    """Weight of each step in h_deep, (N, L, K) (Eq. 3); 0 for steps that a layer did
+    not run."""
     expected_loops: torch.Tensor
     """Mean step number under these weights, (N, L)."""
     update_deep: torch.Tensor
@@ -77,7 +85,8 @@ class Routing:
     """The deep path's part of the gated update, (N, L) (Eq. 6)."""
 
     def frame(self) -> "pandas.DataFrame":
-        """A row for each token and layer, with columns `step_weight_1` .. `step_weight_K`.
+        """A row for each token and layer, with columns `step_weight_1` ..
+        `step_weight_K`.
 
         Raises ImportError without pandas, which dualpath itself does not need.
         """
@@ -89,19 +98,27 @@ class Routing:
             "token": [token for token in self.tokens for _ in range(layers)],
             "layer": torch.arange(layers).repeat(count),
         }
-        weights = {f"step_weight_{k}": w for k, w in enumerate(self.step_weights.unbind(-1), 1)}
-        others = {
-            name: x for name, x in vars(self).items() if name not in ("tokens", "step_weights")
+        weights = {
+            f"step_weight_{k}": w for k, w in enumerate(self.step_weights.unbind(-1), 1)
         }
-        return pd.DataFrame(columns | {name: x.flatten() for name, x in (others | weights).items()})
+        others = {
+            name: x
+            for name, x in vars(self).items()
+            if name not in ("tokens", "step_weights")
+        }
+        return pd.DataFrame(
+            columns | {name: x.flatten() for name, x in (others | weights).items()}
+        )
 
 
 class LoadedModel:
-    """A trained model with its tokenizer, in float32, for reading: no gradients are kept."""
+    """A trained model with its tokenizer, in float32, for reading: no gradients are
+    kept."""
 
     def __init__(self, model: DualPathLM, tokenizer: Tokenizer, run: Run) -> None:
         self.model = model
-        """An `nn.Module`; ``model(tokens, trace=RoutingTrace())`` gives all that it writes down."""
+        """An `nn.Module`; ``model(tokens, trace=RoutingTrace())`` gives all that it
+        writes down."""
         self.tokenizer = tokenizer
         self.config: ModelConfig = model.config
         """Widths, loops, kinds of blocks."""
@@ -115,7 +132,9 @@ class LoadedModel:
         )
 
     @overload
-    def logits(self, text: str, intervention: Intervention | str | None = None) -> torch.Tensor: ...
+    def logits(
+        self, text: str, intervention: Intervention | str | None = None
+    ) -> torch.Tensor: ...
     @overload
     def logits(
         self, text: Texts, intervention: Intervention | str | None = None
@@ -123,13 +142,14 @@ class LoadedModel:
     def logits(
         self, text: str | Texts, intervention: Intervention | str | None = None
     ) -> torch.Tensor | list[torch.Tensor]:
-        """The logits after end-of-text and each token of a text, (N, V); of several texts, a list.
+        """The logits after end-of-text and each token of a text, (N, V); of several
+        texts, a list.
 
-        `intervention` is an override of loops or gates, in the words of the command line
-        (``"K=1"``, ``"gates=1,0 layers=0,2"``) or as an object.
+        `intervention` is an override of loops or gates, in the words of the command
+        line (``"K=1"``, ``"gates=1,0 layers=0,2"``) or as an object.
 
-        Raises UserError for a text longer than the model, or an override that it cannot obey;
-        TypeError for anything but texts and an override.
+        Raises UserError for a text longer than the model, or an override that it cannot
+        obey; TypeError for anything but texts and an override.
         """
         found = []
         for one in _listed("text", text):
@@ -138,7 +158,9 @@ class LoadedModel:
         return found[0] if isinstance(text, str) else found
 
     @overload
-    def routing(self, text: str, intervention: Intervention | str | None = None) -> Routing: ...
+    def routing(
+        self, text: str, intervention: Intervention | str | None = None
+    ) -> Routing: ...
     @overload
     def routing(
         self, text: Texts, intervention: Intervention | str | None = None
@@ -146,7 +168,8 @@ class LoadedModel:
     def routing(
         self, text: str | Texts, intervention: Intervention | str | None = None
     ) -> Routing | list[Routing]:
-        """Gates, weights of steps and norms of each token of a text; of several texts, a list.
+        """Gates, weights of steps and norms of each token of a text; of several texts,
+        a list.
 
         Raises as `logits`.
         """
@@ -173,10 +196,11 @@ class LoadedModel:
     def loss(
         self, texts: str | Sequence[str], intervention: Intervention | str | None = None
     ) -> Loss:
-        """The loss of one or more texts, cleaned and cut into windows as `validate` does.
+        """The loss of one or more texts, cleaned and cut into windows as `validate`
+        does.
 
-        Raises UserError for texts without a token, or an override that the model cannot obey;
-        TypeError as `logits`.
+        Raises UserError for texts without a token, or an override that the model cannot
+        obey; TypeError as `logits`.
         """
         change = self._change(intervention)
         documents = map(clean, _listed("texts", texts))
@@ -189,10 +213,14 @@ class LoadedModel:
             tokens, targets = collate([windows[place] for place in places])
             tokens, targets = tokens.to(self._device), targets.to(self._device)
             scored = targets != IGNORE
-            nll = forward(self.model, tokens, targets, intervention=change, token_mask=scored)
+            nll = forward(
+                self.model, tokens, targets, intervention=change, token_mask=scored
+            )
             loss.update(nll, targets)
         values = loss.compute()
-        return Loss(float(values["loss"]), float(values["bits_per_byte"]), windows.n_tokens)
+        return Loss(
+            float(values["loss"]), float(values["bits_per_byte"]), windows.n_tokens
+        )
 
     @overload
     def generate(
@@ -222,13 +250,16 @@ class LoadedModel:
     ) -> str | list[str]:
         """The text that the model writes after a prompt, up to its end-of-text.
 
-        Of several prompts, a list: each text is the one that its prompt gets with this seed by
-        itself. `sampling` are fields of `recipe.options.Sampling`, such as ``temperature=0.8`` or
-        ``greedy=True``; the default draws from the model's own probabilities.
+        Of several prompts, a list: each text is the one that its prompt gets with this
+        seed by itself. `sampling` are fields of `recipe.options.Sampling`, such as
+        ``temperature=0.8`` or ``greedy=True``; the default draws from the model's own
+        probabilities.
 
-        Raises as `logits`; also TypeError for another name, ValueError for a number out of range.
+        Raises as `logits`; also TypeError for another name, ValueError for a number out
+        of range.
         """
-        check_range("max_new_tokens", max_new_tokens, (1, 1 << 24))  # the window ends it before
+        # the window ends it before
+        check_range("max_new_tokens", max_new_tokens, (1, 1 << 24))
         change = self._change(intervention)
         sampler = Sampler(Sampling(**sampling), self.tokenizer.vocab_size)
         limits = Limits(max_new_tokens, self.config.max_seq_len, self.tokenizer.eot_id)
@@ -239,14 +270,20 @@ class LoadedModel:
         return found[0] if isinstance(prompt, str) else found
 
     def _written(
-        self, ids: list[int], change: Intervention | None, sampler: Sampler, limits: Limits,
+        self,
+        ids: list[int],
+        change: Intervention | None,
+        sampler: Sampler,
+        limits: Limits,
         seed: int,
-    ) -> str:  # fmt: skip
+    ) -> str:
         decoder = Decoder(self.model, change)
         decoder.begin(limits.positions([len(ids)]))
         generator = torch.Generator().manual_seed(seed)
         values = self.tokenizer.token_values()
-        pieces = write_on(decoder.next_logits, [ids], sampler, [generator], values, limits)
+        pieces = write_on(
+            decoder.next_logits, [ids], sampler, [generator], values, limits
+        )
         return "".join(piece.text for piece in pieces)
 
     @property
@@ -263,14 +300,20 @@ class LoadedModel:
         return [self.tokenizer.eot_id, *ids]
 
     def _change(self, intervention: Intervention | str | None) -> Intervention | None:
-        change = parse_overrides([intervention]) if isinstance(intervention, str) else intervention
+        change = (
+            parse_overrides([intervention])
+            if isinstance(intervention, str)
+            else intervention
+        )
         if not isinstance(change, Intervention | None):
             kind = type(change).__name__
             raise TypeError(f"intervention must be words such as 'K=1', not {kind}")
         if change is not None and (problem := change.problem(self.config)):
             raise UserError(f"{change.name}: {problem}")
         if change is not None and change.tokens is not None:
-            raise UserError(f"{change.name}: `dualpath ablate` alone tags classes of tokens")
+            raise UserError(
+                f"{change.name}: `dualpath ablate` alone tags classes of tokens"
+            )
         return change
 
     @torch.no_grad()
@@ -281,7 +324,9 @@ class LoadedModel:
         trace: RoutingTrace | None = None,
     ) -> torch.Tensor:
         tokens = torch.tensor([ids], device=self._device)
-        return forward(self.model, tokens, trace=trace, intervention=self._change(intervention))
+        return forward(
+            self.model, tokens, trace=trace, intervention=self._change(intervention)
+        )
 
 
 def _listed(name: str, texts: object) -> list[str]:
@@ -300,13 +345,17 @@ def _listed(name: str, texts: object) -> list[str]:
     return listed
 
 
-def load(run: str | Path, own_classes: bool = False, device: str = "cpu") -> LoadedModel:
+def load(
+    run: str | Path, own_classes: bool = False, device: str = "cpu"
+) -> LoadedModel:
     """Loads a trained model: a run folder, a checkpoint in one, or an exported folder.
 
-    `own_classes` allows to import, and so to run, the custom classes that a run names. `device` is
-    ``"cpu"`` or ``"cuda"``.
+    `own_classes` allows to import, and so to run, the custom classes that a run names.
+    `device` is ``"cpu"`` or ``"cuda"``.
 
     Raises UserError for a missing or damaged run, or one that names classes.
     """
     found = find(str(run), own_classes=own_classes)
-    return LoadedModel(load_model(found, device_of(device)), found.tokenizer(), found.run)
+    return LoadedModel(
+        load_model(found, device_of(device)), found.tokenizer(), found.run
+    )

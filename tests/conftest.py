@@ -21,18 +21,23 @@ pytest_plugins = ["tests.training.tiny_run", "tests.data.faulty_data"]
 # Tiny models gain nothing from threads and lose 40 times on a busy machine.
 os.environ["OMP_NUM_THREADS"] = "1"  # also of the processes that tests start
 os.fsync = lambda descriptor: None  # the files of a test need not outlive the machine
-# A job in the background is deaf to Ctrl-C, and so would be what its tests start and interrupt.
+# A job in the background is deaf to Ctrl-C, and so would be what its tests start and
+# interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _refuse_to_start_ranks() -> None:
-    """Ranks would be copies of the tests' own process, which they end and leave hanging."""
-    raise AssertionError("a test of several ranks starts them by tests/cli/processes.py")
+    """Ranks would be copies of the tests' own process, which they end and leave
+    hanging."""
+    raise AssertionError(
+        "a test of several ranks starts them by tests/cli/processes.py"
+    )
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Imports Lightning as `dualpath` does, where tests run: not in xdist's controller."""
+    """Imports Lightning as `dualpath` does, where tests run: not in xdist's
+    controller."""
     if getattr(session.config.option, "numprocesses", None):
         return
     import torch
@@ -60,7 +65,10 @@ hypothesis.settings.load_profile("everyday")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--kills", type=int, default=1, help="How often test_kills.py kills a preparation."
+        "--kills",
+        type=int,
+        default=1,
+        help="How often test_kills.py kills a preparation.",
     )
 
 
@@ -69,7 +77,8 @@ Share = Callable[[str, Callable[[Path], object]], Path]
 
 @pytest.fixture(scope="session")
 def share(tmp_path_factory: pytest.TempPathFactory) -> Share:
-    """`share(name, fill)`: a folder that is filled once in a session, for the tests of all workers.
+    """`share(name, fill)`: a folder that is filled once in a session, for the tests of
+    all workers.
 
     Tests read it, and change copies of it.
     """
@@ -108,7 +117,8 @@ Said = Callable[..., str]
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    """`said(*words)`: the one line with which a command refuses them, or fails with `code` 1."""
+    """`said(*words)`: the one line with which a command refuses them, or fails with
+    `code` 1."""
 
     def run(*words: object, code: int = 2) -> str:
         capsys.readouterr()
@@ -116,7 +126,9 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
         out, error = capsys.readouterr()
         assert error.startswith(f"dualpath {words[0]}: ")
         assert error.count("\n") == 1
-        assert code != 2 or out == "" or words[0] == "fit", "which says first what it begins"
+        assert code != 2 or out == "" or words[0] == "fit", (
+            "which says first what it begins"
+        )
         return error
 
     return run
@@ -132,7 +144,8 @@ def _no_graphs_of_other_files() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_ranks_of_other_tests() -> Iterator[None]:
-    """`fit` with DDP or FSDP in the tests' process leaves its process group and its rank there."""
+    """`fit` with DDP or FSDP in the tests' process leaves its process group and its
+    rank there."""
     yield
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized():
@@ -187,9 +200,11 @@ def bucket(endpoint: str, tmp_path: Path) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """A browser, where there is one."""
-    # Not for the whole session: playwright's event loop runs on meanwhile, beside which other tests
-    # cannot run one of their own.
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    # Not for the whole session: playwright's event loop runs on meanwhile, beside which
+    # other tests cannot run one of their own.
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="needs the package playwright"
+    )
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("needs the program chromium")

@@ -1,4 +1,5 @@
-"""What the cells of the GPU programme share: the device, sizes, and the wait for their turn."""
+"""What the cells of the GPU programme share: the device, sizes, and the wait for their
+turn."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -23,7 +24,8 @@ class Sizes:
     seq_len, micro_batch = 4096, 4
     repeats, kernel_repeats, warm_up, rounds = 10, 50, 3, 7
     matmul, copy_bytes = 8192, 2**32
-    """Rows and columns of the matrices whose product is the measured peak; bytes copied."""
+    """Rows and columns of the matrices whose product is the measured peak; bytes
+    copied."""
     check_len, check_width = 256, 256
     """Tokens and width of the models that results are compared on."""
     context, decoded = 512, 32
@@ -49,7 +51,8 @@ class Rehearsal(Sizes):
     compiler: ClassVar = {"backend": "aot_eager"}
     run = """--trainer.accelerator cpu --run.compile false --model.vocab_size 2048
         --model.n_layers 2 --model.d_model 32 --model.n_heads 2 --model.n_kv_heads 2
-        --model.max_seq_len 128 --model.d_ffn 24 --model.d_ffn_wide 96 --model.ffn_multiple_of 8"""
+        --model.max_seq_len 128 --model.d_ffn 24 --model.d_ffn_wide 96
+        --model.ffn_multiple_of 8"""
 
     @classmethod
     def model(cls, recipe: str) -> ModelConfig:
@@ -57,9 +60,17 @@ class Rehearsal(Sizes):
         config = super().model(recipe)
         narrow = {name: 8 for name in ("d_ffn", "d_ffn_wide") if getattr(config, name)}
         return dataclasses.replace(
-            config, vocab_size=128, n_layers=2, d_model=32, n_heads=2, n_kv_heads=2,
-            max_seq_len=cls.seq_len, loops=min(2, config.loops), ffn_multiple_of=8, **narrow,
-        )  # fmt: skip
+            config,
+            vocab_size=128,
+            n_layers=2,
+            d_model=32,
+            n_heads=2,
+            n_kv_heads=2,
+            max_seq_len=cls.seq_len,
+            loops=min(2, config.loops),
+            ffn_multiple_of=8,
+            **narrow,
+        )
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,8 @@ class Bench:
     device: torch.device
     sizes: type[Sizes] = Sizes
     alone: Callable[[], object] = lambda: None
-    """Waits until nothing else runs on the device; before it a cell builds and compiles."""
+    """Waits until nothing else runs on the device; before it a cell builds and
+    compiles."""
 
 
 Cell = Callable[[Bench], Rows]

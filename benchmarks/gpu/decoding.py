@@ -26,8 +26,9 @@ class Variant(NamedTuple):
 
     run: Timed
     bytes: int
-    """What one token of each sequence makes a device read at least: every weight but the embedding
-    once, however often a loop takes it, and the keys and values of the context in all steps."""
+    """What one token of each sequence makes a device read at least: every weight but
+    the embedding once, however often a loop takes it, and the keys and values of the
+    context in all steps."""
 
 
 def decode(bench: Bench, batch: int) -> Rows:
@@ -51,17 +52,23 @@ def decode(bench: Bench, batch: int) -> Rows:
                 variants.pop(title, None)
                 rows[title] = failed(error)
     bench.alone()
-    seconds = in_turns({title: one.run for title, one in variants.items()}, sizes.rounds)
+    seconds = in_turns(
+        {title: one.run for title, one in variants.items()}, sizes.rounds
+    )
     for title, times in seconds.items():
         steps = sizes.decoded / median(times)
         rows[title] = {"tokens/s": batch * steps, "seconds": times}
         if (theirs := seconds.get(f"Llama, {title.rpartition(' ')[2]}")) is not None:
             rows[title]["Llama, run alike = 1"] = spread(ratios(theirs, times))
         rows[title]["GB/s read at least"] = variants[title].bytes * steps / 1e9
-    return {f"context {sizes.context}, batch {batch}: {t}": row for t, row in rows.items()}
+    return {
+        f"context {sizes.context}, batch {batch}: {t}": row for t, row in rows.items()
+    }
 
 
-def ours(bench: Bench, config: ModelConfig, prompt_BT: torch.Tensor, compiled: bool) -> Variant:
+def ours(
+    bench: Bench, config: ModelConfig, prompt_BT: torch.Tensor, compiled: bool
+) -> Variant:
     """Decodes after a context of random ids, as `generate` does."""
     context = prompt_BT.shape[1]
     model = DualPathLM(config, seed=0).to(bench.device).requires_grad_(False)
@@ -80,7 +87,9 @@ def ours(bench: Bench, config: ModelConfig, prompt_BT: torch.Tensor, compiled: b
     return Variant(run, weights + prompt_BT.numel() * kv_bytes(config))
 
 
-def llama(bench: Bench, config: ModelConfig, prompt_BT: torch.Tensor, compiled: bool) -> Variant:
+def llama(
+    bench: Bench, config: ModelConfig, prompt_BT: torch.Tensor, compiled: bool
+) -> Variant:
     """The same with transformers' Llama and its own cache.
 
     Compiled it is a graph of static shapes over a cache of fixed size, as ours is.
@@ -88,7 +97,9 @@ def llama(bench: Bench, config: ModelConfig, prompt_BT: torch.Tensor, compiled: 
     from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 
     length = prompt_BT.shape[1] + bench.sizes.decoded
-    theirs = llama_config(config, config.n_layers, training_flops_per_token(config), length)
+    theirs = llama_config(
+        config, config.n_layers, training_flops_per_token(config), length
+    )
     model = LlamaForCausalLM(theirs).to(bench.device, torch.bfloat16).eval()
     prompt_BT = prompt_BT.to(bench.device)
     read_on, past = model, DynamicCache()
@@ -114,7 +125,9 @@ def llama(bench: Bench, config: ModelConfig, prompt_BT: torch.Tensor, compiled: 
     embedding = model.get_input_embeddings().weight
     weights = sum(p.nbytes for p in model.parameters()) - embedding.nbytes
     kept = 2 * config.n_layers * config.d_model * embedding.itemsize  # of a position
-    return Variant(_timed(bench, begin, logits, prompt_BT), weights + prompt_BT.numel() * kept)
+    return Variant(
+        _timed(bench, begin, logits, prompt_BT), weights + prompt_BT.numel() * kept
+    )
 
 
 def _timed(
@@ -123,7 +136,8 @@ def _timed(
     logits: Callable[[torch.Tensor], torch.Tensor],
     prompt_BT: torch.Tensor,
 ) -> Timed:
-    """Seconds of greedy decoding after `begin`, which reads the prompt or returns to its end."""
+    """Seconds of greedy decoding after `begin`, which reads the prompt or returns to
+    its end."""
 
     def run() -> float:
         begin()

@@ -1,11 +1,12 @@
-"""The most valuable numbers of one CUDA GPU in one call of nine minutes, the most valuable first.
+"""The most valuable numbers of one CUDA GPU in one call of nine minutes, the most
+valuable first.
 
 bash benchmarks/gpu_once.sh OUT [--rehearse] [--only PATTERN...]
 
-Each cell is a process of its own. Cells of a phase build their models and compile beside each
-other, which is most of the time; each then waits for its turn to be measured, during which the
-others are paused. What is cut off by time, or fails, loses only itself. OUT gets gpu.json, written
-after each cell, and log.txt.
+Each cell is a process of its own. Cells of a phase build their models and compile
+beside each other, which is most of the time; each then waits for its turn to be
+measured, during which the others are paused. What is cut off by time, or fails, loses
+only itself. OUT gets gpu.json, written after each cell, and log.txt.
 """
 
 import argparse
@@ -33,42 +34,77 @@ from dualpath_cli.base.errors import UserError, one_line
 from dualpath_cli.base.system import write_text
 
 PHASES: list[tuple[float, float, dict[str, Cell]]] = [
-    (215, 60, {
-        "fit: sample": step.sample,
-        "ceilings: measured": step.ceilings,
-        f"step: {MAIN}": partial(step.step, recipe=MAIN),
-        "step: f80m_wide": partial(step.step, recipe="f80m_wide"),
-        "step: f160m_a25_k4": partial(step.step, recipe="f160m_a25_k4"),
-        **{f"correct: {kind}": partial(correct.eager, kind=kind) for kind in correct.KINDS},
-        **{f"correct: fit {kind}": partial(runs.gradients, kind=kind) for kind in correct.KINDS},
-        f"step: Llama beside {MAIN}": partial(step.step, recipe=MAIN, llama=True),
-        "step: Llama beside f80m_wide": partial(step.step, recipe="f80m_wide", llama=True),
-        f"step: {MAIN}, none": partial(step.step, recipe=MAIN, checkpointing="none"),
-        "step: f80m_loop_k4": partial(step.step, recipe="f80m_loop_k4"),
-        "step: f160m_wide": partial(step.step, recipe="f160m_wide"),
-        "step: f160m_a50_k4": partial(step.step, recipe="f160m_a50_k4"),
-    }),
-    (375, 100, {
-        "same: repeats": runs.repeats,
-        "small: width 256": partial(runs.small, model="width 256"),
-        "small: width 256, launched": partial(runs.small, model="width 256", graphs=False),
-        "small: small_text": partial(runs.small, model="small_text"),
-        "small: small_text, launched": partial(runs.small, model="small_text", graphs=False),
-        "fit: fit": step.fit,
-    }),
-    (520, 60, {
-        "decode: batch 1": partial(decoding.decode, batch=1),
-        "decode: batch 32": partial(decoding.decode, batch=32),
-        **{
-            f"small: {model}, {n} at once": partial(runs.small, model=model, copies=n)
-            for n, model in ((4, "small_text"), (4, "width 256"), (2, "small_text"),
-                             (8, "small_text"))
+    (
+        215,
+        60,
+        {
+            "fit: sample": step.sample,
+            "ceilings: measured": step.ceilings,
+            f"step: {MAIN}": partial(step.step, recipe=MAIN),
+            "step: f80m_wide": partial(step.step, recipe="f80m_wide"),
+            "step: f160m_a25_k4": partial(step.step, recipe="f160m_a25_k4"),
+            **{
+                f"correct: {kind}": partial(correct.eager, kind=kind)
+                for kind in correct.KINDS
+            },
+            **{
+                f"correct: fit {kind}": partial(runs.gradients, kind=kind)
+                for kind in correct.KINDS
+            },
+            f"step: Llama beside {MAIN}": partial(step.step, recipe=MAIN, llama=True),
+            "step: Llama beside f80m_wide": partial(
+                step.step, recipe="f80m_wide", llama=True
+            ),
+            f"step: {MAIN}, none": partial(
+                step.step, recipe=MAIN, checkpointing="none"
+            ),
+            "step: f80m_loop_k4": partial(step.step, recipe="f80m_loop_k4"),
+            "step: f160m_wide": partial(step.step, recipe="f160m_wide"),
+            "step: f160m_a50_k4": partial(step.step, recipe="f160m_a50_k4"),
         },
-        **{f"attention: {name}": partial(kernels.attention, name=name) for name in kernels.KERNELS},
-    }),
-]  # fmt: skip
-"""Of each phase the seconds since the start at which it ends, those of a turn, and its cells by
-`part: name`, the most valuable first."""
+    ),
+    (
+        375,
+        100,
+        {
+            "same: repeats": runs.repeats,
+            "small: width 256": partial(runs.small, model="width 256"),
+            "small: width 256, launched": partial(
+                runs.small, model="width 256", graphs=False
+            ),
+            "small: small_text": partial(runs.small, model="small_text"),
+            "small: small_text, launched": partial(
+                runs.small, model="small_text", graphs=False
+            ),
+            "fit: fit": step.fit,
+        },
+    ),
+    (
+        520,
+        60,
+        {
+            "decode: batch 1": partial(decoding.decode, batch=1),
+            "decode: batch 32": partial(decoding.decode, batch=32),
+            **{
+                f"small: {model}, {n} at once": partial(
+                    runs.small, model=model, copies=n
+                )
+                for n, model in (
+                    (4, "small_text"),
+                    (4, "width 256"),
+                    (2, "small_text"),
+                    (8, "small_text"),
+                )
+            },
+            **{
+                f"attention: {name}": partial(kernels.attention, name=name)
+                for name in kernels.KERNELS
+            },
+        },
+    ),
+]
+"""Of each phase the seconds since the start at which it ends, those of a turn, and its
+cells by `part: name`, the most valuable first."""
 CELLS = {name: cell for *_, cells in PHASES for name, cell in cells.items()}
 SERVER = get_context("forkserver")
 """Forks of one process that has imported everything, and has not touched the device."""
@@ -104,7 +140,9 @@ class Worker:
             self._pipe.send(None)
         self.look(seconds)
         if self.rows is None:
-            self.rows = {"": failed(TimeoutError(f"not measured within {seconds:.0f} s"))}
+            self.rows = {
+                "": failed(TimeoutError(f"not measured within {seconds:.0f} s"))
+            }
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the process and its own."""
@@ -119,7 +157,8 @@ class Worker:
 
 
 def work(pipe: Connection, name: str, sizes: type[Sizes], log: Path) -> None:
-    """Runs a cell: says None when it has to be alone, waits, and says its rows at the end."""
+    """Runs a cell: says None when it has to be alone, waits, and says its rows at the
+    end."""
     os.setpgid(0, 0)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
@@ -149,7 +188,8 @@ def attempt(cell: Cell, bench: Bench) -> Rows:
 def run_phase(
     workers: Sequence[Worker], end: float, turn: float, done: Callable[[Worker], None]
 ) -> None:
-    """Runs cells until `end`, by time.monotonic: measures the first in order that is ready."""
+    """Runs cells until `end`, by time.monotonic: measures the first in order that is
+    ready."""
     waiting = list(workers)
     try:
         while waiting and (left := end - time.monotonic()) > 0:
@@ -176,13 +216,24 @@ def run_phase(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="gpu_once.sh", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="gpu_once.sh",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="Folder of the results.")
-    parser.add_argument("--rehearse", action="store_true", help="Tiny shapes, also on a CPU.")
-    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN",
-                        help="\n".join(["Cells; there are", *CELLS]))  # fmt: skip
-    parser.add_argument("--slower", type=float, default=1, help="Factor on all limits of time.")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="Tiny shapes, also on a CPU."
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=["*"],
+        metavar="PATTERN",
+        help="\n".join(["Cells; there are", *CELLS]),
+    )
+    parser.add_argument(
+        "--slower", type=float, default=1, help="Factor on all limits of time."
+    )
     try:
         return run(parser.parse_args(arguments))
     except UserError as error:
@@ -193,10 +244,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(given: argparse.Namespace) -> int:
     """Runs all phases; 1 if a cell has failed or gave something wrong."""
     if not torch.cuda.is_available() and not given.rehearse:
-        raise UserError("torch sees no CUDA GPU; --rehearse runs everything tiny on the CPU")
-    chosen = [name for name in CELLS if any(fnmatch(name, pattern) for pattern in given.only)]
+        raise UserError(
+            "torch sees no CUDA GPU; --rehearse runs everything tiny on the CPU"
+        )
+    chosen = [
+        name for name in CELLS if any(fnmatch(name, pattern) for pattern in given.only)
+    ]
     if not chosen:
-        raise UserError(f"no cell is like {' or '.join(given.only)}; cells are {', '.join(CELLS)}")
+        raise UserError(
+            f"no cell is like {' or '.join(given.only)}; cells are {', '.join(CELLS)}"
+        )
     began, facts = time.monotonic(), results.conditions()
     found: dict[str, Rows] = {name: {} for name in CELLS}
 
@@ -204,7 +261,9 @@ def run(given: argparse.Namespace) -> int:
         measured: dict[str, Rows] = {}
         for cell, rows in found.items():
             part, _, name = cell.partition(": ")
-            measured.setdefault(part, {}).update({n or name: row for n, row in rows.items()})
+            measured.setdefault(part, {}).update(
+                {n or name: row for n, row in rows.items()}
+            )
         return results.result(facts, given, measured)
 
     def done(worker: Worker) -> None:
@@ -213,13 +272,19 @@ def run(given: argparse.Namespace) -> int:
         with (given.out / "log.txt").open("a") as log:
             said = worker.log.read_text(errors="replace") if worker.log.exists() else ""
             log.write(f"==> {worker.name}\n{said[-100_000:]}\n")
-        state = next((row["failed"] for row in rows.values() if "failed" in row), "done")
+        state = next(
+            (row["failed"] for row in rows.values() if "failed" in row), "done"
+        )
         print(f"[{time.monotonic() - began:4.0f} s] {worker.name}: {state}", flush=True)
 
     given.out.mkdir(parents=True, exist_ok=True)
     for end, turn, cells in PHASES:
         workers = [
-            Worker(name, Rehearsal if given.rehearse else Sizes, step.work_folder() / f"{n}.log")
+            Worker(
+                name,
+                Rehearsal if given.rehearse else Sizes,
+                step.work_folder() / f"{n}.log",
+            )
             for n, name in enumerate(CELLS)
             if name in chosen and name in cells
         ]

@@ -1,4 +1,5 @@
-"""`dualpath fit` itself: its gradients, small models by graphs and without, equal runs."""
+"""`dualpath fit` itself: its gradients, small models by graphs and without, equal
+runs."""
 
 import csv
 import json
@@ -25,13 +26,13 @@ from tests.model import reference
 
 SMALL = {
     "width 256": """--model.d_model 256 --model.n_heads 4 --model.n_kv_heads 4
-        --model.max_seq_len 512 --model.vocab_size 8192 --model.d_ffn 384 --model.d_ffn_wide 3072
-        --run.batch_tokens 16384 --run.micro_batch 32""",
+        --model.max_seq_len 512 --model.vocab_size 8192 --model.d_ffn 384
+        --model.d_ffn_wide 3072 --run.batch_tokens 16384 --run.micro_batch 32""",
     "small_text": "--run.batch_tokens 4096",
 }
 """Models as people sweep them, as changes to the recipe small_text."""
-TINY = """--model.vocab_size 2048 --model.n_layers 2 --model.d_model 32 --model.n_heads 2
-    --model.n_kv_heads 2 --model.max_seq_len 64 --model.d_ffn 24 --model.d_ffn_wide 96
+TINY = """--model.vocab_size 2048 --model.n_layers 2 --model.d_model 32 --model.n_heads
+    2 --model.n_kv_heads 2 --model.max_seq_len 64 --model.d_ffn 24 --model.d_ffn_wide 96
     --model.ffn_multiple_of 8 --run.micro_batch 2 --run.batch_tokens 256"""
 """The same for a rehearsal, and for what is compared with float64 or with itself."""
 
@@ -40,7 +41,12 @@ class Run:
     """A `dualpath fit` of its own process, whose output is in the cell's log."""
 
     def __init__(
-        self, bench: Bench, name: str, words: str, steps: int, watch: dict[str, Any] | None = None
+        self,
+        bench: Bench,
+        name: str,
+        words: str,
+        steps: int,
+        watch: dict[str, Any] | None = None,
     ) -> None:
         """`watch` has the class of a callback below and its arguments."""
         while not (work_folder() / "sample/manifest.json").exists():
@@ -48,18 +54,23 @@ class Run:
         self.folder = work_folder() / "small" / name
         self.out = work_folder() / f"{name}.json"
         cuda = bench.device.type == "cuda"
-        device = "--trainer.accelerator gpu --trainer.precision bf16-mixed" if cuda else ""
+        device = (
+            "--trainer.accelerator gpu --trainer.precision bf16-mixed" if cuda else ""
+        )
         if bench.sizes.run:
             words = f"{words} {TINY} --run.compile false"
         tokens = 256 if bench.sizes.run else _tokens(words)
-        text = f"""fit --config small_text --data.path {work_folder()}/sample --data.max_epochs null
-            --run.dir {work_folder()} --run.recipe small --run.name {name} --run.budget null
-            --run.tensorboard false --run.validate_every 0 --run.save_every 100000
-            --run.log_every 10 --run.gates_every 100 --data.workers 1 --optim.warmup_steps 5
-            {device} {words} --run.max_tokens {steps * tokens}"""
+        text = f"""fit --config small_text --data.path {work_folder()}/sample
+            --data.max_epochs null --run.dir {work_folder()} --run.recipe small
+            --run.name {name} --run.budget null --run.tensorboard false
+            --run.validate_every 0 --run.save_every 100000 --run.log_every 10
+            --run.gates_every 100 --data.workers 1 --optim.warmup_steps 5 {device}
+            {words} --run.max_tokens {steps * tokens}"""
         callbacks = []
         if watch is not None:
-            given = {"out": str(self.out)} | {k: v for k, v in watch.items() if k != "class"}
+            given = {"out": str(self.out)} | {
+                k: v for k, v in watch.items() if k != "class"
+            }
             path = f"{__name__}.{watch['class']}"
             one = json.dumps([{"class_path": path, "init_args": given}])
             callbacks = ["--trainer.callbacks", one]
@@ -81,8 +92,12 @@ class Run:
 
     def tensors(self, step: int) -> dict[str, torch.Tensor]:
         """Weights and moments of a checkpoint."""
-        files = sorted((self.folder / f"checkpoints/step-{step:08d}").glob("*.safetensors"))
-        return {name: tensor for path in files for name, tensor in load_file(path).items()}
+        files = sorted(
+            (self.folder / f"checkpoints/step-{step:08d}").glob("*.safetensors")
+        )
+        return {
+            name: tensor for path in files for name, tensor in load_file(path).items()
+        }
 
 
 def _tokens(words: str) -> int:
@@ -92,15 +107,17 @@ def _tokens(words: str) -> int:
 
 
 def gradients(bench: Bench, kind: str) -> Rows:
-    """Of each parameter of a kind of block as `fit` makes them: launched, and by a graph."""
+    """Of each parameter of a kind of block as `fit` makes them: launched, and by a
+    graph."""
     width = bench.sizes.check_width
     changes = " ".join(f"--model.{key} {value}" for key, value in KINDS[kind].items())
     words = f"""--model.n_layers 2 --model.d_model {width} --model.n_heads {width // 64}
         --model.n_kv_heads {width // 64} --model.max_seq_len {bench.sizes.check_len}
         --model.d_ffn {width} --model.d_ffn_wide {3 * width} --model.ffn_multiple_of 16
         --model.loops 3 --model.vocab_size 2048 --run.micro_batch 2 --optim.clip 0
-        --run.batch_tokens {4 * bench.sizes.check_len} --optim.lr 1e-6 --optim.lr_start 1e-6
-        --optim.lr_end 1e-6 --run.activation_checkpointing selective --run.compile true {changes}"""
+        --run.batch_tokens {4 * bench.sizes.check_len} --optim.lr 1e-6 --optim.lr_start
+        1e-6 --optim.lr_end 1e-6 --run.activation_checkpointing selective --run.compile
+        true {changes}"""
     watch = {"class": "Gradients", "steps": [2, 5]}
     run = Run(bench, f"gradients-{kind.replace(' ', '-')}", words, 6, watch)
     run.end()
@@ -109,9 +126,11 @@ def gradients(bench: Bench, kind: str) -> Rows:
     for how, one in found.items():
         _, limit = LIMITS["bf16"]
         rows[f"bf16, fit, {how}, {kind}"] = {
-            "gradients off": one["off"], "at most": f"{limit:.0e} of each of {one['parameters']}",
-            "worst": one["worst"], "right": one["off"] <= limit,
-        }  # fmt: skip
+            "gradients off": one["off"],
+            "at most": f"{limit:.0e} of each of {one['parameters']}",
+            "worst": one["worst"],
+            "right": one["off"] <= limit,
+        }
     return rows
 
 
@@ -122,8 +141,10 @@ def small(bench: Bench, model: str, graphs: bool = True, copies: int = 1) -> Row
     name = f"{model.replace(' ', '-')}-{'graphs' if graphs else 'launched'}-{copies}"
     watch = {"class": "Turn", "warm": warm, "steps": steps, "graphs": graphs}
     total = warm + steps + 1 + (1000 if copies > 1 else 0)  # several are ended together
-    runs = [Run(bench, f"{name}-{n}", f"{words} --seed_everything {n}", total, watch)
-            for n in range(copies)]  # fmt: skip
+    runs = [
+        Run(bench, f"{name}-{n}", f"{words} --seed_everything {n}", total, watch)
+        for n in range(copies)
+    ]
     for run in runs:
         run.until(run.out.with_suffix(".ready"))
     bench.alone()
@@ -142,15 +163,16 @@ def small(bench: Bench, model: str, graphs: bool = True, copies: int = 1) -> Row
     return {f"{model}, {how}{f', {copies} at once' if copies > 1 else ''}": row}
 
 
-REPEATS = """--model.n_layers 2 --model.d_model 256 --model.n_heads 4 --model.n_kv_heads 4
-    --model.max_seq_len 512 --model.vocab_size 2048 --model.d_ffn 384 --model.d_ffn_wide 1536
-    --run.micro_batch 2 --run.batch_tokens 2048 --run.save_every 20 --run.keep 0 --optim.lr 2e-3
-    --run.compile true"""
+REPEATS = """--model.n_layers 2 --model.d_model 256 --model.n_heads 4 --model.n_kv_heads
+    4 --model.max_seq_len 512 --model.vocab_size 2048 --model.d_ffn 384
+    --model.d_ffn_wide 1536 --run.micro_batch 2 --run.batch_tokens 2048 --run.save_every
+    20 --run.keep 0 --optim.lr 2e-3 --run.compile true"""
 STEPS = 60
 
 
 def repeats(bench: Bench) -> Rows:
-    """Equal runs, one that is killed and continued, and one without graphs: bit for bit?
+    """Equal runs, one that is killed and continued, and one without graphs: bit for
+    bit?
 
     Runs whose last tensors are the same have one letter; all must have the first one's.
     """
@@ -174,7 +196,11 @@ def repeats(bench: Bench) -> Rows:
         kinds += [own] * (kind == len(kinds))
         with (run.folder / "metrics.csv").open() as file:
             last = list(csv.DictReader(file))[-1]["loss"]
-        rows[name] = {"result": chr(ord("A") + kind), "last loss": last, "right": kind == 0}
+        rows[name] = {
+            "result": chr(ord("A") + kind),
+            "last loss": last,
+            "right": kind == 0,
+        }
     return rows
 
 
@@ -208,7 +234,9 @@ class Turn(Callback):
                 time.sleep(0.005)
             self.began = time.perf_counter()
         elif made == self.steps:
-            self.found["seconds a step"] = (time.perf_counter() - self.began) / self.steps
+            self.found["seconds a step"] = (
+                time.perf_counter() - self.began
+            ) / self.steps
             part = self.out.with_suffix(".part")
             part.write_text(json.dumps(self.found))
             part.replace(self.out)
@@ -228,7 +256,9 @@ class Gradients(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, DualPathModule)
         assert pl_module.model is not None
-        reference.load(pl_module.model, reference.random_weights(pl_module.config, seed=0))
+        reference.load(
+            pl_module.model, reference.random_weights(pl_module.config, seed=0)
+        )
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -244,21 +274,36 @@ class Gradients(Callback):
         if step not in self.steps:
             return
         exact = DualPathLM(pl_module.config).double()
-        exact.load_state_dict({name: t.double().cpu() for name, t in model.state_dict().items()})
+        exact.load_state_dict(
+            {name: t.double().cpu() for name, t in model.state_dict().items()}
+        )
         tokens, targets = (part.cpu() for part in self.batch)
         auxiliary = AuxiliaryLoss()
-        (exact(tokens, targets, auxiliary=auxiliary).mean() + auxiliary.total).backward()
-        wanted = {name: p.grad for name, p in exact.named_parameters() if p.grad is not None}
+        (
+            exact(tokens, targets, auxiliary=auxiliary).mean() + auxiliary.total
+        ).backward()
+        wanted = {
+            name: p.grad for name, p in exact.named_parameters() if p.grad is not None
+        }
         off = {}
         for name, own in model.named_parameters():
             if name in wanted:
                 got = torch.zeros_like(own) if own.grad is None else own.grad
                 # A bias of one or two numbers may be a small difference of large ones.
                 beside = (
-                    wanted[name.replace(".bias", ".weight")] if own.numel() == 1 else wanted[name]
+                    wanted[name.replace(".bias", ".weight")]
+                    if own.numel() == 1
+                    else wanted[name]
                 )
-                off[name] = float((got.double().cpu() - wanted[name]).norm() / beside.norm())
+                off[name] = float(
+                    (got.double().cpu() - wanted[name]).norm() / beside.norm()
+                )
         kind = "graph" if pl_module.graph and pl_module.graph.recorded else "launched"
         worst = max(off, key=off.__getitem__)
-        self.found[kind] = {"worst": worst, "off": off[worst], "parameters": len(off), "all": off}
+        self.found[kind] = {
+            "worst": worst,
+            "off": off[worst],
+            "parameters": len(off),
+            "all": off,
+        }
         self.out.write_text(json.dumps(self.found))

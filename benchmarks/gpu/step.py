@@ -1,4 +1,5 @@
-"""Training steps as `dualpath fit` makes them, without Lightning's loop: tokens/s and peak memory.
+"""Training steps as `dualpath fit` makes them, without Lightning's loop: tokens/s and
+peak memory.
 
 Also what the device can do at most, and `dualpath fit` itself.
 """
@@ -34,7 +35,8 @@ PEAK = 989e12
 
 
 class TrainingStep:
-    """A model with its optimizer and random tokens; each call makes one optimizer step."""
+    """A model with its optimizer and random tokens; each call makes one optimizer
+    step."""
 
     def __init__(
         self,
@@ -48,30 +50,41 @@ class TrainingStep:
     ) -> None:
         """Under bf16 autocast if `bfloat16`; weights are float32 anyway.
 
-        With `llama_layers` the model is a Llama of as many, with the training FLOPs of `config`.
+        With `llama_layers` the model is a Llama of as many, with the training FLOPs of
+        `config`.
         """
         self.config, self._bfloat16, self._compiled = config, bfloat16, compiled
         optim = OptimSettings(lr=1e-5)  # random tokens teach nothing
         if llama_layers is None:
             with bench.device:
-                self.model: Any = build_model(config, seed=0, checkpointing=checkpointing)
+                self.model: Any = build_model(
+                    config, seed=0, checkpointing=checkpointing
+                )
             parts = [*self.model.blocks, self.model.loss]
-            self.optimizer = build_optimizer(self.model.named_parameters(), optim, total_steps=1)
+            self.optimizer = build_optimizer(
+                self.model.named_parameters(), optim, total_steps=1
+            )
         else:
             flops = training_flops_per_token(config)
             self.model = TransformersLlama(config, llama_layers, flops).to(bench.device)
             parts = [self.model]
-            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=optim.lr, fused=True)
+            self.optimizer = torch.optim.AdamW(
+                self.model.parameters(), lr=optim.lr, fused=True
+            )
         for part in parts if compiled else ():
             part.compile(dynamic=False, **bench.sizes.compiler)
         shape = (micro_batch, config.max_seq_len + 1)
         self._batches = cycle(
-            [torch.randint(config.vocab_size, shape, device=bench.device) for _ in range(BATCHES)]
+            [
+                torch.randint(config.vocab_size, shape, device=bench.device)
+                for _ in range(BATCHES)
+            ]
         )
         self.tokens_per_step = micro_batch * config.max_seq_len
 
     def __call__(self) -> None:
-        """Forward, loss, backward, clipping and the optimizer; nothing waits for the device."""
+        """Forward, loss, backward, clipping and the optimizer; nothing waits for the
+        device."""
         self.losses(next(self._batches)).mean().backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -83,7 +96,8 @@ class TrainingStep:
             return self.model(tokens[:, :-1], tokens[:, 1:])
 
     def compile_by_one_block(self) -> None:
-        """Compiles all there is by one block of a kind, in a fraction of a step's memory."""
+        """Compiles all there is by one block of a kind, in a fraction of a step's
+        memory."""
         tokens = next(self._batches)
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         kinds = dict(zip(self.config.layers, self.model.blocks, strict=True))
@@ -98,7 +112,8 @@ class TrainingStep:
         self.check_compiled()
 
     def check_compiled(self) -> None:
-        """Raises RuntimeError where a step was to be compiled, and torch ran it without a word."""
+        """Raises RuntimeError where a step was to be compiled, and torch ran it without
+        a word."""
         if self._compiled and not graphs():
             raise RuntimeError("nothing was compiled: the step runs eagerly")
 
@@ -109,7 +124,8 @@ def graphs() -> int:
 
 
 def compare_exactly() -> None:
-    """Sets torch for this process: fixed shapes, as in a run; no TF32; no step that runs eagerly.
+    """Sets torch for this process: fixed shapes, as in a run; no TF32; no step that
+    runs eagerly.
 
     Where there are too many graphs, torch would go on without compiling.
     """
@@ -120,11 +136,15 @@ def compare_exactly() -> None:
 
 
 def step(
-    bench: Bench, recipe: str, checkpointing: Checkpointing = "selective", llama: bool = False
-) -> Rows:  # fmt: skip
+    bench: Bench,
+    recipe: str,
+    checkpointing: Checkpointing = "selective",
+    llama: bool = False,
+) -> Rows:
     """Times a step of a recipe, or of a Llama of its FLOPs.
 
-    FLOPs are those of forward and backward without recomputation, causal attention halved.
+    FLOPs are those of forward and backward without recomputation, causal attention
+    halved.
     """
     sizes, cuda = bench.sizes, bench.device.type == "cuda"
     micro_batch = sizes.micro_batch
@@ -145,13 +165,19 @@ def step(
     if cuda:
         row["peak, GB"] = torch.cuda.max_memory_allocated() / 1e9
     name = f"{recipe}, micro-batch {micro_batch}, {checkpointing}"
-    return {name if layers is None else f"Llama of {recipe}'s FLOPs, {layers} layers": row}
+    return {
+        name if layers is None else f"Llama of {recipe}'s FLOPs, {layers} layers": row
+    }
 
 
 def speed(config: ModelConfig, tokens_per_second: float) -> Row:
     """Tokens and FLOPs per second, and these as a share of the data sheet's."""
     flops = tokens_per_second * training_flops_per_token(config)
-    return {"tokens/s": tokens_per_second, "TFLOP/s": flops / 1e12, "MFU, %": 100 * flops / PEAK}
+    return {
+        "tokens/s": tokens_per_second,
+        "TFLOP/s": flops / 1e12,
+        "MFU, %": 100 * flops / PEAK,
+    }
 
 
 def ceilings(bench: Bench) -> Rows:
@@ -160,12 +186,16 @@ def ceilings(bench: Bench) -> Rows:
     On random data: zeros draw less power, and run faster than any real data.
     """
     n, device, repeats = bench.sizes.matmul, bench.device, bench.sizes.kernel_repeats
-    matrices = [torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(4)]
+    matrices = [
+        torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(4)
+    ]
     out, turn = torch.empty_like(matrices[0]), cycle([matrices[:2], matrices[2:]])
     source = torch.randn(bench.sizes.copy_bytes // 4, device=device)
     target = torch.empty_like(source)
     bench.alone()
-    product = seconds_of(lambda: torch.mm(*next(turn), out=out), device, repeats, warm_up=5)
+    product = seconds_of(
+        lambda: torch.mm(*next(turn), out=out), device, repeats, warm_up=5
+    )
     copy = seconds_of(lambda: target.copy_(source), device, repeats, warm_up=5)
     return {
         "measured": {
@@ -182,7 +212,14 @@ def work_folder() -> Path:
 
 def sample(bench: Bench) -> Rows:
     """Prepares the data of `fit`."""
-    command("dualpath_cli", "prepare", "--source", "sample", "--out", str(work_folder() / "sample"))
+    command(
+        "dualpath_cli",
+        "prepare",
+        "--source",
+        "sample",
+        "--out",
+        str(work_folder() / "sample"),
+    )
     return {}
 
 
@@ -190,20 +227,24 @@ def fit(bench: Bench) -> Rows:
     """`dualpath fit` itself, on one device, with 16 micro-batches a step."""
     sizes, work = bench.sizes, work_folder()
     batch = 16 * sizes.micro_batch * sizes.seq_len
-    words = f"""fit --config {MAIN} --config cluster_1 {sizes.run}
-        --data.path {work}/sample --data.max_epochs null --run.dir {work}/runs --run.recipe gpu
+    words = f"""fit --config {MAIN} --config cluster_1 {sizes.run} --data.path
+        {work}/sample --data.max_epochs null --run.dir {work}/runs --run.recipe gpu
         --run.name fit --run.micro_batch {sizes.micro_batch} --run.batch_tokens {batch}
-        --run.max_tokens {8 * batch} --run.save_every 8 --run.log_every 2 --run.gates_every 8
-        --run.tensorboard false --optim.warmup_steps 4 --trainer.precision bf16-mixed"""
+        --run.max_tokens {8 * batch} --run.save_every 8 --run.log_every 2
+        --run.gates_every 8 --run.tensorboard false --optim.warmup_steps 4
+        --trainer.precision bf16-mixed"""
     bench.alone()
     command("dualpath_cli", *words.split())
     with (work / "runs/gpu/fit/metrics.csv").open() as file:
         tokens = [float(row["tokens_per_second"]) for row in csv.DictReader(file)]
-    row = speed(sizes.model(MAIN), median(tokens[1:]))  # the first one has compiling in it
+    # the first one has compiling in it
+    row = speed(sizes.model(MAIN), median(tokens[1:]))
     return {f"{MAIN}, dualpath fit": row | {"all tokens/s": tokens}}
 
 
 def command(*words: str) -> None:
     """Runs a module. Raises RuntimeError where it fails; the log has its words."""
     if code := subprocess.call([sys.executable, "-m", *words]):
-        raise RuntimeError(f"{' '.join(words[:2])} ended with exit code {code}, see the log")
+        raise RuntimeError(
+            f"{' '.join(words[:2])} ended with exit code {code}, see the log"
+        )

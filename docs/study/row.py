@@ -1,15 +1,22 @@
-"""Keeps the finished runs of docs/study/row.md, and puts them back where a sweep continues.
+"""Keeps the finished runs of docs/study/row.md, and puts them back where a sweep
+continues.
 
-python docs/study/row.py keep runs/row       # scores into row.csv, small files into row.tar.xz
-python docs/study/row.py restore runs/row    # before the declared commands, on another machine
-python docs/study/row.py bends a50_k1:expanded_k2   # what stands beside a p, once all runs are in
-python docs/study/row.py seeds a50_k1:expanded_k2   # the difference seed by seed, not declared
-python docs/study/row.py noise a50_k1:expanded_k2   # what unequal noise does to the intervals
-python docs/study/row.py figure docs/study/row.png  # scores over rates, once all runs are in
+python docs/study/row.py keep runs/row       # scores into row.csv, small files into
+                                             row.tar.xz
+python docs/study/row.py restore runs/row    # before the declared commands, on another
+                                             machine
+python docs/study/row.py bends a50_k1:expanded_k2   # what stands beside a p, once all
+                                                    runs are in
+python docs/study/row.py seeds a50_k1:expanded_k2   # the difference seed by seed, not
+                                                    declared
+python docs/study/row.py noise a50_k1:expanded_k2   # what unequal noise does to the
+                                                    intervals
+python docs/study/row.py figure docs/study/row.png  # scores over rates, once all runs
+                                                    are in
 
-`--study row_256` does the same for docs/study/row_256.md, `--study loops` for docs/study/loops.md.
-No score is shown but by the last four. A kept run has no checkpoints; `sweep` and `compare` take it
-as finished.
+`--study row_256` does the same for docs/study/row_256.md, `--study loops` for
+docs/study/loops.md. No score is shown but by the last four. A kept run has no
+checkpoints; `sweep` and `compare` take it as finished.
 """
 
 import argparse
@@ -54,26 +61,41 @@ class Study(NamedTuple):
 
 
 STUDIES = {
-    name: Study(last, fewest, margin, Path(__file__).with_name(f"{name}.csv"),
-                Path(__file__).with_name(f"{name}.tar.xz"))
-    for name, last, fewest, margin in (
-        ("row", "1500", 8, 0.014), ("row_256", "1600", 4, 0.010), ("loops", "1500", 8, 0.014),
+    name: Study(
+        last,
+        fewest,
+        margin,
+        Path(__file__).with_name(f"{name}.csv"),
+        Path(__file__).with_name(f"{name}.tar.xz"),
     )
-}  # fmt: skip
+    for name, last, fewest, margin in (
+        ("row", "1500", 8, 0.014),
+        ("row_256", "1600", 4, 0.010),
+        ("loops", "1500", 8, 0.014),
+    )
+}
 
 
 def rows_of(folder: Path, step: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The folder and the row of each run with scores at `step`, by sweep, arm, rate and seed."""
+    """The folder and the row of each run with scores at `step`, by sweep, arm, rate and
+    seed."""
     for run in sorted(folder.glob("*/runs/*/seed_*")):
         path = run / "validation.csv"
         with path.open(encoding="utf-8") if path.exists() else io.StringIO() as file:
-            last = {row["set"]: row for row in csv.DictReader(file) if row["step"] == step}
+            last = {
+                row["set"]: row for row in csv.DictReader(file) if row["step"] == step
+            }
         if last.keys() == set(SETS):
             arm, _, rate = run.parent.name.replace("-lr_", " ").partition(" ")
             facts = json.loads((run / "versions.json").read_text(encoding="utf-8"))
             scores = {name: last[name]["bits_per_byte"] for name in SETS}
             known = {key: facts[key] for key in ("git_commit", "started", "device")}
-            named = {"sweep": run.parts[-4], "arm": arm, "rate": rate, "seed": run.name[5:]}
+            named = {
+                "sweep": run.parts[-4],
+                "arm": arm,
+                "rate": rate,
+                "seed": run.name[5:],
+            }
             yield run, named | scores | known
 
 
@@ -90,13 +112,17 @@ def read(table: Path) -> list[dict[str, str]]:
 
 
 def keep(study: Study, folder: Path) -> None:
-    known = {(row["sweep"], row["arm"], row["rate"], row["seed"]): row
-             for row in read(study.table)}  # fmt: skip
+    known = {
+        (row["sweep"], row["arm"], row["rate"], row["seed"]): row
+        for row in read(study.table)
+    }
     found, here = dict(rows_of(folder, study.last)), cpu()
     for row in found.values():
         key = (row["sweep"], row["arm"], row["rate"], row["seed"])
         known.setdefault(key, row | {"cpu": here})
-    rows = [known[key] for key in sorted(known, key=lambda key: (*key[:3], int(key[3])))]
+    rows = [
+        known[key] for key in sorted(known, key=lambda key: (*key[:3], int(key[3])))
+    ]
     with study.table.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -122,8 +148,11 @@ def score(row: dict[str, str]) -> float:
     return fmean(float(row[name]) for name in SETS)
 
 
-def scores_of(arm: str, rows: list[dict[str, str]], fewest: int) -> tuple[Floats, Floats]:
-    """Log rates (K,), and the scores of an arm in bits per byte by seed and rate, (N, K).
+def scores_of(
+    arm: str, rows: list[dict[str, str]], fewest: int
+) -> tuple[Floats, Floats]:
+    """Log rates (K,), and the scores of an arm in bits per byte by seed and rate, (N,
+    K).
 
     Raises SystemExit unless each rate has the same seeds, at least `fewest`.
     """
@@ -132,12 +161,17 @@ def scores_of(arm: str, rows: list[dict[str, str]], fewest: int) -> tuple[Floats
         for row in rows
         if row["arm"] == arm and not row["sweep"].startswith("pilot")
     }
-    rates, seeds = sorted({rate for rate, _ in found}), sorted({seed for _, seed in found})
+    rates, seeds = (
+        sorted({rate for rate, _ in found}),
+        sorted({seed for _, seed in found}),
+    )
     if len(seeds) < fewest or len(found) != len(rates) * len(seeds):
         raise SystemExit(
             f"{arm} has {len(found)} runs of {len(rates)} rates and {len(seeds)} seeds"
         )
-    return np.log(rates), np.array([[found[rate, seed] for rate in rates] for seed in seeds])
+    return np.log(rates), np.array(
+        [[found[rate, seed] for rate in rates] for seed in seeds]
+    )
 
 
 def nearest(means: Floats) -> slice:
@@ -149,12 +183,13 @@ def nearest(means: Floats) -> slice:
 def share_as_large(
     ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats], designs: int = DESIGNS
 ) -> dict[str, float]:
-    """Designs without a difference, whose curves bend as the two that were found: the share of
-    them in which the lowest points are as far apart.
+    """Designs without a difference, whose curves bend as the two that were found: the
+    share of them in which the lowest points are as far apart.
 
-    A design draws the mean of each rate around the parabola through the lowest mean and its
-    neighbours, moved to a lowest point of zero, with the noise of randomised blocks: what is left
-    of the scores after the means of rows (an arm at a rate) and of blocks (a seed).
+    A design draws the mean of each rate around the parabola through the lowest mean and
+    its neighbours, moved to a lowest point of zero, with the noise of randomised
+    blocks: what is left of the scores after the means of rows (an arm at a rate) and of
+    blocks (a seed).
     """
     error, _ = error_of_a_mean(np.hstack([ours[1], theirs[1]]))
     rng, found, drawn = np.random.default_rng(0), [], []
@@ -203,10 +238,14 @@ def by_seed(ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats]) -> Float
 
 
 def under_own_noise(
-    ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats], margin: float, designs: int
+    ours: tuple[Floats, Floats],
+    theirs: tuple[Floats, Floats],
+    margin: float,
+    designs: int,
 ) -> dict[str, float]:
-    """Shares of simulated designs of two equal arms in which each rate of an arm scatters over
-    seeds as it was found to, while the analysis pools one noise, as `compare --best lr` does.
+    """Shares of simulated designs of two equal arms in which each rate of an arm
+    scatters over seeds as it was found to, while the analysis pools one noise, as
+    `compare --best lr` does.
 
     An arm that is truly better or worse by `margin` shifts the interval by as much.
     """
@@ -222,23 +261,29 @@ def under_own_noise(
         drawn = truth + own_noise * rng.normal(size=rows.shape)
         error, df = error_of_a_mean(drawn)
         means = drawn.mean(0)
-        found.append(resampled((logs, means[:K]), (theirs[0], means[K:]), error, df, RESAMPLES))
+        found.append(
+            resampled((logs, means[:K]), (theirs[0], means[K:]), error, df, RESAMPLES)
+        )
 
     low, high, low_90, high_90 = (
-        np.array([one[key] for one in found]) for key in ("low", "high", "low_90", "high_90")
+        np.array([one[key] for one in found])
+        for key in ("low", "high", "low_90", "high_90")
     )
     better = (low_90 > 0) & (high_90 < 2 * margin)
     worse = (high_90 < 0) & (low_90 > -2 * margin)
     return {
-        "95 % intervals that hold the true difference": ((low <= 0) & (high >= 0)).mean(),
+        "95 % intervals that hold the true difference": (
+            (low <= 0) & (high >= 0)
+        ).mean(),
         f"true {-margin:+.3f} taken for no difference that matters": better.mean(),
         f"true {margin:+.3f} taken for no difference that matters": worse.mean(),
     }
 
 
 def figure(study: Study, file: Path) -> None:
-    """A mark is a seed; a curve is the parabola through an arm's best rate and its neighbours, a
-    line its lowest point. PureWide has marks alone. Raises SystemExit as `scores_of`."""
+    """A mark is a seed; a curve is the parabola through an arm's best rate and its
+    neighbours, a line its lowest point. PureWide has marks alone. Raises SystemExit as
+    `scores_of`."""
     rows = [row for row in read(study.table) if not row["sweep"].startswith("pilot")]
     drawn = Figure(figsize=(8.6, 3.6), layout="constrained")
     ax = drawn.subplots()
@@ -248,15 +293,28 @@ def figure(study: Study, file: Path) -> None:
             continue
         color = FAMILY_COLORS[family]
         aside = [float(row["rate"]) * 1.025 ** (2 * place - 2) for row in own]
-        ax.plot(aside, [score(row) for row in own], "o", color=color, markersize=4, label=label)
+        ax.plot(
+            aside,
+            [score(row) for row in own],
+            "o",
+            color=color,
+            markersize=4,
+            label=label,
+        )
         if family == "wide":
             continue
         logs, scores = scores_of(arm, rows, study.fewest)
         means = scores.mean(0)
         near = nearest(means)
         line = np.linspace(*logs[near][[0, 2]], 99)
-        ax.plot(np.exp(line), np.polyval(np.polyfit(logs[near], means[near], 2), line), color=color)
-        ax.axhline(float(lowest(logs, means)[1]), color=color, linewidth=0.8, linestyle=":")
+        ax.plot(
+            np.exp(line),
+            np.polyval(np.polyfit(logs[near], means[near], 2), line),
+            color=color,
+        )
+        ax.axhline(
+            float(lowest(logs, means)[1]), color=color, linewidth=0.8, linestyle=":"
+        )
     ax.set_xscale("log", base=2)
     ticks = sorted({float(row["rate"]) for row in rows})
     ax.set_xticks(ticks, [f"{rate:g}" for rate in ticks])
@@ -280,7 +338,8 @@ def bends(study: Study, pair: str, designs: int = DESIGNS) -> None:
 
 
 def seeds(study: Study, pair: str) -> None:
-    """Prints the difference of each seed, and their mean with Student's intervals and p."""
+    """Prints the difference of each seed, and their mean with Student's intervals and
+    p."""
     found = by_seed(*pair_of(study, pair))
     spread = Spread(float(found.std(ddof=1) / np.sqrt(len(found))), len(found) - 1)
     mean = float(found.mean())
@@ -291,21 +350,28 @@ def seeds(study: Study, pair: str) -> None:
 
 
 def noise(study: Study, pair: str, designs: int = DESIGNS) -> None:
-    """Prints what the noise of each rate of each arm does to the intervals of `compare`."""
+    """Prints what the noise of each rate of each arm does to the intervals of
+    `compare`."""
     ours, theirs = pair_of(study, pair)
     for name, value in under_own_noise(ours, theirs, study.margin, designs).items():
         print(f"{name}: {value:.3f}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Keeps, restores or judges the runs of a study.")
-    parser.add_argument("task", choices=["keep", "restore", "bends", "seeds", "noise", "figure"])
+    parser = argparse.ArgumentParser(
+        description="Keeps, restores or judges the runs of a study."
+    )
+    parser.add_argument(
+        "task", choices=["keep", "restore", "bends", "seeds", "noise", "figure"]
+    )
     parser.add_argument(
         "what",
         help="Folder of the study's sweeps; of `figure`, its file; else ARM:BASELINE.",
     )
     parser.add_argument("--study", choices=STUDIES, default="row", help="Its page.")
-    parser.add_argument("--designs", type=int, default=DESIGNS, help="Designs that are simulated.")
+    parser.add_argument(
+        "--designs", type=int, default=DESIGNS, help="Designs that are simulated."
+    )
     given = parser.parse_args()
     study = STUDIES[given.study]
     if given.task == "seeds":
@@ -313,7 +379,9 @@ def main() -> None:
     elif given.task in ("bends", "noise"):
         {"bends": bends, "noise": noise}[given.task](study, given.what, given.designs)
     else:
-        {"keep": keep, "restore": restore, "figure": figure}[given.task](study, Path(given.what))
+        {"keep": keep, "restore": restore, "figure": figure}[given.task](
+            study, Path(given.what)
+        )
 
 
 if __name__ == "__main__":

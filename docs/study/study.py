@@ -1,8 +1,8 @@
 """Writes the tables of first.md from runs.csv beside this script.
 
-runs.csv has a row a scored run: the part of the study, the arm, peak learning rate and seed, bits
-per byte of the four validation sets after the last step, the loops that the router of each layer
-expects there, and the commit and time at which the run began.
+runs.csv has a row a scored run: the part of the study, the arm, peak learning rate and
+seed, bits per byte of the four validation sets after the last step, the loops that the
+router of each layer expects there, and the commit and time at which the run began.
 """
 
 import csv
@@ -53,11 +53,20 @@ def read(name: str) -> list[dict[str, str]]:
 
 
 RUNS = [
-    Run(row["part"], row["arm"], float(row["rate"]), int(row["seed"]),
+    Run(
+        row["part"],
+        row["arm"],
+        float(row["rate"]),
+        int(row["seed"]),
         [float(row[name]) for name in SETS],
-        [float(value) for name, value in row.items() if name.startswith("loops") and value])
+        [
+            float(value)
+            for name, value in row.items()
+            if name.startswith("loops") and value
+        ],
+    )
     for row in read("runs.csv")
-]  # fmt: skip
+]
 
 
 def scores(part: str, arm: str) -> list[float]:
@@ -75,7 +84,8 @@ def within(groups: Iterable[Scores]) -> tuple[float, int]:
 
 
 def difference(part: str, one: str, other: str) -> tuple[float, Spread]:
-    """Of the means of two arms of equal linear FLOPs, by the variance within all such arms."""
+    """Of the means of two arms of equal linear FLOPs, by the variance within all such
+    arms."""
     pooled, df = within(scores(part, arm) for arm in LINEAR)
     pair = [scores(part, one), scores(part, other)]
     error = sqrt(pooled * sum(1 / len(own) for own in pair))
@@ -105,28 +115,47 @@ def signed(value: float) -> str:
 
 
 def interval(value: float, spread: Spread) -> str:
-    return f"{signed(value)} ({signed(value - spread.reach)} to {signed(value + spread.reach)})"
+    return (
+        f"{signed(value)} ({signed(value - spread.reach)} to "
+        f"{signed(value + spread.reach)})"
+    )
 
 
 def tests() -> Table:
-    """The declared tests of width 32; those of width 48, never made, count as p = 1 in Holm, 6."""
+    """The declared tests of width 32; those of width 48, never made, count as p = 1 in
+    Holm, 6."""
     found = [difference("table32", "a50_k4", other) for other in OTHERS]
     p = [spread.p(value) for value, spread in found]
     corrected = zip(p, holm(p), holm([*p, 1, 1, 1]), strict=False)
-    headings = ("difference, 95 % interval", "standard error", "p", "Holm", "Holm, 6",
-                "detectable", "p, Welch")  # fmt: skip
+    headings = (
+        "difference, 95 % interval",
+        "standard error",
+        "p",
+        "Holm",
+        "Holm, 6",
+        "detectable",
+        "p, Welch",
+    )
     rows = [
-        (f"a50_k4 − {other}", interval(value, spread), f"{spread.error:.4f}",
-         *(f"{one:.2g}" for one in of_p), f"{spread.detectable:.4f}",
-         f"{welch('table32', 'a50_k4', other).pvalue:.2g}",
-         verdict(value, value - spread.reach, of_p[1]))
+        (
+            f"a50_k4 − {other}",
+            interval(value, spread),
+            f"{spread.error:.4f}",
+            *(f"{one:.2g}" for one in of_p),
+            f"{spread.detectable:.4f}",
+            f"{welch('table32', 'a50_k4', other).pvalue:.2g}",
+            verdict(value, value - spread.reach, of_p[1]),
+        )
         for other, (value, spread), of_p in zip(OTHERS, found, corrected, strict=True)
-    ]  # fmt: skip
-    return Table([Column(""), *(Column(name, "") for name in headings), Column("verdict")], rows)
+    ]
+    return Table(
+        [Column(""), *(Column(name, "") for name in headings), Column("verdict")], rows
+    )
 
 
 def of_rates() -> Table:
-    """Means over seeds, arms by peak rates; an arm's lowest is bold, its loops in brackets."""
+    """Means over seeds, arms by peak rates; an arm's lowest is bold, its loops in
+    brackets."""
     found: dict[str, dict[float, list[Run]]] = {}
     for run in RUNS:
         if run.part == "rates":
@@ -152,7 +181,9 @@ TABLES: Mapping[str, Callable[[], Table]] = {"tests": tests, "rates": of_rates}
 def written(page: str) -> str:
     """A page with its tables made anew."""
     table = re.compile(r"<!-- (\w+) -->\n\n(?:\|.*\n)*\n?")
-    return table.sub(lambda at: f"<!-- {at[1]} -->\n\n{markdown(TABLES[at[1]](), str)}\n", page)
+    return table.sub(
+        lambda at: f"<!-- {at[1]} -->\n\n{markdown(TABLES[at[1]](), str)}\n", page
+    )
 
 
 def main() -> None:

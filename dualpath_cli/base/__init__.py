@@ -1,1 +1,2 @@
-"""What every room stands on: errors, ranges of numbers, the operating system, the version."""
+"""What every room stands on: errors, ranges of numbers, the operating system, the
+version."""

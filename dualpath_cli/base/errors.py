@@ -1,4 +1,5 @@
-"""The exceptions that end a command with one line, hints, and how any failure reads as one."""
+"""The exceptions that end a command with one line, hints, and how any failure reads as
+one."""
 
 import difflib
 import errno
@@ -6,13 +7,14 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
-LONGEST = 800  # characters of a message; a longer one loses its middle, as both ends say what to do
+# characters of a message; a longer one loses its middle, as both ends say what to do
+LONGEST = 800
 
 
 NEAR, FAR = 0.7, 0.4
-"""The least similarity, of difflib, of a word that is suggested, and the most letters to change, as
-a part of the word: `ablation` has 0.71 and 0.38 to `ablate`, `score` 0.67 to `compare`, `max_steps`
-0.44 to `max_bad_steps`."""
+"""The least similarity, of difflib, of a word that is suggested, and the most letters
+to change, as a part of the word: `ablation` has 0.71 and 0.38 to `ablate`, `score` 0.67
+to `compare`, `max_steps` 0.44 to `max_bad_steps`."""
 
 
 class UserError(Exception):
@@ -25,24 +27,29 @@ class UserError(Exception):
 class RunFailed(Exception):
     """The machine or the numbers failed: the command prints one line and exits with 1.
 
-    The message says what happened, where to look, and what is kept. An empty message prints
-    nothing; another rank reports the error.
+    The message says what happened, where to look, and what is kept. An empty message
+    prints nothing; another rank reports the error.
     """
 
 
 class NumbersFailed(RunFailed):
-    """The numbers failed, not the machine: the same command would end in the same way."""
+    """The numbers failed, not the machine: the same command would end in the same
+    way."""
 
 
-def did_you_mean(word: str, candidates: Iterable[str], shown: Mapping[str, str] = {}) -> str:
+def did_you_mean(
+    word: str, candidates: Iterable[str], shown: Mapping[str, str] = {}
+) -> str:
     """Returns ``"; did you mean 'x'?"`` for the nearest candidate, or an empty string.
 
-    A candidate of the same letters is near as well, and one that begins with the word (of three
-    letters or more). `shown` has the names to show in place of candidates.
+    A candidate of the same letters is near as well, and one that begins with the word
+    (of three letters or more). `shown` has the names to show in place of candidates.
     """
     known = list(candidates)
     near = difflib.get_close_matches(word[:LONGEST], known, cutoff=NEAR)
-    near = [candidate for candidate in near if _changes(word, candidate) <= FAR * len(word)]
+    near = [
+        candidate for candidate in near if _changes(word, candidate) <= FAR * len(word)
+    ]
     near += [candidate for candidate in known if sorted(candidate) == sorted(word)]
     if len(word) >= 3:
         near += [candidate for candidate in known if candidate.startswith(word)]
@@ -66,22 +73,25 @@ class Stopped(BaseException):
     """A command that a signal has ended early, with nothing lost."""
 
     def __init__(self, text: str, code: int, quiet: bool) -> None:
-        """`text` says what happened and how to continue; a `quiet` rank prints nothing."""
+        """`text` says what happened and how to continue; a `quiet` rank prints
+        nothing."""
         super().__init__(text)
         self.text = text
         self.code = code
         self.quiet = quiet
 
 
-LAYOUT = "\n\t\xa0\u1680\u202f\u205f\u3000\u200c\u200d" + "".join(map(chr, range(0x2000, 0x200B)))
+LAYOUT = "\n\t\xa0\u1680\u202f\u205f\u3000\u200c\u200d" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
 """Characters that lay a text out, or join letters, and that no terminal obeys."""
 
 
 def printable(text: str, keep: str = LAYOUT) -> str:
     """Returns a text with escapes for the characters that a terminal obeys or hides.
 
-    These are control characters, marks of writing direction, and others without a form, except
-    those to `keep`.
+    These are control characters, marks of writing direction, and others without a form,
+    except those to `keep`.
     """
     if text.isprintable():
         return text

@@ -1,8 +1,10 @@
-"""Files that stand for others: pointers of Git LFS and git-annex, which a clone has at first.
+"""Files that stand for others: pointers of Git LFS and git-annex, which a clone has at
+first.
 
-Git LFS writes a file of a few lines (github.com/git-lfs/git-lfs, docs/spec.md); git-annex a file
-with a key, or a link to a file that is not there (git-annex.branchable.com/internals/pointer_file).
-Trained on or scored, these lines would give numbers like any text.
+Git LFS writes a file of a few lines (github.com/git-lfs/git-lfs, docs/spec.md);
+git-annex a file with a key, or a link to a file that is not there
+(git-annex.branchable.com/internals/pointer_file). Trained on or scored, these lines
+would give numbers like any text.
 """
 
 import os
@@ -54,6 +56,6 @@ def refuse_pointer(path: Path) -> None:
 
 def _stand_in(path: Path, of: str, command: str) -> StandIn:
     return StandIn(
-        f"{path} is a pointer of {of}, not the file itself; get the file by `{command}` in its "
-        "folder"
+        f"{path} is a pointer of {of}, not the file itself; get the file by "
+        f"`{command}` in its folder"
     )

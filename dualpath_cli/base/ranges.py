@@ -1,4 +1,5 @@
-"""What settings check of their fields: ranges of numbers, names, paths, and sizes such as 38.5B.
+"""What settings check of their fields: ranges of numbers, names, paths, and sizes such
+as 38.5B.
 
 Imports nothing slow: `dualpath flops` checks a model with it.
 """
@@ -12,11 +13,13 @@ from dualpath_cli.base.errors import UserError
 
 Range = tuple[float, float]  # the least and the most that a number may be
 
-LONGEST_NAME = 100  # bytes of a name: files are called after it, and a file's name has 255 at most
+# bytes of a name: files are called after it, and a file's name has 255 at most
+LONGEST_NAME = 100
 
 
 def check_ranges(settings: object, ranges: Mapping[str, Range]) -> None:
-    """Raises ValueError for the first number, or number of a list, that is out of its range."""
+    """Raises ValueError for the first number, or number of a list, that is out of its
+    range."""
     for name, allowed in ranges.items():
         value = getattr(settings, name)
         items = enumerate(value) if isinstance(value, list | tuple) else [(None, value)]
@@ -36,13 +39,18 @@ def check_range(name: str, value: float, allowed: Range) -> None:
 
 
 def check_name(what: str, name: str, way_out: str = "") -> None:
-    """Raises ValueError unless a name can be part of a path, and stays in its folder."""
+    """Raises ValueError unless a name can be part of a path, and stays in its
+    folder."""
     # Figures would set what stands between two dollars as a formula.
-    plain = name.isprintable() and not set(name) & set("/\\$") and name not in ("", ".", "..")
+    plain = (
+        name.isprintable()
+        and not set(name) & set("/\\$")
+        and name not in ("", ".", "..")
+    )
     if not plain or len(name.encode()) > LONGEST_NAME:
         raise ValueError(
-            f"{what} must be a plain name, without '/', '\\', '$' and control characters, of at "
-            f"most {LONGEST_NAME} bytes, not '{name:.60}'{way_out}"
+            f"{what} must be a plain name, without '/', '\\', '$' and control "
+            f"characters, of at most {LONGEST_NAME} bytes, not '{name:.60}'{way_out}"
         )
 
 
@@ -52,7 +60,9 @@ def check_path(what: str, path: str, remote: bool = False) -> None:
     Bytes of a file's name that are no UTF-8 are characters from U+DC80 to U+DCFF.
     """
     if not path or not all(c.isprintable() or "\udc80" <= c <= "\udcff" for c in path):
-        raise ValueError(f"{what} must be a path without control characters, not '{path:.60}'")
+        raise ValueError(
+            f"{what} must be a path without control characters, not '{path:.60}'"
+        )
     scheme, colon, _ = path.partition("://")
     if colon and "/" not in scheme and not (remote and scheme == "s3"):
         places = "a path on this machine" + (" or s3://" if remote else "")
@@ -64,16 +74,21 @@ if TYPE_CHECKING:
 else:
 
     class Place(str):
-        """A path of an option or a recipe, to jsonargparse: a text that `at_home` reads."""
+        """A path of an option or a recipe, to jsonargparse: a text that `at_home`
+        reads."""
 
 
-PLACES = "a path, without variables (write out what '$' stands for), '~' being a home folder"
+PLACES = (
+    "a path, without variables (write out what '$' stands for), '~' being a home folder"
+)
 
 
 def at_home(path: Any) -> str:
-    """A path with the home folder for a leading ~, which shells leave in --out=~/x and in recipes.
+    """A path with the home folder for a leading ~, which shells leave in --out=~/x and
+    in recipes.
 
-    Raises ValueError for other homes than there are, and for variables, which nobody fills in.
+    Raises ValueError for other homes than there are, and for variables, which nobody
+    fills in.
     """
     found = os.path.expanduser(path) if isinstance(path, str) else "~"
     if "$" in found or found.startswith("~"):
@@ -81,17 +96,21 @@ def at_home(path: Any) -> str:
     return found
 
 
-SUFFIXES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}  # powers of ten; B and G are the same
+# powers of ten; B and G are the same
+SUFFIXES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
 
 LARGEST = 10**18  # no count of this package is above it
 
 SIZES = "a whole number from 1 to 10^18 such as 80M, 38.5B, 80e6 or 80000000"
 
-_SIZE = re.compile(r"(\d[\d_]*)(?:\.(\d+))?(?:[eE]\+?(\d{1,2}))?\s*([KMBGT]?)", re.IGNORECASE)
+_SIZE = re.compile(
+    r"(\d[\d_]*)(?:\.(\d+))?(?:[eE]\+?(\d{1,2}))?\s*([KMBGT]?)", re.IGNORECASE
+)
 
 
 class Size(int):
-    """A whole number that may be written `38.5B` or `1e6`, in recipes and on the command line."""
+    """A whole number that may be written `38.5B` or `1e6`, in recipes and on the
+    command line."""
 
 
 def parse_size(text: str, name: str) -> int:
@@ -111,7 +130,8 @@ def parse_size(text: str, name: str) -> int:
 
 
 def format_size(value: int) -> str:
-    """Writes a number with a suffix where three decimals keep it exact; parse_size reads it back.
+    """Writes a number with a suffix where three decimals keep it exact; parse_size
+    reads it back.
 
     80000000 becomes 80M, 1280000000 becomes 1.28B, 4718592 stays 4718592.
     """

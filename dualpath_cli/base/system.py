@@ -1,4 +1,5 @@
-"""The operating system: whole files, guarded reads, locks, cores, signals, standard output."""
+"""The operating system: whole files, guarded reads, locks, cores, signals, standard
+output."""
 
 import csv
 import ctypes
@@ -26,7 +27,8 @@ from dualpath_cli.base.pointers import refuse_pointer
 
 PARTIAL = ".partial"  # the ending of the names of unfinished files and folders
 NO_ROOM = 1 << 20
-"""Free bytes below which a disk counts as full: an unfinished file still takes its part."""
+"""Free bytes below which a disk counts as full: an unfinished file still takes its
+part."""
 MOST_BYTES = 1 << 30
 """Most bytes of a file that is read at once; the largest are tables of long runs."""
 FIT = "fit.lock"  # in a run folder, while a fit runs
@@ -38,17 +40,19 @@ OURS = ".dualpath"  # marks a folder whose files a command may replace
 
 @contextmanager
 def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
-    """Yields a path beside `path` to write a file to; the file then gets the name `path`.
+    """Yields a path beside `path` to write a file to; the file then gets the name
+    `path`.
 
-    If the block raises, `path` stays as it was, and the unfinished file is removed. Of several
-    writers the last one to finish wins. Unfinished files of killed writers are removed, unless
-    `shared`: locks may not hold between machines. A missing folder is made. Raises UserError if
-    `path` is a pipe, a socket or a device.
+    If the block raises, `path` stays as it was, and the unfinished file is removed. Of
+    several writers the last one to finish wins. Unfinished files of killed writers are
+    removed, unless `shared`: locks may not hold between machines. A missing folder is
+    made. Raises UserError if `path` is a pipe, a socket or a device.
     """
     check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in () if shared else unfinished(path):
-        with suppress(OSError), _locked(left) as known:  # which fails where its writer lives
+        # which fails where its writer lives
+        with suppress(OSError), _locked(left) as known:
             if known:
                 left.unlink()
     partial = _new_name(path)
@@ -81,9 +85,10 @@ def no_link(path: str | Path, flags: int) -> int:
 def replacing_folder(path: Path, check: Callable[[Path], None]) -> Iterator[Path]:
     """Yields a folder beside `path` to fill; the folder then replaces `path`.
 
-    If the block raises, `path` stays as it was, and the unfinished folder is removed. The next
-    writer removes the unfinished folder of a killed process. `check` gets the old folder just
-    before the end, and raises if it must stay. Raises NotADirectoryError if `path` is no folder.
+    If the block raises, `path` stays as it was, and the unfinished folder is removed.
+    The next writer removes the unfinished folder of a killed process. `check` gets the
+    old folder just before the end, and raises if it must stay. Raises
+    NotADirectoryError if `path` is no folder.
     """
     with alone(path.with_name(f"{path.name}{OURS}.lock"), path), naming(path):
         for left in unfinished(path):
@@ -108,9 +113,11 @@ def replacing_folder(path: Path, check: Callable[[Path], None]) -> Iterator[Path
 
 
 def set_aside(folder: Path, place: Path) -> bool:
-    """Moves a folder to `place`, so that another can get its name; returns whether there was one.
+    """Moves a folder to `place`, so that another can get its name; returns whether
+    there was one.
 
-    Raises NotADirectoryError for all else: a file, a pipe, a socket, a device, a link to any.
+    Raises NotADirectoryError for all else: a file, a pipe, a socket, a device, a link
+    to any.
     """
     if folder.is_dir():
         folder.rename(place)
@@ -138,7 +145,8 @@ def check_replaceable(path: Path) -> None:
 
 def _end_replacing(work: Path, path: Path) -> None:
     """Removes an unfinished folder; gives the old folder its name back."""
-    if (work / "before").exists() and not path.exists():  # ended between the two renames
+    # ended between the two renames
+    if (work / "before").exists() and not path.exists():
         (work / "before").rename(path)
     for one in (work / "new", work / "before", work):  # the mark last
         remove(one)
@@ -153,8 +161,8 @@ def write_text(path: Path, text: str) -> None:
 def inside(folder: Path, path: Path, way_out: str = "remove the link") -> Path:
     """Returns the path of a folder to write files to, which is below another folder.
 
-    Raises UserError if a link on the way from `folder` to `path` leads out of `folder`: a command
-    would replace the files of others there.
+    Raises UserError if a link on the way from `folder` to `path` leads out of `folder`:
+    a command would replace the files of others there.
     """
     home = os.path.realpath(folder)
     way = [place for place in (path, *path.parents) if place.is_relative_to(folder)]
@@ -162,8 +170,8 @@ def inside(folder: Path, path: Path, way_out: str = "remove the link") -> Path:
         real = os.path.realpath(place)
         if not Path(real).is_relative_to(home):
             raise UserError(
-                f"'{place}' is a link to '{real}', outside of '{folder}', and nothing is written "
-                f"there; {way_out}"
+                f"'{place}' is a link to '{real}', outside of '{folder}', and nothing "
+                f"is written there; {way_out}"
             )
     return path
 
@@ -172,22 +180,24 @@ def inside(folder: Path, path: Path, way_out: str = "remove the link") -> Path:
 def claimed(folder: Path) -> Iterator[None]:
     """Holds a new, empty or marked folder while the block writes files into it.
 
-    Raises UserError for any other folder, for one with a link to a folder outside of it, and if
-    another process holds the folder. The ranks of a command share it: the first one holds it, and
-    each sets the mark before any other file.
+    Raises UserError for any other folder, for one with a link to a folder outside of
+    it, and if another process holds the folder. The ranks of a command share it: the
+    first one holds it, and each sets the mark before any other file.
     """
     held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     mark = folder / OURS
     if held and not mark.exists():
         raise UserError(
-            f"--out '{folder}' holds '{held[0]}' and is not marked as written by dualpath: give a "
-            f"new or empty folder, or `touch {mark}` if its files may be replaced"
+            f"--out '{folder}' holds '{held[0]}' and is not marked as written by "
+            f"dualpath: give a new or empty folder, or `touch {mark}` if its files may "
+            "be replaced"
         )
     for path in folder.rglob("*"):
         if path.is_dir():
             inside(folder, path)
     folder.mkdir(parents=True, exist_ok=True)
-    os.close(no_link(mark, os.O_RDWR | os.O_CREAT))  # each rank may have a folder of its own
+    # each rank may have a folder of its own
+    os.close(no_link(mark, os.O_RDWR | os.O_CREAT))
     first = is_first_rank() and os.environ.get("NODE_RANK", "0") == "0"
     with alone(mark, folder, keep=True) if first else nullcontext():
         yield
@@ -221,7 +231,8 @@ def remove(path: Path) -> None:
 def naming(path: Path) -> Iterator[None]:
     """Turns a failure of the disk inside the block into an OSError that names `path`.
 
-    Libraries that tidy up after a full disk raise other errors; torch does not mention the disk.
+    Libraries that tidy up after a full disk raise other errors; torch does not mention
+    the disk.
     """
     try:
         yield
@@ -242,7 +253,11 @@ def _failure_of_disk(error: BaseException, path: Path) -> int | None:
     """The system's error number of a failure of the disk; None for other failures."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        if isinstance(cause, OSError) and cause.errno in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EIO,
+        ):
             return cause.errno
         cause = cause.__context__
     return errno.ENOSPC if shutil.disk_usage(path.parent).free < NO_ROOM else None
@@ -271,8 +286,8 @@ def _locked(
 ) -> Iterator[bool]:
     """Holds a file, never a link; yields whether the file system has locks.
 
-    Any number may hold a file `shared` at the same time. Raises BlockingIOError if another process
-    holds it otherwise, unless `wait`.
+    Any number may hold a file `shared` at the same time. Raises BlockingIOError if
+    another process holds it otherwise, unless `wait`.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     while True:
@@ -283,7 +298,12 @@ def _locked(
                 fcntl.flock(descriptor, kind | (0 if wait else fcntl.LOCK_NB))
                 known = True
             except OSError as error:
-                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
+                if error.errno not in (
+                    errno.ENOSYS,
+                    errno.ENOLCK,
+                    errno.EOPNOTSUPP,
+                    errno.EINVAL,
+                ):
                     raise
                 known = False
             if os.fstat(descriptor).st_nlink:  # else removed before it was locked
@@ -297,29 +317,39 @@ def _locked(
 
 @contextmanager
 def alone(
-    lock: Path, what: Path, way_out: str = "wait for its end", *, wait: bool = False,
+    lock: Path,
+    what: Path,
+    way_out: str = "wait for its end",
+    *,
+    wait: bool = False,
     keep: bool = False,
-) -> Iterator[None]:  # fmt: skip
+) -> Iterator[None]:
     """Holds a lock file while the block runs.
 
-    Raises UserError if another process writes `what`; `wait` waits for its end instead. `keep`
-    leaves the file. The lock is the operating system's (flock): it ends with its process. Over NFS
-    it holds between machines (Linux; not with local_lock). On a file system without locks a
-    warning is printed, and nothing is held.
+    Raises UserError if another process writes `what`; `wait` waits for its end instead.
+    `keep` leaves the file. The lock is the operating system's (flock): it ends with its
+    process. Over NFS it holds between machines (Linux; not with local_lock). On a file
+    system without locks a warning is printed, and nothing is held.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         try:
             known = held.enter_context(_locked(lock, os.O_CREAT, wait=wait))
         except BlockingIOError:
-            raise UserError(f"'{what}' is being written by another process; {way_out}") from None
+            raise UserError(
+                f"'{what}' is being written by another process; {way_out}"
+            ) from None
         if not known:
-            say(f"'{what}' is on a file system without locks: let nothing else write there")
+            say(
+                f"'{what}' is on a file system without locks: let nothing else write "
+                "there"
+            )
         try:
             yield
         finally:
             if not keep:
-                lock.unlink(missing_ok=True)  # a process that waits for it makes a new one
+                # a process that waits for it makes a new one
+                lock.unlink(missing_ok=True)
 
 
 def is_held(lock: Path) -> bool:
@@ -342,9 +372,11 @@ def keep_in_use(folder: Path) -> None:
 
 
 def remove_unused(folder: Path) -> None:
-    """Deletes a folder unless a process keeps it in use, or the file system has no locks."""
+    """Deletes a folder unless a process keeps it in use, or the file system has no
+    locks."""
     lock = _use_of(folder)
-    with suppress(OSError), _locked(lock, os.O_CREAT) as known:  # BlockingIOError: it is in use
+    # BlockingIOError: it is in use
+    with suppress(OSError), _locked(lock, os.O_CREAT) as known:
         if known:
             shutil.rmtree(folder, ignore_errors=True)
         lock.unlink()  # a process that waits for it makes a new one
@@ -361,18 +393,21 @@ def _use_of(folder: Path) -> Path:
 def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Yields a file that is open for reading, also through links.
 
-    Raises OSError for a missing file, and for pipes and devices, which may never end; StandIn for
-    a pointer of Git LFS or git-annex.
+    Raises OSError for a missing file, and for pipes and devices, which may never end;
+    StandIn for a pointer of Git LFS or git-annex.
     """
     refuse_pointer(path)
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+    with open(
+        path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+    ) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is a pipe or a device, no file", str(path))
         yield file
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file. Raises OSError for a pipe, and for more than `MOST_BYTES`."""
+    """The content of a file. Raises OSError for a pipe, and for more than
+    `MOST_BYTES`."""
     with open_regular(path) as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
@@ -381,7 +416,8 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path, way_out: str = "") -> str:
-    """The text of a file, unchanged. Raises UserError, ending with `way_out`, for no text file."""
+    """The text of a file, unchanged. Raises UserError, ending with `way_out`, for no
+    text file."""
     try:
         return read_bytes(path).decode()
     except OSError as error:
@@ -404,19 +440,23 @@ def read_json(path: Path, way_out: str = "") -> dict[str, Any]:
 
 
 def _unreadable(path: Path, reason: str | None, way_out: str) -> UserError:
-    return UserError(f"{path} cannot be read ({reason})" + (f"; {way_out}" if way_out else ""))
+    return UserError(
+        f"{path} cannot be read ({reason})" + (f"; {way_out}" if way_out else "")
+    )
 
 
 # Tables
 
 
 def format_csv(
-    records: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, header: bool = True
+    records: Sequence[Mapping[str, Any]],
+    columns: Sequence[str] | None = None,
+    header: bool = True,
 ) -> str:
     """Returns records as CSV text, None as nothing.
 
-    `columns` are by default the keys of the first record. Other keys are left out, and missing
-    ones stay empty.
+    `columns` are by default the keys of the first record. Other keys are left out, and
+    missing ones stay empty.
     """
     text = io.StringIO()
     names = list(records[0]) if columns is None else columns
@@ -439,8 +479,13 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 def cores() -> int:
-    """Number of cores that this process may use: SLURM and taskset give a part of the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Number of cores that this process may use: SLURM and taskset give a part of the
+    machine."""
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
 
 
 def visible_gpus() -> int | None:
@@ -465,27 +510,32 @@ STOPPING = [
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does: finished work is kept, its processes end."""
+    """SIGTERM, which ends a command as Ctrl-C does: finished work is kept, its
+    processes end."""
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[list[KeyboardInterrupt]]:
     """Makes SIGTERM raise Terminated inside the block.
 
-    Yields the exceptions raised for SIGTERM and Ctrl-C: a library may turn one into another.
+    Yields the exceptions raised for SIGTERM and Ctrl-C: a library may turn one into
+    another.
     """
     came: list[KeyboardInterrupt] = []
 
     def end(number: int, frame: FrameType | None) -> None:
         came.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
-        if number == signal.SIGTERM:  # once: a parent of several threads sends one for each
+        # once: a parent of several threads sends one for each
+        if number == signal.SIGTERM:
             signal.signal(number, signal.SIG_IGN)
         raise came[-1]
 
     usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     in_main = threading.current_thread() is threading.main_thread()
     # Handlers that others have set stay.
-    taken = [n for n, before in usual.items() if in_main and signal.getsignal(n) is before]
+    taken = [
+        n for n, before in usual.items() if in_main and signal.getsignal(n) is before
+    ]
     try:
         for number in taken:
             signal.signal(number, end)
@@ -514,7 +564,8 @@ def end_with_parent() -> None:
     if parent is None or not parent.isdecimal() or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
-    if os.getppid() != int(parent):  # the parent has ended, and another process took its place
+    # the parent has ended, and another process took its place
+    if os.getppid() != int(parent):
         raise Terminated
 
 
@@ -522,7 +573,8 @@ def end_with_parent() -> None:
 
 
 def escape_unprintable() -> None:
-    """Escapes characters that the output's encoding lacks; a closed output goes nowhere."""
+    """Escapes characters that the output's encoding lacks; a closed output goes
+    nowhere."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as we live
     if sys.stdout.errors in ("strict", "surrogateescape"):
@@ -530,7 +582,8 @@ def escape_unprintable() -> None:
 
 
 def say(text: str, stream: TextIO | None = None, *, end: str = "\n") -> None:
-    """Prints a line, on stderr by default; a terminal gets it `printable`, a file as it is."""
+    """Prints a line, on stderr by default; a terminal gets it `printable`, a file as it
+    is."""
     stream = stream or sys.stderr
     on_terminal = stream is not None and stream.isatty()
     print(printable(text) if on_terminal else text, end=end, file=stream, flush=True)
@@ -538,7 +591,9 @@ def say(text: str, stream: TextIO | None = None, *, end: str = "\n") -> None:
 
 def is_first_rank() -> bool:
     """Whether this process is the first of all, by torchrun, SLURM or Lightning."""
-    return all(os.environ.get(n, "0") == "0" for n in ("RANK", "SLURM_PROCID", "LOCAL_RANK"))
+    return all(
+        os.environ.get(n, "0") == "0" for n in ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+    )
 
 
 def to_nobody(stream: TextIO) -> None:

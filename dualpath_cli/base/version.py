@@ -1,4 +1,5 @@
-"""The version of the package, which `pyproject.toml` reads from here, and those of its packages."""
+"""The version of the package, which `pyproject.toml` reads from here, and those of its
+packages."""
 
 import importlib.metadata
 import platform
@@ -9,7 +10,14 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_PACKAGES = ("dualpath", "torch", "lightning", "litdata", "torchmetrics", "jsonargparse")
+_PACKAGES = (
+    "dualpath",
+    "torch",
+    "lightning",
+    "litdata",
+    "torchmetrics",
+    "jsonargparse",
+)
 
 
 def versions() -> dict[str, Any]:
@@ -22,7 +30,8 @@ def versions() -> dict[str, Any]:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Versions of installed packages, and of this one, which may be a checkout on the path."""
+    """Versions of installed packages, and of this one, which may be a checkout on the
+    path."""
     return {
         name: __version__ if name == "dualpath" else importlib.metadata.version(name)
         for name in names
@@ -30,14 +39,20 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def _git_commit() -> str | None:
-    """The checkout's commit, with `+changes` where files differ from it; None outside of one."""
+    """The checkout's commit, with `+changes` where files differ from it; None outside
+    of one."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # not in another's repository
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
+        # not in another's repository
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        return git("rev-parse", "HEAD") + (
+            "+changes" if git("status", "--porcelain") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return None

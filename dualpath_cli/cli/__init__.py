@@ -1,1 +1,2 @@
-"""From words to a checked launch, and the commands that run with Lightning: its CLI, Trainer."""
+"""From words to a checked launch, and the commands that run with Lightning: its CLI,
+Trainer."""

@@ -1,7 +1,7 @@
 """The commands of `dualpath`, one record each, for help, parser and dispatch.
 
-A command's function is named as `module:function` and imported when the command runs, so that this
-file, and with it `dualpath --help`, imports nothing slow.
+A command's function is named as `module:function` and imported when the command runs,
+so that this file, and with it `dualpath --help`, imports nothing slow.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,16 @@ class Command:
     name: str
     purpose: str  # a sentence for `dualpath --help`
     options: str
-    """A frozen dataclass: its docstring describes the command, its fields are the options."""
+    """A frozen dataclass: its docstring describes the command, its fields are the
+    options."""
     launch: str | None = None
-    """Turns words into a training or a study. Without `launch` the command parses its words and
-    runs on its options."""
+    """Turns words into a training or a study. Without `launch` the command parses its
+    words and runs on its options."""
     run: str = "dualpath_cli.cli.lightning:run"
-    """Runs the launch. Without `launch` the function takes the options, and returns the text to
-    print, or None."""
-    task: str | None = None  # called with the Session, once trainer, module and data are built
+    """Runs the launch. Without `launch` the function takes the options, and returns the
+    text to print, or None."""
+    # called with the Session, once trainer, module and data are built
+    task: str | None = None
     module: str = "dualpath_cli.training.module:DualPathModule"
     varies: bool = False  # whether `run` also takes a recipe, changed by the words
 
@@ -41,12 +43,15 @@ _ABLATION, _ROUTING = "dualpath_cli.study.ablation", "dualpath_cli.study.routing
 _RECORDS = (
     Command(
         "quickstart",
-        "Make a sample corpus, train a small model on it, ablate it, write a page of its routing.",
+        "Make a sample corpus, train a small model on it, ablate it, write a page of "
+        "its routing.",
         options="dualpath_cli.cli.main:Quickstart",
         run="dualpath_cli.cli.main:quickstart",
     ),
     _alone(
-        "tokenizer", "Train a byte-level BPE on any texts.", "data_prep.tokenizer:TrainTokenizer"
+        "tokenizer",
+        "Train a byte-level BPE on any texts.",
+        "data_prep.tokenizer:TrainTokenizer",
     ),
     _alone(
         "prepare",
@@ -97,7 +102,8 @@ _RECORDS = (
     ),
     Command(
         "ablate",
-        "Override a trained model's loops and gates, and measure what each override costs.",
+        "Override a trained model's loops and gates, and measure what each override "
+        "costs.",
         launch="dualpath_cli.cli.launch:study",
         options=f"{_ABLATION}.options:Ablate",
         task=f"{_ABLATION}.study:run",
@@ -113,7 +119,8 @@ _RECORDS = (
     ),
     _alone(
         "evaluate",
-        "Score a trained model on the paper's benchmarks, through lm-evaluation-harness.",
+        "Score a trained model on the paper's benchmarks, through "
+        "lm-evaluation-harness.",
         "dualpath_cli.evaluation.command:Evaluate",
     ),
     _alone(
@@ -123,12 +130,14 @@ _RECORDS = (
     ),
     _alone(
         "export",
-        "Write a trained model as a folder for transformers, the hub, and all commands.",
+        "Write a trained model as a folder for transformers, the hub, and all "
+        "commands.",
         "dualpath_cli.export.command:Export",
     ),
     _alone(
         "retrofit",
-        "Turn a pretrained Llama into a looped or dual-path model that computes the same.",
+        "Turn a pretrained Llama into a looped or dual-path model that computes the "
+        "same.",
         "dualpath_cli.export.retrofit:Retrofit",
     ),
 )

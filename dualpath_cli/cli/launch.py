@@ -1,8 +1,9 @@
 """From a command's words to a training or a trained run. Imports nothing slow.
 
-The recipe is from --config, or from the RUN with --config over it; the words override both. Checks
-are in order of types, values of a section together (`settings`), data, and checkpoints. The last
-two import numpy and pyarrow, which `fit` does once its words are right.
+The recipe is from --config, or from the RUN with --config over it; the words override
+both. Checks are in order of types, values of a section together (`settings`), data, and
+checkpoints. The last two import numpy and pyarrow, which `fit` does once its words are
+right.
 """
 
 import glob
@@ -23,8 +24,15 @@ from dualpath_cli.recipe.settings import DataSettings, Settings
 if TYPE_CHECKING:
     from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
 
-_ELSEWHERE = {"trainer": {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto",
-                          **dict.fromkeys(CLASSES)}}  # fmt: skip
+_ELSEWHERE = {
+    "trainer": {
+        "accelerator": "auto",
+        "devices": 1,
+        "num_nodes": 1,
+        "strategy": "auto",
+        **dict.fromkeys(CLASSES),
+    }
+}
 """Replaces values of a run's recipe that only hold on the machine that trained it."""
 
 
@@ -33,7 +41,9 @@ def training(words: Words) -> "TrainingLaunch":
 
     Raises UserError for the first mistake, SystemExit if there is nothing to do.
     """
-    names = [{"run": {"recipe": Path(name).stem}} for name in words.places("--config", "-c")]
+    names = [
+        {"run": {"recipe": Path(name).stem}} for name in words.places("--config", "-c")
+    ]
     line = words.upon(reduce(merge, [*names[:1], words.recipes]))
     settings = _settings(line)
     from dualpath_cli.training.launch import to_train
@@ -54,7 +64,11 @@ def study(words: Words) -> "StudyLaunch":
     from dualpath_cli.run.run_folder import read_recipe
     from dualpath_cli.run.trained import check_as_run, find_run
     from dualpath_cli.spec.own_checks import check_as_trained
-    from dualpath_cli.training.launch import StudyLaunch, check_validation_sets, verify_data
+    from dualpath_cli.training.launch import (
+        StudyLaunch,
+        check_validation_sets,
+        verify_data,
+    )
 
     if not (given := words.places("--ckpt-path")):
         words.upon({})  # raises: the option must be given
@@ -65,8 +79,12 @@ def study(words: Words) -> "StudyLaunch":
     settings = _settings(line)
     check_as_run(run, settings.model)
     if not settings.data.val:
-        raise UserError("the run names no validation set; give one: --data.val.NAME FILE_OR_FOLDER")
-    _check_followed(settings.data, words.given("data.val", _with_paths(own)), run.folder)
+        raise UserError(
+            "the run names no validation set; give one: --data.val.NAME FILE_OR_FOLDER"
+        )
+    _check_followed(
+        settings.data, words.given("data.val", _with_paths(own)), run.folder
+    )
     model = line.recipe.get("model", {})
     named = {key: model[key] for key in words.given("model", own) & model.keys()}
     check_as_trained(run, settings.model, options.own_classes, named)
@@ -80,13 +98,16 @@ def _with_paths(own: Recipe) -> Recipe:
     """The validation sets of a recipe without those that only change a set's field."""
     sets = own.get("data", {}).get("val") or {}
     placed = {
-        name: value for name, value in sets.items() if isinstance(value, str) or "path" in value
+        name: value
+        for name, value in sets.items()
+        if isinstance(value, str) or "path" in value
     }
     return {"data": {"val": placed}}
 
 
 def _check_followed(data: DataSettings, given: set[str], folder: Path) -> None:
-    """Refuses validation sets named only by a run's recipe, unless files or data folders.
+    """Refuses validation sets named only by a run's recipe, unless files or data
+    folders.
 
     The author of a received recipe must not choose where the user's machine looks.
     """
@@ -102,8 +123,9 @@ def _check_followed(data: DataSettings, given: set[str], folder: Path) -> None:
         if is_remote(path) or (many and not is_data_folder(path)):
             shown = value if isinstance(value, str) else json.dumps(value)
             raise UserError(
-                f"data.val.{name}: '{path}' of {folder / RECIPE} is a glob, a folder of texts or "
-                f"s3://, which are not followed unless given: --data.val.{name} '{shown}'"
+                f"data.val.{name}: '{path}' of {folder / RECIPE} is a glob, a folder "
+                "of texts or s3://, which are not followed unless given: "
+                f"--data.val.{name} '{shown}'"
             )
 
 

@@ -31,7 +31,8 @@ class DualPathCLI(LightningCLI):
 
     def __init__(self, command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
         self.command, self.launch = command, launch
-        # The run folder holds the recipe; Lightning's subcommands are methods of Trainer.
+        # The run folder holds the recipe; Lightning's subcommands are methods of
+        # Trainer.
         super().__init__(
             DualPathModule,
             args=[],
@@ -83,8 +84,8 @@ def run(command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
     gc.collect()
     torch.cuda.empty_cache()
     say(
-        f"memory  run.micro_batch={settings.run.micro_batch} does not fit into the GPU; "
-        f"restarting with {half}, and more micro-batches for the same batch",
+        f"memory  run.micro_batch={settings.run.micro_batch} does not fit into the "
+        f"GPU; restarting with {half}, and more micro-batches for the same batch",
         sys.stdout,
     )
     halved = replace(settings, run=replace(settings.run, micro_batch=half))
@@ -93,14 +94,17 @@ def run(command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
 
 def _quiet() -> None:
     """Silences messages that Lightning prints in every run."""
-    # TensorBoard's thread passes failures of the disk to the main thread's next write, which
-    # reports them in one line.
+    # TensorBoard's thread passes failures of the disk to the main thread's next write,
+    # which reports them in one line.
     threading.excepthook = lambda failure: (
-        None if isinstance(failure.exc_value, OSError) else threading.__excepthook__(failure)
+        None
+        if isinstance(failure.exc_value, OSError)
+        else threading.__excepthook__(failure)
     )
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for name in ("profilers", "callbacks", "utilities.model_summary"):  # these were requested
+    # these were requested
+    for name in ("profilers", "callbacks", "utilities.model_summary"):
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
     # Compiling for the CPU, torch looks for CUDA, and warns if there is none.
     logging.getLogger("torch.utils.cpp_extension").addFilter(

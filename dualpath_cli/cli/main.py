@@ -1,4 +1,5 @@
-"""The `dualpath` command: runs the command that the first word names, and ends in an exit code.
+"""The `dualpath` command: runs the command that the first word names, and ends in an
+exit code.
 
 Also `dualpath quickstart`: a corpus, a model, its ablation and the page of its routing.
 """
@@ -34,7 +35,12 @@ from dualpath_cli.base.version import __version__
 from dualpath_cli.cli.commands import COMMANDS, Command
 
 _LINES = [
-    fill(f"  {name:17}{command.purpose}", 80, subsequent_indent=" " * 19, break_on_hyphens=False)
+    fill(
+        f"  {name:17}{command.purpose}",
+        80,
+        subsequent_indent=" " * 19,
+        break_on_hyphens=False,
+    )
     for name, command in COMMANDS.items()
 ]
 HELP = f"""usage: dualpath COMMAND ...
@@ -54,21 +60,24 @@ name:
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
-    0: done. 2: a user's mistake, 1: a failure of the machine, with one line each. 130: Ctrl-C, 143:
-    another signal. 141: the reader of the output left early (`fit` trains on).
+    0: done. 2: a user's mistake, 1: a failure of the machine, with one line each. 130:
+    Ctrl-C, 143: another signal. 141: the reader of the output left early (`fit` trains
+    on).
     """
     words = sys.argv[1:] if arguments is None else arguments
     if "_ARGCOMPLETE" in os.environ:
         resolve_name("dualpath_cli.cli.words:complete")()
-    first = 2 if " ".join(words[:2]) in COMMANDS else 1  # `prepare inspect` is a command
+    # `prepare inspect` is a command
+    first = 2 if " ".join(words[:2]) in COMMANDS else 1
     name, code = " ".join(words[:first]) or "--help", 0
     escape_unprintable()
-    # Waiting threads must not spin: beside a busy process, they would take each other's cores.
-    # OpenMP reads this variable when torch is imported (docs/fit.md#speed).
+    # Waiting threads must not spin: beside a busy process, they would take each other's
+    # cores. OpenMP reads this variable when torch is imported (docs/fit.md#speed).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # No child process looks for modules in the working directory.
     os.environ["PYTHONSAFEPATH"] = "1"
-    os.environ["RUST_BACKTRACE"] = "0"  # one line reports a failure of a tokenizer's library
+    # one line reports a failure of a tokenizer's library
+    os.environ["RUST_BACKTRACE"] = "0"
     with ended_by_signals() as came:
         try:
             end_with_parent()
@@ -79,7 +88,10 @@ def main(arguments: list[str] | None = None) -> int:
             elif name in COMMANDS:
                 _run(COMMANDS[name], words[first:])
             else:
-                hint = did_you_mean(name, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"
+                hint = (
+                    did_you_mean(name, COMMANDS)
+                    or f"; choose from {', '.join(COMMANDS)}"
+                )
                 raise UserError(f"no command '{name}'{hint}")
         except Exception as error:  # matplotlib turns a signal into a TypeError
             code = _failed(name, came[-1] if came else error)
@@ -110,7 +122,8 @@ def _run(command: Command, words: Sequence[str]) -> None:
 
 
 def _failed(name: str, error: BaseException) -> int:
-    """Prints the line of a failure and returns the exit code; raises errors that are defects."""
+    """Prints the line of a failure and returns the exit code; raises errors that are
+    defects."""
     match error:
         case UserError():
             return _end(name, 2, f"error: {error}" if str(error) else "")
@@ -123,25 +136,33 @@ def _failed(name: str, error: BaseException) -> int:
             return _end(name, code, f"error: {text}")
         case MemoryError():
             return _end(
-                name, 1, "error: out of memory; take fewer or shorter texts, or a smaller model"
+                name,
+                1,
+                "error: out of memory; take fewer or shorter texts, or a smaller model",
             )
         case Stopped():
             return _end(name, error.code, "" if error.quiet else error.text, sys.stdout)
         case SystemExit() | KeyboardInterrupt():  # SystemExit: Lightning ends so, too
-            interrupt = error if isinstance(error, KeyboardInterrupt) else error.__context__
+            interrupt = (
+                error if isinstance(error, KeyboardInterrupt) else error.__context__
+            )
             if isinstance(interrupt, KeyboardInterrupt):
                 by_signal = isinstance(interrupt, Terminated)
                 how = "stopped by SIGTERM" if by_signal else "interrupted"
                 said = "; ".join([how, *map(str, interrupt.args)])
-                speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # a machine's first rank, for all
-                return _end(name, 143 if by_signal else 130, said if speaks else "", sys.stdout)
+                # a machine's first rank, for all
+                speaks = os.environ.get("LOCAL_RANK", "0") == "0"
+                return _end(
+                    name, 143 if by_signal else 130, said if speaks else "", sys.stdout
+                )
             if not error.code:  # type: ignore[union-attr]
                 return 0  # after --help and --print-config
     raise error
 
 
 def _end(name: str, code: int, text: str, stream: TextIO | None = None) -> int:
-    """Prints a last line, on stderr by default; a closed stream does not change the exit code."""
+    """Prints a last line, on stderr by default; a closed stream does not change the
+    exit code."""
     stream = stream or sys.stderr
     try:
         if text:
@@ -152,7 +173,8 @@ def _end(name: str, code: int, text: str, stream: TextIO | None = None) -> int:
     return code
 
 
-# All in one process: separate commands would each import PyTorch and Lightning for some seconds
+# All in one process: separate commands would each import PyTorch and Lightning for some
+# seconds
 
 RUN = "runs/quickstart/default"
 LAST = f"{RUN}/checkpoints/step-00000150"
@@ -166,23 +188,27 @@ STEPS = {
         f"{RUN}/routing/step-00000150/summary.json"
     ),
 }
-"""The commands, and of those that import PyTorch each time, the file that they write last."""
+"""The commands, and of those that import PyTorch each time, the file that they write
+last."""
+WIDE = "--run.name wide --model.block wide --model.d_ffn_wide 1824"
 NEXT = f"""look: {RUN}/routing/step-00000150/index.html
-try:  dualpath fit --config quickstart --run.name wide --model.block wide --model.d_ffn_wide 1824
+try:  dualpath fit --config quickstart {WIDE}
       dualpath compare {RUN} runs/quickstart/wide
       dualpath flops --budget 80M --alpha 50 --k 4"""
 
 
 @dataclass(frozen=True)
 class Quickstart:
-    """Runs and shows four commands in the current folder: the sample corpus, a model of 1.6M
-    parameters in some 80 seconds on two cores, its ablation, and the page of its routing. After an
-    interruption the same command continues; studies that are done are left out.
+    """Runs and shows four commands in the current folder: the sample corpus, a model of
+    1.6M parameters in some 80 seconds on two cores, its ablation, and the page of its
+    routing. After an interruption the same command continues; studies that are done are
+    left out.
     """
 
 
 def quickstart(_: Quickstart) -> str:
-    """Shows and runs the commands, up to the first failure; returns the next things to try.
+    """Shows and runs the commands, up to the first failure; returns the next things to
+    try.
 
     A command whose results are there, and newer than the model, is not run again.
     """
@@ -192,7 +218,8 @@ def quickstart(_: Quickstart) -> str:
             say(f"done before: {os.path.dirname(written)}\n", sys.stdout)
             continue
         if code := main(words.split()):
-            again = "" if code == 2 else "; the same command continues"  # not for a mistake
+            # not for a mistake
+            again = "" if code == 2 else "; the same command continues"
             raise Stopped(f"ended at {words.split()[0]}{again}", code, False)
         say("", sys.stdout)
     return NEXT

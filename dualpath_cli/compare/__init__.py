@@ -1,1 +1,2 @@
-"""`dualpath compare`: runs of several configurations and seeds, side by side. Torch-free."""
+"""`dualpath compare`: runs of several configurations and seeds, side by side.
+Torch-free."""

@@ -1,6 +1,7 @@
 """The figures of a comparison, with families by colour and K by marker.
 
-Quality against parameters, as in the paper's figure; loss against tokens and measured time.
+Quality against parameters, as in the paper's figure; loss against tokens and measured
+time.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from dualpath_cli.report.figures import FAMILY_COLORS, MUTED, panels, plain, sha
 
 MARKERS = {1: "o", 2: "^", 3: "s", 4: "D", 5: "p", 6: "h", 8: "*"}
 COUNTS = FuncFormatter(lambda value, _: format_size(round(value)))  # 719M, 1.4B
-START = 0.1  # share of a run whose losses, far above all that follows, do not set the scale
+# share of a run whose losses, far above all that follows, do not set the scale
+START = 0.1
 TOKENS, LOSS, HOURS = 0, 1, 2  # places in a point of a curve
 
 Floats = npt.NDArray[np.float64]
@@ -32,7 +34,9 @@ def captions(groups: Sequence[Group]) -> dict[str, str]:
     several = any(len(c.seeds) > 1 for group in groups for c in group.configurations)
     seeds = ": mean over seeds, band from the lowest to the highest" if several else ""
     return {
-        "quality": "Bits per byte against parameters; lower and further left is better.",
+        "quality": (
+            "Bits per byte against parameters; lower and further left is better."
+        ),
         "curves": f"Training loss against tokens and against measured time{seeds}.",
     }
 
@@ -49,18 +53,32 @@ def quality(groups: Sequence[Group]) -> Figure:
             x, y = zip(*((c.parameters, c.mean(AGGREGATE)) for c in line), strict=True)
             ax.plot(x, y, color=FAMILY_COLORS["dual"], linewidth=1.2)
             ax.annotate(
-                label, (x[0], y[0]), xytext=(7, -3), zorder=1, fontsize=8,
-                textcoords="offset points", color=FAMILY_COLORS["dual"],
+                label,
+                (x[0], y[0]),
+                xytext=(7, -3),
+                zorder=1,
+                fontsize=8,
+                textcoords="offset points",
+                color=FAMILY_COLORS["dual"],
                 path_effects=[withStroke(linewidth=2.5, foreground="white")],
-            )  # fmt: skip
+            )
         for c in group.configurations:
             ax.errorbar(
-                c.parameters, c.mean(AGGREGATE), yerr=c.standard_error(AGGREGATE),
-                color=FAMILY_COLORS[c.family], marker=_marker(c), markersize=7, capsize=3,
-                markeredgecolor="white", markeredgewidth=0.6, linestyle="none",
-            )  # fmt: skip
+                c.parameters,
+                c.mean(AGGREGATE),
+                yerr=c.standard_error(AGGREGATE),
+                color=FAMILY_COLORS[c.family],
+                marker=_marker(c),
+                markersize=7,
+                capsize=3,
+                markeredgecolor="white",
+                markeredgewidth=0.6,
+                linestyle="none",
+            )
         single = all(len(c.seeds) == 1 for c in group.configurations)
-        ax.set(title=group.name + (", single runs" if single else ""), xlabel="parameters")
+        ax.set(
+            title=group.name + (", single runs" if single else ""), xlabel="parameters"
+        )
         ax.set_ylabel(f"bits per byte, {AGGREGATE}")
         ax.title.set_fontsize(9)
         ax.xaxis.set_major_formatter(COUNTS)
@@ -70,10 +88,14 @@ def quality(groups: Sequence[Group]) -> Figure:
     errors = any(len(c.seeds) > 1 for c in shown)
     figure.legend(
         handles=_legend(shown),
-        ncols=4 if len(groups) == 1 else 9, loc="outside lower center", frameon=False, fontsize=8,
-        handlelength=1.4, title_fontsize=8,
+        ncols=4 if len(groups) == 1 else 9,
+        loc="outside lower center",
+        frameon=False,
+        fontsize=8,
+        handlelength=1.4,
+        title_fontsize=8,
         title="bars: one standard error over seeds" if errors else None,
-    )  # fmt: skip
+    )
     return figure
 
 
@@ -83,7 +105,8 @@ def _marker(configuration: Configuration) -> str:
 
 
 def _lines(group: Group) -> dict[str, list[Configuration]]:
-    """Dual configurations of an alpha in whole percents, by K; alone where several have one K."""
+    """Dual configurations of an alpha in whole percents, by K; alone where several have
+    one K."""
     found: dict[str, list[Configuration]] = {}
     for c in sorted(group.configurations, key=lambda c: c.loops or 0):
         if c.family == "dual":
@@ -96,7 +119,12 @@ def _lines(group: Group) -> dict[str, list[Configuration]]:
 
 
 def _legend(configurations: Sequence[Configuration]) -> list[Line2D]:
-    names = {"wide": "PureWide", "expanded": "expanded", "loop": "PureLoop", "dual": "dual path"}
+    names = {
+        "wide": "PureWide",
+        "expanded": "expanded",
+        "loop": "PureLoop",
+        "dual": "dual path",
+    }
     markers = {c.loops or 1: _marker(c) for c in configurations}
     handles = [
         Line2D([], [], color=FAMILY_COLORS[family], linewidth=5, label=names[family])
@@ -104,16 +132,21 @@ def _legend(configurations: Sequence[Configuration]) -> list[Line2D]:
         if any(c.family == family for c in configurations)
     ]
     handles += [
-        Line2D([], [], color=MUTED, marker=shape, linestyle="none", label=f"K = {loops}")
+        Line2D(
+            [], [], color=MUTED, marker=shape, linestyle="none", label=f"K = {loops}"
+        )
         for loops, shape in sorted(markers.items())
     ]
     return handles
 
 
 def curves(groups: Sequence[Group]) -> Figure:
-    """Training loss against tokens, the same less the baseline's, and against measured time."""
+    """Training loss against tokens, the same less the baseline's, and against measured
+    time."""
     compared = any(group.baselines for group in groups)
-    figure, axes = panels(7.4 * len(groups), 3.6 * (2 + compared), 2 + compared, len(groups))
+    figure, axes = panels(
+        7.4 * len(groups), 3.6 * (2 + compared), 2 + compared, len(groups)
+    )
     for group, column in zip(groups, axes.T, strict=True):
         _losses(column[0], group, TOKENS)
         _losses(column[-1], group, HOURS)
@@ -124,8 +157,11 @@ def curves(groups: Sequence[Group]) -> Figure:
     return figure
 
 
-def _losses(ax: Axes, group: Group, along: int, baseline: Configuration | None = None) -> None:
-    """A line a configuration, the mean over seeds, in a band from the lowest to the highest.
+def _losses(
+    ax: Axes, group: Group, along: int, baseline: Configuration | None = None
+) -> None:
+    """A line a configuration, the mean over seeds, in a band from the lowest to the
+    highest.
 
     With a baseline, less its loss at the same seed, which saw the same text.
     """
@@ -139,9 +175,18 @@ def _losses(ax: Axes, group: Group, along: int, baseline: Configuration | None =
             continue  # its seeds were logged at different steps
         x = ours[..., along].mean(0) * (60 if in_minutes else 1)
         values_SP = ours[..., LOSS] - (theirs[0][..., LOSS] if theirs else 0)
-        ax.fill_between(x, values_SP.min(0), values_SP.max(0), color=color, alpha=0.12, linewidth=0)
+        ax.fill_between(
+            x, values_SP.min(0), values_SP.max(0), color=color, alpha=0.12, linewidth=0
+        )
         label = c.name.removeprefix("_")  # matplotlib hides names that begin with one
-        ax.plot(x, values_SP.mean(0), color=color, linestyle=dashes, linewidth=1.1, label=label)
+        ax.plot(
+            x,
+            values_SP.mean(0),
+            color=color,
+            linestyle=dashes,
+            linewidth=1.1,
+            label=label,
+        )
         shown.append(values_SP[:, x >= START * x[-1]])
     if shown:
         lowest, highest = min(v.min() for v in shown), max(v.max() for v in shown)
@@ -154,19 +199,23 @@ def _losses(ax: Axes, group: Group, along: int, baseline: Configuration | None =
         ax.xaxis.set_major_formatter(COUNTS)
     if baseline:
         ax.axhline(0, color=MUTED, linewidth=0.8)
-        # A name may be longer than the axis is high or wide; there is room to its right.
+        # A name may be longer than the axis is high or wide; there is room to its
+        # right.
         ax.set_title(f"less that of {baseline.name}, same seed", loc="left", fontsize=9)
         ax.set_ylabel("difference (nats per token)")
     else:
         ax.set_title(group.name, fontsize=9)
         ax.set_ylabel("training loss (nats per token)")
         if shown and along == TOKENS:
-            ax.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+            ax.legend(
+                frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0)
+            )
     plain(ax)
 
 
 def _styles(group: Group) -> list[tuple[Configuration, str, str]]:
-    """Each configuration with a shade of its family's colour, and dashes unlike its neighbours'."""
+    """Each configuration with a shade of its family's colour, and dashes unlike its
+    neighbours'."""
     return [
         style
         for family in FAMILIES
@@ -181,13 +230,22 @@ def _styles(group: Group) -> list[tuple[Configuration, str, str]]:
 
 
 def shared_points(configurations: Sequence[Configuration]) -> list[Floats]:
-    """Each configuration's points at the seeds and tokens that all of them have: (S, P, 3)."""
-    seeds = set(configurations[0].seeds).intersection(*(c.seeds for c in configurations))
+    """Each configuration's points at the seeds and tokens that all of them have: (S, P,
+    3)."""
+    seeds = set(configurations[0].seeds).intersection(
+        *(c.seeds for c in configurations)
+    )
     curves = [
-        [{point[TOKENS]: point for point in run.curve} for run in c.runs if run.seed in seeds]
+        [
+            {point[TOKENS]: point for point in run.curve}
+            for run in c.runs
+            if run.seed in seeds
+        ]
         for c in configurations
     ]
     first = curves[0][0]
-    tokens = sorted(set(first).intersection(*(curve for part in curves for curve in part)))
+    tokens = sorted(
+        set(first).intersection(*(curve for part in curves for curve in part))
+    )
     points = ([[curve[place] for place in tokens] for curve in part] for part in curves)
     return [np.reshape(of_one, (len(of_one), len(tokens), 3)) for of_one in points]

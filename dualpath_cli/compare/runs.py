@@ -1,4 +1,5 @@
-"""Runs, read once from their folders: settings, scores after the last step, speed, data."""
+"""Runs, read once from their folders: settings, scores after the last step, speed,
+data."""
 
 import hashlib
 import math
@@ -48,12 +49,14 @@ class SeededRun:
     def decisive(self, facts: Mapping[str, Any] = {}) -> dict[str, Any]:
         """The values that decide the run's numbers, but for the seed, by dotted key.
 
-        Two runs with equal values belong to one configuration. The source of custom classes is
-        one of the values; it is read from `facts`.
+        Two runs with equal values belong to one configuration. The source of custom
+        classes is one of the values; it is read from `facts`.
         """
         recipe = self.settings.as_recipe()
         recipe["run"]["max_tokens"] = self.tokens
-        part = decisive_part(recipe) | {"trainer": {"precision": recipe["trainer"]["precision"]}}
+        part = decisive_part(recipe) | {
+            "trainer": {"precision": recipe["trainer"]["precision"]}
+        }
         if sources := mapping_of(self.folder, facts, "classes"):
             part["model"]["classes"] = sources
         names = ("seed_everything", "run.recipe")
@@ -65,12 +68,14 @@ class TrainedRun(SeededRun):
     """A run that has reached its last step."""
 
     keys: dict[str, Any]  # `decisive`: two configurations differ in some of them
-    scores: dict[str, float]  # bits per byte at the end by set, with `aggregate`, their mean
+    # bits per byte at the end by set, with `aggregate`, their mean
+    scores: dict[str, float]
     tokens_per_second: float
-    """Median over the rows of metrics.csv. Under a schedule of loops the harmonic mean of the
-    phases' medians."""
+    """Median over the rows of metrics.csv. Under a schedule of loops the harmonic mean
+    of the phases' medians."""
     curve: tuple[Point, ...]
-    expected_loops: float | None  # by the router, mean over looped layers, as last logged
+    # by the router, mean over looped layers, as last logged
+    expected_loops: float | None
     data: dict[str, str | float]
     """The data that the run read, by name; comparable runs have the same."""
     lost: tuple[str, ...] = ()  # lines on rows that its tables lack
@@ -83,9 +88,13 @@ def find_folders(paths: Sequence[str]) -> list[Path]:
     for path in map(Path, paths):
         # A run, or a folder of runs: of a sweep, of fit, of fit's runs of one recipe.
         layouts = ("", "runs/*/*/", "*/*/", "*/")
-        recipes = next(filter(None, (sorted(path.glob(f"{x}{RECIPE}")) for x in layouts)), [])
+        recipes = next(
+            filter(None, (sorted(path.glob(f"{x}{RECIPE}")) for x in layouts)), []
+        )
         if not recipes:
-            siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+            siblings = (
+                [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+            )
             hint = "" if path.exists() else did_you_mean(path.name, siblings)
             hint = hint or (
                 f"; a run folder holds {RECIPE}, a folder of runs NAME, RECIPE/NAME or "
@@ -97,10 +106,11 @@ def find_folders(paths: Sequence[str]) -> list[Path]:
 
 
 def read_run(folder: Path) -> TrainedRun | str:
-    """Reads a run folder. Of an unfinished run, returns the step it has reached, in words.
+    """Reads a run folder. Of an unfinished run, returns the step it has reached, in
+    words.
 
-    Raises UserError for a damaged file. The run may be training meanwhile: a last step that is
-    validated has its rows in all tables, so validation.csv is read first.
+    Raises UserError for a damaged file. The run may be training meanwhile: a last step
+    that is validated has its rows in all tables, so validation.csv is read first.
     """
     try:
         settings = settings_from(read_recipe(folder))
@@ -108,9 +118,11 @@ def read_run(folder: Path) -> TrainedRun | str:
         raise UserError(f"{folder}: {error}") from None
     sets = set(settings.data.val)
     if not sets or AGGREGATE in sets:
-        what = f"a validation set '{AGGREGATE}', as their mean is called" if sets else (
-            "no validation set to compare; leave it out"
-        )  # fmt: skip
+        what = (
+            f"a validation set '{AGGREGATE}', as their mean is called"
+            if sets
+            else ("no validation set to compare; leave it out")
+        )
         raise UserError(f"run '{folder}' has {what}")
     last, table = settings.run.steps, folder / VALIDATION
     final = {row["set"]: row for row in read_table(table) if row.step == last}
@@ -131,18 +143,25 @@ def read_run(folder: Path) -> TrainedRun | str:
     data = _data(folder, settings, facts)
     for name, score in scores.items():
         if not math.isfinite(score):
-            raise UserError(f"{table} step {last}: {name} has {score} bits per byte; leave it out")
-        # A text is known by its bytes per token, nats per token over nats per byte. Of a data
-        # folder the loss counts end-of-text too, but its fingerprint is known.
+            raise UserError(
+                f"{table} step {last}: {name} has {score} bits per byte; leave it out"
+            )
+        # A text is known by its bytes per token, nats per token over nats per byte. Of
+        # a data folder the loss counts end-of-text too, but its fingerprint is known.
         if f"validation set {name}" not in data:
             length = final[name].measured("loss") / (score or math.inf) / math.log(2)
             data[f"bytes a token of {name}"] = length
     return TrainedRun(
-        folder, settings, SeededRun(folder, settings).decisive(facts),
-        {AGGREGATE: fmean(scores.values()), **scores}, _speed(rows, settings),
-        _curve(rows), _expected_loops(routing), data,
+        folder,
+        settings,
+        SeededRun(folder, settings).decisive(facts),
+        {AGGREGATE: fmean(scores.values()), **scores},
+        _speed(rows, settings),
+        _curve(rows),
+        _expected_loops(routing),
+        data,
         tuple(lost(folder, settings, last, {METRICS: rows, ROUTING: routing})),
-    )  # fmt: skip
+    )
 
 
 def _speed(rows: Sequence[TableRow], settings: Settings) -> float:
@@ -151,7 +170,9 @@ def _speed(rows: Sequence[TableRow], settings: Settings) -> float:
     for row in rows:
         phase = () if loops is None else loops.choices(row.step - 1)
         phases.setdefault(phase, []).append(row.number("tokens_per_second"))
-    return harmonic_mean(map(median, phases.values()), weights=map(len, phases.values()))
+    return harmonic_mean(
+        map(median, phases.values()), weights=map(len, phases.values())
+    )
 
 
 def _curve(rows: Sequence[TableRow]) -> tuple[Point, ...]:
@@ -167,7 +188,9 @@ def _curve(rows: Sequence[TableRow]) -> tuple[Point, ...]:
 
 def _expected_loops(rows: Sequence[TableRow]) -> float | None:
     last = [row for row in rows if row.step == rows[-1].step]
-    values = [row.number("expected_loops") for row in last if row.text("expected_loops")]
+    values = [
+        row.number("expected_loops") for row in last if row.text("expected_loops")
+    ]
     return fmean(values) if values else None
 
 
@@ -176,12 +199,17 @@ def _flat(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in sorted(recipe.items()):
         nested = isinstance(value, dict) and value
-        found |= _flat(value, f"{before}{name}.") if nested else {f"{before}{name}": value}
+        found |= (
+            _flat(value, f"{before}{name}.") if nested else {f"{before}{name}": value}
+        )
     return found
 
 
-def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, str | float]:
-    """The data by name; no run folder keeps validation texts, so these have names and sizes."""
+def _data(
+    folder: Path, settings: Settings, facts: dict[str, Any]
+) -> dict[str, str | float]:
+    """The data by name; no run folder keeps validation texts, so these have names and
+    sizes."""
     data: dict[str, str | float] = {
         "validation sets": ", ".join(
             f"{name}={of_set.public_name}"
@@ -191,10 +219,14 @@ def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, 
         "data.val_seed": str(settings.data.val_seed),
         "training data": str(facts.get("data_fingerprint", "not known"))[:12],
     }
-    for name, fingerprint in mapping_of(folder, facts, "val_fingerprints").items():  # of folders
+    # of folders
+    for name, fingerprint in mapping_of(folder, facts, "val_fingerprints").items():
         data[f"validation set {name}"] = str(fingerprint)[:12]
-    if (folder / TOKENIZER).exists():  # not in a folder that was kept for its numbers alone
-        data["tokenizer"] = hashlib.sha256(read_text(folder / TOKENIZER).encode()).hexdigest()[:12]
+    # not in a folder that was kept for its numbers alone
+    if (folder / TOKENIZER).exists():
+        data["tokenizer"] = hashlib.sha256(
+            read_text(folder / TOKENIZER).encode()
+        ).hexdigest()[:12]
     return data
 
 
@@ -210,6 +242,6 @@ def check_same_data(runs: Sequence[TrainedRun]) -> None:
                 here, there = f"{here:.4f}", f"{there:.4f}"
             if here != there:
                 raise UserError(
-                    f"{first[name].folder} and {run.folder} cannot be compared: {name} {there} "
-                    f"there, {here} here; leave one of them out"
+                    f"{first[name].folder} and {run.folder} cannot be compared: {name} "
+                    f"{there} there, {here} here; leave one of them out"
                 )

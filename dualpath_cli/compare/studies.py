@@ -25,11 +25,14 @@ MOST = 1e300  # of a number that any arithmetic here can take
 REPORTS = f"ablations/step-*/{REPORT}"  # in a run folder
 
 
-def ablations_of(groups: Sequence[Group]) -> tuple[list[Record], list[Record], list[str]]:
-    """Rows of ablations.csv and of ablation_classes.csv, and a line for each report left out.
+def ablations_of(
+    groups: Sequence[Group],
+) -> tuple[list[Record], list[Record], list[str]]:
+    """Rows of ablations.csv and of ablation_classes.csv, and a line for each report
+    left out.
 
-    A configuration has rows if two of its runs have a report of their last step by `dualpath
-    ablate`. They hold means over the runs, of what all of these reports have.
+    A configuration has rows if two of its runs have a report of their last step by
+    `dualpath ablate`. They hold means over the runs, of what all of these reports have.
     """
     rows: list[Record] = []
     classes: list[Record] = []
@@ -39,13 +42,18 @@ def ablations_of(groups: Sequence[Group]) -> tuple[list[Record], list[Record], l
         reports = _of_same_texts(found, left_out)
         if len(reports) > 1:
             own = {"group": name, "configuration": configuration.name}
-            rows += [own | row for row in differences_over_runs([r["rows"] for r in reports])]
-            classes += [own | row for row in excess_over_runs([r["excess"] for r in reports])]
+            rows += [
+                own | row for row in differences_over_runs([r["rows"] for r in reports])
+            ]
+            classes += [
+                own | row for row in excess_over_runs([r["excess"] for r in reports])
+            ]
     return rows, classes, left_out
 
 
 def evaluations_of(groups: Sequence[Group]) -> tuple[list[Record], list[str]]:
-    """Rows of evaluations.csv, a row a run and score, and a line for each report left out.
+    """Rows of evaluations.csv, a row a run and score, and a line for each report left
+    out.
 
     A run has rows if it has a report of its last step by `dualpath evaluate`.
     """
@@ -66,14 +74,21 @@ def _newest(
     read: Callable[[TrainedRun, Any], T],
     left_out: list[str],
 ) -> Iterator[tuple[TrainedRun, T]]:
-    """The newest report of each run, as read; one that is refused adds a line to `left_out`."""
+    """The newest report of each run, as read; one that is refused adds a line to
+    `left_out`."""
     for run in configuration.runs:
         for path in sorted(run.folder.glob(pattern))[-1:]:
             try:
                 yield run, read(run, read_json(path))
             except UserError as error:
                 left_out.append(f"left out: {error}")
-            except (LookupError, AttributeError, TypeError, ValueError, OverflowError) as error:
+            except (
+                LookupError,
+                AttributeError,
+                TypeError,
+                ValueError,
+                OverflowError,
+            ) as error:
                 left_out.append(f"left out: {path}, {of_content(error)}")
 
 
@@ -96,18 +111,23 @@ def _check_subject(run: TrainedRun, model: Record, step: int, sha256: str) -> No
         raise ValueError(f"of other weights than those in {checkpoint}")
 
 
-def _of_same_texts(found: Sequence[tuple[TrainedRun, Record]], left_out: list[str]) -> list[Record]:
-    """The reports whose texts are those of the first; each other one adds a line to `left_out`."""
+def _of_same_texts(
+    found: Sequence[tuple[TrainedRun, Record]], left_out: list[str]
+) -> list[Record]:
+    """The reports whose texts are those of the first; each other one adds a line to
+    `left_out`."""
     same: list[Record] = []
     first: dict[str, tuple[Any, TrainedRun]] = {}
     for run, report in found:
         texts = _texts(report)
-        others = [name for name in texts if name in first and first[name][0] != texts[name]]
+        others = [
+            name for name in texts if name in first and first[name][0] != texts[name]
+        ]
         if others:
             name = others[0]
             left_out.append(
-                f"left out: the ablation of {run.folder}, whose '{name}' is another text, or part "
-                f"of it, than that of {first[name][1].folder}"
+                f"left out: the ablation of {run.folder}, whose '{name}' is another "
+                f"text, or part of it, than that of {first[name][1].folder}"
             )
             continue
 
@@ -146,7 +166,8 @@ def _checked(run: TrainedRun, report: Record) -> Record:
 
 
 def _check_finite(row: Record, *names: str) -> None:
-    """Raises ValueError for a value that is not a finite number: Python's JSON may hold NaN."""
+    """Raises ValueError for a value that is not a finite number: Python's JSON may hold
+    NaN."""
     for name in names:
         value = row[name]
         is_number = type(value) in (int, float) and abs(value) < MOST
@@ -165,7 +186,12 @@ def _scores(run: TrainedRun, report: Record) -> list[Record]:
         for metric, score in zip(("accuracy", "bits per byte"), scores, strict=True):
             if score is None:
                 continue
-            row = {"benchmark": name, "metric": metric, "documents": documents, "score": score[0]}
+            row = {
+                "benchmark": name,
+                "metric": metric,
+                "documents": documents,
+                "score": score[0],
+            }
             # A mean of benchmarks has no documents.
             _check_finite(row, "score", *(["documents"] if by != "mean" else []))
             rows.append(row | {"score": float(score[0])})
@@ -197,12 +223,20 @@ def table_of_scores(rows: Sequence[Record]) -> Table:
     names = list(dict.fromkeys(row["configuration"] for row in rows))
     found: dict[tuple[Any, ...], dict[str, list[float]]] = {}
     for row in rows:
-        of_score = found.setdefault((row["benchmark"], row["metric"], row["documents"]), {})
+        of_score = found.setdefault(
+            (row["benchmark"], row["metric"], row["documents"]), {}
+        )
         of_score.setdefault(row["configuration"], []).append(row["score"])
     columns = [Column("benchmark"), Column("by"), Column("documents", ",")]
     columns += [Column(name, with_error(".4f")) for name in names]
     cells = [
-        [*score, *(mean_and_error(values[name]) if name in values else None for name in names)]
+        [
+            *score,
+            *(
+                mean_and_error(values[name]) if name in values else None
+                for name in names
+            ),
+        ]
         for score, values in found.items()
     ]
     caption = "± one standard error over seeds, not that of a difference; no tests"
@@ -210,7 +244,8 @@ def table_of_scores(rows: Sequence[Record]) -> Table:
 
 
 def differences_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
-    """The cost of each ablation that all runs have: mean and standard deviation over them."""
+    """The cost of each ablation that all runs have: mean and standard deviation over
+    them."""
     keys = ("suite", "intervention", "source")
     return [
         {
@@ -225,10 +260,11 @@ def differences_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
 
 
 def excess_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
-    """The excess of each class of tokens that all runs have over random tokens, by source.
+    """The excess of each class of tokens that all runs have over random tokens, by
+    source.
 
-    With Wilcoxon's signed-rank test on the runs' excesses. Holm's correction is over the paper's
-    classes together, and over all other classes apart.
+    With Wilcoxon's signed-rank test on the runs' excesses. Holm's correction is over
+    the paper's classes together, and over all other classes apart.
     """
     records = [
         {
@@ -245,10 +281,15 @@ def excess_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
         for (token_class, path, source), rows in _in_all(
             runs, ("token_class", "path", "source")
         ).items()
-        if None not in (values := [row["excess"] for row in rows])  # a class without tokens
+        # a class without tokens
+        if None not in (values := [row["excess"] for row in rows])
     ]
     for of_paper in (True, False):
-        family = [r for r in records if (r["forced"].rpartition(" ")[0] in CLASSES) is of_paper]
+        family = [
+            r
+            for r in records
+            if (r["forced"].rpartition(" ")[0] in CLASSES) is of_paper
+        ]
         for record, p in zip(family, holm([r["p"] for r in family]), strict=True):
             record["p_holm"] = p
     return [without_nan(record) for record in records]

@@ -15,9 +15,22 @@ from dualpath_cli.base.system import without_nan
 from dualpath_cli.compare.groups import Configuration, Group
 from dualpath_cli.compare.rates import resampled
 from dualpath_cli.compare.runs import AGGREGATE
-from dualpath_cli.report.blocks import LEVEL, SeedBlocks, block_spread, find_blocks, holm
+from dualpath_cli.report.blocks import (
+    LEVEL,
+    SeedBlocks,
+    block_spread,
+    find_blocks,
+    holm,
+)
 from dualpath_cli.report.console import duration
-from dualpath_cli.report.table import Column, Columns, Table, interval, with_error, with_interval
+from dualpath_cli.report.table import (
+    Column,
+    Columns,
+    Table,
+    interval,
+    with_error,
+    with_interval,
+)
 
 BLOCKS, PAIR, BEST = "randomised blocks", "paired t", "best rates, resampled"
 AFTER = "not tested: the test before found no difference"  # of pairs in a fixed order
@@ -26,7 +39,8 @@ SAME = "no difference that matters"
 
 @dataclass(frozen=True)
 class Difference:
-    """Bits per byte of a configuration less those of the baseline, over the seeds of both."""
+    """Bits per byte of a configuration less those of the baseline, over the seeds of
+    both."""
 
     group: str
     measure: str
@@ -36,17 +50,20 @@ class Difference:
     difference: float  # mean over seeds; below zero the configuration is better
     low: float = nan  # ends of the 95 % interval; nan without a test
     high: float = nan
-    low_90: float = nan  # within the margin: two one-sided tests at 5 % reject what matters
+    # within the margin: two one-sided tests at 5 % reject what matters
+    low_90: float = nan
     high_90: float = nan
     test: str = ""  # `randomised blocks`, `paired t`, or why there is no test
     configurations: int = 0  # whose runs the standard error comes from
     df: int = 0  # degrees of freedom of the standard error
     detectable: float = nan  # smallest true difference found at 5 % with 80 % power
     p: float = nan
-    p_holm: float = nan  # `p` corrected for all tests of all groups; nan in a fixed order
+    # `p` corrected for all tests of all groups; nan in a fixed order
+    p_holm: float = nan
     order: int | None = None  # place among the pairs of a fixed order, from 1
     margin: float | None = None  # the smallest difference that matters
-    bend: float = nan  # with --best lr: rise of bits per byte one step of rates from the best rate,
+    # with --best lr: rise of bits per byte one step of rates from the best rate,
+    bend: float = nan
     bend_baseline: float = nan  # in standard errors of a mean
 
     @property
@@ -55,7 +72,8 @@ class Difference:
 
     @property
     def unlike(self) -> bool:
-        """Whether one curve is flat and the other steep: the interval is then too narrow."""
+        """Whether one curve is flat and the other steep: the interval is then too
+        narrow."""
         flatter, steeper = sorted((self.bend, self.bend_baseline))
         return flatter < 3 < steeper - flatter
 
@@ -73,20 +91,31 @@ class Difference:
 
 
 def differences_of(
-    groups: Sequence[Group], *, aggregate_only: bool = False, margin: float | None = None
+    groups: Sequence[Group],
+    *,
+    aggregate_only: bool = False,
+    margin: float | None = None,
 ) -> list[Difference]:
-    """All tests of all groups, corrected together: of the aggregate, and of each of several sets.
+    """All tests of all groups, corrected together: of the aggregate, and of each of
+    several sets.
 
-    The aggregate over one set is that set: it is tested once. A group's pairs are tested instead,
-    uncorrected and in their order up to the first that finds no difference: the chance of any
-    false difference is that of the first pair without one, 5 %.
+    The aggregate over one set is that set: it is tested once. A group's pairs are
+    tested instead, uncorrected and in their order up to the first that finds no
+    difference: the chance of any false difference is that of the first pair without
+    one, 5 %.
     """
     rows = [
-        row for group in groups
-        for row in (_in_order(group) if group.pairs else _of_group(group, aggregate_only))
-    ]  # fmt: skip
+        row
+        for group in groups
+        for row in (
+            _in_order(group) if group.pairs else _of_group(group, aggregate_only)
+        )
+    ]
     corrected = holm([nan if row.order else row.p for row in rows])
-    return [replace(row, p_holm=p, margin=margin) for row, p in zip(rows, corrected, strict=True)]
+    return [
+        replace(row, p_holm=p, margin=margin)
+        for row, p in zip(rows, corrected, strict=True)
+    ]
 
 
 def _in_order(group: Group) -> list[Difference]:
@@ -120,7 +149,11 @@ def _of_group(group: Group, aggregate_only: bool) -> list[Difference]:
 
 
 def _difference(
-    group: Group, measure: str, other: Configuration, baseline: Configuration, blocks: SeedBlocks
+    group: Group,
+    measure: str,
+    other: Configuration,
+    baseline: Configuration,
+    blocks: SeedBlocks,
 ) -> Difference:
     in_blocks = [c for c in group.configurations if c.name in blocks.names]
     values = {c: [c.scores[measure][seed] for seed in blocks.seeds] for c in in_blocks}
@@ -135,24 +168,39 @@ def _difference(
         return _of_best(row, other, baseline, in_blocks, blocks.seeds)
     spread = block_spread(list(values.values()))
     return replace(
-        row, low=mean - spread.reach, high=mean + spread.reach,
-        low_90=mean - spread.reach_90, high_90=mean + spread.reach_90,
-        test=BLOCKS if len(values) > 2 else PAIR, configurations=len(values), df=spread.df,
-        detectable=spread.detectable, p=spread.p(mean),
-    )  # fmt: skip
+        row,
+        low=mean - spread.reach,
+        high=mean + spread.reach,
+        low_90=mean - spread.reach_90,
+        high_90=mean + spread.reach_90,
+        test=BLOCKS if len(values) > 2 else PAIR,
+        configurations=len(values),
+        df=spread.df,
+        detectable=spread.detectable,
+        p=spread.p(mean),
+    )
 
 
 def _of_best(
-    row: Difference, other: Configuration, baseline: Configuration,
-    in_blocks: Sequence[Configuration], seeds: Sequence[int],
-) -> Difference:  # fmt: skip
-    """The test where rates were chosen: a row of the blocks is a configuration at one rate."""
+    row: Difference,
+    other: Configuration,
+    baseline: Configuration,
+    in_blocks: Sequence[Configuration],
+    seeds: Sequence[int],
+) -> Difference:
+    """The test where rates were chosen: a row of the blocks is a configuration at one
+    rate."""
     values = {
-        c: [[by_seed[seed].scores[AGGREGATE] for seed in seeds] for by_seed in c.frame.values()]
+        c: [
+            [by_seed[seed].scores[AGGREGATE] for seed in seeds]
+            for by_seed in c.frame.values()
+        ]
         for c in in_blocks
     }
     spread = block_spread([row for its in values.values() for row in its])
-    ours, theirs = ((np.log(list(c.frame)), np.mean(values[c], 1)) for c in (other, baseline))
+    ours, theirs = (
+        (np.log(list(c.frame)), np.mean(values[c], 1)) for c in (other, baseline)
+    )
     found = resampled(ours, theirs, spread.error / 2**0.5, spread.df)
     return replace(row, **found, test=BEST, configurations=len(values), df=spread.df)
 
@@ -161,42 +209,83 @@ Cost = tuple[str, Column, Callable[[Configuration], Any], str]
 
 
 def _costs(wide: Configuration | None) -> list[Cost]:
-    """What a configuration is and costs: columns of table.csv and of tables, with their notes."""
+    """What a configuration is and costs: columns of table.csv and of tables, with their
+    notes."""
     return [
         ("alpha", Column("α", ".0f"), lambda c: c.alpha, "α in %"),
         ("loops", Column("K", "d"), lambda c: c.loops, ""),
-        ("expected_loops", Column("loops", ".2f"), lambda c: c.expected_loops,
-         "loops: expected by the router, as last logged in training"),
+        (
+            "expected_loops",
+            Column("loops", ".2f"),
+            lambda c: c.expected_loops,
+            "loops: expected by the router, as last logged in training",
+        ),
         ("layers", Column("layers", "d"), lambda c: c.layers, ""),
         ("parameters", Column("params", count), lambda c: c.parameters, ""),
         ("active_parameters", Column("active\nparams", count), lambda c: c.active, ""),
-        ("parameters_to_wide", Column("params\n/wide", ".2f"),
-         lambda c: wide and c.parameters / wide.parameters, ""),
+        (
+            "parameters_to_wide",
+            Column("params\n/wide", ".2f"),
+            lambda c: wide and c.parameters / wide.parameters,
+            "",
+        ),
         ("linear_flops", Column("linear\nFLOPs", count), lambda c: c.flops_linear, ""),
-        ("total_flops", Column("total\nFLOPs", count), lambda c: c.flops_total,
-         "FLOPs: per token and layer"),
-        ("kv_bytes_per_token", Column("KV bytes\n/token", count), lambda c: c.kv_bytes,
-         "KV bytes: of a cache in bf16, all layers"),
-        ("trained_flops", Column("trained\nFLOPs", count), lambda c: c.flops_trained,
-         "trained: mean of the total over training steps; compute is not equal here"),
+        (
+            "total_flops",
+            Column("total\nFLOPs", count),
+            lambda c: c.flops_total,
+            "FLOPs: per token and layer",
+        ),
+        (
+            "kv_bytes_per_token",
+            Column("KV bytes\n/token", count),
+            lambda c: c.kv_bytes,
+            "KV bytes: of a cache in bf16, all layers",
+        ),
+        (
+            "trained_flops",
+            Column("trained\nFLOPs", count),
+            lambda c: c.flops_trained,
+            "trained: mean of the total over training steps; compute is not equal here",
+        ),
         ("training_tokens", Column("tokens", count), lambda c: c.tokens, ""),
-        ("hours", Column("training", lambda hours: duration(3600 * hours)), lambda c: c.hours,
-         "training: time of one run, its tokens at its measured speed"),
-        ("time_to_wide", Column("time\n/wide", ".2f"),
-         lambda c: wide and c.seconds_per_token / wide.seconds_per_token, "time as measured"),
-        ("microseconds_per_token", Column("µs\n/token", _micro),
-         lambda c: 1e6 * c.seconds_per_token, "time as measured"),
-        ("best_rate", Column("lr", ".2g"), lambda c: c.best_rate,
-         "lr: lowest point of a parabola through rates; bits per byte are those at this rate"),
+        (
+            "hours",
+            Column("training", lambda hours: duration(3600 * hours)),
+            lambda c: c.hours,
+            "training: time of one run, its tokens at its measured speed",
+        ),
+        (
+            "time_to_wide",
+            Column("time\n/wide", ".2f"),
+            lambda c: wide and c.seconds_per_token / wide.seconds_per_token,
+            "time as measured",
+        ),
+        (
+            "microseconds_per_token",
+            Column("µs\n/token", _micro),
+            lambda c: 1e6 * c.seconds_per_token,
+            "time as measured",
+        ),
+        (
+            "best_rate",
+            Column("lr", ".2g"),
+            lambda c: c.best_rate,
+            "lr: lowest point of a parabola through rates; bits per byte are those at "
+            "this rate",
+        ),
         ("seeds", Column("seeds", "d"), lambda c: len(c.seeds), ""),
-    ]  # fmt: skip
+    ]
 
 
-def group_tables(group: Group, errors: bool = True, result_first: bool = False) -> list[Table]:
-    """A row a configuration: its costs and aggregate, then each set, if there are several.
+def group_tables(
+    group: Group, errors: bool = True, result_first: bool = False
+) -> list[Table]:
+    """A row a configuration: its costs and aggregate, then each set, if there are
+    several.
 
-    Without `errors` the standard error of the aggregate alone. `result_first` puts the aggregate
-    before the costs.
+    Without `errors` the standard error of the aggregate alone. `result_first` puts the
+    aggregate before the costs.
     """
     rows = group.configurations
     costs = _costs(group.wide)
@@ -236,12 +325,15 @@ def _score(measure: str, error: bool) -> tuple[Column, Callable[[Configuration],
 
 
 def tables_of_tests(rows: Sequence[Difference], total: int) -> list[Table]:
-    """A table for each group and baseline, or its pairs; `total` tests were made in all."""
+    """A table for each group and baseline, or its pairs; `total` tests were made in
+    all."""
     parts: dict[tuple[str, str], list[Difference]] = {}
     for row in rows:
         parts.setdefault((row.group, "" if row.order else row.baseline), []).append(row)
-    return [_of_tests(part, f"{total:,} {'test' if total == 1 else 'tests'}", baseline)
-            for (_, baseline), part in parts.items()]  # fmt: skip
+    return [
+        _of_tests(part, f"{total:,} {'test' if total == 1 else 'tests'}", baseline)
+        for (_, baseline), part in parts.items()
+    ]
 
 
 def _of_tests(part: Sequence[Difference], tests: str, baseline: str) -> Table:
@@ -258,26 +350,35 @@ def _of_tests(part: Sequence[Difference], tests: str, baseline: str) -> Table:
         else (Column("configuration"), lambda d: d.configuration),
         (Column("verdict"), verdict),
         (Column("on"), lambda d: d.measure),
-        (Column("difference, 95 % interval", with_interval("+.4f")),
-         lambda d: (d.difference, d.low, d.high)),
+        (
+            Column("difference, 95 % interval", with_interval("+.4f")),
+            lambda d: (d.difference, d.low, d.high),
+        ),
         (Column("90 % interval", interval("+.4f")), lambda d: (d.low_90, d.high_90)),
         (Column("p", ".2g"), lambda d: d.p),
         (Column("Holm", ".2g"), lambda d: d.p_holm),
         (Column("detectable", ".4f"), lambda d: d.detectable),
-        (Column("bends", "{0[0]:.1f} and {0[1]:.1f}".format), lambda d: (d.bend, d.bend_baseline)),
+        (
+            Column("bends", "{0[0]:.1f} and {0[1]:.1f}".format),
+            lambda d: (d.bend, d.bend_baseline),
+        ),
         (Column("test"), lambda d: d.test if d.tested else ""),
         (Column("df", ".0f"), lambda d: d.df if d.tested else nan),
         (Column("seeds", "d"), lambda d: d.seeds),
-    ]  # fmt: skip
+    ]
     tested = any(row.tested for row in part)
-    hidden = {"p": not tested, "Holm": ordered or not tested,
-              "90 % interval": margin is None, "bends": not best}  # fmt: skip
+    hidden = {
+        "p": not tested,
+        "Holm": ordered or not tested,
+        "90 % interval": margin is None,
+        "bends": not best,
+    }
     columns = [pair for pair in columns if not hidden.get(pair[0].heading)]
     caption = []
     if tested:
         caption += [
-            "each pair is tested at 5 %, and only if every pair before it differed; the chance of "
-            "any false difference is 5 % in all"
+            "each pair is tested at 5 %, and only if every pair before it differed; "
+            "the chance of any false difference is 5 % in all"
             if ordered
             else "Holm: p corrected for the number of tests",
             "detectable: the smallest true difference found at 5 % with 80 % power"
@@ -285,20 +386,23 @@ def _of_tests(part: Sequence[Difference], tests: str, baseline: str) -> Table:
         ]
     if best:
         caption.append(
-            "bends: rise of bits per byte one step of rates from the lowest point, in standard "
-            "errors of a mean"
+            "bends: rise of bits per byte one step of rates from the lowest point, in "
+            "standard errors of a mean"
         )
-    if named := " and ".join(f"{d.configuration} less {d.baseline}" for d in part if d.unlike):
+    if named := " and ".join(
+        f"{d.configuration} less {d.baseline}" for d in part if d.unlike
+    ):
         caption.append(
-            f"WARNING: the bends of {named} differ much: the interval is too narrow, and the "
-            "flatter curve looks better than it is; train the steeper one at closer rates"
+            f"WARNING: the bends of {named} differ much: the interval is too narrow, "
+            "and the flatter curve looks better than it is; train the steeper one at "
+            "closer rates"
         )
     if any(word.endswith("alone") for word in verdicts):
         caption.append("alone: not significant after correction")
     if margin is not None:
         caption.append(
-            f"margin {margin:g}; {SAME}: the 90 % interval, two one-sided tests at 5 %, lies "
-            "within the margin; each test by itself, uncorrected"
+            f"margin {margin:g}; {SAME}: the 90 % interval, two one-sided tests at 5 "
+            "%, lies within the margin; each test by itself, uncorrected"
         )
     if "undecided" in verdicts:
         caption.append("undecided: the 95 % interval holds 0")
@@ -309,7 +413,8 @@ def _of_tests(part: Sequence[Difference], tests: str, baseline: str) -> Table:
 
 
 def _shared(table: Table, *names: str) -> Table:
-    """A table with what all rows share in its caption instead of those of its columns."""
+    """A table with what all rows share in its caption instead of those of its
+    columns."""
     kept, same = [], []
     for place, column in enumerate(table.columns):
         texts = {column.text(row[place]) for row in table.rows}
@@ -336,16 +441,21 @@ def count(value: float) -> str:
     return f"{value:.4g}"
 
 
-def records_of_groups(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[str]]:
+def records_of_groups(
+    groups: Sequence[Group],
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of table.csv and their columns: groups differ in their measures."""
     records = [
         {"group": group.name, "configuration": c.name, "family": c.family}
         | {key: value(c) for key, _, value, _ in _costs(group.wide)}
         | {name: c.mean(name) for name in group.measures}
         | {f"{name}_standard_error": c.standard_error(name) for name in group.measures}
-        for group in groups for c in group.configurations
-    ]  # fmt: skip
-    return records, list(dict.fromkeys(column for record in records for column in record))
+        for group in groups
+        for c in group.configurations
+    ]
+    return records, list(
+        dict.fromkeys(column for record in records for column in record)
+    )
 
 
 def records_of_tests(rows: Sequence[Difference]) -> list[dict[str, Any]]:
@@ -355,9 +465,19 @@ def records_of_tests(rows: Sequence[Difference]) -> list[dict[str, Any]]:
 def records_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The frame: a row a run and set, from which all else can be computed again."""
     return [
-        {"group": group.name, "configuration": c.name, "seed": run.seed,
-         "lr": run.settings.optim.lr, "set": name, "bits_per_byte": run.scores[name],
-         "tokens_per_second": run.tokens_per_second, "run": str(run.folder)}
-        for group in groups for c in group.configurations
-        for by_seed in c.frame.values() for run in by_seed.values() for name in group.measures
-    ]  # fmt: skip
+        {
+            "group": group.name,
+            "configuration": c.name,
+            "seed": run.seed,
+            "lr": run.settings.optim.lr,
+            "set": name,
+            "bits_per_byte": run.scores[name],
+            "tokens_per_second": run.tokens_per_second,
+            "run": str(run.folder),
+        }
+        for group in groups
+        for c in group.configurations
+        for by_seed in c.frame.values()
+        for run in by_seed.values()
+        for name in group.measures
+    ]

@@ -1,9 +1,10 @@
 """Blocks of tokens of a data folder, on a disk or on S3, read by litdata one by one.
 
-Chunks from S3 are fetched into the cache (`storage.cache`) as they are read, the next one ahead. A
-folder there is named by the location and the content of the data, so replaced data never mix with
-the data before. All processes of a machine share the chunks. Chunks of replaced data are deleted
-once the processes that read them have ended.
+Chunks from S3 are fetched into the cache (`storage.cache`) as they are read, the next
+one ahead. A folder there is named by the location and the content of the data, so
+replaced data never mix with the data before. All processes of a machine share the
+chunks. Chunks of replaced data are deleted once the processes that read them have
+ended.
 """
 
 import hashlib
@@ -22,19 +23,28 @@ from torch.utils.data import Dataset
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import alone, keep_in_use, remove_unused, replacing
 from dualpath_cli.data import storage
-from dualpath_cli.data.manifest import AGAIN, HEADER, INDEX, MANIFEST, Manifest, readable
+from dualpath_cli.data.manifest import (
+    AGAIN,
+    HEADER,
+    INDEX,
+    MANIFEST,
+    Manifest,
+    readable,
+)
 from dualpath_cli.data.order import SampleOrder
 from dualpath_cli.data.verification import Chunks
 
 Block = npt.NDArray[np.integer]  # token ids, (size,)
 
-FREE = 0.1  # part of the disk to leave free: with less, chunks that were read are deleted
+# part of the disk to leave free: with less, chunks that were read are deleted
+FREE = 0.1
 
 
 class Blocks(Dataset[Block]):
     """A data folder's blocks of `size` tokens, in the order of its chunks.
 
-    `verify` hashes a chunk as it is opened, unless the unchanged chunk was verified before.
+    `verify` hashes a chunk as it is opened, unless the unchanged chunk was verified
+    before.
     """
 
     def __init__(self, folder: str, size: int, *, verify: bool = True) -> None:
@@ -44,7 +54,9 @@ class Blocks(Dataset[Block]):
         self.cache = ChunkCache(folder, manifest) if storage.is_remote(folder) else None
         place = Path(folder) if self.cache is None else self.cache.folder
         loader = TokensLoader(size, place, manifest, verify, self.cache)
-        self._stream = litdata.StreamingDataset(str(place), item_loader=loader, shuffle=False)
+        self._stream = litdata.StreamingDataset(
+            str(place), item_loader=loader, shuffle=False
+        )
         # Every rank sees all blocks: litdata would divide them among ranks.
         ranks = self._stream.distributed_env
         ranks.world_size, ranks.global_rank, ranks.num_nodes = 1, 0, 1
@@ -65,12 +77,15 @@ class OrderedBlocks(Dataset[Block]):
         self._chunk: int | None = None
 
     def __getitem__(self, position: int) -> Block:
-        """The block at a position; on the first of a chunk from S3 the next one is fetched."""
+        """The block at a position; on the first of a chunk from S3 the next one is
+        fetched."""
         chunk, block = self.order.at(position)
         if self.blocks.cache is not None and chunk != self._chunk:
             self._chunk = chunk
             names = self.blocks.names
-            self.blocks.cache.move_on(names[chunk], names[self.order.next_chunk(position)])
+            self.blocks.cache.move_on(
+                names[chunk], names[self.order.next_chunk(position)]
+            )
         return self.blocks[block]
 
 
@@ -78,14 +93,19 @@ class ChunkCache:
     """The folder on this disk with the chunks of a folder on S3."""
 
     def __init__(self, url: str, manifest: Manifest) -> None:
-        """Makes the folder with its index, and deletes the chunks of replaced data that are unused.
+        """Makes the folder with its index, and deletes the chunks of replaced data that
+        are unused.
 
         A run that began before the data were replaced goes on with its own chunks.
         """
         self.url = url.rstrip("/")
         self._sha256 = {chunk.name: chunk.sha256 for chunk in manifest.chunks}
         self._read: list[str] = []  # by this process, the latest last
-        place = storage.cache() / "chunks" / hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        place = (
+            storage.cache()
+            / "chunks"
+            / hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        )
         # The index as well: equal tokens may lie in files of other names.
         content = f"{manifest.fingerprint}\n{manifest.index_sha256}"
         self.folder = place / hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -102,7 +122,8 @@ class ChunkCache:
                 remove_unused(other)
 
     def fetch(self, name: str) -> None:
-        """Downloads a chunk unless it is here; one process at a time, the others wait."""
+        """Downloads a chunk unless it is here; one process at a time, the others
+        wait."""
         path = self.folder / name
         if path.exists():
             return
@@ -113,8 +134,8 @@ class ChunkCache:
     def move_on(self, name: str, then: str) -> None:
         """Fetches the chunk `then` in the background, while this process reads `name`.
 
-        On a full disk this deletes the chunk read before the last one. A rank that lags so far
-        behind, which is rare, fetches the chunk again.
+        On a full disk this deletes the chunk read before the last one. A rank that lags
+        so far behind, which is rare, fetches the chunk again.
         """
         self._read = [*self._read[-2:], name]
         if len(self._read) > 2 and self._read[0] not in (name, then, self._read[1]):
@@ -131,39 +152,55 @@ class ChunkCache:
 class TokensLoader(litdata.TokensLoader):
     """Reads blocks from the file, and verifies a chunk that is new or has changed.
 
-    litdata's own loader maps chunks into memory: if the file is cut, reading the map kills the
-    process silently. litdata finds a loader by the name of its class.
+    litdata's own loader maps chunks into memory: if the file is cut, reading the map
+    kills the process silently. litdata finds a loader by the name of its class.
     """
 
     def __init__(
-        self, block_size: int, folder: Path, manifest: Manifest, verify: bool,
+        self,
+        block_size: int,
+        folder: Path,
+        manifest: Manifest,
+        verify: bool,
         cache: ChunkCache | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`folder` has the chunks on this disk; a `cache` fetches them as needed."""
         super().__init__(block_size)
         self._token = np.dtype(manifest.dtype)
         self._bytes = block_size * self._token.itemsize
         self._cache = cache
-        self._way_out = f"delete '{folder}', and it is fetched again" if cache else AGAIN
+        self._way_out = (
+            f"delete '{folder}', and it is fetched again" if cache else AGAIN
+        )
         self._verified = Chunks(folder, manifest, self._way_out) if verify else None
 
     def pre_load_chunk(self, chunk_index: int, chunk_filepath: str) -> None:
         """Maps nothing."""
 
     def load_item_from_chunk(
-        self, index: int, chunk_index: int, chunk_filepath: str, begin: int, filesize_bytes: int
+        self,
+        index: int,
+        chunk_index: int,
+        chunk_filepath: str,
+        begin: int,
+        filesize_bytes: int,
     ) -> Block:
         name = os.path.basename(chunk_filepath)
         with readable(chunk_filepath), self._open(chunk_filepath, name) as file:
             if self._verified:
                 self._verified.check(name, file)
-            content = os.pread(file.fileno(), self._bytes, HEADER + (index - begin) * self._bytes)
+            content = os.pread(
+                file.fileno(), self._bytes, HEADER + (index - begin) * self._bytes
+            )
         if len(content) < self._bytes:
-            raise UserError(f"{chunk_filepath}: was cut while it was read; {self._way_out}")
+            raise UserError(
+                f"{chunk_filepath}: was cut while it was read; {self._way_out}"
+            )
         return np.frombuffer(content, self._token)
 
     def _open(self, path: str, name: str) -> BinaryIO:
-        """Opens a chunk; one from S3 is fetched, again if another process deletes it first."""
+        """Opens a chunk; one from S3 is fetched, again if another process deletes it
+        first."""
         if self._cache is not None:
             for _ in range(10):
                 self._cache.fetch(name)

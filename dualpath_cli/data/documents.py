@@ -1,4 +1,5 @@
-"""Documents of a SOURCE: NAME=PATH or PATH, read as a stream of texts; a PATH may be a glob."""
+"""Documents of a SOURCE: NAME=PATH or PATH, read as a stream of texts; a PATH may be a
+glob."""
 
 import glob
 import os
@@ -15,19 +16,28 @@ from typing import Any
 from dualpath_cli.base.errors import UserError, did_you_mean, listed
 from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.base.system import is_first_rank, say
-from dualpath_cli.data.rows import ENDINGS, BadRow, OnRead, is_known, kind_of, read_rows, suffixes
+from dualpath_cli.data.rows import (
+    ENDINGS,
+    BadRow,
+    OnRead,
+    is_known,
+    kind_of,
+    read_rows,
+    suffixes,
+)
 
 FORMATS = (
-    "a .txt, .md, .jsonl or .parquet file, all but .parquet also as .gz or .zst, a folder of them, "
-    "or a quoted glob such as 'docs/**/*.rst' of any UTF-8 texts"
+    "a .txt, .md, .jsonl or .parquet file, all but .parquet also as .gz or .zst, a "
+    "folder of them, or a quoted glob such as 'docs/**/*.rst' of any UTF-8 texts"
 )
 _JSON = (
-    "rename a .json file to .jsonl if each line is an object, else write one an object a line, "
-    "such as by jq -c '.[]'"
+    "rename a .json file to .jsonl if each line is an object, else write one an object "
+    "a line, such as by jq -c '.[]'"
 )
 NAME = re.compile(r"[\w.-]+")  # the form of a source's name
 
-IDS = ("id", "warc_record_id", "uuid")  # fields that name a document, the first that is there
+# fields that name a document, the first that is there
+IDS = ("id", "warc_record_id", "uuid")
 
 _READ_BYTES = 1 << 20
 
@@ -36,7 +46,8 @@ _READ_BYTES = 1 << 20
 class Source:
     name: str  # in tables and manifests; gsm8k, arc and triviaqa also choose the format
     path: Path  # a file, folder or glob; files are read in the order of their paths
-    field: str = "text"  # of a row, that holds the text where the name chooses no format
+    # of a row, that holds the text where the name chooses no format
+    field: str = "text"
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,8 @@ class Format:
     _render: Callable[[dict[str, Any]], str]
 
     def render(self, row: dict[str, Any] | BadRow) -> str:
-        """Returns a row's text. Raises BadRow where a field is missing or holds no valid text."""
+        """Returns a row's text. Raises BadRow where a field is missing or holds no
+        valid text."""
         if isinstance(row, BadRow):
             raise row
         for field in self.fields:
@@ -56,7 +68,9 @@ class Format:
             text = self._render(row)
             text.encode()
         except UnicodeEncodeError:
-            raise BadRow("half of a surrogate pair, which is not valid Unicode") from None
+            raise BadRow(
+                "half of a surrogate pair, which is not valid Unicode"
+            ) from None
         except (TypeError, KeyError, IndexError) as error:
             wanted = ", ".join(self.fields)
             reason = f"{type(error).__name__}: {error}"
@@ -65,7 +79,8 @@ class Format:
 
 
 def format_of(name: str, kind: str, field: str = "text") -> Format:
-    """Returns the format of rows: by the kind of file, the source's name, or one field."""
+    """Returns the format of rows: by the kind of file, the source's name, or one
+    field."""
     if kind == ".txt":
         return _field("text")
     return _NAMED.get(name) or _field(field)
@@ -75,17 +90,20 @@ def document_id(row: dict[str, Any] | BadRow) -> str | None:
     """Returns the first of the fields `IDS` that a row has; None without one."""
     if isinstance(row, BadRow):
         return None
-    id = next((str(row[field]) for field in IDS if row.get(field) not in (None, "")), None)
+    id = next(
+        (str(row[field]) for field in IDS if row.get(field) not in (None, "")), None
+    )
     return id and id.encode(errors="backslashreplace").decode()
 
 
 def parse_source(spec: str) -> Source:
-    """Reads `NAME=PATH` or `PATH` (named after the file or folder, without its suffixes)."""
+    """Reads `NAME=PATH` or `PATH` (named after the file or folder, without its
+    suffixes)."""
     name, rest = split_name(spec)
     if rest.startswith("hf:"):
         raise UserError(
-            f"source '{spec}': only `dualpath prepare` reads datasets of the Hugging Face hub; "
-            f"here give {FORMATS}"
+            f"source '{spec}': only `dualpath prepare` reads datasets of the Hugging "
+            f"Face hub; here give {FORMATS}"
         )
     source = Source(name or stem(Path(rest)), Path(rest))
     source_files(source)
@@ -93,7 +111,8 @@ def parse_source(spec: str) -> Source:
 
 
 def split_name(spec: str) -> tuple[str | None, str]:
-    """Cuts `NAME=PATH` into its parts; a path may hold an equals sign: quality=high/kind=actual."""
+    """Cuts `NAME=PATH` into its parts; a path may hold an equals sign:
+    quality=high/kind=actual."""
     name, equals, rest = spec.partition("=")
     if equals and NAME.fullmatch(name) and not Path(spec).exists():
         return name, os.path.expanduser(rest)
@@ -101,20 +120,24 @@ def split_name(spec: str) -> tuple[str | None, str]:
 
 
 def source_files(source: Source) -> list[Path]:
-    """Returns a source's files: the file itself, those below a folder, or those of a glob.
+    """Returns a source's files: the file itself, those below a folder, or those of a
+    glob.
 
-    Links are followed, each real file is taken once, and hidden names are left out. In a folder
-    only names of known formats are taken. Beside .jsonl or .parquet files Markdown is left out: it
-    describes them. A line on stderr counts the files left out.
+    Links are followed, each real file is taken once, and hidden names are left out. In
+    a folder only names of known formats are taken. Beside .jsonl or .parquet files
+    Markdown is left out: it describes them. A line on stderr counts the files left out.
     """
     path, is_glob = source.path, glob.has_magic(str(source.path))
     is_folder = str(path) != "." and path.is_dir()
     if path.is_file():
         if not is_known(path):
             way_out = _JSON if suffixes(path)[0] == ".json" else f"give {FORMATS}"
-            raise UserError(f"source '{path}': its format is not known by its name; {way_out}")
+            raise UserError(
+                f"source '{path}': its format is not known by its name; {way_out}"
+            )
         return [path]
-    if is_glob and suffixes(path)[0] == ".json":  # each file would be one text, with its braces
+    # each file would be one text, with its braces
+    if is_glob and suffixes(path)[0] == ".json":
         raise UserError(f"source '{path}': .json files are not read by a glob; {_JSON}")
     below = f"{glob.escape(str(path))}/**/"
     files: dict[str, Path] = {}  # by where they really are
@@ -133,21 +156,32 @@ def source_files(source: Source) -> list[Path]:
     if is_folder and any(kind_of(file) != ".txt" for file in taken):
         taken = [file for file in taken if suffixes(file)[0] != ".md"]
         left_out[".md"] = len(files) - len(taken)
-    if kinds := [f"{count:,} {kind}" for kind, count in left_out.most_common() if count]:
+    if kinds := [
+        f"{count:,} {kind}" for kind, count in left_out.most_common() if count
+    ]:
         _say(f"left out of {path}: {listed(kinds)}")
     if is_folder and not taken:
-        raise UserError(f"source '{path}': no readable file in the folder; give {FORMATS}")
+        raise UserError(
+            f"source '{path}': no readable file in the folder; give {FORMATS}"
+        )
     if is_glob and not taken:
-        raise UserError(f"source '{path}': no file matches this glob, seen from '{Path.cwd()}'")
+        raise UserError(
+            f"source '{path}': no file matches this glob, seen from '{Path.cwd()}'"
+        )
     if path.exists() and not taken:
-        raise UserError(f"source '{path}' is a pipe or a device, not a file; give {FORMATS}")
+        raise UserError(
+            f"source '{path}' is a pipe or a device, not a file; give {FORMATS}"
+        )
     if not taken:
-        raise UserError(f"source '{path}' does not exist; give {FORMATS}{_sibling(path)}")
+        raise UserError(
+            f"source '{path}' does not exist; give {FORMATS}{_sibling(path)}"
+        )
     return taken
 
 
 def found(pattern: str) -> Iterator[Path]:
-    """Yields the paths of a glob, whose `**` goes through links, but into each real folder once."""
+    """Yields the paths of a glob, whose `**` goes through links, but into each real
+    folder once."""
     head, *tail = re.split(r"(?:^|(?<=/))\*\*(?:/|$)", pattern, maxsplit=1)
     if not tail:
         yield from map(Path, glob.glob(pattern))
@@ -168,23 +202,27 @@ def _say(line: str) -> None:
 
 
 def clean(text: str) -> str:
-    """Returns a text in NFC with "\\n" line ends, without NULs and byte order mark; idempotent."""
+    """Returns a text in NFC with "\\n" line ends, without NULs and byte order mark;
+    idempotent."""
     if "\0" in text:
         text = text.replace("\0", "")
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     # All byte order marks: each of two joined corpora may have written one.
     text = text.lstrip("\ufeff")
-    # No `is_normalized` first: `normalize` begins with the same quick check, and where that is
-    # undecided, as in Hindi, the text would be composed twice.
+    # No `is_normalized` first: `normalize` begins with the same quick check, and where
+    # that is undecided, as in Hindi, the text would be composed twice.
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
-def read_documents(source: Source, on_read: OnRead = lambda count: None) -> Iterator[str]:
+def read_documents(
+    source: Source, on_read: OnRead = lambda count: None
+) -> Iterator[str]:
     """Yields the cleaned texts of a source: one of each text file, or one of each row.
 
-    About a megabyte is held at a time. `on_read` is called with the number of bytes read from the
-    disk, before decompression; these add up to the sizes of `source_files`.
+    About a megabyte is held at a time. `on_read` is called with the number of bytes
+    read from the disk, before decompression; these add up to the sizes of
+    `source_files`.
     """
     for path in source_files(source):
         format = format_of(source.name, kind_of(path), source.field)
@@ -205,7 +243,8 @@ def _question_answer(row: dict[str, Any]) -> str:
     answer = row["answer"]
     if isinstance(answer, dict):  # TriviaQA on the hub: value, aliases, ...
         answer = answer["value"]
-    elif isinstance(answer, list):  # every accepted answer: the first is the preferred one
+    elif isinstance(answer, list):
+        # every accepted answer: the first is the preferred one
         answer = answer[0]
     return f"Question: {_string(row['question'])}\nAnswer: {_string(answer)}"
 
@@ -229,7 +268,8 @@ _NAMED = {
 
 
 def stem(path: Path) -> str:
-    """Returns a path's name without the endings of known formats; for a glob, its folder's name."""
+    """Returns a path's name without the endings of known formats; for a glob, its
+    folder's name."""
     fixed = takewhile(lambda component: not glob.has_magic(component), path.parts)
     name = (path if path.exists() else Path(*fixed)).resolve().name
     for suffix in ENDINGS:
@@ -240,4 +280,8 @@ def stem(path: Path) -> str:
 
 def _sibling(path: Path) -> str:
     folder = path.parent
-    return did_you_mean(path.name, (p.name for p in folder.iterdir())) if folder.is_dir() else ""
+    return (
+        did_you_mean(path.name, (p.name for p in folder.iterdir()))
+        if folder.is_dir()
+        else ""
+    )

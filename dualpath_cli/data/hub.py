@@ -1,6 +1,7 @@
 """The Hugging Face hub, by huggingface_hub.
 
-The hub is the one that HF_ENDPOINT names, the token that of HF_TOKEN or `hf auth login`.
+The hub is the one that HF_ENDPOINT names, the token that of HF_TOKEN or `hf auth
+login`.
 """
 
 import re
@@ -28,7 +29,8 @@ def connect() -> "HfApi":
 def explained(what: str, page: str, api: "HfApi") -> Iterator[None]:
     """Turns an error of the hub about `what`, whose address is `page`, into one line.
 
-    UserError is for names, rights and terms, RunFailed for the network, a transfer or the hub.
+    UserError is for names, rights and terms, RunFailed for the network, a transfer or
+    the hub.
     """
     from huggingface_hub import errors
 
@@ -40,24 +42,35 @@ def explained(what: str, page: str, api: "HfApi") -> Iterator[None]:
         ) from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
-        said = f"{what}: {api.endpoint} answered {status} ({_line(error.server_message)})"
+        said = (
+            f"{what}: {api.endpoint} answered {status} ({_line(error.server_message)})"
+        )
         if status not in (401, 403, 404):
             raise RunFailed(f"{said}; run this again later") from None
         raise UserError(
-            f"{said}; check its name at {page}, accept its terms there if it has any, log in by "
-            "`hf auth login` or set HF_TOKEN to a token that may read it, then run this again"
+            f"{said}; check its name at {page}, accept its terms there if it has any, "
+            "log in by `hf auth login` or set HF_TOKEN to a token that may read it, "
+            "then run this again"
         ) from None
     except (
-        errors.HTTPError, OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError,
-    ) as error:  # fmt: skip
+        errors.HTTPError,
+        OSError,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+    ) as error:
         # httpx's, of a transfer, or the answer of a server that is not the hub.
         why = _line(of_content(error.__cause__ or error))
         raise RunFailed(
-            f"{what}: {api.endpoint} failed ({why}); check the network, and HF_ENDPOINT where it "
-            "is set, then run this again"
+            f"{what}: {api.endpoint} failed ({why}); check the network, and "
+            "HF_ENDPOINT where it is set, then run this again"
         ) from None
 
 
 def _line(text: str | None) -> str:
     """A reason in one line; without the queries of addresses, which may be signed."""
-    return " ".join(re.sub(r"(https?://[^\s?]+)\?\S+", r"\1", text or "no reason given").split())
+    return " ".join(
+        re.sub(r"(https?://[^\s?]+)\?\S+", r"\1", text or "no reason given").split()
+    )

@@ -1,4 +1,5 @@
-"""Manifest: what a data folder holds, so that a missing, cut or changed file is found."""
+"""Manifest: what a data folder holds, so that a missing, cut or changed file is
+found."""
 
 import errno
 import hashlib
@@ -21,34 +22,47 @@ from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 MANIFEST = "manifest.json"
 INDEX = "index.json"
 HEADER = 12
-"""Bytes in front of a chunk's tokens: litdata's count of items, 1, and the bounds of that one."""
+"""Bytes in front of a chunk's tokens: litdata's count of items, 1, and the bounds of
+that one."""
 HUB = "hf:"
 """Begins the path of a source on the Hugging Face hub: `hf:OWNER/NAME/PATH`."""
 FORMATS = {"uint16": "no_header_numpy:5", "uint32": "no_header_numpy:6"}
 """litdata's names of bare arrays, by the type of a token."""
-AGAIN = "copy the folder here again, or prepare it again with `dualpath prepare ... --overwrite`"
+AGAIN = (
+    "copy the folder here again, or prepare it again with `dualpath prepare ... "
+    "--overwrite`"
+)
 """The way out where a data folder is damaged."""
 _MADE_BY = {
     "data/sample": "`dualpath prepare --source sample --out data/sample`",
-    "data/text": "`dualpath prepare --source NAME=FILES --tokenizer gpt2 --out data/text`",
-    "data/nemotron-cc": "`dualpath prepare --source nemotron-cc --num-files 1 --tokenizer gpt2 "
-    "--out data/nemotron-cc` (a file of 350 MB), or with `--config paper` instead (the whole mix)",
+    "data/text": (
+        "`dualpath prepare --source NAME=FILES --tokenizer gpt2 --out data/text`"
+    ),
+    "data/nemotron-cc": (
+        "`dualpath prepare --source nemotron-cc --num-files 1 --tokenizer gpt2 --out "
+        "data/nemotron-cc` (a file of 350 MB), or with `--config paper` instead (the "
+        "whole mix)"
+    ),
 }  # commands that make the data folder of a packaged recipe
 _SHA256 = re.compile("[0-9a-f]{64}")
 _MOST = 2**63  # bytes and tokens that 64 bits can count
 
 
 def _typed(kind: Any, value: Any) -> Any:
-    """Returns JSON as a value of a type, mappings as dataclasses; ValueError for another type.
+    """Returns JSON as a value of a type, mappings as dataclasses; ValueError for
+    another type.
 
-    jsonargparse takes a minute for the thousands of entries in the manifest of the paper's data.
+    jsonargparse takes a minute for the thousands of entries in the manifest of the
+    paper's data.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind) and isinstance(value, dict):
         kinds = typing.get_type_hints(kind)
         if kinds.keys() != value.keys():
             wrong = min(kinds.keys() ^ value.keys())
-            raise ValueError(f"'{wrong:.60}' is {'unknown' if wrong in value else 'missing'}")
+            raise ValueError(
+                f"'{wrong:.60}' is {'unknown' if wrong in value else 'missing'}"
+            )
         made: Any = kind
         return made(**{name: _typed(kinds[name], part) for name, part in value.items()})
     if origin is list and isinstance(value, list):
@@ -57,13 +71,18 @@ def _typed(kind: Any, value: Any) -> Any:
         return {name: _typed(arguments[1], part) for name, part in value.items()}
     if kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
-    if kind is Any or type(value) is kind or (origin is typing.Literal and value in arguments):
+    if (
+        kind is Any
+        or type(value) is kind
+        or (origin is typing.Literal and value in arguments)
+    ):
         return value
     raise ValueError(f"'{value!s:.60}' is of another kind than it must be")
 
 
 def dataset_of(source: str) -> str:
-    """Returns the OWNER/NAME of a source on the hub, which an older one ends by :CONFIG."""
+    """Returns the OWNER/NAME of a source on the hub, which an older one ends by
+    :CONFIG."""
     return "/".join(source.removeprefix(HUB).split("/")[:2]).partition(":")[0]
 
 
@@ -76,7 +95,9 @@ class StoredFile:
     def __post_init__(self) -> None:
         path = PurePosixPath(self.name)
         if path.is_absolute() or ".." in path.parts or path.as_posix() != self.name:
-            raise ValueError(f"'{self.name:.60}' is not the path of a file in the folder")
+            raise ValueError(
+                f"'{self.name:.60}' is not the path of a file in the folder"
+            )
         if not self.name.isprintable() or self.name == ".":
             raise ValueError(f"{self.name[:60]!r} is no name of a file")
         if not 0 <= self.bytes < _MOST:
@@ -89,8 +110,8 @@ class StoredFile:
 class SourceCount:
     """Counts of the documents of one source.
 
-    `read` is the sum of `documents`, `validation`, `exact_duplicates`, `near_duplicates`, `unused`
-    and all of `rejected`.
+    `read` is the sum of `documents`, `validation`, `exact_duplicates`,
+    `near_duplicates`, `unused` and all of `rejected`.
     """
 
     name: str
@@ -98,11 +119,13 @@ class SourceCount:
     read: int  # documents met
     documents: int  # documents written, each counted once however often it is repeated
     validation: int  # documents held out, in val/NAME.jsonl
-    rejected: dict[str, int]  # documents left out, by reason; they are in rejected.jsonl.zst
+    # documents left out, by reason; they are in rejected.jsonl.zst
+    rejected: dict[str, int]
     exact_duplicates: int  # documents whose text is that of an earlier one
     near_duplicates: int  # documents that resemble an earlier one by MinHash
     unused: int  # documents beyond the tokens that were asked for
-    passes: float  # how often the source's documents are in the data; up to 1 unless it is repeated
+    # how often the source's documents are in the data; up to 1 unless it is repeated
+    passes: float
     tokens: int  # tokens written, repeats and each document's end-of-text included
     text_bytes: int  # UTF-8 bytes of the documents written, repeats included
     normalised: int  # documents whose text was changed by cleaning, of those met
@@ -155,8 +178,14 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of the tokens and what they mean: equal data, wherever and whenever prepared."""
-        content = [self.dtype, self.tokenizer, self.eot_id, [c.sha256 for c in self.chunks]]
+        """sha256 of the tokens and what they mean: equal data, wherever and whenever
+        prepared."""
+        content = [
+            self.dtype,
+            self.tokenizer,
+            self.eot_id,
+            [c.sha256 for c in self.chunks],
+        ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     @property
@@ -165,12 +194,14 @@ class Manifest:
         return [(chunk.bytes - HEADER) // width for chunk in self.chunks]
 
     def chunk_blocks(self, size: int) -> list[int]:
-        """Blocks of `size` tokens of each chunk, whose last tokens make none and are not read."""
+        """Blocks of `size` tokens of each chunk, whose last tokens make none and are
+        not read."""
         return [tokens // size for tokens in self.chunk_tokens]
 
     @property
     def summary(self) -> str:
-        """Tells these data from others: tokens, sources and the fingerprint's beginning."""
+        """Tells these data from others: tokens, sources and the fingerprint's
+        beginning."""
         names = ", ".join(source.name for source in self.sources)
         return f"{self.tokens:,} tokens of {names}, fingerprint {self.fingerprint[:12]}"
 
@@ -181,17 +212,22 @@ class Manifest:
         with readable(folder):
             found = exists(path)
         if not (found or is_remote(folder) or Path(folder).is_dir()):
-            own = f"`dualpath prepare --source NAME=FILES --tokenizer TOKENIZER --out {folder}`"
+            own = (
+                "`dualpath prepare --source NAME=FILES --tokenizer TOKENIZER --out "
+                f"{folder}`"
+            )
             made_by = _MADE_BY.get(str(folder), own)
-            raise UserError(f"data folder '{folder}' does not exist; make it with {made_by}")
+            raise UserError(
+                f"data folder '{folder}' does not exist; make it with {made_by}"
+            )
         if not found:
             if is_remote(folder) or is_data_folder(folder):
                 raise UserError(f"data folder '{folder}' has no {MANIFEST}; {AGAIN}")
             # Perhaps the user's texts: no advice may end in their loss.
             raise UserError(
-                f"'{folder}' has no {MANIFEST}, so it is not a data folder; `dualpath prepare "
-                f"--source NAME={folder} --tokenizer TOKENIZER --out ANOTHER_FOLDER` makes one of "
-                "texts"
+                f"'{folder}' has no {MANIFEST}, so it is not a data folder; `dualpath "
+                f"prepare --source NAME={folder} --tokenizer TOKENIZER --out "
+                "ANOTHER_FOLDER` makes one of texts"
             )
         content = _json_object(path)
         try:
@@ -200,15 +236,20 @@ class Manifest:
         except ValueError as error:
             raise UserError(f"{path}: cannot be read ({error}); {AGAIN}") from None
         if manifest.fingerprint != stored:
-            raise UserError(f"{path}: its fingerprint does not fit its content; {AGAIN}")
+            raise UserError(
+                f"{path}: its fingerprint does not fit its content; {AGAIN}"
+            )
         return manifest
 
     def write(self, folder: Path) -> None:
         content = {"fingerprint": self.fingerprint, **asdict(self)}
-        write_text(folder / MANIFEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        write_text(
+            folder / MANIFEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        )
 
     def check_sizes(self, folder: str | Path) -> None:
-        """Checks presence and sizes. Takes milliseconds, on S3 a listing: chunks are not read."""
+        """Checks presence and sizes. Takes milliseconds, on S3 a listing: chunks are
+        not read."""
         with readable(folder):
             listing = sizes(folder)
         for chunk in self.chunks:
@@ -218,7 +259,9 @@ class Manifest:
             if (size := listing[chunk.name]) != chunk.bytes:
                 if not is_remote(folder):
                     refuse_pointer(Path(path))
-                raise UserError(f"{path}: {size} bytes instead of {chunk.bytes}; {AGAIN}")
+                raise UserError(
+                    f"{path}: {size} bytes instead of {chunk.bytes}; {AGAIN}"
+                )
         index = f"{folder}/{INDEX}"
         if INDEX not in listing:
             raise UserError(f"{index}: missing; {AGAIN}")
@@ -230,11 +273,16 @@ class Manifest:
         """Checks that litdata's index lists the chunks of the manifest, no others."""
         path = f"{folder}/{INDEX}"
         content = _json_object(path)
-        expected, total = index_entries(self.chunks, self.chunk_tokens), sum(self.chunk_tokens)
+        expected, total = (
+            index_entries(self.chunks, self.chunk_tokens),
+            sum(self.chunk_tokens),
+        )
         config = content.get("config")
         formats = config.get("data_format") if isinstance(config, dict) else None
         if content.get("chunks") != expected or formats != [FORMATS[self.dtype]]:
-            raise UserError(f"{path}: does not list the chunks of the manifest; {AGAIN}")
+            raise UserError(
+                f"{path}: does not list the chunks of the manifest; {AGAIN}"
+            )
         if total != self.tokens:
             stated = f"{self.tokens:,} tokens, but {total:,} in the chunks"
             raise UserError(f"{folder}/{MANIFEST}: {stated}; {AGAIN}")
@@ -256,16 +304,24 @@ class Manifest:
 
 
 def index_entries(chunks: list[StoredFile], lengths: list[int]) -> list[dict[str, Any]]:
-    """litdata's entries of chunks that hold one item each, of these numbers of tokens."""
+    """litdata's entries of chunks that hold one item each, of these numbers of
+    tokens."""
     return [
-        {"chunk_bytes": chunk.bytes, "chunk_size": 1, "dim": length, "filename": chunk.name}
+        {
+            "chunk_bytes": chunk.bytes,
+            "chunk_size": 1,
+            "dim": length,
+            "filename": chunk.name,
+        }
         for chunk, length in zip(chunks, lengths, strict=True)
     ]
 
 
 def is_data_folder(location: str | Path) -> bool:
-    """Whether a location is a prepared data folder, also one that has lost its manifest."""
-    # Else the held-out and rejected documents beside the chunks would be taken for texts.
+    """Whether a location is a prepared data folder, also one that has lost its
+    manifest."""
+    # Else the held-out and rejected documents beside the chunks would be taken for
+    # texts.
     return exists(f"{location}/{MANIFEST}") or (
         exists(f"{location}/{INDEX}") and exists(f"{location}/{TOKENIZER}")
     )
@@ -291,7 +347,8 @@ def _json_object(path: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
         json.dumps(content, ensure_ascii=False).encode()  # no half of a surrogate pair
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number without end
+    except (ValueError, RecursionError) as error:
+        # not JSON, not UTF-8, a number without end
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{path}: cannot be read ({reason}); {AGAIN}") from None
     if not isinstance(content, dict):

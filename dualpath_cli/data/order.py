@@ -1,12 +1,13 @@
-"""The order in which training reads its data: a function of the seed and the position alone.
+"""The order in which training reads its data: a function of the seed and the position
+alone.
 
-A run reads an endless sequence of blocks, numbered from 0: all blocks of the data in one random
-order, then all of them in another, and so on. An optimizer step takes the next ones, whichever rank
-reads them. So ranks, micro-batch and loader processes do not change what a step is trained on, and
-a run continues from its number of steps.
+A run reads an endless sequence of blocks, numbered from 0: all blocks of the data in
+one random order, then all of them in another, and so on. An optimizer step takes the
+next ones, whichever rank reads them. So ranks, micro-batch and loader processes do not
+change what a step is trained on, and a run continues from its number of steps.
 
-Chunks come in random order, and the blocks within each in random order: a chunk from S3 is read
-whole before the next one. Documents were shuffled when the data were prepared.
+Chunks come in random order, and the blocks within each in random order: a chunk from S3
+is read whole before the next one. Documents were shuffled when the data were prepared.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,12 +54,14 @@ class SampleOrder:
         return self.at(epoch * self.epoch_blocks + int(self._ends[place]))[0]
 
     def _place(self, epoch: int, rest: int) -> int:
-        """Returns the place, in the epoch's order of chunks, of the one that holds a position."""
+        """Returns the place, in the epoch's order of chunks, of the one that holds a
+        position."""
         if epoch != self._held:
             self._chunks = permutation(len(self.chunk_blocks), self.seed, epoch)
             self._ends = np.cumsum(self.chunk_blocks[self._chunks])
             self._held = epoch
-        return int(np.searchsorted(self._ends, rest, side="right"))  # passes empty chunks over
+        # passes empty chunks over
+        return int(np.searchsorted(self._ends, rest, side="right"))
 
 
 @lru_cache(maxsize=4)
@@ -86,7 +89,8 @@ class StepSequences(Sampler[list[int]]):
     origin: int = 0  # step at which the data began: position 0 of the sequence
 
     def __len__(self) -> int:
-        """Steps of the whole run, also those before `start`, as Lightning counts them."""
+        """Steps of the whole run, also those before `start`, as Lightning counts
+        them."""
         return self.stop
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -1,7 +1,7 @@
 """Rows of one file, read a few megabytes at a time: texts, JSON lines, Parquet.
 
-A small compressed file may stand for any number of bytes. No more than `MOST_BYTES` of one row are
-read, and no more than `_BATCH_BYTES` of several rows at a time.
+A small compressed file may stand for any number of bytes. No more than `MOST_BYTES` of
+one row are read, and no more than `_BATCH_BYTES` of several rows at a time.
 """
 
 import gzip
@@ -23,13 +23,15 @@ from dualpath_cli.base.system import MOST_BYTES
 
 TEXTS = (".txt", ".md")  # files that are one text
 JSON_LINES = (".jsonl", ".ndjson")
-KINDS = (".txt", ".jsonl", ".parquet")  # kinds of files: one text, a JSON object a line, records
+# kinds of files: one text, a JSON object a line, records
+KINDS = (".txt", ".jsonl", ".parquet")
 _NO_VALUE = (ValueError, OverflowError, LookupError, pa.ArrowException)
 """Errors of Arrow for a value that Python cannot hold."""
 OnRead = Callable[[int], None]
 """Called with the number of bytes read from the disk since the last call."""
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}  # Arrow's names, by suffix
-ENDINGS = (*CODECS, *TEXTS, *JSON_LINES, ".parquet")  # of names that say what a file holds
+# of names that say what a file holds
+ENDINGS = (*CODECS, *TEXTS, *JSON_LINES, ".parquet")
 DAMAGED = (pa.ArrowException, OSError, EOFError, zlib.error)
 """Errors of a file that is cut off or damaged."""
 _BUFFER_BYTES = 1 << 20
@@ -60,7 +62,9 @@ class Rows:
             try:
                 records = self.content.to_pylist()
             except _NO_VALUE:
-                slices = (self.content.slice(n, 1) for n in range(self.content.num_rows))
+                slices = (
+                    self.content.slice(n, 1) for n in range(self.content.num_rows)
+                )
                 records = list(map(_record, slices))
             yield from enumerate(records, self.first)
             return
@@ -79,41 +83,62 @@ class Rows:
         return self.path + unit[self.kind]
 
     def raw(self, number: int) -> str:
-        """Returns a row as in the file: a record as JSON, bytes that are not UTF-8 as escapes."""
+        """Returns a row as in the file: a record as JSON, bytes that are not UTF-8 as
+        escapes."""
         offset = number - self.first
         if isinstance(self.content, pa.RecordBatch):
             record = self.content.slice(offset, 1)
             row = _record(record)
-            return str(record) if isinstance(row, BadRow) else json.dumps(row, default=str)
-        return self.content[offset].decode("utf-8", errors="backslashreplace").rstrip("\r\n")
+            return (
+                str(record) if isinstance(row, BadRow) else json.dumps(row, default=str)
+            )
+        return (
+            self.content[offset]
+            .decode("utf-8", errors="backslashreplace")
+            .rstrip("\r\n")
+        )
 
 
 def suffixes(path: Path) -> tuple[str, str]:
-    """Returns the ending of a file's name and the ending of its codec, "" or lower case."""
+    """Returns the ending of a file's name and the ending of its codec, "" or lower
+    case."""
     name = Path(path.name.lower())
-    return (Path(name.stem).suffix, name.suffix) if name.suffix in CODECS else (name.suffix, "")
+    return (
+        (Path(name.stem).suffix, name.suffix)
+        if name.suffix in CODECS
+        else (name.suffix, "")
+    )
 
 
 def is_known(path: Path) -> bool:
     """Whether the ending of a file's name is one of `ENDINGS`."""
-    return suffixes(path)[0] in (*TEXTS, *JSON_LINES) or suffixes(path) == (".parquet", "")
+    return suffixes(path)[0] in (*TEXTS, *JSON_LINES) or suffixes(path) == (
+        ".parquet",
+        "",
+    )
 
 
 def kind_of(path: Path) -> str:
-    """Returns which of `KINDS` a file is by its name; an unknown ending means a text."""
+    """Returns which of `KINDS` a file is by its name; an unknown ending means a
+    text."""
     if suffixes(path) == (".parquet", ""):
         return ".parquet"
     return ".jsonl" if suffixes(path)[0] in JSON_LINES else ".txt"
 
 
 def read_rows(
-    path: Path, fields: Sequence[str], optional: Sequence[str], on_read: OnRead, size: int
+    path: Path,
+    fields: Sequence[str],
+    optional: Sequence[str],
+    on_read: OnRead,
+    size: int,
 ) -> Iterator[Rows]:
     """Yields a file's rows, about `size` bytes at a time; a longer row goes alone.
 
-    The columns `fields` of a Parquet file must be there; `optional` ones are read if they are. The
-    division into batches depends on the file and `size` alone. Raises UnreadableFile where the file
-    is cut off, damaged or lacks a column, StandIn for a pointer of Git LFS or git-annex.
+    The columns `fields` of a Parquet file must be there; `optional` ones are read if
+    they are. The division into batches depends on the file and `size` alone. Raises
+    UnreadableFile where the file is cut off, damaged or lacks a column, StandIn for a
+    pointer of Git LFS or git-annex.
     """
     refuse_pointer(path)
     kind, number = kind_of(path), 1
@@ -126,15 +151,21 @@ def read_rows(
             yield Rows(str(path), kind, number, content)
             number += len(content)
     except DAMAGED as error:
-        after = {".jsonl": f" after line {number - 1}", ".parquet": f" after row {number - 1}"}
+        after = {
+            ".jsonl": f" after line {number - 1}",
+            ".parquet": f" after row {number - 1}",
+        }
         where = after.get(kind, "") if number > 1 else ""
         format = " as Parquet" if kind == ".parquet" else ""
         reason = str(error).splitlines()[0]
-        raise UnreadableFile(f"{path}: cannot be read{format}{where}: {reason}") from None
+        raise UnreadableFile(
+            f"{path}: cannot be read{format}{where}: {reason}"
+        ) from None
 
 
 def _lines(path: Path, kind: str, on_read: OnRead, size: int) -> Iterator[list[bytes]]:
-    """Yields lines, decompressed by the file's name, or its whole text; `DAMAGED` if it is."""
+    """Yields lines, decompressed by the file's name, or its whole text; `DAMAGED` if it
+    is."""
     told = 0
     with path.open("rb", buffering=0) as file, decompress(file, path) as stream:
         batches = _whole(stream) if kind == ".txt" else _batched(stream, size)
@@ -173,8 +204,8 @@ def _batched(stream: io.BufferedReader, size: int) -> Iterator[list[bytes]]:
 
 def _too_long(what: str) -> OSError:
     return OSError(
-        f"a {what} of more than {MOST_BYTES:,} bytes, which would not fit into the memory; "
-        "divide it into documents"
+        f"a {what} of more than {MOST_BYTES:,} bytes, which would not fit into the "
+        "memory; divide it into documents"
     )
 
 
@@ -206,12 +237,15 @@ def _records(
         extra = [name for name in optional if name in names and name not in fields]
         on_disk, read, told = path.stat().st_size, 0, 0
         columns, rows = [*fields, *extra], _batch_rows(file.metadata, size)
-        at_once = min(rows, max(_BATCH_BYTES // max(_longest(path, file, columns, rows), 1), 1))
+        at_once = min(
+            rows, max(_BATCH_BYTES // max(_longest(path, file, columns, rows), 1), 1)
+        )
         batches: Iterable[pa.RecordBatch] = file.iter_batches(at_once, columns=columns)
         if at_once < rows:
             batches = _joined(batches, rows)
         for held in _held(batches, size):
-            # Arrow does not report its position: the share of rows approximates that of bytes.
+            # Arrow does not report its position: the share of rows approximates that of
+            # bytes.
             read += sum(batch.num_rows for batch in held)
             share = on_disk * read // max(file.metadata.num_rows, read)
             on_read(share - told)
@@ -220,18 +254,24 @@ def _records(
 
 
 def _batch_rows(metadata: pq.FileMetaData, size: int) -> int:
-    """Returns how many records of the row group with the longest ones are about `size` bytes."""
+    """Returns how many records of the row group with the longest ones are about `size`
+    bytes."""
     groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
-    longest = max((g.total_byte_size // g.num_rows for g in groups if g.num_rows), default=0)
+    longest = max(
+        (g.total_byte_size // g.num_rows for g in groups if g.num_rows), default=0
+    )
     return min(max(size // max(longest, 1), 1), 256)
 
 
-def _longest(path: Path, file: pq.ParquetFile, columns: Sequence[str], rows: int) -> int:
-    """Returns the most bytes of a decoded value; 0 where any `rows` of them fit into the memory.
+def _longest(
+    path: Path, file: pq.ParquetFile, columns: Sequence[str], rows: int
+) -> int:
+    """Returns the most bytes of a decoded value; 0 where any `rows` of them fit into
+    the memory.
 
-    A value may be far longer than its part of the file: a dictionary holds it once for any number
-    of rows, DELTA_BYTE_ARRAY stores only its difference to the value before, and a codec makes
-    gigabytes of equal bytes out of nothing.
+    A value may be far longer than its part of the file: a dictionary holds it once for
+    any number of rows, DELTA_BYTE_ARRAY stores only its difference to the value before,
+    and a codec makes gigabytes of equal bytes out of nothing.
     """
     longest = 0
     for group in range(file.metadata.num_row_groups):
@@ -254,11 +294,15 @@ def _longest(path: Path, file: pq.ParquetFile, columns: Sequence[str], rows: int
 def _longest_in_dictionary(
     path: Path, metadata: pq.FileMetaData, group: int, column: str
 ) -> int | None:
-    """Returns the most bytes of an entry; None where Arrow does not show the dictionary."""
+    """Returns the most bytes of an entry; None where Arrow does not show the
+    dictionary."""
     with pq.ParquetFile(
-        path, metadata=metadata, read_dictionary=[column], pre_buffer=False,
+        path,
+        metadata=metadata,
+        read_dictionary=[column],
+        pre_buffer=False,
         buffer_size=_BUFFER_BYTES,
-    ) as file:  # fmt: skip
+    ) as file:
         # The first row brings the whole dictionary.
         batches = file.iter_batches(1, row_groups=[group], columns=[column])
         values = next(iter(batches)).column(0)
@@ -289,7 +333,9 @@ def _joined(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
         yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
-def _held(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[list[pa.RecordBatch]]:
+def _held(
+    batches: Iterable[pa.RecordBatch], size: int
+) -> Iterator[list[pa.RecordBatch]]:
     """Yields records of `size` bytes or a little more together."""
     held: list[pa.RecordBatch] = []
     held_bytes = 0
@@ -327,7 +373,9 @@ def _record(record: pa.RecordBatch) -> dict[str, Any] | BadRow:
         except UnicodeDecodeError:
             return BadRow(f"column '{name}': not UTF-8")
         except _NO_VALUE as error:
-            return BadRow(f"column '{name}': cannot be read: {str(error).splitlines()[0]}")
+            return BadRow(
+                f"column '{name}': cannot be read: {str(error).splitlines()[0]}"
+            )
     row: dict[str, Any] = record.to_pylist()[0]
     return row
 
@@ -351,7 +399,8 @@ def _json_object(line: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         place = f"{error.msg} at character {error.pos}"
         reason = f"not JSON ({place}); a .jsonl file holds one JSON object a line"
-    except (RecursionError, ValueError) as error:  # nested too deeply, a number of many digits
+    except (RecursionError, ValueError) as error:
+        # nested too deeply, a number of many digits
         reason = f"not JSON that can be read: {error}"
     else:
         if isinstance(row, dict):

@@ -1,9 +1,9 @@
 """Where files lie: on a disk, or as objects at s3://bucket/prefix, by fsspec's s3fs.
 
-Objects that are read as files are copied into a cache first: the folder DUALPATH_CACHE, else
-`dualpath` in XDG_CACHE_HOME or ~/.cache. The cache may be deleted whenever no run is using it.
-Locations on S3 stay strings: a Path would collapse their slashes. s3fs is imported where one is
-used.
+Objects that are read as files are copied into a cache first: the folder DUALPATH_CACHE,
+else `dualpath` in XDG_CACHE_HOME or ~/.cache. The cache may be deleted whenever no run
+is using it. Locations on S3 stay strings: a Path would collapse their slashes. s3fs is
+imported where one is used.
 """
 
 import errno
@@ -28,15 +28,20 @@ def is_remote(location: str | Path) -> bool:
 
 
 def sizes(folder: str | Path) -> dict[str, int]:
-    """The bytes of every file below a folder by its path in there; empty without a folder."""
+    """The bytes of every file below a folder by its path in there; empty without a
+    folder."""
     if not is_remote(folder):
         paths = [path for path in Path(folder).rglob("*") if path.is_file()]
-        return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+        return {
+            path.relative_to(folder).as_posix(): path.stat().st_size for path in paths
+        }
     with _s3(str(folder)) as (files, root):
         found = files.find(root, detail=True)
         if not found:  # raises where there is no such bucket
             files.call_s3("list_objects_v2", Bucket=root.partition("/")[0], MaxKeys=1)
-    named = {key.removeprefix(f"{root}/"): entry["size"] for key, entry in found.items()}
+    named = {
+        key.removeprefix(f"{root}/"): entry["size"] for key, entry in found.items()
+    }
     # A key that ends with a slash is a folder that some browser made, not a file.
     return {name: size for name, size in named.items() if not name.endswith("/")}
 
@@ -48,17 +53,20 @@ def exists(location: str | Path) -> bool:
         bucket, _, key = path.partition("/")
         try:
             files.call_s3("head_object", Bucket=bucket, Key=key)
-        except FileNotFoundError:  # the key or the bucket: a HEAD has no body to say which
+        except FileNotFoundError:
+            # the key or the bucket: a HEAD has no body to say which
             files.call_s3("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
             return False
     return True
 
 
 def local_copy(location: str | Path) -> Path:
-    """Returns a file on the disk with the content of a location: itself, or a copy of the object.
+    """Returns a file on the disk with the content of a location: itself, or a copy of
+    the object.
 
-    The copy has the object's name and is kept by its ETag, so a replaced object is fetched again,
-    and processes that fetch it at the same time do not disturb each other.
+    The copy has the object's name and is kept by its ETag, so a replaced object is
+    fetched again, and processes that fetch it at the same time do not disturb each
+    other.
     """
     if not is_remote(location):
         return Path(location)
@@ -69,7 +77,12 @@ def local_copy(location: str | Path) -> Path:
     name = hashlib.sha256(f"{url}\n{etag}".encode()).hexdigest()[:32]
     path = cache() / "files" / name / url.rsplit("/", 1)[-1]
     if not path.exists():
-        with replacing(path, shared=True) as partial, _s3(url), content, partial.open("wb") as file:
+        with (
+            replacing(path, shared=True) as partial,
+            _s3(url),
+            content,
+            partial.open("wb") as file,
+        ):
             shutil.copyfileobj(content, file, 1 << 20)
     return path
 
@@ -81,13 +94,16 @@ def sha256_of(path: Path) -> str:
 
 
 def download(url: str, path: Path, sha256: str) -> None:
-    """Copies an object to a path, complete or not at all; waits for a store for a minute."""
+    """Copies an object to a path, complete or not at all; waits for a store for a
+    minute."""
     with replacing(path) as partial:
         with _s3(url, attempts=10) as (files, key):
             # One connection at a time, which goes on where it was cut; several do not.
             files.get_file(key, str(partial), max_concurrency=1)
         if sha256_of(partial) != sha256:
-            raise UserError(f"{url}: changed since it was prepared (its sha256 differs)")
+            raise UserError(
+                f"{url}: changed since it was prepared (its sha256 differs)"
+            )
 
 
 def cache() -> Path:
@@ -99,14 +115,17 @@ def cache() -> Path:
 
 @contextmanager
 def _s3(url: str, attempts: int = 3) -> Iterator[tuple[Any, str]]:
-    """Yields the store and the key of a location; a failure becomes a UserError that names it."""
+    """Yields the store and the key of a location; a failure becomes a UserError that
+    names it."""
     key = "/".join(filter(None, url.removeprefix(SCHEME).split("/")))
     if not key:
         raise UserError(f"'{url}' names no bucket; give s3://BUCKET/PREFIX")
     try:
         from botocore.exceptions import BotoCoreError
         from s3fs import S3FileSystem
-        from s3fs.core import S3_RETRYABLE_ERRORS  # of a body that is cut short, and others
+
+        # of a body that is cut short, and others
+        from s3fs.core import S3_RETRYABLE_ERRORS
     except ImportError:
         raise UserError(
             "s3:// locations need the package s3fs: pip install 'dualpath[s3]'"
@@ -117,8 +136,11 @@ def _s3(url: str, attempts: int = 3) -> Iterator[tuple[Any, str]]:
             "read_timeout": 60,
             "retries": {"total_max_attempts": attempts, "mode": "standard"},
         }
-        endpoint = os.environ.get("AWS_ENDPOINT_URL")  # equal settings share one in a process
-        files = S3FileSystem(endpoint_url=endpoint, use_listings_cache=False, config_kwargs=config)
+        # equal settings share one in a process
+        endpoint = os.environ.get("AWS_ENDPOINT_URL")
+        files = S3FileSystem(
+            endpoint_url=endpoint, use_listings_cache=False, config_kwargs=config
+        )
         yield files, key
     except (BotoCoreError, OSError, ValueError, *S3_RETRYABLE_ERRORS) as error:
         # s3fs makes EIO of a store's unknown answer, which it notes as the cause.

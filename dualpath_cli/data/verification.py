@@ -1,8 +1,9 @@
 """Verification: are the chunks on this disk, byte for byte, those that were prepared?
 
-A chunk is read once on a machine. Then a file in `verified/` of the cache (`storage.cache`) holds
-the size, inode and time of change of each chunk of a data folder. While these stay the same, the
-chunk is not read again. Threads read in parallel: hashlib and numpy release Python's lock.
+A chunk is read once on a machine. Then a file in `verified/` of the cache
+(`storage.cache`) holds the size, inode and time of change of each chunk of a data
+folder. While these stay the same, the chunk is not read again. Threads read in
+parallel: hashlib and numpy release Python's lock.
 """
 
 import hashlib
@@ -23,16 +24,20 @@ from dualpath_cli.data.storage import cache
 Verify = Literal["never", "first", "always"]
 
 Stamp = tuple[int, int, int]
-"""Size, inode and time of change (ctime, which no program can set back, in ns) of a file."""
+"""Size, inode and time of change (ctime, which no program can set back, in ns) of a
+file."""
 
-_SLICE = 1 << 20  # bytes in memory at a time, of each thread; a multiple of every token's size
+# bytes in memory at a time, of each thread; a multiple of every token's size
+_SLICE = 1 << 20
 
 
 class Chunks:
-    """The chunks of a data folder on a disk, and which of them are known to be as prepared."""
+    """The chunks of a data folder on a disk, and which of them are known to be as
+    prepared."""
 
     def __init__(self, folder: Path, manifest: Manifest, way_out: str = AGAIN) -> None:
-        """Recalls earlier verifications; `way_out` ends messages about a damaged chunk."""
+        """Recalls earlier verifications; `way_out` ends messages about a damaged
+        chunk."""
         self.folder = folder
         self._manifest = manifest
         self._way_out = way_out
@@ -54,8 +59,11 @@ class Chunks:
             self._known[name] = self._read(self._stored[name], file)
 
     def verify(self) -> None:
-        """Reads every chunk that is not known, and remembers those that are as prepared."""
-        unknown = [chunk for chunk in self._manifest.chunks if not self._is_known(chunk)]
+        """Reads every chunk that is not known, and remembers those that are as
+        prepared."""
+        unknown = [
+            chunk for chunk in self._manifest.chunks if not self._is_known(chunk)
+        ]
         if not unknown:
             return
 
@@ -65,10 +73,15 @@ class Chunks:
         console, title = plain_console(stderr=True), f"verifying '{self.folder}'"
         try:
             with (
-                Progress(console, title, bytes_of_bytes, total, transient=True) as progress,
-                ThreadPoolExecutor(min(8, cores())) as pool,  # more threads read no faster
+                Progress(
+                    console, title, bytes_of_bytes, total, transient=True
+                ) as progress,
+                # more threads read no faster
+                ThreadPoolExecutor(min(8, cores())) as pool,
             ):
-                for chunk, stamp in zip(unknown, pool.map(self._open, unknown), strict=True):
+                for chunk, stamp in zip(
+                    unknown, pool.map(self._open, unknown), strict=True
+                ):
                     self._known[chunk.name] = stamp
                     progress.advance(chunk.bytes)
         finally:  # also after Ctrl-C
@@ -93,46 +106,54 @@ class Chunks:
         with readable(path):
             digest, highest = _digest_and_highest_id(file, self._manifest.dtype)
         if stamp_of(file) != before:
-            raise UserError(f"{path}: is written to while it is read; wait until that has ended")
+            raise UserError(
+                f"{path}: is written to while it is read; wait until that has ended"
+            )
         if digest != chunk.sha256:
             difference = "changed since it was prepared (its sha256 differs)"
             raise UserError(f"{path}: {difference}; {self._way_out}")
         if highest >= self._manifest.vocab_size:
             raise UserError(
                 f"{path}: holds the token id {highest}, beyond the vocabulary of "
-                f"{self._manifest.vocab_size} entries: its preparation went wrong; {AGAIN}"
+                f"{self._manifest.vocab_size} entries: its preparation went wrong; "
+                f"{AGAIN}"
             )
         return before
 
     def _remember(self) -> None:
         noted = {
-            name: [*stamp, self._stored[name].sha256] for name, stamp in sorted(self._known.items())
+            name: [*stamp, self._stored[name].sha256]
+            for name, stamp in sorted(self._known.items())
         }
         content = {"folder": os.path.realpath(self.folder), "chunks": noted}
         try:
             write_text(self._memory, json.dumps(content, indent=1))
         except OSError as error:
             say(
-                f"{self._memory} cannot be written ({error.strerror}): the data will be verified "
-                "again at each start; set DUALPATH_CACHE to a folder that can be"
+                f"{self._memory} cannot be written ({error.strerror}): the data will "
+                "be verified again at each start; set DUALPATH_CACHE to a folder that "
+                "can be"
             )
 
 
 def verify_chunks(folder: Path, manifest: Manifest, how: Verify) -> None:
     """Verifies a data folder on a disk, once for all processes of this machine.
 
-    Of ranks that start together the first one to come reads the chunks; the others find these
-    remembered.
+    Of ranks that start together the first one to come reads the chunks; the others find
+    these remembered.
     """
     if how == "never":
         return
     memory = _memory_of(folder)
     with ExitStack() as held:
-        with suppress(OSError):  # where nothing can be remembered, each process reads for itself
+        # where nothing can be remembered, each process reads for itself
+        with suppress(OSError):
             held.enter_context(alone(Path(f"{memory}.lock"), memory, wait=True))
         chunks = Chunks(folder, manifest)
         # The first rank of the node, by torchrun and Lightning, or by Slurm.
-        first = all(os.environ.get(rank, "0") == "0" for rank in ("LOCAL_RANK", "SLURM_LOCALID"))
+        first = all(
+            os.environ.get(rank, "0") == "0" for rank in ("LOCAL_RANK", "SLURM_LOCALID")
+        )
         if how == "always" and first:
             chunks.forget()
         chunks.verify()

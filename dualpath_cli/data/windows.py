@@ -1,9 +1,10 @@
 """Texts and prepared tokens as windows to score, and their loss, in every command.
 
-Documents are cut into windows of the model's length. Each begins with an end-of-text token, and
-none crosses two documents, so every token of a text is scored once. In a prepared data folder a
-window is a block of the token stream. A limit of tokens draws windows at random: the beginning of a
-file, such as the first of several books, is not representative.
+Documents are cut into windows of the model's length. Each begins with an end-of-text
+token, and none crosses two documents, so every token of a text is scored once. In a
+prepared data folder a window is a block of the token stream. A limit of tokens draws
+windows at random: the beginning of a file, such as the first of several books, is not
+representative.
 """
 
 import heapq
@@ -24,7 +25,8 @@ from dualpath_cli.model.loss import IGNORE
 
 Tokens = npt.NDArray[np.integer]
 
-PAD_TO = 16  # batches are padded to a multiple of this many positions: fewer shapes, faster kernels
+# batches are padded to a multiple of this many positions: fewer shapes, faster kernels
+PAD_TO = 16
 LEAST_DOCUMENTS = 10  # documents to draw from at least, if the source has so many
 
 
@@ -35,18 +37,23 @@ def document_windows(
     max_tokens: int | None = None,
     seed: int = 0,
 ) -> tuple[list[Tokens], list[int]]:
-    """Cuts documents into windows of end-of-text and up to `length` tokens of one of them.
+    """Cuts documents into windows of end-of-text and up to `length` tokens of one of
+    them.
 
-    With `max_tokens`, windows with that number of scored tokens are drawn: first documents, in the
-    random order of `seed`, until these hold enough; then windows of the documents. No document
-    gives more than a tenth, to the next whole window, unless there are too few documents. The last
-    window is cut to fit. Only the drawn documents are held in memory.
+    With `max_tokens`, windows with that number of scored tokens are drawn: first
+    documents, in the random order of `seed`, until these hold enough; then windows of
+    the documents. No document gives more than a tenth, to the next whole window, unless
+    there are too few documents. The last window is cut to fit. Only the drawn documents
+    are held in memory.
 
-    Returns the windows in the order of the text, and each one's document, numbered from 0.
+    Returns the windows in the order of the text, and each one's document, numbered from
+    0.
     """
     chosen: Iterable[tuple[int, Tokens]]
     if max_tokens is None:
-        chosen = ((n, np.asarray(tokenizer.encode(text))) for n, text in enumerate(documents))
+        chosen = (
+            (n, np.asarray(tokenizer.encode(text))) for n, text in enumerate(documents)
+        )
     else:
         chosen = _drawn_documents(documents, tokenizer, max_tokens, seed)
     cut = [
@@ -68,19 +75,23 @@ def document_windows(
             kept[place] = windows[place][: 1 + left]
             left -= len(kept[place]) - 1
             given[numbers[place]] += scored[place]
-    return [kept[place] for place in sorted(kept)], [numbers[place] for place in sorted(kept)]
+    return [kept[place] for place in sorted(kept)], [
+        numbers[place] for place in sorted(kept)
+    ]
 
 
 def _drawn_documents(
     documents: Iterable[str], tokenizer: Tokenizer, max_tokens: int, seed: int
 ) -> list[tuple[int, Tokens]]:
-    """Numbers and tokens, in the order of the text, of the first documents in a random order.
+    """Numbers and tokens, in the order of the text, of the first documents in a random
+    order.
 
     The fewest that hold `max_tokens`, where a document counts up to a tenth of these.
     """
     draw = np.random.default_rng((seed, 0))
     most, held = _tenth(max_tokens), 0
-    drawn: list[tuple[float, int, Tokens]] = []  # the last one in the random order on top
+    # the last one in the random order on top
+    drawn: list[tuple[float, int, Tokens]] = []
     for number, text in enumerate(documents):
         place = float(draw.random())
         if held >= max_tokens and place > -drawn[0][0]:
@@ -91,7 +102,9 @@ def _drawn_documents(
         while held - (last := min(len(drawn[0][2]), most)) >= max_tokens:
             heapq.heappop(drawn)
             held -= last
-    return sorted(((number, tokens) for _, number, tokens in drawn), key=lambda pair: pair[0])
+    return sorted(
+        ((number, tokens) for _, number, tokens in drawn), key=lambda pair: pair[0]
+    )
 
 
 def _tenth(max_tokens: int) -> int:
@@ -105,16 +118,20 @@ def folder_windows(
     seed: int = 0,
     verify: bool = True,
 ) -> list[Tokens]:
-    """Returns the blocks of `length` + 1 tokens of a prepared data folder, in their order.
+    """Returns the blocks of `length` + 1 tokens of a prepared data folder, in their
+    order.
 
-    With `max_tokens`, the most blocks that hold no more tokens, at least one, drawn at random.
+    With `max_tokens`, the most blocks that hold no more tokens, at least one, drawn at
+    random.
     """
     from dualpath_cli.data.blocks import Blocks
 
     blocks = Blocks(str(folder), length + 1, verify=verify)
     chosen = np.arange(len(blocks))
     if max_tokens is not None and (count := max(1, max_tokens // length)) < len(blocks):
-        chosen = np.sort(np.random.default_rng(seed).choice(chosen, count, replace=False))
+        chosen = np.sort(
+            np.random.default_rng(seed).choice(chosen, count, replace=False)
+        )
     return [np.asarray(blocks[block]) for block in chosen.tolist()]
 
 
@@ -122,16 +139,17 @@ def check_ids(tokens: Tokens, vocab_size: int, place: str) -> None:
     """Refuses ids beyond the vocabulary, with which a GPU fails without a message."""
     if (highest := int(tokens.max())) >= vocab_size:
         raise UserError(
-            f"{place}: holds the token id {highest}, beyond the vocabulary of {vocab_size} "
-            "entries; `--data.verify always` says in which chunk"
+            f"{place}: holds the token id {highest}, beyond the vocabulary of "
+            f"{vocab_size} entries; `--data.verify always` says in which chunk"
         )
 
 
 class Windows(Dataset[Tokens]):
-    """Windows held in memory, longest first, so that a batch holds windows of like length.
+    """Windows held in memory, longest first, so that a batch holds windows of like
+    length.
 
-    Empty windows, which score nothing, are appended so that batches divide evenly among ranks:
-    sharded models must run in step.
+    Empty windows, which score nothing, are appended so that batches divide evenly among
+    ranks: sharded models must run in step.
     """
 
     def __init__(
@@ -141,7 +159,9 @@ class Windows(Dataset[Tokens]):
         multiple_of: int = 1,
     ) -> None:
         """`documents` are the numbers of the windows' documents; None where unknown."""
-        numbered = sorted(enumerate(windows), key=lambda pair: len(pair[1]), reverse=True)
+        numbered = sorted(
+            enumerate(windows), key=lambda pair: len(pair[1]), reverse=True
+        )
         self.windows = [window for _, window in numbered]
         self.numbers = [number for number, _ in numbered]
         """Place of each window among those that were cut, from 0 on."""
@@ -149,7 +169,9 @@ class Windows(Dataset[Tokens]):
         """Number of each window's document in the source; None where it is unknown."""
         self.n_filled = len(self.windows)
         """Number of real windows; those after them fill up batches."""
-        self.tokens = np.array([len(window) - 1 for window in self.windows], dtype=np.int64)
+        self.tokens = np.array(
+            [len(window) - 1 for window in self.windows], dtype=np.int64
+        )
         """Scored tokens of each real window."""
         self.n_tokens = int(self.tokens.sum())
         missing = -len(self.windows) % multiple_of
@@ -162,11 +184,13 @@ class Windows(Dataset[Tokens]):
         return self.windows[index]
 
     def batches(self, micro_batch: int, length: int, ranks: int = 1) -> list[range]:
-        """Places of the windows of each batch, of all ranks, in order; ranks take every other one.
+        """Places of the windows of each batch, of all ranks, in order; ranks take every
+        other one.
 
-        On each rank a batch holds no more positions than `micro_batch` windows of `length` tokens,
-        or one window. So batches of full windows have the shape that a model is compiled for. Short
-        windows come more at a time: small batches mostly wait for their launches.
+        On each rank a batch holds no more positions than `micro_batch` windows of
+        `length` tokens, or one window. So batches of full windows have the shape that a
+        model is compiled for. Short windows come more at a time: small batches mostly
+        wait for their launches.
         """
         found, start = [], 0
         while start < len(self.windows):
@@ -185,12 +209,13 @@ def padded(length: int) -> int:
 def collate(
     windows: list[Tokens], last_is_input: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stacks windows to input tokens and targets, (B, T) int64 each, padded on the right.
+    """Stacks windows to input tokens and targets, (B, T) int64 each, padded on the
+    right.
 
-    The last token of a window is only a target. With `last_is_input` it is an input without a
-    target, in a full window one position beyond those of training. Attention is causal, so neither
-    this input nor padding, which comes after all tokens, changes a loss. Targets of padding are
-    IGNORE.
+    The last token of a window is only a target. With `last_is_input` it is an input
+    without a target, in a full window one position beyond those of training. Attention
+    is causal, so neither this input nor padding, which comes after all tokens, changes
+    a loss. Targets of padding are IGNORE.
     """
     positions = padded(max(len(window) for window in windows) - (not last_is_input))
     tokens = torch.zeros(len(windows), positions, dtype=torch.int64)
@@ -209,9 +234,9 @@ _SUMS = ("nats", "tokens", "text_nats", "text_bytes")
 class LanguageModelLoss(Metric):
     """Mean loss per scored token and bits per byte of text.
 
-    Loss is nats per token over all positions whose target is not `loss.IGNORE`. Bits per byte is
-    nats / (ln 2 x bytes) over the targets that are text: special tokens (end of text) have no bytes
-    and count in neither sum.
+    Loss is nats per token over all positions whose target is not `loss.IGNORE`. Bits
+    per byte is nats / (ln 2 x bytes) over the targets that are text: special tokens
+    (end of text) have no bytes and count in neither sum.
     """
 
     full_state_update = False
@@ -222,10 +247,13 @@ class LanguageModelLoss(Metric):
     bytes_of_token: torch.Tensor
 
     def __init__(self, token_bytes: Sequence[int]) -> None:
-        """`token_bytes` holds the number of UTF-8 bytes of each token id, 0 for special tokens."""
+        """`token_bytes` holds the number of UTF-8 bytes of each token id, 0 for special
+        tokens."""
         super().__init__()
         for name in _SUMS:
-            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+            self.add_state(
+                name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum"
+            )
         table = torch.tensor(token_bytes, dtype=torch.int64)
         self.register_buffer("bytes_of_token", table, persistent=False)
 

@@ -1,10 +1,11 @@
 """Keys and values of earlier tokens, and positions and masks of the tokens that follow.
 
-Exact: the steps of a deep path share weights, not states, so that each step has different keys and
-values, and a dual layer keeps K + 1 of both. `Intervention.kv_slots` keeps fewer.
+Exact: the steps of a deep path share weights, not states, so that each step has
+different keys and values, and a dual layer keeps K + 1 of both. `Intervention.kv_slots`
+keeps fewer.
 
-Shapes: B batch, T positions of a pass, S positions including earlier passes, C positions of
-capacity, R some rows of the batch, H heads, N head size, K loops.
+Shapes: B batch, T positions of a pass, S positions including earlier passes, C
+positions of capacity, R some rows of the batch, H heads, N head size, K loops.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,8 @@ class KeysAndValues(Protocol):
     """The interface of a cache for attention."""
 
     def append(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> Pair:
-        """Adds keys and values of T tokens; returns those of all S tokens so far, (B, S, H, N)."""
+        """Adds keys and values of T tokens; returns those of all S tokens so far, (B,
+        S, H, N)."""
 
 
 @dataclass
@@ -37,46 +39,60 @@ class Span:
     """The T positions of a pass, from `start` on."""
 
     start: int = 0
-    places: torch.Tensor | None = None  # the positions if shapes are static; else the cache grows
+    # the positions if shapes are static; else the cache grows
+    places: torch.Tensor | None = None
 
 
 @dataclass
 class KeyValueCache:
-    """Keys and values of all tokens that one attention has seen, rotated and normalised.
+    """Keys and values of all tokens that one attention has seen, rotated and
+    normalised.
 
-    Written in place, so for inference only: the last step to write a shared slot overwrites others.
-    Positions of a head are adjacent in memory: the attention of one token then reads twice as fast
-    on a CPU.
+    Written in place, so for inference only: the last step to write a shared slot
+    overwrites others. Positions of a head are adjacent in memory: the attention of one
+    token then reads twice as fast on a CPU.
     """
 
     span: Span
     capacity: int = 0  # positions to allocate at once; the cache grows beyond them
-    keys: torch.Tensor | None = None  # (B, H, C, N), one head for each of `ModelConfig.n_kv_heads`
+    # (B, H, C, N), one head for each of `ModelConfig.n_kv_heads`
+    keys: torch.Tensor | None = None
     values: torch.Tensor | None = None  # (B, H, C, N)
 
     def append(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> Pair:
-        """Writes keys and values of a pass; returns those of all S tokens so far, (B, S, H, N).
+        """Writes keys and values of a pass; returns those of all S tokens so far, (B,
+        S, H, N).
 
-        With static shapes returns all C positions; the mask hides positions not written yet.
+        With static shapes returns all C positions; the mask hides positions not written
+        yet.
         """
         k_BHTN, v_BHTN = k_BTHN.transpose(1, 2), v_BTHN.transpose(1, 2)
         places = self.span.places
-        # With static shapes `start` is not read: its value would become part of the compiled code.
+        # With static shapes `start` is not read: its value would become part of the
+        # compiled code.
         start = self.span.start if places is None else 0
         stop = start + k_BTHN.shape[1]
         if self.keys is None or self.values is None or len(self.keys) != len(k_BHTN):
             (B, H, _, N), room = k_BHTN.shape, max(stop, self.capacity)
-            self.keys, self.values = (x.new_zeros(B, H, room, N) for x in (k_BHTN, v_BHTN))
+            self.keys, self.values = (
+                x.new_zeros(B, H, room, N) for x in (k_BHTN, v_BHTN)
+            )
         if places is not None:
             self.keys.index_copy_(2, places, k_BHTN)
             self.values.index_copy_(2, places, v_BHTN)
             return self.keys.transpose(1, 2), self.values.transpose(1, 2)
         self.keys[:, :, start:stop], self.values[:, :, start:stop] = k_BHTN, v_BHTN
-        return self.keys[:, :, :stop].transpose(1, 2), self.values[:, :, :stop].transpose(1, 2)
+        return self.keys[:, :, :stop].transpose(1, 2), self.values[
+            :, :, :stop
+        ].transpose(1, 2)
 
     def reserve(self, count: int) -> None:
         """Makes room for twice `count` positions if there is none for `count`."""
-        if self.keys is not None and self.values is not None and self.keys.shape[2] < count:
+        if (
+            self.keys is not None
+            and self.values is not None
+            and self.keys.shape[2] < count
+        ):
             more = (0, 0, 0, 2 * count - self.keys.shape[2])
             self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
 
@@ -94,24 +110,31 @@ class RowsOfCache:
     rows: torch.Tensor
 
     def append(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> Pair:
-        """Writes one token's keys and values in each row; returns the rows' so far, (R, S, H, N).
+        """Writes one token's keys and values in each row; returns the rows' so far, (R,
+        S, H, N).
 
         With static shapes returns all C positions.
         """
         keys_BHCN, values_BHCN = self.write(k_R1HN, v_R1HN)
         span = self.cache.span
         stop = span.start + 1 if span.places is None else keys_BHCN.shape[2]
-        kept = (x[:, :, :stop].index_select(0, self.rows) for x in (keys_BHCN, values_BHCN))
+        kept = (
+            x[:, :, :stop].index_select(0, self.rows) for x in (keys_BHCN, values_BHCN)
+        )
         k_RHSN, v_RHSN = kept
         return k_RHSN.transpose(1, 2), v_RHSN.transpose(1, 2)
 
     def write(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> Pair:
-        """Writes one token's keys and values in each row; returns the whole cache, (B, H, C, N)."""
+        """Writes one token's keys and values in each row; returns the whole cache, (B,
+        H, C, N)."""
         keys, values, span = self.cache.keys, self.cache.values, self.cache.span
         assert keys is not None
         assert values is not None
         place = span.start if span.places is None else span.places
-        keys[self.rows, :, place], values[self.rows, :, place] = k_R1HN[:, 0], v_R1HN[:, 0]
+        keys[self.rows, :, place], values[self.rows, :, place] = (
+            k_R1HN[:, 0],
+            v_R1HN[:, 0],
+        )
         return keys, values
 
 
@@ -130,7 +153,8 @@ class CachedSublayerPass(SublayerPass):
 
 @dataclass
 class LayerCache:
-    """The caches of a layer: one of its wide path, and the slots of the steps of its deep path."""
+    """The caches of a layer: one of its wide path, and the slots of the steps of its
+    deep path."""
 
     wide: KeysAndValues
     deep: list[KeysAndValues] = field(default_factory=list)
@@ -143,7 +167,8 @@ class LayerCache:
 class Cache:
     """The cache of a model.
 
-    Pass an empty one to `decoding_pass.forward` with a text's first tokens, then with more.
+    Pass an empty one to `decoding_pass.forward` with a text's first tokens, then with
+    more.
     """
 
     def __init__(
@@ -155,9 +180,10 @@ class Cache:
     ) -> None:
         """`capacity` is the number of positions to allocate at once.
 
-        With `static` shapes, on that device, the cache does not grow, and each pass works on the
-        whole cache: one compiled or CUDA graph then serves all passes of equal length. `draft` is a
-        second intervention, with fewer loops; `rewind` its positions before others follow.
+        With `static` shapes, on that device, the cache does not grow, and each pass
+        works on the whole cache: one compiled or CUDA graph then serves all passes of
+        equal length. `draft` is a second intervention, with fewer loops; `rewind` its
+        positions before others follow.
         """
         self.config, self.draft = config, draft
         self.capacity, self.static = capacity, static
@@ -166,35 +192,51 @@ class Cache:
         self.length = 0  # S, the positions seen so far, padding included
         self.intervention: Intervention | None = None  # of all passes but drafts
         self.documents_BS: torch.Tensor | None = None
-        """Document of each position, numbered by `_documents_of`, (B, S), or (B, C) with static
-        shapes; None while there is one document and no padding."""
+        """Document of each position, numbered by `_documents_of`, (B, S), or (B, C)
+        with static shapes; None while there is one document and no padding."""
 
     @property
     def bytes(self) -> int:
         """Memory of keys and values, unused capacity included."""
-        kept = [x for cache in self._caches() for x in (cache.keys, cache.values) if x is not None]
+        kept = [
+            x
+            for cache in self._caches()
+            for x in (cache.keys, cache.values)
+            if x is not None
+        ]
         return sum(x.numel() * x.element_size() for x in kept)
 
     @property
     def memory(self) -> torch.Tensor | None:
-        """The first attention's keys: another tensor once any keys have moved in memory."""
-        return next((cache.keys for cache in self._caches() if cache.keys is not None), None)
+        """The first attention's keys: another tensor once any keys have moved in
+        memory."""
+        return next(
+            (cache.keys for cache in self._caches() if cache.keys is not None), None
+        )
 
     def begin(self, intervention: Intervention | None) -> None:
         """Begins a pass.
 
         Raises:
-            ValueError: if earlier passes had another intervention, whose steps may lack the keys
-                and values that this one needs.
+            ValueError: if earlier passes had another intervention, whose steps may lack
+                the keys and values that this one needs.
         """
-        allowed = [self.intervention] if self.draft is None else [self.intervention, self.draft]
+        allowed = (
+            [self.intervention]
+            if self.draft is None
+            else [self.intervention, self.draft]
+        )
         if not self.length and not (self.layers and intervention == self.intervention):
             self.intervention = intervention
             self.open()
         elif intervention not in allowed:
-            before, now = (change.name if change else LEARNED for change in
-                           (self.intervention, intervention))  # fmt: skip
-            raise ValueError(f"{now}: the cache was begun with {before}; begin a new cache")
+            before, now = (
+                change.name if change else LEARNED
+                for change in (self.intervention, intervention)
+            )
+            raise ValueError(
+                f"{now}: the cache was begun with {before}; begin a new cache"
+            )
 
     def open(self) -> None:
         self.layers = []
@@ -204,12 +246,16 @@ class Cache:
             slots = 0 if layer.block == "wide" else slots
             if change is not None and change.kv_slots is not None:
                 slots = min(slots, change.kv_slots)
-            wide, *deep = (KeyValueCache(self.span, self.capacity) for _ in range(1 + slots))
+            wide, *deep = (
+                KeyValueCache(self.span, self.capacity) for _ in range(1 + slots)
+            )
             self.layers.append(LayerCache(wide, list(deep)))
 
     def select(self, rows: Sequence[int]) -> None:
         """Keeps these sequences of the batch, in this order; one may be repeated."""
-        chosen = torch.tensor(rows, device=None if self.memory is None else self.memory.device)
+        chosen = torch.tensor(
+            rows, device=None if self.memory is None else self.memory.device
+        )
         for cache in self._caches():
             cache.select(chosen)
         if self.documents_BS is not None:
@@ -226,7 +272,9 @@ class Cache:
         else:
             self.documents_BS = self.documents_BS[:, :length]
 
-    def extend(self, count: int, documents_BT: torch.Tensor | None) -> torch.Tensor | None:
+    def extend(
+        self, count: int, documents_BT: torch.Tensor | None
+    ) -> torch.Tensor | None:
         """Adds `count` positions and returns the document numbers of all S, or C.
 
         Raises:
@@ -234,7 +282,9 @@ class Cache:
         """
         start, stop = self.length, self.length + count
         if self.static is not None and stop > self.capacity:
-            raise ValueError(f"the cache has room for {self.capacity} positions, not for {stop}")
+            raise ValueError(
+                f"the cache has room for {self.capacity} positions, not for {stop}"
+            )
         if documents_BT is not None:
             before_BS = self.documents_BS
             if before_BS is None:
@@ -271,7 +321,9 @@ def positions_in_cache(
     """
     count = tokens.shape[1]
     places_T = torch.arange(cache.length, cache.length + count, device=tokens.device)
-    starts_BT = None if config.document_start is None else tokens == config.document_start
+    starts_BT = (
+        None if config.document_start is None else tokens == config.document_start
+    )
     documents_BT = _documents_of(tokens, starts_BT, attention_mask, cache.documents_BS)
     documents_BS = cache.extend(count, documents_BT)
     if documents_BS is not None:
@@ -305,8 +357,9 @@ def _documents_of(
 ) -> torch.Tensor | None:
     """Numbers the documents of positions, (B, T): from 0 on, and -1 for padding.
 
-    A document begins where `starts_BT` is True; `attention_mask` (B, T) is False at padding;
-    `before_BS` are the numbers of earlier positions. None: one document, no padding.
+    A document begins where `starts_BT` is True; `attention_mask` (B, T) is False at
+    padding; `before_BS` are the numbers of earlier positions. None: one document, no
+    padding.
     """
     if starts_BT is None and attention_mask is None and before_BS is None:
         return None
@@ -323,8 +376,8 @@ def _documents_of(
 
 
 def _mask(documents_BS: torch.Tensor | None, places_T: torch.Tensor, S: int) -> Mask:
-    """Mask of tokens at `places_T` over S positions: each sees itself and earlier tokens of its
-    document; padding sees padding."""
+    """Mask of tokens at `places_T` over S positions: each sees itself and earlier
+    tokens of its document; padding sees padding."""
     seen_TS = torch.arange(S, device=places_T.device) <= places_T[:, None]
     if documents_BS is None:
         return seen_TS[None, None]

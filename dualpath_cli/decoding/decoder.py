@@ -1,4 +1,5 @@
-"""Decoder: a model that continues a text, pass by pass, maybe compiled, recorded, or joined.
+"""Decoder: a model that continues a text, pass by pass, maybe compiled, recorded, or
+joined.
 
 Shapes: B sequences, T new positions, D model width, V rows of the vocabulary.
 """
@@ -27,20 +28,22 @@ from dualpath_cli.model.sublayer import Sublayer, SwiGLU
 from dualpath_cli.spec.intervention import Intervention
 
 ROOM = 256
-"""Static caches have a multiple of this many positions: each size is compiled and recorded."""
+"""Static caches have a multiple of this many positions: each size is compiled and
+recorded."""
 GRAPHS = 64
 """Most graphs of one module: one for each length of a pass, draft or not, and batch."""
 OPTIONS = {"coordinate_descent_tuning": True, "deterministic": True}
-"""Of torch.compile. On a GPU the first turns products with one token into sums, fused with the
-operations after them (464 instead of 377 tokens/s on an H200); with the second no kernel that sums
-is chosen by time."""
+"""Of torch.compile. On a GPU the first turns products with one token into sums, fused
+with the operations after them (464 instead of 377 tokens/s on an H200); with the second
+no kernel that sums is chosen by time."""
 
 RECORDERS: dict[str, Callable[..., Callable[[], torch.Tensor]]] = {"cuda": CudaGraph}
 """Recorders of work by type of device; on other devices work is not recorded."""
 
 
 class Decoder:
-    """A DualPathLM under an intervention, which keeps keys and values of the tokens read."""
+    """A DualPathLM under an intervention, which keeps keys and values of the tokens
+    read."""
 
     def __init__(
         self,
@@ -52,10 +55,11 @@ class Decoder:
     ) -> None:
         """`autocast` is the type of matrix products; None: the type of the weights.
 
-        If the intervention needs the whole text, every pass reads all tokens again. If `compiled`,
-        the model is compiled in place, and passes after the prompt have static shapes. On a GPU
-        passes of known capacity are recorded, compiled or not, unless Python decides which parts
-        they run. `draft` is a second intervention, with fewer loops.
+        If the intervention needs the whole text, every pass reads all tokens again. If
+        `compiled`, the model is compiled in place, and passes after the prompt have
+        static shapes. On a GPU passes of known capacity are recorded, compiled or not,
+        unless Python decides which parts they run. `draft` is a second intervention,
+        with fewer loops.
         """
         self.model = model.eval()
         self._intervention, self._draft, self._autocast = intervention, draft, autocast
@@ -63,12 +67,20 @@ class Decoder:
         self._compiled = compiled and self._cached
         self._cache: Cache | None = None
         change = intervention
-        tokens_differ = change and (change.halting is not None or change.skip is not None)
-        # In whole compiled blocks, experts and custom classes leave Python no decision either.
-        own = any(one.n_experts or "." in one.gate + one.combination for one in model.config.layers)
+        tokens_differ = change and (
+            change.halting is not None or change.skip is not None
+        )
+        # In whole compiled blocks, experts and custom classes leave Python no decision
+        # either.
+        own = any(
+            one.n_experts or "." in one.gate + one.combination
+            for one in model.config.layers
+        )
         recordable = self._cached and not tokens_differ and (self._compiled or not own)
         self._record = RECORDERS.get(self.device.type) if recordable else None
-        self._recorded: dict[Any, tuple[list[torch.Tensor], Callable[[], torch.Tensor]]] = {}
+        self._recorded: dict[
+            Any, tuple[list[torch.Tensor], Callable[[], torch.Tensor]]
+        ] = {}
         self._memory: torch.Tensor | None = None  # of the cache of recorded passes
         self._recording_seconds = 0.0
         if self._compiled:
@@ -97,16 +109,21 @@ class Decoder:
     def begin(self, capacity: int = 0) -> None:
         """Forgets all tokens read.
 
-        `capacity` is the number of positions to come, if known; with static shapes there is room
-        for no more.
+        `capacity` is the number of positions to come, if known; with static shapes
+        there is room for no more.
         """
         self._past: list[tuple[torch.Tensor, torch.Tensor]] = []
         if not self._cached:
             return
         if not self._compiled and not (self._record and capacity):
             self._cache = Cache(self.model.config, capacity, draft=self._draft)
-        elif self._cache is not None and self._cache.static and capacity <= self._cache.capacity:
-            self._cache.rewind(0)  # compiled and recorded passes go on with the same memory
+        elif (
+            self._cache is not None
+            and self._cache.static
+            and capacity <= self._cache.capacity
+        ):
+            # compiled and recorded passes go on with the same memory
+            self._cache.rewind(0)
         else:
             room = -(-capacity // ROOM) * ROOM
             self._cache = Cache(self.model.config, room, self.device, self._draft)
@@ -123,7 +140,8 @@ class Decoder:
         self._past = [(ids_BT[rows], mask_BT[rows]) for ids_BT, mask_BT in self._past]
 
     def next_logits(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        """Reads more tokens; returns the logits of the token after the last one, (B, V).
+        """Reads more tokens; returns the logits of the token after the last one, (B,
+        V).
 
         `mask_BT` is False at padding.
         """
@@ -137,36 +155,61 @@ class Decoder:
         last: int | None = None,
         drafting: bool = False,
     ) -> torch.Tensor:
-        """Reads more tokens; returns the logits of the `last` positions, or of all, (B, T, V).
+        """Reads more tokens; returns the logits of the `last` positions, or of all, (B,
+        T, V).
 
         If `drafting`, the intervention for drafts applies.
         """
         if self._cache is None:
-            mask_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT
+            mask_BT = (
+                torch.ones_like(ids_BT, dtype=torch.bool)
+                if mask_BT is None
+                else mask_BT
+            )
             self._past.append((ids_BT, mask_BT))
-            ids_BT, mask_BT = (torch.cat(parts, dim=1) for parts in zip(*self._past, strict=True))
+            ids_BT, mask_BT = (
+                torch.cat(parts, dim=1) for parts in zip(*self._past, strict=True)
+            )
         padded = mask_BT is not None and not mask_BT.all()
         # Prompts are read eagerly: each length would need a compilation.
         eagerly = self._compiled and self.length == 0
         stance = torch.compiler.set_stance("force_eager") if eagerly else nullcontext()
-        # Autocast caches cast weights until its end: a graph that runs later would lack them.
-        cast = {"enabled": self._autocast is not None, "cache_enabled": self._record is None}
+        # Autocast caches cast weights until its end: a graph that runs later would lack
+        # them.
+        cast = {
+            "enabled": self._autocast is not None,
+            "cache_enabled": self._record is None,
+        }
         with stance, torch.autocast(self.device.type, self._autocast, **cast):
             ids_BT = ids_BT.to(self.device)
-            if self._record and self._cache and self._cache.static and self.length and not padded:
+            if (
+                self._record
+                and self._cache
+                and self._cache.static
+                and self.length
+                and not padded
+            ):
                 return self._recorded_logits(self._cache, ids_BT, last, drafting)
             x_BTD = forward(
-                self.model, ids_BT, cache=self._cache,
-                attention_mask=mask_BT.to(self.device) if padded and mask_BT is not None else None,
-                head=False, intervention=self._draft if drafting else self._intervention,
-            )  # fmt: skip
-            logits: torch.Tensor = self.model.head(x_BTD if last is None else x_BTD[:, -last:])
+                self.model,
+                ids_BT,
+                cache=self._cache,
+                attention_mask=mask_BT.to(self.device)
+                if padded and mask_BT is not None
+                else None,
+                head=False,
+                intervention=self._draft if drafting else self._intervention,
+            )
+            logits: torch.Tensor = self.model.head(
+                x_BTD if last is None else x_BTD[:, -last:]
+            )
             return logits
 
     def _recorded_logits(
         self, cache: Cache, ids_BT: torch.Tensor, last: int | None, drafting: bool
     ) -> torch.Tensor:
-        """`logits`, recorded in the first pass of each kind, and replayed in later passes."""
+        """`logits`, recorded in the first pass of each kind, and replayed in later
+        passes."""
         assert self._record is not None
         model = self.model
         here = DecodingPass(self._draft if drafting else self._intervention, cache)
@@ -181,12 +224,16 @@ class Decoder:
             cache.span.places, here.fixed = own[1], Positions(Rope(*own[2:4]), own[4])
 
             def work() -> Any:
-                x_BTD = model(own[0], intervention=here.intervention, head=False, model_pass=here)
+                x_BTD = model(
+                    own[0], intervention=here.intervention, head=False, model_pass=here
+                )
                 return model.head(x_BTD if last is None else x_BTD[:, -last:])
 
             others = [replay for _, replay in self._recorded.values()]
             self._recorded[kind] = own, self._record(work, self.device, work, others)
-            self._recording_seconds += time.perf_counter() - _compiling_seconds() - start
+            self._recording_seconds += (
+                time.perf_counter() - _compiling_seconds() - start
+            )
         own, replay = self._recorded[kind]
         for place, new in zip(own, given, strict=True):
             place.copy_(new)
@@ -200,10 +247,11 @@ def _compiling_seconds() -> float:
 def compile_for_decoding(model: DualPathLM, tokens_differ: bool) -> None:
     """Compiles a model's parts in place, for passes of static shapes.
 
-    Whole blocks if every token takes the same steps and paths; otherwise sublayers, as Python
-    decides token by token which sublayers run.
+    Whole blocks if every token takes the same steps and paths; otherwise sublayers, as
+    Python decides token by token which sublayers run.
     """
-    warnings.filterwarnings("ignore", message=".*TensorFloat32 tensor cores.*")  # not wanted
+    # not wanted
+    warnings.filterwarnings("ignore", message=".*TensorFloat32 tensor cores.*")
     config = torch.compiler.config
     config.recompile_limit = max(config.recompile_limit, GRAPHS)
     if not tokens_differ:
@@ -230,7 +278,9 @@ class JoinedAttention(Attention):
         q_BTHN = self._rotated_and_normed(q_BTC, self.q_norm, here.positions.rope)
         k_BTHN = self._rotated_and_normed(k_BTC, self.k_norm, here.positions.rope)
         k_BSHN, v_BSHN = here.seen(k_BTHN, self._by_head(v_BTC))
-        return self.o_proj(attend(q_BTHN, k_BSHN, v_BSHN, here.positions.mask).flatten(2))
+        return self.o_proj(
+            attend(q_BTHN, k_BSHN, v_BSHN, here.positions.mask).flatten(2)
+        )
 
 
 class JoinedSwiGLU(SwiGLU):

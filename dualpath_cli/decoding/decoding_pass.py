@@ -1,9 +1,10 @@
-"""The pass of decoding: may follow others, be padded, and leave out steps, paths, keys, values.
+"""The pass of decoding: may follow others, be padded, and leave out steps, paths, keys,
+values.
 
 Tokens skip a path if its gate is small, and leave a loop if little router mass remains.
 
-Shapes: B batch, T positions, R some rows of the batch, D model width, V vocabulary, H heads, N head
-size, K loops.
+Shapes: B batch, T positions, R some rows of the batch, D model width, V vocabulary, H
+heads, N head size, K loops.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,15 +37,20 @@ from dualpath_cli.spec.intervention import Intervention
 
 
 def leave_early(
-    path: DeepPath, layer: "DecodingLayerPass", x_BTD: torch.Tensor, awake_BT1: torch.Tensor | None
+    path: DeepPath,
+    layer: "DecodingLayerPass",
+    x_BTD: torch.Tensor,
+    awake_BT1: torch.Tensor | None,
 ) -> torch.Tensor:
-    """h_deep, (B, T, D), of a loop that tokens leave early; x where `awake_BT1` is False.
+    """h_deep, (B, T, D), of a loop that tokens leave early; x where `awake_BT1` is
+    False.
 
-    A token that has stopped keeps its state, which other tokens still see; its last step gets the
-    remaining mass. Of the next token of each sequence, only active tokens are computed; the keys
-    and values of the last state serve the later steps of a stopped one. In other passes each step
-    is computed for all tokens, with a cache also after every token has stopped: a later token may
-    run more steps, and needs their keys and values.
+    A token that has stopped keeps its state, which other tokens still see; its last
+    step gets the remaining mass. Of the next token of each sequence, only active tokens
+    are computed; the keys and values of the last state serve the later steps of a
+    stopped one. In other passes each step is computed for all tokens, with a cache also
+    after every token has stopped: a later token may run more steps, and needs their
+    keys and values.
     """
     step_indices = path.config.step_indices(layer.loops)
     loops, by_rows = len(step_indices), layer.rows_separable(x_BTD)
@@ -52,15 +58,21 @@ def leave_early(
     threshold = None if layer.intervention is None else layer.intervention.halting
 
     def leave(h_BTD: torch.Tensor, who_BT1: torch.Tensor, k: int) -> None:
-        """Stores keys and values, from step k on, of the tokens that stop before step k."""
+        """Stores keys and values, from step k on, of the tokens that stop before step
+        k."""
         if not by_rows:
             return
         assert layer.cache is not None
         later = range(k, loops + 1)
         alike = path.config.step_conditioning == "none"  # one pair serves all steps
         for steps in [later] if alike else [[j] for j in later]:
-            scales, caches = path.scales(steps[0]), (layer.cache.step(j - 1) for j in steps)
-            keep(path.sublayer, h_BTD, who_BT1[:, 0, 0], scales, layer.positions, caches)
+            scales, caches = (
+                path.scales(steps[0]),
+                (layer.cache.step(j - 1) for j in steps),
+            )
+            keep(
+                path.sublayer, h_BTD, who_BT1[:, 0, 0], scales, layer.positions, caches
+            )
 
     active_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
     if awake_BT1 is not None:
@@ -71,7 +83,9 @@ def leave_early(
     for k, step_index in enumerate(step_indices, 1):
         if by_rows:
             active_B = active_BT1[:, 0, 0]
-            h_BTD = only_some(path.sublayer, h_BTD, active_B, path.scales(k), layer.step(k))
+            h_BTD = only_some(
+                path.sublayer, h_BTD, active_B, path.scales(k), layer.step(k)
+            )
         else:
             h_BTD = torch.where(active_BT1, path.next_state(h_BTD, k, layer), h_BTD)
         states.append(h_BTD)
@@ -174,33 +188,51 @@ def forward(
     embeds: torch.Tensor | None = None,
     head: bool = True,
 ) -> torch.Tensor:
-    """`DualPathLM.forward` of tokens (B, T) that may be padded, or follow those in a cache.
+    """`DualPathLM.forward` of tokens (B, T) that may be padded, or follow those in a
+    cache.
 
-    `attention_mask` (B, T) is False at padding, anywhere: other tokens neither look at padding nor
-    count it in their positions; its outputs are meaningless, and interventions apply to it only if
-    `token_mask` includes it. With a `cache` the tokens follow tokens of earlier passes.
-    `Intervention.kv_slots` without a cache means one pass for each token, without gradients.
+    `attention_mask` (B, T) is False at padding, anywhere: other tokens neither look at
+    padding nor count it in their positions; its outputs are meaningless, and
+    interventions apply to it only if `token_mask` includes it. With a `cache` the
+    tokens follow tokens of earlier passes. `Intervention.kv_slots` without a cache
+    means one pass for each token, without gradients.
 
     Raises:
-        ValueError: as in the model's `forward`; also for a cache if the intervention needs the
-            whole text, or if the cache was begun under another intervention.
+        ValueError: as in the model's `forward`; also for a cache if the intervention
+            needs the whole text, or if the cache was begun under another intervention.
     """
     if intervention is not None and intervention.needs_whole_text and cache is not None:
-        raise ValueError(f"{intervention.name}: needs the whole sequence, without a cache")
+        raise ValueError(
+            f"{intervention.name}: needs the whole sequence, without a cache"
+        )
     if intervention is not None and intervention.kv_slots is not None and cache is None:
         return _token_by_token(
-            model, tokens, trace, intervention, head,
-            targets=targets, attention_mask=attention_mask, token_mask=token_mask, embeds=embeds,
-        )  # fmt: skip
+            model,
+            tokens,
+            trace,
+            intervention,
+            head,
+            targets=targets,
+            attention_mask=attention_mask,
+            token_mask=token_mask,
+            embeds=embeds,
+        )
     if token_mask is None and attention_mask is not None and intervention is not None:
         token_mask = attention_mask.bool()
-    # An overriding `forward` calls this function; else `forward` is called: FSDP2 gathers weights.
+    # An overriding `forward` calls this function; else `forward` is called: FSDP2
+    # gathers weights.
     own = type(model).forward is not DualPathLM.forward
     call = partial(DualPathLM.forward, model) if own else model
     logits: torch.Tensor = call(
-        tokens, targets, trace=trace, intervention=intervention, token_mask=token_mask,
-        embeds=embeds, head=head, model_pass=DecodingPass(intervention, cache, attention_mask),
-    )  # fmt: skip
+        tokens,
+        targets,
+        trace=trace,
+        intervention=intervention,
+        token_mask=token_mask,
+        embeds=embeds,
+        head=head,
+        model_pass=DecodingPass(intervention, cache, attention_mask),
+    )
     return logits
 
 
@@ -213,16 +245,27 @@ def _token_by_token(
     head: bool,
     **by_position: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`forward` as T passes of one token each, so that a token sees earlier tokens through their
-    slots.
+    """`forward` as T passes of one token each, so that a token sees earlier tokens
+    through their slots.
     """
     cache, outputs = Cache(model.config, capacity=tokens.shape[1]), []
     for t in range(tokens.shape[1]):
         part = None if trace is None else RoutingTrace(keeps_states=trace.keeps_states)
         at = slice(t, t + 1)
-        of_t: dict[str, Any] = {n: x if x is None else x[:, at] for n, x in by_position.items()}
-        outputs.append(forward(model, tokens[:, at], cache=cache, trace=part, head=head,
-                               intervention=intervention, **of_t))  # fmt: skip
+        of_t: dict[str, Any] = {
+            n: x if x is None else x[:, at] for n, x in by_position.items()
+        }
+        outputs.append(
+            forward(
+                model,
+                tokens[:, at],
+                cache=cache,
+                trace=part,
+                head=head,
+                intervention=intervention,
+                **of_t,
+            )
+        )
         if trace is not None and part is not None:
             trace.append(part)
     return torch.cat(outputs, dim=1)
@@ -234,12 +277,15 @@ class DecodingPass(ModelPass):
 
     intervention: Intervention | None = None
     cache: Cache | None = None
-    attention_mask: torch.Tensor | None = None  # False at padding, (B, T); None: no padding
+    # False at padding, (B, T); None: no padding
+    attention_mask: torch.Tensor | None = None
     fixed: Positions | None = None  # replace the positions after the cache
 
     leaves_out = True
 
-    def positions(self, config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor) -> Positions:
+    def positions(
+        self, config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor
+    ) -> Positions:
         """The positions after those in the cache, added to the cache."""
         if self.fixed is not None:
             return self.fixed
@@ -258,13 +304,15 @@ class DecodingPass(ModelPass):
 
 @dataclass
 class DecodingLayerPass(LayerPass):
-    """A layer's pass in which tokens may halt in the loop or skip a path; maybe with a cache."""
+    """A layer's pass in which tokens may halt in the loop or skip a path; maybe with a
+    cache."""
 
     cache: LayerCache | None = None
 
     @property
     def writes(self) -> bool:
-        """Whether the layer writes a trace or a cache, and so must not be computed twice."""
+        """Whether the layer writes a trace or a cache, and so must not be computed
+        twice."""
         return self.cache is not None or super().writes
 
     def wide(self) -> CachedSublayerPass:
@@ -310,11 +358,20 @@ class DecodingLayerPass(LayerPass):
 
     def _awake(self, gate_BT1: torch.Tensor | None) -> torch.Tensor | None:
         """True at tokens that take a path, by its gate, (B, T, 1); None: all tokens."""
-        if gate_BT1 is None or self.intervention is None or self.intervention.skip is None:
+        if (
+            gate_BT1 is None
+            or self.intervention is None
+            or self.intervention.skip is None
+        ):
             return None
         return gate_BT1 >= self.intervention.skip
 
     def rows_separable(self, x_BTD: torch.Tensor) -> bool:
-        """Whether some sequences of the batch can be computed alone, see `RowsOfCache`."""
+        """Whether some sequences of the batch can be computed alone, see
+        `RowsOfCache`."""
         wide = None if self.cache is None else self.cache.wide
-        return isinstance(wide, KeyValueCache) and wide.span.start > 0 and x_BTD.shape[1] == 1
+        return (
+            isinstance(wide, KeyValueCache)
+            and wide.span.start > 0
+            and x_BTD.shape[1] == 1
+        )

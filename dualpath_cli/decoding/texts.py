@@ -1,4 +1,5 @@
-"""The texts of a call of `dualpath generate`: written in batches, shown or filed, and timed."""
+"""The texts of a call of `dualpath generate`: written in batches, shown or filed, and
+timed."""
 
 import json
 import time
@@ -51,7 +52,8 @@ class Took:
 
     first_seconds: list[float] = field(default_factory=list)
     """From the start of each batch to its first token: the time of its prompts."""
-    later_seconds: float = 0.0  # of all tokens after the first of each text, without preparation
+    # of all tokens after the first of each text, without preparation
+    later_seconds: float = 0.0
     preparing_seconds: float = 0.0  # spent on compiling and recording passes
     tokens: int = 0
     later_tokens: int = 0  # tokens after the first of each text
@@ -59,14 +61,17 @@ class Took:
     cache_bytes: int = 0  # keys and values of the largest batch
 
     def summary(self) -> str:
-        """The last line: number of tokens, speed, time to the first token, drafts and cache."""
+        """The last line: number of tokens, speed, time to the first token, drafts and
+        cache."""
         parts = [f"{self.tokens:,} new tokens"]
         if self.later_tokens:
             speed = self.later_tokens / self.later_seconds
             parts.append(f"{speed:,.1f} tokens/s without the prompt")
         if batches := len(self.first_seconds):
             mean = f" (mean of {batches:,} batches)" if batches > 1 else ""
-            parts.append(f"first token after {sum(self.first_seconds) / batches:.2f} s{mean}")
+            parts.append(
+                f"first token after {sum(self.first_seconds) / batches:.2f} s{mean}"
+            )
         if self.preparing_seconds >= 0.01:
             parts.append(f"prepared in {self.preparing_seconds:.2f} s")
         if self.drafts.ids:
@@ -75,7 +80,9 @@ class Took:
         return ", ".join([*parts, f"cache {decimal(self.cache_bytes)}"])
 
 
-def write(options: "Generate", decoder: Decoder, tokenizer: Tokenizer, texts: list[Text]) -> None:
+def write(
+    options: "Generate", decoder: Decoder, tokenizer: Tokenizer, texts: list[Text]
+) -> None:
     """Writes texts to the terminal or into --out, and the summary to stderr."""
     took = Took()
     pieces = _pieces(options, decoder, tokenizer, texts, took)
@@ -87,7 +94,11 @@ def write(options: "Generate", decoder: Decoder, tokenizer: Tokenizer, texts: li
 
 
 def _pieces(
-    options: "Generate", decoder: Decoder, tokenizer: Tokenizer, texts: list[Text], took: Took
+    options: "Generate",
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    texts: list[Text],
+    took: Took,
 ) -> Pieces:
     """Writes the texts, longest prompts first; yields a text and its new piece.
 
@@ -109,27 +120,42 @@ def _pieces(
         seeds = [seed_from(options.seed, text.number, text.sample) for text in batch]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         if options.compile:  # a smaller batch needs a compilation
-            prompts += [prompts[-1][:1]] * (min(options.together, len(texts)) - len(prompts))
+            prompts += [prompts[-1][:1]] * (
+                min(options.together, len(texts)) - len(prompts)
+            )
         start = last = time.perf_counter()
         prepared = decoder.preparing_seconds
         pieces = (
             write_on_drafts(
-                decoder, prompts[0], sampler, generators[0], token_values, limits,
-                options.speculate, took.drafts,
+                decoder,
+                prompts[0],
+                sampler,
+                generators[0],
+                token_values,
+                limits,
+                options.speculate,
+                took.drafts,
             )
             if options.speculate
             else write_on(
-                decoder.next_logits, prompts, sampler, generators, token_values, limits,
+                decoder.next_logits,
+                prompts,
+                sampler,
+                generators,
+                token_values,
+                limits,
                 None if options.compile else decoder.select,  # for the same reason
             )
-        )  # fmt: skip
+        )
         for piece in pieces:
             now, text = time.perf_counter(), batch[piece.row]
             if start == last:
                 took.first_seconds.append(now - start)
                 took.cache_bytes = max(took.cache_bytes, decoder.cache_bytes)
             elif text.new_tokens:
-                took.later_seconds += now - last - (decoder.preparing_seconds - prepared)
+                took.later_seconds += (
+                    now - last - (decoder.preparing_seconds - prepared)
+                )
                 took.later_tokens += 1
             took.preparing_seconds += decoder.preparing_seconds - prepared
             took.tokens += 1
@@ -166,9 +192,12 @@ def _to_terminal(pieces: Pieces, texts: list[Text], took: Took) -> None:
 
 
 def _to_file(pieces: Pieces, texts: list[Text], took: Took, out: Path) -> None:
-    """Writes the texts in the order of their prompts; finished ones apart if interrupted."""
+    """Writes the texts in the order of their prompts; finished ones apart if
+    interrupted."""
     try:
-        with Progress(plain_console(), "writing", counted("texts"), len(texts)) as progress:
+        with Progress(
+            plain_console(), "writing", counted("texts"), len(texts)
+        ) as progress:
             for text, _ in pieces:
                 progress.advance(text.end is not None, status=f"{took.tokens:,} tokens")
     except (KeyboardInterrupt, RunFailed) as end:
@@ -176,8 +205,11 @@ def _to_file(pieces: Pieces, texts: list[Text], took: Took, out: Path) -> None:
         said = f"none of {len(texts):,} texts was done"
         if ended:
             names = chain([""], map("-{}".format, count(2)))
-            paths = (out.with_name(f"{out.name}.interrupted{number}") for number in names)
-            kept = next(path for path in paths if not path.exists())  # none is written over
+            paths = (
+                out.with_name(f"{out.name}.interrupted{number}") for number in names
+            )
+            # none is written over
+            kept = next(path for path in paths if not path.exists())
             write_text(kept, _lines(ended))
             said = f"{len(ended):,} of {len(texts):,} texts are in '{kept}'"
         raise type(end)(f"{end}; {said}" if str(end) else said) from None
@@ -186,12 +218,15 @@ def _to_file(pieces: Pieces, texts: list[Text], took: Took, out: Path) -> None:
 
 def _lines(texts: list[Text]) -> str:
     """A line of JSON for each text: all fields but the ids."""
-    rows = ({name: value for name, value in vars(t).items() if name != "ids"} for t in texts)
+    rows = (
+        {name: value for name, value in vars(t).items() if name != "ids"} for t in texts
+    )
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def _show(console: Console, text: str, dim: bool = False) -> None:
-    """Prints a part of a text without a new line; a file gets each of its characters."""
+    """Prints a part of a text without a new line; a file gets each of its
+    characters."""
     if console.is_terminal:
         console.out(text, end="", style="dim" if dim else None, highlight=False)
     else:

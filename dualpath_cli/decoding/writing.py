@@ -1,12 +1,13 @@
 """Writing texts: sampling, a batch of texts id by id, and one text by drafts.
 
-In self-speculation the model drafts with one loop, and verifies the draft with all loops. Texts
-have the same distribution as without drafts: a drafted id is kept with probability min(1, p / q),
-where p is its probability with all loops and q with one; the first rejected id is drawn again from
-max(0, p - q) (Leviathan et al. 2023, arXiv 2211.17192).
+In self-speculation the model drafts with one loop, and verifies the draft with all
+loops. Texts have the same distribution as without drafts: a drafted id is kept with
+probability min(1, p / q), where p is its probability with all loops and q with one; the
+first rejected id is drawn again from max(0, p - q) (Leviathan et al. 2023, arXiv
+2211.17192).
 
-Shapes: B prompts, T new positions, V rows of the vocabulary, I ids of the tokenizer, N ids of a
-draft.
+Shapes: B prompts, T new positions, V rows of the vocabulary, I ids of the tokenizer, N
+ids of a draft.
 """
 
 import codecs
@@ -25,26 +26,32 @@ from dualpath_cli.spec.intervention import Intervention
 
 class Sampler:
     def __init__(self, sampling: Sampling, ids: int) -> None:
-        """`ids` is the tokenizer's number of ids; other rows of the vocabulary get nothing."""
+        """`ids` is the tokenizer's number of ids; other rows of the vocabulary get
+        nothing."""
         self._sampling, self._ids = sampling, ids
 
     def probabilities(self, logits_BV: torch.Tensor) -> torch.Tensor:
-        """Maps logits to probabilities (B, V), in float32, or float64 for float64 logits."""
+        """Maps logits to probabilities (B, V), in float32, or float64 for float64
+        logits."""
         sampling, vocabulary = self._sampling, logits_BV.shape[-1]
         exact = torch.promote_types(logits_BV.dtype, torch.float32)
         logits_BI = logits_BV[:, : self._ids].to(exact)
         if sampling.greedy:
             probs_BI = F.one_hot(logits_BI.argmax(-1), logits_BI.shape[-1]).to(exact)
-            probs_BI = probs_BI.masked_fill(logits_BI.isnan().any(-1, keepdim=True), torch.nan)
+            probs_BI = probs_BI.masked_fill(
+                logits_BI.isnan().any(-1, keepdim=True), torch.nan
+            )
         else:
             probs_BI = self._filtered(logits_BI / sampling.temperature).softmax(-1)
         return F.pad(probs_BI, (0, vocabulary - probs_BI.shape[-1]))
 
-    def draw(self, probs_BV: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
+    def draw(
+        self, probs_BV: torch.Tensor, generators: Sequence[torch.Generator]
+    ) -> torch.Tensor:
         """Draws an id for each sequence, (B,), on the CPU.
 
-        Each sequence takes one number from its own generator, on the CPU, so that its id does not
-        depend on the batch nor, except for rounding, on the device.
+        Each sequence takes one number from its own generator, on the CPU, so that its
+        id does not depend on the batch nor, except for rounding, on the device.
 
         Raises:
             RunFailed: if probabilities are nan or infinite.
@@ -56,7 +63,8 @@ class Sampler:
         all_B1 = cumulative_BV[:, -1:].contiguous()
         wanted_B1 = numbers_B[:, None].to(probs_BV.device) * all_B1
         ids_B1 = torch.searchsorted(cumulative_BV, wanted_B1, right=True)
-        # If rounding makes the number the whole sum, the last id with any probability is taken.
+        # If rounding makes the number the whole sum, the last id with any probability
+        # is taken.
         ids_B1 = ids_B1.minimum(torch.searchsorted(cumulative_BV, all_B1))
         ids_B = torch.where(all_B1.isfinite(), ids_B1, -1)[:, 0].cpu()
         if (ids_B < 0).any():
@@ -67,19 +75,23 @@ class Sampler:
         """Applies top_k and top_p: the logits of excluded ids become -inf."""
         sampling = self._sampling
         if sampling.top_k:
-            least_B1 = logits_BI.topk(min(sampling.top_k, logits_BI.shape[-1])).values[:, -1:]
+            least_B1 = logits_BI.topk(min(sampling.top_k, logits_BI.shape[-1])).values[
+                :, -1:
+            ]
             logits_BI = logits_BI.masked_fill(logits_BI < least_B1, -torch.inf)
         if sampling.top_p < 1:
             sorted_BI, order_BI = logits_BI.sort()
             out_BI = sorted_BI.softmax(-1).cumsum(-1) <= 1 - sampling.top_p
             out_BI[:, -1] = False
-            logits_BI = logits_BI.masked_fill(out_BI.scatter(1, order_BI, out_BI), -torch.inf)
+            logits_BI = logits_BI.masked_fill(
+                out_BI.scatter(1, order_BI, out_BI), -torch.inf
+            )
         return logits_BI
 
 
 End = Literal["eot", "stop", "length", "window"]
-"""The reason of a text's end: the model wrote end-of-text or a stop; the text has the requested
-number of ids; or it fills the model's window."""
+"""The reason of a text's end: the model wrote end-of-text or a stop; the text has the
+requested number of ids; or it fills the model's window."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +102,12 @@ class Limits:
     stops: tuple[str, ...] = ()  # strings that end a text, and are not part of it
 
     def positions(self, lengths: Sequence[int]) -> int:
-        """The most positions that a batch of prompts of these lengths takes, with padding."""
+        """The most positions that a batch of prompts of these lengths takes, with
+        padding."""
         # The last id of a text is not read again, so that it needs no position.
-        steps = max(min(self.max_new_tokens, self.window - length + 1) for length in lengths)
+        steps = max(
+            min(self.max_new_tokens, self.window - length + 1) for length in lengths
+        )
         return max(lengths) + steps - 1
 
 
@@ -105,10 +120,14 @@ class Addition:
 
 
 class TextStream:
-    """Returns text as soon as it is certain; the pieces add up to the text before a stop."""
+    """Returns text as soon as it is certain; the pieces add up to the text before a
+    stop."""
 
-    def __init__(self, token_values: Sequence[bytes], stops: Sequence[str] = ()) -> None:
-        """`token_values` are the bytes of each id. A text ends before the first of `stops`."""
+    def __init__(
+        self, token_values: Sequence[bytes], stops: Sequence[str] = ()
+    ) -> None:
+        """`token_values` are the bytes of each id. A text ends before the first of
+        `stops`."""
         self._token_values, self._stops = token_values, stops
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
@@ -117,8 +136,8 @@ class TextStream:
     def push(self, id: int) -> str:
         """Takes the next id and returns the text that has become certain.
 
-        Bytes that may be part of an unfinished character, and characters that may be part of an
-        unfinished stop, are held back.
+        Bytes that may be part of an unfinished character, and characters that may be
+        part of an unfinished stop, are held back.
         """
         return self._take(self._decoder.decode(self._token_values[id]))
 
@@ -136,7 +155,9 @@ class TextStream:
         if found:
             self.stopped, self._held = True, ""
             return text[: min(found)]
-        certain = len(text) - max((_begun(text, stop) for stop in self._stops), default=0)
+        certain = len(text) - max(
+            (_begun(text, stop) for stop in self._stops), default=0
+        )
         self._held = text[certain:]
         return text[:certain]
 
@@ -144,7 +165,9 @@ class TextStream:
 def _begun(text: str, stop: str) -> int:
     """The number of characters at the end of a text that begin a stop."""
     most = min(len(text), len(stop) - 1)
-    return next((count for count in range(most, 0, -1) if text.endswith(stop[:count])), 0)
+    return next(
+        (count for count in range(most, 0, -1) if text.endswith(stop[:count])), 0
+    )
 
 
 def write_on(
@@ -156,19 +179,24 @@ def write_on(
     limits: Limits,
     select: Callable[[Sequence[int]], object] | None = None,
 ) -> Iterator[Addition]:
-    """Yields a piece for each new id of each text; each prompt has an id, and fits the window.
+    """Yields a piece for each new id of each text; each prompt has an id, and fits the
+    window.
 
-    `next_logits` maps new ids (B, T) and a mask, False at padding, (B, T) to the logits of the next
-    id, (B, V), and remembers earlier ids. Each text has a generator; prompts beyond the generators
-    only fill the batch. Once half of a batch has ended, `select` is called with the places of the
-    other texts; without `select`, ended texts stay in the batch.
+    `next_logits` maps new ids (B, T) and a mask, False at padding, (B, T) to the logits
+    of the next id, (B, V), and remembers earlier ids. Each text has a generator;
+    prompts beyond the generators only fill the batch. Once half of a batch has ended,
+    `select` is called with the places of the other texts; without `select`, ended texts
+    stay in the batch.
     """
     new = [0] * len(prompts)  # ids of each text
     streams = [TextStream(token_values, limits.stops) for _ in prompts]
     read = list(range(len(prompts)))
     going = set(range(len(generators)))
     # Padded on the left with any id: no token looks at padding.
-    longest, lengths_B1 = max(map(len, prompts)), torch.tensor([[len(ids)] for ids in prompts])
+    longest, lengths_B1 = (
+        max(map(len, prompts)),
+        torch.tensor([[len(ids)] for ids in prompts]),
+    )
     ids_BT = torch.tensor([[*[0] * (longest - len(ids)), *ids] for ids in prompts])
     mask_BT = torch.arange(longest) >= longest - lengths_B1
     while going:
@@ -176,7 +204,8 @@ def write_on(
         rows = [read[place] for place in places]
         probs_BV = sampler.probabilities(next_logits(ids_BT, mask_BT)[places])
         drawn = sampler.draw(probs_BV, [generators[row] for row in rows])
-        ids_BT = torch.zeros(len(read), 1, dtype=torch.long)  # any id where a text has ended
+        # any id where a text has ended
+        ids_BT = torch.zeros(len(read), 1, dtype=torch.long)
         ids_BT[places] = drawn[:, None]
         for row, id in zip(rows, drawn.tolist(), strict=True):
             new[row] += 1
@@ -209,7 +238,8 @@ def step(
 
 
 def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Indices of prompts by batch, longest first: the first batch shows the most memory."""
+    """Indices of prompts by batch, longest first: the first batch shows the most
+    memory."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
@@ -245,7 +275,10 @@ def write_on_drafts(
     while end is None:  # all ids of the text but the last have been read
         read = len(text) - 1
         # A draft and the id after it must stay within the limit of the text.
-        left = min(limits.max_new_tokens - (len(text) - len(prompt)), limits.window + 1 - len(text))
+        left = min(
+            limits.max_new_tokens - (len(text) - len(prompt)),
+            limits.window + 1 - len(text),
+        )
         drafted: list[int] = []
         q_NV: list[torch.Tensor] = []  # probabilities (V,) of each draw
         # If nothing was read before, there is nothing to rewind to.
@@ -264,7 +297,9 @@ def write_on_drafts(
         decoder.rewind(read + 1 + kept)
         for id in [*drafted[:kept], drawn]:
             text.append(id)
-            piece, end = step(stream, id, len(text) - len(prompt), len(text) - 1, limits)
+            piece, end = step(
+                stream, id, len(text) - len(prompt), len(text) - 1, limits
+            )
             yield Addition(0, id, piece, end)
             if end is not None:
                 break
@@ -285,6 +320,7 @@ def verified(
         chance = torch.rand((), dtype=torch.float64, generator=generator)
         if not chance * float(q_V[id]) < float(p_V[id]):  # also if p is nan
             rest_V = (p_V - q_V).clamp(min=0)
-            rest_V = p_V if float(rest_V.sum()) == 0 else rest_V  # if rounding left nothing
+            # if rounding left nothing
+            rest_V = p_V if float(rest_V.sum()) == 0 else rest_V
             return place, int(sampler.draw(rest_V[None], [generator]))
     return len(drafted), int(sampler.draw(p_NV[-1:], [generator]))

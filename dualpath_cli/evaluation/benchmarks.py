@@ -1,8 +1,9 @@
-"""The benchmarks: lm-evaluation-harness's task files in `tasks/`, read without the harness.
+"""The benchmarks: lm-evaluation-harness's task files in `tasks/`, read without the
+harness.
 
-The task files' `metadata` adds the main metric of a benchmark (`primary`), its name in the paper's
-tables (`paper`), other names of its local file (`files`), and the `subject` of its rows if a file
-holds several benchmarks. A report's scores get the paper's means.
+The task files' `metadata` adds the main metric of a benchmark (`primary`), its name in
+the paper's tables (`paper`), other names of its local file (`files`), and the `subject`
+of its rows if a file holds several benchmarks. A report's scores get the paper's means.
 """
 
 import json
@@ -25,22 +26,33 @@ RESULTS = "results.json"  # the report, in the folder of a model
 SAMPLES = "samples"  # beside it: a line for each document
 REQUESTS = "requests"  # in --out, with --requests
 ROLLING = "rolling_bpb"
-"""Bits per byte of texts; each window is read after the preceding token, as in OLMES. Windows of
-`validate` are read after end-of-text (docs/validate.md)."""
+"""Bits per byte of texts; each window is read after the preceding token, as in OLMES.
+Windows of `validate` are read after end-of-text (docs/validate.md)."""
 SPLITS = ("", "_test", "_val", "_validation")  # ends of a local file's name
 PAPER_LIMIT = 1024  # most documents of a benchmark in the paper's evaluations
 
 MATH = "minerva_math"  # the task file of all subsets of MATH
 _SUBSETS = {
-    "algebra": "Algebra", "counting_and_probability": "Counting & Probability",
-    "geometry": "Geometry", "intermediate_algebra": "Intermediate Algebra",
-    "number_theory": "Number Theory", "prealgebra": "Prealgebra", "precalculus": "Precalculus",
-}  # fmt: skip
+    "algebra": "Algebra",
+    "counting_and_probability": "Counting & Probability",
+    "geometry": "Geometry",
+    "intermediate_algebra": "Intermediate Algebra",
+    "number_theory": "Number Theory",
+    "prealgebra": "Prealgebra",
+    "precalculus": "Precalculus",
+}
 SUBJECTS = tuple(_SUBSETS.values())
 """Subjects of the rows of MATH."""
 SUITES: dict[str, tuple[str, ...]] = {
     "lm": ("c4", "wikitext_103"),
-    "commonsense": ("arc_challenge", "arc_easy", "hellaswag", "piqa", "socialiqa", "winogrande"),
+    "commonsense": (
+        "arc_challenge",
+        "arc_easy",
+        "hellaswag",
+        "piqa",
+        "socialiqa",
+        "winogrande",
+    ),
     "math": ("gsm8k", *(f"{MATH}_{subset}" for subset in _SUBSETS)),
     "qa": ("lambada", "qasper_yesno"),
 }
@@ -64,7 +76,9 @@ class Benchmark:
         """The benchmark's task file; of a file with several tasks, its own."""
         config = _read(f"{MATH if self.name.startswith(MATH) else self.name}.yaml")
         if config.pop("group", None) is not None:
-            config |= next(one for one in config["task"] if f"{MATH}_{one['task']}" == self.name)
+            config |= next(
+                one for one in config["task"] if f"{MATH}_{one['task']}" == self.name
+            )
         return config
 
     @property
@@ -84,7 +98,8 @@ class Benchmark:
         return f"{name} Acc.", f"{name} BPB"
 
     def local(self, folders: Sequence[Path]) -> dict[str, Any]:
-        """Changes to the task file that take documents from `folders`; no change without folders.
+        """Changes to the task file that take documents from `folders`; no change
+        without folders.
 
         Raises:
             NoData: if no folder has the benchmark's file, or its few-shot examples.
@@ -104,8 +119,10 @@ class Benchmark:
             return changes
         if prefix := _find(folders, [f"{name}.fewshot.txt" for name in every]):
             return changes | {
-                "num_fewshot": 0, "fewshot_split": None, "description": _template(prefix)
-            }  # fmt: skip
+                "num_fewshot": 0,
+                "fewshot_split": None,
+                "description": _template(prefix),
+            }
         if rows := _find(folders, [f"{name}_train.jsonl" for name in names]):
             files[self.config["fewshot_split"]] = str(rows)
             return changes
@@ -163,8 +180,15 @@ Score = tuple[float, float | None]  # with its standard error over documents
 
 # Columns of the paper's tables.
 COMMONSENSE_COLUMNS = ("ARC-c", "ARC-e", "HellaSwag", "PIQA", "SIQA", "WinoGrande")
-MATH_COLUMNS = ("Algebra", "Counting", "Geometry", "Int. Algebra", "Number Theory", "Pre-algebra",
-                "Pre-calculus")  # fmt: skip
+MATH_COLUMNS = (
+    "Algebra",
+    "Counting",
+    "Geometry",
+    "Int. Algebra",
+    "Number Theory",
+    "Pre-algebra",
+    "Pre-calculus",
+)
 MEANS: Mapping[str, tuple[str, ...]] = {
     "Commonsense Acc.": tuple(f"{task} Acc." for task in COMMONSENSE_COLUMNS),
     "Commonsense BPB": tuple(f"{task} BPB" for task in COMMONSENSE_COLUMNS),
@@ -172,15 +196,19 @@ MEANS: Mapping[str, tuple[str, ...]] = {
     "aggregate BPB": ("C4", "WikiText-103", "Commonsense BPB", "Easy math avg BPB"),
     "mean BPB of 17": (
         *("C4", "WikiText-103"),
-        *(f"{task} BPB" for task in (*COMMONSENSE_COLUMNS, *MATH_COLUMNS, "LAMBADA", "QASPER")),
+        *(
+            f"{task} BPB"
+            for task in (*COMMONSENSE_COLUMNS, *MATH_COLUMNS, "LAMBADA", "QASPER")
+        ),
     ),
 }
-"""Of which scores or earlier means each of the paper's means is; the last is that of its
-parameter-quality figure."""
+"""Of which scores or earlier means each of the paper's means is; the last is that of
+its parameter-quality figure."""
 
 
 def scores_of(report: Report) -> dict[str, float]:
-    """The scores of the paper's benchmarks by the columns of its tables: `PIQA Acc.`, `C4`."""
+    """The scores of the paper's benchmarks by the columns of its tables: `PIQA Acc.`,
+    `C4`."""
     return {
         column: score[0]
         for task in _benchmarks(report)
@@ -192,7 +220,8 @@ def scores_of(report: Report) -> dict[str, float]:
 
 
 def means_of(scores: Mapping[str, float]) -> dict[str, float]:
-    """The paper's means of `scores_of`; a mean that lacks one of its scores is left out."""
+    """The paper's means of `scores_of`; a mean that lacks one of its scores is left
+    out."""
     known = dict(scores)
     for name, parts in MEANS.items():
         if all(part in known for part in parts):
@@ -201,14 +230,22 @@ def means_of(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def score_table(model: Mapping[str, Any], report: Report) -> Table:
-    """A row for each benchmark, then the paper's means; `model` are the facts of results.json."""
-    how = [f"window {model['window']:,}", f"batches of {model['batch_size']}", model["precision"]]
+    """A row for each benchmark, then the paper's means; `model` are the facts of
+    results.json."""
+    how = [
+        f"window {model['window']:,}",
+        f"batches of {model['batch_size']}",
+        model["precision"],
+    ]
     if model["intervention"] != "learned":
         how.insert(0, model["intervention"])
     columns = [
-        Column("benchmark"), Column("by"), Column("documents", ","),
-        Column("accuracy", with_error(".4f")), Column("bits/byte", with_error(".4f")),
-    ]  # fmt: skip
+        Column("benchmark"),
+        Column("by"),
+        Column("documents", ","),
+        Column("accuracy", with_error(".4f")),
+        Column("bits/byte", with_error(".4f")),
+    ]
     rows: list[list[Any]] = []
     for task in _benchmarks(report):
         documents = report["n-samples"][task]["effective"]
@@ -220,12 +257,15 @@ def score_table(model: Mapping[str, Any], report: Report) -> Table:
         rows.append([name, "mean", None, *cells])
     caption = "± is one standard error over documents"
     if any(Benchmark(task).is_text for task in _benchmarks(report)):
-        caption += f"; {ROLLING}: each window of a text is read after the preceding token"
+        caption += (
+            f"; {ROLLING}: each window of a text is read after the preceding token"
+        )
     return Table(columns, rows, f"{model['name']}: {', '.join(how)}", caption)
 
 
 def _benchmarks(report: Report) -> list[str]:
-    """The benchmarks with scores; an earlier version also scored texts, by other names."""
+    """The benchmarks with scores; an earlier version also scored texts, by other
+    names."""
     return [task for task in report["results"] if task in NAMES]
 
 

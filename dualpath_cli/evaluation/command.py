@@ -22,7 +22,13 @@ from dualpath_cli.evaluation.benchmarks import (
     NoData,
     score_table,
 )
-from dualpath_cli.recipe.options import Overrides, OwnClasses, Where, folder_of, read_overrides
+from dualpath_cli.recipe.options import (
+    Overrides,
+    OwnClasses,
+    Where,
+    folder_of,
+    read_overrides,
+)
 from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.run.trained import Trained, find
 
@@ -32,11 +38,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Where, OwnClasses, Overrides):
-    """Scores a model on multiple choice, worked answers and texts, rendered as in OLMES: accuracies
-    and bits per byte. Needs dualpath[eval].
+    """Scores a model on multiple choice, worked answers and texts, rendered as in
+    OLMES: accuracies and bits per byte. Needs dualpath[eval].
 
-    Texts get rolling_bpb: each window starts after the preceding token; in validate it starts after
-    end-of-text.
+    Texts get rolling_bpb: each window starts after the preceding token; in validate it
+    starts after end-of-text.
     """
 
     ckpt_path: Place | None = None
@@ -44,17 +50,19 @@ class Evaluate(Where, OwnClasses, Overrides):
     out: Place | None = None
     """Folder for the scores; by default RUN/evaluations, where compare finds them."""
     tasks: tuple[str, ...] = ()
-    """Benchmarks, such as piqa,arc_easy, and groups of them: lm, commonsense, math, qa, all. By
-    default all, with at most 1,024 documents of each, as in the paper."""
+    """Benchmarks, such as piqa,arc_easy, and groups of them: lm, commonsense, math, qa,
+    all. By default all, with at most 1,024 documents of each, as in the paper."""
     data: tuple[Place, ...] = ()
-    """Folders with TASK.jsonl, and few-shot examples as TASK.fewshot.txt or TASK_train.jsonl;
-    without --data, benchmarks are downloaded from the Hugging Face hub."""
+    """Folders with TASK.jsonl, and few-shot examples as TASK.fewshot.txt or
+    TASK_train.jsonl; without --data, benchmarks are downloaded from the Hugging Face
+    hub."""
     limit: int | Literal["all"] | None = None
     """The most documents of each benchmark, drawn as in OLMES; or all."""
     requests: bool = False
     """Write all requests into --out, without running a model."""
     window: int = 2048
-    """The most tokens that the model sees at once; the model's length if that is smaller."""
+    """The most tokens that the model sees at once; the model's length if that is
+    smaller."""
     batch_size: int = 16
     """Requests in a batch; scores change slightly with the batch size."""
 
@@ -65,7 +73,9 @@ class Evaluate(Where, OwnClasses, Overrides):
         if self.limit != "all":
             check_ranges(self, {"limit": (1, 1 << 40)})
         if (self.ckpt_path is not None) == self.requests:
-            raise UserError("evaluate needs either --ckpt-path RUN, or --requests alone")
+            raise UserError(
+                "evaluate needs either --ckpt-path RUN, or --requests alone"
+            )
         if self.requests and self.out is None:
             raise UserError("--requests needs a folder to write to: --out DIR")
         known = (*SUITES, *NAMES)
@@ -80,7 +90,11 @@ class Evaluate(Where, OwnClasses, Overrides):
 
     @property
     def benchmarks(self) -> tuple[str, ...]:
-        found = {name for word in self._named or ["all"] for name in SUITES.get(word, (word,))}
+        found = {
+            name
+            for word in self._named or ["all"]
+            for name in SUITES.get(word, (word,))
+        }
         return tuple(name for name in NAMES if name in found)
 
     @property
@@ -97,8 +111,8 @@ class Evaluate(Where, OwnClasses, Overrides):
             found.check(change)
         if change is not None and change.kv_slots is not None:
             raise UserError(
-                f"{change.name}: evaluate reads a text in one pass, so tokens see each other "
-                "in every step; score texts with ablate --suite kv-slots"
+                f"{change.name}: evaluate reads a text in one pass, so tokens see each "
+                "other in every step; score texts with ablate --suite kv-slots"
             )
         if importlib.util.find_spec("lm_eval") is None:
             raise UserError("evaluate needs lm_eval: pip install 'dualpath[eval]'")
@@ -107,7 +121,8 @@ class Evaluate(Where, OwnClasses, Overrides):
     def folder(self, trained: Trained | None) -> Path:
         """The folder to write to; --out itself without a model.
 
-        Raises UserError if a link leads out of it, or out of --out or RUN on the way to it.
+        Raises UserError if a link leads out of it, or out of --out or RUN on the way to
+        it.
         """
         if self.out is not None:
             out = folder_of("--out", self.out)
@@ -167,17 +182,23 @@ def run(options: Evaluate) -> str:
         console.print(f"{name}: left out, {reason}", highlight=False, soft_wrap=True)
     facts = options.facts(trained)
     model = HarnessModel(
-        load_model(trained, device_of(options.device)), trained.tokenizer(),
-        facts["window"], options.batch_size,
-        read_overrides(options), autocast_of(options.precision),
-    )  # fmt: skip
-    report = runner.run(model, asked, folder, {"model": facts, "skipped": skipped}, console)
+        load_model(trained, device_of(options.device)),
+        trained.tokenizer(),
+        facts["window"],
+        options.batch_size,
+        read_overrides(options),
+        autocast_of(options.precision),
+    )
+    report = runner.run(
+        model, asked, folder, {"model": facts, "skipped": skipped}, console
+    )
     show(console, score_table(facts, report))
     return str(folder / RESULTS)
 
 
 def _asked(options: Evaluate) -> tuple[list["Asked"], dict[str, str]]:
-    """The benchmarks with their documents; and the reasons for those that are left out."""
+    """The benchmarks with their documents; and the reasons for those that are left
+    out."""
     data = [folder_of("--data", path) for path in options.data]
     if absent := next((path for path in data if not path.exists()), None):
         raise UserError(f"--data '{absent}' does not exist; give a folder")

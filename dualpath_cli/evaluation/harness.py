@@ -1,7 +1,8 @@
-"""Models for lm-evaluation-harness: likelihoods of texts of any length, and generated texts.
+"""Models for lm-evaluation-harness: likelihoods of texts of any length, and generated
+texts.
 
-Shapes: B requests of a batch, T positions, D model width, V ids of the tokenizer, N scored
-positions.
+Shapes: B requests of a batch, T positions, D model width, V ids of the tokenizer, N
+scored positions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,15 +24,17 @@ from dualpath_cli.recipe.options import Sampling
 from dualpath_cli.report.console import Progress, counted, plain_console
 from dualpath_cli.spec.intervention import Intervention
 
-Part = tuple[list[int], int]  # ids, the last of which is no input; number of scored ids at the end
+# ids, the last of which is no input; number of scored ids at the end
+Part = tuple[list[int], int]
 Answer = tuple[float, bool]  # nats, and whether greedy decoding would give this text
 
 
 def parts_of(context: Sequence[int], ids: Sequence[int], window: int) -> Iterator[Part]:
-    """Yields the ids read for each part of a continuation, and the number scored at their end.
+    """Yields the ids read for each part of a continuation, and the number scored at
+    their end.
 
-    Parts have `window` ids; the last part has the rest. Each part is read after as many earlier
-    ids as there is room for: `window` ids are read, and one more is scored.
+    Parts have `window` ids; the last part has the rest. Each part is read after as many
+    earlier ids as there is room for: `window` ids are read, and one more is scored.
     """
     whole = [*context, *ids]
     for start in range(len(context), len(whole), window):
@@ -46,8 +49,8 @@ LEAST_SHARED = 16  # common ids at the start of a batch; fewer are not read apar
 class HarnessModel(TemplateLM):
     """A DualPathLM under an intervention, in batches of a fixed size.
 
-    Rows of the vocabulary without a token get no probability. A text longer than the window is
-    scored in parts (`parts_of`).
+    Rows of the vocabulary without a token get no probability. A text longer than the
+    window is scored in parts (`parts_of`).
     """
 
     progress = Progress(plain_console(quiet=True), "", counted("requests"))
@@ -89,7 +92,9 @@ class HarnessModel(TemplateLM):
     ) -> list[int]:
         return self._tokenizer.encode(string)
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Answer]:
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = True
+    ) -> list[Answer]:
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def loglikelihood_rolling(
@@ -100,7 +105,9 @@ class HarnessModel(TemplateLM):
         whole = [(None, [self.prefix_token_id], ids) for ids in texts]
         return [loglikelihood for loglikelihood, _ in self._loglikelihood_tokens(whole)]
 
-    def _loglikelihood_tokens(self, requests: list[Any], **options: Any) -> list[Answer]:
+    def _loglikelihood_tokens(
+        self, requests: list[Any], **options: Any
+    ) -> list[Answer]:
         """Scores requests, triples of texts, ids of the context, and ids to score."""
         numbers, parts = [], []
         for number, (_, context, ids) in enumerate(requests):
@@ -109,12 +116,16 @@ class HarnessModel(TemplateLM):
                 parts.append(part)
         self.progress.begin(len(parts))
         sums, greedy = [0.0] * len(requests), [True] * len(requests)
-        for number, (loglikelihood, hit) in zip(numbers, self.score(parts), strict=True):
+        for number, (loglikelihood, hit) in zip(
+            numbers, self.score(parts), strict=True
+        ):
             sums[number] += loglikelihood
             greedy[number] &= hit
         return list(zip(sums, greedy, strict=True))
 
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+    def generate_until(
+        self, requests: list[Instance], disable_tqdm: bool = True
+    ) -> list[str]:
         self.progress.begin(len(requests))
         texts = [""] * len(requests)
         prompts = [self.tok_encode(request.args[0]) for request in requests]
@@ -123,7 +134,9 @@ class HarnessModel(TemplateLM):
             most = min(options["max_gen_toks"], self.window // 2)
             decoder = Decoder(self._model, self._intervention, self._autocast)
             read = [prompts[row][-(self.window - most) :] for row in rows]
-            limits = Limits(most, self.window, self.eot_token_id, tuple(options["until"]))
+            limits = Limits(
+                most, self.window, self.eot_token_id, tuple(options["until"])
+            )
             decoder.begin(limits.positions([len(ids) for ids in read]))
             pieces = write_on(
                 # The model's head returns states; logits are computed from these.
@@ -151,11 +164,17 @@ class HarnessModel(TemplateLM):
             read, spans = zip(*(parts[row] for row in rows), strict=True)
             x_BTD = self._states([ids[:-1] for ids in read])
             x_ND = torch.cat(
-                [x_BTD[place, len(ids) - 1 - span : len(ids) - 1]
-                 for place, (ids, span) in enumerate(zip(read, spans, strict=True))]
-            )  # fmt: skip
-            targets = [id for ids, span in zip(read, spans, strict=True) for id in ids[-span:]]
-            logs_N, hits_N = self._logs_and_hits(x_ND, torch.tensor(targets, device=self.device))
+                [
+                    x_BTD[place, len(ids) - 1 - span : len(ids) - 1]
+                    for place, (ids, span) in enumerate(zip(read, spans, strict=True))
+                ]
+            )
+            targets = [
+                id for ids, span in zip(read, spans, strict=True) for id in ids[-span:]
+            ]
+            logs_N, hits_N = self._logs_and_hits(
+                x_ND, torch.tensor(targets, device=self.device)
+            )
             if not logs_N.isfinite().all():
                 raise RunFailed("the model's likelihoods are not finite")
             scored = zip(rows, logs_N.split(spans), hits_N.split(spans), strict=True)
@@ -170,10 +189,14 @@ class HarnessModel(TemplateLM):
         Their common beginning, mostly few-shot examples, is read once.
         """
         longest = max(map(len, sequences))
-        rows = [[*ids, *[self.eot_token_id] * (longest - len(ids))] for ids in sequences]
+        rows = [
+            [*ids, *[self.eot_token_id] * (longest - len(ids))] for ids in sequences
+        ]
         lengths_B1 = torch.tensor([[len(ids)] for ids in sequences])
         ids_BT, mask_BT = torch.tensor(rows), torch.arange(longest) < lengths_B1
-        shared = shared_beginning(sequences) if self._cached and len(sequences) > 1 else 0
+        shared = (
+            shared_beginning(sequences) if self._cached and len(sequences) > 1 else 0
+        )
         if shared < LEAST_SHARED:
             return self._forward(ids_BT, mask_BT)
         cache = Cache(self._model.config, capacity=longest)
@@ -183,11 +206,19 @@ class HarnessModel(TemplateLM):
         return torch.cat((x_1TD.expand(len(sequences), -1, -1), x_BTD), dim=1)
 
     @torch.inference_mode()
-    def _forward(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, **options: Any) -> torch.Tensor:
-        """The normalised residual stream (B, T, D) of ids; `mask_BT` is False at padding."""
+    def _forward(
+        self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
+        """The normalised residual stream (B, T, D) of ids; `mask_BT` is False at
+        padding."""
         if self._intervention is not None:
-            options |= {"intervention": self._intervention, "token_mask": mask_BT.to(self.device)}
-        with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
+            options |= {
+                "intervention": self._intervention,
+                "token_mask": mask_BT.to(self.device),
+            }
+        with torch.autocast(
+            self.device.type, self._autocast, enabled=self._autocast is not None
+        ):
             return forward(self._model, ids_BT.to(self.device), **options)
 
     def _logits(self, x_ND: torch.Tensor) -> torch.Tensor:
@@ -197,11 +228,14 @@ class HarnessModel(TemplateLM):
     def _logs_and_hits(
         self, x_ND: torch.Tensor, targets_N: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-likelihood of each target in float64, and whether the target is likeliest, (N,)."""
+        """Log-likelihood of each target in float64, and whether the target is
+        likeliest, (N,)."""
         parts = -(-len(targets_N) * len(self._head_VD) // LOGITS_AT_ONCE)
         logs, hits = [], []
         for x, targets in zip(
-            x_ND.tensor_split(max(parts, 1)), targets_N.tensor_split(max(parts, 1)), strict=True
+            x_ND.tensor_split(max(parts, 1)),
+            targets_N.tensor_split(max(parts, 1)),
+            strict=True,
         ):
             logits_NV = self._logits(x)
             chosen_N = logits_NV.gather(-1, targets[:, None])[:, 0]
@@ -211,8 +245,11 @@ class HarnessModel(TemplateLM):
 
 
 def shared_beginning(sequences: Sequence[list[int]]) -> int:
-    """Number of common ids at the start of all sequences, less than the shortest length."""
+    """Number of common ids at the start of all sequences, less than the shortest
+    length."""
     least, most = min(sequences), max(sequences)  # all others lie between these two
     pairs = zip(least, most, strict=False)
-    same = next((place for place, (one, other) in enumerate(pairs) if one != other), len(least))
+    same = next(
+        (place for place, (one, other) in enumerate(pairs) if one != other), len(least)
+    )
     return min(same, *(len(ids) - 1 for ids in sequences))

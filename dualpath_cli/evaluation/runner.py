@@ -1,6 +1,8 @@
-"""Benchmarks by lm-evaluation-harness: tasks from files or the hub, documents drawn, the scores.
+"""Benchmarks by lm-evaluation-harness: tasks from files or the hub, documents drawn,
+the scores.
 
-OUT/<model>/results.json        the harness's report, after each benchmark, with facts on the model
+OUT/<model>/results.json        the harness's report, after each benchmark, with facts
+                                on the model
 OUT/<model>/samples/TASK.jsonl  a line for each document
 """
 
@@ -44,7 +46,9 @@ SEED = 1234  # of the draw of documents under a limit, as in OLMES
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Silences libraries that log each file and attempt."""
-    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "huggingface_hub")]
+    loggers = [
+        logging.getLogger(name) for name in ("lm_eval", "datasets", "huggingface_hub")
+    ]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
@@ -76,8 +80,9 @@ class Asked:
 def write_requests(asked: Asked, out: Path) -> Path:
     """Writes OUT/requests/TASK.jsonl, a line for each request; returns its path.
 
-    A line has the number of the document, `doc`, and of the request, `idx`. Then follow `context`
-    and `continuation`; or only the `context` of a generated answer; or a whole `text`.
+    A line has the number of the document, `doc`, and of the request, `idx`. Then follow
+    `context` and `continuation`; or only the `context` of a generated answer; or a
+    whole `text`.
     """
     path = out / REQUESTS / f"{asked.benchmark.name}.jsonl"
     names = ("text",) if asked.benchmark.is_text else ("context", "continuation")
@@ -113,17 +118,24 @@ def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> 
     try:
         task = kind(config=config | changes)
         docs = task.eval_docs
-        task.fewshot_context(docs[0], num_fewshot=task.config.num_fewshot)  # checks their number
+        # checks their number
+        task.fewshot_context(docs[0], num_fewshot=task.config.num_fewshot)
     except olmes.BadDocument as bad:
         reason = f"row {bad.row} cannot be scored as {benchmark.name}: {bad.reason}"
         if changes:
             raise UserError(f"{files[bad.split]} {reason}") from None
         raise NoData(f"{hub} {bad.split} {reason}; give --data DIR") from None
-    except Exception as error:  # anything from network or hub, or a file in another format
+    except Exception as error:
+        # anything from network or hub, or a file in another format
         cause = error.__cause__ or error
-        reason = f"{benchmark.name} ({type(cause).__name__}: {' '.join(str(cause).split()):.160})"
+        reason = (
+            f"{benchmark.name} ({type(cause).__name__}: "
+            f"{' '.join(str(cause).split()):.160})"
+        )
         if changes:
-            raise UserError(f"{', '.join(files.values())} cannot be read as {reason}") from None
+            raise UserError(
+                f"{', '.join(files.values())} cannot be read as {reason}"
+            ) from None
         # Without a network all other benchmarks would fail, too.
         kind = UserError if isinstance(error, ConnectionError) else NoData
         raise kind(f"{hub} cannot be read as {reason}; give --data DIR") from None
@@ -132,11 +144,15 @@ def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> 
     if subject is not None and "subject" in docs.column_names:
         subjects = list(docs["subject"])
         # A row of an unknown subject would count in no benchmark.
-        strays = [number for number, other in enumerate(subjects) if other not in SUBJECTS]
+        strays = [
+            number for number, other in enumerate(subjects) if other not in SUBJECTS
+        ]
         if strays:
             place = f"{files.get(config['test_split'], hub)} row {strays[0] + 1}"
             names = ", ".join(SUBJECTS)
-            raise UserError(f"{place}: subject {subjects[strays[0]]!r:.40} is none of {names}")
+            raise UserError(
+                f"{place}: subject {subjects[strays[0]]!r:.40} is none of {names}"
+            )
         numbers = [number for number, other in enumerate(subjects) if other == subject]
     if not numbers:
         raise NoData(f"the file of {benchmark.name} has no document of it")
@@ -153,7 +169,8 @@ def run(
     facts: Mapping[str, Any],
     console: Console,
 ) -> Report:
-    """Returns the harness's report of all benchmarks; writes the report, with `facts`, after each.
+    """Returns the harness's report of all benchmarks; writes the report, with `facts`,
+    after each.
 
     Benchmarks run one by one, so that the requests of a batch share few-shot examples.
     """
@@ -162,13 +179,21 @@ def run(
         name = one.benchmark.name
         with Progress(console, name, counted("requests")) as progress:
             model.progress = progress
-            found: Any = evaluate(model, {"tasks": {name: one.task}}, samples=one.samples)
+            found: Any = evaluate(
+                model, {"tasks": {name: one.task}}, samples=one.samples
+            )
         for part, content in found.items():
             report[part] = report.get(part, {}) | content
         # Contexts are left out: each repeats the few-shot examples.
-        lines = [_json(_without(row, "arguments")) + "\n" for row in found["samples"][name]]
+        lines = [
+            _json(_without(row, "arguments")) + "\n" for row in found["samples"][name]
+        ]
         write_text(folder / SAMPLES / f"{name}.jsonl", "".join(lines))
-        results = {**facts, "means": means_of(scores_of(report)), **_without(report, "samples")}
+        results = {
+            **facts,
+            "means": means_of(scores_of(report)),
+            **_without(report, "samples"),
+        }
         write_text(folder / RESULTS, _json(results, indent=2) + "\n")
     return report
 

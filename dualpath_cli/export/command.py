@@ -21,9 +21,9 @@ from dualpath_cli.spec.own_checks import option_of
 
 @dataclass(frozen=True, kw_only=True)
 class Export(OwnClasses):
-    """Writes a run's model as a folder that transformers loads and that every command takes as its
-    RUN: configuration, safetensors, tokenizer, the model's code, a model card. Export takes one
-    process and no GPU.
+    """Writes a run's model as a folder that transformers loads and that every command
+    takes as its RUN: configuration, safetensors, tokenizer, the model's code, a model
+    card. Export takes one process and no GPU.
     """
 
     ckpt_path: Place
@@ -65,8 +65,8 @@ def run(options: Export) -> str:
     return (
         f"{summary(shown, weights.parameters, out)}\n"
         f"next: dualpath validate --ckpt-path {out}{option_of(settings.model)}\n"
-        f"or:   lm_eval --model hf --model_args pretrained={out},trust_remote_code=True "
-        "--tasks piqa"
+        "or:   lm_eval --model hf --model_args "
+        f"pretrained={out},trust_remote_code=True --tasks piqa"
     )
 
 
@@ -79,11 +79,14 @@ def summary(name: str, parameters: int, out: Path) -> str:
 def check_license(name: str | None) -> None:
     """Raises UserError unless a name can be a licence's on the hub."""
     if name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
-        raise UserError(f"--license '{name}' is no name of the hub's, such as apache-2.0 or other")
+        raise UserError(
+            f"--license '{name}' is no name of the hub's, such as apache-2.0 or other"
+        )
 
 
 def check_out(out: Path, read: Path, overwrite: bool) -> Path:
-    """Returns the folder to write; raises UserError unless it is free, or may be replaced."""
+    """Returns the folder to write; raises UserError unless it is free, or may be
+    replaced."""
     out = out.resolve()  # a link's target is replaced
     if out.exists() and not out.is_dir():
         kind = "file" if out.is_file() else "pipe, a socket or a device"
@@ -91,7 +94,9 @@ def check_out(out: Path, read: Path, overwrite: bool) -> Path:
     if read.resolve() == out:
         raise UserError(f"--out '{out}' is the folder that is read; give another name")
     if out.is_dir() and any(out.iterdir()) and not is_exported(out):
-        raise UserError(f"--out '{out}' is a folder of something else; give another name")
+        raise UserError(
+            f"--out '{out}' is a folder of something else; give another name"
+        )
     if out.exists() and not overwrite:
         raise UserError(f"'{out}' is there already; give another --out, or --overwrite")
     check_ours(out, out)

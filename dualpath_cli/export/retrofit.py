@@ -1,7 +1,7 @@
 """`dualpath retrofit`: a pretrained model of transformers, written as a dual-path one.
 
-The equations have a pretrained Llama as a special case (`export/hf/pretrained.py`). Torch and
-transformers are imported after the first checks.
+The equations have a pretrained Llama as a special case (`export/hf/pretrained.py`).
+Torch and transformers are imported after the first checks.
 """
 
 import json
@@ -39,28 +39,30 @@ EXACT, NEAR = 1e-4, 2e-2
 
 @dataclass(frozen=True, kw_only=True)
 class Retrofit:
-    """Writes a pretrained Llama, Mistral or Qwen3 as a dual-path model that computes the same, or
-    nearly the same: an exported folder, which is the RUN of every command but compare. New loops
-    begin nearly silent, new paths silent; `fit --run.init_from FOLDER` trains them.
+    """Writes a pretrained Llama, Mistral or Qwen3 as a dual-path model that computes
+    the same, or nearly the same: an exported folder, which is the RUN of every command
+    but compare. New loops begin nearly silent, new paths silent; `fit --run.init_from
+    FOLDER` trains them.
     """
 
     pretrained: Place
-    """Folder of transformers with safetensors, OWNER/NAME on the Hugging Face hub, or a GGUF
-    file."""
+    """Folder of transformers with safetensors, OWNER/NAME on the Hugging Face hub, or a
+    GGUF file."""
     out: Place
     """Folder to write."""
     block: BlockKind | list[BlockKind] = "loop"
-    """wide: layers as they are. loop: each layer is a deep path. dual: each layer gets a new path
-    beside it. Or a list with one kind per layer."""
+    """wide: layers as they are. loop: each layer is a deep path. dual: each layer gets
+    a new path beside it. Or a list with one kind per layer."""
     loops: int | list[int] = 4
     """K, the loops of a deep path; or a list with one number per layer."""
     path: Literal["deep", "wide"] = "deep"
     """Path of a dual block that a pretrained layer becomes; the other path is new."""
     alpha: float = 50
-    """Percent of a dual block's FLOPs for its deep path; sets the width of the new path."""
+    """Percent of a dual block's FLOPs for its deep path; sets the width of the new
+    path."""
     license: str | None = None
-    """Licence for the model card, as the hub spells it; by default that of the pretrained model's
-    card."""
+    """Licence for the model card, as the hub spells it; by default that of the
+    pretrained model's card."""
     overwrite: bool = False
     """Replace an exported folder at --out."""
     given: tuple[str, ...] = ()
@@ -74,8 +76,8 @@ class Retrofit:
             if option in self.given and kinds.isdisjoint(blocks):
                 shown, choices = ", ".join(sorted(kinds)), " or ".join(blocks)
                 raise UserError(
-                    f"--{option} has no effect on --block {shown}; leave it out, or choose --block "
-                    f"{choices}"
+                    f"--{option} has no effect on --block {shown}; leave it out, or "
+                    f"choose --block {choices}"
                 )
 
 
@@ -89,12 +91,15 @@ def run(options: Retrofit) -> str:
         files = Files(place, gguf, shown)  # before the slow imports
         from dualpath_cli.export.hf import folder, pretrained
     except ImportError as error:
-        raise UserError(f"retrofit needs {error.name}: pip install 'dualpath[retrofit]'") from None
+        raise UserError(
+            f"retrofit needs {error.name}: pip install 'dualpath[retrofit]'"
+        ) from None
     given = pretrained.Pretrained(files)
     changes: dict[str, Any] = {"block": options.block, "loops": options.loops}
     try:
         config = with_new_path(replace(given.config, **changes), options)
-    except ValueError as error:  # a list of another length; a head size that no block can have
+    except ValueError as error:
+        # a list of another length; a head size that no block can have
         raise UserError(f"{shown}: {error}") from None
     tokenizer, license = given.tokenizer(), options.license or given.license()
     recipe = settings_from(
@@ -106,9 +111,9 @@ def run(options: Retrofit) -> str:
     most = NEAR if has_loops else EXACT
     if not difference <= most:
         raise UserError(
-            f"{shown}: the logits would be off from those of transformers by {difference:.1e} of "
-            f"their norm, more than {most:.0e}; a setting in {CONFIG} changes what transformers "
-            "computes, and no block has that"
+            f"{shown}: the logits would be off from those of transformers by "
+            f"{difference:.1e} of their norm, more than {most:.0e}; a setting in "
+            f"{CONFIG} changes what transformers computes, and no block has that"
         )
     around = given.around_texts(tokenizer)
     facts = versions() | {
@@ -132,7 +137,9 @@ def run(options: Retrofit) -> str:
         run_names = {"recipe": recipe.run.recipe, "name": recipe.run.name}
         (begun / RECIPE).write_text(dump({"model": facts["model"], "run": run_names}))
         (begun / VERSIONS).write_text(json.dumps(facts))
-        with Progress(plain_console(), "writing", bytes_of_bytes, weights.bytes) as progress:
+        with Progress(
+            plain_console(), "writing", bytes_of_bytes, weights.bytes
+        ) as progress:
             run = Run(begun, begun, 0)
             folder.write(run, recipe, weights, out, progress, license=license)
     quoted = shlex.quote(str(out))
@@ -147,7 +154,8 @@ def run(options: Retrofit) -> str:
 
 
 def _beside(around: dict[str, Any], tokenizer: Tokenizer) -> str:
-    """A line about tokens that only transformers puts around texts, if there are any."""
+    """A line about tokens that only transformers puts around texts, if there are
+    any."""
     end = tokenizer.token_values()[tokenizer.eot_id].decode()
     own = [around["bos"][0]] if around["bos"] else []
     others = sorted({*own, *around["ends"]} - {end})
@@ -156,8 +164,10 @@ def _beside(around: dict[str, Any], tokenizer: Tokenizer) -> str:
 
     template = "with" if around["chat_template"] else "without"
     return (
-        f"transformers reads the folder {template} a chat template; dualpath begins and ends texts "
-        f"by {end}" + (f", not by {', '.join(others)}" if others else "") + "\n"
+        f"transformers reads the folder {template} a chat template; dualpath begins "
+        f"and ends texts by {end}"
+        + (f", not by {', '.join(others)}" if others else "")
+        + "\n"
     )
 
 
@@ -181,7 +191,9 @@ def with_new_path(config: ModelConfig, options: Retrofit) -> ModelConfig:
         widths.append(new if layer.block == "dual" else width)
     if min(widths) < 1:
         other = "smaller" if deep else "larger"
-        raise UserError(f"--alpha {options.alpha:g} leaves the new path no FFN; give a {other} one")
+        raise UserError(
+            f"--alpha {options.alpha:g} leaves the new path no FFN; give a {other} one"
+        )
     new_widths: Any = widths[0] if len(set(widths)) == 1 else widths
     return replace(config, **{"d_ffn_wide" if deep else "d_ffn": new_widths})
 
@@ -197,7 +209,9 @@ def _found(given: str) -> tuple[Path, str | None]:
         kind = "file, but no GGUF" if path.is_file() else "pipe, a socket or a device"
         raise UserError(f"{shown} is a {kind}; give its folder")
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", given):
-        raise UserError(f"{shown} does not exist; give a folder, a GGUF file, or OWNER/NAME")
+        raise UserError(
+            f"{shown} does not exist; give a folder, a GGUF file, or OWNER/NAME"
+        )
     api = hub.connect()
     with hub.explained(shown, f"{api.endpoint}/{given}", api):
         files = ["*.json", "*.jinja", "*.safetensors", CARD]
@@ -205,6 +219,11 @@ def _found(given: str) -> tuple[Path, str | None]:
 
 
 def _name(options: Retrofit) -> str:
-    """The recipe's name: of the pretrained model, with the kind of block (`SmolLM2-135M-loop`)."""
-    name = re.sub(r"[^\w.-]+", "-", Path(options.pretrained).resolve().name.removesuffix(".gguf"))
-    return f"{name}-{options.block}" if isinstance(options.block, str) else f"{name}-mixed"
+    """The recipe's name: of the pretrained model, with the kind of block
+    (`SmolLM2-135M-loop`)."""
+    name = re.sub(
+        r"[^\w.-]+", "-", Path(options.pretrained).resolve().name.removesuffix(".gguf")
+    )
+    return (
+        f"{name}-{options.block}" if isinstance(options.block, str) else f"{name}-mixed"
+    )

@@ -13,7 +13,14 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
 from dualpath_cli.base.system import say
 from dualpath_cli.flops import count
-from dualpath_cli.flops.description import Description, Flops, described, flag, settings_of, solved
+from dualpath_cli.flops.description import (
+    Description,
+    Flops,
+    described,
+    flag,
+    settings_of,
+    solved,
+)
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Memory, Strategy, plan
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
@@ -29,7 +36,11 @@ def run(options: Flops) -> str:
     run, optim = RunSettings(), OptimSettings()
     if options.config:
         settings = settings_of(options.config)
-        description, run, optim = described(options, settings), settings.run, settings.optim
+        description, run, optim = (
+            described(options, settings),
+            settings.run,
+            settings.optim,
+        )
     else:
         _name_idle_options(options)
         description = solved(options)
@@ -40,13 +51,18 @@ def run(options: Flops) -> str:
     if options.format == "json":
         record = description.record()
         if options.plan:
-            record["plan"] = vars(cluster) | {name: vars(held) for name, held in plans.items()}
+            record["plan"] = vars(cluster) | {
+                name: vars(held) for name, held in plans.items()
+            }
         return json.dumps(record, indent=2)
-    return _print(*(_plan(description, cluster, plans) if options.plan else _model(description)))
+    return _print(
+        *(_plan(description, cluster, plans) if options.plan else _model(description))
+    )
 
 
 def _print(above: Sequence[str], table: Table, below: Sequence[str]) -> str:
-    from dualpath_cli.report.console import plain_console  # imports rich, which JSON does not need
+    # imports rich, which JSON does not need
+    from dualpath_cli.report.console import plain_console
 
     console = plain_console()
     width = min(LOG_WIDTH, console.width)
@@ -73,16 +89,20 @@ def _name_idle_options(options: Flops) -> None:
             say(f"dualpath flops: note: {idle_here}")
 
 
-def _cluster(description: Description, run: RunSettings, optim: OptimSettings) -> Cluster:
+def _cluster(
+    description: Description, run: RunSettings, optim: OptimSettings
+) -> Cluster:
     """The cluster of `--plan`; UserError unless groups and batch divide evenly."""
     options, seq_len = description.options, description.seq_len
     gpus, batch_tokens = options.gpus, options.batch_tokens or run.batch_tokens
-    if "gpus" not in options.given:  # the most that get equally many sequences of a step
+    # the most that get equally many sequences of a step
+    if "gpus" not in options.given:
         gpus = gcd(gpus, batch_tokens // seq_len)
     shard_size = options.shard_size or run.shard_size or gcd(8, gpus)
     if gpus % shard_size:
         raise UserError(
-            f"--shard-size {shard_size} must divide --gpus {gpus}; {gcd(shard_size, gpus)} would"
+            f"--shard-size {shard_size} must divide --gpus {gpus}; "
+            f"{gcd(shard_size, gpus)} would"
         )
     sequences, rest = divmod(batch_tokens, seq_len)
     if not sequences or rest or sequences % gpus:
@@ -90,17 +110,21 @@ def _cluster(description: Description, run: RunSettings, optim: OptimSettings) -
         papers = RunSettings().batch_tokens
         untried = ", a larger batch than the paper's" if fitting > papers else ""
         raise UserError(
-            f"a step of {batch_tokens:,} tokens is {batch_tokens / seq_len:,.6g} sequences of "
-            f"{seq_len:,}, which --gpus {gpus} cannot share equally; --batch-tokens "
-            f"{fitting} would do{untried}"
+            f"a step of {batch_tokens:,} tokens is {batch_tokens / seq_len:,.6g} "
+            f"sequences of {seq_len:,}, which --gpus {gpus} cannot share equally; "
+            f"--batch-tokens {fitting} would do{untried}"
         )
     micro_batch = gcd(sequences // gpus, options.micro_batch or run.micro_batch)
     asked = run.activation_checkpointing
     return Cluster(
-        gpus, shard_size, micro_batch, sequences // gpus // micro_batch,
-        2 if run.reduce_dtype == "bfloat16" else 4, optim.name,
+        gpus,
+        shard_size,
+        micro_batch,
+        sequences // gpus // micro_batch,
+        2 if run.reduce_dtype == "bfloat16" else 4,
+        optim.name,
         "selective" if asked == "auto" else asked,
-    )  # fmt: skip
+    )
 
 
 def _model(description: Description) -> Answer:
@@ -110,38 +134,52 @@ def _model(description: Description) -> Answer:
     return _title(description), table, notes[1:]
 
 
-def _plan(description: Description, cluster: Cluster, plans: Mapping[Strategy, Memory]) -> Answer:
+def _plan(
+    description: Description, cluster: Cluster, plans: Mapping[Strategy, Memory]
+) -> Answer:
     gpus, times, micro_batch = cluster.gpus, cluster.accumulate, cluster.micro_batch
     tokens = gpus * micro_batch * times * description.seq_len
     title = [
         *_title(description),
-        f"{tokens:,} tokens a step: {gpus:,} GPU{'' if gpus == 1 else 's'} x {micro_batch} "
-        f"sequences of {description.seq_len:,}, accumulated "
+        f"{tokens:,} tokens a step: {gpus:,} GPU{'' if gpus == 1 else 's'} x "
+        f"{micro_batch} sequences of {description.seq_len:,}, accumulated "
         f"{'once' if times == 1 else f'{times} times'}",
     ]
     words = (
-        "weights", "gradients", "the optimizer's moments", "gradients before they are reduced",
-        "whole weights, gathered", "saved activations", "loss and backward pass at work",
+        "weights",
+        "gradients",
+        "the optimizer's moments",
+        "gradients before they are reduced",
+        "whole weights, gathered",
+        "saved activations",
+        "loss and backward pass at work",
         "at once, at most",
-    )  # fmt: skip
+    )
     sizes = zip(*(vars(held).values() for held in plans.values()), strict=True)
     rows = [[part, *each] for part, each in zip(words, sizes, strict=True)]
     columns = [Column("GB on each GPU")]
-    columns += [Column(name, lambda size: f"{size / 1e9:.3f}" if size else "-") for name in plans]
+    columns += [
+        Column(name, lambda size: f"{size / 1e9:.3f}" if size else "-")
+        for name in plans
+    ]
     gradients = "float32" if cluster.reduce_bytes == 4 else "bfloat16"
     note = (
-        f"Weights and moments in float32, bf16-mixed, compiled, {cluster.checkpointing} "
-        f"checkpointing; gradients travel in {gradients}. hsdp shards over "
-        f"{min(cluster.shard_size, gpus)} GPUs. At once is less than the sum if a step is one "
-        "micro-batch: gradients grow while activations are freed."
+        "Weights and moments in float32, bf16-mixed, compiled, "
+        f"{cluster.checkpointing} checkpointing; gradients travel in {gradients}. hsdp "
+        f"shards over {min(cluster.shard_size, gpus)} GPUs. At once is less than the "
+        "sum if a step is one micro-batch: gradients grow while activations are freed."
     )
     return title, Table(columns, rows), [note]
 
 
 def _title(description: Description) -> list[str]:
     config, target = description.config, description.target
-    kinds = " + ".join(f"{len(list(run))} {kind}" for kind, run in groupby(config.block_kinds))
-    deep = "" if set(config.block_kinds) == {"wide"} else f", K = {by_layer(config.loops)}"
+    kinds = " + ".join(
+        f"{len(list(run))} {kind}" for kind, run in groupby(config.block_kinds)
+    )
+    deep = (
+        "" if set(config.block_kinds) == {"wide"} else f", K = {by_layer(config.loops)}"
+    )
     title = [f"{kinds} blocks{deep}"]
     if target is not None:
         split = f", alpha {target.alpha:g} %" if target.block == "dual" else ""
@@ -161,7 +199,8 @@ def _title(description: Description) -> list[str]:
 
 
 def _numbers(description: Description) -> list[tuple[str, Any]]:
-    """Labels with numbers, blank for a heading; rows whose number is 0 or None are left out."""
+    """Labels with numbers, blank for a heading; rows whose number is 0 or None are left
+    out."""
     config, layer, record = description.config, description.layer, description.record()
     k, ratio = record["loops"], description.budget_ratio
     passes = fmean(count.passes(layer.block, layer.loops) for layer in config.layers)
@@ -177,7 +216,10 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
         ("  effective width", record["d_ffn_wide_effective"]),
         (f"  experts, {config.top_k} active", record.get("n_experts")),
         ("  width of an expert", record.get("expert_width")),
-        ("multiple of widths, ffn_multiple_of", description.matched and config.ffn_multiple_of),
+        (
+            "multiple of widths, ffn_multiple_of",
+            description.matched and config.ffn_multiple_of,
+        ),
         ("parameters", record["params"]),
         ("  active for a token", record.get("params_active")),
         ("  outside embedding and head", record["params_non_embedding"]),
@@ -214,30 +256,34 @@ def _hours(hours: float) -> str:
 def _notes(description: Description) -> list[str]:
     """Assumptions of training, widths above their share, and an unmet sum."""
     options, notes, ratio = description.options, [], description.budget_ratio
-    # The paper's GPUs are a fair assumption for the paper's budgets, but not for every recipe.
+    # The paper's GPUs are a fair assumption for the paper's budgets, but not for every
+    # recipe.
     if description.names_hardware or description.target is not None:
         sustains = (
-            "1 GPU that sustains" if options.gpus == 1 else f"{options.gpus} GPUs that each sustain"
+            "1 GPU that sustains"
+            if options.gpus == 1
+            else f"{options.gpus} GPUs that each sustain"
         )
         assumed = (
-            " This hardware is assumed; name yours with --tokens, --gpus and --tflops. The paper's "
-            "runs took 12.8 to 21.4 hours, which implies 42 to 122 TFLOP/s for each of its A100s."
+            " This hardware is assumed; name yours with --tokens, --gpus and --tflops. "
+            "The paper's runs took 12.8 to 21.4 hours, which implies 42 to 122 TFLOP/s "
+            "for each of its A100s."
         )
         notes.append(
-            f"Training: {description.tokens:,} tokens on {sustains} {options.sustained / 1e12:g} "
-            "TFLOP/s, at three forward passes a token, head included."
-            f"{'' if description.names_hardware else assumed}"
+            f"Training: {description.tokens:,} tokens on {sustains} "
+            f"{options.sustained / 1e12:g} TFLOP/s, at three forward passes a token, "
+            f"head included.{'' if description.names_hardware else assumed}"
         )
     if target := description.target:
         exact = dict(zip(("d_ffn", "d_ffn_wide"), target.exact_widths(), strict=True))
         notes += [
-            f"Above its share: {name} is raised to {target.multiple_of}, the smallest multiple; "
-            f"the exact effective width is {float(exact[name] or 0):.1f}."
+            f"Above its share: {name} is raised to {target.multiple_of}, the smallest "
+            f"multiple; the exact effective width is {float(exact[name] or 0):.1f}."
             for name in description.clamped
         ]
     if description.matched and ratio is not None and abs(ratio - 1) > TOLERANCE:
         notes.append(
-            f"In multiples of {description.config.ffn_multiple_of} the matched sum is not met to "
-            f"within {float(100 * TOLERANCE):g} %."
+            f"In multiples of {description.config.ffn_multiple_of} the matched sum is "
+            f"not met to within {float(100 * TOLERANCE):g} %."
         )
     return notes

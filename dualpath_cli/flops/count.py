@@ -1,17 +1,19 @@
 """FLOPs and parameters of any ModelConfig, counted from its fields alone.
 
-Torch-free. The accounting is the paper's (appendix FLOP-matching): two FLOPs a multiply-add, per
-token and layer, matrices only; norms, activations and softmaxes are not counted. One pass of a
-sublayer over a token costs
+Torch-free. The accounting is the paper's (appendix FLOP-matching): two FLOPs a
+multiply-add, per token and layer, matrices only; norms, activations and softmaxes are
+not counted. One pass of a sublayer over a token costs
 
-    attention projections   4 d^2 + 4 d^2 / n_rep     n_rep query heads share a key/value head
+    attention projections   4 d^2 + 4 d^2 / n_rep     n_rep query heads share a
+                            key/value head
     SwiGLU                  6 d h                     h the effective width, Eq. heff
-    attention scores        2 T d                     QK^T and AV, the causal half; not in F_M
+    attention scores        2 T d                     QK^T and AV, the causal half; not
+                            in F_M
 
-A wide path of n experts of width H, with k for each token, has 6 k d H + 2 d n for its SwiGLU. A
-layer adds the gate (4 d) and, in every deep step but the last, the router (2 (d + 1)). A
-custom gate or combination adds the FLOPs that its class declares; its parameters are counted from
-a module of the class.
+A wide path of n experts of width H, with k for each token, has 6 k d H + 2 d n for its
+SwiGLU. A layer adds the gate (4 d) and, in every deep step but the last, the router (2
+(d + 1)). A custom gate or combination adds the FLOPs that its class declares; its
+parameters are counted from a module of the class.
 """
 
 from collections import Counter
@@ -19,7 +21,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from dualpath_cli.flops import shapes
-from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, LayerConfig, ModelConfig
+from dualpath_cli.spec.config import (
+    COMBINATIONS,
+    GATE_OUTPUTS,
+    BlockKind,
+    LayerConfig,
+    ModelConfig,
+)
 from dualpath_cli.spec.own_checks import declared_flops
 
 BFLOAT16 = 2  # bytes of a number
@@ -33,8 +41,8 @@ class LayerFlops:
     wide: int  # projections and SwiGLU, or chosen experts, of the wide pass
     gate: int  # the gate's matrix
     router: int
-    """The router's matrix in K - 1 steps; the last step takes the remaining mass without it. For a
-    custom combination, the FLOPs that its class declares."""
+    """The router's matrix in K - 1 steps; the last step takes the remaining mass
+    without it. For a custom combination, the FLOPs that its class declares."""
     attention_scores: int  # QK^T and AV of every pass, causal
 
     @property
@@ -57,7 +65,8 @@ def projection_flops(d_model: int, n_heads: int, n_kv_heads: int) -> int:
 
 
 def score_flops(d_model: int, seq_len: int) -> int:
-    """FLOPs of QK^T and AV for one token of a causal pass, averaged over ``seq_len`` tokens."""
+    """FLOPs of QK^T and AV for one token of a causal pass, averaged over ``seq_len``
+    tokens."""
     return 2 * seq_len * d_model
 
 
@@ -78,7 +87,9 @@ def layer_flops(layer: LayerConfig, seq_len: int | None = None) -> LayerFlops:
     wide = 0
     if kind != "loop":
         n, width = layer.n_experts, layer.top_k * layer.expert_width
-        wide = projections + 6 * d * width + 2 * d * n if n else sublayer(layer.d_ffn_wide)
+        wide = (
+            projections + 6 * d * width + 2 * d * n if n else sublayer(layer.d_ffn_wide)
+        )
     return LayerFlops(
         deep=layer.loops * sublayer(layer.d_ffn) if kind != "wide" else 0,
         wide=wide,
@@ -97,7 +108,8 @@ def gate_flops(config: ModelConfig) -> int:
 
 
 def router_flops(layer: LayerConfig) -> int:
-    """FLOPs of a deep path's router, or custom combination, for one token and all steps."""
+    """FLOPs of a deep path's router, or custom combination, for one token and all
+    steps."""
     if not layer.routes_steps:
         return 0
     if layer.combination in COMBINATIONS:
@@ -110,28 +122,42 @@ def flops_by_layer(config: ModelConfig, seq_len: int | None = None) -> list[Laye
     return [by_view[view] for view in config.layers]
 
 
-def mean_layer_flops(config: ModelConfig, seq_len: int | None = None) -> dict[str, int | float]:
-    """FLOPs per token and layer by part, averaged over layers; whole if layers are equal."""
-    layers, n = [layer.as_dict() for layer in flops_by_layer(config, seq_len)], config.n_layers
+def mean_layer_flops(
+    config: ModelConfig, seq_len: int | None = None
+) -> dict[str, int | float]:
+    """FLOPs per token and layer by part, averaged over layers; whole if layers are
+    equal."""
+    layers, n = (
+        [layer.as_dict() for layer in flops_by_layer(config, seq_len)],
+        config.n_layers,
+    )
     sums = {part: sum(layer[part] for layer in layers) for part in layers[0]}
-    return {part: value // n if value % n == 0 else value / n for part, value in sums.items()}
+    return {
+        part: value // n if value % n == 0 else value / n
+        for part, value in sums.items()
+    }
 
 
 def head_flops(config: ModelConfig) -> int:
-    """FLOPs of the language-model head for one token; the embedding is a look-up and costs none."""
+    """FLOPs of the language-model head for one token; the embedding is a look-up and
+    costs none."""
     return 2 * config.d_model * config.vocab_size
 
 
 def training_flops_per_token(config: ModelConfig, seq_len: int | None = None) -> int:
-    """FLOPs of forward and backward for one token: 3 times the forward FLOPs, head included."""
+    """FLOPs of forward and backward for one token: 3 times the forward FLOPs, head
+    included."""
     layers = sum(layer.total for layer in flops_by_layer(config, seq_len))
     return 3 * (layers + head_flops(config))
 
 
 def over_loops(
-    counted: Callable[[ModelConfig], float], config: ModelConfig, steps: Mapping[int, float]
+    counted: Callable[[ModelConfig], float],
+    config: ModelConfig,
+    steps: Mapping[int, float],
 ) -> float:
-    """A count, averaged over numbers of loops, weighted by the steps that run each number.
+    """A count, averaged over numbers of loops, weighted by the steps that run each
+    number.
 
     `steps` are `StepLoops.counts`; if empty, the count of the model itself is returned.
     """
@@ -144,7 +170,8 @@ def over_loops(
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:
     """Number of weights by part of the model, summed over layers.
 
-    Parts: embedding, head (0 when tied), final_norm, deep, wide, gains, conditioning, router, gate.
+    Parts: embedding, head (0 when tied), final_norm, deep, wide, gains, conditioning,
+    router, gate.
     """
     d = config.d_model
     counts = {
@@ -170,20 +197,28 @@ def has_experts(config: ModelConfig) -> bool:
 
 
 def active_parameters(config: ModelConfig) -> int:
-    """Number of weights that one token uses: of a layer's experts, only the chosen ones."""
-    idle = sum(3 * config.d_model * layer.expert_width * (layer.n_experts - layer.top_k)
-               for layer in config.layers if layer.n_experts)  # fmt: skip
+    """Number of weights that one token uses: of a layer's experts, only the chosen
+    ones."""
+    idle = sum(
+        3 * config.d_model * layer.expert_width * (layer.n_experts - layer.top_k)
+        for layer in config.layers
+        if layer.n_experts
+    )
     return parameters(config) - idle
 
 
 def kv_bytes(config: ModelConfig) -> int:
     """Bytes in bf16 of the keys and values of one token, in all layers.
 
-    Each pass of a sublayer has a separate cache (`decoding.cache`): 1 in a wide layer, K in a loop
-    layer, K + 1 in a dual layer.
+    Each pass of a sublayer has a separate cache (`decoding.cache`): 1 in a wide layer,
+    K in a loop layer, K + 1 in a dual layer.
     """
     return sum(
-        passes(layer.block, layer.loops) * 2 * layer.n_kv_heads * layer.head_dim * BFLOAT16
+        passes(layer.block, layer.loops)
+        * 2
+        * layer.n_kv_heads
+        * layer.head_dim
+        * BFLOAT16
         for layer in config.layers
     )
 

@@ -1,4 +1,5 @@
-"""The options of `dualpath flops`; the model, solved for a budget or read from a recipe."""
+"""The options of `dualpath flops`; the model, solved for a budget or read from a
+recipe."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -6,7 +7,14 @@ from functools import partial, reduce
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.ranges import LARGEST, Place, Range, Size, check_ranges, format_size
+from dualpath_cli.base.ranges import (
+    LARGEST,
+    Place,
+    Range,
+    Size,
+    check_ranges,
+    format_size,
+)
 from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import Match, Target, solve_widths, solve_within
 from dualpath_cli.recipe.recipes import Recipe, load, merge
@@ -18,24 +26,35 @@ from dualpath_cli.spec.own_checks import import_classes
 Reading = Literal["as_written", "as_trained"]
 READINGS: dict[Reading, Mapping[str, Any]] = {
     "as_written": {
-        "ffn_multiple_of": 64, "tie_embeddings": True, "qk_norm": "before_rope",
+        "ffn_multiple_of": 64,
+        "tie_embeddings": True,
+        "qk_norm": "before_rope",
         "step_index": "one_based",
     },
     "as_trained": {
-        "ffn_multiple_of": 256, "tie_embeddings": False, "qk_norm": "after_rope",
+        "ffn_multiple_of": 256,
+        "tie_embeddings": False,
+        "qk_norm": "after_rope",
         "step_index": "zero_based",
     },
-}  # fmt: skip
-"""Fields of a model as the paper's text settles them, which gives no RoPE base, and as the authors
-trained it: the Params columns of arXiv 2605.30202 confirm these values."""
+}
+"""Fields of a model as the paper's text settles them, which gives no RoPE base, and as
+the authors trained it: the Params columns of arXiv 2605.30202 confirm these values."""
 TRAINING_TOKENS = 38_503_710_720  # 18,360 steps of 2,097,152 tokens; the text says 38B
 GPUS = 64  # A100s of every run of the paper (Section 4.1)
 
 _FIELDS = {  # of a model, by the option that sets it
-    "vocab": "vocab_size", "layers": "n_layers", "dim": "d_model", "heads": "n_heads",
-    "kv_heads": "n_kv_heads", "seq_len": "max_seq_len", "width_multiple": "ffn_multiple_of",
-    "loops": "loops", "experts": "n_experts", "top_k": "top_k",
-}  # fmt: skip
+    "vocab": "vocab_size",
+    "layers": "n_layers",
+    "dim": "d_model",
+    "heads": "n_heads",
+    "kv_heads": "n_kv_heads",
+    "seq_len": "max_seq_len",
+    "width_multiple": "ffn_multiple_of",
+    "loops": "loops",
+    "experts": "n_experts",
+    "top_k": "top_k",
+}
 _SOLVER = {"alpha", "block", "match", *_FIELDS} - {"seq_len"}
 _PLAN = ("shard_size", "micro_batch", "batch_tokens")
 SUSTAINED = {"a100": 68.0, "h200": 390.0}  # TFLOP/s of a GPU in training; docs/flops.md
@@ -43,14 +62,15 @@ SUSTAINED = {"a100": 68.0, "h200": 390.0}  # TFLOP/s of a GPU in training; docs/
 
 @dataclass(frozen=True)
 class Flops:
-    """Solves FFN widths for a FLOP budget, and counts a model's parameters and FLOPs, for the paper
-    as written and as trained."""
+    """Solves FFN widths for a FLOP budget, and counts a model's parameters and FLOPs,
+    for the paper as written and as trained."""
 
     budget: Size | None = None
-    """Solve FFN widths for this number of linear FLOPs per token and layer, such as 80M."""
+    """Solve FFN widths for this number of linear FLOPs per token and layer, such as
+    80M."""
     config: tuple[Place, ...] = ()
-    """Describe the model of a recipe (path or name) instead; later recipes win. With --budget, also
-    compare the model to the budget."""
+    """Describe the model of a recipe (path or name) instead; later recipes win. With
+    --budget, also compare the model to the budget."""
     block: BlockKind = "dual"
     """Kind of block."""
     alpha: float = 50
@@ -59,13 +79,13 @@ class Flops:
     """K, passes of the deep path."""
     match: Match = "linear"
     """linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and
-    attention scores meet the budget plus the K + 1 attention passes of a dual block, to within 1
-    percent; wide and loop blocks then get wider FFNs."""
+    attention scores meet the budget plus the K + 1 attention passes of a dual block, to
+    within 1 percent; wide and loop blocks then get wider FFNs."""
     width_multiple: int | None = None
-    """Multiple of solved and effective widths, under both readings. By default widths are solved in
-    multiples of 64, and effective widths round up to 64 as written, 256 as trained. Under --match
-    total the default is the coarsest of 64 (256) and its halves that meets the sum to within 1
-    percent."""
+    """Multiple of solved and effective widths, under both readings. By default widths
+    are solved in multiples of 64, and effective widths round up to 64 as written, 256
+    as trained. Under --match total the default is the coarsest of 64 (256) and its
+    halves that meets the sum to within 1 percent."""
     experts: int = 0
     """Experts in each wide path's FFN, at the same FLOPs; 0 is dense."""
     top_k: int = 2
@@ -85,11 +105,12 @@ class Flops:
     tokens: Size | None = None
     """Training tokens, such as 38.5B. By default 38503710720, or the recipe's."""
     gpus: int = GPUS
-    """Number of GPUs; --plan by itself takes fewer where a step has too few sequences."""
+    """Number of GPUs; --plan by itself takes fewer where a step has too few
+    sequences."""
     tflops: float | Literal["a100", "h200"] = "a100"
-    """TFLOP/s that each GPU sustains in training, not its peak: a number, or a card's name. a100 is
-    68, the median implied by the paper's 26 training times. h200 is 390, the median of six measured
-    models (337 to 473)."""
+    """TFLOP/s that each GPU sustains in training, not its peak: a number, or a card's
+    name. a100 is 68, the median implied by the paper's 26 training times. h200 is 390,
+    the median of six measured models (337 to 473)."""
     plan: bool = False
     """Print the memory of each GPU under ddp, fsdp and hsdp instead."""
     shard_size: int | None = None
@@ -100,27 +121,33 @@ class Flops:
     batch_tokens: Size | None = None
     """Tokens of a step, such as 4194304. By default the recipe's, or 2097152."""
     reading: Reading | None = None
-    """The authors' configuration (as_trained, the default for a budget), or the paper's text
-    (as_written). By default a recipe is not changed."""
+    """The authors' configuration (as_trained, the default for a budget), or the paper's
+    text (as_written). By default a recipe is not changed."""
     format: Literal["table", "json"] = "table"
     """Output format."""
     given: tuple[str, ...] = ()
     """Names of the options that the user gave."""
 
     def __post_init__(self) -> None:
-        ranges: dict[str, Range] = {name: RANGES[field] for name, field in _FIELDS.items()}
+        ranges: dict[str, Range] = {
+            name: RANGES[field] for name, field in _FIELDS.items()
+        }
         ranges |= dict.fromkeys(("budget", "tokens", "batch_tokens"), (1, LARGEST))
         ranges |= dict.fromkeys(("gpus", "shard_size", "micro_batch"), (1, 10**9))
         check_ranges(self, ranges | {"tflops": (1e-6, 1e9)})
         if self.plan:
-            self._refuse(("tokens", "tflops"), "--plan shows the memory of one model in training")
+            self._refuse(
+                ("tokens", "tflops"), "--plan shows the memory of one model in training"
+            )
         else:
             self._refuse(_PLAN, "only --plan shows how GPUs share a step")
         if self.config:
             self._refuse(_SOLVER, "--config describes the recipe's own model")
         elif self.budget is None:
             example = "such as --budget 80M --alpha 50 --k 4"
-            raise UserError(f"nothing to describe; give --budget ({example}), or --config RECIPE")
+            raise UserError(
+                f"nothing to describe; give --budget ({example}), or --config RECIPE"
+            )
 
     def _refuse(self, refused: Collection[str], because: str) -> None:
         if both := [flag(name) for name in self.given if name in refused]:
@@ -129,7 +156,9 @@ class Flops:
     @property
     def sustained(self) -> float:
         """FLOP/s of a GPU."""
-        return 1e12 * (SUSTAINED[self.tflops] if isinstance(self.tflops, str) else self.tflops)
+        return 1e12 * (
+            SUSTAINED[self.tflops] if isinstance(self.tflops, str) else self.tflops
+        )
 
 
 def flag(name: str) -> str:
@@ -140,30 +169,37 @@ def flag(name: str) -> str:
 class Description:
     options: Flops
     config: ModelConfig
-    reading: str | None  # as_written, as_trained, or None where a recipe's model is neither
+    # as_written, as_trained, or None where a recipe's model is neither
+    reading: str | None
     seq_len: int  # tokens that attention scores are averaged over
     tokens: int  # of training
     target: Target | None = None  # of the solved widths; None for a recipe's model
     clamped: tuple[str, ...] = ()  # names of solved widths above their share
     step_loops: Mapping[int, float] = field(default_factory=dict)
-    """Training steps that run each number of loops; empty where all run the model's own."""
+    """Training steps that run each number of loops; empty where all run the model's
+    own."""
 
     @property
     def matched(self) -> Target | None:
-        """The target under match total; None under match linear and for a recipe's model."""
+        """The target under match total; None under match linear and for a recipe's
+        model."""
         return self.target if self.target and self.target.match == "total" else None
 
     @property
     def layer(self) -> dict[str, int | float]:
-        """FLOPs per token and layer by part, the mean where kinds of blocks are mixed."""
+        """FLOPs per token and layer by part, the mean where kinds of blocks are
+        mixed."""
         return count.mean_layer_flops(self.config, self.seq_len)
 
     @property
     def budget_ratio(self) -> float | None:
-        """Spent part of the budget: linear FLOPs, and attention scores under match total."""
+        """Spent part of the budget: linear FLOPs, and attention scores under match
+        total."""
         spent = self.layer["linear_total"]
         if self.matched:
-            return (spent + self.layer["attention_scores"]) / self.matched.matched_budget
+            return (
+                spent + self.layer["attention_scores"]
+            ) / self.matched.matched_budget
         return self.options.budget and spent / self.options.budget
 
     @property
@@ -183,12 +219,17 @@ class Description:
         return self.training_flops * self.tokens / rate / 3600
 
     def record(self) -> dict[str, Any]:
-        """Every number by name, for JSON; `model` can be pasted as a recipe's section."""
+        """Every number by name, for JSON; `model` can be pasted as a recipe's
+        section."""
         config, kinds = self.config, set(self.config.block_kinds)
-        alpha = self.target.alpha if self.target and self.target.block == "dual" else None
+        alpha = (
+            self.target.alpha if self.target and self.target.block == "dual" else None
+        )
         deep, wide = kinds != {"wide"}, kinds != {"loop"}
         record = {
-            "block": config.block if isinstance(config.block, str) else list(config.block),
+            "block": config.block
+            if isinstance(config.block, str)
+            else list(config.block),
             "alpha": int(alpha) if alpha is not None and alpha == int(alpha) else alpha,
             "loops": config.loops if deep else 1,
             "d_ffn": config.d_ffn if deep else None,
@@ -200,9 +241,10 @@ class Description:
             "params_non_embedding": count.parameters_non_embedding(config),
             "flops_per_token_per_layer": self.layer,
             "kv_bytes_per_token": count.kv_bytes(config),
-            "budget": self.options.budget, "budget_ratio": self.budget_ratio,
+            "budget": self.options.budget,
+            "budget_ratio": self.budget_ratio,
             "reading": self.reading,
-        }  # fmt: skip
+        }
         if any(layer.n_experts for layer in config.layers):
             record |= {"n_experts": config.n_experts, "top_k": config.top_k}
             widths = [own.expert_width for own in config.layers]
@@ -228,10 +270,14 @@ def described(options: Flops, settings: Settings) -> Description:
         run = replace(run, max_tokens=options.tokens)
     check_loops(run, config)
     own = vars(config).items()
-    reading = next((name for name, fields in READINGS.items() if fields.items() <= own), None)
+    reading = next(
+        (name for name, fields in READINGS.items() if fields.items() <= own), None
+    )
     seq_len = options.seq_len or config.max_seq_len
     steps = loop_counts(run)
-    return Description(options, config, reading, seq_len, run.max_tokens, step_loops=steps)
+    return Description(
+        options, config, reading, seq_len, run.max_tokens, step_loops=steps
+    )
 
 
 def settings_of(names: Sequence[str]) -> Settings:
@@ -251,29 +297,46 @@ def settings_of(names: Sequence[str]) -> Settings:
 def solved(options: Flops) -> Description:
     """The model whose widths `--budget` buys."""
     reading: Reading = options.reading or "as_trained"
-    chosen, multiple, target = dict(READINGS[reading]), options.width_multiple, _target(options)
+    chosen, multiple, target = (
+        dict(READINGS[reading]),
+        options.width_multiple,
+        _target(options),
+    )
     if target.match == "total" and multiple is None:
-        target, widths = solve_within(replace(target, multiple_of=chosen["ffn_multiple_of"]))
+        target, widths = solve_within(
+            replace(target, multiple_of=chosen["ffn_multiple_of"])
+        )
     else:
         widths = solve_widths(target)
     if target.match == "total" or multiple is not None:
         chosen["ffn_multiple_of"] = target.multiple_of
     try:
         config = ModelConfig(
-            vocab_size=options.vocab, d_model=target.d_model, n_heads=target.n_heads,
-            n_kv_heads=target.n_kv_heads, max_seq_len=target.seq_len, n_layers=options.layers,
-            block=target.block, loops=1 if target.block == "wide" else target.loops,
-            d_ffn=widths.d_ffn, d_ffn_wide=widths.d_ffn_wide, **chosen,
-        )  # fmt: skip
+            vocab_size=options.vocab,
+            d_model=target.d_model,
+            n_heads=target.n_heads,
+            n_kv_heads=target.n_kv_heads,
+            max_seq_len=target.seq_len,
+            n_layers=options.layers,
+            block=target.block,
+            loops=1 if target.block == "wide" else target.loops,
+            d_ffn=widths.d_ffn,
+            d_ffn_wide=widths.d_ffn_wide,
+            **chosen,
+        )
     except ValueError as error:  # widths above ModelConfig's range
-        raise UserError(f"a budget of {format_size(target.budget)} is too large: {error}") from None
+        raise UserError(
+            f"a budget of {format_size(target.budget)} is too large: {error}"
+        ) from None
     n = 0 if target.block == "loop" else options.experts
     try:
         config = replace(config, n_experts=n, top_k=options.top_k)
     except ValueError as error:
         raise UserError(f"--experts {n}: {error}") from None
     tokens = options.tokens or TRAINING_TOKENS
-    return Description(options, config, reading, target.seq_len, tokens, target, widths.clamped)
+    return Description(
+        options, config, reading, target.seq_len, tokens, target, widths.clamped
+    )
 
 
 def _target(options: Flops) -> Target:
@@ -283,7 +346,9 @@ def _target(options: Flops) -> Target:
         way_out = f"an odd width has none, --dim {dim + 1} would"
         if dim % 2 == 0:
             way_out = f"--heads {_nearest_divisor(dim // 2, heads)} would"
-        raise UserError(f"--dim {dim} does not split into {heads} heads of an even size; {way_out}")
+        raise UserError(
+            f"--dim {dim} does not split into {heads} heads of an even size; {way_out}"
+        )
     kv_heads = options.kv_heads or heads
     if heads % kv_heads:
         raise UserError(
@@ -291,10 +356,17 @@ def _target(options: Flops) -> Target:
             f"{_nearest_divisor(heads, kv_heads)} would"
         )
     return Target(
-        options.budget, options.block, options.alpha, options.loops, options.match,
-        d_model=dim, n_heads=heads, n_kv_heads=kv_heads, seq_len=options.seq_len or 4096,
+        options.budget,
+        options.block,
+        options.alpha,
+        options.loops,
+        options.match,
+        d_model=dim,
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        seq_len=options.seq_len or 4096,
         multiple_of=options.width_multiple or 64,  # under both readings (Eq. heff)
-    )  # fmt: skip
+    )
 
 
 def _nearest_divisor(whole: int, wanted: int) -> int:

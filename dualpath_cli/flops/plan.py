@@ -1,22 +1,25 @@
 """`dualpath flops --plan`: the memory of each GPU, by strategy.
 
-Weights, gradients and moments are float32. Each of s GPUs that share one set of weights holds
-1 / s of its rows, which are padded to a multiple of s. Under ddp s is 1, under fsdp the number of
-GPUs, under hsdp the number in a group. docs/scaling.md compares the plan with counted bytes.
+Weights, gradients and moments are float32. Each of s GPUs that share one set of weights
+holds 1 / s of its rows, which are padded to a multiple of s. Under ddp s is 1, under
+fsdp the number of GPUs, under hsdp the number in a group. docs/scaling.md compares the
+plan with counted bytes.
 
-Activations are those of compiled blocks in bf16-mixed. With `selective` checkpointing a pass saves
-q, k, v, gate, up and the outputs of attention, o_proj and down_proj in bf16, and softmax statistics
-in float32; a block saves its input. With `none` a pass also saves, in bf16, the outputs of norms,
-rotation and SwiGLU that products and attention read, and, in float32, rotated q and k and the
-states after its halves; a block saves its weights in bf16. The last state of a loop is needed only
-by a router, and the outputs of both paths only by a learned gate. With `full` a block saves its
-input alone, and its backward pass needs all that `none` saves.
+Activations are those of compiled blocks in bf16-mixed. With `selective` checkpointing a
+pass saves q, k, v, gate, up and the outputs of attention, o_proj and down_proj in bf16,
+and softmax statistics in float32; a block saves its input. With `none` a pass also
+saves, in bf16, the outputs of norms, rotation and SwiGLU that products and attention
+read, and, in float32, rotated q and k and the states after its halves; a block saves
+its weights in bf16. The last state of a loop is needed only by a router, and the
+outputs of both paths only by a learned gate. With `full` a block saves its input alone,
+and its backward pass needs all that `none` saves.
 
-Two facts decide the peak. Each step frees its gradients: with one micro-batch a step, gradients
-grow while activations are freed; with more, gradients are held beside all activations. And the
-compiled loss overwrites logits by their gradient. On one H200 (torch 2.11, micro-batches of 4 and 8
-sequences, `selective` and `none`) the most memory in eight steps was within 3 % of the plan's peak:
-docs/benchmarks/gpu.md. `full`, documents and experts were not measured.
+Two facts decide the peak. Each step frees its gradients: with one micro-batch a step,
+gradients grow while activations are freed; with more, gradients are held beside all
+activations. And the compiled loss overwrites logits by their gradient. On one H200
+(torch 2.11, micro-batches of 4 and 8 sequences, `selective` and `none`) the most memory
+in eight steps was within 3 % of the plan's peak: docs/benchmarks/gpu.md. `full`,
+documents and experts were not measured.
 """
 
 from dataclasses import dataclass
@@ -24,13 +27,19 @@ from typing import Literal
 
 from dualpath_cli.flops import count
 from dualpath_cli.flops.shapes import hidden, numbers, units, untrained
-from dualpath_cli.spec.config import GATE_OUTPUTS, Checkpointing, LayerConfig, ModelConfig
+from dualpath_cli.spec.config import (
+    GATE_OUTPUTS,
+    Checkpointing,
+    LayerConfig,
+    ModelConfig,
+)
 
 Strategy = Literal["ddp", "fsdp", "hsdp"]
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp", "hsdp")
 Optimizer = Literal["adamw", "muon"]
 FLOAT32, BFLOAT16 = 4, 2
-MAX_LOGITS = 2**30  # logits that the loss holds at once; `model.loss.MAX_LOGITS_COMPILED`
+# logits that the loss holds at once; `model.loss.MAX_LOGITS_COMPILED`
+MAX_LOGITS = 2**30
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,8 @@ class Memory:
     gradients: int  # after reduction
     moments: int
     unreduced: int
-    """Whole gradients before the last micro-batch, or before their unit is reduced; ddp's copy."""
+    """Whole gradients before the last micro-batch, or before their unit is reduced;
+    ddp's copy."""
     gathered: int  # whole weights at once: of the root and of two blocks
     saved: int  # activations saved for the backward pass
     working: int  # the most that loss or backward pass need besides
@@ -63,17 +73,22 @@ class Memory:
 
 def plan(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Memory:
     """The memory that training takes on each GPU."""
-    shards = {"ddp": 1, "fsdp": cluster.gpus, "hsdp": min(cluster.shard_size, cluster.gpus)}[
-        strategy
-    ]
+    shards = {
+        "ddp": 1,
+        "fsdp": cluster.gpus,
+        "hsdp": min(cluster.shard_size, cluster.gpus),
+    }[strategy]
     own = FLOAT32 * sum(numbers(unit, shards) for unit in units(config)) // shards
     *blocks, root = map(numbers, units(config))
     gradients = own - FLOAT32 * _untrained(config, shards) // shards
-    gathered, unreduced = 0, gradients if cluster.gpus > 1 else 0  # PyTorch's buckets of ddp
+    # PyTorch's buckets of ddp
+    gathered, unreduced = 0, gradients if cluster.gpus > 1 else 0
     if strategy != "ddp":
         gathered = unreduced = FLOAT32 * (root + 2 * max(blocks))
         if cluster.accumulate > 1:
-            unreduced = cluster.reduce_bytes * (count.parameters(config) - _untrained(config, 1))
+            unreduced = cluster.reduce_bytes * (
+                count.parameters(config) - _untrained(config, 1)
+            )
     moments = 2 * gradients
     if cluster.optimizer == "muon":  # one moment instead of two
         moments -= FLOAT32 * numbers(hidden(config), shards) // shards
@@ -88,14 +103,22 @@ def plan(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Memory:
         kept, again = saved_by_block(layer, cluster.checkpointing), _backward(layer)
         if cluster.checkpointing == "full":
             again += saved_by_block(layer, "none")
-        # Weights are cast for their products, and have gradients; `none` keeps the cast weights.
+        # Weights are cast for their products, and have gradients; `none` keeps the cast
+        # weights.
         saved += tokens * kept + BFLOAT16 * weights * (cluster.checkpointing == "none")
         working = max(working, tokens * again + (BFLOAT16 + FLOAT32) * weights)
     working = max(working, loss)
     accumulated = gradients if cluster.accumulate > 1 else 0
     peak = max(accumulated + unreduced + gathered + saved + working, gradients)
     return Memory(
-        own, gradients, moments, unreduced, gathered, saved, working, own + moments + peak
+        own,
+        gradients,
+        moments,
+        unreduced,
+        gathered,
+        saved,
+        working,
+        own + moments + peak,
     )
 
 
@@ -103,9 +126,15 @@ def _untrained(config: ModelConfig, shards: int) -> int:
     return sum(numbers(untrained(layer), shards) for layer in config.layers)
 
 
-def saved_by_block(layer: LayerConfig, checkpointing: Checkpointing = "selective") -> int:
+def saved_by_block(
+    layer: LayerConfig, checkpointing: Checkpointing = "selective"
+) -> int:
     """Bytes for each token that a block saves for its backward pass."""
-    d, n, state = layer.d_model, count.passes(layer.block, layer.loops), _residual(layer)
+    d, n, state = (
+        layer.d_model,
+        count.passes(layer.block, layer.loops),
+        _residual(layer),
+    )
     if checkpointing == "full":
         return state * d
     keys = layer.head_dim * layer.n_kv_heads
@@ -126,15 +155,18 @@ def saved_by_block(layer: LayerConfig, checkpointing: Checkpointing = "selective
 
 
 def _backward(layer: LayerConfig) -> int:
-    """Bytes for each token in a block's backward pass, which recomputes each part when needed."""
+    """Bytes for each token in a block's backward pass, which recomputes each part when
+    needed."""
     state, widths = _residual(layer) * layer.d_model, _widths(layer)
     wide = 5 * state + 3 * BFLOAT16 * widths[-1]
-    deep = (2 * layer.loops + 4) * state + 3 * BFLOAT16 * widths[0]  # a loop's states together
+    # a loop's states together
+    deep = (2 * layer.loops + 4) * state + 3 * BFLOAT16 * widths[0]
     return {"wide": wide, "loop": deep, "dual": max(wide, deep)}[layer.block]
 
 
 def _widths(layer: LayerConfig) -> list[int]:
-    """Effective FFN width of each pass of a block; with experts, the sum over a token's."""
+    """Effective FFN width of each pass of a block; with experts, the sum over a
+    token's."""
     widths = [layer.effective_width(layer.d_ffn or 0)] * layer.loops
     dense = layer.effective_width(layer.d_ffn_wide or 0)
     widths += [layer.top_k * layer.expert_width if layer.n_experts else dense]

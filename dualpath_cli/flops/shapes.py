@@ -1,25 +1,36 @@
-"""Shapes of a model's parameters by unit, from its configuration alone. FSDP2 divides their rows.
+"""Shapes of a model's parameters by unit, from its configuration alone. FSDP2 divides
+their rows.
 
-Torch-free. A unit is gathered and reduced at once: each block is one, and so is the root, with
-embedding, final norm and head. The shapes of a unit come in no particular order.
+Torch-free. A unit is gathered and reduced at once: each block is one, and so is the
+root, with embedding, final norm and head. The shapes of a unit come in no particular
+order.
 """
 
 from itertools import chain
 from math import prod
 
-from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS, LayerConfig, ModelConfig
+from dualpath_cli.spec.config import (
+    COMBINATIONS,
+    GATE_OUTPUTS,
+    LayerConfig,
+    ModelConfig,
+)
 from dualpath_cli.spec.own_checks import own_shapes
 
 Shape = tuple[int, ...]
 
-PARTS = ("deep", "wide", "gains", "conditioning", "router", "gate")  # the parts of a block
+# the parts of a block
+PARTS = ("deep", "wide", "gains", "conditioning", "router", "gate")
 
 
 def units(config: ModelConfig) -> list[list[Shape]]:
-    """Shapes of the parameters of each block, then of the root; a tied head counts once."""
+    """Shapes of the parameters of each block, then of the root; a tied head counts
+    once."""
     embedding, norm = (config.vocab_size, config.d_model), (config.d_model,)
     head = [] if config.tie_embeddings else [embedding]
-    blocks = ([*chain.from_iterable(by_part(layer).values())] for layer in config.layers)
+    blocks = (
+        [*chain.from_iterable(by_part(layer).values())] for layer in config.layers
+    )
     return [*blocks, [embedding, norm, *head]]
 
 
@@ -29,15 +40,22 @@ def by_part(layer: LayerConfig) -> dict[str, list[Shape]]:
     if layer.block != "wide":
         shapes["deep"] = sublayer(layer, layer.effective_width(layer.d_ffn or 0))
         shapes["gains"] += [(layer.loops,)]
-        film = layer.step_conditioning == "film"  # a scale and a shift of both norms, by step
+        # a scale and a shift of both norms, by step
+        film = layer.step_conditioning == "film"
         shapes["conditioning"] = [(layer.loops, 2, 2, layer.d_model)] if film else []
         shapes["router"] = router(layer)
     if layer.block != "loop":
         n = layer.n_experts
-        width = layer.expert_width if n else layer.effective_width(layer.d_ffn_wide or 0)
+        width = (
+            layer.expert_width if n else layer.effective_width(layer.d_ffn_wide or 0)
+        )
         shapes["wide"] = sublayer(layer, width, n or 1)
         if n:
-            shapes["router"] = [*shapes.get("router", []), (n, layer.d_model), *untrained(layer)]
+            shapes["router"] = [
+                *shapes.get("router", []),
+                (n, layer.d_model),
+                *untrained(layer),
+            ]
         shapes["gains"] += [(1,)]
     if layer.block == "dual":
         shapes["gate"] = gate(layer)
@@ -45,19 +63,22 @@ def by_part(layer: LayerConfig) -> dict[str, list[Shape]]:
 
 
 def hidden(config: ModelConfig) -> list[Shape]:
-    """Shapes of the parameters of attention and FFNs in all blocks, which Muon moves."""
+    """Shapes of the parameters of attention and FFNs in all blocks, which Muon
+    moves."""
     parts = [by_part(layer) for layer in config.layers]
     paths = [part.get(path, []) for part in parts for path in ("deep", "wide")]
     return [shape for shape in chain.from_iterable(paths) if len(shape) == 2]
 
 
 def untrained(layer: LayerConfig) -> list[Shape]:
-    """Shapes of a block's parameters without a gradient: the bias on the choice of experts."""
+    """Shapes of a block's parameters without a gradient: the bias on the choice of
+    experts."""
     return [(layer.n_experts,)] if layer.n_experts and layer.balance == "bias" else []
 
 
 def sublayer(config: ModelConfig, width: int, experts: int = 1) -> list[Shape]:
-    """Shapes of the attention, norms and feed-forward of a path; `experts` are stacked by rows."""
+    """Shapes of the attention, norms and feed-forward of a path; `experts` are stacked
+    by rows."""
     d, kv, h = config.d_model, config.n_kv_heads, experts * width
     heads: list[Shape] = [] if config.qk_norm == "none" else [(config.head_dim,)] * 2
     attention = [(d, d), (kv * config.head_dim, d), (kv * config.head_dim, d), (d, d)]
@@ -83,7 +104,7 @@ def router(layer: LayerConfig) -> list[Shape]:
 def numbers(unit: list[Shape], shards: int = 1) -> int:
     """Numbers in a unit whose parameters are divided by rows among `shards` devices.
 
-    All devices hold equally many rows of a parameter, so that all send equally much: rows are
-    padded to a multiple of `shards`.
+    All devices hold equally many rows of a parameter, so that all send equally much:
+    rows are padded to a multiple of `shards`.
     """
     return sum(-(-shape[0] // shards) * shards * prod(shape[1:]) for shape in unit)

@@ -1,7 +1,9 @@
-"""The FFN widths that a FLOP budget buys (appendix FLOP-matching, "Solving for FFN widths").
+"""The FFN widths that a FLOP budget buys (appendix FLOP-matching, "Solving for FFN
+widths").
 
-`solve_widths` follows the paper, with a given multiple. `solve_within` also finds the multiple:
-equal sums of linear FLOPs and attention scores (--match total) need a finer one than the paper's.
+`solve_widths` follows the paper, with a given multiple. `solve_within` also finds the
+multiple: equal sums of linear FLOPs and attention scores (--match total) need a finer
+one than the paper's.
 """
 
 from bisect import bisect
@@ -32,9 +34,9 @@ class Target:
     alpha: float = 50  # percent of a dual block's FLOPs, gate aside, for the deep path
     loops: int = 4  # K of the deep path
     match: Match = "linear"
-    """linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and attention
-    scores together meet the budget plus the reference_loops + 1 attention passes of a dual block;
-    blocks with fewer passes then get wider FFNs."""
+    """linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and
+    attention scores together meet the budget plus the reference_loops + 1 attention
+    passes of a dual block; blocks with fewer passes then get wider FFNs."""
     reference_loops: int | None = None
     """K of the reference block of match total; None means ``loops``."""
     d_model: int = 768  # width of the residual stream
@@ -42,9 +44,11 @@ class Target:
     n_kv_heads: int = 12  # number of key and value heads
     seq_len: int = 4096  # tokens that attention scores are averaged over
     gate_flops: int | None = None
-    """Forward FLOPs per token of a dual block's gate; None: those of two gates, 4 d_model."""
+    """Forward FLOPs per token of a dual block's gate; None: those of two gates, 4
+    d_model."""
     multiple_of: int = 64
-    """Configured widths are multiples of this, and effective widths round up to it (Eq. heff)."""
+    """Configured widths are multiples of this, and effective widths round up to it (Eq.
+    heff)."""
 
     def __post_init__(self) -> None:
         for name in ("budget", "loops", "seq_len", "multiple_of"):
@@ -58,7 +62,8 @@ class Target:
 
     @property
     def off_the_top(self) -> int:
-        """FLOPs per token and layer of the gate, which are spent before the paths' shares."""
+        """FLOPs per token and layer of the gate, which are spent before the paths'
+        shares."""
         if self.block != "dual":
             return 0
         return 4 * self.d_model if self.gate_flops is None else self.gate_flops
@@ -73,18 +78,23 @@ class Target:
         """FLOPs per token and layer to meet: linear, or linear and attention scores."""
         if self.match == "linear":
             return self.budget
-        return self.budget + self.reference_passes * score_flops(self.d_model, self.seq_len)
+        return self.budget + self.reference_passes * score_flops(
+            self.d_model, self.seq_len
+        )
 
     @property
     def linear_budget(self) -> int:
         """The part of matched_budget that is left for this block's linear FLOPs."""
         if self.match == "linear":
             return self.budget
-        scores = passes(self.block, self.loops) * score_flops(self.d_model, self.seq_len)
+        scores = passes(self.block, self.loops) * score_flops(
+            self.d_model, self.seq_len
+        )
         return self.matched_budget - scores
 
     def exact_widths(self) -> tuple[Fraction | None, Fraction | None]:
-        """Effective widths (deep, wide) that spend the budget exactly; None for a missing path."""
+        """Effective widths (deep, wide) that spend the budget exactly; None for a
+        missing path."""
         projections = projection_flops(self.d_model, self.n_heads, self.n_kv_heads)
 
         def width(flops_per_pass: Fraction) -> Fraction:
@@ -96,13 +106,15 @@ class Target:
         if self.block == "loop":
             return width(flops / self.loops), None
         flops -= self.off_the_top
-        share = Fraction(str(self.alpha)) / 100  # str: 12.1 is 121/10, not its binary neighbour
+        # str: 12.1 is 121/10, not its binary neighbour
+        share = Fraction(str(self.alpha)) / 100
         return width(flops * share / self.loops), width(flops * (1 - share))
 
     def spent(self, d_ffn: int | None, d_ffn_wide: int | None) -> int:
         """FLOPs per token and layer of a block with these configured widths.
 
-        Counted as in ``matched_budget``: linear FLOPs, and attention scores under match total.
+        Counted as in ``matched_budget``: linear FLOPs, and attention scores under match
+        total.
         """
         projections = projection_flops(self.d_model, self.n_heads, self.n_kv_heads)
         flops = self.off_the_top
@@ -114,7 +126,8 @@ class Target:
 
     @property
     def has_room(self) -> bool:
-        """Whether every path has FLOPs left for an FFN after its attention projections."""
+        """Whether every path has FLOPs left for an FFN after its attention
+        projections."""
         return all(exact is None or exact > 0 for exact in self.exact_widths())
 
 
@@ -125,16 +138,18 @@ class Widths:
     d_ffn: int | None  # width of the deep path; None for a wide block
     d_ffn_wide: int | None  # width of the wide path; None for a loop block
     clamped: tuple[str, ...] = ()
-    """Names of widths that were raised to the smallest multiple, and so exceed their share."""
+    """Names of widths that were raised to the smallest multiple, and so exceed their
+    share."""
 
 
 def solve_widths(target: Target) -> Widths:
     """Returns the configured widths for a target.
 
-    Loop and dual widths are the largest multiples whose effective width stays at or below the
-    exact one. PureWide rounds up instead, first the effective width, then the configured one: this
-    gives the paper's 24576 and 50624. A width whose exact value is positive but below one multiple
-    is raised to one multiple, as in the paper's F80M a25 K4.
+    Loop and dual widths are the largest multiples whose effective width stays at or
+    below the exact one. PureWide rounds up instead, first the effective width, then the
+    configured one: this gives the paper's 24576 and 50624. A width whose exact value is
+    positive but below one multiple is raised to one multiple, as in the paper's F80M
+    a25 K4.
     """
     if not target.has_room:
         raise UserError(_no_room(target))
@@ -155,10 +170,10 @@ def solve_widths(target: Target) -> Widths:
 def solve_within(target: Target) -> tuple[Target, Widths]:
     """The coarsest width multiple that spends the matched budget to within TOLERANCE.
 
-    Candidates are ``target.multiple_of`` and its halves, down to an odd number. Returns the target
-    with the multiple found, and the widths. If no candidate meets the budget, the finest is taken:
-    possible for a ``d_model`` below 150, where one more channel of a pass is over 1 % of its
-    projections.
+    Candidates are ``target.multiple_of`` and its halves, down to an odd number. Returns
+    the target with the multiple found, and the widths. If no candidate meets the
+    budget, the finest is taken: possible for a ``d_model`` below 150, where one more
+    channel of a pass is over 1 % of its projections.
     """
     while True:
         widths = solve_widths(target)
@@ -170,7 +185,8 @@ def solve_within(target: Target) -> tuple[Target, Widths]:
 
 
 def largest_width(exact: Fraction, multiple_of: int) -> int:
-    """The largest multiple whose effective width is at most ``exact``; 0 if there is none."""
+    """The largest multiple whose effective width is at most ``exact``; 0 if there is
+    none."""
     effective = int(exact // multiple_of) * multiple_of
     # floor(2 w / 3) <= effective is 2 w <= 3 effective + 2
     width = (3 * effective + 2) // 2 // multiple_of * multiple_of
@@ -184,7 +200,8 @@ def _ceil(value: Fraction | int, multiple_of: int) -> int:
 
 
 def ways_out(target: Target) -> dict[str, int]:
-    """Nearest whole alpha, largest K and smallest budget (to three digits) that have room.
+    """Nearest whole alpha, largest K and smallest budget (to three digits) that have
+    room.
 
     Each changes one field alone; a field that cannot help is left out.
     """
@@ -195,8 +212,11 @@ def ways_out(target: Target) -> dict[str, int]:
             ways["alpha"] = min(fitting, key=lambda a: abs(a - target.alpha))
     if target.block != "wide" and replace(target, loops=1).has_room:
         fewer = range(1, target.loops)
-        ways["loops"] = bisect(fewer, False, key=lambda k: not replace(target, loops=k).has_room)
-    # Widths are linear in the budget: values at 1 and 2 give the budget where a width becomes 0.
+        ways["loops"] = bisect(
+            fewer, False, key=lambda k: not replace(target, loops=k).has_room
+        )
+    # Widths are linear in the budget: values at 1 and 2 give the budget where a width
+    # becomes 0.
     at_1, at_2 = (replace(target, budget=budget).exact_widths() for budget in (1, 2))
     paths = zip(at_1, at_2, strict=True)
     zeros = [1 - w / (v - w) for w, v in paths if w is not None and v is not None]
@@ -219,8 +239,12 @@ def _no_room(target: Target) -> str:
     ]
     percent = ""
     if target.block == "dual" and target.alpha < 1:
-        percent = f" (alpha is in percent: {100 * target.alpha:g} rather than {target.alpha:g}?)"
+        percent = (
+            f" (alpha is in percent: {100 * target.alpha:g} rather than "
+            f"{target.alpha:g}?)"
+        )
     return (
-        f"a budget of {format_size(target.budget)} leaves block '{target.block}'{given} nothing "
-        f"for an FFN after its attention projections; {' or '.join(ways)} would do{percent}"
+        f"a budget of {format_size(target.budget)} leaves block "
+        f"'{target.block}'{given} nothing for an FFN after its attention projections; "
+        f"{' or '.join(ways)} would do{percent}"
     )

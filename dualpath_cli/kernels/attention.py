@@ -13,67 +13,98 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from dualpath_cli.kernels.blockwise_attention import AMX, blockwise_attention
 
 Mask = torch.Tensor | BlockMask
-"""The keys that each query may look at: blocks for FlexAttention, or bool (B, 1, T, S)."""
+"""The keys that each query may look at: blocks for FlexAttention, or bool (B, 1, T,
+S)."""
 
 BY_BLOCKS = range(64, 1536 if AMX else 2**31)
 """Numbers of positions for which attention by blocks beats PyTorch's CPU kernel."""
 
 MASKED = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Kernels for gradients under a bool mask on a GPU: cuDNN's gradients are NaN if T % 128 = 64
-(pytorch/pytorch#196678)."""
-KERNELS = {"CUDNN_ATTENTION": "cuDNN", "FLASH_ATTENTION": "FlashAttention 2",
-           "EFFICIENT_ATTENTION": "memory-efficient", "MATH": "products and softmax"}  # fmt: skip
+"""Kernels for gradients under a bool mask on a GPU: cuDNN's gradients are NaN if T %
+128 = 64 (pytorch/pytorch#196678)."""
+KERNELS = {
+    "CUDNN_ATTENTION": "cuDNN",
+    "FLASH_ATTENTION": "FlashAttention 2",
+    "EFFICIENT_ATTENTION": "memory-efficient",
+    "MATH": "products and softmax",
+}
 NEWER_CUDNN = (9, 15)
-"""The first version whose kernel PyTorch prefers on Hopper: 60,000 tokens/s instead of 49,000."""
+"""The first version whose kernel PyTorch prefers on Hopper: 60,000 tokens/s instead of
+49,000."""
 
 _flex_attention = torch.compile(flex_attention)  # uncompiled, it holds all scores
 
 
 def attend(
-    q_BTHN: torch.Tensor, k_BSHN: torch.Tensor, v_BSHN: torch.Tensor, mask: Mask | None = None
+    q_BTHN: torch.Tensor,
+    k_BSHN: torch.Tensor,
+    v_BSHN: torch.Tensor,
+    mask: Mask | None = None,
 ) -> torch.Tensor:
-    """Causal attention of the last T of S positions, (B, T, H, N) in the type of the values.
+    """Causal attention of the last T of S positions, (B, T, H, N) in the type of the
+    values.
 
-    Keys and values may have fewer heads, each for an equal number of neighbouring query heads.
-    Without a `mask` every token looks at itself and at all earlier tokens.
+    Keys and values may have fewer heads, each for an equal number of neighbouring query
+    heads. Without a `mask` every token looks at itself and at all earlier tokens.
     """
     T, S = q_BTHN.shape[1], k_BSHN.shape[1]
     by_blocks = T == S and T in BY_BLOCKS and v_BSHN.dtype == torch.bfloat16
     if by_blocks and v_BSHN.device.type == "cpu":
         assert not isinstance(mask, BlockMask)
         return _attend_by_blocks(q_BTHN, k_BSHN, v_BSHN, mask)
-    q_BHTN, k_BHSN, v_BHSN = (x.to(v_BSHN.dtype).transpose(1, 2) for x in (q_BTHN, k_BSHN, v_BSHN))
+    q_BHTN, k_BHSN, v_BHSN = (
+        x.to(v_BSHN.dtype).transpose(1, 2) for x in (q_BTHN, k_BSHN, v_BSHN)
+    )
     shared = k_BSHN.shape[2] != q_BTHN.shape[2]
     if isinstance(mask, BlockMask):
-        y_BHTN = _flex_attention(q_BHTN, k_BHSN, v_BHSN, block_mask=mask, enable_gqa=shared)
+        y_BHTN = _flex_attention(
+            q_BHTN, k_BHSN, v_BHSN, block_mask=mask, enable_gqa=shared
+        )
     else:
         causal = mask is None and T == S
-        if mask is None and 1 < T < S:  # the kernel's causal mask shows the first query one key
+        # the kernel's causal mask shows the first query one key
+        if mask is None and 1 < T < S:
             mask = torch.ones(T, S, dtype=torch.bool, device=q_BTHN.device).tril(S - T)
-        trains = mask is not None and torch.is_grad_enabled() and q_BHTN.device.type == "cuda"
+        trains = (
+            mask is not None
+            and torch.is_grad_enabled()
+            and q_BHTN.device.type == "cuda"
+        )
         with sdpa_kernel(MASKED) if trains else nullcontext():
             y_BHTN = F.scaled_dot_product_attention(
-                q_BHTN, k_BHSN, v_BHSN, attn_mask=mask, is_causal=causal, enable_gqa=shared
+                q_BHTN,
+                k_BHSN,
+                v_BHSN,
+                attn_mask=mask,
+                is_causal=causal,
+                enable_gqa=shared,
             )
     return y_BHTN.transpose(1, 2)
 
 
 def _attend_by_blocks(
-    q_BTHN: torch.Tensor, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor, mask: torch.Tensor | None
+    q_BTHN: torch.Tensor,
+    k_BTHN: torch.Tensor,
+    v_BTHN: torch.Tensor,
+    mask: torch.Tensor | None,
 ) -> torch.Tensor:
     shared = q_BTHN.shape[2] // k_BTHN.shape[2]
     if shared > 1:
         k_BTHN, v_BTHN = (x.repeat_interleave(shared, dim=2) for x in (k_BTHN, v_BTHN))
     q_BTHN = q_BTHN * q_BTHN.shape[-1] ** -0.5  # before rounding
     q_BTHN, k_BTHN = q_BTHN.to(v_BTHN.dtype), k_BTHN.to(v_BTHN.dtype)
-    return blockwise_attention(q_BTHN, k_BTHN, v_BTHN, None if mask is None else mask[:, 0])
+    return blockwise_attention(
+        q_BTHN, k_BTHN, v_BTHN, None if mask is None else mask[:, 0]
+    )
 
 
 def kernel_on_gpu(
     heads: int, head_dim: int, length: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[str, str]:
     """PyTorch's kernel for training on a CUDA device, and advice on a faster kernel."""
-    x_BHTN = torch.empty(1, heads, length, head_dim, dtype=dtype, device=device, requires_grad=True)
+    x_BHTN = torch.empty(
+        1, heads, length, head_dim, dtype=dtype, device=device, requires_grad=True
+    )
     choice = SDPBackend(torch._fused_sdp_choice(x_BHTN, x_BHTN, x_BHTN, is_causal=True))
     number = torch.backends.cudnn.version() or 0
     version = number // 10_000, number // 100 % 100
@@ -82,7 +113,8 @@ def kernel_on_gpu(
     if hopper and version < NEWER_CUDNN and dtype.itemsize == 2:
         wanted = ".".join(map(str, NEWER_CUDNN))
         advice = (
-            f"cuDNN {version[0]}.{version[1]} is older than {wanted}, whose kernel is faster on "
-            f"this GPU: pip install 'nvidia-cudnn-cu{str(torch.version.cuda)[:2]}>={wanted}'"
+            f"cuDNN {version[0]}.{version[1]} is older than {wanted}, whose kernel is "
+            "faster on this GPU: pip install "
+            f"'nvidia-cudnn-cu{str(torch.version.cuda)[:2]}>={wanted}'"
         )
     return KERNELS.get(choice.name, choice.name), advice

@@ -1,11 +1,13 @@
-"""Causal attention for the CPU as matrix products over blocks of queries, forward and backward.
+"""Causal attention for the CPU as matrix products over blocks of queries, forward and
+backward.
 
-Products, softmax and its derivative are each one call on a block of queries and all keys up to the
-block's end. The backward pass computes attention weights again from queries and keys, so nothing of
-a block is kept. Times beside PyTorch's kernel are in docs/benchmarks/speed.md.
+Products, softmax and its derivative are each one call on a block of queries and all
+keys up to the block's end. The backward pass computes attention weights again from
+queries and keys, so nothing of a block is kept. Times beside PyTorch's kernel are in
+docs/benchmarks/speed.md.
 
-Shapes: B batch, T positions, H heads, N head size; in a block G heads of some sequences, R queries,
-S keys.
+Shapes: B batch, T positions, H heads, N head size; in a block G heads of some
+sequences, R queries, S keys.
 """
 
 from collections.abc import Iterator
@@ -16,35 +18,49 @@ import torch.nn.functional as F
 from dualpath_cli.kernels.operations import unused
 
 AMX: bool = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
-"""Whether this CPU has AMX. With AMX, PyTorch's kernel is faster in the forward pass."""
+"""Whether this CPU has AMX. With AMX, PyTorch's kernel is faster in the forward
+pass."""
 
 WEIGHTS = 2**19
-"""Attention weights held at once, over several sequences and heads: 1 MiB of weights stays in a
-core's cache, and one call for several heads costs less than one call for each."""
+"""Attention weights held at once, over several sequences and heads: 1 MiB of weights
+stays in a core's cache, and one call for several heads costs less than one call for
+each."""
 
 
 @torch.library.custom_op(unused("blockwise_attention"), mutates_args=())
 def blockwise_attention(
-    q_BTHN: torch.Tensor, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor, seen_BTT: torch.Tensor | None
+    q_BTHN: torch.Tensor,
+    k_BTHN: torch.Tensor,
+    v_BTHN: torch.Tensor,
+    seen_BTT: torch.Tensor | None,
 ) -> torch.Tensor:
     """``softmax(q k^T) v`` where no query sees a later key, (B, T, H, N).
 
-    Queries must be scaled by 1 / sqrt(N). Where the bool `seen_BTT` is False, a query does not see
-    an earlier key either; every query must see its own key. In bf16 the scores of blocks are
-    rounded to bf16 before the softmax; scores in PyTorch's kernel are not.
+    Queries must be scaled by 1 / sqrt(N). Where the bool `seen_BTT` is False, a query
+    does not see an earlier key either; every query must see its own key. In bf16 the
+    scores of blocks are rounded to bf16 before the softmax; scores in PyTorch's kernel
+    are not.
     """
     if AMX and seen_BTT is None:
         q_BHTN, k_BHTN, v_BHTN = (x.transpose(1, 2) for x in (q_BTHN, k_BTHN, v_BTHN))
-        out_BHTN = F.scaled_dot_product_attention(q_BHTN, k_BHTN, v_BHTN, is_causal=True, scale=1.0)
+        out_BHTN = F.scaled_dot_product_attention(
+            q_BHTN, k_BHTN, v_BHTN, is_causal=True, scale=1.0
+        )
         return out_BHTN.transpose(1, 2).contiguous()
     (out_BTHN,) = _contiguous_like(q_BTHN)
     later_RR = _later(q_BTHN)
     for b, heads in _groups(q_BTHN):
         for queries, keys in _blocks(q_BTHN.shape[1]):
-            q_GRN, k_GSN = _by_head(q_BTHN[b, queries, heads]), _by_head(k_BTHN[b, keys, heads])
+            q_GRN, k_GSN = (
+                _by_head(q_BTHN[b, queries, heads]),
+                _by_head(k_BTHN[b, keys, heads]),
+            )
             seen_bRS = None if seen_BTT is None else seen_BTT[b, queries, keys]
             p_GRS = _weights(q_GRN, k_GSN, later_RR, seen_bRS)
-            _put(out_BTHN[b, queries, heads], torch.bmm(p_GRS, _by_head(v_BTHN[b, keys, heads])))
+            _put(
+                out_BTHN[b, queries, heads],
+                torch.bmm(p_GRS, _by_head(v_BTHN[b, keys, heads])),
+            )
     return out_BTHN
 
 
@@ -63,13 +79,18 @@ def _backward(
     T = q_BTHN.shape[1]
     for b, heads in _groups(q_BTHN):
         for queries, keys in _blocks(T):
-            q_GRN, k_GSN = _by_head(q_BTHN[b, queries, heads]), _by_head(k_BTHN[b, keys, heads])
+            q_GRN, k_GSN = (
+                _by_head(q_BTHN[b, queries, heads]),
+                _by_head(k_BTHN[b, keys, heads]),
+            )
             v_GSN = _by_head(v_BTHN[b, keys, heads])
             grad_GRN = _by_head(grad_BTHN[b, queries, heads])
             seen_bRS = None if seen_BTT is None else seen_BTT[b, queries, keys]
             p_GRS = _weights(q_GRN, k_GSN, later_RR, seen_bRS)
             grad_p_GRS = torch.bmm(grad_GRN, v_GSN.transpose(1, 2))
-            grad_s_GRS = torch.ops.aten._softmax_backward_data(grad_p_GRS, p_GRS, -1, p_GRS.dtype)
+            grad_s_GRS = torch.ops.aten._softmax_backward_data(
+                grad_p_GRS, p_GRS, -1, p_GRS.dtype
+            )
             _put(grad_q[b, queries, heads], torch.bmm(grad_s_GRS, k_GSN))
             grad_k_GSN = torch.bmm(grad_s_GRS.transpose(1, 2), q_GRN)
             grad_v_GSN = torch.bmm(p_GRS.transpose(1, 2), grad_GRN)
@@ -84,13 +105,14 @@ def _backward(
 
 
 def _queries(T: int) -> int:
-    """Queries of a block. With more, more scores are masked away; with fewer, products are too
-    small for AMX."""
+    """Queries of a block. With more, more scores are masked away; with fewer, products
+    are too small for AMX."""
     return min(T, 256 if AMX and T >= 512 else 128)
 
 
 def _groups(q_BTHN: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yields sequences and heads: as many heads as WEIGHTS allows; with all, several sequences."""
+    """Yields sequences and heads: as many heads as WEIGHTS allows; with all, several
+    sequences."""
     B, T, H, _ = q_BTHN.shape
     most = max(1, WEIGHTS // (_queries(T) * T))
     n_heads, n_sequences = min(most, H), max(1, most // H)
@@ -100,7 +122,8 @@ def _groups(q_BTHN: torch.Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _blocks(T: int) -> Iterator[tuple[slice, slice]]:
-    """Yields a block's queries and the keys that its last query sees; last queries first."""
+    """Yields a block's queries and the keys that its last query sees; last queries
+    first."""
     for start in reversed(range(0, T, _queries(T))):
         end = min(start + _queries(T), T)
         yield slice(start, end), slice(0, end)
@@ -119,24 +142,34 @@ def _put(place_bRHN: torch.Tensor, x_GRN: torch.Tensor) -> None:
 def _later(q_BTHN: torch.Tensor) -> torch.Tensor:
     """The addend of a block's scores at its queries' keys: -inf for later keys."""
     R = _queries(q_BTHN.shape[1])
-    return torch.full((R, R), -torch.inf, dtype=q_BTHN.dtype, device=q_BTHN.device).triu_(1)
+    return torch.full(
+        (R, R), -torch.inf, dtype=q_BTHN.dtype, device=q_BTHN.device
+    ).triu_(1)
 
 
 def _weights(
-    q_GRN: torch.Tensor, k_GSN: torch.Tensor, later_RR: torch.Tensor, seen_bRS: torch.Tensor | None
+    q_GRN: torch.Tensor,
+    k_GSN: torch.Tensor,
+    later_RR: torch.Tensor,
+    seen_bRS: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention weights of the last R of S positions, (G, R, S)."""
     R = q_GRN.shape[1]
     scores_GRS = torch.bmm(q_GRN, k_GSN.transpose(1, 2))
     scores_GRS[:, :, -R:].add_(later_RR[:R, :R])
     if seen_bRS is not None:
-        scores_GRS.unflatten(0, (len(seen_bRS), -1)).masked_fill_(~seen_bRS[:, None], -torch.inf)
+        scores_GRS.unflatten(0, (len(seen_bRS), -1)).masked_fill_(
+            ~seen_bRS[:, None], -torch.inf
+        )
     return scores_GRS.softmax(-1)
 
 
 @blockwise_attention.register_fake
 def _(
-    q_BTHN: torch.Tensor, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor, seen_BTT: torch.Tensor | None
+    q_BTHN: torch.Tensor,
+    k_BTHN: torch.Tensor,
+    v_BTHN: torch.Tensor,
+    seen_BTT: torch.Tensor | None,
 ) -> torch.Tensor:
     (out_BTHN,) = _contiguous_like(q_BTHN)
     return out_BTHN
@@ -155,7 +188,9 @@ def _(
 
 
 def _contiguous_like(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors)
+    return tuple(
+        torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors
+    )
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

@@ -15,15 +15,21 @@ class CudaGraph(Generic[T]):
     """
 
     def __init__(
-        self, work: Callable[[], T], device: torch.device, warm_up: Callable[[], object],
+        self,
+        work: Callable[[], T],
+        device: torch.device,
+        warm_up: Callable[[], object],
         others: Sequence["CudaGraph[T]"] = (),
-    ) -> None:  # fmt: skip
-        """`warm_up` does the same work, thrice before: compiles, and lets libraries load kernels.
+    ) -> None:
+        """`warm_up` does the same work, thrice before: compiles, and lets libraries
+        load kernels.
 
         `others` share their memory with this graph, and never run at the same time.
         """
         with torch.cuda.device(device):
-            self._side: torch.cuda.Stream = others[0]._side if others else torch.cuda.Stream()
+            self._side: torch.cuda.Stream = (
+                others[0]._side if others else torch.cuda.Stream()
+            )
             self._side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._side):
                 for _ in range(3):
@@ -31,7 +37,8 @@ class CudaGraph(Generic[T]):
             torch.cuda.current_stream().wait_stream(self._side)
             self._graph = torch.cuda.CUDAGraph()
             pool = others[0]._graph.pool() if others else None
-            torch._C._cuda_clearCublasWorkspaces()  # the graph needs workspaces in its memory
+            # the graph needs workspaces in its memory
+            torch._C._cuda_clearCublasWorkspaces()
             # Other threads, such as a loader's, may allocate memory meanwhile.
             with torch.cuda.graph(self._graph, pool, self._side, "thread_local"):
                 self._result = work()

@@ -1,4 +1,5 @@
-"""Products of groups of rows, each with its matrix, forward and backward: the experts of an FFN.
+"""Products of groups of rows, each with its matrix, forward and backward: the experts
+of an FFN.
 
 Shapes: R rows sorted by group, E groups, D inputs, H outputs of a group's matrix.
 """
@@ -14,7 +15,9 @@ ROW_BYTES = 16
 """In PyTorch's kernel the rows of each matrix must begin at a multiple of this."""
 
 
-def grouped_products(x_RD: torch.Tensor, w_EHD: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
+def grouped_products(
+    x_RD: torch.Tensor, w_EHD: torch.Tensor, ends_E: torch.Tensor
+) -> torch.Tensor:
     """``x W_e^T`` of each row x by its group's matrix W_e, (R, H).
 
     The rows of group e end before ``ends_E[e]``, int32; a group may have none.
@@ -36,7 +39,9 @@ def has_kernel(x_RD: torch.Tensor, w_EHD: torch.Tensor) -> bool:
 
 
 @torch.library.custom_op(unused("group_by_group"), mutates_args=())
-def group_by_group(x_RD: torch.Tensor, w_EHD: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
+def group_by_group(
+    x_RD: torch.Tensor, w_EHD: torch.Tensor, ends_E: torch.Tensor
+) -> torch.Tensor:
     """`grouped_products` by a product for each group, in any type.
 
     One operation, so that a compiled graph serves any number of rows in a group.
@@ -66,7 +71,9 @@ def _rows_of_groups(ends_E: torch.Tensor) -> Iterator[slice]:
 
 
 @group_by_group.register_fake
-def _empty_products(x_RD: torch.Tensor, w_EHD: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
+def _empty_products(
+    x_RD: torch.Tensor, w_EHD: torch.Tensor, ends_E: torch.Tensor
+) -> torch.Tensor:
     return x_RD.new_empty(len(x_RD), w_EHD.shape[1])
 
 

@@ -1,8 +1,8 @@
 """Rotary positions of queries and keys, alone or followed by the RMSNorm of each head.
 
-Half-split: channel i of a head rotates together with channel i + N/2. The halves are a separate
-dimension, which torch.compile reads in place; splitting and joining them would take several times
-the loads (docs/benchmarks/speed.md).
+Half-split: channel i of a head rotates together with channel i + N/2. The halves are a
+separate dimension, which torch.compile reads in place; splitting and joining them would
+take several times the loads (docs/benchmarks/speed.md).
 
 Shapes: B batch, T positions, H heads, N head size, M = N/2.
 """
@@ -15,7 +15,8 @@ from torch import nn
 
 
 class Rope(NamedTuple):
-    """Cosine and sine of every position's angles, with a dimension B if sequences differ."""
+    """Cosine and sine of every position's angles, with a dimension B if sequences
+    differ."""
 
     cos: torch.Tensor
     """(T, 1, 1, M) or (B, T, 1, 1, M)."""
@@ -26,11 +27,14 @@ class Rope(NamedTuple):
 def rope_of(angles: torch.Tensor, dtype: torch.dtype) -> Rope:
     """The tables of angles (..., T, M)."""
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    return Rope(cos[..., None, None, :], torch.stack((-sin, sin), dim=-2)[..., None, :, :])
+    return Rope(
+        cos[..., None, None, :], torch.stack((-sin, sin), dim=-2)[..., None, :, :]
+    )
 
 
 def rotate(x_BTHN: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Rotates each head's channel pairs by the position's angles; returns the tables' type."""
+    """Rotates each head's channel pairs by the position's angles; returns the tables'
+    type."""
     return _turn(_halves(x_BTHN), *rope).flatten(-2)
 
 
@@ -46,16 +50,20 @@ class RotatedNorm(nn.Module):
         if not torch.is_grad_enabled():
             turned_BTHN = rotate(x_BTHN, rope).to(self.weight.dtype)
             return F.rms_norm(turned_BTHN, self.weight.shape, self.weight, self.eps)
-        normed_BTHN: torch.Tensor = _RotatedNorm.apply(x_BTHN, self.weight, *rope, self.eps)
-        # Cast here: in the function, a cast to the same type gives zero gradients in torch 2.11.
+        normed_BTHN: torch.Tensor = _RotatedNorm.apply(
+            x_BTHN, self.weight, *rope, self.eps
+        )
+        # Cast here: in the function, a cast to the same type gives zero gradients in
+        # torch 2.11.
         return normed_BTHN.to(self.weight.dtype)
 
 
 class _RotatedNorm(torch.autograd.Function):
     """A rotation does not change the mean square, so the norm is a scale of each head.
 
-    The gradient computes the rotation again from x. PyTorch's gradient would share the rotation
-    with the forward pass, and compiled kernels would write and read it in float32.
+    The gradient computes the rotation again from x. PyTorch's gradient would share the
+    rotation with the forward pass, and compiled kernels would write and read it in
+    float32.
     """
 
     @staticmethod
@@ -70,7 +78,9 @@ class _RotatedNorm(torch.autograd.Function):
         ctx.save_for_backward(x_BTHN, weight_N, cos, sin)
         ctx.eps = eps
         x_BTH2M = _halves(x_BTHN.to(cos.dtype))
-        normed_BTH2M = _turn(x_BTH2M, cos, sin) * _scale(x_BTH2M, eps) * _halves(weight_N)
+        normed_BTH2M = (
+            _turn(x_BTH2M, cos, sin) * _scale(x_BTH2M, eps) * _halves(weight_N)
+        )
         return normed_BTH2M.flatten(-2)
 
     @staticmethod
@@ -82,7 +92,9 @@ class _RotatedNorm(torch.autograd.Function):
         along_BTH11 = (normed_BTH2M * turned_BTH2M).mean((-2, -1), keepdim=True)
         back_BTH2M = normed_BTH2M * cos + (normed_BTH2M * sin).flip(-2)
         grad_x = back_BTH2M * scale_BTH11 - x_BTH2M * (scale_BTH11**3 * along_BTH11)
-        grad_weight = (grad_BTH2M * scale_BTH11 * turned_BTH2M).flatten(-2).flatten(0, -2).sum(0)
+        grad_weight = (
+            (grad_BTH2M * scale_BTH11 * turned_BTH2M).flatten(-2).flatten(0, -2).sum(0)
+        )
         grads = grad_x.flatten(-2).to(x_BTHN.dtype), grad_weight.to(weight_N.dtype)
         return *grads, None, None, None
 

@@ -1,7 +1,7 @@
 """Causal attention, over a whole sequence or over tokens that follow cached ones.
 
-Shapes: B batch, T positions, S positions including cached ones, H heads, N head size, D model
-width.
+Shapes: B batch, T positions, S positions including cached ones, H heads, N head size, D
+model width.
 """
 
 import torch
@@ -16,7 +16,8 @@ from dualpath_cli.spec.config import ModelConfig
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions, QK-norm per head and grouped keys and values."""
+    """Causal attention with rotary positions, QK-norm per head and grouped keys and
+    values."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -31,23 +32,31 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor, here: SublayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D)."""
-        q_BTHN = self._rotated_and_normed(self.q_proj(x_BTD), self.q_norm, here.positions.rope)
+        q_BTHN = self._rotated_and_normed(
+            self.q_proj(x_BTD), self.q_norm, here.positions.rope
+        )
         k_BSHN, v_BSHN = here.seen(*self.keys_and_values(x_BTD, here.positions))
-        return self.o_proj(attend(q_BTHN, k_BSHN, v_BSHN, here.positions.mask).flatten(2))
+        return self.o_proj(
+            attend(q_BTHN, k_BSHN, v_BSHN, here.positions.mask).flatten(2)
+        )
 
     def keys_and_values(
         self, x_BTD: torch.Tensor, positions: Positions
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of these tokens, (B, T, H, N) each; H is `n_kv_heads`."""
-        k_BTHN = self._rotated_and_normed(self.k_proj(x_BTD), self.k_norm, positions.rope)
+        k_BTHN = self._rotated_and_normed(
+            self.k_proj(x_BTD), self.k_norm, positions.rope
+        )
         return k_BTHN, self._by_head(self.v_proj(x_BTD))
 
     def _by_head(self, x_BTC: torch.Tensor) -> torch.Tensor:
         return x_BTC.view(*x_BTC.shape[:2], -1, self.config.head_dim)
 
-    def _rotated_and_normed(self, x_BTC: torch.Tensor, norm: nn.Module, rope: Rope) -> torch.Tensor:
-        """Queries or keys, rotated and normalised, (B, T, H, N); float32, the type of tables and
-        weights."""
+    def _rotated_and_normed(
+        self, x_BTC: torch.Tensor, norm: nn.Module, rope: Rope
+    ) -> torch.Tensor:
+        """Queries or keys, rotated and normalised, (B, T, H, N); float32, the type of
+        tables and weights."""
         x_BTHN = self._by_head(x_BTC)
         if isinstance(norm, RotatedNorm):
             return norm(x_BTHN, rope)

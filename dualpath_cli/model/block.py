@@ -18,17 +18,20 @@ from dualpath_cli.spec.config import LayerConfig
 
 
 class WidePath(nn.Module):
-    """Eq. 4: ``h_wide = Phi_wide(x; s_w)``, ``s_w = softplus(beta)``: a wider FFN, applied once.
+    """Eq. 4: ``h_wide = Phi_wide(x; s_w)``, ``s_w = softplus(beta)``: a wider FFN,
+    applied once.
 
     The FFN may be experts, which the paper names as its next step (`model/experts.py`).
     """
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        assert config.d_ffn_wide is not None  # ModelConfig refuses wide blocks without a width
+        # ModelConfig refuses wide blocks without a width
+        assert config.d_ffn_wide is not None
         dense = SwiGLU(config.d_model, config.effective_width(config.d_ffn_wide))
         self.sublayer = Sublayer(config, Experts(config) if config.n_experts else dense)
-        self.gain = nn.Parameter(torch.empty(1))  # not a scalar: FSDP2 shards dimension 0
+        # not a scalar: FSDP2 shards dimension 0
+        self.gain = nn.Parameter(torch.empty(1))
 
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D)."""
@@ -40,7 +43,8 @@ class WidePath(nn.Module):
 
 
 class DualPathBlock(nn.Module):
-    """One layer, Eq. 5: ``y = g_d h_deep + g_w h_wide``; `loop` and `wide` blocks keep one path."""
+    """One layer, Eq. 5: ``y = g_d h_deep + g_w h_wide``; `loop` and `wide` blocks keep
+    one path."""
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
@@ -68,7 +72,8 @@ class DualPathBlock(nn.Module):
         return y_BTD.to(x_BTD.dtype)
 
     def gates(self, x_BTD: torch.Tensor) -> Gates:
-        """The learned g_d and g_w, (B, T, 1) each, in the weights' type also under autocast."""
+        """The learned g_d and g_w, (B, T, 1) each, in the weights' type also under
+        autocast."""
         with torch.autocast(x_BTD.device.type, enabled=False):
             gates: Gates = self.gate(x_BTD.to(self.wide.gain.dtype))
         return gates

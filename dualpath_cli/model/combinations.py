@@ -1,10 +1,10 @@
 """The weight of each step's state in the output of the deep path (Eq. 3).
 
-A combination maps the states h_1 .. h_K and their step indices to a weight for each state; the
-weights of a token sum to 1. Weights are computed in the type of the parameters, also under
-autocast. A custom combination is a class with the same `forward`; if it also has
-`step_probability`, tokens can halt. The combinations without parameters, `final` and `mean`, are in
-`DeepPath.step_weights`.
+A combination maps the states h_1 .. h_K and their step indices to a weight for each
+state; the weights of a token sum to 1. Weights are computed in the type of the
+parameters, also under autocast. A custom combination is a class with the same
+`forward`; if it also has `step_probability`, tokens can halt. The combinations without
+parameters, `final` and `mean`, are in `DeepPath.step_weights`.
 
 Shapes: B batch, T positions, D model width, K loops.
 """
@@ -20,7 +20,8 @@ from dualpath_cli.spec.own_classes import own_class
 
 
 class StepRouter(nn.Module):
-    """Eq. 3: ``pi_k q_k`` with ``q_k = sigmoid(w . [h_k, step index] + b)``, the paper's router."""
+    """Eq. 3: ``pi_k q_k`` with ``q_k = sigmoid(w . [h_k, step index] + b)``, the
+    paper's router."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -32,7 +33,8 @@ class StepRouter(nn.Module):
     ) -> list[torch.Tensor]:
         """``pi_k q_k`` for k < K, then ``pi_K``, where ``pi_k = prod_{j<k} (1 - q_j)``.
 
-        Each is (B, T, 1). The last step takes the remaining mass, so q_K is not computed.
+        Each is (B, T, 1). The last step takes the remaining mass, so q_K is not
+        computed.
         """
         pi_BT1 = torch.ones_like(states[0][..., :1])
         weights = []
@@ -45,7 +47,8 @@ class StepRouter(nn.Module):
     def step_probability(self, h_BTD: torch.Tensor, step_index: float) -> torch.Tensor:
         """q_k of states (B, T, D), (B, T, 1)."""
         w_h, w_index = self.weight[:, :-1], self.weight[:, -1]
-        # The index is the same for all tokens: it joins the bias instead of widening h by one.
+        # The index is the same for all tokens: it joins the bias instead of widening h
+        # by one.
         return to_few(h_BTD, w_h, self.bias + step_index * w_index).sigmoid()
 
 

@@ -23,12 +23,14 @@ class DeepPath(nn.Module):
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        assert config.d_ffn is not None  # ModelConfig refuses deep blocks without a width
+        # ModelConfig refuses deep blocks without a width
+        assert config.d_ffn is not None
         self.config = config
         ffn = SwiGLU(config.d_model, config.effective_width(config.d_ffn))
         self.sublayer = Sublayer(config, ffn)
         self.gains = nn.Parameter(torch.empty(config.loops))  # alpha_1 .. alpha_K
-        if config.step_conditioning == "film":  # gamma and beta of each step, norm by norm
+        # gamma and beta of each step, norm by norm
+        if config.step_conditioning == "film":
             self.film = nn.Parameter(torch.empty(config.loops, 2, 2, config.d_model))
         if config.routes_steps:
             self.router = learned_combination(config)  # custom ones have this name, too
@@ -49,7 +51,8 @@ class DeepPath(nn.Module):
         return self.sublayer(h_BTD, self.scales(k), layer.step(k))
 
     def scales(self, k: int) -> Scales:
-        """``s_k = softplus(alpha_k)`` and the FiLM of step k; forced steps beyond K use K's."""
+        """``s_k = softplus(alpha_k)`` and the FiLM of step k; forced steps beyond K use
+        K's."""
         last = min(k, self.config.loops) - 1
         film = self.film[last] if self.config.step_conditioning == "film" else None
         return Scales(F.softplus(self.gains[last]), film)
@@ -57,9 +60,11 @@ class DeepPath(nn.Module):
     def step_weights(
         self, states: Sequence[torch.Tensor], step_indices: Sequence[float]
     ) -> list[torch.Tensor]:
-        """The weight of each state (B, T, D) in h_deep, (B, T, 1), by the router (Eq. 3).
+        """The weight of each state (B, T, D) in h_deep, (B, T, 1), by the router (Eq.
+        3).
 
-        Combination `mean` gives equal weights; `final` gives one weight, the last state's.
+        Combination `mean` gives equal weights; `final` gives one weight, the last
+        state's.
         """
         if self.config.combination == "final" or len(states) == 1:
             return [torch.ones_like(states[0][..., :1])]
@@ -70,7 +75,10 @@ class DeepPath(nn.Module):
             return list(self.router(precise, step_indices))
 
 
-def mixture(weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``sum_k w_k h_k``, (B, T, D); if weights are fewer than states, of the last states."""
+def mixture(
+    weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """``sum_k w_k h_k``, (B, T, D); if weights are fewer than states, of the last
+    states."""
     weighed = states[-len(weights) :]
     return reduce(torch.add, (w * h for w, h in zip(weights, weighed, strict=True)))

@@ -37,7 +37,8 @@ class DualPathLM(nn.Module):
         super().__init__()
         self.config = config
         device = torch.get_default_device()
-        with torch.device("meta"):  # else torch's modules would first draw their own values
+        # else torch's modules would first draw their own values
+        with torch.device("meta"):
             self.embed = nn.Embedding(config.vocab_size, config.d_model)
             self.blocks = nn.ModuleList(map(DualPathBlock, config.layers))
             self.norm = RMSNorm(config.d_model, eps=config.norm_eps)
@@ -61,20 +62,23 @@ class DualPathLM(nn.Module):
         head: bool = True,
         model_pass: ModelPass = PLAIN,
     ) -> torch.Tensor:
-        """Maps tokens (B, T) to logits (B, T, V), or with targets to losses in nats (B, T).
+        """Maps tokens (B, T) to logits (B, T, V), or with targets to losses in nats (B,
+        T).
 
-        Targets are the next tokens; positions whose target is ``loss.IGNORE`` get 0. An empty
-        `trace` is filled with one LayerTrace per layer, under the `intervention` if there is one.
-        An intervention applies where `token_mask` (B, T) is True: at tokens that are not padding,
-        or that are of the class `Intervention.tokens`; without a mask, everywhere. `auxiliary`
-        collects the auxiliary losses of feed-forwards, which the returned losses exclude. `embeds`
-        (B, T, D) replace the tokens' embeddings. Without `head`, the head's input (B, T, D) is
-        returned. `model_pass` is for `decoding`, whose `forward` also takes padding, a cache, and
+        Targets are the next tokens; positions whose target is ``loss.IGNORE`` get 0. An
+        empty `trace` is filled with one LayerTrace per layer, under the `intervention`
+        if there is one. An intervention applies where `token_mask` (B, T) is True: at
+        tokens that are not padding, or that are of the class `Intervention.tokens`;
+        without a mask, everywhere. `auxiliary` collects the auxiliary losses of
+        feed-forwards, which the returned losses exclude. `embeds` (B, T, D) replace the
+        tokens' embeddings. Without `head`, the head's input (B, T, D) is returned.
+        `model_pass` is for `decoding`, whose `forward` also takes padding, a cache, and
         interventions that leave steps or paths out.
 
         Raises:
-            ValueError: if the intervention makes no sense for this model, needs the `forward` of
-                `decoding`, or names a class of tokens and `token_mask` is missing.
+            ValueError: if the intervention makes no sense for this model, needs the
+                `forward` of `decoding`, or names a class of tokens and `token_mask` is
+                missing.
         """
         self._check(intervention, token_mask, model_pass)
         x_BTD = self.embed(tokens) if embeds is None else embeds
@@ -106,7 +110,8 @@ class DualPathLM(nn.Module):
         tokens: torch.Tensor,
         token_mask: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """`shuffled_positions` and `expert_draws`, where the intervention needs them."""
+        """`shuffled_positions` and `expert_draws`, where the intervention needs
+        them."""
         layers, orders, draws = len(self.blocks), None, None
         if intervention is not None and intervention.gates == SHUFFLED:
             orders = shuffled_positions(tokens, token_mask, layers, intervention.seed)
@@ -127,12 +132,17 @@ class DualPathLM(nn.Module):
         if problem := intervention.problem(self.config):
             raise ValueError(f"{intervention.name}: {problem}")
         if intervention.tokens and token_mask is None:
-            raise ValueError(f"{intervention.name}: token_mask must say which tokens those are")
+            raise ValueError(
+                f"{intervention.name}: token_mask must say which tokens those are"
+            )
         if intervention.leaves_out and not model_pass.leaves_out:
-            raise ValueError(f"{intervention.name}: takes the forward of dualpath_cli.decoding")
+            raise ValueError(
+                f"{intervention.name}: takes the forward of dualpath_cli.decoding"
+            )
 
     def tie_weights(self) -> None:
-        """Lets the head share the embedding's weight where the configuration says so."""
+        """Lets the head share the embedding's weight where the configuration says
+        so."""
         if self.config.tie_embeddings:
             self.head.weight = self.embed.weight
 
@@ -143,10 +153,11 @@ class DualPathLM(nn.Module):
         copy: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_,
         std_factors: Mapping[Kind, float] = {},
     ) -> None:
-        """Draws every parameter (see `parameters.KINDS`); without a seed, draws a seed first.
+        """Draws every parameter (see `parameters.KINDS`); without a seed, draws a seed
+        first.
 
-        `copy` puts a whole value, float32 on the CPU, into a parameter; `std_factors` are those of
-        `initial_value`.
+        `copy` puts a whole value, float32 on the CPU, into a parameter; `std_factors`
+        are those of `initial_value`.
         """
         self.tie_weights()  # to_empty() gives each tied parameter a separate storage
         if seed is None:

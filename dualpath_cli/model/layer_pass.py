@@ -1,10 +1,11 @@
-"""The parts of a pass besides the equations: read-outs, overrides, and the entry for decoding.
+"""The parts of a pass besides the equations: read-outs, overrides, and the entry for
+decoding.
 
-Training takes plain passes, each method of which is one call of the equations. `decoding` derives
-passes that keep keys and values, and that leave steps and paths out.
+Training takes plain passes, each method of which is one call of the equations.
+`decoding` derives passes that keep keys and values, and that leave steps and paths out.
 
-Shapes: B batch, T positions, D model width, H heads, N head size, L layers, E experts, C of them
-chosen.
+Shapes: B batch, T positions, D model width, H heads, N head size, L layers, E experts,
+C of them chosen.
 """
 
 from collections.abc import Iterator
@@ -28,12 +29,14 @@ class LayerAuxiliary:
     loss: torch.Tensor | float = 0.0
     """Sum of the terms of all applications, a 0-d tensor in nats per token."""
     load: torch.Tensor | None = None
-    """Choices of each expert by the tokens of the batch, int64; None without experts."""
+    """Choices of each expert by the tokens of the batch, int64; None without
+    experts."""
 
 
 @dataclass
 class AuxiliaryLoss:
-    """Pass an empty one to ``DualPathLM.forward``: it gets one LayerAuxiliary per layer.
+    """Pass an empty one to ``DualPathLM.forward``: it gets one LayerAuxiliary per
+    layer.
 
     Each application of a feed-forward adds a term, so K loops add K terms.
     """
@@ -42,23 +45,28 @@ class AuxiliaryLoss:
 
     @property
     def total(self) -> torch.Tensor | float:
-        """Sum over layers, a 0-d tensor in nats per token; 0.0 where none has a loss."""
+        """Sum over layers, a 0-d tensor in nats per token; 0.0 where none has a
+        loss."""
         return sum((layer.loss for layer in self.layers), 0.0)
 
     @property
     def loads(self) -> dict[int, torch.Tensor]:
         """The loads of the layers, from 0 on, that have experts."""
-        return {n: one.load for n, one in enumerate(self.layers) if one.load is not None}
+        return {
+            n: one.load for n, one in enumerate(self.layers) if one.load is not None
+        }
 
     def add_layer(self) -> LayerAuxiliary:
-        """Appends an empty LayerAuxiliary, for the next block to fill, and returns it."""
+        """Appends an empty LayerAuxiliary, for the next block to fill, and returns
+        it."""
         self.layers.append(LayerAuxiliary())
         return self.layers[-1]
 
 
 @dataclass
 class SublayerPass:
-    """The arguments of one application of a sublayer, besides its input and its gain."""
+    """The arguments of one application of a sublayer, besides its input and its
+    gain."""
 
     positions: Positions
     auxiliary: LayerAuxiliary | None = None
@@ -70,12 +78,15 @@ class SublayerPass:
     draws: torch.Tensor | None = None
     """Random numbers that replace the scores in the choice of experts, (B, T, E)."""
 
-    def seen(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def seen(
+        self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values that the tokens attend to, given their own: no others."""
         return k_BTHN, v_BTHN
 
     def chosen(self, scores_BTE: torch.Tensor, top_k: int) -> torch.Tensor:
-        """The `top_k` experts of the largest scores, (B, T, C), or those that an override takes."""
+        """The `top_k` experts of the largest scores, (B, T, C), or those that an
+        override takes."""
         forced = None if self.intervention is None else self.intervention.experts
         if forced == RANDOM:
             assert self.draws is not None
@@ -84,7 +95,9 @@ class SublayerPass:
             top_k = forced
         return scores_BTE.topk(top_k, sorted=False).indices
 
-    def record_experts(self, chosen_BTC: torch.Tensor, weights_BTC: torch.Tensor) -> None:
+    def record_experts(
+        self, chosen_BTC: torch.Tensor, weights_BTC: torch.Tensor
+    ) -> None:
         """Records each token's experts, and their weights."""
         if self.trace is not None:
             self.trace.experts, self.trace.expert_weights = chosen_BTC, weights_BTC
@@ -114,7 +127,8 @@ class LayerPass:
 
     @property
     def writes(self) -> bool:
-        """Whether the layer records anything: then activation checkpointing must not rerun it."""
+        """Whether the layer records anything: then activation checkpointing must not
+        rerun it."""
         return self.trace is not None
 
     def wide(self) -> SublayerPass:
@@ -134,7 +148,10 @@ class LayerPass:
             forced = self.intervention.gates
             g_d, g_w = overridden(learned, forced, self.token_mask, self.order)
         if self.trace is not None:
-            self.trace.gate_deep, self.trace.gate_wide = g_d.squeeze(-1), g_w.squeeze(-1)
+            self.trace.gate_deep, self.trace.gate_wide = (
+                g_d.squeeze(-1),
+                g_w.squeeze(-1),
+            )
         return g_d, g_w
 
     def run_deep(
@@ -163,7 +180,10 @@ class LayerPass:
             self.trace.record_steps(x_BTD, states, weights, loops)
 
     def record_updates(
-        self, x_BTD: torch.Tensor, deep_BTD: torch.Tensor | None, wide_BTD: torch.Tensor | None
+        self,
+        x_BTD: torch.Tensor,
+        deep_BTD: torch.Tensor | None,
+        wide_BTD: torch.Tensor | None,
     ) -> None:
         """Records the updates of the paths to x, see `LayerTrace.record_updates`."""
         if self.trace is not None:
@@ -171,12 +191,15 @@ class LayerPass:
 
 
 class ModelPass:
-    """A pass through the whole model: makes its positions, and the `LayerPass` of each layer."""
+    """A pass through the whole model: makes its positions, and the `LayerPass` of each
+    layer."""
 
     leaves_out = False
     """Whether the pass supports the interventions `halting`, `skip` and `kv_slots`."""
 
-    def positions(self, config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor) -> Positions:
+    def positions(
+        self, config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor
+    ) -> Positions:
         """The positions of whole, unpadded sequences, on the device of `like`."""
         return whole_sequences(config, tokens, like)
 
@@ -196,13 +219,15 @@ def overridden(
 ) -> Gates:
     """The gates that `Intervention.gates` puts in place of the learned ones.
 
-    Constants hold where `token_mask` (B, T) is True; `order_B2T` are the layer's permutations,
-    from `shuffled_positions`.
+    Constants hold where `token_mask` (B, T) is True; `order_B2T` are the layer's
+    permutations, from `shuffled_positions`.
     """
     g_d, g_w = learned
     if forced == SHUFFLED:
         assert order_B2T is not None
-        return g_d.gather(1, order_B2T[:, 0, :, None]), g_w.gather(1, order_B2T[:, 1, :, None])
+        return g_d.gather(1, order_B2T[:, 0, :, None]), g_w.gather(
+            1, order_B2T[:, 1, :, None]
+        )
     assert not isinstance(forced, str)
     if token_mask is None:
         return torch.full_like(g_d, forced[0]), torch.full_like(g_w, forced[1])
@@ -213,36 +238,47 @@ def overridden(
 def shuffled_positions(
     tokens: torch.Tensor, token_mask: torch.Tensor | None, n_layers: int, seed: int
 ) -> torch.Tensor:
-    """The positions that g_d and g_w are taken from, permutations of T: (L, B, 2, T) int64.
+    """The positions that g_d and g_w are taken from, permutations of T: (L, B, 2, T)
+    int64.
 
-    Padding, where `token_mask` (B, T) is False, keeps its own gates, and no token gets the gates
-    of padding.
+    Padding, where `token_mask` (B, T) is False, keeps its own gates, and no token gets
+    the gates of padding.
     """
     batch, length = tokens.shape
     order_LB2T = torch.arange(length).repeat(n_layers, batch, 2, 1)
     for row, real, generator in _generators(tokens, token_mask, seed):
-        keys = torch.rand(n_layers, 2, len(real), generator=generator, dtype=torch.float64)
+        keys = torch.rand(
+            n_layers, 2, len(real), generator=generator, dtype=torch.float64
+        )
         order_LB2T[:, row][..., real] = real[keys.argsort(-1)]
     return order_LB2T.to(tokens.device)
 
 
 def expert_draws(
-    tokens: torch.Tensor, token_mask: torch.Tensor | None, n_layers: int, experts: int, seed: int
+    tokens: torch.Tensor,
+    token_mask: torch.Tensor | None,
+    n_layers: int,
+    experts: int,
+    seed: int,
 ) -> torch.Tensor:
-    """The random scores by which a random choice ranks experts, (L, B, T, E); 0 at padding."""
+    """The random scores by which a random choice ranks experts, (L, B, T, E); 0 at
+    padding."""
     draws_LBTE = torch.zeros(n_layers, *tokens.shape, experts)
     for row, real, generator in _generators(tokens, token_mask, seed):
-        draws_LBTE[:, row, real] = torch.rand(n_layers, len(real), experts, generator=generator)
+        draws_LBTE[:, row, real] = torch.rand(
+            n_layers, len(real), experts, generator=generator
+        )
     return draws_LBTE.to(tokens.device)
 
 
 def _generators(
     tokens: torch.Tensor, token_mask: torch.Tensor | None, seed: int
 ) -> Iterator[tuple[int, torch.Tensor, torch.Generator]]:
-    """Each row of `tokens` (B, T), with its positions that are not padding and its generator.
+    """Each row of `tokens` (B, T), with its positions that are not padding and its
+    generator.
 
-    Draws depend on the seed and on the row's tokens alone: not on the batch, the padding or the
-    device.
+    Draws depend on the seed and on the row's tokens alone: not on the batch, the
+    padding or the device.
     """
     tokens_BT = tokens.long().cpu()
     mask_BT = torch.ones_like(tokens_BT) if token_mask is None else token_mask.cpu()

@@ -16,7 +16,8 @@ MAX_LOGITS_COMPILED = 2**30
 
 
 class NextTokenLoss(nn.Module):
-    """Head and cross-entropy together; a module, so that it compiles in place as blocks do.
+    """Head and cross-entropy together; a module, so that it compiles in place as blocks
+    do.
 
     One graph turns bf16 logits into losses and gradients without writing float32 ones.
     """
@@ -24,26 +25,40 @@ class NextTokenLoss(nn.Module):
     def forward(
         self, x_BTD: torch.Tensor, head_VD: torch.Tensor, targets_BT: torch.Tensor
     ) -> torch.Tensor:
-        """Returns every position's negative log-likelihood in nats, (B, T); 0 at target IGNORE.
+        """Returns every position's negative log-likelihood in nats, (B, T); 0 at target
+        IGNORE.
 
-        `x_BTD` is the normalised residual stream and `head_VD` the output matrix. The loss is
-        float32 also where autocast makes the logits bf16. Above MAX_LOGITS logits the positions
-        are split into parts of about equal size, and the backward pass computes the logits again.
+        `x_BTD` is the normalised residual stream and `head_VD` the output matrix. The
+        loss is float32 also where autocast makes the logits bf16. Above MAX_LOGITS
+        logits the positions are split into parts of about equal size, and the backward
+        pass computes the logits again.
         """
         positions, targets = x_BTD.flatten(0, 1), targets_BT.flatten()
-        n_parts = min(len(targets), -(-len(targets) * head_VD.shape[0] // _most_logits(x_BTD)))
+        n_parts = min(
+            len(targets), -(-len(targets) * head_VD.shape[0] // _most_logits(x_BTD))
+        )
         if n_parts <= 1:
             nll = _nll(positions, head_VD, targets)
         else:
             nll = torch.cat(
                 [
-                    checkpoint(_nll, x, head_VD, t, use_reentrant=False, preserve_rng_state=False)
+                    checkpoint(
+                        _nll,
+                        x,
+                        head_VD,
+                        t,
+                        use_reentrant=False,
+                        preserve_rng_state=False,
+                    )
                     for x, t in zip(
-                        positions.tensor_split(n_parts), targets.tensor_split(n_parts), strict=True
+                        positions.tensor_split(n_parts),
+                        targets.tensor_split(n_parts),
+                        strict=True,
                     )
                 ]
             )
-        return nll.view(targets_BT.shape).clone()  # a copy: hooks on an output take no views
+        # a copy: hooks on an output take no views
+        return nll.view(targets_BT.shape).clone()
 
 
 def _most_logits(x: torch.Tensor) -> int:
@@ -51,7 +66,9 @@ def _most_logits(x: torch.Tensor) -> int:
     return MAX_LOGITS_COMPILED if on_gpu else MAX_LOGITS
 
 
-def _nll(x_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+def _nll(
+    x_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor
+) -> torch.Tensor:
     logits_NV = F.linear(x_ND, head_VD)
     logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
     return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORE, reduction="none")

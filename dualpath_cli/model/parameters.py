@@ -1,8 +1,9 @@
-"""Every parameter of the model by its name: its kind in the optimizer, and its initial value.
+"""Every parameter of the model by its name: its kind in the optimizer, and its initial
+value.
 
-Initialisation, the optimizer and counts share one table, and refuse a parameter that it lacks. The
-kinds of a custom class's parameters are in the class's `parameter_kinds`, a table by names within
-the class, or else follow from shapes.
+Initialisation, the optimizer and counts share one table, and refuse a parameter that it
+lacks. The kinds of a custom class's parameters are in the class's `parameter_kinds`, a
+table by names within the class, or else follow from shapes.
 """
 
 import math
@@ -14,7 +15,13 @@ import torch
 
 from dualpath_cli.report.seeds import seed_from
 from dualpath_cli.spec.config import Kind, ModelConfig
-from dualpath_cli.spec.own_classes import ParameterKind, Role, own_class, own_kind, own_roles
+from dualpath_cli.spec.own_classes import (
+    ParameterKind,
+    Role,
+    own_class,
+    own_kind,
+    own_roles,
+)
 
 KINDS = {
     "embed.weight": ParameterKind("embedding", "normal"),  # also as a tied head
@@ -45,8 +52,11 @@ PLACES: dict[Role, re.Pattern[str]] = {
 """Names of the parameters of custom classes; the group is the name within the class."""
 
 
-def kind_of(name: str, config: ModelConfig | None = None, dimensions: int = 2) -> ParameterKind:
-    """Returns the kind of a parameter with `dimensions`; `config` may name custom classes.
+def kind_of(
+    name: str, config: ModelConfig | None = None, dimensions: int = 2
+) -> ParameterKind:
+    """Returns the kind of a parameter with `dimensions`; `config` may name custom
+    classes.
 
     Raises:
         ValueError: for a name that is not in the table.
@@ -58,16 +68,23 @@ def kind_of(name: str, config: ModelConfig | None = None, dimensions: int = 2) -
     for pattern, kind in KINDS.items():
         if fnmatchcase(name, pattern):
             return kind
-    raise ValueError(f"parameter '{name}' is of no known kind: enter it in model/parameters.py")
+    raise ValueError(
+        f"parameter '{name}' is of no known kind: enter it in model/parameters.py"
+    )
 
 
 EXPERTS = re.compile(r"blocks\.(\d+)\.wide\.sublayer\.ffn\.(gate|up|down)_proj\.weight")
 
 
 def matrices_in(name: str, config: ModelConfig | None) -> int:
-    """The number of equal matrices that are stacked in a parameter: one for each expert."""
+    """The number of equal matrices that are stacked in a parameter: one for each
+    expert."""
     place = EXPERTS.fullmatch(name)
-    return 1 if place is None or config is None else config.layers[int(place[1])].n_experts or 1
+    return (
+        1
+        if place is None or config is None
+        else config.layers[int(place[1])].n_experts or 1
+    )
 
 
 def initial_value(
@@ -79,10 +96,11 @@ def initial_value(
 ) -> torch.Tensor:
     """Returns the whole initial value of a parameter, float32 on the CPU.
 
-    Each parameter has its own generator, seeded by seed and name. So its values do not depend on
-    the device, the number of ranks, the block kinds or the order of construction, and two
-    architectures under one seed share the values of their common parameters. `std_factors`
-    multiply the standard deviations of kinds; a kind without a factor has 1.
+    Each parameter has its own generator, seeded by seed and name. So its values do not
+    depend on the device, the number of ranks, the block kinds or the order of
+    construction, and two architectures under one seed share the values of their common
+    parameters. `std_factors` multiply the standard deviations of kinds; a kind without
+    a factor has 1.
 
     Raises:
         ValueError: for a name that is not in the table.

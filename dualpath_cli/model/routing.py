@@ -12,20 +12,22 @@ import torch.nn.functional as F
 
 @dataclass
 class LayerTrace:
-    """One layer's routing; a field stays None where the layer's block has no such choice."""
+    """One layer's routing; a field stays None where the layer's block has no such
+    choice."""
 
     gate_deep: torch.Tensor | None = None
     """g_d of every token, (B, T) (Eq. 5)."""
     gate_wide: torch.Tensor | None = None
     """g_w of every token, (B, T) (Eq. 5)."""
     step_weights: torch.Tensor | None = None
-    """Weight of each step in h_deep, pi_k q_k and pi_K, (B, T, K) (Eq. 3); sums to 1 over K."""
+    """Weight of each step in h_deep, pi_k q_k and pi_K, (B, T, K) (Eq. 3); sums to 1
+    over K."""
     step_sizes: torch.Tensor | None = None
-    """Size of each step's update relative to the state before it, ‖h_k - h_{k-1}‖ / ‖h_{k-1}‖ with
-    h_0 = x, (B, T, K); 0 for a step that was not taken."""
+    """Size of each step's update relative to the state before it, ‖h_k - h_{k-1}‖ /
+    ‖h_{k-1}‖ with h_0 = x, (B, T, K); 0 for a step that was not taken."""
     step_cosines: torch.Tensor | None = None
-    """Cosine of each step's update h_k - h_{k-1} and the previous step's update, (B, T, K); nan at
-    k = 1, the first step; 0 where either update is zero."""
+    """Cosine of each step's update h_k - h_{k-1} and the previous step's update, (B, T,
+    K); nan at k = 1, the first step; 0 where either update is zero."""
     loops_run: int | None = None
     """Steps that were run: fewer than K where every token of the batch had halted."""
     steps_taken: torch.Tensor | None = None
@@ -47,7 +49,8 @@ class LayerTrace:
     x: torch.Tensor | None = None
     """The layer's input, (B, T, D)."""
     deep_states: list[torch.Tensor] = field(default_factory=list)
-    """h_1 .. h_K of the deep path, (B, T, D) each (Eq. 2), for the steps that were run."""
+    """h_1 .. h_K of the deep path, (B, T, D) each (Eq. 2), for the steps that were
+    run."""
     wide_state: torch.Tensor | None = None
     """h_wide, (B, T, D) (Eq. 4)."""
 
@@ -55,28 +58,36 @@ class LayerTrace:
     def deep_share(self) -> torch.Tensor | None:
         """ρ_d, the deep path's share of the gated update, (B, T) (Eq. 6).
 
-        g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖), from 0 to 1; one half where both updates are zero.
+        g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖), from 0 to 1; one half where both updates
+        are zero.
         """
         if self.gate_deep is None or self.gate_wide is None:
             return None
         assert self.update_deep is not None
         assert self.update_wide is not None
-        deep, wide = self.gate_deep * self.update_deep, self.gate_wide * self.update_wide
+        deep, wide = (
+            self.gate_deep * self.update_deep,
+            self.gate_wide * self.update_wide,
+        )
         return torch.where(deep + wide > 0, deep / (deep + wide), 0.5)
 
     @property
     def expected_loops(self) -> torch.Tensor | None:
-        """Mean of k under the step weights, (B, T), from 1 to K; 0 for a skipped path."""
+        """Mean of k under the step weights, (B, T), from 1 to K; 0 for a skipped
+        path."""
         if self.step_weights is None:
             return None
         loops = self.step_weights.shape[-1]
         steps = torch.arange(1, loops + 1, device=self.step_weights.device)
         loops_BT = (self.step_weights * steps).sum(-1)
-        return loops_BT if self.steps_taken is None else loops_BT * (self.steps_taken > 0)
+        return (
+            loops_BT if self.steps_taken is None else loops_BT * (self.steps_taken > 0)
+        )
 
     @property
     def passes(self) -> torch.Tensor:
-        """Sublayers applied to each token, (B, T): the steps taken, and one for the wide path."""
+        """Sublayers applied to each token, (B, T): the steps taken, and one for the
+        wide path."""
         taken = [one for one in (self.steps_taken, self.wide_taken) if one is not None]
         return torch.stack([one.long() for one in taken]).sum(0)
 
@@ -89,7 +100,11 @@ class LayerTrace:
             self.loops_run = max(self.loops_run, later.loops_run)
         # In steps that one of the traces did not run, no token moved.
         most = max(len(self.deep_states), len(later.deep_states))
-        both = zip(_filled(self.deep_states, most), _filled(later.deep_states, most), strict=True)
+        both = zip(
+            _filled(self.deep_states, most),
+            _filled(later.deep_states, most),
+            strict=True,
+        )
         self.deep_states = [torch.cat(states, dim=1) for states in both]
 
     def record_steps(
@@ -100,14 +115,18 @@ class LayerTrace:
         loops: int,
         active: list[torch.Tensor] | None = None,
     ) -> None:
-        """Records the states (B, T, D) of the steps run, from x = h_0 on, and the weights (B, T, 1)
-        of the last states; all other of the `loops` steps get weight 0.
+        """Records the states (B, T, D) of the steps run, from x = h_0 on, and the
+        weights (B, T, 1) of the last states; all other of the `loops` steps get weight
+        0.
 
-        `active` marks the tokens that took each step, (B, T, 1); None: all took every step.
+        `active` marks the tokens that took each step, (B, T, 1); None: all took every
+        step.
         """
         self.loops_run = len(states)
         if active is None:
-            self.steps_taken = torch.full_like(states[0][..., 0], loops, dtype=torch.long)
+            self.steps_taken = torch.full_like(
+                states[0][..., 0], loops, dtype=torch.long
+            )
         else:
             self.steps_taken = torch.cat(active, dim=-1).sum(-1)
         unweighed = (self.loops_run - len(weights), loops - self.loops_run)
@@ -119,12 +138,16 @@ class LayerTrace:
             self.deep_states = states
 
     def record_updates(
-        self, x_BTD: torch.Tensor, deep_BTD: torch.Tensor | None, wide_BTD: torch.Tensor | None
+        self,
+        x_BTD: torch.Tensor,
+        deep_BTD: torch.Tensor | None,
+        wide_BTD: torch.Tensor | None,
     ) -> None:
-        """Records the updates h_deep - x and h_wide - x; h_deep, h_wide (B, T, D) each or None.
+        """Records the updates h_deep - x and h_wide - x; h_deep, h_wide (B, T, D) each
+        or None.
 
-        In float32 at least, also under autocast. All tokens took the wide path unless `wide_taken`
-        is set already.
+        In float32 at least, also under autocast. All tokens took the wide path unless
+        `wide_taken` is set already.
         """
         if wide_BTD is not None and self.wide_taken is None:
             self.wide_taken = torch.ones_like(x_BTD[..., 0], dtype=torch.bool)
@@ -143,7 +166,8 @@ class LayerTrace:
 
 
 def _updates_of_steps(states: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sizes and cosines of the steps between h_0 .. h_K, (B, T, K) each: see `LayerTrace`.
+    """Sizes and cosines of the steps between h_0 .. h_K, (B, T, K) each: see
+    `LayerTrace`.
 
     In float32 at least, also under autocast: updates may be a thousandth of the state.
     """
@@ -151,7 +175,10 @@ def _updates_of_steps(states: list[torch.Tensor]) -> tuple[torch.Tensor, torch.T
     with torch.autocast(states[0].device.type, enabled=False):
         states = [h_BTD.to(precise) for h_BTD in states]
         updates = [after - before for before, after in pairwise(states)]
-        sizes = [u.norm(dim=-1) / h.norm(dim=-1) for u, h in zip(updates, states, strict=False)]
+        sizes = [
+            u.norm(dim=-1) / h.norm(dim=-1)
+            for u, h in zip(updates, states, strict=False)
+        ]
         cosines = [F.cosine_similarity(u, v, dim=-1) for u, v in pairwise(updates)]
     none_BT = torch.full_like(sizes[0], torch.nan)
     return torch.stack(sizes, -1), torch.stack([none_BT, *cosines], -1)
@@ -163,13 +190,15 @@ def _filled(states: list[torch.Tensor], count: int) -> list[torch.Tensor]:
 
 @dataclass
 class RoutingTrace:
-    """Pass an empty one to ``forward(tokens, trace=trace)``: it gets one LayerTrace per layer."""
+    """Pass an empty one to ``forward(tokens, trace=trace)``: it gets one LayerTrace per
+    layer."""
 
     layers: list[LayerTrace] = field(default_factory=list)
     keeps_states: bool = False
     """Whether layers keep their states, as for a logit lens: ``head(norm(state))``."""
     output: torch.Tensor | None = None
-    """With `keeps_states` the output of the last layer, (B, T, D), before the final norm."""
+    """With `keeps_states` the output of the last layer, (B, T, D), before the final
+    norm."""
 
     def add_layer(self) -> LayerTrace:
         """Appends an empty LayerTrace, for the next block to fill, and returns it."""

@@ -1,10 +1,11 @@
-"""The sublayer Phi(x; s) that both paths are made of: attention, then feed-forward, scaled by s.
+"""The sublayer Phi(x; s) that both paths are made of: attention, then feed-forward,
+scaled by s.
 
-In a loop each step may also have a learned scale and shift after both norms: FiLM (Perez et al.
-2018, arXiv 1709.07871), which is not in the paper.
+In a loop each step may also have a learned scale and shift after both norms: FiLM
+(Perez et al. 2018, arXiv 1709.07871), which is not in the paper.
 
-A feed-forward is a module whose ``forward(x_BTD, here)`` maps (B, T, D) to (B, T, D), and may add
-to the `LayerAuxiliary` of its pass.
+A feed-forward is a module whose ``forward(x_BTD, here)`` maps (B, T, D) to (B, T, D),
+and may add to the `LayerAuxiliary` of its pass.
 
 Shapes: B batch, T positions, D model width.
 """
@@ -27,14 +28,17 @@ class Scales(NamedTuple):
     gain: torch.Tensor
     """s > 0, a 0-d tensor (Eq. 1)."""
     film: torch.Tensor | None = None
-    """gamma and beta after the attention's norm and after the feed-forward's, (2, 2, D)."""
+    """gamma and beta after the attention's norm and after the feed-forward's, (2, 2,
+    D)."""
 
     def attn_input(self, normed_BTD: torch.Tensor) -> torch.Tensor:
-        """``(1 + gamma) x + beta`` of the attention's normed input x, (B, T, D); x without FiLM."""
+        """``(1 + gamma) x + beta`` of the attention's normed input x, (B, T, D); x
+        without FiLM."""
         return self._film(normed_BTD, 0)
 
     def ffn_input(self, normed_BTD: torch.Tensor) -> torch.Tensor:
-        """``(1 + gamma) x + beta`` of the feed-forward's normed input x, (B, T, D); else x."""
+        """``(1 + gamma) x + beta`` of the feed-forward's normed input x, (B, T, D);
+        else x."""
         return self._film(normed_BTD, 1)
 
     def _film(self, normed_BTD: torch.Tensor, norm: int) -> torch.Tensor:
@@ -45,7 +49,8 @@ class Scales(NamedTuple):
 
 
 class Sublayer(nn.Module):
-    """Phi(x; s), Eq. 1: ``u = x + s Attn(RMSNorm(x))``, ``Phi = u + s FFN(RMSNorm(u))``."""
+    """Phi(x; s), Eq. 1: ``u = x + s Attn(RMSNorm(x))``, ``Phi = u + s
+    FFN(RMSNorm(u))``."""
 
     def __init__(self, config: ModelConfig, ffn: nn.Module) -> None:
         """`ffn` is any feed-forward, such as SwiGLU."""
@@ -55,10 +60,12 @@ class Sublayer(nn.Module):
         self.ffn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
         self.ffn = ffn
 
-    def forward(self, x_BTD: torch.Tensor, scales: Scales, here: SublayerPass) -> torch.Tensor:
+    def forward(
+        self, x_BTD: torch.Tensor, scales: Scales, here: SublayerPass
+    ) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D) in the type of x."""
-        # The branches may come out in bf16 under autocast. They are scaled in x's type: at
-        # s = 9e-4 a bf16 residual would swallow the update (docs/paper.md).
+        # The branches may come out in bf16 under autocast. They are scaled in x's type:
+        # at s = 9e-4 a bf16 residual would swallow the update (docs/paper.md).
         attn_BTD = self.attn(scales.attn_input(self.attn_norm(x_BTD)), here)
         u_BTD = x_BTD + scales.gain * attn_BTD.to(x_BTD.dtype)
         ffn_BTD = self.ffn(scales.ffn_input(self.ffn_norm(u_BTD)), here)

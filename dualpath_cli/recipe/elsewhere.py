@@ -1,6 +1,8 @@
-"""Words that users of other trainers, or of this project before its first version, would give.
+"""Words that users of other trainers, or of this project before its first version,
+would give.
 
-One table for the message of an unknown word, and for the page of the recipe (docs/recipe.py).
+One table for the message of an unknown word, and for the page of the recipe
+(docs/recipe.py).
 """
 
 from collections.abc import Mapping
@@ -100,7 +102,9 @@ TABLE = (
         "a part of all steps, under optim.schedule=wsd",
         torchtitan="lr_scheduler.decay_ratio",
     ),
-    Elsewhere("optim.name", "adamw or muon", litgpt="optimizer", torchtitan="optimizer.name"),
+    Elsewhere(
+        "optim.name", "adamw or muon", litgpt="optimizer", torchtitan="optimizer.name"
+    ),
     Elsewhere(
         "optim.betas",
         "both as one list",
@@ -219,14 +223,18 @@ TABLE = (
         hugging_face="validation_file",
         torchtitan="validation.dataset validation.dataset_path",
     ),
-    Elsewhere("data.workers", hugging_face="dataloader_num_workers", lightning="num_workers"),
+    Elsewhere(
+        "data.workers", hugging_face="dataloader_num_workers", lightning="num_workers"
+    ),
     Elsewhere(
         note="the tokenizer is that of the data folder: dualpath prepare --tokenizer",
         hugging_face="tokenizer_name",
         litgpt="tokenizer_dir",
         torchtitan="model.hf_assets_path",
     ),
-    Elsewhere("seed_everything", hugging_face="seed data_seed", torchtitan="training.seed"),
+    Elsewhere(
+        "seed_everything", hugging_face="seed data_seed", torchtitan="training.seed"
+    ),
     Elsewhere(
         "trainer.precision",
         "bf16-mixed or bf16-true; fp16 is not offered",
@@ -242,14 +250,24 @@ TABLE = (
         "parallelism.data_parallel_replicate_degree",
     ),
     Elsewhere("trainer.accelerator", hugging_face="use_cpu no_cuda", nanogpt="device"),
-    Elsewhere("model.d_model", hugging_face="hidden_size", nanogpt="n_embd", litgpt="n_embd"),
     Elsewhere(
-        "model.n_layers", hugging_face="num_hidden_layers", nanogpt="n_layer", litgpt="n_layer"
+        "model.d_model", hugging_face="hidden_size", nanogpt="n_embd", litgpt="n_embd"
     ),
     Elsewhere(
-        "model.n_heads", hugging_face="num_attention_heads", nanogpt="n_head", litgpt="n_head"
+        "model.n_layers",
+        hugging_face="num_hidden_layers",
+        nanogpt="n_layer",
+        litgpt="n_layer",
     ),
-    Elsewhere("model.n_kv_heads", hugging_face="num_key_value_heads", litgpt="n_query_groups"),
+    Elsewhere(
+        "model.n_heads",
+        hugging_face="num_attention_heads",
+        nanogpt="n_head",
+        litgpt="n_head",
+    ),
+    Elsewhere(
+        "model.n_kv_heads", hugging_face="num_key_value_heads", litgpt="n_query_groups"
+    ),
     Elsewhere(
         "model.d_ffn",
         "the deep path's, of which 2/3 are effective; d_ffn_wide is the wide path's",
@@ -266,16 +284,22 @@ TABLE = (
     Elsewhere("model.rope_base", hugging_face="rope_theta"),
     Elsewhere("model.norm_eps", hugging_face="rms_norm_eps"),
     Elsewhere(
-        "model.tie_embeddings", hugging_face="tie_word_embeddings", litgpt="train.tie_embeddings"
+        "model.tie_embeddings",
+        hugging_face="tie_word_embeddings",
+        litgpt="train.tie_embeddings",
     ),
     Elsewhere("model.init_std", hugging_face="initializer_range"),
     Elsewhere(
-        note="there is no dropout", hugging_face="attention_dropout dropout", nanogpt="dropout"
+        note="there is no dropout",
+        hugging_face="attention_dropout dropout",
+        nanogpt="dropout",
     ),
 )
 
 _NO_AVERAGES = "averages of checkpoints are not offered; name one checkpoint"
-_TEXTS = "--data.val.NAME FILE gives a text, and --data.val_tokens the most tokens of it"
+_TEXTS = (
+    "--data.val.NAME FILE gives a text, and --data.val_tokens the most tokens of it"
+)
 _UPLOAD = "`hf upload OWNER/NAME OUT` uploads the folder"
 WITHDRAWN: dict[str, dict[str, str]] = {
     "ablate": {"max-tokens": _TEXTS, "sources": _TEXTS},
@@ -290,7 +314,9 @@ WITHDRAWN: dict[str, dict[str, str]] = {
         "hf": "`lm_eval --model hf` scores other models",
         "sources": "--data DIR has the task files",
         "suite": "--tasks names suites, too",
-        "trust-remote-code": "no code of a folder is run; --own-classes allows a gate's",
+        "trust-remote-code": (
+            "no code of a folder is run; --own-classes allows a gate's"
+        ),
     },
     "export": {
         "average": _NO_AVERAGES,
@@ -337,16 +363,20 @@ _ROWS = {
     for row in TABLE
     for trainer in TRAINERS
     for name in getattr(row, trainer).split()
-}  # fmt: skip
+}
 
 
 def called_here(command: str, word: str, options: Mapping[str, str], keys: bool) -> str:
     """The end of the message for an unknown option or key, or an empty text.
 
-    `options` are a parser's, by their names without hyphens; `keys`: the word is a recipe's key.
+    `options` are a parser's, by their names without hyphens; `keys`: the word is a
+    recipe's key.
     """
     name = word.lstrip("-").replace("-", "_")
-    old = {option.replace("-", "_"): text for option, text in WITHDRAWN.get(command, {}).items()}
+    old = {
+        option.replace("-", "_"): text
+        for option, text in WITHDRAWN.get(command, {}).items()
+    }
     if name in old:
         return f"; it was withdrawn: {old[name]}"
     row = _ROWS.get(name) or _ROWS.get(name.rpartition(".")[2])

@@ -1,8 +1,8 @@
 """Finds a recipe by path or bare name and resolves its `base:`. Torch-free.
 
-A recipe is a YAML file with the sections `model`, `optim`, `run`, `data`, `trainer` and the number
-`seed_everything`. `base: NAME` (or a list of names) starts from other recipes; of several, later
-recipes win, key by key.
+A recipe is a YAML file with the sections `model`, `optim`, `run`, `data`, `trainer` and
+the number `seed_everything`. `base: NAME` (or a list of names) starts from other
+recipes; of several, later recipes win, key by key.
 """
 
 import json
@@ -27,7 +27,8 @@ MOST_CHARACTERS, MOST_PARTS = 50_000, 40_000
 
 
 def recipe_folder() -> Path:
-    """The folder of packaged recipes: `recipes/` in a checkout, a copy of it inside the wheel."""
+    """The folder of packaged recipes: `recipes/` in a checkout, a copy of it inside the
+    wheel."""
     package = Path(__file__).parents[1]
     packaged = package / "_recipes"
     return packaged if packaged.is_dir() else package.parent / "recipes"
@@ -40,13 +41,14 @@ def names(kind: str = "") -> list[str]:
 
 @dataclass(frozen=True)
 class Recipes:
-    """Lists the packaged recipes, each with its first sentence. A recipe is given by its name:
-    --config NAME; later ones are overlays.
+    """Lists the packaged recipes, each with its first sentence. A recipe is given by
+    its name: --config NAME; later ones are overlays.
     """
 
 
 def listing(_: Recipes) -> str:
-    """The names of all packaged recipes, with the first sentence of each file's comment."""
+    """The names of all packaged recipes, with the first sentence of each file's
+    comment."""
     lines: list[str] = []
     for command, kind in (("fit", ""), ("prepare", "data")):
         found = {name: _about(find(name, kind=kind)) for name in names(kind)}
@@ -59,37 +61,51 @@ def listing(_: Recipes) -> str:
 def _about(path: Path) -> str:
     comment = takewhile(lambda line: line.startswith("#"), read_text(path).splitlines())
     first = " ".join(line.lstrip("# ") for line in comment).partition(". ")[0]
-    return re.sub(r" \([^)]*\)", "", first).rstrip(".")  # a reference is for the file's reader
+    # a reference is for the file's reader
+    return re.sub(r" \([^)]*\)", "", first).rstrip(".")
 
 
 def find(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
-    """Returns the file that `recipe` means: a path has a slash or `.yaml`, a name is packaged.
+    """Returns the file that `recipe` means: a path has a slash or `.yaml`, a name is
+    packaged.
 
-    A path is relative to `beside`, the folder of the recipe that names the path, or to the current
-    folder. A path such as recipes/NAME.yaml means the packaged recipe if there is no such file.
-    `kind` is the folder of packaged recipes, `data` for preparations.
+    A path is relative to `beside`, the folder of the recipe that names the path, or to
+    the current folder. A path such as recipes/NAME.yaml means the packaged recipe if
+    there is no such file. `kind` is the folder of packaged recipes, `data` for
+    preparations.
     """
     if recipe in ("-", "/dev/stdin"):
-        raise UserError(f"recipe '{recipe}': every rank reads the recipe again; give a file")
+        raise UserError(
+            f"recipe '{recipe}': every rank reads the recipe again; give a file"
+        )
     folder, given = recipe_folder() / kind, Path(recipe)
     is_path = "/" in recipe or recipe.endswith((".yaml", ".yml"))
-    places = [(beside or Path()) / recipe, given] if is_path else [folder / f"{recipe}.yaml"]
+    places = (
+        [(beside or Path()) / recipe, given] if is_path else [folder / f"{recipe}.yaml"]
+    )
     if given.parent == Path("recipes", kind):
         places.append(folder / given.name)
     for path in places:
         if path.is_file():
             return path
-    hint = did_you_mean(given.stem, names(kind)) or "; `dualpath recipes` lists the packaged ones"
+    hint = (
+        did_you_mean(given.stem, names(kind))
+        or "; `dualpath recipes` lists the packaged ones"
+    )
     if not is_path and given.is_file():
         hint = f"; a file is given as ./{recipe}"
     what = "no such file" if is_path else "no packaged recipe has this name"
     raise UserError(f"no recipe '{recipe}': {what}{hint}")
 
 
-def load(recipe: str, beside: Path | None = None, seen: tuple[Path, ...] = ()) -> Recipe:
-    """Reads a recipe by path or bare name, with its bases resolved; the result has no `base`.
+def load(
+    recipe: str, beside: Path | None = None, seen: tuple[Path, ...] = ()
+) -> Recipe:
+    """Reads a recipe by path or bare name, with its bases resolved; the result has no
+    `base`.
 
-    Bases are relative to the recipe's folder; `seen` are the recipes that build on this one.
+    Bases are relative to the recipe's folder; `seen` are the recipes that build on this
+    one.
     """
     path = find(recipe, beside)
     if path.resolve() in seen:
@@ -98,13 +114,16 @@ def load(recipe: str, beside: Path | None = None, seen: tuple[Path, ...] = ()) -
     bases = own.pop("base", [])
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise UserError(f"recipe {path}: base must be a name or a list of names, not {bases!r:.40}")
+        raise UserError(
+            f"recipe {path}: base must be a name or a list of names, not {bases!r:.40}"
+        )
     below = [load(base, path.parent, (*seen, path.resolve())) for base in bases]
     return reduce(merge, [*below, own], {})
 
 
 def merge(below: Recipe, above: Recipe) -> Recipe:
-    """Returns `below` with `above` over it: mappings merge key by key, others are replaced."""
+    """Returns `below` with `above` over it: mappings merge key by key, others are
+    replaced."""
     merged = dict(below)
     for key, value in above.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -118,7 +137,8 @@ def read(path: Path) -> Recipe:
 
 
 def parse(text: str, name: str) -> Recipe:
-    """Reads YAML text as one recipe, without resolving `base`; `name` is for the error message.
+    """Reads YAML text as one recipe, without resolving `base`; `name` is for the error
+    message.
 
     Raises UserError for text that is not YAML, not a mapping, or too long.
     """
@@ -134,41 +154,55 @@ def parse(text: str, name: str) -> Recipe:
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
-        what = getattr(error, "problem", None) or getattr(error, "reason", of_content(error))
+        what = getattr(error, "problem", None) or getattr(
+            error, "reason", of_content(error)
+        )
         raise UserError(f"recipe {name}{where} cannot be read: {what}") from None
     if not isinstance(content, dict):  # content of any kind and size: not quoted
         what = "is empty" if content is None else "is no mapping"
-        raise UserError(f"recipe {name} {what}; give sections, such as model: {{n_layers: 4}}")
+        raise UserError(
+            f"recipe {name} {what}; give sections, such as model: {{n_layers: 4}}"
+        )
     return content
 
 
 class Loader(yaml.SafeLoader):
-    """YAML with numbers as people write them, in recipes as on the command line; no key twice.
+    """YAML with numbers as people write them, in recipes as on the command line; no key
+    twice.
 
-    Whole numbers are decimal: 010 is ten, and neither 0x10 nor 1:30 is a number. 5e-4 is a number,
-    though text for PyYAML. There are no dates, and keys are texts.
+    Whole numbers are decimal: 010 is ten, and neither 0x10 nor 1:30 is a number. 5e-4
+    is a number, though text for PyYAML. There are no dates, and keys are texts.
     """
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, Any]:
         """Refuses a repeated key; PyYAML would keep the last value."""
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"the key '{key.value}' appears twice", problem_mark=key.start_mark
+                    problem=f"the key '{key.value}' appears twice",
+                    problem_mark=key.start_mark,
                 )
             seen.add(key.value)
             if key.tag != "tag:yaml.org,2002:merge":
                 key.tag = "tag:yaml.org,2002:str"
-        return {str(key): value for key, value in super().construct_mapping(node, deep).items()}
+        return {
+            str(key): value
+            for key, value in super().construct_mapping(node, deep).items()
+        }
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts quotes around a text that `Loader`, or PyYAML alone, would read as something else."""
+    """Puts quotes around a text that `Loader`, or PyYAML alone, would read as something
+    else."""
 
 
 _Dumper.add_representer(Size, _Dumper.represent_int)
-_INT, _FLOAT, _DATE = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
+_INT, _FLOAT, _DATE = (
+    f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp")
+)
 Loader.yaml_implicit_resolvers = {
     first: [form for form in forms if form[0] not in (_INT, _FLOAT, _DATE)]
     for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -181,7 +215,9 @@ _NUMBERS = {
 }
 for _tag, _form in _NUMBERS.items():
     for _kind in (Loader, _Dumper):
-        _kind.add_implicit_resolver(_tag, re.compile(f"^({_form})$"), list("-+.0123456789"))
+        _kind.add_implicit_resolver(
+            _tag, re.compile(f"^({_form})$"), list("-+.0123456789")
+        )
 
 
 def dump(recipe: Recipe) -> str:

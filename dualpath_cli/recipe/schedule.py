@@ -1,4 +1,5 @@
-"""Schedules over a run's steps: learning rate, decay, loops, micro-batches. Torch-free."""
+"""Schedules over a run's steps: learning rate, decay, loops, micro-batches.
+Torch-free."""
 
 import math
 from dataclasses import dataclass
@@ -13,12 +14,15 @@ from dualpath_cli.spec.intervention import Intervention
 def learning_rate(step: int, total_steps: int, settings: OptimSettings) -> float:
     """Learning rate of optimizer step `step` (from 0) of `total_steps`.
 
-    Linear from `lr_start` to `lr` over `warmup_steps`; then a half cosine that arrives at `lr_end`
-    after the last step (appendix A of the paper). Under `wsd`: `lr` up to `cooldown_start`, then
-    linear to `lr_end`.
+    Linear from `lr_start` to `lr` over `warmup_steps`; then a half cosine that arrives
+    at `lr_end` after the last step (appendix A of the paper). Under `wsd`: `lr` up to
+    `cooldown_start`, then linear to `lr_end`.
     """
     if step < settings.warmup_steps:
-        return settings.lr_start + (settings.lr - settings.lr_start) * step / settings.warmup_steps
+        return (
+            settings.lr_start
+            + (settings.lr - settings.lr_start) * step / settings.warmup_steps
+        )
     start = settings.warmup_steps
     if settings.schedule == "wsd":
         start = cooldown_start(total_steps, settings)
@@ -30,8 +34,11 @@ def learning_rate(step: int, total_steps: int, settings: OptimSettings) -> float
 
 
 def cooldown_start(total_steps: int, settings: OptimSettings) -> int:
-    """The first step below the peak rate under `wsd`; up to it, longer runs are the same."""
-    return max(settings.warmup_steps, total_steps - round(settings.cooldown * total_steps))
+    """The first step below the peak rate under `wsd`; up to it, longer runs are the
+    same."""
+    return max(
+        settings.warmup_steps, total_steps - round(settings.cooldown * total_steps)
+    )
 
 
 def weight_decay(total_steps: int, settings: OptimSettings) -> float:
@@ -44,13 +51,16 @@ def weight_decay(total_steps: int, settings: OptimSettings) -> float:
 
 @dataclass(frozen=True)
 class StepLoops:
-    """The number of loops of each optimizer step: set by its phase, or drawn from several.
+    """The number of loops of each optimizer step: set by its phase, or drawn from
+    several.
 
-    It depends on step and seed alone, so that ranks, micro-batches and continued runs agree.
+    It depends on step and seed alone, so that ranks, micro-batches and continued runs
+    agree.
     """
 
     phases: tuple[tuple[int, tuple[int, ...]], ...]
-    """The first step of each phase, from 0 on, and the numbers that its steps draw from."""
+    """The first step of each phase, from 0 on, and the numbers that its steps draw
+    from."""
     steps: int
     """Optimizer steps of the run."""
     seed: int = 0
@@ -58,7 +68,9 @@ class StepLoops:
 
     def choices(self, step: int) -> tuple[int, ...]:
         """The numbers that an optimizer step, from 0 on, draws from."""
-        return next(choices for first, choices in reversed(self.phases) if first <= step)
+        return next(
+            choices for first, choices in reversed(self.phases) if first <= step
+        )
 
     def at(self, step: int) -> int:
         """The number of loops of an optimizer step, from 0 on."""
@@ -80,20 +92,24 @@ def step_loops(run: RunSettings, seed: int = 0) -> StepLoops | None:
     if run.train_loops is not None:
         return StepLoops(((0, tuple(run.train_loops)),), run.steps, seed)
     if run.loop_schedule is not None:
-        phases = ((round(part * run.steps), (loops,)) for part, loops in run.loop_schedule)
+        phases = (
+            (round(part * run.steps), (loops,)) for part, loops in run.loop_schedule
+        )
         return StepLoops(tuple(phases), run.steps)
     return None
 
 
 def check_loops(run: RunSettings, model: ModelConfig) -> None:
-    """Raises UserError for loops that the model cannot run, and for a phase without a step."""
+    """Raises UserError for loops that the model cannot run, and for a phase without a
+    step."""
     loops, schedule = step_loops(run), run.loop_schedule
     if run.train_loops is not None and not isinstance(model.loops, int):
         raise UserError("run.train_loops needs one number in model.loops, not a list")
     if schedule is not None and schedule[-1][1] != model.loops:
         raise UserError(
-            f"run.loop_schedule ends with {schedule[-1][1]} loops, but model.loops={model.loops} "
-            "is validated; end the schedule with this number, or leave it out"
+            f"run.loop_schedule ends with {schedule[-1][1]} loops, but "
+            f"model.loops={model.loops} is validated; end the schedule with this "
+            "number, or leave it out"
         )
     key = "train_loops" if schedule is None else "loop_schedule"
     for number, steps in (loops.counts() if loops else {}).items():
@@ -101,25 +117,31 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
             raise UserError(f"run.{key} has {number}: {problem}")
         if run.steps and not steps:
             raise UserError(
-                f"run.{key} trains with {number} in none of the run's steps; leave it out, or "
-                "raise run.max_tokens"
+                f"run.{key} trains with {number} in none of the run's steps; leave it "
+                "out, or raise run.max_tokens"
             )
 
 
 def micro_batches(batch_tokens: int, length: int, ranks: int, micro_batch: int) -> int:
-    """Returns the number of micro-batches of a rank in each step; sequences have `length` tokens.
+    """Returns the number of micro-batches of a rank in each step; sequences have
+    `length` tokens.
 
-    Raises UserError unless the step's tokens divide into whole, equally many micro-batches.
+    Raises UserError unless the step's tokens divide into whole, equally many
+    micro-batches.
     """
     own, rest = divmod(batch_tokens, length * ranks)
     if rest or own % micro_batch:
         whole = length * ranks * micro_batch
         way_out = f"--run.batch_tokens {-(-batch_tokens // whole) * whole}"
         if not rest:
-            way_out = f"--run.micro_batch {max(n for n in range(1, micro_batch) if own % n == 0)}"
+            way_out = (
+                "--run.micro_batch "
+                f"{max(n for n in range(1, micro_batch) if own % n == 0)}"
+            )
         raise UserError(
-            f"run.batch_tokens={batch_tokens} is no multiple of {whole}: {length} tokens times "
-            f"{ranks} devices times run.micro_batch={micro_batch}; {way_out} fits"
+            f"run.batch_tokens={batch_tokens} is no multiple of {whole}: {length} "
+            f"tokens times {ranks} devices times run.micro_batch={micro_batch}; "
+            f"{way_out} fits"
         )
     return own // micro_batch
 
@@ -131,7 +153,8 @@ def loop_counts(run: RunSettings) -> dict[int, float]:
 
 
 def stable_steps(settings: Settings) -> int:
-    """Steps at the start of a run under `wsd` that are the same in longer runs of its settings.
+    """Steps at the start of a run under `wsd` that are the same in longer runs of its
+    settings.
 
     They end where the cool-down, or the second phase of `run.loop_schedule`, begins.
     """
@@ -142,22 +165,24 @@ def stable_steps(settings: Settings) -> int:
 
 ADAMW: dict[Kind, tuple[float, float]] = {"hidden": (1, 0.5)}
 ADAMW |= dict.fromkeys(("head", "router", "gate"), (1, 1))
-"""Powers of base_width / d_model in the factors of a kind's learning rate and initial standard
-deviation: muP for Adam without multipliers, table 3 of Yang et al. 2022, "Tensor Programs V" (arXiv
-2203.03466). Hidden weights map a width to a width; the head, routers and gates map a width to a
-fixed number, as output weights do. All other kinds are like input weights, with factor 1."""
+"""Powers of base_width / d_model in the factors of a kind's learning rate and initial
+standard deviation: muP for Adam without multipliers, table 3 of Yang et al. 2022,
+"Tensor Programs V" (arXiv 2203.03466). Hidden weights map a width to a width; the head,
+routers and gates map a width to a fixed number, as output weights do. All other kinds
+are like input weights, with factor 1."""
 
 MUON = {"match_rms_adamw": (0.5, 0.5), "original": (0, 0.5)}
-"""The powers of `hidden` under Muon, by `muon_adjust`. The spectral norm of an update must stay the
-same as widths grow in proportion (arXiv 2310.17813). The norm of an orthogonal update does, also
-under `original`; `match_rms_adamw` multiplies the update by the root of the width."""
+"""The powers of `hidden` under Muon, by `muon_adjust`. The spectral norm of an update
+must stay the same as widths grow in proportion (arXiv 2310.17813). The norm of an
+orthogonal update does, also under `original`; `match_rms_adamw` multiplies the update
+by the root of the width."""
 
 
 def rate_factor(kind: Kind, settings: OptimSettings, d_model: int) -> float:
     """The learning rate of a kind, as a multiple of the schedule's.
 
-    A product of `lr_scale`, the factor of the width (with `base_width`) and, for Muon's matrices,
-    `muon_lr` / `lr`.
+    A product of `lr_scale`, the factor of the width (with `base_width`) and, for Muon's
+    matrices, `muon_lr` / `lr`.
     """
     factor = settings.lr_scale.get(kind, 1.0) * _of_width(kind, settings, d_model)[0]
     if settings.name == "muon" and kind == "hidden" and settings.muon_lr is not None:
@@ -171,7 +196,8 @@ def std_factors(settings: OptimSettings, d_model: int) -> dict[Kind, float]:
 
 
 def _of_width(kind: Kind, settings: OptimSettings, d_model: int) -> tuple[float, float]:
-    """Factors of a kind's learning rate and standard deviation; 1 without `base_width`."""
+    """Factors of a kind's learning rate and standard deviation; 1 without
+    `base_width`."""
     ratio = (settings.base_width or d_model) / d_model
     moved = settings.name == "muon" and kind == "hidden"
     rate, std = MUON[settings.muon_adjust] if moved else ADAMW.get(kind, (0, 0))

@@ -1,15 +1,16 @@
-"""Tests over runs: paired over seeds by randomised blocks, signed ranks, and their correction.
+"""Tests over runs: paired over seeds by randomised blocks, signed ranks, and their
+correction.
 
-A seed is a block: it has the same data order and shared initial weights in every configuration. If
-C configurations have all S seeds, with y_cs = m + a_c + b_s + e_cs, the variance of e is estimated
-from all of them together,
+A seed is a block: it has the same data order and shared initial weights in every
+configuration. If C configurations have all S seeds, with y_cs = m + a_c + b_s + e_cs,
+the variance of e is estimated from all of them together,
 
     s^2 = sum_cs (y_cs - mean_c - mean_s + mean)^2 / ((C - 1) (S - 1)),
 
-and the difference of two configurations has the standard error s sqrt(2 / S) with (C - 1)(S - 1)
-degrees of freedom. This assumes that e varies equally in all configurations. With C = 2 the test is
-Student's t of the pair's differences, which assumes nothing of other configurations, but has only
-S - 1 degrees of freedom.
+and the difference of two configurations has the standard error s sqrt(2 / S) with (C -
+1)(S - 1) degrees of freedom. This assumes that e varies equally in all configurations.
+With C = 2 the test is Student's t of the pair's differences, which assumes nothing of
+other configurations, but has only S - 1 degrees of freedom.
 
 Shapes: C configurations, S seeds.
 """
@@ -77,22 +78,33 @@ class SeedBlocks:
 
 
 def find_blocks(scores: Scores, one: str, other: str) -> SeedBlocks:
-    """Returns the complete blocks with both configurations that detect their smallest difference.
+    """Returns the complete blocks with both configurations that detect their smallest
+    difference.
 
-    The blocks depend only on which configurations have which seeds. More seeds make the difference
-    surer, more configurations its error. With fewer than two common seeds they hold only the pair.
+    The blocks depend only on which configurations have which seeds. More seeds make the
+    difference surer, more configurations its error. With fewer than two common seeds
+    they hold only the pair.
     """
     shared = scores[one].keys() & scores[other].keys()
-    found = SeedBlocks(tuple(n for n in scores if n in (one, other)), tuple(sorted(shared)))
-    for seeds in sorted({tuple(sorted(shared & runs.keys())) for runs in scores.values()}):
-        names = tuple(name for name, runs in scores.items() if runs.keys() >= set(seeds))
+    found = SeedBlocks(
+        tuple(n for n in scores if n in (one, other)), tuple(sorted(shared))
+    )
+    for seeds in sorted(
+        {tuple(sorted(shared & runs.keys())) for runs in scores.values()}
+    ):
+        names = tuple(
+            name for name, runs in scores.items() if runs.keys() >= set(seeds)
+        )
         found = min(found, SeedBlocks(names, seeds), key=_detectable)
     return found
 
 
 def _detectable(blocks: SeedBlocks) -> float:
-    """The detectable difference, in standard deviations of e; infinite without a test."""
-    return noncentrality(blocks.df) * sqrt(2 / len(blocks.seeds)) if blocks.df > 0 else inf
+    """The detectable difference, in standard deviations of e; infinite without a
+    test."""
+    return (
+        noncentrality(blocks.df) * sqrt(2 / len(blocks.seeds)) if blocks.df > 0 else inf
+    )
 
 
 def block_spread(values_CS: npt.ArrayLike) -> Spread:
@@ -112,7 +124,8 @@ def block_spread(values_CS: npt.ArrayLike) -> Spread:
 
 @cache
 def noncentrality(df: int) -> float:
-    """The true difference, in standard errors, that a two-sided test finds with power POWER.
+    """The true difference, in standard errors, that a two-sided test finds with power
+    POWER.
 
     The tail on the wrong side is left out: it is below 1e-4 at this difference.
     """
@@ -124,7 +137,8 @@ def noncentrality(df: int) -> float:
 
 
 def signed_rank_p(differences_N: Sequence[float]) -> float:
-    """Returns the two-sided p-value of Wilcoxon's signed-rank test, (N,); nan where all are zero.
+    """Returns the two-sided p-value of Wilcoxon's signed-rank test, (N,); nan where all
+    are zero.
 
     Each run gives one difference. Fewer than six runs cannot give p < 0.05.
     """
@@ -136,11 +150,15 @@ def signed_rank_p(differences_N: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns p-values corrected for their number (Holm 1979); nan (no test) stays, uncounted.
+    """Returns p-values corrected for their number (Holm 1979); nan (no test) stays,
+    uncounted.
 
-    Rejecting all values below 0.05 rejects a true hypothesis in at most one of twenty families.
+    Rejecting all values below 0.05 rejects a true hypothesis in at most one of twenty
+    families.
     """
-    order = sorted((n for n, p in enumerate(p_values) if p == p), key=lambda n: p_values[n])
+    order = sorted(
+        (n for n, p in enumerate(p_values) if p == p), key=lambda n: p_values[n]
+    )
     corrected = [float("nan")] * len(p_values)
     least = 0.0
     for place, number in enumerate(order):

@@ -1,10 +1,11 @@
 """Intervals by the Poisson bootstrap over clusters of text: documents, or else windows.
 
-Tokens of one document are correlated, so a document is drawn whole. Each of 1,000 resamples weighs
-every cluster by an independent Poisson(1) number. A weight depends only on the source's name and
-the cluster's number, not on batches or ranks. So the total number need not be known, and weights
-are the same for all rows and runs on one source. Every statistic of sums over windows is computed
-from the plain sums and from each resample's sums. The coverage of the intervals is simulated in
+Tokens of one document are correlated, so a document is drawn whole. Each of 1,000
+resamples weighs every cluster by an independent Poisson(1) number. A weight depends
+only on the source's name and the cluster's number, not on batches or ranks. So the
+total number need not be known, and weights are the same for all rows and runs on one
+source. Every statistic of sums over windows is computed from the plain sums and from
+each resample's sums. The coverage of the intervals is simulated in
 tests/report/test_bootstrap.py.
 
 Shapes: W windows, R 1 + resamples, C columns.
@@ -22,10 +23,11 @@ from dualpath_cli.report.seeds import seed_from
 RESAMPLES = 1000
 SEED = 0
 LEAST_CLUSTERS = 10
-"""With fewer clusters no command gives an interval or a test. If a source has fewer documents, its
-windows are the clusters."""
+"""With fewer clusters no command gives an interval or a test. If a source has fewer
+documents, its windows are the clusters."""
 LEAST_KNOWN = 0.99
-"""The least share of resamples with a number; with a smaller share there is no interval either."""
+"""The least share of resamples with a number; with a smaller share there is no interval
+either."""
 FACTS: dict[str, Any] = {
     "resamples": RESAMPLES,
     "seed": SEED,
@@ -44,7 +46,8 @@ class Clusters:
 
     unit: str  # `documents` or `windows`
     of_window: Sequence[int]
-    """Number of the cluster of each window, without windows that only fill up a batch."""
+    """Number of the cluster of each window, without windows that only fill up a
+    batch."""
 
     @property
     def count(self) -> int:
@@ -84,30 +87,38 @@ def clusters_of(windows: NumberedWindows) -> Clusters:
 
 def resample_weights(source: str, cluster: int) -> Floats:
     """Returns the weight of a cluster in each resample, (R,); the first weight is 1."""
-    drawn = np.random.default_rng((SEED, seed_from(source), cluster)).poisson(1, RESAMPLES)
+    drawn = np.random.default_rng((SEED, seed_from(source), cluster)).poisson(
+        1, RESAMPLES
+    )
     return np.concatenate(([1.0], drawn))
 
 
 def resampled_sums(source: str, clusters: Sequence[int], values_WC: Floats) -> Floats:
-    """Returns sums over windows in these clusters, plain (first) and resampled, (R, C)."""
+    """Returns sums over windows in these clusters, plain (first) and resampled, (R,
+    C)."""
     numbers, places = np.unique(clusters, return_inverse=True)
     totals = np.zeros((len(numbers), values_WC.shape[1]))
     np.add.at(totals, places, values_WC)
     sums_RC = np.zeros((1 + RESAMPLES, values_WC.shape[1]))
-    for start in range(0, len(numbers), 1000):  # the weights of all may not fit in memory
+    # the weights of all may not fit in memory
+    for start in range(0, len(numbers), 1000):
         some = slice(start, start + 1000)
-        weights = np.stack([resample_weights(source, number) for number in numbers[some].tolist()])
+        weights = np.stack(
+            [resample_weights(source, number) for number in numbers[some].tolist()]
+        )
         sums_RC += weights.T @ totals[some]
     return sums_RC
 
 
 def interval(values_R: Floats, clusters: int) -> tuple[Floats, Floats]:
-    """Returns the ends of the 95 % interval of values (R, ...), computed from resampled sums.
+    """Returns the ends of the 95 % interval of values (R, ...), computed from resampled
+    sums.
 
-    Expanded percentiles (Hesterberg 2015, "What teachers should know about the bootstrap", section
-    5.3): plain percentiles over n = `clusters` would be too narrow, by the square root of
-    n / (n - 1) and by the tails of a normal distribution instead of Student's. Both ends are nan if
-    clusters or resamples are too few (`LEAST_CLUSTERS`, `LEAST_KNOWN`).
+    Expanded percentiles (Hesterberg 2015, "What teachers should know about the
+    bootstrap", section 5.3): plain percentiles over n = `clusters` would be too narrow,
+    by the square root of n / (n - 1) and by the tails of a normal distribution instead
+    of Student's. Both ends are nan if clusters or resamples are too few
+    (`LEAST_CLUSTERS`, `LEAST_KNOWN`).
     """
     from scipy.stats import norm, t
 
@@ -115,7 +126,9 @@ def interval(values_R: Floats, clusters: int) -> tuple[Floats, Floats]:
     ends = np.full((2, *plain.shape), np.nan)
     known = np.isfinite(plain) & (np.isfinite(resampled).mean(0) >= LEAST_KNOWN)
     if clusters >= LEAST_CLUSTERS and known.any():
-        share = norm.cdf(t.ppf(0.025, clusters - 1) * np.sqrt(clusters / (clusters - 1)))
+        share = norm.cdf(
+            t.ppf(0.025, clusters - 1) * np.sqrt(clusters / (clusters - 1))
+        )
         quantiles = (share, 1 - share)
         ends[:, known] = np.nanquantile(resampled[:, known], quantiles, axis=0)
     return ends[0], ends[1]

@@ -1,9 +1,9 @@
 """The console for all output, and the progress of long work.
 
-Texts are shown without markup: a name such as `[red]` or `:smile:` is neither a style nor a
-picture. A terminal gets escapes for control characters, which would move its cursor or change its
-settings; a file gets them as they are. Progress is a bar on a terminal, and an occasional line
-elsewhere.
+Texts are shown without markup: a name such as `[red]` or `:smile:` is neither a style
+nor a picture. A terminal gets escapes for control characters, which would move its
+cursor or change its settings; a file gets them as they are. Progress is a bar on a
+terminal, and an occasional line elsewhere.
 """
 
 import time
@@ -23,7 +23,8 @@ NARROWEST = 20
 
 
 def plain_console(*, goes_on: bool = False, **options: Any) -> Console:
-    """A console without markup; BrokenPipeError if its reader left; silent then if `goes_on`."""
+    """A console without markup; BrokenPipeError if its reader left; silent then if
+    `goes_on`."""
     return _Console(goes_on, markup=False, emoji=False, **options)
 
 
@@ -41,13 +42,16 @@ class _Console(Console):
 
     @property
     def _is_watched(self) -> bool:
-        """Whether a terminal gets the output, also one that is told to be taken for a file."""
+        """Whether a terminal gets the output, also one that is told to be taken for a
+        file."""
         return self.is_terminal or self.file.isatty()
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Prints as rich does, which would drop some control characters of a string."""
         if self._is_watched:
-            objects = tuple(printable(one) if isinstance(one, str) else one for one in objects)
+            objects = tuple(
+                printable(one) if isinstance(one, str) else one for one in objects
+            )
         super().print(*objects, **options)
 
     def render(
@@ -55,7 +59,8 @@ class _Console(Console):
     ) -> Iterable[Segment]:
         """Renders as rich does; a text in a bar or a table passes here, too."""
         for segment in super().render(renderable, options):
-            if self._is_watched and not segment.control:  # rich's own commands are `control`
+            # rich's own commands are `control`
+            if self._is_watched and not segment.control:
                 segment = segment._replace(text=printable(segment.text))
             yield segment
 
@@ -75,7 +80,9 @@ Amounts = Callable[[int, int | None], str]
 
 def counted(unit: str) -> Amounts:
     """Amounts as whole numbers: `3 of 10 batches`."""
-    return lambda done, total: f"{done:,}{'' if total is None else f' of {total:,}'} {unit}"
+    return lambda done, total: (
+        f"{done:,}{'' if total is None else f' of {total:,}'} {unit}"
+    )
 
 
 def bytes_of_bytes(done: int, total: int | None) -> str:
@@ -104,7 +111,8 @@ class Progress:
         *,
         transient: bool = False,
     ) -> None:
-        """`total` is the sum of all `advance`, if known; a `transient` bar is erased at the end."""
+        """`total` is the sum of all `advance`, if known; a `transient` bar is erased at
+        the end."""
         self._console = console
         self._title, self._amounts, self._status = title, amounts, ""
         self._bar = rich_progress.Progress(
@@ -130,7 +138,8 @@ class Progress:
         self._bar.start()
 
     def stop(self, last_line: bool = False) -> None:
-        """Leaves the bar as it is; `last_line` prints a line if there is no terminal."""
+        """Leaves the bar as it is; `last_line` prints a line if there is no
+        terminal."""
         self._show(time.monotonic(), line=last_line and not self._console.is_terminal)
         self._bar.stop()
 
@@ -140,8 +149,11 @@ class Progress:
         self._last = time.monotonic()
         self._bar.update(self._task, total=total, completed=done)
 
-    def advance(self, amount: int = 1, title: str | None = None, status: str | None = None) -> None:
-        """Adds finished work; title and status, words beside the amounts, stay until changed."""
+    def advance(
+        self, amount: int = 1, title: str | None = None, status: str | None = None
+    ) -> None:
+        """Adds finished work; title and status, words beside the amounts, stay until
+        changed."""
         now = time.monotonic()
         self._done += amount
         if self._start is None and amount:
@@ -162,11 +174,15 @@ class Progress:
         self._last = now
         state = self._amounts(self._done, self._total)
         state += f", {self._status}" if self._status else ""
-        self._bar.update(self._task, completed=self._done, description=self._title, state=state)
+        self._bar.update(
+            self._task, completed=self._done, description=self._title, state=state
+        )
         if not line:
             return
         if self._total and self._start is not None and self._done > self._before:
             pace = (now - self._start) / (self._done - self._before)
             state += f", {duration(pace * (self._total - self._done))} left"
         text = f"{self._title}: {state}"
-        self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._console.print(
+            text, highlight=False, markup=False, emoji=False, soft_wrap=True
+        )

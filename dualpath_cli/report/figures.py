@@ -1,4 +1,5 @@
-"""Figures as files, the same bytes for the same numbers; and the colours of figures and pages.
+"""Figures as files, the same bytes for the same numbers; and the colours of figures and
+pages.
 
 matplotlib is imported when a figure is drawn: many callers need only the colours.
 """
@@ -32,14 +33,18 @@ FAMILY_COLORS = {"wide": WIDE, "expanded": "#1F5C4A", "loop": DEEP, "dual": "#7D
 """A colour for each family of models; families with one path have the path's colour."""
 SOURCES = ("#7B5AAE", "#B18E15", "#4EA683", "#86281D", "#2E7065", "#AB8BE3", "#856B1B")
 """Colours of sources or runs, different from those of paths and families."""
-REACH = 0.2  # part of white in the lightest shade of a colour, and of black in the darkest
+# part of white in the lightest shade of a colour, and of black in the darkest
+REACH = 0.2
 
 
 def shades(color: str, count: int) -> list[str]:
     """`count` shades of a colour from light to dark; for one, the colour itself."""
     from matplotlib.colors import to_hex, to_rgb
 
-    rgb, steps = np.array(to_rgb(color)), np.linspace(REACH, -REACH, count) if count > 1 else [0.0]
+    rgb, steps = (
+        np.array(to_rgb(color)),
+        np.linspace(REACH, -REACH, count) if count > 1 else [0.0],
+    )
     found = (rgb + abs(step) * ((step > 0) - rgb) for step in steps)
     return [to_hex((red, green, blue)) for red, green, blue in found]
 
@@ -60,16 +65,20 @@ def panels(
     square: bool = False,
     **options: Any,
 ) -> "tuple[Figure, Any]":
-    """A figure, with its size in inches, and its axes (rows, columns); `square`: close axes."""
+    """A figure, with its size in inches, and its axes (rows, columns); `square`: close
+    axes."""
     from matplotlib.figure import Figure
 
-    layout: Literal["compressed", "constrained"] = "compressed" if square else "constrained"
+    layout: Literal["compressed", "constrained"] = (
+        "compressed" if square else "constrained"
+    )
     figure = Figure(figsize=(width, height), layout=layout)
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def plain(ax: "Axes") -> None:
-    """Keeps the left and lower sides of the frame, and puts a light grid behind the lines."""
+    """Keeps the left and lower sides of the frame, and puts a light grid behind the
+    lines."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25, linewidth=0.6)
 
@@ -77,20 +86,30 @@ def plain(ax: "Axes") -> None:
 def heat_map(
     ax: "Axes", values: npt.ArrayLike, middle: float, reach: float, **options: Any
 ) -> "AxesImage":
-    """Draws values (rows, columns) in the colours of shares, as far as `reach` from `middle`."""
-    return ax.imshow(values, cmap=share_colormap(), vmin=middle - reach, vmax=middle + reach,
-                     aspect="auto", interpolation="nearest", **options)  # fmt: skip
+    """Draws values (rows, columns) in the colours of shares, as far as `reach` from
+    `middle`."""
+    return ax.imshow(
+        values,
+        cmap=share_colormap(),
+        vmin=middle - reach,
+        vmax=middle + reach,
+        aspect="auto",
+        interpolation="nearest",
+        **options,
+    )
 
 
 def layer_ticks(axis: "Axis", layers: Sequence[int], **options: Any) -> None:
-    """Labels an axis with the numbers of layers; with many layers, every third number."""
+    """Labels an axis with the numbers of layers; with many layers, every third
+    number."""
     step = 1 if len(layers) <= 8 else 3
     labels = [str(layer) for layer in layers[::step]]
     axis.set_ticks(range(0, len(layers), step), labels, **options)
 
 
 def save(folder: Path, figures: "Mapping[str, Figure | None]") -> list[Path]:
-    """Writes figures as PNG and PDF, deletes old files of figures that are None; returns paths."""
+    """Writes figures as PNG and PDF, deletes old files of figures that are None;
+    returns paths."""
     written = []
     for name, figure in figures.items():
         for suffix in ("png", "pdf"):
@@ -102,7 +121,8 @@ def save(folder: Path, figures: "Mapping[str, Figure | None]") -> list[Path]:
             undated = {"CreationDate": None} if suffix == "pdf" else {}
             with replacing(path) as partial, _any_glyph():
                 figure.savefig(partial, format=suffix, dpi=160, metadata=undated)
-            figure.set_layout_engine("none")  # the second file keeps the first file's layout
+            # the second file keeps the first file's layout
+            figure.set_layout_engine("none")
             written.append(path)
     return written
 
@@ -115,17 +135,21 @@ ON_PAGE = {
 
 
 def svg(figure: "Figure", words: str) -> str:
-    """A figure as an element of a page (`report.page`), in the page's colours, labelled `words`."""
+    """A figure as an element of a page (`report.page`), in the page's colours, labelled
+    `words`."""
     import matplotlib as mpl
 
     written = io.StringIO()
-    with _any_glyph(), mpl.rc_context({"svg.hashsalt": "dualpath"}):  # else ids are random
+    # else ids are random
+    with _any_glyph(), mpl.rc_context({"svg.hashsalt": "dualpath"}):
         undated = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(written, format="svg", transparent=True, metadata=undated)
     text = written.getvalue()
     text = text[text.index("<svg") :]
     # Hundredths of a point are enough for lines; scales of glyphs need all digits.
-    text = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)
+    text = re.sub(
+        r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text
+    )
     text = re.sub(r"(?<=: )#[0-9a-f]{6}", lambda found: _on_page(found[0]), text)
     return text.replace("<svg", f'<svg role="img" aria-label="{escape(words)}"', 1)
 

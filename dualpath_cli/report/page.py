@@ -1,4 +1,5 @@
-"""A page of tables and figures: one HTML file that needs no network, in light and dark."""
+"""A page of tables and figures: one HTML file that needs no network, in light and
+dark."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -10,7 +11,8 @@ from dualpath_cli.report.table import Entry, Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WIDE, SPANNING = 8, ' class="wide"'  # inches; wider figures have a row of the page alone
+# inches; wider figures have a row of the page alone
+WIDE, SPANNING = 8, ' class="wide"'
 
 
 def page(title: str, sections: Iterable[str]) -> str:
@@ -41,17 +43,22 @@ def lead(text: str) -> str:
 
 
 def terms(facts: Sequence[tuple[str, str]]) -> str:
-    items = [f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts]
+    items = [
+        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts
+    ]
     return "\n".join(["<dl>", *items, "</dl>"]) if items else ""
 
 
 def tables(shown: Sequence[Table]) -> str:
-    """Returns a section for each table; headings are buttons that sort by `data-order`."""
+    """Returns a section for each table; headings are buttons that sort by
+    `data-order`."""
     return "\n".join(map(_section, shown))
 
 
 def _section(table: Table) -> str:
-    sides = ["" if column.format is None else ' class="number"' for column in table.columns]
+    sides = [
+        "" if column.format is None else ' class="number"' for column in table.columns
+    ]
     heads = "".join(
         f'<th scope="col"{side}><button>{escape(column.line)}</button></th>'
         for column, side in zip(table.columns, sides, strict=True)
@@ -59,10 +66,16 @@ def _section(table: Table) -> str:
 
     def text(cell: Entry, side: str) -> str:
         order = "" if cell.number is None else f' data-order="{cell.number!r}"'
-        words = f"<strong>{escape(cell.text)}</strong>" if cell.lowest else escape(cell.text)
+        words = (
+            f"<strong>{escape(cell.text)}</strong>"
+            if cell.lowest
+            else escape(cell.text)
+        )
         return f"<td{side}{order}>{words}</td>"
 
-    rows = "\n".join(f"<tr>{''.join(map(text, row, sides))}</tr>" for row in table.cells() if row)
+    rows = "\n".join(
+        f"<tr>{''.join(map(text, row, sides))}</tr>" for row in table.cells() if row
+    )
     return f"""<section>
 <h2>{escape(table.title)}</h2>
 <div class="scroll" tabindex="0"><table>
@@ -75,8 +88,11 @@ def _section(table: Table) -> str:
 </section>"""
 
 
-def pictures(figures: Mapping[str, "Figure | None"], captions: Mapping[str, str]) -> str:
-    """Returns all figures that are not None, in the order of their captions; wide ones alone."""
+def pictures(
+    figures: Mapping[str, "Figure | None"], captions: Mapping[str, str]
+) -> str:
+    """Returns all figures that are not None, in the order of their captions; wide ones
+    alone."""
     from dualpath_cli.report.figures import svg
 
     shown = "\n".join(

@@ -4,7 +4,8 @@ import hashlib
 
 
 def seed_from(*names: object) -> int:
-    """Returns a seed of 64 bits for the names, joined by slashes: the same on every machine.
+    """Returns a seed of 64 bits for the names, joined by slashes: the same on every
+    machine.
 
     Bytes are used unchanged, other objects as their `str`.
     """

@@ -1,11 +1,13 @@
 """One table, and its forms on a terminal, in a log and in Markdown.
 
-    columns = [Column("configuration"), Column("loss", ".4f", marks_lowest=True), Column("n", ",")]
+    loss = Column("loss", ".4f", marks_lowest=True)
+    columns = [Column("configuration"), loss, Column("n", ",")]
     rows = [("wide", 2.25, 719_000_000), ("dual", 2.125, None)]
-    show(plain_console(), Table(columns, rows, title="two models", caption="loss in nats"))
+    table = Table(columns, rows, title="two models", caption="loss in nats")
+    show(plain_console(), table)
 
-`page.tables` writes HTML. CSV files hold records with all digits
-(`files.format_csv`), not the texts of a table.
+`page.tables` writes HTML. CSV files hold records with all digits (`files.format_csv`),
+not the texts of a table.
 """
 
 import re
@@ -34,8 +36,9 @@ class Column:
     heading: str
     """On the terminal `\\n` begins another line."""
     format: Format | None = None
-    """A format such as `+.4f`, or a function of the value. A column without a format holds words
-    and is aligned left, others are aligned right; `""` is for numbers that are text already."""
+    """A format such as `+.4f`, or a function of the value. A column without a format
+    holds words and is aligned left, others are aligned right; `""` is for numbers that
+    are text already."""
     marks_lowest: bool = False
     """Whether the lowest of several numbers is marked, by a star or in bold."""
 
@@ -44,13 +47,18 @@ class Column:
         return " ".join(self.heading.split("\n")).strip()
 
     def text(self, value: Any) -> str:
-        """A value as text; empty for None, nan, and tuples that begin with None or nan."""
+        """A value as text; empty for None, nan, and tuples that begin with None or
+        nan."""
         first = value[0] if isinstance(value, tuple) else value
         if first is None or first != first:
             return ""
         if isinstance(value, str):
             return value
-        return self.format(value) if callable(self.format) else format(value, self.format or "")
+        return (
+            self.format(value)
+            if callable(self.format)
+            else format(value, self.format or "")
+        )
 
 
 Columns = list[tuple[Column, Callable[[T], Any]]]
@@ -104,8 +112,8 @@ class Entry(NamedTuple):
 class Table:
     """Columns, and rows with a value for each of them.
 
-    A shorter row ends in empty cells, values beyond the last column are not shown; an empty row
-    draws a line between its neighbours.
+    A shorter row ends in empty cells, values beyond the last column are not shown; an
+    empty row draws a line between its neighbours.
     """
 
     columns: Sequence[Column]
@@ -117,7 +125,8 @@ class Table:
     def of(
         cls, items: Iterable[T], columns: Columns[T], title: str = "", caption: str = ""
     ) -> "Table":
-        """A table with a row for each item; each column has a function for its value."""
+        """A table with a row for each item; each column has a function for its
+        value."""
         rows = [[value(item) for _, value in columns] for item in items]
         return cls([column for column, _ in columns], rows, title, caption)
 
@@ -127,7 +136,9 @@ class Table:
         for row in self.rows:
             values = [*row, *[None] * len(self.columns)]
             pairs = zip(self.columns, values, strict=False)
-            found.append([Entry(v, column.text(v), False) for column, v in pairs] if row else [])
+            found.append(
+                [Entry(v, column.text(v), False) for column, v in pairs] if row else []
+            )
         for place, column in enumerate(self.columns):
             numbers = {n: row[place].number for n, row in enumerate(found) if row}
             known = {n: number for n, number in numbers.items() if number is not None}
@@ -140,8 +151,8 @@ class Table:
 def show(console: "Console", table: Table, *, box: bool = True) -> None:
     """Prints a table between title and caption; `box` draws lines around the cells.
 
-    A terminal folds words. Numbers are never folded: a table that they make wider than the terminal
-    runs over its edge.
+    A terminal folds words. Numbers are never folded: a table that they make wider than
+    the terminal runs over its edge.
     """
     from rich import box as boxes
     from rich.cells import cell_len
@@ -151,10 +162,12 @@ def show(console: "Console", table: Table, *, box: bool = True) -> None:
     from rich.text import Text
 
     drawing = Drawing(
-        box=boxes.HEAVY_HEAD if box else None, pad_edge=box,
+        box=boxes.HEAVY_HEAD if box else None,
+        pad_edge=box,
         show_header=any(column.heading for column in table.columns),
-    )  # fmt: skip
-    # Before the widths are measured: the console itself would cut the escapes of a narrow cell.
+    )
+    # Before the widths are measured: the console itself would cut the escapes of a
+    # narrow cell.
     safe = printable if console.is_terminal else str
     rows = table.cells()
     for place, column in enumerate(table.columns):
@@ -163,15 +176,20 @@ def show(console: "Console", table: Table, *, box: bool = True) -> None:
         words = column.format is None
         whole = " ".join(texts).split() if words else texts
         drawing.add_column(
-            safe(column.heading), justify="left" if words else "right", overflow="fold",
-            min_width=max(map(cell_len, whole), default=0), no_wrap=not words,
-        )  # fmt: skip
+            safe(column.heading),
+            justify="left" if words else "right",
+            overflow="fold",
+            min_width=max(map(cell_len, whole), default=0),
+            no_wrap=not words,
+        )
     for row in rows:
         if row:
             drawing.add_row(*(Text(safe(cell.starred)) for cell in row))
         else:
             drawing.add_section()
-    least = Measurement.get(console, console.options.update(width=WIDEST), drawing).minimum
+    least = Measurement.get(
+        console, console.options.update(width=WIDEST), drawing
+    ).minimum
     if least > console.width:
         drawing.width = least
     width = console.width if console.is_terminal else LOG_WIDTH
@@ -188,7 +206,8 @@ def show(console: "Console", table: Table, *, box: bool = True) -> None:
 
 
 def markdown(table: Table, escape: Callable[[str], str] | None = None) -> str:
-    """A table of Markdown between title and caption, the lowest number bold, texts escaped."""
+    """A table of Markdown between title and caption, the lowest number bold, texts
+    escaped."""
     escape = escape or (lambda text: re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text))
 
     def line(texts: Iterable[str]) -> str:

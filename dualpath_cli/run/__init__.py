@@ -1,1 +1,2 @@
-"""A run: its folder, facts and tables, its checkpoints and their weights, the exported folder."""
+"""A run: its folder, facts and tables, its checkpoints and their weights, the exported
+folder."""

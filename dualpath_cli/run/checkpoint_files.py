@@ -74,12 +74,19 @@ def fault_of(checkpoint: Path) -> str | None:
 
 
 def damaged(
-    checkpoint: Path, rank: int = 0, ranks: int = 1, read: Callable[[int], object] | None = None
+    checkpoint: Path,
+    rank: int = 0,
+    ranks: int = 1,
+    read: Callable[[int], object] | None = None,
 ) -> list[str]:
     """Hashes this rank's part of the files; returns the names of changed ones."""
     files = sizes_and_hashes(checkpoint)
     own = sorted(files)[rank::ranks]
-    return [name for name in own if hash_file(checkpoint / name, read) != files[name]["sha256"]]
+    return [
+        name
+        for name in own
+        if hash_file(checkpoint / name, read) != files[name]["sha256"]
+    ]
 
 
 def sizes_and_hashes(checkpoint: Path) -> Files:
@@ -98,7 +105,8 @@ def sizes_and_hashes(checkpoint: Path) -> Files:
 
 
 def hash_file(path: Path, read: Callable[[int], object] | None = None) -> str:
-    """The sha256 of a file in hexadecimal digits; `read` gets the number of bytes just read."""
+    """The sha256 of a file in hexadecimal digits; `read` gets the number of bytes just
+    read."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
         while content := file.read(1 << 22):

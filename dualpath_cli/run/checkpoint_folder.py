@@ -1,11 +1,11 @@
 """A checkpoint's folder, written by all ranks and read by any number of them.
 
-    state.json                  all but tensors: progress, schedule, the guard, and the names of
-                                the parameters in each group of an optimizer
+    state.json                  all but tensors: progress, schedule, the guard, and the
+                                names of the parameters in each group of an optimizer
     shard-R-model-N-....safetensors
-                                rank R's part of weights (`model.NAME`) and of an optimizer's state
-                                (`optimizer.I.KEY.NAME`). Each layer has a file: writing copies a
-                                file in memory
+                                rank R's part of weights (`model.NAME`) and of an
+                                optimizer's state (`optimizer.I.KEY.NAME`). Each layer
+                                has a file: writing copies a file in memory
 
 All strategies write the same names and format, and nothing is pickled.
 """
@@ -58,7 +58,9 @@ class SafetensorsIO(CheckpointIO):
             time.sleep(RETRY)
             write(checkpoint, Path(path), alone=True)
 
-    def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: str | Path, *arguments: Any, **options: Any
+    ) -> dict[str, Any]:
         return read(Path(path))
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -66,7 +68,8 @@ class SafetensorsIO(CheckpointIO):
 
 
 def write(checkpoint: dict[str, Any], folder: Path, alone: bool) -> None:
-    """Writes a checkpoint of `trainer.save_checkpoint`; all ranks write tensors unless `alone`.
+    """Writes a checkpoint of `trainer.save_checkpoint`; all ranks write tensors unless
+    `alone`.
 
     Raises OSError for a full disk, else RuntimeError, on all ranks if one fails.
     """
@@ -94,9 +97,12 @@ def write(checkpoint: dict[str, Any], folder: Path, alone: bool) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The checkpoint given to `write`, with `folder` instead of weights and optimizer state."""
+    """The checkpoint given to `write`, with `folder` instead of weights and optimizer
+    state."""
     found = tensors_in(folder, _STATE)
-    tensors = {_STATE + name: torch.empty_like(t, device="cpu") for name, t in found.items()}
+    tensors = {
+        _STATE + name: torch.empty_like(t, device="cpu") for name, t in found.items()
+    }
     read_into(tensors, folder)
     return {**_filled(read_json(folder / STATE), tensors), "folder": str(folder)}
 
@@ -104,7 +110,8 @@ def read(folder: Path) -> dict[str, Any]:
 def tensors_of(
     model: nn.Module, optimizers: list[Optimizer]
 ) -> tuple[dict[str, torch.Tensor], list[Any]]:
-    """A checkpoint's tensors by name, tied ones once, and the groups of each optimizer."""
+    """A checkpoint's tensors by name, tied ones once, and the groups of each
+    optimizer."""
     model.state_dict()  # runs FSDP2's hooks, which free gathered weights
     names: dict[Any, str] = {p: name for name, p in model.named_parameters()}
     tensors = {PREFIX + name: parameter.detach() for parameter, name in names.items()}
@@ -114,13 +121,17 @@ def tensors_of(
             for key, value in state.items():
                 tensors[f"optimizer.{number}.{key}.{names[parameter]}"] = value
         groups.append(
-            [group | {"params": [names[p] for p in group["params"]]}
-             for group in optimizer.param_groups]
-        )  # fmt: skip
+            [
+                group | {"params": [names[p] for p in group["params"]]}
+                for group in optimizer.param_groups
+            ]
+        )
     return {name: tensor.contiguous() for name, tensor in tensors.items()}, groups
 
 
-def optimizer_states(model: nn.Module, checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
+def optimizer_states(
+    model: nn.Module, checkpoint: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """The optimizers' state dicts in a checkpoint, sharded as the model."""
     folder, parameters = Path(checkpoint["folder"]), dict(model.named_parameters())
     states = []
@@ -130,9 +141,15 @@ def optimizer_states(model: nn.Module, checkpoint: Mapping[str, Any]) -> list[di
         for name, found in tensors_in(folder, prefix).items():
             like = parameters.get(name.partition(".")[2])
             if like is None:
-                raise UserError(f"checkpoint '{folder}' is of another model: it has {name}")
+                raise UserError(
+                    f"checkpoint '{folder}' is of another model: it has {name}"
+                )
             whole = like.shape != found.shape  # single numbers such as Adam's step
-            empty = torch.empty_like(found, device="cpu") if whole else torch.empty_like(like)
+            empty = (
+                torch.empty_like(found, device="cpu")
+                if whole
+                else torch.empty_like(like)
+            )
             tensors[name] = empty.to(found.dtype)
         read_into({prefix + name: tensor for name, tensor in tensors.items()}, folder)
         order = [name for group in groups for name in group["params"]]
@@ -141,18 +158,22 @@ def optimizer_states(model: nn.Module, checkpoint: Mapping[str, Any]) -> list[di
             key, _, of = name.partition(".")
             numbered.setdefault(order.index(of), {})[key] = tensor
         numbers = iter(range(len(order)))
-        states.append({
-            "state": numbered,
-            "param_groups": [
-                group | {"params": [next(numbers) for _ in group["params"]]} for group in groups
-            ],
-        })  # fmt: skip
+        states.append(
+            {
+                "state": numbered,
+                "param_groups": [
+                    group | {"params": [next(numbers) for _ in group["params"]]}
+                    for group in groups
+                ],
+            }
+        )
     return states
 
 
 _STATE = "state."  # the prefix of the names of tensors in callbacks and other state
 _KIND = "!"
-"""The key that marks a tuple, a tensor, or a dict with other keys than texts in state.json."""
+"""The key that marks a tuple, a tensor, or a dict with other keys than texts in
+state.json."""
 
 
 def _plain(value: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
@@ -171,8 +192,8 @@ def _plain(value: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise UserError(
-        f"{path} in a checkpoint would be a {type(value).__name__}; a callback's state_dict must "
-        "consist of numbers, texts, tensors, lists and dicts"
+        f"{path} in a checkpoint would be a {type(value).__name__}; a callback's "
+        "state_dict must consist of numbers, texts, tensors, lists and dicts"
     )
 
 
@@ -198,7 +219,8 @@ def publish(partial: Path, final: Path, files: Files) -> None:
         sync(path)
     check_replaceable(final.with_name(LAST))
     replaced = final.with_name(final.name + ".replaced" + PARTIAL)
-    set_aside(final, replaced)  # from a run that is being repeated from an older checkpoint
+    # from a run that is being repeated from an older checkpoint
+    set_aside(final, replaced)
     folder = final.parents[1]
     step = run_folder.step_of(final)
     write_manifest(final, files, {**facts_now(folder), "step": step})

@@ -1,6 +1,8 @@
-"""An exported folder: its run, its files, and SHA256SUMS, as `sha256sum -c` reads it. Torch-free.
+"""An exported folder: its run, its files, and SHA256SUMS, as `sha256sum -c` reads it.
+Torch-free.
 
-SHA256SUMS shows readers a changed file, and `export --overwrite` the files that it may replace.
+SHA256SUMS shows readers a changed file, and `export --overwrite` the files that it may
+replace.
 """
 
 import dataclasses
@@ -23,7 +25,8 @@ MODELING = "modeling_dualpath.py"
 WEIGHTS = "model.safetensors"
 SHARDS = f"{WEIGHTS}.index.json"  # names the files of weights that are in several
 CARD = "README.md"
-PREFIX = "model."  # the prefix of the names of weights, after the attribute of DualPathForCausalLM
+# the prefix of the names of weights, after the attribute of DualPathForCausalLM
+PREFIX = "model."
 _READ = {".json", ".py", ".safetensors", ".yaml"}  # suffixes of files that readers use
 _LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.-]*)")  # no path leads elsewhere
 
@@ -41,7 +44,11 @@ def read_folder(folder: Path) -> Run:
     """The run that was exported to a folder."""
     for name in (RECIPE, VERSIONS, TOKENIZER):
         if not (folder / name).is_file():
-            hint = "" if name == TOKENIZER else "; copy it from the folder that the export wrote"
+            hint = (
+                ""
+                if name == TOKENIZER
+                else "; copy it from the folder that the export wrote"
+            )
             raise UserError(f"'{folder}' holds no {name}{hint}")
     try:
         config = read_json(folder / CONFIG)
@@ -66,8 +73,11 @@ def listing(hashes: Mapping[str, str]) -> str:
     return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(hashes.items()))
 
 
-def check_unchanged(folder: Path, read: Callable[[int], object] = lambda count: None) -> None:
-    """Compares an exported folder with its list, if it has one, except for the model card.
+def check_unchanged(
+    folder: Path, read: Callable[[int], object] = lambda count: None
+) -> None:
+    """Compares an exported folder with its list, if it has one, except for the model
+    card.
 
     `read` is called with the number of bytes just read.
     """
@@ -77,36 +87,44 @@ def check_unchanged(folder: Path, read: Callable[[int], object] = lambda count: 
     found = {path.name for path in folder.iterdir() if path.suffix in _READ}
     if added := sorted(found - listed.keys()):
         raise UserError(
-            f"'{folder}' is damaged: {added[0]} is not in {LISTING}; move the file away, or copy "
-            "the folder again"
+            f"'{folder}' is damaged: {added[0]} is not in {LISTING}; move the file "
+            "away, or copy the folder again"
         )
     changed = (
-        name for name, sha256 in listed.items()
+        name
+        for name, sha256 in listed.items()
         if name != CARD
         and not ((folder / name).is_file() and hash_file(folder / name, read) == sha256)
-    )  # fmt: skip
+    )
     if name := next(changed, None):
         raise UserError(
-            f"'{folder}' is damaged: {name} is not as it was exported (sha256); copy it again, "
-            f"or remove {LISTING} if the change was meant"
+            f"'{folder}' is damaged: {name} is not as it was exported (sha256); copy "
+            f"it again, or remove {LISTING} if the change was meant"
         )
 
 
 def hash_of_weights(folder: Path) -> str:
-    """One hash of a checkpoint's or an exported folder's weights, from the hashes in its list.
+    """One hash of a checkpoint's or an exported folder's weights, from the hashes in
+    its list.
 
     Loading compares the files with the list. Files without a list are hashed here.
     """
     if is_exported(folder):
         hashes = _listed(folder) or {}
     else:
-        hashes = {name: facts["sha256"] for name, facts in sizes_and_hashes(folder).items()}
-    own = [hashes.get(path.name) or hash_file(path) for path in folder.glob("*.safetensors")]
+        hashes = {
+            name: facts["sha256"] for name, facts in sizes_and_hashes(folder).items()
+        }
+    own = [
+        hashes.get(path.name) or hash_file(path)
+        for path in folder.glob("*.safetensors")
+    ]
     return hashlib.sha256("".join(sorted(own)).encode()).hexdigest()
 
 
 def check_ours(folder: Path, shown: Path) -> None:
-    """Raises UserError if a folder has a file that no export wrote; `shown` is its name."""
+    """Raises UserError if a folder has a file that no export wrote; `shown` is its
+    name."""
     listed = _listed(folder) if is_exported(folder) else None
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -114,16 +132,16 @@ def check_ours(folder: Path, shown: Path) -> None:
             path.is_file() and listed and listed.get(name) == hash_file(path)
         ):
             raise UserError(
-                f"'{shown}' holds '{name}', which is not as an export wrote it; move it away, or "
-                "give another --out"
+                f"'{shown}' holds '{name}', which is not as an export wrote it; move "
+                "it away, or give another --out"
             )
 
 
 def part_of(folder: Path, name: str) -> Path:
     """The file of that name in a folder.
 
-    Raises UserError for a path, and for a link that leads out of the folder. The links of the hub's
-    cache lead to the blobs beside its snapshots.
+    Raises UserError for a path, and for a link that leads out of the folder. The links
+    of the hub's cache lead to the blobs beside its snapshots.
     """
     home = folder.resolve()
     homes = [home]
@@ -134,8 +152,8 @@ def part_of(folder: Path, name: str) -> Path:
     leads_to = path.resolve()
     if path.name != name or not any(leads_to.is_relative_to(one) for one in homes):
         raise UserError(
-            f"'{folder}': the weights '{name}' lie elsewhere ('{leads_to}'), and are not followed; "
-            "copy the file into the folder, under its plain name"
+            f"'{folder}': the weights '{name}' lie elsewhere ('{leads_to}'), and are "
+            "not followed; copy the file into the folder, under its plain name"
         )
     return path
 
@@ -151,11 +169,15 @@ def shards_of(folder: Path) -> list[Path]:
     try:
         names = sorted({*read_json(folder / SHARDS)["weight_map"].values()})
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder / SHARDS} names no files: {of_content(error)}") from None
+        raise UserError(
+            f"{folder / SHARDS} names no files: {of_content(error)}"
+        ) from None
 
     for name in names:
         if not (isinstance(name, str) and name.endswith(".safetensors")):
-            raise UserError(f"{folder / SHARDS} names '{name}'; weights are read from safetensors")
+            raise UserError(
+                f"{folder / SHARDS} names '{name}'; weights are read from safetensors"
+            )
     return [part_of(folder, name) for name in names]
 
 
@@ -168,8 +190,8 @@ def _listed(folder: Path) -> dict[str, str] | None:
         found = _LINE.fullmatch(line)
         if found is None:
             raise UserError(
-                f"{path} line {number} was not written by dualpath export; export again, or remove "
-                "the file"
+                f"{path} line {number} was not written by dualpath export; export "
+                "again, or remove the file"
             )
         hashes[found[2]] = found[1]
     return hashes

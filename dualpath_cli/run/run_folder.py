@@ -1,10 +1,11 @@
 """A run's folder: its names, checkpoints, recipe and recorded facts. Torch-free.
 
 runs/<recipe>/<name>/
-    recipe.yaml      the resolved recipe; recipe-00002000.yaml of the part from step 2000 on
-    versions.json    facts: packages, git commit, start, model, fingerprints of tokenizer and data;
-                     versions-00002000.json of the part from step 2000 on. A checkpoint's manifest
-                     repeats the facts of its part
+    recipe.yaml      the resolved recipe; recipe-00002000.yaml of the part from step
+                     2000 on
+    versions.json    facts: packages, git commit, start, model, fingerprints of
+                     tokenizer and data; versions-00002000.json of the part from step
+                     2000 on. A checkpoint's manifest repeats the facts of its part
     tokenizer.json   the tokenizer of the training data
     classes/         source of the model's custom classes, if any
     metrics.csv      a row per logged step; routing.csv and validation.csv beside it
@@ -25,10 +26,23 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import FIT, PARTIAL, inside, is_first_rank, read_json, say, write_text
+from dualpath_cli.base.system import (
+    FIT,
+    PARTIAL,
+    inside,
+    is_first_rank,
+    read_json,
+    say,
+    write_text,
+)
 from dualpath_cli.base.version import versions
 from dualpath_cli.recipe.recipes import Recipe, dump, merge, read
-from dualpath_cli.recipe.settings import Settings, TrainerSettings, check_sections, settings_from
+from dualpath_cli.recipe.settings import (
+    Settings,
+    TrainerSettings,
+    check_sections,
+    settings_from,
+)
 from dualpath_cli.run.checkpoint_files import facts_of, fault_of
 
 RECIPE = "recipe.yaml"
@@ -47,20 +61,47 @@ PUT_BACK = "put it back, or train the run anew under another name (fit --run.nam
 _NUMBERS = ("model", "optim", "run", "data", "seed_everything")
 # A continued run may change these: none of them decides the numbers.
 _FREE_KEYS = {
-    "run": {"dir", "name", "branch_from", "compile", "activation_checkpointing", "micro_batch",
-            "log_every", "gates_every", "validate_every", "save_every", "keep", "keep_every",
-            "tensorboard", "wandb", "peak_tflops", "rank_timeout", "max_bad_steps",
-            "shard_size"},
-    "data": {"path", "val", "val_tokens", "val_seed", "workers", "max_epochs", "verify"},
-}  # fmt: skip
+    "run": {
+        "dir",
+        "name",
+        "branch_from",
+        "compile",
+        "activation_checkpointing",
+        "micro_batch",
+        "log_every",
+        "gates_every",
+        "validate_every",
+        "save_every",
+        "keep",
+        "keep_every",
+        "tensorboard",
+        "wandb",
+        "peak_tflops",
+        "rank_timeout",
+        "max_bad_steps",
+        "shard_size",
+    },
+    "data": {
+        "path",
+        "val",
+        "val_tokens",
+        "val_seed",
+        "workers",
+        "max_epochs",
+        "verify",
+    },
+}
 
 OF_TEXTS = {"max_seq_len", "document_start"}
-"""Keys of a model that may differ from those of its weights: they say how texts are cut."""
+"""Keys of a model that may differ from those of its weights: they say how texts are
+cut."""
 
 
 def without_numbers() -> set[str]:
     """Keys of a recipe that do not affect training, given its data: `run.log_every`."""
-    keys = {f"{section}.{key}" for section, names in _FREE_KEYS.items() for key in names}
+    keys = {
+        f"{section}.{key}" for section, names in _FREE_KEYS.items() for key in names
+    }
     trainer = {field.name for field in fields(TrainerSettings)}
     decisive = {"precision", "callbacks", "plugins"}  # or may be
     return keys | {f"trainer.{key}" for key in trainer - decisive}
@@ -70,7 +111,8 @@ def without_numbers() -> set[str]:
 class Run:
     """A RUN as the user gave it: its folder and a checkpoint."""
 
-    folder: Path  # with recipe, versions and tokenizer; commands write their results here
+    # with recipe, versions and tokenizer; commands write their results here
+    folder: Path
     checkpoint: Path  # a folder inside it; an exported folder is both
     step: int  # optimizer step of the checkpoint
 
@@ -83,16 +125,18 @@ class Run:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer step in a checkpoint's name, or of the target of a link such as `last`."""
+    """The optimizer step in a checkpoint's name, or of the target of a link such as
+    `last`."""
     path = checkpoint if STEP.fullmatch(checkpoint.name) else checkpoint.resolve()
     return int(path.name.removeprefix("step-"))
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a run folder, or None; names damaged ones that it passes over.
+    """The newest whole checkpoint of a run folder, or None; names damaged ones that it
+    passes over.
 
-    The newest one is `last`, or the highest step in a copy without symbolic links. Damage is found
-    by sizes here; hashes are compared when a checkpoint is loaded.
+    The newest one is `last`, or the highest step in a copy without symbolic links.
+    Damage is found by sizes here; hashes are compared when a checkpoint is loaded.
     """
     last = (folder / CHECKPOINTS / LAST).resolve()
     order = sorted(complete_checkpoints(folder), key=lambda p: (p == last, step_of(p)))
@@ -106,8 +150,8 @@ def newest_checkpoint(folder: Path) -> Path | None:
         faults.append(f"{checkpoint}: {fault}")
     if faults:
         raise UserError(
-            f"'{folder}' has no whole checkpoint: {faults[0]}; put one back, or remove the folder "
-            "and train the run again"
+            f"'{folder}' has no whole checkpoint: {faults[0]}; put one back, or remove "
+            "the folder and train the run again"
         )
     return None
 
@@ -136,7 +180,8 @@ def read_recipe(folder: Path) -> Recipe:
     try:
         check_sections(recipe)
     except UserError as error:
-        why = "its link leads to no recipe" if path.is_symlink() else error  # not quoted
+        # not quoted
+        why = "its link leads to no recipe" if path.is_symlink() else error
         raise UserError(f"{path}: {why}") from None
     trainer = recipe.get("trainer", {})
     if isinstance(trainer.get("strategy"), dict):  # a class, of an earlier version
@@ -145,12 +190,18 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def decisive_part(recipe: Recipe) -> Recipe:
-    """The keys of a resolved recipe that decide the run's numbers; the section trainer has none."""
+    """The keys of a resolved recipe that decide the run's numbers; the section trainer
+    has none."""
     return {
-        section: {k: v for k, v in recipe[section].items() if k not in _FREE_KEYS.get(section, ())}
-        if isinstance(recipe[section], dict) else recipe[section]
+        section: {
+            k: v
+            for k, v in recipe[section].items()
+            if k not in _FREE_KEYS.get(section, ())
+        }
+        if isinstance(recipe[section], dict)
+        else recipe[section]
         for section in _NUMBERS
-    }  # fmt: skip
+    }
 
 
 def check_same_recipe(
@@ -160,10 +211,13 @@ def check_same_recipe(
     free: Mapping[str, Set[str]] = {},
     way_out: str = "give this one a name (--run.name NAME)",
 ) -> None:
-    """Refuses a recipe that gives other numbers; `free` are further keys that may differ."""
+    """Refuses a recipe that gives other numbers; `free` are further keys that may
+    differ."""
     if different := _first_difference(read_recipe(folder), recipe, sections, free):
         name, old, new = different
-        raise UserError(f"{folder} holds a run with {name}={old}, this one has {new}; {way_out}")
+        raise UserError(
+            f"{folder} holds a run with {name}={old}, this one has {new}; {way_out}"
+        )
 
 
 def check_as_written(folder: Path, checkpoint: Path) -> None:
@@ -176,18 +230,21 @@ def check_as_written(folder: Path, checkpoint: Path) -> None:
     recipe, facts = read_recipe(folder), facts_at(folder, checkpoint)
     for key in ("id", "step", "model", "tokenizer"):
         if key not in facts:
-            raise UserError(f"the facts recorded for {checkpoint} have no '{key}'; {PUT_BACK}")
+            raise UserError(
+                f"the facts recorded for {checkpoint} have no '{key}'; {PUT_BACK}"
+            )
     if checkpoint != folder and facts["step"] != step_of(checkpoint):
         raise UserError(
-            f"{checkpoint} was written at step {facts['step']}; put the checkpoint of step "
-            f"{step_of(checkpoint)} back, or remove it"
+            f"{checkpoint} was written at step {facts['step']}; put the checkpoint of "
+            f"step {step_of(checkpoint)} back, or remove it"
         )
     begun = read_json(folder / VERSIONS, PUT_BACK)
     if "id" not in begun:
         raise UserError(f"{folder / VERSIONS} has no 'id'; {PUT_BACK}")
     if facts["id"] != begun["id"]:
         raise UserError(
-            f"{checkpoint} is of another run than {folder}; put its own back, or remove it"
+            f"{checkpoint} is of another run than {folder}; put its own back, or "
+            "remove it"
         )
     trained = {"model": facts["model"]}
     if different := _first_difference(trained, recipe, trained):
@@ -200,20 +257,26 @@ def check_as_written(folder: Path, checkpoint: Path) -> None:
     found = Tokenizer(read_json(path, PUT_BACK), str(path)).fingerprint
     if found != fingerprint:
         raise UserError(
-            f"{path} has the fingerprint {found:.12}, but {checkpoint} was trained with "
-            f"that of {fingerprint!s:.12}; put the run's own back"
+            f"{path} has the fingerprint {found:.12}, but {checkpoint} was trained "
+            f"with that of {fingerprint!s:.12}; put the run's own back"
         )
 
 
 def other_model(
     trained: Recipe, now: Recipe, free: Set[str] = frozenset()
 ) -> tuple[str, Any, Any] | None:
-    """The first key of two sections `model` with two values, and these; None if there is none."""
-    return _first_difference({"model": trained}, {"model": now}, ("model",), {"model": free})
+    """The first key of two sections `model` with two values, and these; None if there
+    is none."""
+    return _first_difference(
+        {"model": trained}, {"model": now}, ("model",), {"model": free}
+    )
 
 
 def _first_difference(
-    before: Recipe, now: Recipe, sections: Iterable[str], free: Mapping[str, Set[str]] = {}
+    before: Recipe,
+    now: Recipe,
+    sections: Iterable[str],
+    free: Mapping[str, Set[str]] = {},
 ) -> tuple[str, Any, Any] | None:
     """The first key with two values, and these; None if there is none.
 
@@ -233,7 +296,8 @@ def _first_difference(
 
 @cache
 def _defaults() -> Recipe:
-    """The default settings, as a resolved recipe writes them; a model's widths have none."""
+    """The default settings, as a resolved recipe writes them; a model's widths have
+    none."""
     widths: Recipe = {"d_ffn": 1, "d_ffn_wide": 1}
     recipe = settings_from({"model": widths}).as_recipe()
     return merge(recipe, {"model": dict.fromkeys(widths)})
@@ -242,11 +306,13 @@ def _defaults() -> Recipe:
 # Facts
 
 
-def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None = None) -> None:
+def start(
+    folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None = None
+) -> None:
     """Writes the resolved recipe, the versions and `facts` into a run folder.
 
-    A run continued from `step` keeps its first files, and gets further ones for the rest. Files of
-    parts that began at `step` or later are removed.
+    A run continued from `step` keeps its first files, and gets further ones for the
+    rest. Files of parts that began at `step` or later are removed.
     """
     for name in (RECIPE, VERSIONS):
         for begun, path in _parts(folder, name).items():
@@ -263,12 +329,16 @@ def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None 
 def _parts(folder: Path, name: str) -> dict[int, Path]:
     """The files of that name of continued parts, by the parts' first steps."""
     stem, suffix = Path(name).stem, Path(name).suffix
-    found = {path.stem.removeprefix(f"{stem}-"): path for path in folder.glob(f"{stem}-*{suffix}")}
+    found = {
+        path.stem.removeprefix(f"{stem}-"): path
+        for path in folder.glob(f"{stem}-*{suffix}")
+    }
     return {int(step): path for step, path in found.items() if step.isdecimal()}
 
 
 def settings_of_parts(folder: Path, settings: Settings) -> dict[int, Settings]:
-    """The settings of a run's parts by their first steps; those of the first part are given."""
+    """The settings of a run's parts by their first steps; those of the first part are
+    given."""
     parts = {0: settings}
     for begun, path in sorted(_parts(folder, RECIPE).items()):
         parts[begun] = settings_from(read(path))
@@ -291,11 +361,13 @@ def facts_now(folder: Path) -> dict[str, Any]:
 
 
 def mapping_of(folder: Path, facts: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A fact that is a mapping; empty if it is absent. Raises UserError for another value."""
+    """A fact that is a mapping; empty if it is absent. Raises UserError for another
+    value."""
     value = facts.get(name) or {}
     if not isinstance(value, dict):
         raise UserError(
-            f"the facts recorded in {folder} have '{name}': {value!r:.40}, no mapping; {PUT_BACK}"
+            f"the facts recorded in {folder} have '{name}': {value!r:.40}, no mapping; "
+            f"{PUT_BACK}"
         )
     return value
 
@@ -308,18 +380,20 @@ def facts_at(folder: Path, checkpoint: Path) -> dict[str, Any]:
 
 
 def check_same_facts(folder: Path, checkpoint: Path, facts: dict[str, Any]) -> None:
-    """Refuses the first of `facts` that had another value when a checkpoint was written."""
+    """Refuses the first of `facts` that had another value when a checkpoint was
+    written."""
     before = facts_at(folder, checkpoint)
     for name, now in facts.items():
         if before.get(name) != now:
             raise UserError(
-                f"{folder} was begun with {name} {before.get(name)}, now it is {now}; restore the "
-                "former or give this run a name (--run.name NAME)"
+                f"{folder} was begun with {name} {before.get(name)}, now it is {now}; "
+                "restore the former or give this run a name (--run.name NAME)"
             )
 
 
 def check_links(folder: Path) -> None:
-    """Refuses a run folder with a link to a folder outside of it, which a fit would write into."""
+    """Refuses a run folder with a link to a folder outside of it, which a fit would
+    write into."""
     way_out = "move that folder here, or let the whole run folder be a link"
     for name in (f"{CHECKPOINTS}/manifests", "classes", "tensorboard", "wandb"):
         inside(folder, folder / name, way_out)
@@ -331,6 +405,6 @@ def check_free(folder: Path) -> None:
     there = [name for name in names if name != FIT and not name.endswith(PARTIAL)]
     if there and "packages" not in facts_now(folder):
         raise UserError(
-            f"{folder} holds '{there[0]}', and no {VERSIONS} of a run; give this run a name "
-            "(--run.name NAME), or move the file"
+            f"{folder} holds '{there[0]}', and no {VERSIONS} of a run; give this run a "
+            "name (--run.name NAME), or move the file"
         )

@@ -1,8 +1,10 @@
-"""The tables of a run, read back: each fault by file and line, and the rows that are not there.
+"""The tables of a run, read back: each fault by file and line, and the rows that are
+not there.
 
-Other programs also write to these files: spreadsheets, scripts, a machine that died within a row.
-A table is read as `fit` wrote it or as common programs rewrite it without loss (a byte order mark,
-other line ends, steps as `4.0`). Anything else is refused by its line. Torch-free.
+Other programs also write to these files: spreadsheets, scripts, a machine that died
+within a row. A table is read as `fit` wrote it or as common programs rewrite it without
+loss (a byte order mark, other line ends, steps as `4.0`). Anything else is refused by
+its line. Torch-free.
 """
 
 import csv
@@ -16,20 +18,35 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import read_text
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run.exported_folder import LISTING
-from dualpath_cli.run.run_folder import TABLES, VALIDATION, branch_step, settings_of_parts
+from dualpath_cli.run.run_folder import (
+    TABLES,
+    VALIDATION,
+    branch_step,
+    settings_of_parts,
+)
 
 METRICS, ROUTING, BAD_STEPS = "metrics.csv", "routing.csv", "bad_steps.csv"
 
 TABLE_COLUMNS: Mapping[str, Sequence[str]] = {
     METRICS: (
-        "step", "tokens", "loss", "bits_per_byte", "lr", "grad_norm", "skipped",
-        "tokens_per_second", "tflops_per_second", "mfu", "seconds",
+        "step",
+        "tokens",
+        "loss",
+        "bits_per_byte",
+        "lr",
+        "grad_norm",
+        "skipped",
+        "tokens_per_second",
+        "tflops_per_second",
+        "mfu",
+        "seconds",
     ),
     VALIDATION: ("step", "tokens", "set", "loss", "bits_per_byte"),
     ROUTING: ("step", "layer", "gate_deep", "gate_wide", "expected_loops"),
     BAD_STEPS: ("step", "kind", "loss", "grad_norm"),
-}  # fmt: skip
-"""The columns of every run; `fit` adds those of kinds of parameters, experts and loops."""
+}
+"""The columns of every run; `fit` adds those of kinds of parameters, experts and
+loops."""
 
 KEYS: Mapping[str, Sequence[str]] = {
     METRICS: ("step",),
@@ -45,7 +62,8 @@ BYTE_ORDER_MARK = "\ufeff"
 
 
 class TableRow(dict[str, str]):
-    """A row of a table, as text by column; its numbers are checked when they are read."""
+    """A row of a table, as text by column; its numbers are checked when they are
+    read."""
 
     def __init__(self, values: Mapping[str, str], place: str) -> None:
         """`place` is the file and the line, for messages."""
@@ -58,7 +76,8 @@ class TableRow(dict[str, str]):
         return self.whole("step")
 
     def whole(self, column: str) -> int:
-        """A whole number, also one written as `4.0`. Raises UserError for anything else."""
+        """A whole number, also one written as `4.0`. Raises UserError for anything
+        else."""
         value = self._float(column)
         if not (value.is_integer() and 0 <= value < MOST_STEPS):
             raise self.fault(column, "a whole number")
@@ -72,7 +91,8 @@ class TableRow(dict[str, str]):
         return value
 
     def measured(self, column: str) -> float:
-        """A number, nan or infinity, as `fit` writes them. Raises UserError for anything else."""
+        """A number, nan or infinity, as `fit` writes them. Raises UserError for
+        anything else."""
         return self._float(column)
 
     def text(self, column: str) -> str:
@@ -82,7 +102,9 @@ class TableRow(dict[str, str]):
         return self[column]
 
     def fault(self, column: str, wanted: str) -> UserError:
-        return UserError(f"{self.place}: {column} is '{self[column]:.40}', not {wanted}; {WAY_OUT}")
+        return UserError(
+            f"{self.place}: {column} is '{self[column]:.40}', not {wanted}; {WAY_OUT}"
+        )
 
     def _float(self, column: str) -> float:
         text = self.text(column)
@@ -100,8 +122,9 @@ class TableRow(dict[str, str]):
 def read_csv(path: Path, needed: Collection[str] = ()) -> list[TableRow]:
     """The rows of a CSV file; none if it is missing or empty.
 
-    A last line without its end is no row: the machine died while writing it. Raises UserError for
-    a file that is no text, without one of the columns `needed`, or with a row of other length.
+    A last line without its end is no row: the machine died while writing it. Raises
+    UserError for a file that is no text, without one of the columns `needed`, or with a
+    row of other length.
     """
     text = read_text(path, WAY_OUT) if path.exists() else ""
     lines = list(io.StringIO(text.removeprefix(BYTE_ORDER_MARK), newline=""))
@@ -122,10 +145,14 @@ def _check_columns(path: Path, columns: Sequence[str], needed: Collection[str]) 
     found = ",".join(columns)
     for column in needed:
         if column not in columns:
-            raise UserError(f"{path} line 1 has no column '{column}' but '{found:.60}'; {WAY_OUT}")
+            raise UserError(
+                f"{path} line 1 has no column '{column}' but '{found:.60}'; {WAY_OUT}"
+            )
     for column in columns:
         if columns.count(column) > 1:
-            raise UserError(f"{path} line 1 has the column '{column:.40}' twice; {WAY_OUT}")
+            raise UserError(
+                f"{path} line 1 has the column '{column:.40}' twice; {WAY_OUT}"
+            )
 
 
 def _rows(path: Path, columns: Sequence[str], reader: Any) -> Iterator[TableRow]:
@@ -135,17 +162,19 @@ def _rows(path: Path, columns: Sequence[str], reader: Any) -> Iterator[TableRow]
         place = f"{path} line {reader.line_num}"
         if len(values) != len(columns):
             raise UserError(
-                f"{place} has {len(values)} fields, and the table {len(columns)} columns; {WAY_OUT}"
+                f"{place} has {len(values)} fields, and the table {len(columns)} "
+                f"columns; {WAY_OUT}"
             )
         yield TableRow(dict(zip(columns, values, strict=True)), place)
 
 
 def read_table(path: Path) -> list[TableRow]:
-    """The rows of a table of a run, in the order of their steps; none if it is missing or empty.
+    """The rows of a table of a run, in the order of their steps; none if it is missing
+    or empty.
 
-    Steps and layers are written as whole numbers in them. Raises UserError, besides the faults of
-    `read_csv`, for others, for steps out of order, and for a second row of a step (and of its set
-    or layer).
+    Steps and layers are written as whole numbers in them. Raises UserError, besides the
+    faults of `read_csv`, for others, for steps out of order, and for a second row of a
+    step (and of its set or layer).
     """
     keys = KEYS[path.name]
     rows = read_csv(path, keys)
@@ -158,7 +187,9 @@ def read_table(path: Path) -> list[TableRow]:
     for row in rows:
         step = row.step
         if step < before:
-            raise UserError(f"{row.place}: step {step} comes after step {before}; {WAY_OUT}")
+            raise UserError(
+                f"{row.place}: step {step} comes after step {before}; {WAY_OUT}"
+            )
         if step > before:
             of_step.clear()
         before = step
@@ -173,7 +204,10 @@ def read_table(path: Path) -> list[TableRow]:
 
 def read_tables(folder: Path, last: int) -> dict[str, list[TableRow]]:
     """The rows of a run up to step `last`, by the name of their table."""
-    return {name: [row for row in read_table(folder / name) if row.step <= last] for name in TABLES}
+    return {
+        name: [row for row in read_table(folder / name) if row.step <= last]
+        for name in TABLES
+    }
 
 
 def is_validated(folder: Path, step: int, sets: Iterable[str]) -> bool:
@@ -186,7 +220,8 @@ def is_validated(folder: Path, step: int, sets: Iterable[str]) -> bool:
 
 
 def check_tables(folder: Path, settings: Settings, step: int) -> list[str]:
-    """A line for each table that lacks rows or columns of a run that goes on from `step`.
+    """A line for each table that lacks rows or columns of a run that goes on from
+    `step`.
 
     `settings` are those of the run's first part. Raises UserError for a damaged table.
     """
@@ -198,21 +233,29 @@ def check_tables(folder: Path, settings: Settings, step: int) -> list[str]:
     for name, rows in tables.items():
         absent = [c for c in TABLE_COLUMNS[name] if rows and c not in rows[0]]
         if absent:
-            lines.append(f"{folder / name} lacks the columns {', '.join(absent)} up to step {step}")
+            lines.append(
+                f"{folder / name} lacks the columns {', '.join(absent)} up to step "
+                f"{step}"
+            )
 
     validation = {VALIDATION: tables.pop(VALIDATION)}
     lines += lost(folder, settings, step, tables)
-    lines += lost(folder, settings, step - 1, validation)  # `fit` makes up for that of `step`
+    # `fit` makes up for that of `step`
+    lines += lost(folder, settings, step - 1, validation)
     return lines
 
 
 def lost(
-    folder: Path, settings: Settings, last: int, tables: Mapping[str, Sequence[TableRow]]
+    folder: Path,
+    settings: Settings,
+    last: int,
+    tables: Mapping[str, Sequence[TableRow]],
 ) -> list[str]:
     """A line for each table without all rows that `fit` wrote up to step `last`.
 
-    `settings` are those of the run's first part, `tables` the rows by the name of their table. An
-    exported folder has no recipes of a run's further parts: its SHA256SUMS names a changed file.
+    `settings` are those of the run's first part, `tables` the rows by the name of their
+    table. An exported folder has no recipes of a run's further parts: its SHA256SUMS
+    names a changed file.
     """
     if (folder / LISTING).is_file():
         return []
@@ -233,7 +276,8 @@ def lost(
 def _written(
     name: str, parts: Mapping[int, Settings], branched: int, last: int
 ) -> Iterator[tuple[Any, ...]]:
-    """The keys of the rows that `fit` wrote up to step `last`, by the settings of the run's parts.
+    """The keys of the rows that `fit` wrote up to step `last`, by the settings of the
+    run's parts.
 
     Rows up to step `branched` are the trunk's, whose settings the run does not keep.
     """
@@ -243,7 +287,9 @@ def _written(
         begun = max(begun, branched)
         end = min(end, last)
 
-        steps = [step for step in range(begun + 1, end + 1) if every and step % every == 0]
+        steps = [
+            step for step in range(begun + 1, end + 1) if every and step % every == 0
+        ]
         if name == VALIDATION and begun == 0:
             steps.insert(0, 0)
         if name in (METRICS, VALIDATION) and end == part.run.steps and end not in steps:
@@ -254,13 +300,16 @@ def _written(
 
 
 def _rhythm(name: str, part: Settings) -> tuple[int, Sequence[tuple[str, ...]]]:
-    """The steps between two rows of a table, and the further keys of the rows of a step."""
+    """The steps between two rows of a table, and the further keys of the rows of a
+    step."""
     if name == METRICS:
         return part.run.log_every, [()]
     if name == VALIDATION:
         return part.run.validate_every, [(of_set,) for of_set in part.data.val]
     if name == ROUTING:
-        return part.run.gates_every, [(str(layer),) for layer in range(part.model.n_layers)]
+        return part.run.gates_every, [
+            (str(layer),) for layer in range(part.model.n_layers)
+        ]
     return 0, []  # no setting says which steps are skipped
 
 

@@ -50,33 +50,44 @@ def find(path: str, own_classes: bool = False) -> Trained:
 
 
 def find_run(path: str) -> Run:
-    """Understands any RUN: a run folder, a checkpoint inside one, or an exported folder."""
+    """Understands any RUN: a run folder, a checkpoint inside one, or an exported
+    folder."""
     given = Path(path)
     if is_exported(given):
         return read_folder(given)
     if not given.exists():
-        siblings = [p.name for p in given.parent.iterdir()] if given.parent.is_dir() else []
-        hint = did_you_mean(given.name, siblings) or "; runs are kept as runs/<recipe>/<name>"
+        siblings = (
+            [p.name for p in given.parent.iterdir()] if given.parent.is_dir() else []
+        )
+        hint = (
+            did_you_mean(given.name, siblings)
+            or "; runs are kept as runs/<recipe>/<name>"
+        )
         raise UserError(f"no run or checkpoint at '{path}'{hint}")
     if (given / RECIPE).is_file():
         folder, checkpoint = given, newest_checkpoint(given)
         if checkpoint is None:
-            raise UserError(f"run '{path}' has no complete checkpoint yet; let fit write one first")
+            raise UserError(
+                f"run '{path}' has no complete checkpoint yet; let fit write one first"
+            )
     else:
         folder, checkpoint = given.resolve().parent.parent, given.resolve()
         if not STEP.fullmatch(checkpoint.name) or not (folder / RECIPE).is_file():
             raise UserError(
-                f"'{path}' is neither a run folder (it would hold {RECIPE}), nor a checkpoint "
-                f"inside one ({CHECKPOINTS}/step-...), nor a folder of dualpath export"
+                f"'{path}' is neither a run folder (it would hold {RECIPE}), nor a "
+                f"checkpoint inside one ({CHECKPOINTS}/step-...), nor a folder of "
+                "dualpath export"
             )
     check_as_written(folder, checkpoint)
     return Run(folder, checkpoint, step_of(checkpoint))
 
 
 def check_as_run(run: Run, model: ModelConfig) -> None:
-    """Raises UserError for keys under which the run's weights would compute something else.
+    """Raises UserError for keys under which the run's weights would compute something
+    else.
 
-    Weights load under any keys of the same shapes, and results stand under the run's name.
+    Weights load under any keys of the same shapes, and results stand under the run's
+    name.
     """
     trained = read_recipe(run.folder).get("model", {})
     if different := other_model(trained, asdict(model), free=OF_TEXTS):
@@ -86,12 +97,14 @@ def check_as_run(run: Run, model: ModelConfig) -> None:
             way_out = f"to force other loops: ablate --loops {value}"
         elif key == "model.top_k":
             way_out = "to take other numbers of experts: ablate --suite experts"
-        raise UserError(f"{key}={value}, but '{run.folder}' was trained with {before}; {way_out}")
+        raise UserError(
+            f"{key}={value}, but '{run.folder}' was trained with {before}; {way_out}"
+        )
 
     start = model.document_start
     end_of_text = Tokenizer.load(run.folder / TOKENIZER).eot_id
     if start not in (trained.get("document_start"), None, end_of_text):
         raise UserError(
-            f"model.document_start={start} begins no document of '{run.folder}'; its end-of-text "
-            f"token is {end_of_text}"
+            f"model.document_start={start} begins no document of '{run.folder}'; its "
+            f"end-of-text token is {end_of_text}"
         )

@@ -1,7 +1,9 @@
-"""Reads weights and other tensors of a checkpoint or an exported folder; executes no code in them.
+"""Reads weights and other tensors of a checkpoint or an exported folder; executes no
+code in them.
 
-Both are folders of safetensors, with `model.` before the names of weights. PyTorch's distributed
-reader joins the shards of any number of ranks, and gives each rank its own part.
+Both are folders of safetensors, with `model.` before the names of weights. PyTorch's
+distributed reader joins the shards of any number of ranks, and gives each rank its own
+part.
 """
 
 import warnings
@@ -21,7 +23,13 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import open_regular
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.checkpoint_files import Files, damaged, describe, fault_of, files_of
+from dualpath_cli.run.checkpoint_files import (
+    Files,
+    damaged,
+    describe,
+    fault_of,
+    files_of,
+)
 from dualpath_cli.run.exported_folder import (
     PREFIX,
     check_unchanged,
@@ -37,14 +45,16 @@ T = TypeVar("T")
 
 @contextmanager
 def in_one_process() -> Iterator[None]:
-    """Silences the warning that a checkpoint is read or written by one process, as asked."""
+    """Silences the warning that a checkpoint is read or written by one process, as
+    asked."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*in a single process.*")
         yield
 
 
 def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
-    """The tensors of a folder whose names begin with `prefix`, which is removed, without data.
+    """The tensors of a folder whose names begin with `prefix`, which is removed,
+    without data.
 
     Raises UserError for files that cannot be read.
     """
@@ -53,14 +63,20 @@ def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
         for path in [*shards_of(folder), *(part_of(folder, name) for name in named)]:
             with open_regular(path):  # a pipe would be waited for
                 pass
-        entries = dcp.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        entries = (
+            dcp.HuggingFaceStorageReader(str(folder))
+            .read_metadata()
+            .state_dict_metadata
+        )
         found = {}
         for name, entry in entries.items():
             assert isinstance(entry, TensorStorageMetadata)
             if sum(chunk.sizes.numel() for chunk in entry.chunks) != entry.size.numel():
                 raise ValueError(f"{name} is not there once and whole")
             if name.startswith(prefix):
-                empty = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+                empty = torch.empty(
+                    entry.size, dtype=entry.properties.dtype, device="meta"
+                )
                 found[name.removeprefix(prefix)] = empty
         return found
     except UserError:
@@ -70,11 +86,13 @@ def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
 
 
 def read_into(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Fills tensors, which may be sharded, from a folder's tensors of the same names."""
+    """Fills tensors, which may be sharded, from a folder's tensors of the same
+    names."""
     try:
         reader = dcp.HuggingFaceStorageReader(str(folder))
         with in_one_process():
-            dcp.load(dict(tensors), storage_reader=reader, no_dist=True)  # each rank reads its own
+            # each rank reads its own
+            dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
     except dcp.api.CheckpointException as error:  # wraps the cause
         cause, _ = next(iter(error.failures.values()))
         raise _unreadable(folder, cause) from None
@@ -86,7 +104,9 @@ def read_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     for name, tensor in tensors.items():
         if not own_part(tensor).isfinite().all():
             name = name.removeprefix(PREFIX)
-            raise UserError(f"checkpoint '{folder}': {name} is not finite; no training saves that")
+            raise UserError(
+                f"checkpoint '{folder}': {name} is not finite; no training saves that"
+            )
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -106,13 +126,19 @@ def load_weights(model: DualPathLM, folder: Path) -> None:
 
 
 def fill(model: DualPathLM, folder: Path) -> None:
-    """Loads weights in place into a model, which may be sharded, from a verified folder."""
+    """Loads weights in place into a model, which may be sharded, from a verified
+    folder."""
     check_weights(model, tensors_in(folder, PREFIX), folder)
-    read_weights({PREFIX + name: p.detach() for name, p in model.named_parameters()}, folder)
+    read_weights(
+        {PREFIX + name: p.detach() for name, p in model.named_parameters()}, folder
+    )
 
 
-def check_weights(model: nn.Module, found: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Raises UserError unless the tensors found have the names and shapes of the parameters."""
+def check_weights(
+    model: nn.Module, found: Mapping[str, torch.Tensor], folder: Path
+) -> None:
+    """Raises UserError unless the tensors found have the names and shapes of the
+    parameters."""
     wanted = dict(model.named_parameters())  # tied ones once
     for name, parameter in wanted.items():
         if name not in found:
@@ -122,7 +148,9 @@ def check_weights(model: nn.Module, found: Mapping[str, torch.Tensor], folder: P
             raise UserError(f"checkpoint '{folder}': {name} is {shapes}")
         if not found[name].is_floating_point():
             kind = str(found[name].dtype).removeprefix("torch.")
-            raise UserError(f"checkpoint '{folder}': {name} is of {kind}, which no training writes")
+            raise UserError(
+                f"checkpoint '{folder}': {name} is of {kind}, which no training writes"
+            )
     if other := sorted(found.keys() - wanted.keys()):
         raise UserError(f"checkpoint '{folder}' is of another model: it has {other[0]}")
 
@@ -136,7 +164,9 @@ def device_of(name: str) -> torch.device:
     device = torch.device("cuda:0" if name == "cuda" else name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         there = torch.cuda.device_count()
-        raise UserError(f"--device {name}: this machine has {there} such devices; give cpu or auto")
+        raise UserError(
+            f"--device {name}: this machine has {there} such devices; give cpu or auto"
+        )
     return device
 
 
@@ -161,10 +191,11 @@ def empty_model(config: ModelConfig) -> DualPathLM:
 
 
 def round_weights(model: DualPathLM, dtype: torch.dtype) -> None:
-    """Rounds the weights of matrix products to autocast's type, in place, to halve their memory.
+    """Rounds the weights of matrix products to autocast's type, in place, to halve
+    their memory.
 
-    Autocast would round them alike in every pass. A tied head stays, since the residual stream
-    begins with its rows.
+    Autocast would round them alike in every pass. A tied head stays, since the residual
+    stream begins with its rows.
     """
     for name, module in model.named_modules():
         tied = model.config.tie_embeddings and module is model.head
@@ -180,18 +211,25 @@ def hashed(checkpoint: Path) -> Files:
     """Sizes and hashes of a checkpoint's files, on all ranks, which divide the work."""
     rank, ranks = _rank_and_ranks()
     # On a shared file system a rank may not see yet the files of another machine.
-    seen = sorted({path for paths in from_all_ranks(files_of(checkpoint)) for path in paths})
+    seen = sorted(
+        {path for paths in from_all_ranks(files_of(checkpoint)) for path in paths}
+    )
     own = describe(checkpoint, seen[rank::ranks])
-    return {name: facts for files in from_all_ranks(own) for name, facts in files.items()}
+    return {
+        name: facts for files in from_all_ranks(own) for name, facts in files.items()
+    }
 
 
 def verify(
-    folder: Path, read: Callable[[int], object] = lambda count: None, way_out: str | None = None
+    folder: Path,
+    read: Callable[[int], object] = lambda count: None,
+    way_out: str | None = None,
 ) -> None:
-    """Compares a checkpoint or an exported folder with its hashes; ranks divide its files.
+    """Compares a checkpoint or an exported folder with its hashes; ranks divide its
+    files.
 
-    `read` is called, on each rank, with the number of bytes just read. `way_out` ends the message;
-    by default it names the newest other checkpoint of the run.
+    `read` is called, on each rank, with the number of bytes just read. `way_out` ends
+    the message; by default it names the newest other checkpoint of the run.
     """
     if is_exported(folder):
         check_unchanged(folder, read)
@@ -203,8 +241,11 @@ def verify(
         fault = f"{names[0]} was changed since it was written (sha256)"
     if fault:
         if way_out is None:
-            intact = [path for path in run_folder.complete_checkpoints(folder.parents[1])
-                      if path != folder and fault_of(path) is None]  # fmt: skip
+            intact = [
+                path
+                for path in run_folder.complete_checkpoints(folder.parents[1])
+                if path != folder and fault_of(path) is None
+            ]
             newest = max(intact, key=run_folder.step_of, default=None)
             way_out = f"; give --ckpt-path {newest}" if newest else ""
         raise UserError(f"checkpoint '{folder}' is damaged: {fault}{way_out}")

@@ -1,6 +1,7 @@
 """ModelConfig: the description of a model, shared by recipes, flops, model and export.
 
-Torch-free, so that the command line can check a recipe before anything slow is imported.
+Torch-free, so that the command line can check a recipe before anything slow is
+imported.
 """
 
 import re
@@ -21,13 +22,24 @@ Combination = Literal["router", "final", "mean"]
 COMBINATIONS: tuple[Combination, ...] = ("router", "final", "mean")
 CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 """A dotted path, such as my.module.Gate, of a custom class."""
-ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases", "conditioning"]
+ParameterGroup = Literal[
+    "matrices", "embeddings", "norms", "gains", "biases", "conditioning"
+]
 """Groups of parameters that weight decay may include."""
 Kind = Literal[
-    "hidden", "embedding", "head", "router", "gate", "norms", "gains", "biases", "conditioning"
+    "hidden",
+    "embedding",
+    "head",
+    "router",
+    "gate",
+    "norms",
+    "gains",
+    "biases",
+    "conditioning",
 ]
-"""Kinds of parameters, each with a learning rate: matrices from width to width (`hidden`), the
-embedding (also as a tied head), the head, the matrices of routers and gates, and the vectors."""
+"""Kinds of parameters, each with a learning rate: matrices from width to width
+(`hidden`), the embedding (also as a tied head), the head, the matrices of routers and
+gates, and the vectors."""
 GROUP_OF: dict[Kind, ParameterGroup] = {
     "hidden": "matrices",
     "embedding": "embeddings",
@@ -42,14 +54,17 @@ GROUP_OF: dict[Kind, ParameterGroup] = {
 """The group of weight decay of each kind."""
 Balance = Literal["bias", "loss", "none"]
 BALANCE_RATES: dict[Balance, float] = {"bias": 1e-3, "loss": 1e-2, "none": 0.0}
-"""Defaults of `balance_rate`: from arXiv 2408.15664 (bias) and arXiv 2101.03961 (loss)."""
+"""Defaults of `balance_rate`: from arXiv 2408.15664 (bias) and arXiv 2101.03961
+(loss)."""
 RENAMED = {"top_k": "num_experts_per_tok"}
-"""Fields with another name in `config.json` of an exported folder: transformers would read `top_k`
-there as the option of `generate`."""
+"""Fields with another name in `config.json` of an exported folder: transformers would
+read `top_k` there as the option of `generate`."""
 EXPERT_MULTIPLE = 8
-"""An expert's width is a multiple of this: kernels for grouped products want rows of 16 bytes."""
+"""An expert's width is a multiple of this: kernels for grouped products want rows of 16
+bytes."""
 Checkpointing = Literal["none", "selective", "full"]
-"""The operations that blocks compute again in the backward pass: none, pointwise ones, all."""
+"""The operations that blocks compute again in the backward pass: none, pointwise ones,
+all."""
 RANGES: dict[str, Range] = {
     "vocab_size": (1, 10**8),
     "n_layers": (1, 10**4),
@@ -70,12 +85,14 @@ RANGES: dict[str, Range] = {
     "init_std": (0, 100),
     "document_start": (0, 10**8),
 }
-"""Ranges of a model's fields: far beyond any real model, and counts within them are exact."""
+"""Ranges of a model's fields: far beyond any real model, and counts within them are
+exact."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model as data. The defaults are the paper's backbone as trained (docs/paper.md)."""
+    """A model as data. The defaults are the paper's backbone as trained
+    (docs/paper.md)."""
 
     vocab_size: int = 50304
     """Rows of the embedding and of the head; at least the tokenizer's size."""
@@ -86,7 +103,8 @@ class ModelConfig:
     n_heads: int = 12
     """Number of query heads; the head size is d_model / n_heads."""
     n_kv_heads: int = 12
-    """Number of key and value heads; fewer than n_heads gives grouped-query attention."""
+    """Number of key and value heads; fewer than n_heads gives grouped-query
+    attention."""
     max_seq_len: int = 4096
     """Length in tokens of the training sequences and of evaluation windows."""
     block: BlockKind | list[BlockKind] = "dual"
@@ -94,23 +112,26 @@ class ModelConfig:
     loops: int | list[int] = 4
     """K, how often the deep sublayer is applied, or a list by layer."""
     d_ffn: int | list[int | None] | None = None
-    """Configured FFN width of the deep path (dual and loop blocks), or a list by layer, null where
-    a layer has no such path."""
+    """Configured FFN width of the deep path (dual and loop blocks), or a list by layer,
+    null where a layer has no such path."""
     d_ffn_wide: int | list[int | None] | None = None
-    """Configured FFN width of the wide path (dual and wide blocks), or a list as for d_ffn."""
+    """Configured FFN width of the wide path (dual and wide blocks), or a list as for
+    d_ffn."""
     ffn_multiple_of: int = 256
-    """The effective FFN width is floor(2 d_ffn / 3) rounded up to a multiple of this."""
+    """The effective FFN width is floor(2 d_ffn / 3) rounded up to a multiple of
+    this."""
     n_experts: int | list[int] = 0
-    """Experts in the FFN of the wide path, or a list by layer; 0 is one dense FFN. A token's top_k
-    experts and their router cost the FLOPs of the dense FFN of d_ffn_wide."""
+    """Experts in the FFN of the wide path, or a list by layer; 0 is one dense FFN. A
+    token's top_k experts and their router cost the FLOPs of the dense FFN of
+    d_ffn_wide."""
     top_k: int = 2
     """Experts that a token takes. With 1 the router learns only under balance: loss."""
     balance: Balance = "bias"
-    """Evens out the load of experts: bias, on the choice of experts, moved by each step's load;
-    loss, an auxiliary loss; or none."""
+    """Evens out the load of experts: bias, on the choice of experts, moved by each
+    step's load; loss, an auxiliary loss; or none."""
     balance_rate: float | None = None
-    """Change of the bias in a step (null: 0.001), or factor of the loss (null: 0.01); no effect
-    under balance: none."""
+    """Change of the bias in a step (null: 0.001), or factor of the loss (null: 0.01);
+    no effect under balance: none."""
     tie_embeddings: bool = False
     """Whether the head shares the embedding's weight."""
     rope_base: float = 500000.0
@@ -120,16 +141,17 @@ class ModelConfig:
     norm_eps: float = 1e-5
     """Epsilon of every RMSNorm."""
     gate: Gate | str = "two_gates"
-    """How a dual block weighs its paths: two_gates is two sigmoids, convex (g, 1 - g), softmax a
-    softmax, fixed 0.5 each; or a custom class: my.module.Gate."""
+    """How a dual block weighs its paths: two_gates is two sigmoids, convex (g, 1 - g),
+    softmax a softmax, fixed 0.5 each; or a custom class: my.module.Gate."""
     combination: Combination | str = "router"
-    """Output of the deep path: router is the routed mixture of steps, final the last step, mean the
-    mean of steps; or a custom class: my.module.Combination."""
+    """Output of the deep path: router is the routed mixture of steps, final the last
+    step, mean the mean of steps; or a custom class: my.module.Combination."""
     step_index: Literal["zero_based", "one_based"] = "zero_based"
-    """The router's step input: (k-1)/(K-1) as trained, or k/(K-1) as in the paper's text."""
+    """The router's step input: (k-1)/(K-1) as trained, or k/(K-1) as in the paper's
+    text."""
     step_conditioning: Literal["none", "film"] = "none"
-    """film gives each step of a loop its own learned scale and shift after the two norms of the
-    shared sublayer, zero at the start; none: only gains differ."""
+    """film gives each step of a loop its own learned scale and shift after the two
+    norms of the shared sublayer, zero at the start; none: only gains differ."""
     gain_init: float = -7.0
     """Initial value of the gains before the softplus."""
     init_std: float = 0.02
@@ -137,10 +159,12 @@ class ModelConfig:
     residual_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the residual stream; bfloat16 exists to study the paper's numerics."""
     rope_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type that the rotary frequencies are rounded to; bfloat16 as in the paper's training."""
+    """Type that the rotary frequencies are rounded to; bfloat16 as in the paper's
+    training."""
     document_start: int | None = None
-    """Id of the token that begins documents (end of text): attention stays within each document,
-    and positions count from its start. null lets tokens look into earlier documents."""
+    """Id of the token that begins documents (end of text): attention stays within each
+    document, and positions count from its start. null lets tokens look into earlier
+    documents."""
 
     def __post_init__(self) -> None:
         for name in BY_LAYER:
@@ -153,11 +177,16 @@ class ModelConfig:
     @property
     def block_kinds(self) -> tuple[BlockKind, ...]:
         """The kind of each block, from the first layer to the last."""
-        return (self.block,) * self.n_layers if isinstance(self.block, str) else tuple(self.block)
+        return (
+            (self.block,) * self.n_layers
+            if isinstance(self.block, str)
+            else tuple(self.block)
+        )
 
     @cached_property
     def layers(self) -> tuple["LayerConfig", ...]:
-        """Each layer's view, from the first to the last; equal layers share one view."""
+        """Each layer's view, from the first to the last; equal layers share one
+        view."""
         shared = {field.name: getattr(self, field.name) for field in fields(self)}
         views: dict[tuple[Any, ...], LayerConfig] = {}
         found = []
@@ -197,12 +226,16 @@ class ModelConfig:
         """The effective width of `d_ffn` or `d_ffn_wide`, or one by layer."""
         value: int | list[int | None] | None = getattr(self, name)
         if isinstance(value, list):
-            return [None if width is None else self.effective_width(width) for width in value]
+            return [
+                None if width is None else self.effective_width(width)
+                for width in value
+            ]
         return None if value is None else self.effective_width(value)
 
     @property
     def routes_steps(self) -> bool:
-        """Whether deep paths learn to weigh their steps: not with one step, `final` or `mean`."""
+        """Whether deep paths learn to weigh their steps: not with one step, `final` or
+        `mean`."""
         return self.combination not in ("final", "mean") and self.most_loops > 1
 
     def _at(self, name: str, layer: int) -> Any:
@@ -211,11 +244,12 @@ class ModelConfig:
         return value[layer] if isinstance(value, list) else value
 
     def _problems(self) -> Iterator[str]:
-        """Contradictions among the fields, as sentences; each assumes that none came before."""
+        """Contradictions among the fields, as sentences; each assumes that none came
+        before."""
         if self.d_model % self.n_heads or self.head_dim % 2:
             yield (
-                f"d_model={self.d_model} with n_heads={self.n_heads} must give an even whole "
-                f"head size, not {self.d_model / self.n_heads:g}"
+                f"d_model={self.d_model} with n_heads={self.n_heads} must give an even "
+                f"whole head size, not {self.d_model / self.n_heads:g}"
             )
         if self.n_heads % self.n_kv_heads:
             yield f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}"
@@ -223,44 +257,61 @@ class ModelConfig:
             value = getattr(self, name)
             if isinstance(value, list) and len(value) != self.n_layers:
                 yield (
-                    f"{name} lists {len(value)} {what} for n_layers={self.n_layers} layers; "
-                    f"list {self.n_layers}, or set n_layers to {len(value)}"
+                    f"{name} lists {len(value)} {what} for n_layers={self.n_layers} "
+                    f"layers; list {self.n_layers}, or set n_layers to {len(value)}"
                 )
         if (start := self.document_start) is not None and start >= self.vocab_size:
             yield f"document_start={start} is no token of vocab_size={self.vocab_size}"
         yield from _unknown("gate", self.gate, GATE_OUTPUTS)
         yield from _unknown("combination", self.combination, COMBINATIONS)
-        for name, kinds in (("d_ffn", {"dual", "loop"}), ("d_ffn_wide", {"dual", "wide"})):
+        for name, kinds in (
+            ("d_ffn", {"dual", "loop"}),
+            ("d_ffn_wide", {"dual", "wide"}),
+        ):
             for n, kind in enumerate(self.block_kinds):
                 if kind in kinds and self._at(name, n) is None:
-                    where = f" in layer {n}" if isinstance(getattr(self, name), list) else ""
-                    way_out = "set it, or give an overlay after the --config of a whole recipe"
+                    where = (
+                        f" in layer {n}"
+                        if isinstance(getattr(self, name), list)
+                        else ""
+                    )
+                    way_out = (
+                        "set it, or give an overlay after the --config of a whole "
+                        "recipe"
+                    )
                     yield f"block '{kind}' needs {name} and has none{where}; {way_out}"
         for n in range(self.n_layers):
             yield from self._problems_of_experts(n)
 
     def _problems_of_experts(self, layer: int) -> Iterator[str]:
         """Why a layer, from 0, cannot have its configured experts."""
-        n, kind, width = (self._at(name, layer) for name in ("n_experts", "block", "d_ffn_wide"))
+        n, kind, width = (
+            self._at(name, layer) for name in ("n_experts", "block", "d_ffn_wide")
+        )
         if not n:
             return
         if kind == "loop":
             yield (
-                f"n_experts={n} in layer {layer}, a 'loop' block, which has no wide path for them; "
-                "list 0 for such layers, or choose dual or wide blocks"
+                f"n_experts={n} in layer {layer}, a 'loop' block, which has no wide "
+                "path for them; list 0 for such layers, or choose dual or wide blocks"
             )
         if self.top_k > n:
-            yield f"top_k={self.top_k} experts of n_experts={n} cannot be chosen; take {n} or fewer"
+            yield (
+                f"top_k={self.top_k} experts of n_experts={n} cannot be chosen; take "
+                f"{n} or fewer"
+            )
         if expert_width(self.effective_width(width), n, self.top_k) < EXPERT_MULTIPLE:
             yield (
                 f"n_experts={n} with top_k={self.top_k} leaves an expert less than "
-                f"{EXPERT_MULTIPLE} of the effective width {self.effective_width(width)} of "
-                f"d_ffn_wide={width}; choose fewer, or a larger d_ffn_wide"
+                f"{EXPERT_MULTIPLE} of the effective width "
+                f"{self.effective_width(width)} of d_ffn_wide={width}; choose fewer, "
+                "or a larger d_ffn_wide"
             )
 
 
 def by_layer(value: int | list[int] | list[int | None]) -> str:
-    """A field that may be a list by layer, as text: `4`, or `1, 4, - x 2`; None is `-`."""
+    """A field that may be a list by layer, as text: `4`, or `1, 4, - x 2`; None is
+    `-`."""
     if isinstance(value, int):
         return f"{value:,}"
     runs = [(number, len(list(run))) for number, run in groupby(value)]
@@ -281,7 +332,8 @@ BY_LAYER = {
 
 @dataclass(frozen=True)
 class LayerConfig(ModelConfig):
-    """One layer's view of a model: the configuration of a model with only such layers."""
+    """One layer's view of a model: the configuration of a model with only such
+    layers."""
 
     block: BlockKind = "dual"
     loops: int = 4
@@ -294,13 +346,16 @@ class LayerConfig(ModelConfig):
         """Hidden width of each expert, see `expert_width`; 0 without experts."""
         if not self.n_experts or self.d_ffn_wide is None:
             return 0
-        return expert_width(self.effective_width(self.d_ffn_wide), self.n_experts, self.top_k)
+        return expert_width(
+            self.effective_width(self.d_ffn_wide), self.n_experts, self.top_k
+        )
 
     def step_indices(self, forced: int | None = None) -> list[float]:
-        """The router's input for each step k: (k - 1) / (K - 1), or k / (K - 1) for `one_based`.
+        """The router's input for each step k: (k - 1) / (K - 1), or k / (K - 1) for
+        `one_based`.
 
-        With fewer `forced` loops than K the index still reaches 1 in the last step; with more
-        loops it stays 1 from step K on.
+        With fewer `forced` loops than K the index still reaches 1 in the last step;
+        with more loops it stays 1 from step K on.
         """
         loops = self.loops if forced is None else forced
         first = 1 if self.step_index == "zero_based" else 0
@@ -309,14 +364,17 @@ class LayerConfig(ModelConfig):
 
 
 def effective_width(d_ffn: int, multiple_of: int) -> int:
-    """``multiple_of * ceil(floor(2 d_ffn / 3) / multiple_of)`` (Eq. heff, appendix B)."""
+    """``multiple_of * ceil(floor(2 d_ffn / 3) / multiple_of)`` (Eq. heff, appendix
+    B)."""
     return multiple_of * -(-(2 * d_ffn // 3) // multiple_of)
 
 
 def expert_width(dense: int, n_experts: int, top_k: int) -> int:
-    """Width of an expert whose FLOPs, ``k 6 d width + 2 d n``, come nearest to a dense FFN's 6 d h.
+    """Width of an expert whose FLOPs, ``k 6 d width + 2 d n``, come nearest to a dense
+    FFN's 6 d h.
 
-    The second term is the router's. `dense` is h; the width is a multiple of EXPERT_MULTIPLE.
+    The second term is the router's. `dense` is h; the width is a multiple of
+    EXPERT_MULTIPLE.
     """
     share = 3 * top_k * EXPERT_MULTIPLE
     return (2 * (3 * dense - n_experts) + share) // (2 * share) * EXPERT_MULTIPLE
@@ -328,5 +386,6 @@ def _unknown(name: str, value: str, built_in: Iterable[str]) -> Iterator[str]:
     if value not in names and not CLASS_PATH.fullmatch(value):
         yield (
             f"{name} must be one of {', '.join(names)} or the path of a class such as "
-            f"my.module.{name.capitalize()}, not '{value:.60}'{did_you_mean(value, names)}"
+            f"my.module.{name.capitalize()}, not "
+            f"'{value:.60}'{did_you_mean(value, names)}"
         )

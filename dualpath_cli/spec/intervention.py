@@ -20,7 +20,8 @@ RANDOM: Literal["random"] = "random"
 
 @dataclass(frozen=True)
 class Intervention:
-    """A row of the paper's inference-time ablations (table `ablations`), or several in one.
+    """A row of the paper's inference-time ablations (table `ablations`), or several in
+    one.
 
     The default changes nothing.
 
@@ -29,81 +30,103 @@ class Intervention:
     """
 
     loops: int | None = None
-    """K', the steps that every deep path runs instead of the trained K. The last step takes the
-    remaining mass. Below K the router's step index is rescaled to K' steps; above K the index of K
-    steps is kept, at most 1, and the K-th gain repeats."""
+    """K', the steps that every deep path runs instead of the trained K. The last step
+    takes the remaining mass. Below K the router's step index is rescaled to K' steps;
+    above K the index of K steps is kept, at most 1, and the K-th gain repeats."""
     gates: tuple[float, float] | Literal["shuffled"] | None = None
-    """(g_d, g_w) of every token in every dual block; or `shuffled`: the learned values of g_d, and
-    independently those of g_w, permuted over the positions of each sequence, anew in each layer."""
+    """(g_d, g_w) of every token in every dual block; or `shuffled`: the learned values
+    of g_d, and independently those of g_w, permuted over the positions of each
+    sequence, anew in each layer."""
     experts: int | Literal["random"] | None = None
-    """How many experts each token takes, the best, instead of the trained number; or `random`: the
-    trained number, chosen at random. Weights are a softmax over the chosen experts in both
-    cases."""
+    """How many experts each token takes, the best, instead of the trained number; or
+    `random`: the trained number, chosen at random. Weights are a softmax over the
+    chosen experts in both cases."""
     seed: int = 0
     """Seed of the permutations, and of the random choice."""
     halting: float | None = None
-    """Threshold: a token stops after the first step that leaves this mass or less. The step takes
-    the remaining mass, and later steps of other tokens see the state that the token stopped at."""
+    """Threshold: a token stops after the first step that leaves this mass or less. The
+    step takes the remaining mass, and later steps of other tokens see the state that
+    the token stopped at."""
     skip: float | None = None
-    """Gate below which a token skips a path of a dual block: h_deep or h_wide is then the block's
-    input x, as if the path added nothing, and later tokens see x in all steps of the path."""
+    """Gate below which a token skips a path of a dual block: h_deep or h_wide is then
+    the block's input x, as if the path added nothing, and later tokens see x in all
+    steps of the path."""
     kv_slots: int | None = None
-    """The most keys and values that a deep path keeps of each token: step k writes slot k mod N,
-    from 0. Tokens of one pass see each other in every step; tokens of earlier passes are seen
-    through their slots. Without a cache each token is a pass."""
+    """The most keys and values that a deep path keeps of each token: step k writes slot
+    k mod N, from 0. Tokens of one pass see each other in every step; tokens of earlier
+    passes are seen through their slots. Without a cache each token is a pass."""
     layers: tuple[int, ...] | None = None
     """Layers, from 0 on, that the intervention applies to; None: all layers."""
     tokens: str | None = None
-    """Name of a class of tokens, given by `token_mask`: only their gates are overridden."""
+    """Name of a class of tokens, given by `token_mask`: only their gates are
+    overridden."""
 
     def __post_init__(self) -> None:
         if self.loops is not None and (type(self.loops) is not int or self.loops < 1):
-            raise ValueError(f"loops must be a whole number from 1 on, not {self.loops!r}")
+            raise ValueError(
+                f"loops must be a whole number from 1 on, not {self.loops!r}"
+            )
         if self.gates is not None and self.gates != SHUFFLED:
             pair = isinstance(self.gates, tuple) and len(self.gates) == 2
             if not pair or not all(_is_fraction(value) for value in self.gates):
                 raise ValueError(
-                    f"gates must be (g_d, g_w), each from 0 to 1, or 'shuffled', not {self.gates!r}"
+                    "gates must be (g_d, g_w), each from 0 to 1, or 'shuffled', not "
+                    f"{self.gates!r}"
                 )
         if self.halting is not None and not _is_fraction(self.halting):
-            raise ValueError(f"halting must be a number from 0 to 1, not {self.halting!r}")
+            raise ValueError(
+                f"halting must be a number from 0 to 1, not {self.halting!r}"
+            )
         if self.skip is not None and not _is_fraction(self.skip):
             raise ValueError(f"skip must be a number from 0 to 1, not {self.skip!r}")
-        if self.kv_slots is not None and (type(self.kv_slots) is not int or self.kv_slots < 1):
-            raise ValueError(f"kv_slots must be a whole number from 1 on, not {self.kv_slots!r}")
+        if self.kv_slots is not None and (
+            type(self.kv_slots) is not int or self.kv_slots < 1
+        ):
+            raise ValueError(
+                f"kv_slots must be a whole number from 1 on, not {self.kv_slots!r}"
+            )
         if self.experts not in (None, RANDOM) and (
             type(self.experts) is not int or self.experts < 1
         ):
             raise ValueError(
-                f"experts must be a whole number from 1 on, or 'random', not {self.experts!r}"
+                "experts must be a whole number from 1 on, or 'random', not "
+                f"{self.experts!r}"
             )
         if self.kv_slots is not None and self.needs_whole_text:
             raise ValueError(
-                "kv_slots excludes shuffled gates and random experts, which need the whole text"
+                "kv_slots excludes shuffled gates and random experts, which need the "
+                "whole text"
             )
         if type(self.seed) is not int or self.seed < 0:
-            raise ValueError(f"seed must be a whole number from 0 on, not {self.seed!r}")
+            raise ValueError(
+                f"seed must be a whole number from 0 on, not {self.seed!r}"
+            )
         if self.layers is not None and not _are_layers(self.layers):
             raise ValueError(
-                f"layers must be a tuple of numbers from 0 on in growing order, not {self.layers!r}"
+                "layers must be a tuple of numbers from 0 on in growing order, not "
+                f"{self.layers!r}"
             )
         if self.seed and not self.needs_whole_text:
             raise ValueError(f"seed={self.seed} needs shuffled gates or random experts")
         others = (self.loops, self.experts, self.halting, self.skip, self.kv_slots)
         alone = all(field is None for field in others)
         if self.layers is not None and alone and self.gates is None:
-            raise ValueError("layers restrict an override, such as gates=1,0: give one, too")
+            raise ValueError(
+                "layers restrict an override, such as gates=1,0: give one, too"
+            )
         if self.tokens is not None and not (alone and isinstance(self.gates, tuple)):
             raise ValueError(
-                f"tokens='{self.tokens}' needs constant gates alone: all tokens share the loop"
+                f"tokens='{self.tokens}' needs constant gates alone: all tokens share "
+                "the loop"
             )
 
     @property
     def name(self) -> str:
-        """A short name: `learned`, `K=3`, `gates=1,0`, `shuffled`, with a seed `shuffled:7`.
+        """A short name: `learned`, `K=3`, `gates=1,0`, `shuffled`, with a seed
+        `shuffled:7`.
 
-        Also `experts=1`, `experts=random:7`, `halting=0.1`, `skip=0.2`, `kv_slots=1`; layers and
-        tokens follow: `gates=0,1 layers=0,2 tokens=arithmetic`.
+        Also `experts=1`, `experts=random:7`, `halting=0.1`, `skip=0.2`, `kv_slots=1`;
+        layers and tokens follow: `gates=0,1 layers=0,2 tokens=arithmetic`.
         """
         parts = [] if self.loops is None else [f"K={self.loops}"]
         seed = f":{self.seed}" if self.seed else ""
@@ -112,7 +135,8 @@ class Intervention:
         elif self.gates is not None:
             parts.append("gates=" + ",".join(f"{value:g}" for value in self.gates))
         if self.experts is not None:
-            drawn = self.experts == RANDOM and self.gates != SHUFFLED  # else named above
+            # else named above
+            drawn = self.experts == RANDOM and self.gates != SHUFFLED
             parts.append(f"experts={self.experts}{seed if drawn else ''}")
         if self.halting is not None:
             parts.append(f"halting={self.halting:g}")
@@ -134,28 +158,43 @@ class Intervention:
     @property
     def leaves_out(self) -> bool:
         """Whether tokens leave steps or paths out, or keep fewer keys and values."""
-        return any(field is not None for field in (self.halting, self.skip, self.kv_slots))
+        return any(
+            field is not None for field in (self.halting, self.skip, self.kv_slots)
+        )
 
     def within(self, layer: int) -> "Intervention | None":
         """The intervention if it applies to a layer, from 0; else None."""
         return self if self.layers is None or layer in self.layers else None
 
     def problem(self, config: ModelConfig) -> str | None:
-        """Why a model cannot have this intervention, as the end of a message; None if it can."""
+        """Why a model cannot have this intervention, as the end of a message; None if
+        it can."""
         if self.layers is not None and self.layers[-1] >= config.n_layers:
-            return f"the model has no layer {self.layers[-1]}: they go up to {config.n_layers - 1}"
+            return (
+                f"the model has no layer {self.layers[-1]}: they go up to "
+                f"{config.n_layers - 1}"
+            )
         numbers = self.layers or range(config.n_layers)
         kinds = [config.block_kinds[n] for n in numbers]
         place = "the model" if self.layers is None else "that part of the model"
         if (self.gates is not None or self.skip is not None) and "dual" not in kinds:
             return f"{place} has no dual block, so it has no gates"
         if self.experts is not None:
-            counts = [config.layers[n].n_experts for n in numbers if config.layers[n].n_experts]
+            counts = [
+                config.layers[n].n_experts
+                for n in numbers
+                if config.layers[n].n_experts
+            ]
             if not counts:
                 return f"{place} has no experts"
             if self.experts != RANDOM and self.experts > min(counts):
-                return f"a layer has {min(counts)} experts: take these or fewer, not {self.experts}"
-        if any(field is not None for field in (self.loops, self.halting, self.kv_slots)):
+                return (
+                    f"a layer has {min(counts)} experts: take these or fewer, not "
+                    f"{self.experts}"
+                )
+        if any(
+            field is not None for field in (self.loops, self.halting, self.kv_slots)
+        ):
             if set(kinds) == {"wide"}:
                 return f"{place} has only wide blocks, so it has no loop"
             mixes = config.combination not in ("final", "mean")
@@ -163,16 +202,23 @@ class Intervention:
             single = [n for n in deep if config.layers[n].loops == 1]
             if single and mixes and (self.loops or 1) > 1:
                 place = "the model" if config.same_loops == 1 else f"layer {single[0]}"
-                return f"{place} was trained with one loop, so it has no router to weigh more"
+                return (
+                    f"{place} was trained with one loop, so it has no router to weigh "
+                    "more"
+                )
             most = self.loops or max(config.layers[n].loops for n in deep)
             if self.kv_slots is not None and self.kv_slots >= most:
-                return f"{self.kv_slots} slots leave nothing out of a loop of {most} steps"
+                return (
+                    f"{self.kv_slots} slots leave nothing out of a loop of {most} steps"
+                )
         if self.halting is not None and not config.routes_steps:
-            return "the model has no router, so there is no remaining mass for a threshold"
+            return (
+                "the model has no router, so there is no remaining mass for a threshold"
+            )
         if self.halting is not None and not gives_mass(config):
             return (
-                f"combination {config.combination} has no step_probability, so there is no "
-                "remaining mass for a threshold"
+                f"combination {config.combination} has no step_probability, so there "
+                "is no remaining mass for a threshold"
             )
         return None
 
@@ -184,7 +230,9 @@ def _is_fraction(value: object) -> bool:
 def _are_layers(layers: object) -> bool:
     if not isinstance(layers, tuple) or not layers:
         return False
-    return all(type(n) is int and n >= 0 for n in layers) and list(layers) == sorted(set(layers))
+    return all(type(n) is int and n >= 0 for n in layers) and list(layers) == sorted(
+        set(layers)
+    )
 
 
 def parse_overrides(words: Sequence[str]) -> Intervention | None:
@@ -196,18 +244,27 @@ def parse_overrides(words: Sequence[str]) -> Intervention | None:
     for word in " ".join(words).split():
         if word == LEARNED:
             continue
-        text = f"gates={word}" if word.startswith(SHUFFLED) else word.replace("K=", "loops=", 1)
+        text = (
+            f"gates={word}"
+            if word.startswith(SHUFFLED)
+            else word.replace("K=", "loops=", 1)
+        )
         key, equals, value = text.partition("=")
         value, drawn, seed = (
             value.partition(":") if key in ("gates", "experts") else (value, "", "")
         )
         if not equals or key not in _TYPES:
             hint = did_you_mean(key, _TYPES) or f"; keys are K, {', '.join(_TYPES)}"
-            raise UserError(f"--intervention '{word}': give KEY=VALUE or {SHUFFLED}{hint}")
-        found = {key: _read(key, value)} | ({"seed": _read("seed", seed)} if drawn else {})
+            raise UserError(
+                f"--intervention '{word}': give KEY=VALUE or {SHUFFLED}{hint}"
+            )
+        found = {key: _read(key, value)} | (
+            {"seed": _read("seed", seed)} if drawn else {}
+        )
         if not fields.keys().isdisjoint(found):
             raise UserError(
-                f"--intervention '{word}': its key is given twice, or also by its own option"
+                f"--intervention '{word}': its key is given twice, or also by its own "
+                "option"
             )
         fields |= found
     try:
@@ -219,14 +276,19 @@ def parse_overrides(words: Sequence[str]) -> Intervention | None:
     return change
 
 
-_TYPES: dict[str, type] = dict.fromkeys(("loops", "experts", "kv_slots", "layers", "seed"), int)
+_TYPES: dict[str, type] = dict.fromkeys(
+    ("loops", "experts", "kv_slots", "layers", "seed"), int
+)
 _TYPES |= {"gates": float, "halting": float, "skip": float, "tokens": str}
 
 
 def _read(key: str, text: str) -> Any:
-    """The value of a field of Intervention, unchecked; text that is no number stays text."""
+    """The value of a field of Intervention, unchecked; text that is no number stays
+    text."""
     try:
         several = key in ("gates", "layers")
-        return tuple(map(_TYPES[key], text.split(","))) if several else _TYPES[key](text)
+        return (
+            tuple(map(_TYPES[key], text.split(","))) if several else _TYPES[key](text)
+        )
     except ValueError:
         return text

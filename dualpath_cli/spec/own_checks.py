@@ -1,8 +1,10 @@
-"""Custom classes: imported if the user allows, tried, counted, and compared with a run's classes.
+"""Custom classes: imported if the user allows, tried, counted, and compared with a
+run's classes.
 
-Importing a class runs its code. The user trusts a recipe on the command line; a run or folder that
-is read may come from anybody. A run folder keeps the source of classes under `classes/` and its
-hash in versions.json: results depend on the source as on the recipe.
+Importing a class runs its code. The user trusts a recipe on the command line; a run or
+folder that is read may come from anybody. A run folder keeps the source of classes
+under `classes/` and its hash in versions.json: results depend on the source as on the
+recipe.
 """
 
 import hashlib
@@ -21,28 +23,43 @@ from typing import Any, get_args
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import inside, is_first_rank, say, write_text
 from dualpath_cli.spec.config import LayerConfig, ModelConfig, ParameterGroup
-from dualpath_cli.spec.own_classes import FOUND, Role, Start, own_class, own_kind, own_roles
+from dualpath_cli.spec.own_classes import (
+    FOUND,
+    Role,
+    Start,
+    own_class,
+    own_kind,
+    own_roles,
+)
 
 KINDS = list(product(get_args(ParameterGroup), get_args(Start)))
 BATCH, LENGTH = 2, 3
 
 
 def import_classes(
-    config: ModelConfig, *, allowed: bool, read: Sequence[Path] = (), named: Mapping[str, Any] = {}
+    config: ModelConfig,
+    *,
+    allowed: bool,
+    read: Sequence[Path] = (),
+    named: Mapping[str, Any] = {},
 ) -> None:
-    """Imports a model's custom classes into `FOUND` and tries them; no other function does.
+    """Imports a model's custom classes into `FOUND` and tries them; no other function
+    does.
 
-    The user allows all classes by giving the recipe or OPTION, or allows those in `named`, the
-    model section of the command line. Nothing inside the folders `read` is imported.
+    The user allows all classes by giving the recipe or OPTION, or allows those in
+    `named`, the model section of the command line. Nothing inside the folders `read` is
+    imported.
     """
     for role in own_roles(config):
         path, start = getattr(config, role), start_of(config, role)
         if not allowed and path not in named.values():
             raise UserError(
-                f"{start} is named by a run or folder, and importing it runs its code; give "
-                "--own-classes if you trust it"
+                f"{start} is named by a run or folder, and importing it runs its code; "
+                "give --own-classes if you trust it"
             )
-        _check_places(path.rpartition(".")[0], start, {place.resolve() for place in read})
+        _check_places(
+            path.rpartition(".")[0], start, {place.resolve() for place in read}
+        )
         if path not in FOUND:
             FOUND[path] = _torch_module(path, start)
     if own_roles(config):
@@ -52,7 +69,8 @@ def import_classes(
 def check_as_trained(
     run: Any, config: ModelConfig, allowed: bool, named: Mapping[str, Any] = {}
 ) -> None:
-    """Imports the classes of a `Run` that is read; says which have changed since its training."""
+    """Imports the classes of a `Run` that is read; says which have changed since its
+    training."""
     import_classes(config, allowed=allowed, read=[run.folder], named=named)
     for path in _changed(run.facts, config) if own_roles(config) else ():
         if is_first_rank():
@@ -60,7 +78,8 @@ def check_as_trained(
 
 
 def option_of(config: ModelConfig) -> str:
-    """The option that a command needs to read this model: ` --own-classes`, or nothing."""
+    """The option that a command needs to read this model: ` --own-classes`, or
+    nothing."""
     return " --own-classes" if own_roles(config) else ""
 
 
@@ -81,7 +100,8 @@ def explained(start: str, what: str, more: str = "") -> Iterator[None]:
 
 
 def _check_places(module: str, start: str, read: set[Path]) -> None:
-    """Refuses a module if importing it runs, or looks into, a file inside a folder in `read`.
+    """Refuses a module if importing it runs, or looks into, a file inside a folder in
+    `read`.
 
     The check itself runs no code.
     """
@@ -90,7 +110,9 @@ def _check_places(module: str, start: str, read: set[Path]) -> None:
         sys.path.append(str(here))  # last, so as not to hide installed packages
     first, *rest = module.split(".")
     try:  # as Python does, editable installs included
-        spec = importlib.util.find_spec(first) or PathFinder.find_spec(first, [str(here)])
+        spec = importlib.util.find_spec(first) or PathFinder.find_spec(
+            first, [str(here)]
+        )
     except ValueError:  # a module that runs as a script has no spec
         return
     while spec is not None:
@@ -99,15 +121,18 @@ def _check_places(module: str, start: str, read: set[Path]) -> None:
             place = Path(str(found)).resolve()
             for folder in read.intersection([place, *place.parents]):
                 raise UserError(
-                    f"{start} would be imported from '{place}', inside of '{folder}', which is "
-                    "read; move a trusted file out of there, or name a smaller folder"
+                    f"{start} would be imported from '{place}', inside of '{folder}', "
+                    "which is read; move a trusted file out of there, or name a "
+                    "smaller folder"
                 )
-        # By the last name: for the whole path Python would import its namespace packages.
+        # By the last name: for the whole path Python would import its namespace
+        # packages.
         spec = PathFinder.find_spec(rest.pop(0), search) if rest else None
 
 
 def find_class(path: str, start: str, read: Sequence[Path] = ()) -> Any:
-    """Imports a class of any kind by its dotted path, from nowhere inside the folders `read`.
+    """Imports a class of any kind by its dotted path, from nowhere inside the folders
+    `read`.
 
     `start` begins the message of a UserError.
     """
@@ -129,7 +154,9 @@ def _torch_module(path: str, start: str) -> Any:
     if not (inspect.isclass(cls) and issubclass(cls, nn.Module)) or cls is not getattr(
         sys.modules[cls.__module__], cls.__name__, None
     ):
-        raise UserError(f"{start} must be a class of torch.nn.Module at the top of a file")
+        raise UserError(
+            f"{start} must be a class of torch.nn.Module at the top of a file"
+        )
     return cls
 
 
@@ -139,8 +166,8 @@ def declared_flops(config: ModelConfig, role: Role) -> int:
         flops = cls.flops(config)
     if type(flops) is not int or flops < 0:
         raise UserError(
-            f"{start}: flops(config) must give a whole number from 0 on, the FLOPs per token, not "
-            f"{flops!r:.40}"
+            f"{start}: flops(config) must give a whole number from 0 on, the FLOPs per "
+            f"token, not {flops!r:.40}"
         )
     return flops
 
@@ -156,20 +183,25 @@ def on_meta(config: ModelConfig, role: Role) -> Any:
     for name, tensor in tensors:
         if not (isinstance(tensor, torch.nn.Parameter) and tensor.ndim):
             raise UserError(
-                f"{start}: {name} must be a parameter with a dimension, such as torch.empty(1), "
-                "which FSDP2 can divide; compute a buffer in forward, as nothing would fill it"
+                f"{start}: {name} must be a parameter with a dimension, such as "
+                "torch.empty(1), which FSDP2 can divide; compute a buffer in forward, "
+                "as nothing would fill it"
             )
     return module
 
 
 def own_shapes(config: ModelConfig, role: Role) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(p.shape) for name, p in on_meta(config, role).named_parameters()}
+    return {
+        name: tuple(p.shape) for name, p in on_meta(config, role).named_parameters()
+    }
 
 
 def _try_classes(config: ModelConfig) -> None:
-    """Tries each class on a few tokens, in float32 on the CPU; the first fault is a UserError.
+    """Tries each class on a few tokens, in float32 on the CPU; the first fault is a
+    UserError.
 
-    Such faults would show late, or not at all. B batch, T positions, D model width, K loops.
+    Such faults would show late, or not at all. B batch, T positions, D model width, K
+    loops.
     """
     for layer in dict.fromkeys(config.layers):
         for role in own_roles(layer):
@@ -185,21 +217,31 @@ def _faults(role: Role, module: Any, config: LayerConfig) -> Iterator[str]:
     named = dict(module.named_parameters())
     for pattern, kind in dict(getattr(type(module), "parameter_kinds", {})).items():
         if not any(fnmatchcase(name, pattern) for name in named):
-            yield f"parameter_kinds has '{pattern}', which matches no parameter: {[*named]}"
+            yield (
+                f"parameter_kinds has '{pattern}', which matches no parameter: "
+                f"{[*named]}"
+            )
         if kind not in KINDS:
-            yield f"parameter_kinds['{pattern}'] must be one of docs/custom.md's, not {kind!r:.60}"
+            yield (
+                f"parameter_kinds['{pattern}'] must be one of docs/custom.md's, not "
+                f"{kind!r:.60}"
+            )
     generator = torch.Generator().manual_seed(0)
     for noise in (0, 0.01):  # weights that start at zero would hide their effect
         for name, parameter in named.items():
             begin = own_kind(name, type(module), role, parameter.ndim).start
             std = 0.02 if begin.startswith("normal") else noise
             constant = {"gain_init": config.gain_init, "one": 1.0}.get(begin, 0.0)
-            parameter.data = constant + std * torch.randn(parameter.shape, generator=generator)
+            parameter.data = constant + std * torch.randn(
+                parameter.shape, generator=generator
+            )
         for count in (2,) if role == "gate" else (config.loops, config.loops + 1):
             yield from _faults_of_weights(role, module, config, count)
 
 
-def _faults_of_weights(role: Role, module: Any, config: LayerConfig, count: int) -> Iterator[str]:
+def _faults_of_weights(
+    role: Role, module: Any, config: LayerConfig, count: int
+) -> Iterator[str]:
     """The faults of the two gates, or of the weights of `count` steps."""
     import torch
 
@@ -207,25 +249,39 @@ def _faults_of_weights(role: Role, module: Any, config: LayerConfig, count: int)
     indices = config.step_indices(count) if role == "combination" else []
 
     def weigh(h_KBTD: Any) -> list[Any]:
-        return list(module(h_KBTD[0]) if role == "gate" else module(list(h_KBTD), indices))
+        return list(
+            module(h_KBTD[0]) if role == "gate" else module(list(h_KBTD), indices)
+        )
 
     generator = torch.Generator().manual_seed(0)
     h_KBTD = torch.randn(count, BATCH, LENGTH, config.d_model, generator=generator)
     weights = weigh(h_KBTD)
     shapes = [tuple(getattr(weight, "shape", ())) for weight in weights]
     if shapes != [(BATCH, LENGTH, 1)] * count:
-        yield f"forward must give {count} tensors of (B, T, 1) = {(BATCH, LENGTH, 1)}, not {shapes}"
+        yield (
+            f"forward must give {count} tensors of (B, T, 1) = {(BATCH, LENGTH, 1)}, "
+            f"not {shapes}"
+        )
     if not all(weight.isfinite().all() for weight in weights):
-        yield "forward gives no finite numbers; parameter_kinds sets the initial weights"
+        yield (
+            "forward gives no finite numbers; parameter_kinds sets the initial weights"
+        )
     if not all(map(close, [w[1:, 1:2] for w in weights], weigh(h_KBTD[:, 1:, 1:2]))):
-        yield "a token's weights must depend on its own states alone: caches keep no others"
+        yield (
+            "a token's weights must depend on its own states alone: caches keep no "
+            "others"
+        )
     module.zero_grad()
-    total = torch.stack([(w * (k + 1)).square().sum() for k, w in enumerate(weights)]).sum()
+    total = torch.stack(
+        [(w * (k + 1)).square().sum() for k, w in enumerate(weights)]
+    ).sum()
     if total.requires_grad:
         total.backward()
     for name, parameter in module.named_parameters():
         if parameter.grad is None:
-            yield f"parameter {name} gets no gradient, and DDP would wait for one; use it"
+            yield (
+                f"parameter {name} gets no gradient, and DDP would wait for one; use it"
+            )
     if role == "gate":
         return
     if not close(torch.stack(weights).sum(0), torch.ones(BATCH, LENGTH, 1)):
@@ -235,7 +291,10 @@ def _faults_of_weights(role: Role, module: Any, config: LayerConfig, count: int)
         for weight, h_BTD, index in zip(weights, h_KBTD, indices[:-1], strict=False):
             share_BT1 = left_BT1 * module.step_probability(h_BTD, index)
             if not close(weight, share_BT1):
-                yield "forward must weigh steps by step_probability times the remaining mass"
+                yield (
+                    "forward must weigh steps by step_probability times the remaining "
+                    "mass"
+                )
             left_BT1 = left_BT1 - share_BT1
 
 
@@ -260,8 +319,8 @@ def check_as_begun(
     """Refuses to continue a run if a class has changed since the run's `facts`."""
     for path in _changed(facts, config):
         raise UserError(
-            f"{folder} was begun with another source of {path}, kept in {_copy(folder, path)}; "
-            f"restore this source or {way_out}"
+            f"{folder} was begun with another source of {path}, kept in "
+            f"{_copy(folder, path)}; restore this source or {way_out}"
         )
 
 
@@ -273,11 +332,14 @@ def keep_sources(folder: Path, config: ModelConfig) -> None:
 
 
 def _changed(facts: Mapping[str, Any], config: ModelConfig) -> list[str]:
-    """Paths of the classes whose source differs from the one that a run's facts record."""
+    """Paths of the classes whose source differs from the one that a run's facts
+    record."""
     before = facts.get("classes")
     if not isinstance(before, dict):
         return []
-    return [path for path, now in hashes(config).items() if before.get(path, now) != now]
+    return [
+        path for path, now in hashes(config).items() if before.get(path, now) != now
+    ]
 
 
 def _copy(folder: Path, path: str) -> Path:

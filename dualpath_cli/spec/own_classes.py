@@ -1,7 +1,9 @@
-"""Custom classes of a model's gate and combination, by dotted path, and kinds of parameters.
+"""Custom classes of a model's gate and combination, by dotted path, and kinds of
+parameters.
 
-`model.gate` and `model.combination` take `my.module.Gate` beside the built-in names; docs/custom.md
-lists the methods of such a class. `own_checks.import_classes` imports classes; this file does not.
+`model.gate` and `model.combination` take `my.module.Gate` beside the built-in names;
+docs/custom.md lists the methods of such a class. `own_checks.import_classes` imports
+classes; this file does not.
 """
 
 from fnmatch import fnmatchcase
@@ -45,19 +47,21 @@ def own_class(config: ModelConfig, role: Role) -> Any:
 
 
 def gives_mass(config: ModelConfig) -> bool:
-    """Whether steps have probabilities, as under the router, which leave mass to later steps."""
+    """Whether steps have probabilities, as under the router, which leave mass to later
+    steps."""
     if not config.routes_steps or config.combination == "router":
         return config.routes_steps
     return hasattr(own_class(config, "combination"), "step_probability")
 
 
 class ParameterKind(NamedTuple):
-    """Facts that all parameters of a kind share; built-in kinds are in `model/parameters.py`."""
+    """Facts that all parameters of a kind share; built-in kinds are in
+    `model/parameters.py`."""
 
     kind: Kind  # group of the optimizer
     start: Start
-    """`normal` has std `init_std` (0.02), `normal_by_depth` `init_std` / sqrt(2 n_layers);
-    `gain_init` is that of gains before the softplus (-7: s is 9.1e-4)."""
+    """`normal` has std `init_std` (0.02), `normal_by_depth` `init_std` / sqrt(2
+    n_layers); `gain_init` is that of gains before the softplus (-7: s is 9.1e-4)."""
 
     @property
     def group(self) -> ParameterGroup:
@@ -67,10 +71,12 @@ class ParameterKind(NamedTuple):
 def own_kind(name: str, cls: type, role: Role, dimensions: int) -> ParameterKind:
     """The kind of a parameter of a custom class, by its name within the class.
 
-    The class's `parameter_kinds` decides. By default a weight of a norm starts at one, a matrix is
-    drawn, and a vector starts at zero and decays as biases do.
+    The class's `parameter_kinds` decides. By default a weight of a norm starts at one,
+    a matrix is drawn, and a vector starts at zero and decays as biases do.
     """
-    kinds: dict[ParameterGroup, Kind] = {group: kind for kind, group in GROUP_OF.items()}
+    kinds: dict[ParameterGroup, Kind] = {
+        group: kind for kind, group in GROUP_OF.items()
+    }
     matrices: Kind = "gate" if role == "gate" else "router"
     kinds["matrices"] = matrices
     for pattern, (group, start) in getattr(cls, "parameter_kinds", {}).items():

@@ -1,11 +1,13 @@
-"""The bench of all studies: runs their passes on any number of devices, and keeps finished passes.
+"""The bench of all studies: runs their passes on any number of devices, and keeps
+finished passes.
 
-A *pass* is one source under one change of the model. A finished pass is a file of arrays, named by
-a hash of the facts that decide its numbers: checkpoint, texts, precision and so on. So a study
-continues where it stopped.
+A *pass* is one source under one change of the model. A finished pass is a file of
+arrays, named by a hash of the facts that decide its numbers: checkpoint, texts,
+precision and so on. So a study continues where it stopped.
 
-A study consists of its passes, their work on a batch (`Pass`), and its report. All passes go
-through one `Trainer.validate`, whose strategy places the model and divides the windows.
+A study consists of its passes, their work on a batch (`Pass`), and its report. All
+passes go through one `Trainer.validate`, whose strategy places the model and divides
+the windows.
 
 Shapes: B windows of a batch, T positions.
 """
@@ -47,7 +49,8 @@ from dualpath_cli.training.session import Session
 
 
 def study_facts(launch: StudyLaunch, trainer: Trainer) -> dict[str, Any]:
-    """Facts of a report: the checkpoint with one hash of its weights, model, machine, data."""
+    """Facts of a report: the checkpoint with one hash of its weights, model, machine,
+    data."""
     settings, run = launch.settings, launch.run
     sha256 = hash_of_weights(run.checkpoint)
     return {
@@ -65,7 +68,8 @@ def study_facts(launch: StudyLaunch, trainer: Trainer) -> dict[str, Any]:
 
 
 def decisive_facts(facts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
-    """The facts that decide numbers to the last bit; paths of files are not among these."""
+    """The facts that decide numbers to the last bit; paths of files are not among
+    these."""
     names = ("model", "seed", "precision", "device", "torch", "devices", "micro_batch")
     return {name: facts[name] for name in names} | {
         "checkpoint": facts["checkpoint"]["sha256"],
@@ -79,7 +83,8 @@ def source_facts(
 ) -> dict[str, Any]:
     """Facts about a source; `tokenizer` is the fingerprint of its tokenizer.
 
-    `sha256` is the hash of the source's file or concatenated files, or a data folder's fingerprint.
+    `sha256` is the hash of the source's file or concatenated files, or a data folder's
+    fingerprint.
     """
     location = of_set.path
     if exists(f"{location}/{MANIFEST}"):
@@ -119,14 +124,17 @@ FILLER = -1  # the place of a window that only fills up a batch
 
 @dataclass
 class Pass(ABC):
-    """One source under one change of the model; each study has its own class of passes."""
+    """One source under one change of the model; each study has its own class of
+    passes."""
 
     source: str
     windows: Windows
     path: Path = field(init=False)  # of the file of its arrays; `locate` sets it
-    arrays: Arrays = field(default_factory=dict, init=False)  # on rank 0; empty until finished
+    # on rank 0; empty until finished
+    arrays: Arrays = field(default_factory=dict, init=False)
 
-    last_is_input: ClassVar[bool] = False  # whether the last token of each window is an input, too
+    # whether the last token of each window is an input, too
+    last_is_input: ClassVar[bool] = False
 
     @property
     def table(self) -> str | None:
@@ -141,17 +149,21 @@ class Pass(ABC):
     @property
     @abstractmethod
     def decisive(self) -> Mapping[str, Any]:
-        """Facts, for JSON, that decide this pass's numbers, besides windows and shared facts."""
+        """Facts, for JSON, that decide this pass's numbers, besides windows and shared
+        facts."""
 
     @abstractmethod
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
         """Starts the pass, on all ranks, before the first batch.
 
-        A file entered into `files` is complete when the pass ends, and deleted if it fails.
+        A file entered into `files` is complete when the pass ends, and deleted if it
+        fails.
         """
 
     @abstractmethod
-    def step(self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]) -> None:
+    def step(
+        self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]
+    ) -> None:
         """Runs the model on one batch of this rank, (B, T) each.
 
         `places` are the indices of the batch's windows in `windows`, or `FILLER`.
@@ -176,25 +188,35 @@ class Pass(ABC):
         self.path = folder / f"{self.source}-{self._key[:16]}.npz"
 
     def find(self) -> bool:
-        """Reads the arrays of a finished pass; False if there are none, or if the seal differs."""
+        """Reads the arrays of a finished pass; False if there are none, or if the seal
+        differs."""
         try:
             arrays = read_arrays(self.path)
             found = arrays.pop(_SEAL, np.array("")).item() == self._seal(arrays)
-        except (OSError, EOFError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile,
-                zlib.error):  # fmt: skip
+        except (
+            OSError,
+            EOFError,
+            TypeError,
+            ValueError,
+            RuntimeError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ):
             return False
         self.arrays = arrays if found else {}
         return found
 
     def keep(self, arrays: Arrays) -> None:
-        """Writes the arrays, whole or not at all: their file marks the pass as finished."""
+        """Writes the arrays, whole or not at all: their file marks the pass as
+        finished."""
         with replacing(self.path) as partial, partial.open("wb") as file:
             sealed = arrays | {_SEAL: np.array(self._seal(arrays))}
             np.savez_compressed(file, **sealed)  # type: ignore[arg-type]
         self.arrays = arrays
 
     def _seal(self, arrays: Arrays) -> str:
-        """A hash of the deciding facts and of the numbers: a renamed file fails the check."""
+        """A hash of the deciding facts and of the numbers: a renamed file fails the
+        check."""
         digest = hashlib.sha256(self._key.encode())
         for name, array in sorted(arrays.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
@@ -216,12 +238,15 @@ class Study(ABC, Generic[PassT]):
     """A study: its passes over a source, and its use of their results."""
 
     semantics: int
-    """A version, raised when new code gives other numbers for the same model and texts."""
+    """A version, raised when new code gives other numbers for the same model and
+    texts."""
     folder: Path
     """The folder of finished passes."""
 
     @abstractmethod
-    def passes(self, source: str, windows: Windows, tokenizer: Tokenizer) -> Sequence[PassT]:
+    def passes(
+        self, source: str, windows: Windows, tokenizer: Tokenizer
+    ) -> Sequence[PassT]:
         """Returns the passes over a source."""
 
     @abstractmethod
@@ -233,14 +258,23 @@ class StudyModule(DualPathModule):
     """Runs passes as Lightning's validation: one dataloader for each pass, in order."""
 
     def prepare(
-        self, study: Study[Any], session: Session[StudyLaunch], progress: Progress, files: ExitStack
+        self,
+        study: Study[Any],
+        session: Session[StudyLaunch],
+        progress: Progress,
+        files: ExitStack,
     ) -> None:
         """Sets the study to run; `files` closes the files of an interrupted pass."""
         self.facts: dict[str, Any] = {}
         """Facts that all passes share, for the report."""
         self.sources: dict[str, dict[str, Any]] = {}
         """Facts about each source, for the report."""
-        self._study, self._session, self._progress, self._files = study, session, progress, files
+        self._study, self._session, self._progress, self._files = (
+            study,
+            session,
+            progress,
+            files,
+        )
         self._passes: dict[str, Sequence[Pass]] = {}
         self._missing: list[Pass] = []
         self._batches: list[range] = []  # of the current pass
@@ -258,16 +292,21 @@ class StudyModule(DualPathModule):
         tokenizer = datamodule.tokenizer
         for name, of_set in launch.settings.data.validation_sets.items():
             windows = datamodule.windows(name)
-            self.sources[name] = source_facts(name, of_set, windows, tokenizer.fingerprint)
+            self.sources[name] = source_facts(
+                name, of_set, windows, tokenizer.fingerprint
+            )
             self._passes[name] = self._study.passes(name, windows, tokenizer)
             for pass_ in self._passes[name]:
                 pass_.locate(self._study.folder, decisive)
-                # All ranks run the passes that the first rank lacks: nodes have different files.
+                # All ranks run the passes that the first rank lacks: nodes have
+                # different files.
                 missing = self.trainer.is_global_zero and not pass_.find()
                 if self.trainer.strategy.broadcast(missing):
                     self._missing.append(pass_)
         loaders = [
-            datamodule.loader(pass_.windows, partial(collate, last_is_input=pass_.last_is_input))
+            datamodule.loader(
+                pass_.windows, partial(collate, last_is_input=pass_.last_is_input)
+            )
             for pass_ in self._missing
         ]
         self._progress.begin(sum(map(len, loaders)))
@@ -282,15 +321,23 @@ class StudyModule(DualPathModule):
         finished = sum(bool(pass_.arrays) for pass_ in passes)
         return f"{finished} of {len(passes)} passes are kept"
 
-    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(
+        self, batch: Batch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """Runs a batch; the last one of a pass ends it."""
         pass_ = self._missing[dataloader_idx]
         tokens, targets = batch
         if batch_idx == 0:
             pass_.begin(self, self._files)
             self._batches = self._session.datamodule.batches(pass_.windows)
-        places = self._batches[batch_idx][self.trainer.global_rank :: self.trainer.world_size]
-        pass_.step(tokens, targets, [n if n < pass_.windows.n_filled else FILLER for n in places])
+        places = self._batches[batch_idx][
+            self.trainer.global_rank :: self.trainer.world_size
+        ]
+        pass_.step(
+            tokens,
+            targets,
+            [n if n < pass_.windows.n_filled else FILLER for n in places],
+        )
         self._progress.advance(title=pass_.title)
         if batch_idx + 1 == len(self._batches):
             arrays = pass_.end()
@@ -316,7 +363,10 @@ def run(study: Study[Any], session: Session[StudyLaunch]) -> StudyModule:
     """
     module = session.module
     assert isinstance(module, StudyModule)
-    with Progress(session.console, "", counted("batches")) as progress, ExitStack() as files:
+    with (
+        Progress(session.console, "", counted("batches")) as progress,
+        ExitStack() as files,
+    ):
         module.prepare(study, session, progress, files)
         try:
             session.trainer.validate(module, verbose=False)

@@ -1,8 +1,9 @@
-"""The tokens of a class, and matched random tokens: equal number, length of runs, and positions.
+"""The tokens of a class, and matched random tokens: equal number, length of runs, and
+positions.
 
-Forcing a token costs more with more context to lose, and if neighbours are forced, too. So random
-tokens have the positions of the class's tokens within a window, and come in runs of the same
-length, each in a window drawn at random.
+Forcing a token costs more with more context to lose, and if neighbours are forced, too.
+So random tokens have the positions of the class's tokens within a window, and come in
+runs of the same length, each in a window drawn at random.
 
 Shapes: W windows, T positions.
 """
@@ -23,7 +24,8 @@ from dualpath_cli.study.parts_of_speech import Tagger
 Flags = npt.NDArray[np.bool_]
 Tags = list[npt.NDArray[np.str_]]
 Masks = list[npt.NDArray[np.bool_]]
-"""For each window, True at tokens of a class, (T,); likewise `Tags` with parts of speech."""
+"""For each window, True at tokens of a class, (T,); likewise `Tags` with parts of
+speech."""
 
 
 def tag(ids: Sequence[Tokens], tokenizer: Tokenizer, tagger: Tagger) -> Tags:
@@ -49,7 +51,8 @@ def count(masks: Iterable[npt.NDArray[np.bool_]]) -> int:
 class Match:
     """How closely random tokens match their class; nan for a class without tokens."""
 
-    same_position: float  # share of random tokens at the same position as their counterpart
+    # share of random tokens at the same position as their counterpart
+    same_position: float
     moved: float  # mean distance of a random token from this position
     run: float  # mean length of the class's runs of neighbours
     random_run: float  # mean length of the random tokens' runs
@@ -57,22 +60,28 @@ class Match:
     @classmethod
     def mean(cls, several: "list[Match]") -> "Match":
         names = [field.name for field in fields(cls)]
-        return cls(*(float(np.mean([getattr(one, name) for one in several])) for name in names))
+        return cls(
+            *(float(np.mean([getattr(one, name) for one in several])) for name in names)
+        )
 
 
-def random_others(tags: Tags, members: Masks, seed: int, name: str) -> tuple[Masks, Match]:
+def random_others(
+    tags: Tags, members: Masks, seed: int, name: str
+) -> tuple[Masks, Match]:
     """As many random tokens as members, drawn from all other tokens of the source.
 
-    Each run of members gets a random run of the same length at the same position of a window; if
-    no such place is left, at a near position, or in two parts. The draw depends on the seed, the
-    class's name and the source's tags.
+    Each run of members gets a random run of the same length at the same position of a
+    window; if no such place is left, at a near position, or in two parts. The draw
+    depends on the seed, the class's name and the source's tags.
     """
     wanted = count(members)
-    others = [(window != "") & ~mask for window, mask in zip(tags, members, strict=True)]
+    others = [
+        (window != "") & ~mask for window, mask in zip(tags, members, strict=True)
+    ]
     if (left := count(others)) < wanted:
         raise UserError(
-            f"class '{name}' has {wanted:,} tokens, more than the {left:,} other tokens to draw "
-            "random ones from; choose fewer parts of speech"
+            f"class '{name}' has {wanted:,} tokens, more than the {left:,} other "
+            "tokens to draw random ones from; choose fewer parts of speech"
         )
     digest = hashlib.sha256(np.concatenate(others).tobytes()).hexdigest()
     draw = np.random.default_rng(seed_from(seed, name, digest))
@@ -97,9 +106,12 @@ def random_others(tags: Tags, members: Masks, seed: int, name: str) -> tuple[Mas
     if not wanted:
         return drawn, Match(*[float("nan")] * 4)
     run, random_run = (
-        float(np.mean([length for _, length in _runs(flags)])) for flags in (members_TW, taken_TW)
+        float(np.mean([length for _, length in _runs(flags)]))
+        for flags in (members_TW, taken_TW)
     )
-    return drawn, Match(float(np.mean(np.equal(moved, 0))), float(np.mean(moved)), run, random_run)
+    return drawn, Match(
+        float(np.mean(np.equal(moved, 0))), float(np.mean(moved)), run, random_run
+    )
 
 
 def _padded(masks: Masks, lengths: list[int]) -> Flags:
@@ -119,9 +131,11 @@ def _runs(flags_TW: Flags) -> Iterator[tuple[int, int]]:
 def _place(
     free_TW: Flags, taken_TW: Flags, start: int, length: int, draw: np.random.Generator
 ) -> tuple[int, int] | None:
-    """Finds a free place for a run, (position, window), nearest to the position `start`."""
+    """Finds a free place for a run, (position, window), nearest to the position
+    `start`."""
     last = len(free_TW) - length
-    for reach, apart in ((16, True), (last, False)):  # further away only if no near place is free
+    # further away only if no near place is free
+    for reach, apart in ((16, True), (last, False)):
         for distance in range(reach + 1):
             for position in {start - distance, start + distance}:
                 if not 0 <= position <= last:

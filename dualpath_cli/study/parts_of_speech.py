@@ -1,21 +1,27 @@
-"""The part of speech of each model token, as a universal (UPOS) tag, and classes of tokens by tag.
+"""The part of speech of each model token, as a universal (UPOS) tag, and classes of
+tokens by tag.
 
-Tags are set by spaCy and by a rule for arithmetic; slow imports wait until tags are needed.
+Tags are set by spaCy and by a rule for arithmetic; slow imports wait until tags are
+needed.
 
-1. a window's tokens are joined to text, which may begin and end in the middle of a character;
+1. a window's tokens are joined to text, which may begin and end in the middle of a
+   character;
 2. spaCy splits the text into words and tags the words;
 3. numbers and operators of arithmetic become NUM or SYM, whatever spaCy's tag is;
 4. each model token gets the tag of the word that shares most characters with the token.
 
-Numbers are NUM: every run of digits, in words too (`1990s`), with its decimal point and commas of
-thousands. Signs without another use are SYM: `=`, `<<`, `>>`, `####`, `%`, `×` and the like, signs
-of currencies. The signs `+ - – * / ^ < >` and the letter x are SYM only
+Numbers are NUM: every run of digits, in words too (`1990s`), with its decimal point and
+commas of thousands. Signs without another use are SYM: `=`, `<<`, `>>`, `####`, `%`,
+`×` and the like, signs of currencies. The signs `+ - – * / ^ < >` and the letter x are
+SYM only
 
-- between two numbers: `5*3`, `16 - 3`, `48/2`, `(5+3)*$2`, `3 x 4`; so in ranges and dates, too;
+- between two numbers: `5*3`, `16 - 3`, `48/2`, `(5+3)*$2`, `3 x 4`; so in ranges and
+  dates, too;
 - between blanks, before a number: `2 hours * 3`; `+` and `*` before any word;
 - `+ * ^` inside an expression: `2x+y`, `x^2`; `+ -` as the sign of a number: `(-5)`.
 
-So `well-known`, `30-minute`, `and/or`, `$12/hour`, and x and + in `x = 5` and `C++` are spaCy's.
+So `well-known`, `30-minute`, `and/or`, `$12/hour`, and x and + in `x = 5` and `C++` are
+spaCy's.
 """
 
 import re
@@ -31,9 +37,25 @@ from dualpath_cli.base.errors import UserError
 
 TAGGER = "en_core_web_sm"  # the default spaCy pipeline
 UPOS = (
-    "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN",
-    "PUNCT", "SCONJ", "SPACE", "SYM", "VERB", "X",
-)  # fmt: skip
+    "ADJ",
+    "ADP",
+    "ADV",
+    "AUX",
+    "CCONJ",
+    "DET",
+    "INTJ",
+    "NOUN",
+    "NUM",
+    "PART",
+    "PRON",
+    "PROPN",
+    "PUNCT",
+    "SCONJ",
+    "SPACE",
+    "SYM",
+    "VERB",
+    "X",
+)
 """Universal part-of-speech tags, and spaCy's SPACE."""
 PATHS: Mapping[str, tuple[float, float]] = {"wide": (0.0, 1.0), "deep": (1.0, 0.0)}
 """The gates (g_d, g_w) of tokens that are forced to a path."""
@@ -44,8 +66,9 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
     "function": ("ADJ", "ADV", "PART", "PRON", "VERB"),
     "closed-class": ("ADP", "AUX", "CCONJ", "DET", "PART", "PRON", "SCONJ"),
 }
-"""The classes of tokens in the paper's claims. The authors' revision forces arithmetic and
-function; the paper says that structure leans deep; closed-class are the function words of grammars.
+"""The classes of tokens in the paper's claims. The authors' revision forces arithmetic
+and function; the paper says that structure leans deep; closed-class are the function
+words of grammars.
 """
 FORCED = ("arithmetic", "function")
 
@@ -59,7 +82,8 @@ class ForcedClass:
     path: str  # a key of `PATHS`
 
 
-Span = tuple[int, int, str]  # the first character, the one after the last, and their tag
+# the first character, the one after the last, and their tag
+Span = tuple[int, int, str]
 
 MOST_CHARACTERS = 50_000
 """Characters that spaCy tags at once: each takes 4 kB, and spaCy refuses a million."""
@@ -95,13 +119,17 @@ class Tagger:
 
         meta = self.nlp.meta
         name = f"{meta['lang']}_{meta['name']}"
-        return {"pipeline": name, "version": meta["version"], "spacy": spacy.__version__}
+        return {
+            "pipeline": name,
+            "version": meta["version"],
+            "spacy": spacy.__version__,
+        }
 
     def tags(self, windows: Iterable[Sequence[bytes]]) -> Iterator[list[str]]:
         """Yields a tag per token of each window, in order.
 
-        A token is given by its bytes, `Tokenizer.token_values()[id]`. A token of blanks alone is
-        SPACE. A token without bytes, such as a special token, is "".
+        A token is given by its bytes, `Tokenizer.token_values()[id]`. A token of blanks
+        alone is SPACE. A token without bytes, such as a special token, is "".
         """
         sections = (
             (text[start : start + MOST_CHARACTERS], (window, text, start))
@@ -109,11 +137,14 @@ class Tagger:
             for start in range(0, max(1, len(text)), MOST_CHARACTERS)
         )
         words: list[Span] = []
-        for doc, (window, text, start) in self.nlp.pipe(sections, as_tuples=True, batch_size=8):
+        for doc, (window, text, start) in self.nlp.pipe(
+            sections, as_tuples=True, batch_size=8
+        ):
             words += (
                 (start + word.idx, start + word.idx + len(word), word.pos_ or "X")
                 for word in doc
-                if not word.is_space  # pipelines trained on treebanks have no tag for blanks
+                # pipelines trained on treebanks have no tag for blanks
+                if not word.is_space
             )
             if start + MOST_CHARACTERS >= len(text):
                 yield align(window, words + arithmetic(text))
@@ -132,10 +163,12 @@ def arithmetic(text: str) -> list[Span]:
 
 
 def align(window: Sequence[bytes], spans: Iterable[Span]) -> list[str]:
-    """Returns the tag of each token, given spans of the window's text; later spans hide earlier.
+    """Returns the tag of each token, given spans of the window's text; later spans hide
+    earlier.
 
-    A token takes the tag of the span with the most common bytes; among ties, of the first.
-    Characters in no span do not count, so ` I` is a word; a token outside all spans is SPACE.
+    A token takes the tag of the span with the most common bytes; among ties, of the
+    first. Characters in no span do not count, so ` I` is a word; a token outside all
+    spans is SPACE.
     """
     characters = b"".join(window).decode(errors="surrogateescape")
     sizes = (len(c.encode(errors="surrogateescape")) for c in characters)
@@ -161,16 +194,24 @@ def align(window: Sequence[bytes], spans: Iterable[Span]) -> list[str]:
 def _way_out(pipeline: str) -> str:
     is_name = pipeline.isidentifier() and not Path(pipeline).exists()
     name = pipeline if is_name else TAGGER
-    return f"python -m spacy download {name}, or give a folder that spaCy's nlp.to_disk wrote"
+    return (
+        f"python -m spacy download {name}, or give a folder that spaCy's nlp.to_disk "
+        "wrote"
+    )
 
 
 def check_pipeline(pipeline: str) -> None:
-    """Raises UserError unless spaCy and a pipeline are installed, without importing either."""
+    """Raises UserError unless spaCy and a pipeline are installed, without importing
+    either."""
     if find_spec("spacy") is None:
-        raise UserError("parts of speech need the package spacy: pip install 'dualpath[pos]'")
+        raise UserError(
+            "parts of speech need the package spacy: pip install 'dualpath[pos]'"
+        )
     named = pipeline.isidentifier() and find_spec(pipeline) is not None
     if not named and not Path(pipeline).exists():
-        raise UserError(f"spaCy pipeline '{pipeline}' is not installed: {_way_out(pipeline)}")
+        raise UserError(
+            f"spaCy pipeline '{pipeline}' is not installed: {_way_out(pipeline)}"
+        )
 
 
 def _load(pipeline: str) -> Any:
@@ -185,7 +226,9 @@ def _load(pipeline: str) -> Any:
         tagged = any(word.pos_ for word in nlp("She sees 3 dogs."))
     except Exception as error:  # from a damaged folder or a missing component
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"spaCy pipeline '{pipeline}': {reason}; {_way_out(pipeline)}") from None
+        raise UserError(
+            f"spaCy pipeline '{pipeline}': {reason}; {_way_out(pipeline)}"
+        ) from None
     if not tagged:
         raise UserError(
             f"spaCy pipeline '{pipeline}' sets no universal part-of-speech tags; "

@@ -1,7 +1,8 @@
-"""The load of experts: counted over micro-batches and ranks, and evened out by moving their biases.
+"""The load of experts: counted over micro-batches and ranks, and evened out by moving
+their biases.
 
-The rule is algorithm 1 of arXiv 2408.15664. Loads are whole numbers, so that biases do not depend
-on the division of a step among micro-batches and ranks.
+The rule is algorithm 1 of arXiv 2408.15664. Loads are whole numbers, so that biases do
+not depend on the division of a step among micro-batches and ranks.
 """
 
 import math
@@ -32,7 +33,8 @@ class ExpertLoads:
 
     @torch.no_grad()
     def end_step(self, model: DualPathLM, made: bool) -> None:
-        """Sums a step's loads over ranks and moves the biases; a skipped step moves nothing."""
+        """Sums a step's loads over ranks and moves the biases; a skipped step moves
+        nothing."""
         loads, self.of_step = self.of_step, {}
         if not loads or not made:
             return
@@ -63,7 +65,8 @@ class ExpertLoads:
 
 
 def numbers(load: torch.Tensor) -> tuple[float, float, int]:
-    """Largest load over the mean, entropy over ln n (1: equal loads), number of idle experts."""
+    """Largest load over the mean, entropy over ln n (1: equal loads), number of idle
+    experts."""
     n, shares = len(load), load.double() / load.sum()
     entropy = torch.special.entr(shares).sum().item() / math.log(n) if n > 1 else 1.0
     return n * shares.max().item(), entropy, int((load == 0).sum())

@@ -1,4 +1,5 @@
-"""Checkpoints: written under a partial name, synced, hashed and renamed; then `last` is moved."""
+"""Checkpoints: written under a partial name, synced, hashed and renamed; then `last` is
+moved."""
 
 import math
 from collections.abc import Iterable
@@ -23,16 +24,19 @@ from dualpath_cli.training.ranks import lost_contact
 
 
 class Checkpoints(Callback):
-    """Saves every `run.save_every` steps and after the last one; keeps the newest `run.keep`.
+    """Saves every `run.save_every` steps and after the last one; keeps the newest
+    `run.keep`.
 
-    It runs after all callbacks that write rows, so that the rows of a checkpoint's step exist.
+    It runs after all callbacks that write rows, so that the rows of a checkpoint's step
+    exist.
     """
 
     def __init__(self, run_folder: Path, settings: RunSettings) -> None:
         self.folder = run_folder / CHECKPOINTS
         self.settings = settings
         self.saved_step = -1
-        self._progress: dict[str, Any] = {}  # Lightning's progress before the current validation
+        # Lightning's progress before the current validation
+        self._progress: dict[str, Any] = {}
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -56,7 +60,8 @@ class Checkpoints(Callback):
             self.save(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps the progress for a checkpoint within the validation, after which it is repeated."""
+        """Keeps the progress for a checkpoint within the validation, after which it is
+        repeated."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._progress = trainer.fit_loop.state_dict()
 
@@ -66,7 +71,8 @@ class Checkpoints(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Puts the progress from before a validation into a checkpoint saved during it."""
+        """Puts the progress from before a validation into a checkpoint saved during
+        it."""
         if self._progress:
             checkpoint["loops"]["fit_loop"] = self._progress
 
@@ -75,17 +81,20 @@ class Checkpoints(Callback):
             self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:
-        """Writes ``checkpoints/step-N`` whole, moves `last` to it and drops the oldest ones.
+        """Writes ``checkpoints/step-N`` whole, moves `last` to it and drops the oldest
+        ones.
 
-        Raises NumbersFailed, on all ranks, if weights are not finite; RunFailed if it cannot write.
+        Raises NumbersFailed, on all ranks, if weights are not finite; RunFailed if it
+        cannot write.
         """
         if not finite_weights(trainer.lightning_module):
             message = (
-                f"after step {trainer.global_step} weights are not finite, and were not saved; "
-                "lower optim.lr (under another --run.name); "
+                f"after step {trainer.global_step} weights are not finite, and were "
+                "not saved; lower optim.lr (under another --run.name); "
                 f"{run_folder.way_on(self.folder.parent)}"
             )
-            raise NumbersFailed(message if trainer.is_global_zero else "")  # the first rank reports
+            # the first rank reports
+            raise NumbersFailed(message if trainer.is_global_zero else "")
         final = self.folder / f"step-{trainer.global_step:08d}"
         partial = final.with_name(final.name + PARTIAL)
         try:
@@ -107,8 +116,10 @@ class Checkpoints(Callback):
         self.saved_step = trainer.global_step
 
     def _publish(self, partial: Path, final: Path, files: Files) -> None:
-        """Gives a checkpoint its name, without others of a part that was left, and the oldest."""
-        # First those left by going back: beside the new one they would pass for the run's own.
+        """Gives a checkpoint its name, without others of a part that was left, and the
+        oldest."""
+        # First those left by going back: beside the new one they would pass for the
+        # run's own.
         self._drop(step for step in self._found() if step > self.saved_step)
         publish(partial, final, files)
         steps, every = sorted(self._found()), self.settings.keep_every
@@ -116,14 +127,18 @@ class Checkpoints(Callback):
         self._drop(step for step in oldest if not every or step % every)
 
     def _found(self) -> dict[int, Path]:
-        # By their names here: of a link to a checkpoint elsewhere only the link is dropped.
-        found = [path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)]
+        # By their names here: of a link to a checkpoint elsewhere only the link is
+        # dropped.
+        found = [
+            path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)
+        ]
         return {run_folder.step_of(path): path for path in found}
 
     def _drop(self, steps: Iterable[int]) -> None:
         found = self._found()
         for old in [found[step] for step in steps]:
-            # Renamed first: an interrupted removal must not leave half a checkpoint under its name.
+            # Renamed first: an interrupted removal must not leave half a checkpoint
+            # under its name.
             remove(old.rename(old.with_name(f"{old.name}.dropped{PARTIAL}")))
             remove(manifest_of(old))
 
@@ -131,12 +146,14 @@ class Checkpoints(Callback):
 def finite_weights(model: nn.Module) -> bool:
     """Whether all parameters are finite; all ranks call this together, and agree.
 
-    One pass over the weights without a copy, and one wait for the device: on a CPU 2 % of an
-    optimizer step with 9M parameters and 1,024 tokens.
+    One pass over the weights without a copy, and one wait for the device: on a CPU 2 %
+    of an optimizer step with 9M parameters and 1,024 tokens.
     """
     local = [own_part(parameter.detach()) for parameter in model.parameters()]
     # A rank's shard of a small parameter may be empty, and has no maximum then.
-    largest = nn.utils.get_total_norm([part for part in local if part.numel()], math.inf)
+    largest = nn.utils.get_total_norm(
+        [part for part in local if part.numel()], math.inf
+    )
     finite = largest.isfinite().to(local[0].device, torch.int32)
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)

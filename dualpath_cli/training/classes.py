@@ -1,6 +1,8 @@
-"""The Lightning classes that a trainer's section names: found, read by Lightning's parser, checked.
+"""The Lightning classes that a trainer's section names: found, read by Lightning's
+parser, checked.
 
-A class of the user's own is found as a custom gate is: in the working directory or on PYTHONPATH.
+A class of the user's own is found as a custom gate is: in the working directory or on
+PYTHONPATH.
 """
 
 from argparse import ArgumentError
@@ -42,13 +44,16 @@ def read_trainer(
 ) -> Namespace:
     """Returns the parsed section, each class with its arguments; builds no class.
 
-    Nothing inside the folders `read` is imported. Raises UserError for a class that is not found,
-    or that does not take its arguments.
+    Nothing inside the folders `read` is imported. Raises UserError for a class that is
+    not found, or that does not take its arguments.
     """
     for key in CLASSES:
         for path in _class_paths(getattr(settings.trainer, key)):
             find_class(path, f"trainer.{key} '{path}'", read)
-    base = {"trainer": asdict(settings.trainer), "seed_everything": settings.seed_everything}
+    base = {
+        "trainer": asdict(settings.trainer),
+        "seed_everything": settings.seed_everything,
+    }
     try:
         return parser.parse_object(base, defaults=False)
     except ArgumentError as error:
@@ -60,7 +65,8 @@ def read_trainer(
 
 
 def _class_paths(value: Any) -> Iterator[str]:
-    """The dotted class paths in a value, also in arguments; Lightning's own need no module."""
+    """The dotted class paths in a value, also in arguments; Lightning's own need no
+    module."""
     if isinstance(value, dict):
         path = value.get("class_path")
         if isinstance(path, str) and "." in path:
@@ -81,24 +87,33 @@ def instantiate(parser: LightningArgumentParser, parsed: Namespace) -> dict[str,
 
 
 def check_callbacks(callbacks: Sequence[Any], sets: Iterable[str]) -> None:
-    """Raises UserError for a callback that cannot work, or monitors an unknown metric."""
+    """Raises UserError for a callback that cannot work, or monitors an unknown
+    metric."""
     known = [f"val/{name}/{key}" for name in sets for key in ("loss", "bits_per_byte")]
     all_theirs = all(type(one).__module__.startswith("lightning.") for one in callbacks)
     for callback in callbacks:
         name, metric = type(callback).__name__, getattr(callback, "monitor", None)
         if name in _INSTEAD:
-            raise UserError(f"trainer.callbacks: {name} cannot work; use {_INSTEAD[name]}")
+            raise UserError(
+                f"trainer.callbacks: {name} cannot work; use {_INSTEAD[name]}"
+            )
         needed = isinstance(metric, str) and getattr(callback, "strict", True)
-        if needed and metric not in known and all_theirs:  # custom callbacks may log metrics
-            hint = did_you_mean(str(metric), known) or f"; there are {', '.join(known) or 'none'}"
-            raise UserError(f"trainer.callbacks: {name} monitors '{metric:.60}', no metric{hint}")
+        # custom callbacks may log metrics
+        if needed and metric not in known and all_theirs:
+            hint = (
+                did_you_mean(str(metric), known)
+                or f"; there are {', '.join(known) or 'none'}"
+            )
+            raise UserError(
+                f"trainer.callbacks: {name} monitors '{metric:.60}', no metric{hint}"
+            )
 
 
 def check_classes(settings: Settings) -> None:
     """Checks the classes of a training that other processes will run.
 
-    Callbacks are built, as their arguments decide whether they can work. Loggers and profilers are
-    only read: building one may begin a run at a service.
+    Callbacks are built, as their arguments decide whether they can work. Loggers and
+    profilers are only read: building one may begin a run at a service.
     """
     parser = trainer_parser()
     parsed = read_trainer(parser, settings)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def draw(run: Path) -> Path:
-    """Draws bits per byte, gates and expected loops over training tokens; returns the file."""
+    """Draws bits per byte, gates and expected loops over training tokens; returns the
+    file."""
     from matplotlib.ticker import EngFormatter
 
     from dualpath_cli.report.figures import panels, plain
@@ -26,33 +27,52 @@ def draw(run: Path) -> Path:
     metrics, validation, routing = (
         read_table(run / name) for name in (METRICS, VALIDATION, ROUTING)
     )
-    counted = [row for row in metrics + validation if row.step]  # none yet: all at step 0
+    # none yet: all at step 0
+    counted = [row for row in metrics + validation if row.step]
     per_step = counted[-1].number("tokens") / counted[-1].step if counted else 1.0
 
     def line(
         ax: "Axes", rows: list[TableRow], column: str, label: str | None, **style: Any
     ) -> None:
         """A column over training tokens; rows without a value are left out."""
-        points = [(row.step * per_step, row.measured(column)) for row in rows if row.text(column)]
+        points = [
+            (row.step * per_step, row.measured(column))
+            for row in rows
+            if row.text(column)
+        ]
         ax.plot([x for x, _ in points], [y for _, y in points], label=label, **style)
 
     def layers(ax: "Axes", column: str, color: str, label: str | None) -> None:
-        """A line for each layer; early layers are paler, and the last one has the label."""
+        """A line for each layer; early layers are paler, and the last one has the
+        label."""
         numbers = sorted({int(row["layer"]) for row in routing})
         for n in numbers:
             own = [row for row in routing if int(row["layer"]) == n]
             alpha = 0.35 + 0.65 * (n + 1) / len(numbers)
-            line(ax, own, column, label if n == numbers[-1] else None, color=color, alpha=alpha)
+            line(
+                ax,
+                own,
+                column,
+                label if n == numbers[-1] else None,
+                color=color,
+                alpha=alpha,
+            )
 
     columns = {"gate": "gate_deep", "expected loops": "expected_loops"}
-    shown = [title for title, column in columns.items() if any(row.text(column) for row in routing)]
+    shown = [
+        title
+        for title, column in columns.items()
+        if any(row.text(column) for row in routing)
+    ]
     figure, axes = panels(4.2 * (1 + len(shown)), 3.4, columns=1 + len(shown))
     for ax, title in zip(axes[0], ["bits per byte", *shown], strict=True):
         ax.set(title=title, xlabel="training tokens")
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         plain(ax)
         if title == "bits per byte":
-            line(ax, metrics, "bits_per_byte", "training", color=MUTED, lw=0.9, alpha=0.7)
+            line(
+                ax, metrics, "bits_per_byte", "training", color=MUTED, lw=0.9, alpha=0.7
+            )
             names = dict.fromkeys(row["set"] for row in validation)
             for name, color in zip(names, cycle(SOURCES), strict=False):
                 rows = [row for row in validation if row["set"] == name]
@@ -62,7 +82,9 @@ def draw(run: Path) -> Path:
             layers(ax, "gate_deep", DEEP, "deep")
             layers(ax, "gate_wide", WIDE, "wide")
             ax.set_ylim(0, 1)
-            ax.legend(frameon=False, fontsize=8, title="dark: late layers", title_fontsize=8)
+            ax.legend(
+                frameon=False, fontsize=8, title="dark: late layers", title_fontsize=8
+            )
         else:
             layers(ax, "expected_loops", DEEP, None)
     figure.suptitle("/".join(run.resolve().parts[-2:]), fontsize=10)

@@ -1,4 +1,5 @@
-"""DualPathDataModule: the training stream from litdata shards, and named validation sets."""
+"""DualPathDataModule: the training stream from litdata shards, and named validation
+sets."""
 
 import os
 import re
@@ -41,7 +42,8 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # input tokens and target tokens, eac
 
 
 class DualPathDataModule(LightningDataModule):
-    """Streams training blocks of `seq_len` + 1 tokens and serves the validation windows."""
+    """Streams training blocks of `seq_len` + 1 tokens and serves the validation
+    windows."""
 
     trainer: Trainer
 
@@ -56,8 +58,9 @@ class DualPathDataModule(LightningDataModule):
         seed: int,
         data_since: int = 0,
     ) -> None:
-        """`step_sequences` are those of an optimizer step on all ranks, `micro_batch` those of one
-        forward pass; `data_since` is the first step that trained on these data."""
+        """`step_sequences` are those of an optimizer step on all ranks, `micro_batch`
+        those of one forward pass; `data_since` is the first step that trained on these
+        data."""
         super().__init__()
         self.settings = settings
         self.tokenizer = tokenizer
@@ -68,7 +71,8 @@ class DualPathDataModule(LightningDataModule):
         self.data_since = data_since
 
     def setup(self, stage: str) -> None:
-        """Checks that all ranks start alike: one may not yet see files of another machine."""
+        """Checks that all ranks start alike: one may not yet see files of another
+        machine."""
         module = self.trainer.lightning_module
         plan = {
             "the checkpoint": Path(str(self.trainer.ckpt_path)).name,
@@ -79,22 +83,27 @@ class DualPathDataModule(LightningDataModule):
         for (rank, other), name in product(enumerate(plans), plan):
             if other[name] != plans[0][name]:
                 raise UserError(
-                    f"ranks differ: {name} is {plans[0][name]} on rank 0 and {other[name]} on rank "
-                    f"{rank}; make the machines alike, give --run.compile, or, if files were just "
-                    "written, try again"
+                    f"ranks differ: {name} is {plans[0][name]} on rank 0 and "
+                    f"{other[name]} on rank {rank}; make the machines alike, give "
+                    "--run.compile, or, if files were just written, try again"
                 )
 
     def train_dataloader(self) -> DataLoader[Tokens]:
-        """This rank's share of each step, from the trainer's current step to its last."""
+        """This rank's share of each step, from the trainer's current step to its
+        last."""
         verify = self.settings.verify != "never"
         blocks = Blocks(self.settings.path, self.seq_len + 1, verify=verify)
         ranks, steps = self.trainer.world_size, self.trainer.max_steps
         own = StepSequences(
-            start=self.trainer.global_step, stop=steps, origin=self.data_since,
-            sequences=self.step_sequences, ranks=ranks, rank=self.trainer.global_rank,
-        )  # fmt: skip
-        # Python 3.14 would start loaders by a server: each imports everything again, and a signal
-        # to all processes of the run ends the server.
+            start=self.trainer.global_step,
+            stop=steps,
+            origin=self.data_since,
+            sequences=self.step_sequences,
+            ranks=ranks,
+            rank=self.trainer.global_rank,
+        )
+        # Python 3.14 would start loaders by a server: each imports everything again,
+        # and a signal to all processes of the run ends the server.
         forks = bool(self.settings.workers) and sys.platform == "linux"
         return DataLoader(
             OrderedBlocks(blocks, self.seed),
@@ -124,7 +133,9 @@ class DualPathDataModule(LightningDataModule):
             verify = settings.verify != "never"
             windows = folder_windows(path, self.seq_len, limit, seed, verify)
             for window in windows:
-                check_ids(window, self.tokenizer.vocab_size, f"data.val.{name} '{path}'")
+                check_ids(
+                    window, self.tokenizer.vocab_size, f"data.val.{name} '{path}'"
+                )
         else:
             documents = read_documents(Source(name, local_copy(path), of_set.field))
             windows, numbers = document_windows(
@@ -151,14 +162,15 @@ class DualPathDataModule(LightningDataModule):
 def leave_signals_to_the_run(worker: int) -> None:
     """Has a loader process outlive a signal that is sent to all processes of the run.
 
-    The run finishes its step and saves. A SIGTERM of the run itself, which PyTorch may send at the
-    end, still ends the loader.
+    The run finishes its step and saves. A SIGTERM of the run itself, which PyTorch may
+    send at the end, still ends the loader.
     """
     for signum in STOPPING:
         if signum != signal.SIGTERM:
             signal.signal(signum, signal.SIG_IGN)
 
-    # A handler does not see the sender, so SIGTERM is blocked and a thread waits for it.
+    # A handler does not see the sender, so SIGTERM is blocked and a thread waits for
+    # it.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     threading.Thread(target=_end_by, args=(os.getppid(),), daemon=True).start()
 
@@ -181,23 +193,30 @@ def split_blocks(blocks: list[Tokens], vocab_size: int, place: str) -> Batch:
 # Faults of reading data while training, from any process and library
 
 # The line of a UserError in a traceback, also in the text of a loader process's error.
-_USER_ERROR = re.compile(rf"^{re.escape(UserError.__module__)}\.UserError: (.+)$", re.MULTILINE)
-# What PyTorch says where /dev/shm is full: its own check, the system's, and a fault of a map.
+_USER_ERROR = re.compile(
+    rf"^{re.escape(UserError.__module__)}\.UserError: (.+)$", re.MULTILINE
+)
+# What PyTorch says where /dev/shm is full: its own check, the system's, and a fault of
+# a map.
 _NO_SHARED_MEMORY = re.compile(
-    r"unable to (allocate shared memory|write to file|resize file|stretch file).*</torch_"
+    r"unable to (allocate shared memory|write to file|resize file|stretch file)"
+    r".*</torch_"
     r"|killed by signal: Bus error"
 )
-_FORWARDED = "Caught UserError in "  # what PyTorch puts before an error of a loader process
+# what PyTorch puts before an error of a loader process
+_FORWARDED = "Caught UserError in "
 
 
 def loading_fault(error: BaseException) -> UserError | RunFailed | None:
-    """The fault of the data or of a loader process; None for other errors and one-line errors."""
+    """The fault of the data or of a loader process; None for other errors and one-line
+    errors."""
     try:
         with suppress(ValueError):  # outside of the main thread, where no handler runs
             # PyTorch's handler raises wherever the process is.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return _fault(error)
-    except RuntimeError as late:  # from that handler: the signal of a lost loader came just now
+    except RuntimeError as late:
+        # from that handler: the signal of a lost loader came just now
         return _fault(late)
 
 
@@ -212,9 +231,9 @@ def _fault(error: BaseException) -> UserError | RunFailed | None:
     said = str(error)
     if isinstance(error, RuntimeError) and _NO_SHARED_MEMORY.search(said):
         return RunFailed(
-            "the batches of the loader processes do not fit into shared memory (/dev/shm); load in "
-            "this process by --data.workers 0, or give a container more by docker --shm-size: the "
-            "same command continues"
+            "the batches of the loader processes do not fit into shared memory "
+            "(/dev/shm); load in this process by --data.workers 0, or give a container "
+            "more by docker --shm-size: the same command continues"
         )
     if isinstance(error, RuntimeError) and said.startswith("DataLoader worker"):
         return _lost_loader(str(error).strip().splitlines()[0].rstrip(". "))
@@ -227,6 +246,6 @@ def _fault(error: BaseException) -> UserError | RunFailed | None:
 
 def _lost_loader(reason: str) -> RunFailed:
     return RunFailed(
-        f"{reason}; if memory ran out, lower data.workers or run.micro_batch: the same command "
-        "continues"
+        f"{reason}; if memory ran out, lower data.workers or run.micro_batch: the same "
+        "command continues"
     )

@@ -1,9 +1,11 @@
-"""A warning of matrices that AdamW hardly moves, because their gradients are below its epsilon.
+"""A warning of matrices that AdamW hardly moves, because their gradients are below its
+epsilon.
 
-AdamW moves a weight by ``m / (sqrt(v) + eps)`` of its learning rate, with the means m of its
-gradient and v of the square. Gradients of one size g so give g / (g + eps): 1 for any usual g, a
-half at eps, a thousandth at a thousandth of eps. The loss of such a run looks like any other. Muon
-has no such epsilon. `guard` finds gradients of exactly zero, which end the run.
+AdamW moves a weight by ``m / (sqrt(v) + eps)`` of its learning rate, with the means m
+of its gradient and v of the square. Gradients of one size g so give g / (g + eps): 1
+for any usual g, a half at eps, a thousandth at a thousandth of eps. The loss of such a
+run looks like any other. Muon has no such epsilon. `guard` finds gradients of exactly
+zero, which end the run.
 """
 
 import re
@@ -19,14 +21,18 @@ from dualpath_cli.training.muon import HIDDEN, Muon
 
 
 class FaintGradients(Callback):
-    """Names these matrices once: after step PATIENCE, or the first step of a continued run."""
+    """Names these matrices once: after step PATIENCE, or the first step of a continued
+    run."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
         self.judged = False
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *ignored: Any) -> None:
-        """Judges the clipped gradients of the step, by the largest entry of each matrix."""
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: Any, *ignored: Any
+    ) -> None:
+        """Judges the clipped gradients of the step, by the largest entry of each
+        matrix."""
         module: DualPathModule = pl_module
         if self.judged or trainer.global_step < PATIENCE or module.bad_step is not None:
             return
@@ -35,7 +41,9 @@ class FaintGradients(Callback):
         names: dict[torch.Tensor, str]
         names = {parameter: name for name, parameter in module.model.named_parameters()}
         matrices = {
-            names[one]: one for one in _moved_by_adamw(trainer.optimizers[0]) if one.ndim > 1
+            names[one]: one
+            for one in _moved_by_adamw(trainer.optimizers[0])
+            if one.ndim > 1
         }
         eps = module.optim.eps
         faint = {
@@ -47,10 +55,10 @@ class FaintGradients(Callback):
             step = trainer.global_step
             kinds = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in faint})
             self.say(
-                f"warning: {', '.join(kinds)} hardly train: gradients of step {step} are at "
-                f"most {max(faint.values()):.0e}, below optim.eps={eps:g}, so AdamW moves these "
-                f"{len(faint)} matrices by a fraction of their learning rate; lower optim.eps, or "
-                "raise model.gain_init"
+                f"warning: {', '.join(kinds)} hardly train: gradients of step {step} "
+                f"are at most {max(faint.values()):.0e}, below optim.eps={eps:g}, so "
+                f"AdamW moves these {len(faint)} matrices by a fraction of their "
+                "learning rate; lower optim.eps, or raise model.gain_init"
             )
 
 

@@ -1,8 +1,9 @@
 """Forward, loss and backward of a micro-batch as one CUDA graph.
 
-A kernel of a small model ends before the host has launched the next one: with 1,250 launches a step
-a GPU was idle for 71 to 87 % of the time. A graph is recorded once and launched at once. Its tokens
-and targets, and the gradients that it adds to, stay in the same memory.
+A kernel of a small model ends before the host has launched the next one: with 1,250
+launches a step a GPU was idle for 71 to 87 % of the time. A graph is recorded once and
+launched at once. Its tokens and targets, and the gradients that it adds to, stay in the
+same memory.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +19,9 @@ from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.spec.own_classes import own_roles
 
 MOST_FLOPS = 3e13
-"""Most FLOPs of a micro-batch. One of 9e13 (F80M, 16,384 tokens) keeps an H200 busy for 267 ms, and
-its launches take 40; a graph would gain nothing, and hold the memory of activations for good."""
+"""Most FLOPs of a micro-batch. One of 9e13 (F80M, 16,384 tokens) keeps an H200 busy for
+267 ms, and its launches take 40; a graph would gain nothing, and hold the memory of
+activations for good."""
 WARM_STEPS = 3
 """Optimizer steps before the graph is recorded, in which the model compiles."""
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
@@ -28,7 +30,8 @@ PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
 
 @dataclass
 class Losses:
-    """Of a micro-batch: the loss to minimise, (); nats per position, (B, T); loads of experts."""
+    """Of a micro-batch: the loss to minimise, (); nats per position, (B, T); loads of
+    experts."""
 
     loss: torch.Tensor
     nll: torch.Tensor
@@ -44,11 +47,14 @@ def why_launched(settings: Settings, trainer: Trainer, micro_batch: int) -> str:
         "several devices": trainer.world_size > 1,
         f"trainer.precision {trainer.precision}": trainer.precision not in PRECISIONS,
         "trainer.detect_anomaly": settings.trainer.detect_anomaly,
-        "loops that differ from step to step": bool(run.train_loops or run.loop_schedule),
+        "loops that differ from step to step": bool(
+            run.train_loops or run.loop_schedule
+        ),
         "documents": model.document_start is not None,
         "experts": any(layer.n_experts > 1 for layer in model.layers),
         "custom classes": bool(own_roles(model)),
-        f"a micro-batch of {flops / 1e12:.0f} TFLOPs, which keeps the GPU busy": flops > MOST_FLOPS,
+        f"a micro-batch of {flops / 1e12:.0f} TFLOPs, which keeps the GPU busy": flops
+        > MOST_FLOPS,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -57,7 +63,8 @@ class MicroBatchGraph:
     """Records and replays the micro-batches of a module."""
 
     def __init__(self, work: Callable[..., Losses], module: nn.Module) -> None:
-        """`work` adds the gradients of tokens and targets, (B, T) each, and returns the losses."""
+        """`work` adds the gradients of tokens and targets, (B, T) each, and returns the
+        losses."""
         self._work, self._module = work, module
         self._steps = 0
         self._first = False  # whether the next micro-batch is its step's first

@@ -1,8 +1,9 @@
-"""Which optimizer steps are skipped, and whether all matrices get a gradient in the first steps.
+"""Which optimizer steps are skipped, and whether all matrices get a gradient in the
+first steps.
 
-The global gradient norm alone decides. It is the same on all ranks (gradients are averaged under
-`ddp`, the norm is summed over shards under `fsdp` and `hsdp`), and it is not finite if a loss is
-not.
+The global gradient norm alone decides. It is the same on all ranks (gradients are
+averaged under `ddp`, the norm is summed over shards under `fsdp` and `hsdp`), and it is
+not finite if a loss is not.
 """
 
 import math
@@ -16,13 +17,16 @@ from dualpath_cli.run.weights import from_all_ranks, own_part
 
 Kind = Literal["loss", "gradient", "outlier"]
 
-PATIENCE = 5  # steps until all matrices must have a gradient; late behind a matrix of zeros
-HISTORY = 100  # steps in the running mean of the norm; the first HISTORY steps are no outliers
+# steps until all matrices must have a gradient; late behind a matrix of zeros
+PATIENCE = 5
+# steps in the running mean of the norm; the first HISTORY steps are no outliers
+HISTORY = 100
 
 
 @dataclass(frozen=True)
 class BadStep:
-    """A skipped step: the reason, and the mean loss of its micro-batches on this rank, ()."""
+    """A skipped step: the reason, and the mean loss of its micro-batches on this rank,
+    ()."""
 
     kind: Kind
     loss: torch.Tensor
@@ -31,11 +35,11 @@ class BadStep:
 class StepGuard:
     """Judges each optimizer step by its gradient norm, and counts the skipped ones.
 
-    Outliers are found in the norm's logarithm: norms scatter by factors and fall over orders of
-    magnitude during a run, so that the largest norms would dominate a plain standard deviation.
-    Mean and variance are over all steps seen, and exponential after HISTORY steps. An outlier
-    enters them as the limit that it passed: a single outlier changes them little, and a norm that
-    stays high becomes the usual level.
+    Outliers are found in the norm's logarithm: norms scatter by factors and fall over
+    orders of magnitude during a run, so that the largest norms would dominate a plain
+    standard deviation. Mean and variance are over all steps seen, and exponential after
+    HISTORY steps. An outlier enters them as the limit that it passed: a single outlier
+    changes them little, and a norm that stays high becomes the usual level.
     """
 
     def __init__(self, sigma: float | None) -> None:
@@ -84,7 +88,8 @@ class StepGuard:
         return count
 
     def state_dict(self) -> dict[str, Any]:
-        """The state with which a continued run judges steps as if it had never stopped."""
+        """The state with which a continued run judges steps as if it had never
+        stopped."""
         return {name: value for name, value in vars(self).items() if name != "sigma"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -92,7 +97,8 @@ class StepGuard:
 
 
 def largest_gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """The largest absolute value in each gradient, over all ranks; gradients of None are left out.
+    """The largest absolute value in each gradient, over all ranks; gradients of None
+    are left out.
 
     A gradient must be finite.
     """
@@ -101,7 +107,11 @@ def largest_gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, float
         if parameter.grad is not None:
             part = own_part(parameter.grad)
             # Under fsdp a rank may hold no row of a small matrix.
-            largest = torch.linalg.vector_norm(part, torch.inf).item() if part.numel() else 0.0
+            largest = (
+                torch.linalg.vector_norm(part, torch.inf).item()
+                if part.numel()
+                else 0.0
+            )
             own[name] = largest
 
     ranks = from_all_ranks(own)
@@ -109,6 +119,7 @@ def largest_gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, float
 
 
 def without_gradient(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Parameters whose gradient is exactly zero on all ranks. A gradient of None does not count."""
+    """Parameters whose gradient is exactly zero on all ranks. A gradient of None does
+    not count."""
     sizes = largest_gradients(parameters)
     return {name: p for name, p in parameters.items() if sizes.get(name) == 0}

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 def replace_signal_handlers(trainer: "Trainer", listen: Callable[[], None]) -> None:
     """Makes a trainer call `listen` instead of setting its own signal handlers.
 
-    Gains an end without a hang: Lightning's handler broadcasts while other ranks are in another
-    collective. Gains speed: Lightning broadcasts before every batch, and waits for the device.
+    Gains an end without a hang: Lightning's handler broadcasts while other ranks are in
+    another collective. Gains speed: Lightning broadcasts before every batch, and waits
+    for the device.
     """
     trainer._signal_connector.register_signal_handlers = listen  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
@@ -26,7 +27,8 @@ def replace_signal_handlers(trainer: "Trainer", listen: Callable[[], None]) -> N
 def validate_between_batches(trainer: "Trainer") -> None:
     """Runs a validation before the next training batch, as the training loop would.
 
-    Gains the validation that an interrupted run did not finish: Lightning counts this as done.
+    Gains the validation that an interrupted run did not finish: Lightning counts this
+    as done.
     """
     loop, connector = trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector
     first = connector._first_loop_iter
@@ -38,10 +40,11 @@ def validate_between_batches(trainer: "Trainer") -> None:
 
 
 def begin_steps_outside_of_autocast(trainer: "Trainer") -> None:
-    """Makes a `training_step` begin outside of the precision's context of a forward pass.
+    """Makes a `training_step` begin outside of the precision's context of a forward
+    pass.
 
-    Gains backward passes and optimizer in the types of their tensors: by Lightning's manual
-    optimization they would run within autocast.
+    Gains backward passes and optimizer in the types of their tensors: by Lightning's
+    manual optimization they would run within autocast.
     """
     trainer.precision_plugin.train_step_context = nullcontext  # type: ignore
 
@@ -49,8 +52,9 @@ def begin_steps_outside_of_autocast(trainer: "Trainer") -> None:
 def count_steps_anew(checkpoint: dict[str, Any]) -> None:
     """Changes the progress in a loaded checkpoint to one batch an optimizer step.
 
-    Gains runs that continue from checkpoints of earlier versions, in which Lightning counted
-    micro-batches. Checkpoints are written between two steps, and training is one long epoch.
+    Gains runs that continue from checkpoints of earlier versions, in which Lightning
+    counted micro-batches. Checkpoints are written between two steps, and training is
+    one long epoch.
     """
     steps, progress = checkpoint["global_step"], checkpoint["loops"]["fit_loop"]
     batches = progress["epoch_loop.batch_progress"]
@@ -69,7 +73,8 @@ def count_steps_anew(checkpoint: dict[str, Any]) -> None:
 def launcher_class() -> Any:
     """The class of the launcher that starts a machine's other ranks as processes.
 
-    Gains Ctrl-C before training: Lightning ends children only for a launcher of this class.
+    Gains Ctrl-C before training: Lightning ends children only for a launcher of this
+    class.
     """
     from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
@@ -84,23 +89,29 @@ def set_launcher(strategy: "ParallelStrategy", launcher: Any) -> None:
 def start_other_ranks(launcher: Any) -> None:
     """Starts this machine's other ranks, without watching them.
 
-    The launcher's `launch` would also watch them, and kill the first rank without a message.
+    The launcher's `launch` would also watch them, and kill the first rank without a
+    message.
     """
     launcher._call_children_scripts()
 
 
 def share_cores(processes: int) -> None:
-    """Gives each of `processes` its share of the cores, as the launcher's `launch` does."""
-    from lightning.fabric.strategies.launchers.subprocess_script import _set_num_threads_if_needed
+    """Gives each of `processes` its share of the cores, as the launcher's `launch`
+    does."""
+    from lightning.fabric.strategies.launchers.subprocess_script import (
+        _set_num_threads_if_needed,
+    )
 
     _set_num_threads_if_needed(processes)
 
 
-def set_parallel_sizes(strategy: "ModelParallelStrategy", data: int, tensor: int) -> None:
+def set_parallel_sizes(
+    strategy: "ModelParallelStrategy", data: int, tensor: int
+) -> None:
     """Sets the two sizes of a mesh before it is made.
 
-    Gains data parallelism over all devices, whose number the trainer knows late. Lightning's
-    defaults mean tensor parallelism within a node.
+    Gains data parallelism over all devices, whose number the trainer knows late.
+    Lightning's defaults mean tensor parallelism within a node.
     """
     strategy._data_parallel_size, strategy._tensor_parallel_size = data, tensor
 

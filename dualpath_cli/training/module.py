@@ -52,10 +52,11 @@ class DualPathModule(LightningModule):
         step_loops: StepLoops | None = None,
         micro_batch: int | None = None,
     ) -> None:
-        """`seed` draws the initial weights; with None they are loaded: from the folder `weights`,
-        or by the Trainer, which continues a run. Sharded gradients are reduced in `reduce_dtype`;
-        None is the gradients' type. Without `step_loops` each step trains with the model's loops.
-        A step trains on `micro_batch` sequences at a time; None: on all of a rank's at once.
+        """`seed` draws the initial weights; with None they are loaded: from the folder
+        `weights`, or by the Trainer, which continues a run. Sharded gradients are
+        reduced in `reduce_dtype`; None is the gradients' type. Without `step_loops`
+        each step trains with the model's loops. A step trains on `micro_batch`
+        sequences at a time; None: on all of a rank's at once.
         """
         super().__init__()
         self.automatic_optimization = False
@@ -71,20 +72,29 @@ class DualPathModule(LightningModule):
         self.model = None  # type: ignore[assignment]
         self.train_loss = LanguageModelLoss(token_bytes)
         self.val_names = list(val_names)
-        self.val_losses = nn.ModuleList(LanguageModelLoss(token_bytes) for _ in val_names)
+        self.val_losses = nn.ModuleList(
+            LanguageModelLoss(token_bytes) for _ in val_names
+        )
         self.val_results: dict[str, dict[str, float]] = {}
         self.grad_norm = torch.zeros(())
         self.guard = StepGuard(optim.skip_sigma)
         self.bad_step: BadStep | None = None  # the last step, if it was skipped
-        self.resting: dict[str, torch.Tensor] = {}  # matrices without a gradient up to now
+        # matrices without a gradient up to now
+        self.resting: dict[str, torch.Tensor] = {}
         self.expert_loads = ExpertLoads()
         self.graph: MicroBatchGraph | None = None  # of training's micro-batches, if any
-        self.trained: list[nn.Parameter] = []  # all; finding them takes 0.4 ms of a step
+        # all; finding them takes 0.4 ms of a step
+        self.trained: list[nn.Parameter] = []
 
     @property
     def forced_loops(self) -> int | None:
-        """The loops forced in the trainer's optimizer step; None for the model's number."""
-        loops = None if self.step_loops is None else self.step_loops.at(self.trainer.global_step)
+        """The loops forced in the trainer's optimizer step; None for the model's
+        number."""
+        loops = (
+            None
+            if self.step_loops is None
+            else self.step_loops.at(self.trainer.global_step)
+        )
         return None if loops == self.config.loops else loops
 
     @property
@@ -105,9 +115,14 @@ class DualPathModule(LightningModule):
         mesh = None if self.device_mesh is None else sharding_mesh(self.device_mesh)
         factors = std_factors(self.optim, self.config.d_model)
         self.model = build_model(
-            self.config, self.seed, self.compile_blocks, self.checkpointing, mesh,
-            self.reduce_dtype, factors,
-        )  # fmt: skip
+            self.config,
+            self.seed,
+            self.compile_blocks,
+            self.checkpointing,
+            mesh,
+            self.reduce_dtype,
+            factors,
+        )
         if self.compile_blocks and self.step_loops is not None:
             allow_graphs(len(set(self.config.layers)) * len(self.step_loops.counts()))
         if self.weights is not None:
@@ -131,9 +146,12 @@ class DualPathModule(LightningModule):
         nll = torch.where(finite, made.nll, 0.0)
         self.train_loss.update(nll, torch.where(finite, targets, IGNORE))
 
-    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(
+        self, batch: Batch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         tokens, targets = batch
-        # Windows have many lengths, of which the training length alone is worth a graph.
+        # Windows have many lengths, of which the training length alone is worth a
+        # graph.
         compiled = tokens.shape[1] == self.config.max_seq_len
         with torch.compiler.set_stance("default" if compiled else "force_eager"):
             nll = self(tokens, targets)
@@ -162,16 +180,23 @@ class DualPathModule(LightningModule):
             return
         self.resting = without_gradient(self.resting)
         if self.resting and self.trainer.global_step + 1 >= PATIENCE:
-            names = ", ".join(sorted({re.sub(r"\.\d+\.", ".*.", n) for n in self.resting}))
+            names = ", ".join(
+                sorted({re.sub(r"\.\d+\.", ".*.", n) for n in self.resting})
+            )
             way_out = "other values of model.init_std and model.gain_init"
             if self.compile_blocks:
-                way_out = f"--run.compile false, or another torch than {torch.__version__}"
-            text = f"{names} do not train: their gradients are exactly zero; try {way_out}"
-            raise UserError(text if self.trainer.is_global_zero else "")  # the first reports
+                way_out = (
+                    f"--run.compile false, or another torch than {torch.__version__}"
+                )
+            text = (
+                f"{names} do not train: their gradients are exactly zero; try {way_out}"
+            )
+            # the first reports
+            raise UserError(text if self.trainer.is_global_zero else "")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Names all tensors, by any strategy alike, and adds the state of the guard and of the next
-        row of metrics.csv."""
+        """Names all tensors, by any strategy alike, and adds the state of the guard and
+        of the next row of metrics.csv."""
         for key in ("state_dict", "optimizer_states"):
             checkpoint.pop(key, None)
         optimizers = self.trainer.optimizers
@@ -179,12 +204,16 @@ class DualPathModule(LightningModule):
         checkpoint["guard"] = self.guard.state_dict()
         checkpoint["train_loss"] = self.train_loss.sums()
         loads = self.expert_loads.since_report
-        checkpoint["expert_loads"] = {layer: load.tolist() for layer, load in loads.items()}
+        checkpoint["expert_loads"] = {
+            layer: load.tolist() for layer, load in loads.items()
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Loads weights in place, the optimizers' state, and what `on_save_checkpoint` added."""
+        """Loads weights in place, the optimizers' state, and what `on_save_checkpoint`
+        added."""
         fill(self.model, Path(checkpoint["folder"]))
-        checkpoint["state_dict"] = self.state_dict()  # for Lightning, which loads it once more
+        # for Lightning, which loads it once more
+        checkpoint["state_dict"] = self.state_dict()
         if self.trainer.state.fn == TrainerFn.FITTING:
             checkpoint["optimizer_states"] = optimizer_states(self.model, checkpoint)
         self.guard.load_state_dict(checkpoint.get("guard", {}))
@@ -192,21 +221,28 @@ class DualPathModule(LightningModule):
             self.train_loss.add(checkpoint.get("train_loss", {}))
         loads = checkpoint.get("expert_loads", {})
         self.expert_loads.since_report = {
-            layer: torch.tensor(load, device=self.device) for layer, load in loads.items()
+            layer: torch.tensor(load, device=self.device)
+            for layer, load in loads.items()
         }
 
     def configure_optimizers(self) -> Any:
         # Muon's products have the type of the model's.
-        products = torch.bfloat16 if str(self.trainer.precision).startswith("bf16") else None
+        products = (
+            torch.bfloat16 if str(self.trainer.precision).startswith("bf16") else None
+        )
         self.trained = list(self.parameters())
         matrices = {"embedding", "head", "hidden", "gate"} - set(own_roles(self.config))
         self.resting = {
-            name: p for name, p in self.model.named_parameters()
+            name: p
+            for name, p in self.model.named_parameters()
             if p.ndim > 1 and kind_of(name, self.config, p.ndim).kind in matrices
-        }  # fmt: skip
+        }
         optimizer = build_optimizer(
-            self.model.named_parameters(), self.optim, int(self.trainer.max_steps), self.config,
+            self.model.named_parameters(),
+            self.optim,
+            int(self.trainer.max_steps),
+            self.config,
             products,
-        )  # fmt: skip
+        )
         scheduler = build_scheduler(optimizer, self.trainer.max_steps, self.optim)
         return [optimizer], [scheduler]

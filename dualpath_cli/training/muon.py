@@ -1,14 +1,17 @@
-"""Muon for hidden matrices, and PyTorch's AdamW for all other parameters, as one optimizer.
+"""Muon for hidden matrices, and PyTorch's AdamW for all other parameters, as one
+optimizer.
 
-The update of a matrix is its orthogonalised momentum: equally large in all directions, whatever the
-size of its gradient. Muon is by Keller Jordan (https://kellerjordan.github.io/posts/muon);
-decoupled decay and the factor `match_rms_adamw` are from arXiv 2502.16982. On one process the step
-equals torch.optim.Muon's, except for the type of its products, and for gradients with a norm below
-1e-7, for which PyTorch's step is smaller.
+The update of a matrix is its orthogonalised momentum: equally large in all directions,
+whatever the size of its gradient. Muon is by Keller Jordan
+(https://kellerjordan.github.io/posts/muon); decoupled decay and the factor
+`match_rms_adamw` are from arXiv 2502.16982. On one process the step equals
+torch.optim.Muon's, except for the type of its products, and for gradients with a norm
+below 1e-7, for which PyTorch's step is smaller.
 
-torch.optim.Muon makes each shard of a matrix orthogonal by itself: a different optimizer for each
-number of ranks. Here every rank gathers a sharded matrix whole, makes it orthogonal and keeps one
-shard, so that the numbers do not depend on the ranks. docs/scaling.md has the cost.
+torch.optim.Muon makes each shard of a matrix orthogonal by itself: a different
+optimizer for each number of ranks. Here every rank gathers a sharded matrix whole,
+makes it orthogonal and keeps one shard, so that the numbers do not depend on the ranks.
+docs/scaling.md has the cost.
 """
 
 import math
@@ -24,10 +27,11 @@ from dualpath_cli.spec.config import Kind
 from dualpath_cli.training.parallel import sharded_as
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic, steep at 0: after STEPS, singular values from 0.002 of the norm on
-are between 0.68 and 1.21. Keller Jordan's, as in torch.optim.Muon."""
+"""Coefficients of the quintic, steep at 0: after STEPS, singular values from 0.002 of
+the norm on are between 0.68 and 1.21. Keller Jordan's, as in torch.optim.Muon."""
 STEPS = 5
-HIDDEN: Kind = "hidden"  # the kind of parameters that Muon moves, and the name of their group
+# the kind of parameters that Muon moves, and the name of their group
+HIDDEN: Kind = "hidden"
 
 
 class Muon(torch.optim.Optimizer):
@@ -42,8 +46,8 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         """`products` is the type of the matrix products; None is the weights' type.
 
-        `stacked` gives the number of matrices stacked in a parameter, such as those of experts:
-        each matrix is updated by itself.
+        `stacked` gives the number of matrices stacked in a parameter, such as those of
+        experts: each matrix is updated by itself.
         """
         self.settings, self.products, self.stacked = settings, products, stacked or {}
         self.adamw = torch.optim.AdamW(
@@ -93,14 +97,15 @@ class Muon(torch.optim.Optimizer):
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     """Returns a matrix with the same singular vectors and with singular values near 1.
 
-    Each Newton-Schulz step maps each singular value s to a s + b s^3 + c s^5, in the type of
-    `matrix`, which is first divided by its Frobenius norm.
+    Each Newton-Schulz step maps each singular value s to a s + b s^3 + c s^5, in the
+    type of `matrix`, which is first divided by its Frobenius norm.
     """
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.mT if tall else matrix  # the Gram matrix of the shorter side is smaller
-    # A matrix of zeros stays zero. The floor is the least number with an exact square: a norm above
-    # is right, and one below is of entries so small that the quotient is small as well.
+    # A matrix of zeros stays zero. The floor is the least number with an exact square:
+    # a norm above is right, and one below is of entries so small that the quotient is
+    # small as well.
     floor = torch.finfo(x.dtype).tiny ** 0.5
     x = x / x.norm().clamp(min=floor)
     for _ in range(STEPS):
@@ -112,8 +117,9 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 def shape_factor(shape: torch.Size, adjust: str) -> float:
     """The factor on the rate of a matrix of this shape, by `optim.muon_adjust`.
 
-    Entries of an orthogonal matrix have a root mean square of 1 / sqrt(max(rows, columns)), entries
-    of AdamW's updates usually one of 0.2 to 0.4 (arXiv 2502.16982, section 2.2).
+    Entries of an orthogonal matrix have a root mean square of 1 / sqrt(max(rows,
+    columns)), entries of AdamW's updates usually one of 0.2 to 0.4 (arXiv 2502.16982,
+    section 2.2).
     """
     rows, columns = shape
     if adjust == "match_rms_adamw":

@@ -1,4 +1,5 @@
-"""The optimizer of a run, with a group for each kind of parameters, and its schedule."""
+"""The optimizer of a run, with a group for each kind of parameters, and its
+schedule."""
 
 from collections.abc import Iterable
 
@@ -22,9 +23,10 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Returns AdamW or Muon with a group for each kind of parameters.
 
-    `total_steps` are the run's. `config` may be left out for a model without custom classes,
-    experts and `base_width`. `products` is the type of Muon's matrix products; None is the weights'
-    type. Raises ValueError for a parameter that `model.parameters` does not know.
+    `total_steps` are the run's. `config` may be left out for a model without custom
+    classes, experts and `base_width`. `products` is the type of Muon's matrix products;
+    None is the weights' type. Raises ValueError for a parameter that `model.parameters`
+    does not know.
     """
     assert config is not None or settings.base_width is None
     width = 1 if config is None else config.d_model
@@ -34,7 +36,9 @@ def build_optimizer(
         if not parameter.requires_grad:  # a bias that `training.balance` moves
             continue
         stacked[parameter] = matrices_in(name, config)
-        members.setdefault(kind_of(name, config, parameter.ndim).kind, []).append(parameter)
+        members.setdefault(kind_of(name, config, parameter.ndim).kind, []).append(
+            parameter
+        )
     decay = weight_decay(total_steps, settings)
     groups = []
     for kind, params in members.items():
@@ -43,7 +47,12 @@ def build_optimizer(
         if settings.decay_sum is not None:  # rate times decay is the same for all kinds
             own = own / factor if factor else 0.0
         groups.append(
-            {"params": params, "name": kind, "lr": settings.lr * factor, "weight_decay": own}
+            {
+                "params": params,
+                "name": kind,
+                "lr": settings.lr * factor,
+                "weight_decay": own,
+            }
         )
     if settings.name == "muon":
         return Muon(groups, settings, products, stacked)

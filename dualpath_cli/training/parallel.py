@@ -1,20 +1,22 @@
 """Builds the model for one device or many, and Lightning's strategies.
 
-The order matters: checkpoint, compile, shard, allocate, draw weights. Recomputation belongs to a
-block's graph, a compiled block stays one graph within its FSDP unit, and with sharding on the meta
-device no rank ever holds the whole model.
+The order matters: checkpoint, compile, shard, allocate, draw weights. Recomputation
+belongs to a block's graph, a compiled block stays one graph within its FSDP unit, and
+with sharding on the meta device no rank ever holds the whole model.
 
-`run.activation_checkpointing`: `none` keeps all activations of a block for its backward pass.
-`selective` keeps the outputs of matrix products and attention, and recomputes all else (in eager
-mode on a GPU not verified for FlexAttention). `full` keeps the block's input alone.
+`run.activation_checkpointing`: `none` keeps all activations of a block for its backward
+pass. `selective` keeps the outputs of matrix products and attention, and recomputes all
+else (in eager mode on a GPU not verified for FlexAttention). `full` keeps the block's
+input alone.
 
-`trainer.strategy`; each reduces gradients once a step, with the step's last micro-batch:
+`trainer.strategy`; each reduces gradients once a step, with the step's last
+micro-batch:
 
     single   one device
     ddp      each device holds all; gradients are all-reduced
     fsdp     FSDP2: weights, gradients and moments are divided among all devices
-    hsdp     the three are divided within a group of devices, a node. Gradients are reduce-scattered
-             within groups, then all-reduced across groups
+    hsdp     the three are divided within a group of devices, a node. Gradients are
+             reduce-scattered within groups, then all-reduced across groups
 """
 
 import logging
@@ -51,18 +53,25 @@ from dualpath_cli.spec.config import Checkpointing, Kind, ModelConfig
 from dualpath_cli.training import internals
 
 KEPT_OPERATIONS = frozenset(
-    ("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm", "flex_attention",
-     "aten::_scaled_dot_product_flash_attention",
-     "aten::_scaled_dot_product_flash_attention_for_cpu",
-     "aten::_scaled_dot_product_efficient_attention",
-     "aten::_scaled_dot_product_cudnn_attention",
-     "aten::_scaled_dot_product_fused_attention_overrideable")
-)  # fmt: skip
-"""Operations whose outputs `selective` keeps, without overload names; the operations of this
-package are kept as well."""
+    (
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "aten::_grouped_mm",
+        "flex_attention",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+        "aten::_scaled_dot_product_fused_attention_overrideable",
+    )
+)
+"""Operations whose outputs `selective` keeps, without overload names; the operations of
+this package are kept as well."""
 BY_RULE = {"deterministic": True}
-"""Options of torch.compile: kernels that sum are chosen by rule. Chosen by time, as is the default,
-they round differently from process to process. Lightning's Trainer resets the global setting."""
+"""Options of torch.compile: kernels that sum are chosen by rule. Chosen by time, as is
+the default, they round differently from process to process. Lightning's Trainer resets
+the global setting."""
 
 
 def build_model(
@@ -74,43 +83,51 @@ def build_model(
     reduce_dtype: torch.dtype | None = None,
     std_factors: Mapping[Kind, float] = {},
 ) -> DualPathLM:
-    """Returns a model on torch's default device or, sharded by FSDP2, on the devices of a mesh.
+    """Returns a model on torch's default device or, sharded by FSDP2, on the devices of
+    a mesh.
 
-    Of a mesh of two dimensions the first replicates and the second shards. Gradients are reduced in
-    `reduce_dtype`; None is the gradients' type. Initial weights depend on `seed` and `std_factors`
-    (of `model.parameters`), not on the number of devices. Without a seed weights are undefined
-    until they are loaded (`run/weights.py`).
+    Of a mesh of two dimensions the first replicates and the second shards. Gradients
+    are reduced in `reduce_dtype`; None is the gradients' type. Initial weights depend
+    on `seed` and `std_factors` (of `model.parameters`), not on the number of devices.
+    Without a seed weights are undefined until they are loaded (`run/weights.py`).
     """
-    device = torch.get_default_device() if mesh is None else torch.device(mesh.device_type)
+    device = (
+        torch.get_default_device() if mesh is None else torch.device(mesh.device_type)
+    )
     with torch.device("meta"):
         model = DualPathLM(config)
     for block in model.blocks:
         assert isinstance(block, DualPathBlock)
         checkpoint_block(block, checkpointing)
     if compile_blocks:
-        # Block by block: the graph of one layer serves all layers of its kind. In place, so that
-        # parameter names do not change.
+        # Block by block: the graph of one layer serves all layers of its kind. In
+        # place, so that parameter names do not change.
         for block in model.blocks:
             block.compile(options=BY_RULE)
         model.loss.compile(options=BY_RULE)
         allow_graphs(len(set(config.layers)))
     if mesh is not None:
-        # Weights are kept and gathered in float32, and autocast casts them: a unit's `param_dtype`
-        # would also round norms, gains and router, which the model keeps in float32.
+        # Weights are kept and gathered in float32, and autocast casts them: a unit's
+        # `param_dtype` would also round norms, gains and router, which the model keeps
+        # in float32.
         policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
-        # The root unit holds embedding, final norm and head: tied weights cannot be split.
+        # The root unit holds embedding, final norm and head: tied weights cannot be
+        # split.
         fully_shard(model, mesh=mesh, mp_policy=policy)
     model.to_empty(device=device)
     model.tie_weights()
     if seed is not None:
-        model.init_weights(seed, lambda own, value: own.copy_(sharded_as(own, value)), std_factors)
+        model.init_weights(
+            seed, lambda own, value: own.copy_(sharded_as(own, value)), std_factors
+        )
     return model
 
 
 def sharded_as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor that every rank holds whole, sharded like a parameter if that is sharded."""
+    """Returns a tensor that every rank holds whole, sharded like a parameter if that is
+    sharded."""
     if not isinstance(parameter, DTensor):
         return value
     return distribute_tensor(
@@ -122,27 +139,33 @@ def sharded_as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def allow_graphs(variants: int) -> None:
-    """Lets torch.compile keep graphs for `variants` of blocks; beyond its limit it runs eagerly.
+    """Lets torch.compile keep graphs for `variants` of blocks; beyond its limit it runs
+    eagerly.
 
     A variant is a kind of block with its widths and number of loops.
     """
     config = torch.compiler.config
-    # A variant has at most 4 graphs: with and without gradients, of any and of the first length.
+    # A variant has at most 4 graphs: with and without gradients, of any and of the
+    # first length.
     config.recompile_limit = max(config.recompile_limit, 4 * variants)
 
 
 @cache
 def can_compile(device: torch.device) -> bool:
-    """Whether torch.compile works, tried once on a tiny function; prints the reason if not.
+    """Whether torch.compile works, tried once on a tiny function; prints the reason if
+    not.
 
     On the CPU it needs a C++ compiler and Python's headers, on a GPU Triton.
     """
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:  # the run can continue eagerly
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        reason = (
+            str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        )
         rank_zero_only(print)(
-            f"dualpath: running eagerly: torch.compile does not work here ({reason:.120})"
+            "dualpath: running eagerly: torch.compile does not work here "
+            f"({reason:.120})"
         )
         return False
     return True
@@ -152,15 +175,19 @@ def can_compile(device: torch.device) -> bool:
 
 
 def checkpoint_block(block: DualPathBlock, checkpointing: Checkpointing) -> None:
-    """Makes a block recompute activations, before compiling and sharding, by another class."""
+    """Makes a block recompute activations, before compiling and sharding, by another
+    class."""
     if checkpointing != "none":
         # Silences a warning of every run: recomputed operations must not work in place.
         logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
-        block.__class__ = {"selective": SelectiveBlock, "full": FullBlock}[checkpointing]
+        block.__class__ = {"selective": SelectiveBlock, "full": FullBlock}[
+            checkpointing
+        ]
 
 
 def chosen(setting: Literal["auto"] | Checkpointing, compiled: bool) -> Checkpointing:
-    """Resolves `auto`: `selective` costs no time in compiled blocks, within 3 % on an H200."""
+    """Resolves `auto`: `selective` costs no time in compiled blocks, within 3 % on an
+    H200."""
     return ("selective" if compiled else "none") if setting == "auto" else setting
 
 
@@ -188,25 +215,36 @@ class FullBlock(DualPathBlock):
             own = LayerAuxiliary()
             return forward(x_BTD, replace(layer, auxiliary=own)), own.loss, own.load
 
-        y_BTD, loss, load = checkpoint(with_own_losses, x_BTD, use_reentrant=False,
-                                       preserve_rng_state=False, **self.options)  # fmt: skip
+        y_BTD, loss, load = checkpoint(
+            with_own_losses,
+            x_BTD,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            **self.options,
+        )
         if layer.auxiliary is not None:
             layer.auxiliary.loss, layer.auxiliary.load = loss, load
         return y_BTD
 
 
 class SelectiveBlock(FullBlock):
-    options: ClassVar = {"context_fn": partial(create_selective_checkpoint_contexts, keeps)}
+    options: ClassVar = {
+        "context_fn": partial(create_selective_checkpoint_contexts, keeps)
+    }
 
 
 # Which device holds what
 
 
 class FullyShardedStrategy(ModelParallelStrategy):
-    """FSDP2 over all devices of all nodes, or within groups of devices, each a replica."""
+    """FSDP2 over all devices of all nodes, or within groups of devices, each a
+    replica."""
 
-    def __init__(self, timeout: timedelta, replicate: bool, shard_size: int | None) -> None:
-        """`replicate` makes groups of `shard_size` devices; None: of all devices of a node."""
+    def __init__(
+        self, timeout: timedelta, replicate: bool, shard_size: int | None
+    ) -> None:
+        """`replicate` makes groups of `shard_size` devices; None: of all devices of a
+        node."""
         super().__init__(timeout=timeout)
         self._replicate = replicate
         self._shard_size = shard_size
@@ -222,15 +260,17 @@ class FullyShardedStrategy(ModelParallelStrategy):
         devices = self.num_nodes * self.num_processes
         if self.shards == 1 < devices:
             raise UserError(
-                "trainer.strategy hsdp shards within a node, but each node has one device; use "
-                "ddp or fsdp, or give run.shard_size"
+                "trainer.strategy hsdp shards within a node, but each node has one "
+                "device; use ddp or fsdp, or give run.shard_size"
             )
         if devices % self.shards:
-            fitting = [str(size) for size in range(2, devices + 1) if devices % size == 0]
+            fitting = [
+                str(size) for size in range(2, devices + 1) if devices % size == 0
+            ]
             would = f"{' or '.join(fitting)} would, or " if fitting else ""
             raise UserError(
-                f"run.shard_size={self.shards} does not divide the {devices} devices of this run; "
-                f"{would}null for the devices of a node"
+                f"run.shard_size={self.shards} does not divide the {devices} devices "
+                f"of this run; {would}null for the devices of a node"
             )
 
     def setup_environment(self) -> None:
@@ -254,7 +294,10 @@ class FullyShardedStrategy(ModelParallelStrategy):
         return {}
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
+        self,
+        checkpoint: dict[str, Any],
+        filepath: str | Path,
+        storage_options: Any = None,
     ) -> None:
         write(checkpoint, Path(self.broadcast(str(filepath))), alone=False)
 
@@ -268,12 +311,15 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Keeps gradients, of the whole model, on their rank until a step's last micro-batch.
+        """Keeps gradients, of the whole model, on their rank until a step's last
+        micro-batch.
 
         `training/step.py` enters this context for the other micro-batches.
         """
         assert self.model is not None
-        units = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
+        units = [
+            module for module in self.model.modules() if isinstance(module, FSDPModule)
+        ]
         for unit in units:
             unit.set_requires_gradient_sync(False, recurse=False)
         try:
@@ -284,7 +330,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
 
 class CompressedDDPStrategy(DDPStrategy):
-    """DDP that sends gradients in bfloat16, by PyTorch's hook, which Lightning ignores on a CPU."""
+    """DDP that sends gradients in bfloat16, by PyTorch's hook, which Lightning ignores
+    on a CPU."""
 
     def configure_ddp(self) -> None:
         super().configure_ddp()
@@ -293,19 +340,27 @@ class CompressedDDPStrategy(DDPStrategy):
 
 
 def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The part of a strategy's mesh for FSDP2: without Lightning's tensor parallelism."""
+    """The part of a strategy's mesh for FSDP2: without Lightning's tensor
+    parallelism."""
     names = mesh.mesh_dim_names or ()
     return mesh["data_parallel"] if "data_parallel" in names else mesh
 
 
 def build_strategy(name: str, settings: RunSettings) -> Strategy | str:
     """The Lightning strategy for a name in `trainer.strategy`."""
-    timeout = timedelta(minutes=settings.rank_timeout)  # after a longer wait all ranks end
+    # after a longer wait all ranks end
+    timeout = timedelta(minutes=settings.rank_timeout)
     if name in ("fsdp", "hsdp"):
         return FullyShardedStrategy(timeout, name == "hsdp", settings.shard_size)
     if name == "ddp":
-        kind = CompressedDDPStrategy if settings.reduce_dtype == "bfloat16" else DDPStrategy
-        return kind(timeout=timeout, gradient_as_bucket_view=True, broadcast_buffers=False)
+        kind = (
+            CompressedDDPStrategy
+            if settings.reduce_dtype == "bfloat16"
+            else DDPStrategy
+        )
+        return kind(
+            timeout=timeout, gradient_as_bucket_view=True, broadcast_buffers=False
+        )
     return "auto"
 
 

@@ -1,9 +1,9 @@
 """The ranks of a run meet, and all end with a message if one dies.
 
-Ranks on one machine are children of the first rank, unless SLURM or torchrun starts and watches
-them. Lightning checks children every five seconds, and if one is dead kills the first rank too,
-without a message or within one. In PyTorch ranks wait for each other where no signal reaches them.
-This file replaces both.
+Ranks on one machine are children of the first rank, unless SLURM or torchrun starts and
+watches them. Lightning checks children every five seconds, and if one is dead kills the
+first rank too, without a message or within one. In PyTorch ranks wait for each other
+where no signal reaches them. This file replaces both.
 """
 
 import os
@@ -27,7 +27,8 @@ from dualpath_cli.base.system import of_children
 from dualpath_cli.training import internals
 
 PATIENCE = 10.0
-"""Seconds for the first rank to end by itself, after another rank ended with a shared error."""
+"""Seconds for the first rank to end by itself, after another rank ended with a shared
+error."""
 WAIT = 2.0  # seconds from a rank's death to its exit code
 SILENCE = 30.0  # seconds to wait for ranks without a message
 POLL = 0.1  # seconds between two checks for ranks that have joined or died
@@ -36,13 +37,18 @@ NAMED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 
 
 class Ranks(internals.launcher_class()):  # type: ignore[misc]
-    """Lightning's launcher, for ranks that it starts and for ranks started from outside."""
+    """Lightning's launcher, for ranks that it starts and for ranks started from
+    outside."""
 
     def __init__(
-        self, strategy: ParallelStrategy, command: str, timeout: timedelta,
+        self,
+        strategy: ParallelStrategy,
+        command: str,
+        timeout: timedelta,
         continues: Callable[[], str],
-    ) -> None:  # fmt: skip
-        """Ranks wait `timeout` for each other; `continues` ends the message of a death."""
+    ) -> None:
+        """Ranks wait `timeout` for each other; `continues` ends the message of a
+        death."""
         assert strategy.cluster_environment is not None
         nodes = strategy.num_nodes  # type: ignore[attr-defined]
         processes = strategy.num_processes  # type: ignore[attr-defined]
@@ -54,9 +60,14 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         self._told = False
 
     def launch(
-        self, function: Callable[..., Any], *args: Any, trainer: Trainer | None = None, **named: Any
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        trainer: Trainer | None = None,
+        **named: Any,
     ) -> Any:
-        """Starts this machine's ranks if nobody else does, waits for all, and calls `function`.
+        """Starts this machine's ranks if nobody else does, waits for all, and calls
+        `function`.
 
         Raises:
             RunFailed: if ranks do not join in time.
@@ -77,7 +88,8 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         super().kill(signum)
 
     def death(self) -> str | None:
-        """Returns the message on a child that has ended with an error, for the caller to report."""
+        """Returns the message on a child that has ended with an error, for the caller
+        to report."""
         self._told = True
         end = time.monotonic() + WAIT
         while self.procs and time.monotonic() < end:
@@ -90,7 +102,11 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         """Exit code of a child that ended with an error, and the message."""
         for rank, process in enumerate(self.procs, self._before + 1):
             if code := process.poll():
-                name = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                name = (
+                    f"signal {signal.Signals(-code).name}"
+                    if code < 0
+                    else f"exit code {code}"
+                )
                 hint = " (out of memory?)" if code == -signal.SIGKILL else ""
                 return code, f"rank {rank} ended by {name}{hint}"
         return None
@@ -110,17 +126,20 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         with suppress(OSError):  # nobody reads stderr
             print(
                 f"dualpath {self._command}: failed: {fate}{self._continues()}",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                file=sys.stderr,
+                flush=True,
+            )
         self.kill(signal.SIGKILL)
         os._exit(1)
 
     def _meet(self) -> None:
-        """Waits for all ranks in Python, where signals arrive; PyTorch would wait in C++."""
+        """Waits for all ranks in Python, where signals arrive; PyTorch would wait in
+        C++."""
         local = self.cluster_environment.local_rank()
         begin, silent = time.monotonic(), not local
         while missing := self._missing(self._before + local):
-            place = f"{self.cluster_environment.main_address}:{self.cluster_environment.main_port}"
+            cluster = self.cluster_environment
+            place = f"{cluster.main_address}:{cluster.main_port}"
             waited, limit = time.monotonic() - begin, self._timeout.total_seconds()
             if waited > limit:
                 raise RunFailed(
@@ -131,25 +150,39 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
                 silent = False
                 print(
                     f"dualpath {self._command}: waiting at {place} for {missing}",
-                    file=sys.stderr, flush=True,
-                )  # fmt: skip
+                    file=sys.stderr,
+                    flush=True,
+                )
             time.sleep(POLL)
 
     def _missing(self, rank: int) -> str:
         """Announces this rank; returns a rank that has not joined yet, or nothing."""
-        ranks, environment = self.num_processes * self.num_nodes, self.cluster_environment
+        ranks, environment = (
+            self.num_processes * self.num_nodes,
+            self.cluster_environment,
+        )
         if self._store is None:
             # torchrun serves the store: all ranks are clients.
-            serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+            serves = (
+                rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+            )
             host, port = environment.main_address, environment.main_port
             if not serves and not _answers(host, port):
                 return f"rank 0 of {ranks}"
             self._store = dist.TCPStore(
-                host, port, None, serves, self._timeout, wait_for_workers=False, multi_tenant=True
+                host,
+                port,
+                None,
+                serves,
+                self._timeout,
+                wait_for_workers=False,
+                multi_tenant=True,
             )
             self._store.set(f"dualpath/{rank}", "")
         if rank:  # thousands may ask
-            return "" if self._store.check(["dualpath/all"]) else f"all of {ranks} ranks"
+            return (
+                "" if self._store.check(["dualpath/all"]) else f"all of {ranks} ranks"
+            )
         while self._come < ranks and self._store.check([f"dualpath/{self._come}"]):
             self._come += 1
         if self._come < ranks:
@@ -159,7 +192,8 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
 
 
 def _answers(host: str, port: int) -> bool:
-    """Whether a server listens at the port; PyTorch's client would log each failed try."""
+    """Whether a server listens at the port; PyTorch's client would log each failed
+    try."""
     with suppress(OSError):
         socket.create_connection((host, port), timeout=1.0).close()
         return True
@@ -177,16 +211,24 @@ def launch_by(
     alone = isinstance(strategy.cluster_environment, LightningEnvironment)
     if trainer.num_nodes > 1 and alone and lacking:
         raise UserError(
-            f"trainer.num_nodes={trainer.num_nodes}, but this node has no address of the others; "
-            "start ranks by srun or torchrun, or set MASTER_ADDR=HOST MASTER_PORT=29500 "
-            f"NODE_RANK=N on each node ({', '.join(lacking)} lacking here)"
+            f"trainer.num_nodes={trainer.num_nodes}, but this node has no address of "
+            "the others; start ranks by srun or torchrun, or set MASTER_ADDR=HOST "
+            f"MASTER_PORT=29500 NODE_RANK=N on each node ({', '.join(lacking)} lacking "
+            "here)"
         )
     internals.set_launcher(strategy, Ranks(strategy, command, timeout, continues))
 
 
 def lost_contact(error: BaseException) -> bool:
     """Whether an error means that another rank cannot be reached."""
-    words = ("Connection closed by peer", "Timed out", "Connection reset", "gloo/transport")
+    words = (
+        "Connection closed by peer",
+        "Timed out",
+        "Connection reset",
+        "gloo/transport",
+    )
     # gloo has no exception class for it.
-    in_words = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    in_words = isinstance(error, RuntimeError) and any(
+        word in str(error) for word in words
+    )
     return in_words or isinstance(error, dist.DistError)

@@ -1,4 +1,5 @@
-"""Trainer, loggers, module and data module of a training or a study, built from its settings."""
+"""Trainer, loggers, module and data module of a training or a study, built from its
+settings."""
 
 import importlib.util
 import secrets
@@ -38,7 +39,8 @@ from dualpath_cli.training.stopping import Stopping
 from dualpath_cli.training.tables import BadSteps, MetricsLog, RoutingLog
 
 WANDB_ID = "wandb_id"
-"""File of the run folder with the id of its W&B run, which stays if the folder is renamed."""
+"""File of the run folder with the id of its W&B run, which stays if the folder is
+renamed."""
 
 L = TypeVar("L", bound=TrainingLaunch | StudyLaunch)
 
@@ -62,14 +64,20 @@ class Session(Generic[L]):
             return
         numbers = (Column("loss (nats/token)", ""), Column("bits per byte", ""))
         results, keys = self.module.val_results.items(), ("loss", "bits_per_byte")
-        rows = [(name, *(f"{result[key]:.4f}" for key in keys)) for name, result in results]
+        rows = [
+            (name, *(f"{result[key]:.4f}" for key in keys)) for name, result in results
+        ]
         show(self.console, Table([Column("validation set"), *numbers], rows))
 
 
 def build_session(
-    launch: L, section: dict[str, Any], module_class: Callable[..., DualPathModule], name: str
+    launch: L,
+    section: dict[str, Any],
+    module_class: Callable[..., DualPathModule],
+    name: str,
 ) -> Session[L]:
-    """Builds a launch's session; `section` is the trainer's section, with classes as objects.
+    """Builds a launch's session; `section` is the trainer's section, with classes as
+    objects.
 
     `name` is the command's name, by which further ranks are started.
     """
@@ -78,14 +86,25 @@ def build_session(
     console = plain_console(goes_on=training is not None)
     if training and training.checkpoint is not None and is_first_rank():
         # `load_weights` verifies the weights that it loads.
-        way_out = "; copy it again, or remove it: the branch then begins at an earlier checkpoint"
+        way_out = (
+            "; copy it again, or remove it: the branch then begins at an earlier "
+            "checkpoint"
+        )
         verify(training.checkpoint, way_out=way_out if training.trunk else None)
     try:
         trainer = build_trainer(launch, section, console, name)
-    except (TypeError, ValueError, ImportError, RuntimeError, OverflowError,
-            MisconfigurationException) as error:  # fmt: skip
+    except (
+        TypeError,
+        ValueError,
+        ImportError,
+        RuntimeError,
+        OverflowError,
+        MisconfigurationException,
+    ) as error:
         # The section's settings do not fit each other, or this machine.
-        raise UserError(f"trainer: {error}; change the recipe's trainer section") from error
+        raise UserError(
+            f"trainer: {error}; change the recipe's trainer section"
+        ) from error
     console.quiet = not trainer.is_global_zero
     compiled = (
         settings.run.compile
@@ -126,9 +145,13 @@ def build_session(
 
 
 def build_trainer(
-    launch: TrainingLaunch | StudyLaunch, section: dict[str, Any], console: Console, command: str
+    launch: TrainingLaunch | StudyLaunch,
+    section: dict[str, Any],
+    console: Console,
+    command: str,
 ) -> Trainer:
-    """Returns the trainer of a recipe's parsed `trainer` section, with this package's callbacks."""
+    """Returns the trainer of a recipe's parsed `trainer` section, with this package's
+    callbacks."""
     run, folder = launch.settings.run, launch.folder
     training = launch if isinstance(launch, TrainingLaunch) else None
     name, accelerator = section["strategy"], section["accelerator"]
@@ -136,22 +159,31 @@ def build_trainer(
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     there = torch.cuda.device_count() if accelerator in ("cuda", "gpu") else 1
     given = launch.settings.trainer.devices_of_a_node
-    if name == "auto" and section["num_nodes"] * (there if given is None else given) > 1:
+    if (
+        name == "auto"
+        and section["num_nodes"] * (there if given is None else given) > 1
+    ):
         name = "ddp"
     plugins, callbacks = as_list(section["plugins"]), as_list(section["callbacks"])
     if name not in ("fsdp", "hsdp"):  # under these all ranks write
         plugins.append(SafetensorsIO())
     max_time = section.pop("max_time")  # Lightning's timer would validate once more
-    timeout, own_loggers = timedelta(minutes=run.rank_timeout), as_list(section["logger"])
+    timeout, own_loggers = (
+        timedelta(minutes=run.rank_timeout),
+        as_list(section["logger"]),
+    )
     if training:
         say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
         callbacks += [
             MetricsLog(folder, run, console),
-            BadSteps(folder, run.max_bad_steps, say),  # a step that ends the run is not saved
+            # a step that ends the run is not saved
+            BadSteps(folder, run.max_bad_steps, say),
             FaintGradients(say),
         ]
         if run.gates_every:
-            callbacks.append(RoutingLog(folder, run.gates_every, launch.settings.model.most_loops))
+            callbacks.append(
+                RoutingLog(folder, run.gates_every, launch.settings.model.most_loops)
+            )
         checkpoints = Checkpoints(folder, run)
         seconds = None if max_time is None else Timer(max_time).time_remaining()
         # After all callbacks that write rows.
@@ -171,7 +203,8 @@ def build_trainer(
         "inference_mode": False,
         "max_epochs": -1,  # the token budget ends the run
         "max_steps": run.steps if training else -1,
-        "num_sanity_val_steps": -1,  # a fresh run begins with a validation, as its step 0
+        # a fresh run begins with a validation, as its step 0
+        "num_sanity_val_steps": -1,
         "log_every_n_steps": run.log_every,  # of callbacks such as LearningRateMonitor
         "use_distributed_sampler": False,
         "enable_checkpointing": False,
@@ -181,7 +214,9 @@ def build_trainer(
     trainer = Trainer(**{**section, **ours})
     if isinstance(trainer.strategy, parallel.FullyShardedStrategy):
         trainer.strategy.check_shards()
-    launch_by(trainer, command, timeout, lambda: f"; {way_on(folder)}" if training else "")
+    launch_by(
+        trainer, command, timeout, lambda: f"; {way_on(folder)}" if training else ""
+    )
     return trainer
 
 
@@ -193,21 +228,31 @@ def loggers(settings: Settings, folder: Path, begins_at: int) -> list[Logger]:
     run, found = settings.run, importlib.util.find_spec
     made: list[Logger] = []
     if run.tensorboard and found("tensorboard"):
-        made.append(TensorBoardLogger(folder, name="", version="tensorboard", purge_step=begins_at))
+        made.append(
+            TensorBoardLogger(
+                folder, name="", version="tensorboard", purge_step=begins_at
+            )
+        )
     if run.wandb:
         if not found("wandb"):
-            raise UserError("run.wandb needs the package wandb: pip install 'dualpath[wandb]'")
+            raise UserError(
+                "run.wandb needs the package wandb: pip install 'dualpath[wandb]'"
+            )
         kept = folder / WANDB_ID
         one = read_text(kept).strip() if kept.exists() else secrets.token_hex(8)
         title, recipe = f"{run.recipe}/{run.name}", settings.as_recipe()
         late = {"finish_timeout": 60.0}  # seconds to send rows at the run's end
-        made.append(WandbLogger(title, folder, project=run.wandb, id=one, config=recipe,
-                                settings=late))  # fmt: skip
+        made.append(
+            WandbLogger(
+                title, folder, project=run.wandb, id=one, config=recipe, settings=late
+            )
+        )
     return made
 
 
 def begin_wandb(trainer: Trainer, folder: Path) -> None:
-    """On the first rank, starts or continues the W&B run; its id is kept in the run folder."""
+    """On the first rank, starts or continues the W&B run; its id is kept in the run
+    folder."""
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
             try:
@@ -216,7 +261,8 @@ def begin_wandb(trainer: Trainer, folder: Path) -> None:
                 reason = " ".join(str(error).split())[:160]
                 raise UserError(
                     f"run.wandb={logger.name}: {type(error).__name__}: {reason}; with "
-                    "WANDB_MODE=offline rows go to the run folder, and `wandb sync` sends them"
+                    "WANDB_MODE=offline rows go to the run folder, and `wandb sync` "
+                    "sends them"
                 ) from error
             write_text(folder / WANDB_ID, f"{one}\n")
 
@@ -229,5 +275,7 @@ def as_list(value: Any) -> list[Any]:
 
 def validate(session: Session[StudyLaunch]) -> None:
     """Scores the checkpoint on every validation set."""
-    session.trainer.validate(session.module, datamodule=session.datamodule, verbose=False)
+    session.trainer.validate(
+        session.module, datamodule=session.datamodule, verbose=False
+    )
     session.show_validation()

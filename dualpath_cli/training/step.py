@@ -1,11 +1,11 @@
 """One optimizer step, from its micro-batches to the next learning rate.
 
-A batch of the loader is this rank's share of a step, and `train_step` is all that happens to it.
-Lightning calls it (manual optimization), and counts a call as a step.
+A batch of the loader is this rank's share of a step, and `train_step` is all that
+happens to it. Lightning calls it (manual optimization), and counts a call as a step.
 
-A step's number of loops (run.train_loops, run.loop_schedule) is forced as in `ablate`. Weights of
-loop steps that the schedule has not reached yet rest: their gradient is zero, and `at_rest` undoes
-decay.
+A step's number of loops (run.train_loops, run.loop_schedule) is forced as in `ablate`.
+Weights of loop steps that the schedule has not reached yet rest: their gradient is
+zero, and `at_rest` undoes decay.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,10 +36,12 @@ _BY_STEP = (".deep.gains", ".deep.film")
 
 
 def train_step(module: "DualPathModule", batch: Batch) -> torch.Tensor:
-    """Trains on tokens and targets, (N, T) each; returns the mean loss in nats per token, ().
+    """Trains on tokens and targets, (N, T) each; returns the mean loss in nats per
+    token, ().
 
-    A step that the guard skips changes neither weights nor moments; schedule, step count and data
-    go on. Raises UserError if a matrix gets no gradient in the first steps.
+    A step that the guard skips changes neither weights nor moments; schedule, step
+    count and data go on. Raises UserError if a matrix gets no gradient in the first
+    steps.
     """
     optimizer: Any = module.optimizers()
     schedule: Any = module.lr_schedulers()
@@ -67,7 +69,8 @@ def train_step(module: "DualPathModule", batch: Batch) -> torch.Tensor:
         settle_router(model, most_loops)
 
     module.grad_norm = clip_gradients(module)
-    # The only wait for the device in an optimizer step: 0.2 ms on a CPU with 9M parameters.
+    # The only wait for the device in an optimizer step: 0.2 ms on a CPU with 9M
+    # parameters.
     reason = module.guard.judge(module.grad_norm.item())
 
     if reason is None:
@@ -111,8 +114,11 @@ def add_gradients(
     return Losses(made.loss.detach(), made.nll.detach(), made.loads)
 
 
-def losses_of(module: "DualPathModule", tokens: torch.Tensor, targets: torch.Tensor) -> Losses:
-    """The losses of a micro-batch, (B, T) each, with the loops of the trainer's step."""
+def losses_of(
+    module: "DualPathModule", tokens: torch.Tensor, targets: torch.Tensor
+) -> Losses:
+    """The losses of a micro-batch, (B, T) each, with the loops of the trainer's
+    step."""
     auxiliary, loops = AuxiliaryLoss(), module.forced_loops
     forced = None if loops is None else Intervention(loops=loops)
     nll = module.model(tokens, targets, auxiliary=auxiliary, intervention=forced)
@@ -148,14 +154,18 @@ def clip_gradients(module: "DualPathModule") -> torch.Tensor:
 
 
 def _router_of(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for name, parameter in model.named_parameters() if _ROUTER in name]
+    return [
+        parameter for name, parameter in model.named_parameters() if _ROUTER in name
+    ]
 
 
 def settle_router(model: nn.Module, most: int) -> None:
-    """Replaces the gradients of routers after a backward pass through one loop, without router.
+    """Replaces the gradients of routers after a backward pass through one loop, without
+    router.
 
-    They become None, so that the optimizer skips them. They become zero if no step so far had more
-    than one loop (`most`): sharded checkpoints need the optimizer's state of all weights.
+    They become None, so that the optimizer skips them. They become zero if no step so
+    far had more than one loop (`most`): sharded checkpoints need the optimizer's state
+    of all weights.
     """
     for parameter in _router_of(model):
         parameter.grad = torch.zeros_like(parameter) if most == 1 else None
@@ -171,9 +181,13 @@ def at_rest(model: nn.Module, most: int) -> Iterator[None]:
             if name.endswith(_BY_STEP) and most < len(parameter):
                 rows = torch.arange(len(parameter), device=parameter.device)
                 rests = own_part(sharded_as(parameter, rows)) >= most
-                kept.append((part, part.clone(), rests.view(-1, *[1] * (part.ndim - 1))))
+                kept.append(
+                    (part, part.clone(), rests.view(-1, *[1] * (part.ndim - 1)))
+                )
             elif _ROUTER in name and most == 1:
-                kept.append((part, part.clone(), torch.ones_like(part, dtype=torch.bool)))
+                kept.append(
+                    (part, part.clone(), torch.ones_like(part, dtype=torch.bool))
+                )
     yield
     with torch.no_grad():
         for part, before, rests in kept:

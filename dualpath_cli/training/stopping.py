@@ -1,8 +1,8 @@
 """Stopping on a signal: at the end of the same step on all ranks, with a checkpoint.
 
-Preemption sends SIGTERM, SLURM can send SIGUSR1 before the time is up, SIGINT is Ctrl-C, SIGHUP a
-closed terminal. Lightning's handler broadcasts while other ranks are in another collective, and
-hangs.
+Preemption sends SIGTERM, SLURM can send SIGUSR1 before the time is up, SIGINT is
+Ctrl-C, SIGHUP a closed terminal. Lightning's handler broadcasts while other ranks are
+in another collective, and hangs.
 """
 
 import math
@@ -21,10 +21,11 @@ from dualpath_cli.base.system import STOPPING
 from dualpath_cli.training import internals
 from dualpath_cli.training.checkpoints import Checkpoints
 
-TIME_OVER = signal.SIGALRM  # stands for the end of `trainer.max_time`; no signal is sent
+# stands for the end of `trainer.max_time`; no signal is sent
+TIME_OVER = signal.SIGALRM
 SECOND = 1.0
-"""Seconds after a signal until another signal ends the process at once; earlier, the first signal
-may have been sent twice."""
+"""Seconds after a signal until another signal ends the process at once; earlier, the
+first signal may have been sent twice."""
 
 
 class StopTraining(BaseException):
@@ -44,7 +45,8 @@ class Stopping(Callback):
     def __init__(
         self, checkpoints: Checkpoints, timeout: timedelta, seconds: float | None = None
     ) -> None:
-        """Stops after `seconds` as after a signal; ranks wait `timeout` for each other."""
+        """Stops after `seconds` as after a signal; ranks wait `timeout` for each
+        other."""
         self._timeout = timeout
         self.checkpoints = checkpoints
         self.seconds = seconds
@@ -63,7 +65,9 @@ class Stopping(Callback):
             # A group on the CPU, so as not to wait for a GPU.
             self._group = dist.new_group(backend="gloo", timeout=self._timeout)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(
+        self, trainer: Trainer, pl_module: LightningModule, stage: str
+    ) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before = {}
@@ -71,7 +75,8 @@ class Stopping(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Restores the handlers: a failed run stops at no step, and the process may train again."""
+        """Restores the handlers: a failed run stops at no step, and the process may
+        train again."""
         if not isinstance(exception, StopTraining):
             self.teardown(trainer, pl_module, "fit")
 
@@ -82,20 +87,25 @@ class Stopping(Callback):
     def on_train_batch_end(self, trainer: Trainer, *ignored: Any) -> None:
         self._stop_if_agreed(trainer)
 
-    def on_validation_batch_end(self, trainer: Trainer, *ignored: Any, **named: Any) -> None:
+    def on_validation_batch_end(
+        self, trainer: Trainer, *ignored: Any, **named: Any
+    ) -> None:
         """Stops within a validation; the continued run repeats it."""
         self._stop_if_agreed(trainer)
 
     def _listen(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._before = {signum: signal.signal(signum, self._note) for signum in STOPPING}
+            self._before = {
+                signum: signal.signal(signum, self._note) for signum in STOPPING
+            }
 
     def _note(self, signum: int, frame: Any) -> None:
         now = time.monotonic()
         if self.signum and now - self._noted > SECOND:
             if self._launcher is not None:
                 self._launcher.kill(signal.SIGKILL)
-            os._exit(128 + signum)  # safe: a checkpoint gets its name only when it is whole
+            # safe: a checkpoint gets its name only when it is whole
+            os._exit(128 + signum)
         if not self.signum:
             self.signum, self._noted = signum, now
 
@@ -103,12 +113,16 @@ class Stopping(Callback):
         signum = self._agreed(trainer)
         if not signum:
             return
-        if not trainer.sanity_checking and trainer.global_step != self.checkpoints.saved_step:
+        if (
+            not trainer.sanity_checking
+            and trainer.global_step != self.checkpoints.saved_step
+        ):
             self.checkpoints.save(trainer)
         raise StopTraining(signum)
 
     def _agreed(self, trainer: Trainer) -> int:
-        """The signal that any rank had noted by the previous call, or 0; the same on all ranks.
+        """The signal that any rank had noted by the previous call, or 0; the same on
+        all ranks.
 
         One call late, so that no rank waits: signals are exchanged between two calls.
         """
@@ -122,6 +136,8 @@ class Stopping(Callback):
             before[0].wait()
             signum = int(before[1])
         if not signum:
-            work = dist.all_reduce(noted, dist.ReduceOp.MAX, group=self._group, async_op=True)
+            work = dist.all_reduce(
+                noted, dist.ReduceOp.MAX, group=self._group, async_op=True
+            )
             self._pending = work, noted
         return signum

@@ -1,15 +1,17 @@
 """The tables of a run while it trains: metrics, validation, routing and bad_steps.csv.
 
-metrics.csv gets a row every `log_every` optimizer steps: loss and bits per byte over the tokens
-since the last row, learning rate (of the schedule and of each kind of parameters), gradient norm
-(before clipping), steps skipped since the last row (`guard`), for each layer with experts the
-numbers of their load since the last row (`balance`), tokens/s, model FLOP/s and, if the peak is
-known, MFU. Micro-batches whose loss is not finite are not in the means. Training time includes
-compiling, saving and read-outs, but not validation.
+metrics.csv gets a row every `log_every` optimizer steps: loss and bits per byte over
+the tokens since the last row, learning rate (of the schedule and of each kind of
+parameters), gradient norm (before clipping), steps skipped since the last row
+(`guard`), for each layer with experts the numbers of their load since the last row
+(`balance`), tokens/s, model FLOP/s and, if the peak is known, MFU. Micro-batches whose
+loss is not finite are not in the means. Training time includes compiling, saving and
+read-outs, but not validation.
 
-routing.csv gets gates, gains and expected loops of each layer every `gates_every` steps, by an
-extra forward pass with `model.loops` on the step's first sequence: the first rank's first, on any
-number of ranks. So the training graph stays free of read-outs.
+routing.csv gets gates, gains and expected loops of each layer every `gates_every`
+steps, by an extra forward pass with `model.loops` on the step's first sequence: the
+first rank's first, on any number of ranks. So the training graph stays free of
+read-outs.
 """
 
 import math
@@ -64,23 +66,27 @@ _CAUSES: dict[Cause, str] = {
 
 
 PEAKS = {"H200": 989.4, "H100 PCIe": 756.0, "H100": 989.4, "A100": 312.0, "L4": 121.0}
-"""Dense bfloat16 TFLOP/s of NVIDIA's data sheets, which print the sparse peak, twice the dense."""
+"""Dense bfloat16 TFLOP/s of NVIDIA's data sheets, which print the sparse peak, twice
+the dense."""
 
 
 def peak_tflops(device: torch.device) -> float | None:
-    """A device's dense bfloat16 peak in TFLOP/s; None if unknown, as for a slice of a GPU (MIG)."""
+    """A device's dense bfloat16 peak in TFLOP/s; None if unknown, as for a slice of a
+    GPU (MIG)."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     if re.search("NVL|MIG", name):
         return None
-    return next((peak for chip, peak in PEAKS.items() if re.search(rf"{chip}\b", name)), None)
+    return next(
+        (peak for chip, peak in PEAKS.items() if re.search(rf"{chip}\b", name)), None
+    )
 
 
 @dataclass
 class CsvTable:
     """A CSV file of a run; a continued run drops the rows after its first step.
 
-    A table is read when training begins and not again: a spreadsheet that saves the file during the
-    night ends no run.
+    A table is read when training begins and not again: a spreadsheet that saves the
+    file during the night ends no run.
     """
 
     path: Path
@@ -88,7 +94,8 @@ class CsvTable:
     _rows: list[Row] | None = None  # all rows of the file, where these are known
 
     def open(self, continued_from: int) -> list[TableRow]:
-        """Writes the header; keeps, and returns, an existing file's rows up to `continued_from`.
+        """Writes the header; keeps, and returns, an existing file's rows up to
+        `continued_from`.
 
         Raises UserError for a table that another program has damaged.
         """
@@ -104,31 +111,41 @@ class CsvTable:
             file.write(format_csv(_short(rows), self.columns, header=False))
 
     def put(self, step: int, rows: Sequence[Row]) -> None:
-        """Writes all rows of a step or none, in place of rows of the same and of later steps."""
+        """Writes all rows of a step or none, in place of rows of the same and of later
+        steps."""
         before = read_table(self.path) if self._rows is None else self._rows
         keys = KEYS[self.path.name]
         new = {tuple(str(row[key]) for key in keys) for row in rows}
         kept = [
             row
             for row in before
-            if int(row["step"]) <= step and tuple(str(row[key]) for key in keys) not in new
+            if int(row["step"]) <= step
+            and tuple(str(row[key]) for key in keys) not in new
         ]
         self._rows = [*kept, *_short(rows)]
         write_text(self.path, format_csv(self._rows, self.columns))
 
 
 def _short(rows: Sequence[Row]) -> list[Row]:
-    return [{k: f"{v:.6g}" if isinstance(v, float) else v for k, v in r.items()} for r in rows]
+    return [
+        {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in r.items()}
+        for r in rows
+    ]
 
 
 class MetricsLog(Callback):
-    """Measures training; writes metrics.csv, validation.csv, all loggers and the progress."""
+    """Measures training; writes metrics.csv, validation.csv, all loggers and the
+    progress."""
 
-    def __init__(self, run_folder: Path, settings: RunSettings, console: Console) -> None:
+    def __init__(
+        self, run_folder: Path, settings: RunSettings, console: Console
+    ) -> None:
         self.settings = settings
         self.progress, self.status = Progress(console, "training", counted("steps")), ""
         self.metrics = CsvTable(run_folder / METRICS, [*TABLE_COLUMNS[METRICS]])
-        self.validation = CsvTable(run_folder / VALIDATION, [*TABLE_COLUMNS[VALIDATION]])
+        self.validation = CsvTable(
+            run_folder / VALIDATION, [*TABLE_COLUMNS[VALIDATION]]
+        )
         self.kinds: list[Kind] = []
         self.step = 0
         """The newest finished optimizer step."""
@@ -140,7 +157,9 @@ class MetricsLog(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.step = self.logged_step = trainer.global_step
         self.kinds = [g["name"] for one in trainer.optimizers for g in one.param_groups]
-        sparse = [n for n, layer in enumerate(pl_module.config.layers) if layer.n_experts]
+        sparse = [
+            n for n, layer in enumerate(pl_module.config.layers) if layer.n_experts
+        ]
         self.metrics.columns[5:5] = [  # after lr
             *(f"lr_{kind}" for kind in self.kinds),
             *(f"{name}_{layer}" for layer in sparse for name in COLUMNS),
@@ -159,7 +178,12 @@ class MetricsLog(Callback):
     def _lacks_validation(self, trainer: Trainer, module: DualPathModule) -> bool:
         """Whether the run was stopped before the end of this step's validation."""
         every = self.settings.validate_every
-        due = bool(module.val_names) and self.step > 0 and every > 0 and self.step % every == 0
+        due = (
+            bool(module.val_names)
+            and self.step > 0
+            and every > 0
+            and self.step % every == 0
+        )
         folder = self.validation.path.parent
         lacks = due and not is_validated(folder, self.step, module.val_names)
         return bool(trainer.strategy.broadcast(lacks))
@@ -172,7 +196,9 @@ class MetricsLog(Callback):
             self.validation_due = False
             internals.validate_between_batches(trainer)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *ignored: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: Any, *ignored: Any
+    ) -> None:
         self.step = trainer.global_step
         if self.step % self.settings.log_every == 0 or self.step == trainer.max_steps:
             self._log(trainer, pl_module)
@@ -180,8 +206,11 @@ class MetricsLog(Callback):
             self.progress.advance(status=self.status)
 
     def _log(self, trainer: Trainer, module: DualPathModule) -> None:
-        # Reduced over ranks; reading the numbers waits for the device, before the clock stops.
-        means = {key: value.item() for key, value in module.train_loss.compute().items()}
+        # Reduced over ranks; reading the numbers waits for the device, before the clock
+        # stops.
+        means = {
+            key: value.item() for key, value in module.train_loss.compute().items()
+        }
         module.train_loss.reset()
         self._pause()
         seconds, self.seconds = self.seconds, 0.0
@@ -190,10 +219,16 @@ class MetricsLog(Callback):
         new_tokens = len(steps) * self.settings.batch_tokens
         self.logged_step = self.step
         speed = new_tokens / seconds
-        loops = {} if module.step_loops is None else Counter(map(module.step_loops.at, steps))
+        loops = (
+            {}
+            if module.step_loops is None
+            else Counter(map(module.step_loops.at, steps))
+        )
         flops = speed * over_loops(training_flops_per_token, module.config, loops)
         rate = learning_rate(self.step - 1, trainer.max_steps, module.optim)
-        factors = {k: rate_factor(k, module.optim, module.config.d_model) for k in self.kinds}
+        factors = {
+            k: rate_factor(k, module.optim, module.config.d_model) for k in self.kinds
+        }
         row: Row = {
             "step": self.step,
             "tokens": self.step * self.settings.batch_tokens,
@@ -248,7 +283,10 @@ class MetricsLog(Callback):
             for logger in trainer.loggers:
                 logger.log_metrics(named, self.step)
         if trainer.is_global_zero:
-            rows = [{**at, "set": name, **result} for name, result in module.val_results.items()]
+            rows = [
+                {**at, "set": name, **result}
+                for name, result in module.val_results.items()
+            ]
             self.validation.put(self.step, rows)
 
 
@@ -277,26 +315,35 @@ class RoutingLog(Callback):
         for logger in trainer.loggers:
             for row in rows:
                 layer = f"{row['layer']:02d}"
-                named = {f"routing/layer_{layer}/{k}": v for k, v in row.items() if k != "layer"}
+                named = {
+                    f"routing/layer_{layer}/{k}": v
+                    for k, v in row.items()
+                    if k != "layer"
+                }
                 logger.log_metrics(named, trainer.global_step)
         if trainer.is_global_zero:
             self.table.append(*({"step": trainer.global_step, **row} for row in rows))
 
     @torch.no_grad()
     def read_out(self, model: DualPathLM, tokens: torch.Tensor) -> list[Row]:
-        """Means over the tokens (B, T) per layer; columns that a layer lacks stay empty."""
+        """Means over the tokens (B, T) per layer; columns that a layer lacks stay
+        empty."""
         trace = RoutingTrace()
         with torch.compiler.set_stance("force_eager"):
             model(tokens, trace=trace)
         rows: list[Row] = []
-        for i, (layer, block) in enumerate(zip(trace.layers, model.blocks, strict=True)):
+        for i, (layer, block) in enumerate(
+            zip(trace.layers, model.blocks, strict=True)
+        ):
             row: Row = {"layer": i}
             for key in ("gate_deep", "gate_wide", "expected_loops"):
                 if (values := getattr(layer, key)) is not None:
                     row[key] = values.float().mean().item()
             assert isinstance(block, DualPathBlock)
             if block.kind != "wide":
-                row |= dict(zip(self.gain_columns, _gains(block.deep.gains), strict=False))
+                row |= dict(
+                    zip(self.gain_columns, _gains(block.deep.gains), strict=False)
+                )
             if block.kind != "loop":
                 (row["gain_wide"],) = _gains(block.wide.gain)
             rows.append(row)
@@ -309,9 +356,12 @@ def _gains(parameter: torch.Tensor) -> list[float]:
 
 
 class BadSteps(Callback):
-    """Records the steps that the module's guard skipped; `limit` in a row end the run."""
+    """Records the steps that the module's guard skipped; `limit` in a row end the
+    run."""
 
-    def __init__(self, run_folder: Path, limit: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, run_folder: Path, limit: int, say: Callable[[str], None]
+    ) -> None:
         self.run_folder = run_folder
         self.limit = limit
         self.say = say
@@ -324,10 +374,16 @@ class BadSteps(Callback):
         rows = self.table.open(trainer.global_step) if self.table.path.exists() else []
         if len(rows) < skipped:
             there = f"{len(rows):,} of the {skipped:,} steps that were skipped"
-            self.say(f"{self.table.path} has rows of {there} up to step {trainer.global_step:,}")
+            self.say(
+                f"{self.table.path} has rows of {there} up to step "
+                f"{trainer.global_step:,}"
+            )
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *ignored: Any) -> None:
-        """Records the step if it was skipped; NumbersFailed, on all ranks, after too many."""
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: Any, *ignored: Any
+    ) -> None:
+        """Records the step if it was skipped; NumbersFailed, on all ranks, after too
+        many."""
         module: DualPathModule = pl_module
         step = trainer.global_step
         if module.bad_step is None:
@@ -343,16 +399,21 @@ class BadSteps(Callback):
             row = {"step": step, "kind": kind, "loss": loss}
             self.table.append({**row, "grad_norm": module.grad_norm.item()})
         if (in_a_row := module.guard.in_a_row) >= self.limit:
-            setting = "raise optim.skip_sigma" if kind == "outlier" else "lower optim.lr"
+            setting = (
+                "raise optim.skip_sigma" if kind == "outlier" else "lower optim.lr"
+            )
             why = (
                 f"steps {step - in_a_row + 1} to {step} were skipped, the last because "
-                f"{_CAUSES[kind]}; {self.table.path} lists them; check the data, {setting} (under "
-                f"another --run.name) or raise run.max_bad_steps; {way_on(self.run_folder)}"
+                f"{_CAUSES[kind]}; {self.table.path} lists them; check the data, "
+                f"{setting} (under another --run.name) or raise run.max_bad_steps; "
+                f"{way_on(self.run_folder)}"
             )
-            raise NumbersFailed(why if trainer.is_global_zero else "")  # the first rank reports
+            # the first rank reports
+            raise NumbersFailed(why if trainer.is_global_zero else "")
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         if skipped := pl_module.guard.skipped:
             self.say(
-                f"{skipped:,} of {trainer.global_step:,} steps were skipped: see {self.table.path}"
+                f"{skipped:,} of {trainer.global_step:,} steps were skipped: see "
+                f"{self.table.path}"
             )

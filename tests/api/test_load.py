@@ -1,4 +1,5 @@
-"""`dualpath_cli.load`: a trained model in Python, against the model itself and the commands."""
+"""`dualpath_cli.load`: a trained model in Python, against the model itself and the
+commands."""
 
 import inspect
 import json
@@ -28,12 +29,18 @@ def test_the_names_that_a_user_may_rely_on():
     public = {name for name in vars(dualpath.LoadedModel) if not name.startswith("_")}
     assert public == {"generate", "logits", "loss", "routing"}
     assert dualpath.Loss._fields == ("nats_per_token", "bits_per_byte", "tokens")
-    assert list(inspect.signature(dualpath.load).parameters) == ["run", "own_classes", "device"]
+    assert list(inspect.signature(dualpath.load).parameters) == [
+        "run",
+        "own_classes",
+        "device",
+    ]
     with pytest.raises(AttributeError, match="no attribute 'open'"):
         dualpath.open  # noqa: B018
 
 
-def test_a_run_a_checkpoint_and_an_exported_folder_are_one_model(run, tmp_path, output_of):
+def test_a_run_a_checkpoint_and_an_exported_folder_are_one_model(
+    run, tmp_path, output_of
+):
     output_of("export", "--ckpt_path", run, "--out", tmp_path / "folder")
     model, tokenizer = model_of(run)
     ids = torch.tensor([[tokenizer.eot_id, *tokenizer.encode(TEXT)]])
@@ -41,7 +48,9 @@ def test_a_run_a_checkpoint_and_an_exported_folder_are_one_model(run, tmp_path, 
     for place in (run, run / "checkpoints" / "last", tmp_path / "folder"):
         loaded = dualpath.load(place)
         folder = place if place == tmp_path / "folder" else run
-        assert str(loaded).startswith(f"{folder}, step 6: 0.0M parameters, 2 layers, width 16")
+        assert str(loaded).startswith(
+            f"{folder}, step 6: 0.0M parameters, 2 layers, width 16"
+        )
         torch.testing.assert_close(loaded.logits(TEXT), expected)
         assert loaded.config == model.config
         assert loaded.tokenizer.fingerprint == tokenizer.fingerprint
@@ -61,7 +70,9 @@ def test_losses_are_those_of_the_model_in_windows_of_its_length(run):
     loss = loaded.loss(texts)
     assert loss.tokens == len(nats)
     assert loss.nats_per_token == pytest.approx(np.mean(nats), rel=1e-5)
-    assert loss.bits_per_byte == pytest.approx(sum(nats) / (math.log(2) * sizes), rel=1e-5)
+    assert loss.bits_per_byte == pytest.approx(
+        sum(nats) / (math.log(2) * sizes), rel=1e-5
+    )
     assert loaded.loss(TEXT, "K=1") != loaded.loss(TEXT) == loaded.loss([TEXT])
 
 
@@ -132,17 +143,23 @@ def test_each_text_of_a_list_has_the_result_that_it_has_by_itself(run):
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [(wrong, f"must be a string or a list of strings, not {type(wrong).__name__}")
-     for wrong in (None, 5, b"the", {"text": "the"}, {"the"}, Path("the"))]
-    + [(["the", wrong], rf"\[1\] must be a string, not {type(wrong).__name__}")
-       for wrong in (None, ["sea"], 5, b"the")],
-)  # fmt: skip
+    [
+        (wrong, f"must be a string or a list of strings, not {type(wrong).__name__}")
+        for wrong in (None, 5, b"the", {"text": "the"}, {"the"}, Path("the"))
+    ]
+    + [
+        (["the", wrong], rf"\[1\] must be a string, not {type(wrong).__name__}")
+        for wrong in (None, ["sea"], 5, b"the")
+    ],
+)
 def test_what_is_no_text_is_one_sentence(given, said, run):
     loaded = dualpath.load(run)
     for read in (loaded.logits, loaded.routing, loaded.loss, loaded.generate):
         with pytest.raises(TypeError, match=said):
             read(given)
-        with pytest.raises(TypeError, match="intervention must be words such as 'K=1', not list"):
+        with pytest.raises(
+            TypeError, match="intervention must be words such as 'K=1', not list"
+        ):
             read(TEXT, intervention=["K=1"])
 
 
@@ -154,7 +171,12 @@ def test_mistakes_are_one_line(run):
     for read in (loaded.generate, loaded.loss):
         with pytest.raises(UserError, match="half of a surrogate pair"):
             read("a\ud800")
-    for wrong in ({"temperature": 0.0}, {"top_p": 1.5}, {"top_k": -1}, {"max_new_tokens": 0}):
+    for wrong in (
+        {"temperature": 0.0},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"max_new_tokens": 0},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             loaded.generate(TEXT, **wrong)
     with pytest.raises(UserError, match="`loss` cuts longer ones"):

@@ -44,9 +44,14 @@ def state_of(node: Path) -> tuple[int, ...]:
 
 def test_no_node_is_replaced_by_a_file_or_a_folder(node, tmp_path):
     before = state_of(node)
-    with pytest.raises(UserError, match="is a pipe, a socket or a device; give another name"):
+    with pytest.raises(
+        UserError, match="is a pipe, a socket or a device; give another name"
+    ):
         write_text(node, "new")
-    with pytest.raises(NotADirectoryError), replacing_folder(node, lambda before: None) as new:
+    with (
+        pytest.raises(NotADirectoryError),
+        replacing_folder(node, lambda before: None) as new,
+    ):
         (new / "text").write_text("new")
     (tmp_path / "finished").mkdir()
     with pytest.raises(NotADirectoryError):

@@ -22,7 +22,9 @@ from dualpath_cli.run.checkpoint_files import fault_of
 from dualpath_cli.run.trained import find as find_run
 from dualpath_cli.run.weights import tensors_in, verify
 
-LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0a' * 32}\nsize 12345\n"
+LFS = (
+    f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0a' * 32}\nsize 12345\n"
+)
 KEY = f"SHA256E-s12345--{'0a' * 32}.jsonl.gz"
 POINTERS = {
     "LFS": LFS,
@@ -47,10 +49,17 @@ def test_a_pointer_is_named_with_the_command_that_gets_the_file(kind, tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", f"As written:\n\n{LFS}", f"{LFS}\nThe first line is the version.\n", LFS[:60],
-     LFS.replace("size", "sizes"), "/annex/objects/ holds the keys.\n", f"{LFS}{LFS}",
-     LFS + "\n" * (1 << 15)],
-)  # fmt: skip
+    [
+        "",
+        f"As written:\n\n{LFS}",
+        f"{LFS}\nThe first line is the version.\n",
+        LFS[:60],
+        LFS.replace("size", "sizes"),
+        "/annex/objects/ holds the keys.\n",
+        f"{LFS}{LFS}",
+        LFS + "\n" * (1 << 15),
+    ],
+)
 def test_a_text_about_pointers_is_a_text(text, tmp_path):
     (tmp_path / "a.txt").write_text(text)
     assert list(read_documents(Source("a", tmp_path / "a.txt"))) == [text]
@@ -84,16 +93,22 @@ def benchmark(folder: Path, **files: str) -> object:
 READERS: dict[str, Callable[[Path], object]] = {
     "a text": lambda at: list(read_documents(Source("a", write(at / "a.txt")))),
     "rows": lambda at: list(read_documents(Source("gsm8k", write(at / "a.jsonl")))),
-    "compressed rows": lambda at: list(read_documents(Source("a", write(at / "a.jsonl.gz")))),
+    "compressed rows": lambda at: list(
+        read_documents(Source("a", write(at / "a.jsonl.gz")))
+    ),
     "records": lambda at: list(read_documents(Source("a", write(at / "a.parquet")))),
-    "a folder": lambda at: list(read_documents(Source("a", write(at / "f/a.md").parent))),
+    "a folder": lambda at: list(
+        read_documents(Source("a", write(at / "f/a.md").parent))
+    ),
     "a corpus, before any work": lambda at: find(
         SourceSettings("a", str(write(at / "a.txt"))), at, "", None
     ),
     "prompts": lambda at: read_prompts((), str(write(at / "a.txt"))),
     "a recipe": lambda at: recipes.load(str(write(at / "a.yaml"))),
     "a tokenizer": lambda at: Tokenizer.load(write(at / "tokenizer.json")),
-    "a tokenizer's folder": lambda at: Tokenizer.load(write(at / "tokenizer.json").parent),
+    "a tokenizer's folder": lambda at: Tokenizer.load(
+        write(at / "tokenizer.json").parent
+    ),
     "a benchmark": lambda at: benchmark(at, **{"piqa.jsonl": LFS}),
     "worked examples": lambda at: benchmark(at, **{"piqa.fewshot.txt": LFS}),
     "weights": lambda at: tensors_in(write(at / "model.safetensors").parent),
@@ -107,7 +122,9 @@ def test_no_reader_takes_a_pointer_for_the_file(reader, tmp_path):
         READERS[reader](tmp_path)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "index.json", "tokenizer.json", "chunk"])
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "index.json", "tokenizer.json", "chunk"]
+)
 def test_a_data_folder_with_a_pointer_is_refused_by_it(name, data):
     path = max(data.glob("*.bin")) if name == "chunk" else data / name
     path.write_text(LFS)

@@ -76,15 +76,22 @@ def test_what_is_no_failure_of_the_disk_stays_what_it_is(tmp_path):
         refuse()
 
 
-def test_torch_names_no_disk_so_that_one_without_room_is_looked_for(tmp_path, monkeypatch):
+def test_torch_names_no_disk_so_that_one_without_room_is_looked_for(
+    tmp_path, monkeypatch
+):
     def fail(*_: object) -> None:
-        raise RuntimeError("[enforce fail at inline_container.cc:671] . unexpected pos 64 vs 0")
+        raise RuntimeError(
+            "[enforce fail at inline_container.cc:671] . unexpected pos 64 vs 0"
+        )
 
     monkeypatch.setattr(torch, "save", fail)
     with pytest.raises(RuntimeError), naming(tmp_path / "x"):
         torch.save({}, tmp_path / "x")
     monkeypatch.setattr(system, "NO_ROOM", float("inf"))
-    with pytest.raises(OSError, match="No space left") as caught, naming(tmp_path / "x"):
+    with (
+        pytest.raises(OSError, match="No space left") as caught,
+        naming(tmp_path / "x"),
+    ):
         torch.save({}, tmp_path / "x")
     assert caught.value.filename == str(tmp_path / "x")
 
@@ -112,11 +119,15 @@ def test_a_disk_that_is_full_at_the_first_write_is_the_machines_failure(
     monkeypatch.chdir(tmp_path)
     error = said(*words.replace("RUN", str(run)).split(), code=1)
     assert ": error: '" in error
-    assert "No space left on device; free some space and give the same command again" in error
+    assert (
+        "No space left on device; free some space and give the same command again"
+        in error
+    )
 
 
 def killed(folder: Path, moment: str) -> None:
-    """A folder that is replaced, in a process that ends at the first or the second rename."""
+    """A folder that is replaced, in a process that ends at the first or the second
+    rename."""
     rename = Path.rename
     with pytest.MonkeyPatch.context() as patch:
 
@@ -127,7 +138,10 @@ def killed(folder: Path, moment: str) -> None:
 
         patch.setattr(Path, "rename", dying)
         patch.setattr(system, "_end_replacing", lambda *_: None)  # nor does it tidy up
-        with pytest.raises(KeyboardInterrupt), replacing_folder(folder, lambda before: None) as new:
+        with (
+            pytest.raises(KeyboardInterrupt),
+            replacing_folder(folder, lambda before: None) as new,
+        ):
             (new / "text").write_text("after")
 
 
@@ -171,7 +185,9 @@ def die_half_way(path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_the_unfinished_file_of_a_killed_writer_is_removed_and_that_of_a_living_one_stays(tmp_path):
+def test_the_unfinished_file_of_a_killed_writer_is_removed_and_of_a_living_one_stays(
+    tmp_path,
+):
     path = tmp_path / "table.csv"
     process = SERVER.Process(target=die_half_way, args=(path,))
     process.start()
@@ -206,11 +222,14 @@ def test_a_folder_that_a_command_fills_is_refused_to_another_but_not_to_its_rank
 def test_children_look_for_no_modules_in_the_working_directory(
     command, small, tmp_path, monkeypatch, capsys
 ):
-    """Those of a pool, which multiprocessing starts, and those that are commands themselves."""
+    """Those of a pool, which multiprocessing starts, and those that are commands
+    themselves."""
     received = tmp_path / "received"
     received.mkdir()
     for name in ("jsonargparse", "socket"):
-        (received / f"{name}.py").write_text("open(__file__ + '.ran', 'w'); raise ImportError")
+        (received / f"{name}.py").write_text(
+            "open(__file__ + '.ran', 'w'); raise ImportError"
+        )
     monkeypatch.chdir(received)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     if command == "prepare":
@@ -219,13 +238,18 @@ def test_children_look_for_no_modules_in_the_working_directory(
         words = f"--source {source} --tokenizer {tmp_path} --workers 2 --val-fraction 0"
     else:
         monkeypatch.setattr(command_of_sweep, "to_train", no_data)
-        words = f"--config {write_recipe(tmp_path)} --yes --budget 100K --alphas 50 --loops 2"
+        words = (
+            f"--config {write_recipe(tmp_path)} --yes --budget 100K --alphas 50 "
+            "--loops 2"
+        )
         words += " --controls none --seeds 1 --tflops 0.01"
     code = main([command, *words.split(), "--out", str(tmp_path / "out")])
     assert not list(received.glob("*.ran"))
     said = capsys.readouterr().err
     assert code == (0 if command == "prepare" else 1), said
-    assert command == "prepare" or "dualpath fit: error: data folder" in said, "the only run begins"
+    assert command == "prepare" or "dualpath fit: error: data folder" in said, (
+        "the only run begins"
+    )
 
 
 @pytest.mark.parametrize(
@@ -280,7 +304,8 @@ def hold(folder: Path) -> None:
 
 
 def take(folder: Path) -> None:
-    """Takes the lock within some seconds. Joining a process would wait for its children too."""
+    """Takes the lock within some seconds. Joining a process would wait for its children
+    too."""
     for _ in range(300):
         with contextlib.suppress(UserError), alone(folder / FIT, folder):
             return
@@ -292,7 +317,10 @@ def test_a_second_holder_is_refused_and_the_first_leaves_no_trace(tmp_path):
     folder = tmp_path / "runs" / "new"
     with alone(folder / FIT, folder):
         said = f"'{folder}' is being written by another process; come back"
-        with pytest.raises(UserError, match=said), alone(folder / FIT, folder, "come back"):
+        with (
+            pytest.raises(UserError, match=said),
+            alone(folder / FIT, folder, "come back"),
+        ):
             pass
         assert is_held(folder / FIT)
     assert not (folder / FIT).exists()
@@ -308,7 +336,10 @@ def test_a_killed_process_holds_nothing_even_if_its_child_lives_on(tmp_path):
         assert process.is_alive()
         time.sleep(0.01)
     child = int((tmp_path / "child").read_text())
-    with pytest.raises(UserError, match="another process"), alone(tmp_path / FIT, tmp_path):
+    with (
+        pytest.raises(UserError, match="another process"),
+        alone(tmp_path / FIT, tmp_path),
+    ):
         pass
     process.kill()
     take(tmp_path)
@@ -352,7 +383,9 @@ def test_a_second_fit_in_the_same_folder_ends_with_one_line(trained, refused, tm
         time.sleep(0.01)
     changes = {"max_tokens": 5000 * 4 * SEQ_LEN, "name": "one"}
     said = refused(run=changes, data={"max_epochs": 9999})
-    assert said.startswith(f"dualpath fit: error: '{run}' is being written by another process; ")
+    assert said.startswith(
+        f"dualpath fit: error: '{run}' is being written by another process; "
+    )
     assert said.count("\n") == 1
     assert process.is_alive(), "the first one goes on"
     os.kill(process.pid, signal.SIGKILL)
@@ -369,7 +402,8 @@ def test_a_file_system_without_locks_is_told_of(number, tmp_path, monkeypatch, c
     monkeypatch.setattr(fcntl, "flock", unknown)
     with alone(tmp_path / FIT, tmp_path):
         assert capsys.readouterr().err == (
-            f"'{tmp_path}' is on a file system without locks: let nothing else write there\n"
+            f"'{tmp_path}' is on a file system without locks: let nothing else write "
+            "there\n"
         )
     assert not is_held(tmp_path / FIT)
 

@@ -1,4 +1,5 @@
-"""What the project is installed with: the known-good versions, and the Pythons it names."""
+"""What the project is installed with: the known-good versions, and the Pythons it
+names."""
 
 import os
 import re
@@ -13,7 +14,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+    "project"
+]
 LINES = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
 KNOWN = [Requirement(line) for line in LINES if not line.startswith("#")]
 ALLOWED = SpecifierSet(PROJECT["requires-python"])
@@ -22,7 +25,8 @@ SYSTEMS = {"linux": "Linux", "darwin": "Darwin"}
 
 
 def wanted() -> list[Requirement]:
-    """The requirements of pyproject.toml, those of its extras too, but for its own extras."""
+    """The requirements of pyproject.toml, those of its extras too, but for its own
+    extras."""
     extras = PROJECT["optional-dependencies"].values()
     texts = [*PROJECT["dependencies"], *(text for extra in extras for text in extra)]
     return [r for r in map(Requirement, texts) if r.name != PROJECT["name"]]
@@ -45,17 +49,23 @@ def test_each_requirement_has_one_known_version_which_it_allows(minor, system):
         if known.marker is None or known.marker.evaluate(place):
             (pin,) = known.specifier
             assert pin.operator == "=="
-            versions.setdefault(known.name.replace("_", "-").lower(), []).append(pin.version)
+            versions.setdefault(known.name.replace("_", "-").lower(), []).append(
+                pin.version
+            )
     for requirement in wanted():
         found = versions.get(requirement.name.replace("_", "-").lower(), [])
         assert len(found) == 1, requirement
-        assert found[0] in requirement.specifier, f"{requirement}: run `make constraints`"
+        assert found[0] in requirement.specifier, (
+            f"{requirement}: run `make constraints`"
+        )
 
 
 def test_known_versions_suit_each_build_of_pytorch_and_each_index():
     (torch,) = (known for known in KNOWN if known.name == "torch")
     (pin,) = torch.specifier
-    assert all(f"{pin.version}+{build}" in torch.specifier for build in ("cpu", "cu126"))
+    assert all(
+        f"{pin.version}+{build}" in torch.specifier for build in ("cpu", "cu126")
+    )
     chosen_by_the_build = re.compile("nvidia|cuda|triton")
     assert not [known.name for known in KNOWN if chosen_by_the_build.match(known.name)]
     assert not [known for known in KNOWN if known.url]
@@ -66,9 +76,14 @@ def test_the_same_pythons_are_named_wherever_they_are_chosen():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     names = " ".join(f"python3.{minor}" for minor in reversed(PYTHONS))
     assert f"for p in python3 {names}; do" in makefile
-    assert f"not (3, {PYTHONS[0]}) <= sys.version_info[:2] <= (3, {PYTHONS[-1]})" in makefile
+    assert (
+        f"not (3, {PYTHONS[0]}) <= sys.version_info[:2] <= (3, {PYTHONS[-1]})"
+        in makefile
+    )
     for page in ("Makefile", "README.md", "CONTRIBUTING.md"):
-        assert f"Python {first} to {last}" in (ROOT / page).read_text(encoding="utf-8"), page
+        assert f"Python {first} to {last}" in (ROOT / page).read_text(
+            encoding="utf-8"
+        ), page
     ci = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
     rows = ci["jobs"]["test"]["strategy"]["matrix"]["include"]
     assert {row["python"] for row in rows} == {first, last}
@@ -76,7 +91,8 @@ def test_the_same_pythons_are_named_wherever_they_are_chosen():
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """`made(uv)`: make's exit code, and the words of the installers that `make setup` starts.
+    """`made(uv)`: make's exit code, and the words of the installers that `make setup`
+    starts.
 
     They are a uv and a Python that only note their words.
     """
@@ -93,11 +109,14 @@ def made(tmp_path, monkeypatch):
         path.chmod(0o755)
 
     def run(uv: bool, **environment: str) -> tuple[int, list[str]]:
-        write(venv / "bin" / "python", 'case "$*" in *" uv") exit 1; esac')  # no uv to be had
+        # no uv to be had
+        write(venv / "bin" / "python", 'case "$*" in *" uv") exit 1; esac')
         if uv:
             write(bin / "uv", "")
         command = ["make", "setup", f"VENV={venv}", f"PYTHON={venv}/bin/python"]
-        variables = {k: v for k, v in os.environ.items() if not k.startswith(("UV_", "MAKE"))}
+        variables = {
+            k: v for k, v in os.environ.items() if not k.startswith(("UV_", "MAKE"))
+        }
         done = subprocess.run(
             command,
             cwd=ROOT,

@@ -1,4 +1,5 @@
-"""The GPU programme on a CPU, tables of results, and steps beside Llamas of equal FLOPs."""
+"""The GPU programme on a CPU, tables of results, and steps beside Llamas of equal
+FLOPs."""
 
 import json
 from dataclasses import replace
@@ -90,7 +91,15 @@ def test_decoding_is_measured_beside_a_llama():
 def test_processes_run_cells_and_leave_two_files(tmp_path, monkeypatch):
     monkeypatch.setenv("WORK", str(tmp_path))
     out = tmp_path / "out"
-    words = [str(out), "--rehearse", "--slower", "10", "--only", "ceilings*", "correct: wide"]
+    words = [
+        str(out),
+        "--rehearse",
+        "--slower",
+        "10",
+        "--only",
+        "ceilings*",
+        "correct: wide",
+    ]
     assert once.main(words) == 0
     assert sorted(path.name for path in out.iterdir()) == ["gpu.json", "log.txt"]
     found = json.loads((out / "gpu.json").read_text())
@@ -120,11 +129,19 @@ def test_a_table_has_a_column_a_measurement_and_says_why_a_row_is_empty():
 
 
 @pytest.mark.parametrize("rehearse", [True, False])
-def test_results_get_onto_the_page_and_a_rehearsal_never_does(rehearse, tmp_path, capsys):
+def test_results_get_onto_the_page_and_a_rehearsal_never_does(
+    rehearse, tmp_path, capsys
+):
     facts = {
-        "git_commit": None, "date": "2026-11-26T12:00", "cores": 16, "machine": "NVIDIA X",
-        "threads": 2, "load": 0.5, "python": "3.12.3", "packages": {"torch": "2.11.0"},
-    }  # fmt: skip
+        "git_commit": None,
+        "date": "2026-11-26T12:00",
+        "cores": 16,
+        "machine": "NVIDIA X",
+        "threads": 2,
+        "load": 0.5,
+        "python": "3.12.3",
+        "packages": {"torch": "2.11.0"},
+    }
     given = once.argparse.Namespace(out=tmp_path, rehearse=rehearse)
     content = results.result(facts, given, MEASURED)
     (tmp_path / "gpu.json").write_text(results.as_json(content))
@@ -150,22 +167,34 @@ def test_a_page_has_the_numbers_of_its_files(page):
 
 
 SHAPE = ModelConfig(
-    vocab_size=100, n_layers=4, d_model=64, n_heads=2, n_kv_heads=2, max_seq_len=32, d_ffn=64,
-    d_ffn_wide=64, ffn_multiple_of=64,
-)  # fmt: skip
+    vocab_size=100,
+    n_layers=4,
+    d_model=64,
+    n_heads=2,
+    n_kv_heads=2,
+    max_seq_len=32,
+    d_ffn=64,
+    d_ffn_wide=64,
+    ffn_multiple_of=64,
+)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("layers", [4, 20])
 def test_a_llama_of_equal_flops_costs_what_our_model_costs(name, layers):
     flops = training_flops_per_token(our_config(name, SHAPE, 3_000_000))
-    # A block of the wide kind is a layer of Llama; its width is given before the 2/3 of SwiGLU.
+    # A block of the wide kind is a layer of Llama; its width is given before the 2/3 of
+    # SwiGLU.
     wide = llama_width(SHAPE, layers, flops) * 3 // 2
-    llama = replace(SHAPE, n_layers=layers, block="wide", d_ffn_wide=wide, ffn_multiple_of=1)
+    llama = replace(
+        SHAPE, n_layers=layers, block="wide", d_ffn_wide=wide, ffn_multiple_of=1
+    )
     assert training_flops_per_token(llama) == pytest.approx(flops, rel=0.005)
 
 
-@pytest.mark.parametrize("llama_layers", [None, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "llama_layers", [None, pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_steps_of_a_model_and_of_a_llama_change_every_parameter(llama_layers):
     bench, config = Bench(torch.device("cpu")), our_config("dual K2", SHAPE, 3_000_000)
     step = TrainingStep(bench, config, 2, compiled=False, llama_layers=llama_layers)

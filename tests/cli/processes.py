@@ -1,7 +1,7 @@
 """Commands in separate processes: one to be killed, or one for each of several ranks.
 
-They are forks of a server that has imported torch and Lightning, which takes a new Python six
-seconds or more. Each worker of the tests has one server.
+They are forks of a server that has imported torch and Lightning, which takes a new
+Python six seconds or more. Each worker of the tests has one server.
 """
 
 import multiprocessing
@@ -41,7 +41,9 @@ def _command(words: list[str], prepare: Call | None) -> None:
 
 
 def _fork(call: Call, log: Path, **environment: str) -> BaseProcess:
-    process = SERVER.Process(target=_run, args=(call, log, {**os.environ, **environment}))
+    process = SERVER.Process(
+        target=_run, args=(call, log, {**os.environ, **environment})
+    )
     process.start()
     return process
 
@@ -49,11 +51,14 @@ def _fork(call: Call, log: Path, **environment: str) -> BaseProcess:
 def start(
     words: list[str], log: Path, prepare: Call | None = None, **environment: str
 ) -> BaseProcess:
-    """Starts `dualpath WORDS`, which prints to the file `log`; `prepare` is called there before."""
+    """Starts `dualpath WORDS`, which prints to the file `log`; `prepare` is called
+    there before."""
     return _fork(partial(_command, words, prepare), log, **environment)
 
 
-def exit_codes(processes: Sequence[BaseProcess], seconds: float = 300) -> list[int | None]:
+def exit_codes(
+    processes: Sequence[BaseProcess], seconds: float = 300
+) -> list[int | None]:
     """Waits for processes, and kills those that hang."""
     for process in processes:
         process.join(seconds)
@@ -64,14 +69,17 @@ def exit_codes(processes: Sequence[BaseProcess], seconds: float = 300) -> list[i
 def call_on_ranks(
     count: int, call: Call, folder: Path, expected: Sequence[int] | None = None
 ) -> list[str]:
-    """Calls a function on so many ranks, which find each other by Lightning's environment.
+    """Calls a function on so many ranks, which find each other by Lightning's
+    environment.
 
-    They have to leave with the exit codes `expected`, 0 by default. Returns what each printed.
+    They have to leave with the exit codes `expected`, 0 by default. Returns what each
+    printed.
     """
     port = str(find_free_network_port())
     logs = [folder / f"rank-{rank}.log" for rank in range(count)]
     ranks = [
-        _fork(call, log, LOCAL_RANK=str(rank), MASTER_PORT=port) for rank, log in enumerate(logs)
+        _fork(call, log, LOCAL_RANK=str(rank), MASTER_PORT=port)
+        for rank, log in enumerate(logs)
     ]
     codes = exit_codes(ranks)
     said = [log.read_text() for log in logs]
@@ -86,7 +94,8 @@ def run_on_ranks(
     prepare: Call | None = None,
     expected: Sequence[int] | None = None,
 ) -> list[str]:
-    """Runs `dualpath WORDS --trainer.devices COUNT` as so many ranks; see `call_on_ranks`.
+    """Runs `dualpath WORDS --trainer.devices COUNT` as so many ranks; see
+    `call_on_ranks`.
 
     Each calls `prepare` before.
     """

@@ -1,4 +1,5 @@
-"""The `dualpath` command as a user sees it: help, `--print_config`, and what it imports."""
+"""The `dualpath` command as a user sees it: help, `--print_config`, and what it
+imports."""
 
 import contextlib
 import dataclasses
@@ -20,7 +21,15 @@ from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import SECTIONS
 from tests.training.tiny_run import write_home
 
-SLOW = ("torch", "lightning", "litdata", "torchmetrics", "rich", "tiktoken", "matplotlib")
+SLOW = (
+    "torch",
+    "lightning",
+    "litdata",
+    "torchmetrics",
+    "rich",
+    "tiktoken",
+    "matplotlib",
+)
 """Packages that take a second or more, or are needed only once a run has begun."""
 NOT_IN_FLOPS = (*(name for name in SLOW if name != "rich"), "numpy")
 """Its table is drawn by rich; the 0.3 s of its process leave no room for others."""
@@ -58,10 +67,14 @@ for words in lines:
 def run_without_slow_imports(
     lines: list[str], folder: Path, slow: tuple[str, ...] = SLOW
 ) -> list[dict[str, Any]]:
-    """Runs command lines in one process that refuses slow imports; the answer to each."""
+    """Runs command lines in one process that refuses slow imports; the answer to
+    each."""
     arguments = [json.dumps(slow), json.dumps([shlex.split(line) for line in lines])]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments], cwd=folder, capture_output=True, text=True
+        [sys.executable, "-c", SCRIPT, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -73,12 +86,25 @@ FLOPS = "flops --budget 80M"
 @pytest.mark.parametrize(
     ("slow", "lines"),
     [
-        (SLOW, ["--help", "--version", "fit --help", "validate --help", "generate --help",
-                "evaluate --help", "fit --config quickstart --print_config"]),
-        (NOT_IN_FLOPS, [FLOPS, f"{FLOPS} --plan", f"{FLOPS} --format json", "flops --help"]),
+        (
+            SLOW,
+            [
+                "--help",
+                "--version",
+                "fit --help",
+                "validate --help",
+                "generate --help",
+                "evaluate --help",
+                "fit --config quickstart --print_config",
+            ],
+        ),
+        (
+            NOT_IN_FLOPS,
+            [FLOPS, f"{FLOPS} --plan", f"{FLOPS} --format json", "flops --help"],
+        ),
     ],
     ids=["all", "flops"],
-)  # fmt: skip
+)
 def test_answers_that_need_no_model_import_nothing_slow(slow, lines, tmp_path):
     """And a whole recipe passes all checks before anything slow is imported."""
     # The progress of its check of the data would be drawn by rich.
@@ -101,7 +127,8 @@ Command = Callable[..., str]
 def dualpath(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Command:
-    """Runs a command in an empty folder; it must end well, and returns what it prints."""
+    """Runs a command in an empty folder; it must end well, and returns what it
+    prints."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> str:
@@ -123,10 +150,20 @@ def test_help_lists_every_command_with_what_it_does(words, dualpath):
 
 
 def test_a_printed_recipe_holds_the_recipe_the_words_and_all_defaults(dualpath):
-    words = ["--run.max_tokens", "1000", "--trainer.devices=2", "--data.val.mine", "mine.txt"]
-    printed = yaml.safe_load(dualpath("fit", "--config", "quickstart", *words, "--print_config"))
+    words = [
+        "--run.max_tokens",
+        "1000",
+        "--trainer.devices=2",
+        "--data.val.mine",
+        "mine.txt",
+    ]
+    printed = yaml.safe_load(
+        dualpath("fit", "--config", "quickstart", *words, "--print_config")
+    )
     for section, settings in SECTIONS.items():
-        assert set(printed[section]) == {field.name for field in dataclasses.fields(settings)}
+        assert set(printed[section]) == {
+            field.name for field in dataclasses.fields(settings)
+        }
     quickstart = recipes.load("quickstart")
     quickstart["run"]["max_tokens"] = 1000
     quickstart["data"]["val"]["mine"] = "mine.txt"
@@ -139,8 +176,15 @@ def test_recipes_lists_each_packaged_recipe_with_its_first_sentence(dualpath):
     shown = dualpath("recipes").splitlines()
     for kind in ("", "data"):
         for name in recipes.names(kind):
-            first = recipes.find(name, kind=kind).read_text().partition("\n")[0].lstrip("# ")
-            found = [line.split(maxsplit=1)[1] for line in shown if f"  {name} " in line]
+            first = (
+                recipes.find(name, kind=kind)
+                .read_text()
+                .partition("\n")[0]
+                .lstrip("# ")
+            )
+            found = [
+                line.split(maxsplit=1)[1] for line in shown if f"  {name} " in line
+            ]
             assert first[:20] in [about[:20] for about in found]
     assert max(map(len, shown)) <= 140
 
@@ -164,7 +208,9 @@ def test_a_shell_completes_commands_options_and_choices(line, expected, tmp_path
     asked |= {f"_ARGCOMPLETE{name}": value for name, value in of_it.items()}
     (tmp_path / "own.yaml").touch()
     command = [sys.executable, "-m", "dualpath_cli"]
-    subprocess.run(command, env=os.environ | asked, cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        command, env=os.environ | asked, cwd=tmp_path, check=True, capture_output=True
+    )
     assert out.read_text().split("\v") == expected
 
 
@@ -177,7 +223,9 @@ def test_the_recipe_names_the_command_that_solves_its_widths(capsys):
     assert main([*shlex.split(command)[2:], "--format", "json"]) == 0
     model = recipes.load("quickstart")["model"]
     solved = json.loads(capsys.readouterr().out)["model"]
-    assert all(solved[key] == model[key] for key in ("d_ffn", "d_ffn_wide", "ffn_multiple_of"))
+    assert all(
+        solved[key] == model[key] for key in ("d_ffn", "d_ffn_wide", "ffn_multiple_of")
+    )
 
 
 def test_a_command_that_fails_ends_the_quickstart_which_then_continues(
@@ -196,12 +244,15 @@ def test_a_command_that_fails_ends_the_quickstart_which_then_continues(
     assert ran == ["prepare", "fit", "ablate"]
     said = capsys.readouterr().out
     assert "dualpath fit --config quickstart\n" in said
-    assert said.endswith("dualpath quickstart: ended at ablate; the same command continues\n")
+    assert said.endswith(
+        "dualpath quickstart: ended at ablate; the same command continues\n"
+    )
     codes.clear()
     assert main(["quickstart"]) == 0
     assert ran[3:] == ["prepare", "fit", "ablate", "routing"]
     assert "look: " in capsys.readouterr().out
-    # Results that are newer than the model are not made again; they import PyTorch for seconds.
+    # Results that are newer than the model are not made again; they import PyTorch for
+    # seconds.
     ablation, routing = list(STEPS.values())[2:]
     for number, path in enumerate((routing, LAST, ablation)):
         Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""What goes wrong around a command: the machine, the answer's reader, damaged files of a run."""
+"""What goes wrong around a command: the machine, the answer's reader, damaged files of
+a run."""
 
 import io
 import json
@@ -24,27 +25,39 @@ from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.run.tables import read_csv
 from dualpath_cli.training import launch as checks
 from tests.conftest import Share
-from tests.training.tiny_run import RUN, back_to_step, recipe_of_home, tables, write_home
+from tests.training.tiny_run import (
+    RUN,
+    back_to_step,
+    recipe_of_home,
+    tables,
+    write_home,
+)
 
 
 def test_cores_are_those_that_the_process_may_use(monkeypatch):
     """As SLURM sets them; the machine may have many more."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 7, 9}, raising=False)
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda pid: {3, 5, 7, 9}, raising=False
+    )
     assert system.cores() == 4
     many = {"trainer": {"accelerator": "cpu", "devices": 100}}
     with pytest.raises(UserError, match="devices=100 is too many for 4 cores; use 32"):
         checks.check_steps(settings_from(merge(recipe_of_home(), many)))
     given = re.compile(r"os\.(process_)?cpu_count|multiprocessing\.cpu_count")
     package = Path(system.__file__).parents[1]
-    users = {path.name for path in package.rglob("*.py") if given.search(path.read_text())}
+    users = {
+        path.name for path in package.rglob("*.py") if given.search(path.read_text())
+    }
     assert users == {"system.py"}
 
 
 def test_two_tasks_of_srun_on_one_device_are_named(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     one = {"trainer": {"accelerator": "cpu", "devices": 1}}
-    with pytest.raises(UserError, match=r"srun has started 2 tasks .* trainer.devices=1 needs"):
+    with pytest.raises(
+        UserError, match=r"srun has started 2 tasks .* trainer.devices=1 needs"
+    ):
         checks.check_steps(settings_from(merge(recipe_of_home(), one)))
 
 
@@ -83,15 +96,19 @@ def test_an_answer_that_cannot_be_written_is_one_line_and_exit_code_1(words):
 def test_a_model_that_just_fits_is_let_through(monkeypatch):
     settings = settings_from(recipe_of_home())
     needed = 4 * checks.parameters(settings.model)
-    monkeypatch.setattr(os, "sysconf", lambda name: needed if name == "SC_PHYS_PAGES" else 1)
+    monkeypatch.setattr(
+        os, "sysconf", lambda name: needed if name == "SC_PHYS_PAGES" else 1
+    )
     checks.check_size(settings)
-    monkeypatch.setattr(os, "sysconf", lambda name: needed - 1 if name == "SC_PHYS_PAGES" else 1)
+    monkeypatch.setattr(
+        os, "sysconf", lambda name: needed - 1 if name == "SC_PHYS_PAGES" else 1
+    )
     with pytest.raises(UserError, match="lower model"):
         checks.check_size(settings)
 
 
-# A reader that leaves, and an encoding that lacks a character: standard output is a file of the
-# test's own
+# A reader that leaves, and an encoding that lacks a character: standard output is a
+# file of the test's own
 
 
 TEXT = "−Ω貝"
@@ -110,7 +127,9 @@ def nobody() -> Iterator[None]:
 def latin_1(errors: str = "strict") -> Iterator[io.BytesIO]:
     """What is written to standard output, with PYTHONIOENCODING=latin-1:ERRORS."""
     written = io.BytesIO()
-    stream = io.TextIOWrapper(written, encoding="latin-1", errors=errors, write_through=True)
+    stream = io.TextIOWrapper(
+        written, encoding="latin-1", errors=errors, write_through=True
+    )
     with redirect_stdout(stream):
         yield written
 
@@ -157,7 +176,9 @@ def test_what_an_encoding_lacks_is_escaped_on_the_screen(line, trained, tmp_path
         assert any(out.iterdir())
 
 
-def test_a_text_is_whole_in_its_file_whatever_the_encoding_of_the_screen(trained, tmp_path):
+def test_a_text_is_whole_in_its_file_whatever_the_encoding_of_the_screen(
+    trained, tmp_path
+):
     out = tmp_path / "o.jsonl"
     words = ["--prompt", TEXT, "--out", str(out), "--max_new_tokens", "1"]
     run = trained()
@@ -167,12 +188,14 @@ def test_a_text_is_whole_in_its_file_whatever_the_encoding_of_the_screen(trained
     assert json.loads(out.read_text(encoding="utf-8"))["prompt"] == TEXT
 
 
-# Damaged files of a run: continuing it and studying it end in one line, or mend what can be
+# Damaged files of a run: continuing it and studying it end in one line, or mend what
+# can be
 
 
 FIT = "fit --config tiny.yaml"
 OTHERS = [
-    f"{command} --ckpt_path {RUN}" for command in ("validate", "ablate", "routing --tagger none")
+    f"{command} --ckpt_path {RUN}"
+    for command in ("validate", "ablate", "routing --tagger none")
 ]
 FILES = ("recipe.yaml", "versions.json", "metrics.csv", "validation.csv", "routing.csv")
 Damage = Callable[[Path], object]
@@ -215,7 +238,10 @@ def test_places_that_a_runs_recipe_alone_names_are_not_searched(place, home, sai
     assert f"held_out: {place}\n" in recipe.read_text().replace("'", "")
     for line in OTHERS[:3]:
         error = said(*line.split())
-        assert f"data.val.held_out: '{place}' of {RUN}/recipe.yaml is a glob, a folder" in error
+        assert (
+            f"data.val.held_out: '{place}' of {RUN}/recipe.yaml is a glob, a folder"
+            in error
+        )
         assert f"unless given: --data.val.held_out '{place}'" in error
     # A recipe that names another field of the set has not named the place.
     run = yaml.safe_load(recipe.read_text())
@@ -265,12 +291,16 @@ def test_a_run_killed_within_a_row_goes_on_without_that_row(trained):
     back_to_step(run, 2)
     for name in ("metrics.csv", "validation.csv"):
         text = (run / name).read_text()
-        # The kill may cut anywhere, also behind the last comma, where the row looks whole.
+        # The kill may cut anywhere, also behind the last comma, where the row looks
+        # whole.
         for cut_off in (text[: text.rindex(",") + 2], text[: text.rindex("\n")]):
             (run / name).write_text(cut_off)
             assert len(read_csv(run / name)) == text.count("\n") - 2
     lines = (run / "routing.csv").read_text().splitlines()
-    more = [f"{line},{'mine' if number == 0 else number}" for number, line in enumerate(lines)]
+    more = [
+        f"{line},{'mine' if number == 0 else number}"
+        for number, line in enumerate(lines)
+    ]
     (run / "routing.csv").write_text("\n".join(more) + "\n")
     continued(run)
     assert tables(run) == whole

@@ -1,6 +1,7 @@
 """Random recipes, words and damaged files: no command ends in a traceback.
 
-Everyday a hundred cases of each; thousands by `--hypothesis-profile torture`, as in `make torture`.
+Everyday a hundred cases of each; thousands by `--hypothesis-profile torture`, as in
+`make torture`.
 """
 
 import contextlib
@@ -31,45 +32,113 @@ SECONDS = 10
 NOTES = ("note: ", "dualpath flops: note: ", "passed over ")
 LINES = [
     "fit --config case.yaml",
-    "fit --config tiny.yaml --run.name new --data.val.mine val.jsonl --trainer.devices=1",
+    "fit --config tiny.yaml --run.name new --data.val.mine val.jsonl "
+    "--trainer.devices=1",
     f"validate --config case.yaml --ckpt_path {RUN} --data.val_tokens 20K",
-    f"ablate --ckpt_path {RUN} --data.val.mine val.jsonl --suite paper layers --loops 1-4 --out x",
+    f"ablate --ckpt_path {RUN} --data.val.mine val.jsonl --suite paper layers --loops "
+    "1-4 --out x",
     f"ablate --ckpt_path {RUN} --classes n=NUM,SYM:wide --data.val_tokens 1K --seeds 2",
     f"routing --ckpt_path {RUN} --tagger none --sequences 3",
-    f"generate --ckpt_path {RUN} --prompt hello --top_k 5 --stop a --intervention gates=1,0",
+    f"generate --ckpt_path {RUN} --prompt hello --top_k 5 --stop a --intervention "
+    "gates=1,0",
     "flops --config case.yaml --tokens 1B --gpus 8 --tflops 100",
     "flops --budget 80M --alpha 50 --k 4 --block dual --layers 8 --dim 512",
-    "sweep --config case.yaml --budget 100K --alphas 50 --loops 2,3 --controls wide --out x --yes",
+    "sweep --config case.yaml --budget 100K --alphas 50 --loops 2,3 --controls wide "
+    "--out x --yes",
     f"compare {RUN} --baseline tiny --any-length --out x",
 ]
 NASTY = [
-    "", " ", "-", "--", "..", "../../x", "~", "a\\b", "x" * 300, "x" * 5000, "é" * 120, "\u202e",
-    "a\nb", "\x1b[31m", "a\udcffb", "[/x]", "{0}", "%s", "null", "nan", "1e400", "0x_", "'", '"',
-    "a=b", "*", "[", "[" * 3000, "**/*", "007", "!!binary aGVsbG8=", "&a [*a]", "<<", "base", "٣",
-]  # fmt: skip
+    "",
+    " ",
+    "-",
+    "--",
+    "..",
+    "../../x",
+    "~",
+    "a\\b",
+    "x" * 300,
+    "x" * 5000,
+    "é" * 120,
+    "\u202e",
+    "a\nb",
+    "\x1b[31m",
+    "a\udcffb",
+    "[/x]",
+    "{0}",
+    "%s",
+    "null",
+    "nan",
+    "1e400",
+    "0x_",
+    "'",
+    '"',
+    "a=b",
+    "*",
+    "[",
+    "[" * 3000,
+    "**/*",
+    "007",
+    "!!binary aGVsbG8=",
+    "&a [*a]",
+    "<<",
+    "base",
+    "٣",
+]
 PIECES = [
-    BOMB, BOMB.replace("[x,x,x,x,x,x,x,x,x]", "{x: 1}").replace("[*", "{<<: [*").replace("]", "]}"),
-    "trainer:\n", "- " * 3000, "? " * 500, "a: " + "{a: " * 3000, "trainer: {callbacks: &a [*a]}",
-    "<<: 3", "base: case.yaml", "base: [tiny, nowhere]", "%YAML 9.9", "\t", "\x00", "\x85", "|",
-    "seed_everything: " + "9" * 5000, "seed_everything: 1:1:1", "date: 2020-01-01", "? [a]\n: b",
-    "x: " + "y" * 60000, "model: !!python/object/apply:os.system [true]", "model: {n_layers: 1e9}",
-]  # fmt: skip
+    BOMB,
+    BOMB.replace("[x,x,x,x,x,x,x,x,x]", "{x: 1}")
+    .replace("[*", "{<<: [*")
+    .replace("]", "]}"),
+    "trainer:\n",
+    "- " * 3000,
+    "? " * 500,
+    "a: " + "{a: " * 3000,
+    "trainer: {callbacks: &a [*a]}",
+    "<<: 3",
+    "base: case.yaml",
+    "base: [tiny, nowhere]",
+    "%YAML 9.9",
+    "\t",
+    "\x00",
+    "\x85",
+    "|",
+    "seed_everything: " + "9" * 5000,
+    "seed_everything: 1:1:1",
+    "date: 2020-01-01",
+    "? [a]\n: b",
+    "x: " + "y" * 60000,
+    "model: !!python/object/apply:os.system [true]",
+    "model: {n_layers: 1e9}",
+]
 """Lines of YAML that mean something else than they seem to, or too much."""
 
-texts = st.sampled_from(NASTY) | st.text(st.characters(), max_size=9).map(lambda t: t.lstrip("/"))
-numbers = st.integers() | st.floats() | st.sampled_from([0, 1, 2, 16, 2**31, 10**9, 10**99])
+texts = st.sampled_from(NASTY) | st.text(st.characters(), max_size=9).map(
+    lambda t: t.lstrip("/")
+)
+numbers = (
+    st.integers() | st.floats() | st.sampled_from([0, 1, 2, 16, 2**31, 10**9, 10**99])
+)
 values = st.recursive(
     st.none() | st.booleans() | numbers | texts,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts | numbers, inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(texts | numbers, inner, max_size=2)
+    ),
     max_leaves=4,
 )
-options = st.sampled_from([f"--{name.split('--')[1]}" for name in OPTIONS.read_text().split("\n")
-                           if " --" in name])  # fmt: skip
+options = st.sampled_from(
+    [
+        f"--{name.split('--')[1]}"
+        for name in OPTIONS.read_text().split("\n")
+        if " --" in name
+    ]
+)
 
 
 @st.composite
 def recipes(draw: st.DrawFn) -> bytes:
-    """The recipe of tiny.yaml with other values, other keys, and perhaps a line of YAML."""
+    """The recipe of tiny.yaml with other values, other keys, and perhaps a line of
+    YAML."""
     recipe: dict[Any, Any] = copy.deepcopy(recipe_of_home())
     for _ in range(draw(st.integers(0, 3))):
         section, key = draw(st.sampled_from(sorted(FIELDS))).split(".")
@@ -94,10 +163,17 @@ def words(draw: st.DrawFn) -> list[str]:
 def damages(draw: st.DrawFn) -> tuple[str, Callable[[bytes], bytes]]:
     """A file of the run or of the data, and what becomes of its bytes."""
     names = ["recipe.yaml", "versions.json", "tokenizer.json"]
-    names = [f"{RUN}/{name}" for name in [*names, "checkpoints/manifests/step-00000002.json"]]
-    names += [f"texts/train/{name}" for name in ("manifest.json", "index.json", "chunk-0-0.bin")]
+    names = [
+        f"{RUN}/{name}" for name in [*names, "checkpoints/manifests/step-00000002.json"]
+    ]
+    names += [
+        f"texts/train/{name}"
+        for name in ("manifest.json", "index.json", "chunk-0-0.bin")
+    ]
     at, end = sorted(draw(st.tuples(*[st.floats(0, 1)] * 2)))
-    other = draw(st.binary(max_size=9) | values.map(lambda v: str(v).encode(errors="replace")))
+    other = draw(
+        st.binary(max_size=9) | values.map(lambda v: str(v).encode(errors="replace"))
+    )
     return draw(st.sampled_from(names)), lambda content: b"".join(
         [content[: int(at * len(content))], other, content[int(end * len(content)) :]]
     )
@@ -135,7 +211,9 @@ def check(home: Path, line: list[str], recipe: bytes, damage: Any = None) -> Non
             began = time.process_time()
             code = main(line)
     assert time.process_time() - began < SECONDS
-    said = [text for text in err.getvalue().split("\n")[:-1] if not text.startswith(NOTES)]
+    said = [
+        text for text in err.getvalue().split("\n")[:-1] if not text.startswith(NOTES)
+    ]
     assert code in (0, 1, 2, 130)
     assert len(said) == (code != 0), said
     for text in said:

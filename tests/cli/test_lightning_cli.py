@@ -1,4 +1,5 @@
-"""LightningCLI on the user's own words, and a training that begins again on a full GPU."""
+"""LightningCLI on the user's own words, and a training that begins again on a full
+GPU."""
 
 import dataclasses
 import json
@@ -24,12 +25,32 @@ from tests.cli.processes import run_on_two_ranks
 from tests.training.tiny_run import back_to_step, tables, weights
 
 WORDS = [
-    ["--optim", "{lr: 3e-3}", "--run.name=x", "--data.val", "{}", "--trainer.precision", "bf16"],
-    ["--trainer.callbacks=[{class_path: LearningRateMonitor, "
-     "init_args: {logging_interval: step}}]", "--seed_everything", "3", "--run.keep", "7"],
-    ["--trainer.logger", "{class_path: CSVLogger, init_args: {save_dir: logs}}",
-     "--trainer.max_time", "{hours: 1}", "--model.gain_init", "-3"],
-]  # fmt: skip
+    [
+        "--optim",
+        "{lr: 3e-3}",
+        "--run.name=x",
+        "--data.val",
+        "{}",
+        "--trainer.precision",
+        "bf16",
+    ],
+    [
+        "--trainer.callbacks=[{class_path: LearningRateMonitor, "
+        "init_args: {logging_interval: step}}]",
+        "--seed_everything",
+        "3",
+        "--run.keep",
+        "7",
+    ],
+    [
+        "--trainer.logger",
+        "{class_path: CSVLogger, init_args: {save_dir: logs}}",
+        "--trainer.max_time",
+        "{hours: 1}",
+        "--model.gain_init",
+        "-3",
+    ],
+]
 
 
 @pytest.mark.parametrize("words", WORDS)
@@ -44,13 +65,20 @@ def test_lightning_reads_the_words_as_the_light_parser_has_checked_them(
     given = ["--config", str(tmp_path / "recipe.yaml"), *words, "--run.name=new"]
     parsed: list[str] = []
     parse = ArgumentParser.parse_args
-    counted = lambda self, words, **how: parsed.extend(words) or parse(self, words, **how)  # noqa: E731
+
+    def counted(self, words, **how):
+        parsed.extend(words)
+        return parse(self, words, **how)
+
     monkeypatch.setattr(ArgumentParser, "parse_args", counted)
     checked = launch.training(read(COMMANDS["fit"], given))
     monkeypatch.setattr(lightning, "resolve_name", lambda name: lambda session: None)
     found = lightning.DualPathCLI(COMMANDS["fit"], checked).config.trainer
     assert len(parsed) == len(set(parsed)), "each word is parsed once"
-    settings, built_ones = dataclasses.asdict(checked.settings.trainer), ("callbacks", "logger")
+    settings, built_ones = (
+        dataclasses.asdict(checked.settings.trainer),
+        ("callbacks", "logger"),
+    )
     assert all(found[key] == settings[key] for key in settings if key not in built_ones)
     kinds = [type(one) for one in built["callbacks"] or []]
     assert kinds == ([LearningRateMonitor] if "callbacks" in words[0] else [])
@@ -60,13 +88,19 @@ def test_lightning_reads_the_words_as_the_light_parser_has_checked_them(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--trainer.callbacks=[{class_path: Nope}]", "trainer.callbacks cannot be built: .*: Nope"),
+        (
+            "--trainer.callbacks=[{class_path: Nope}]",
+            "trainer.callbacks cannot be built: .*: Nope",
+        ),
         (
             "--trainer.callbacks=[{class_path: StochasticWeightAveraging, "
             "init_args: {swa_lrs: 0.1}}]",
             "cannot work; use .*optim.schedule",
         ),
-        ("--trainer.accelerator=gpu", "trainer: No supported gpu backend found!; change the rec"),
+        (
+            "--trainer.accelerator=gpu",
+            "trainer: No supported gpu backend found!; change the rec",
+        ),
     ],
 )
 def test_what_lightning_finds_is_one_short_line(words, message, trained, tmp_path):
@@ -80,7 +114,8 @@ def test_what_lightning_finds_is_one_short_line(words, message, trained, tmp_pat
     assert len(str(error.value)) < 150
 
 
-# A GPU without room: half the micro-batch once, the batch and its data unchanged, or one line
+# A GPU without room: half the micro-batch once, the batch and its data unchanged, or
+# one line
 
 
 LOSSES = step.losses_of
@@ -89,9 +124,13 @@ LOSSES = step.losses_of
 def room_for(sequences: int, steps: range = range(10)) -> Any:
     """Losses by a device that has room for so many sequences in these steps."""
 
-    def fits(module: DualPathModule, tokens: torch.Tensor, targets: torch.Tensor) -> Any:
+    def fits(
+        module: DualPathModule, tokens: torch.Tensor, targets: torch.Tensor
+    ) -> Any:
         if len(tokens) > sequences and module.trainer.global_step in steps:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB"
+            )
         return LOSSES(module, tokens, targets)
 
     return fits
@@ -105,14 +144,18 @@ def facts(run: Path, step: str = "") -> Any:
 def test_a_run_that_does_not_fit_is_the_run_of_half_the_micro_batch_also_when_continued(
     made, fit, monkeypatch, capsys
 ):
-    """Where the first step finds no room, and where the optimizer's moments leave none after it."""
+    """Where the first step finds no room, and where the optimizer's moments leave none
+    after it."""
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     expected = fit(run={"name": "by-hand", "micro_batch": 2})
     monkeypatch.setattr(step, "losses_of", room_for(2, range(made, 10)))
     capsys.readouterr()
     run = fit(run={"micro_batch": 4})
     said = capsys.readouterr().out
-    assert said.count("run.micro_batch=4 does not fit into the GPU; restarting with 2") == 1
+    assert (
+        said.count("run.micro_batch=4 does not fit into the GPU; restarting with 2")
+        == 1
+    )
     assert "accumulated 1 times" in said.split("does not fit")[0]
     assert "accumulated 2 times" in said.split("does not fit")[1]
     assert tables(run) == tables(expected)
@@ -124,14 +167,21 @@ def test_a_run_that_does_not_fit_is_the_run_of_half_the_micro_batch_also_when_co
     assert tables(run) == tables(expected)
     assert facts(run, "-00000002") == 2
     torch.testing.assert_close(weights(run), weights(expected), rtol=0, atol=0)
-    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert handlers == [
+        signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+    ]
 
 
 @pytest.mark.parametrize(
     ("size", "room", "steps", "line"),
     [
         (4, 1, range(10), "micro_batch=2 in step 1; --run.micro_batch 1 needs less"),
-        (1, 0, range(10), "micro_batch=1 in step 1; --run.activation_checkpointing full"),
+        (
+            1,
+            0,
+            range(10),
+            "micro_batch=1 in step 1; --run.activation_checkpointing full",
+        ),
         (2, 1, range(4, 10), "micro_batch=2 in step 5; --run.micro_batch 1 needs less"),
     ],
     ids=["half is not enough", "nothing is half of one", "later"],
@@ -155,6 +205,11 @@ def test_several_ranks_are_told_the_number_to_give(trained, tmp_path):
     trained()
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "two"]
     words += ["--trainer.strategy", "ddp", "--run.micro_batch", "2"]
-    first, second = run_on_two_ranks(words, tmp_path, partial(too_large), expected=(1, 1))
-    assert "failed: the GPU has no room for run.micro_batch=2 in step 1; --run.mic" in first
+    first, second = run_on_two_ranks(
+        words, tmp_path, partial(too_large), expected=(1, 1)
+    )
+    assert (
+        "failed: the GPU has no room for run.micro_batch=2 in step 1; --run.mic"
+        in first
+    )
     assert "Traceback" not in first + second

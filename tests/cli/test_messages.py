@@ -1,7 +1,9 @@
-"""The one line with which each command refuses each kind of mistake, before a slow import.
+"""The one line with which each command refuses each kind of mistake, before a slow
+import.
 
-`messages.txt` is the table: the words after `dualpath`, then the line without its prefix, so that a
-change of wording is a diff to be read. Rewrite it with `python -m tests.cli.test_messages`.
+`messages.txt` is the table: the words after `dualpath`, then the line without its
+prefix, so that a change of wording is a diff to be read. Rewrite it with `python -m
+tests.cli.test_messages`.
 """
 
 import re
@@ -97,10 +99,17 @@ def test_a_mistake_is_one_line_with_a_way_out(words, answers):
 
 
 def test_every_command_has_its_mistakes():
-    assert {name for name in COMMANDS for words in ROWS if words.startswith(name)} == set(COMMANDS)
+    assert {
+        name for name in COMMANDS for words in ROWS if words.startswith(name)
+    } == set(COMMANDS)
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
-        said = {words: answer["err"] for words, answer in answers_in(Path(temporary)).items()}
-    MESSAGES.write_text("\n".join(f"$ {words}\n{PREFIX.sub('', said[words])}" for words in said))
+        said = {
+            words: answer["err"]
+            for words, answer in answers_in(Path(temporary)).items()
+        }
+    MESSAGES.write_text(
+        "\n".join(f"$ {words}\n{PREFIX.sub('', said[words])}" for words in said)
+    )

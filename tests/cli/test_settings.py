@@ -1,7 +1,7 @@
 """All options that there are, and all keys of a recipe: what a wrong one is told.
 
-`options.txt` is the list of every option of every command, and of every key of a recipe: a new one
-is a decision. Rewrite it with `python -m tests.cli.test_settings`.
+`options.txt` is the list of every option of every command, and of every key of a
+recipe: a new one is a decision. Rewrite it with `python -m tests.cli.test_settings`.
 """
 
 import dataclasses
@@ -36,7 +36,8 @@ def all_options() -> str:
         f"{name} {option}"
         for name, command in COMMANDS.items()
         for key, option in parser_of(command).options().items()
-        if not command.has_recipe or key.partition(".")[0] not in (*SECTIONS, "seed_everything")
+        if not command.has_recipe
+        or key.partition(".")[0] not in (*SECTIONS, "seed_everything")
     ]
     return "\n".join(sorted([*own, *(f"recipe --{key}" for key in FIELDS)])) + "\n"
 
@@ -64,7 +65,8 @@ def test_every_command_explains_itself_and_refuses_an_option_that_there_is_not(
     if COMMANDS[name].has_recipe:
         lists = "--help lists the options, --help-recipe lists the keys of a recipe"
     assert said == f"dualpath {name}: error: unknown option '--qqqq'; {lists}\n"
-    code = main([name, "--help-recipe"])  # which is offered where there are keys, and only there
+    # which is offered where there are keys, and only there
+    code = main([name, "--help-recipe"])
     assert (code == 0) is COMMANDS[name].has_recipe
     assert ("--optim.lr" in capsys.readouterr().out) is COMMANDS[name].has_recipe
 
@@ -74,7 +76,8 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said) -> Refused:
-    """`refused(words, key, value)`: what `fit` says of words and a recipe's key, in one line."""
+    """`refused(words, key, value)`: what `fit` says of words and a recipe's key, in one
+    line."""
     monkeypatch.chdir(tmp_path)
 
     def run(words: list[str], key: str | None = None, value: Any = None) -> str:
@@ -122,9 +125,13 @@ def test_an_example_of_a_help_stands_on_lines_of_its_own(name):
 
 def test_every_number_of_a_recipe_has_a_sign_and_an_end(refused):
     ends = [
-        (-(10**30), r"-1(0000|e\+30)"), (10**30, r"1(0000|e\+30)"), (-1e30, r"-1(0000|e\+30)"),
-        (math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"),
-    ]  # fmt: skip
+        (-(10**30), r"-1(0000|e\+30)"),
+        (10**30, r"1(0000|e\+30)"),
+        (-1e30, r"-1(0000|e\+30)"),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+        (-math.inf, "-inf"),
+    ]
     for key, kind in FIELDS.items():
         if {int, float, Size} & {kind, *typing.get_args(kind)}:
             for value, shown in ends:

@@ -31,7 +31,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if find_spec("hatchling") is None:
         pytest.skip("building a wheel needs hatchling: pip install -e '.[dev]'")
     out = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "-t",
+        "wheel",
+        "-d",
+        str(out),
+    ]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (wheel,) = out.glob("*.whl")
@@ -41,7 +50,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(installed: Path, *words: str) -> str:
-    """Output of python in an empty folder, with the wheel before all else it could import."""
+    """Output of python in an empty folder, with the wheel before all else it could
+    import."""
     elsewhere = installed.parent / "elsewhere"
     elsewhere.mkdir(exist_ok=True)
     done = subprocess.run(
@@ -65,16 +75,27 @@ def test_what_runs_here_is_the_wheel_with_all_recipes(installed):
     assert names.split() == recipes.names()
     for name in recipes.names():
         packaged = installed / "dualpath_cli" / "_recipes" / f"{name}.yaml"
-        assert packaged.read_bytes() == (CHECKOUT / "recipes" / f"{name}.yaml").read_bytes()
+        assert (
+            packaged.read_bytes()
+            == (CHECKOUT / "recipes" / f"{name}.yaml").read_bytes()
+        )
     for file in (CHECKOUT / "dualpath_cli" / "evaluation" / "tasks").glob("*y*ml"):
-        assert (installed / file.relative_to(CHECKOUT)).read_bytes() == file.read_bytes()
+        assert (
+            installed / file.relative_to(CHECKOUT)
+        ).read_bytes() == file.read_bytes()
 
 
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        ("dualpath_cli fit --config f80m_a50_k4 --print_config", "max_tokens: 38503710720"),
-        ("dualpath_cli fit --config recipes/f160m_a25_k4.yaml --print_config", "wide: 37440"),
+        (
+            "dualpath_cli fit --config f80m_a50_k4 --print_config",
+            "max_tokens: 38503710720",
+        ),
+        (
+            "dualpath_cli fit --config recipes/f160m_a25_k4.yaml --print_config",
+            "wide: 37440",
+        ),
         ("dualpath_cli prepare --help", "--tokenizer"),
     ],
     ids=["a recipe and its base", "its path", "data preparation"],
@@ -91,7 +112,8 @@ def in_helps() -> list[str]:
 
 
 def in_readme() -> list[str]:
-    """The commands in the README's blocks: after `$ `, or, where a block has none, its lines."""
+    """The commands in the README's blocks: after `$ `, or, where a block has none, its
+    lines."""
     text = (CHECKOUT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
     blocks = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [
@@ -123,20 +145,28 @@ def test_examples_are_found():
     assert "dualpath fit --config recipes/f160m_a25_k4.yaml" in in_helps()
     assert "dualpath prepare --source sample --out data/sample" in in_helps()
     assert "dualpath quickstart" in in_readme()
-    assert not [line for line in EXAMPLES if line.split()[0] not in ("dualpath", "make", "python")]
+    assert not [
+        line
+        for line in EXAMPLES
+        if line.split()[0] not in ("dualpath", "make", "python")
+    ]
 
 
 @pytest.fixture(scope="module")
 def typed(installed: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
     """`typed(line)`: a line in a shell that has the wheel's `dualpath`, and no network.
 
-    Its folder was empty, but for the texts that examples name, and had the quickstart made in it.
+    Its folder was empty, but for the texts that examples name, and had the quickstart
+    made in it.
     """
     home, bin = installed.parent / "home", installed.parent / "bin"
     bin.mkdir()
     (bin / "dualpath").write_text(f"#!{sys.executable}\n{SCRIPT}")
     (bin / "dualpath").chmod(0o755)
-    texts = [page.read_text(encoding="utf-8") for page in sorted(CHECKOUT.glob("docs/**/*.md"))]
+    texts = [
+        page.read_text(encoding="utf-8")
+        for page in sorted(CHECKOUT.glob("docs/**/*.md"))
+    ]
     rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     for name in ("novels.jsonl.gz", "texts/novels.jsonl.gz", "folder/notes.jsonl.gz"):
         write = home / name
@@ -145,7 +175,9 @@ def typed(installed: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
     (home / "gpt2").mkdir()  # a folder of that name stands in for the download
     sample.tokenizer().save(home / "gpt2")
     nowhere = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
-    path = os.pathsep.join([str(bin), str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join(
+        [str(bin), str(Path(sys.executable).parent), os.environ["PATH"]]
+    )
     environment = {**os.environ, **nowhere, "PATH": path, "PYTHONPATH": str(installed)}
 
     def run(line: str) -> subprocess.CompletedProcess[str]:
@@ -156,8 +188,11 @@ def typed(installed: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
     done = run("dualpath quickstart")
     assert done.returncode == 0, done.stderr
     assert "\ndualpath fit --config quickstart\n" in done.stdout
-    made = ("curve.png", "ablations/step-00000150/forced_loops.pdf",
-            "routing/step-00000150/summary.json")  # fmt: skip
+    made = (
+        "curve.png",
+        "ablations/step-00000150/forced_loops.pdf",
+        "routing/step-00000150/summary.json",
+    )
     assert all((home / RUN / name).is_file() for name in made)
     return run
 
@@ -167,13 +202,19 @@ def typed(installed: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_runs_from_the_wheel_alone(example, typed):
     """To its end, or until nothing but its data, a GPU or the network is missing."""
-    if reason := next((why for start, why in NOT_RUN.items() if example.startswith(start)), None):
+    if reason := next(
+        (why for start, why in NOT_RUN.items() if example.startswith(start)), None
+    ):
         pytest.skip(f"not run: {reason}")
     done = typed(example)
     if any(part in example for part in ON_THE_NETWORK):
-        assert (done.returncode, done.stderr.count("check the network")) == (1, 1), done.stderr
+        assert (done.returncode, done.stderr.count("check the network")) == (1, 1), (
+            done.stderr
+        )
         pytest.skip("run as far as its first download: it needs the network")
-    missing = "data folder '.*' does not exist; make it with|No supported gpu backend found"
+    missing = (
+        "data folder '.*' does not exist; make it with|No supported gpu backend found"
+    )
     assert done.returncode == (2 if re.search(missing, done.stderr) else 0), done.stderr
 
 

@@ -1,4 +1,5 @@
-"""Words after a command: which become keys of the recipe, with what values, and overrides."""
+"""Words after a command: which become keys of the recipe, with what values, and
+overrides."""
 
 from functools import reduce
 from pathlib import Path
@@ -45,7 +46,9 @@ def test_a_word_gives_a_key_the_value_that_a_recipe_would(words, section, key, v
     assert isinstance(result, type(value))
 
 
-@pytest.mark.parametrize("key", ["run.dir", "run.branch_from", "data.path", "data.val.a"])
+@pytest.mark.parametrize(
+    "key", ["run.dir", "run.branch_from", "data.path", "data.val.a"]
+)
 def test_a_tilde_is_the_home_folder_and_a_variable_refused_in_recipes_as_in_options(
     key, monkeypatch
 ):
@@ -65,14 +68,18 @@ def test_a_tilde_is_the_home_folder_and_a_variable_refused_in_recipes_as_in_opti
     assert out_of("--ckpt-path=~/x").ckpt_path == "/home/me/x"
     assert split_name("mine=~/x") == ("mine", "/home/me/x")
     for refused in (
-        lambda: changed({section: value("$HOME/x")}), lambda: changed({}, f"--{key}=$HOME/x"),
-        lambda: out_of("--out=$HOME/x"), lambda: out_of("--ckpt-path=$HOME/x"),
-    ):  # fmt: skip
+        lambda: changed({section: value("$HOME/x")}),
+        lambda: changed({}, f"--{key}=$HOME/x"),
+        lambda: out_of("--out=$HOME/x"),
+        lambda: out_of("--ckpt-path=$HOME/x"),
+    ):
         with pytest.raises(UserError, match=r"must be .*a path, without variables"):
             refused()
 
 
-def test_an_option_that_is_given_another_value_is_noted_and_lists_and_mappings_are_not(capsys):
+def test_an_option_that_is_given_another_value_is_noted_and_lists_and_mappings_are_not(
+    capsys,
+):
     changed({}, "--model.loops=3", "--model.loops=3", "--run.name=a", "--run.name", "b")
     assert capsys.readouterr().err == "note: --run.name is given again: b replaces a\n"
     changed({}, "--config=y", "--optim={lr: 1}", "--optim={eps: 1}", "--data.val.a=b")
@@ -100,7 +107,9 @@ def test_a_section_given_as_one_mapping_merges_with_the_recipes():
     }
 
 
-def test_a_section_is_read_from_a_file_as_if_its_mapping_were_given(tmp_path, monkeypatch):
+def test_a_section_is_read_from_a_file_as_if_its_mapping_were_given(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("optim.yaml").write_text("lr: 3e-3  # tuned\nbetas: [0.9, 0.99]\n")
     recipe = {"optim": {"lr": 1e-3, "warmup_steps": 20}}
@@ -123,17 +132,28 @@ def test_a_value_may_begin_with_a_dash_but_not_with_two(values):
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_every_option_is_shown_with_hyphens_and_may_be_written_with_underscores(command):
+def test_every_option_is_shown_with_hyphens_and_may_be_written_with_underscores(
+    command,
+):
     parser = parser_of(command)
-    own = {o for name, o in parser.options().items() if len(name) > 1 and "." not in name}
+    own = {
+        o for name, o in parser.options().items() if len(name) > 1 and "." not in name
+    }
     for option in own - {"--seed_everything"}:
         assert "_" not in option
-        assert _joined([f"--{option[2:].replace('-', '_')}=a_b"], parser) == [f"{option}=a_b"]
+        assert _joined([f"--{option[2:].replace('-', '_')}=a_b"], parser) == [
+            f"{option}=a_b"
+        ]
 
 
 @pytest.mark.parametrize(
     "words",
-    [["--data.val.a=x"], ["--data.val", "{a: x}"], ["--data", "{val: {a: x}, workers: 1}"], []],
+    [
+        ["--data.val.a=x"],
+        ["--data.val", "{a: x}"],
+        ["--data", "{val: {a: x}, workers: 1}"],
+        [],
+    ],
 )
 def test_keys_are_given_by_recipes_and_words_of_any_form(words):
     found = read(COMMANDS["validate"], ["--ckpt-path", "x", *words])

@@ -1,4 +1,5 @@
-"""Run folders as fit leaves them, and groups, of numbers that a test gives: nothing is trained."""
+"""Run folders as fit leaves them, and groups, of numbers that a test gives: nothing is
+trained."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -21,23 +22,45 @@ SETS = {"novels": "texts/novels.jsonl", "peps": "texts/peps.jsonl"}
 CELLS: dict[str, dict[str, Any]] = {
     "wide": {"block": "wide"},
     **{f"loop_k{k}": {"block": "loop", "loops": k} for k in (2, 3, 4)},
-    **{f"a{a}_k{k}": {"block": "dual", "alpha": a, "loops": k}
-       for a in (25, 50, 75) for k in (2, 3, 4)},
-}  # fmt: skip
+    **{
+        f"a{a}_k{k}": {"block": "dual", "alpha": a, "loops": k}
+        for a in (25, 50, 75)
+        for k in (2, 3, 4)
+    },
+}
 """Of a sweep, by name."""
 
 
-def model_of(block: str, loops: int = 1, alpha: int = 50, budget: int = BUDGET) -> dict[str, Any]:
+def model_of(
+    block: str, loops: int = 1, alpha: int = 50, budget: int = BUDGET
+) -> dict[str, Any]:
     """A recipe's section: a model of four layers whose blocks spend the budget."""
     widths = solve_widths(
-        Target(budget, block, alpha, loops, d_model=64, n_heads=2, n_kv_heads=2, seq_len=256,
-               multiple_of=4)
-    )  # fmt: skip
+        Target(
+            budget,
+            block,
+            alpha,
+            loops,
+            d_model=64,
+            n_heads=2,
+            n_kv_heads=2,
+            seq_len=256,
+            multiple_of=4,
+        )
+    )
     return {
-        "vocab_size": 4096, "n_layers": 4, "d_model": 64, "n_heads": 2, "n_kv_heads": 2,
-        "max_seq_len": 256, "ffn_multiple_of": 4, "block": block, "loops": loops,
-        "d_ffn": widths.d_ffn, "d_ffn_wide": widths.d_ffn_wide,
-    }  # fmt: skip
+        "vocab_size": 4096,
+        "n_layers": 4,
+        "d_model": 64,
+        "n_heads": 2,
+        "n_kv_heads": 2,
+        "max_seq_len": 256,
+        "ffn_multiple_of": 4,
+        "block": block,
+        "loops": loops,
+        "d_ffn": widths.d_ffn,
+        "d_ffn_wide": widths.d_ffn_wide,
+    }
 
 
 def write_run(
@@ -56,17 +79,24 @@ def write_run(
     expected_loops: tuple[float | str, ...] = (),
     **changes: Any,
 ) -> Path:
-    """A run that has made `steps` of its 40 steps, with these scores at the last one."""
+    """A run that has made `steps` of its 40 steps, with these scores at the last
+    one."""
     recipe = {
         "seed_everything": seed,
         "model": dict(model),
         "run": {
-            "recipe": cell, "name": f"seed_{seed}", "budget": BUDGET, "batch_tokens": BATCH,
-            "max_tokens": STEPS * BATCH + 7, "log_every": LOG_EVERY, "save_every": LOG_EVERY,
-            "validate_every": 0, "gates_every": LOG_EVERY if expected_loops else 0,
+            "recipe": cell,
+            "name": f"seed_{seed}",
+            "budget": BUDGET,
+            "batch_tokens": BATCH,
+            "max_tokens": STEPS * BATCH + 7,
+            "log_every": LOG_EVERY,
+            "save_every": LOG_EVERY,
+            "validate_every": 0,
+            "gates_every": LOG_EVERY if expected_loops else 0,
         },
         "data": {"val": {name: SETS.get(name, f"texts/{name}.txt") for name in scores}},
-    }  # fmt: skip
+    }
     recipe = settings_from(merge(recipe, changes)).as_recipe()
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
@@ -77,23 +107,39 @@ def write_run(
     mean = float(np.mean(list(scores.values())))
     logged = range(LOG_EVERY, steps + 1, LOG_EVERY)
     metrics = [
-        {"step": step, "tokens": step * BATCH, "loss": 8 * step**-0.3 + mean,
-         "tokens_per_second": speed, "seconds": step * BATCH / speed}
+        {
+            "step": step,
+            "tokens": step * BATCH,
+            "loss": 8 * step**-0.3 + mean,
+            "tokens_per_second": speed,
+            "seconds": step * BATCH / speed,
+        }
         for step in logged
-    ]  # fmt: skip
+    ]
     columns = ["step", "tokens", "loss", "tokens_per_second", "seconds"]
     (folder / "metrics.csv").write_text(format_csv(metrics, columns))
     validation = [
-        {"step": step, "tokens": step * BATCH, "set": name, "loss": nats_per_bit * score,
-         "bits_per_byte": score + (4.0 if step == 0 else 0.0)}
-        for step in sorted({0, steps}) for name, score in scores.items()
-    ]  # fmt: skip
+        {
+            "step": step,
+            "tokens": step * BATCH,
+            "set": name,
+            "loss": nats_per_bit * score,
+            "bits_per_byte": score + (4.0 if step == 0 else 0.0),
+        }
+        for step in sorted({0, steps})
+        for name, score in scores.items()
+    ]
     (folder / "validation.csv").write_text(format_csv(validation))
     if expected_loops:  # by layer
         routing = [
-            {"step": step, "layer": layer, "expected_loops": loops and float(loops) * step / steps}
-            for step in logged for layer, loops in enumerate(expected_loops)
-        ]  # fmt: skip
+            {
+                "step": step,
+                "layer": layer,
+                "expected_loops": loops and float(loops) * step / steps,
+            }
+            for step in logged
+            for layer, loops in enumerate(expected_loops)
+        ]
         (folder / "routing.csv").write_text(format_csv(routing))
     return folder
 
@@ -107,7 +153,8 @@ def write_sweep(
     spread: float = 0.002,
     draw: int = 0,
 ) -> Path:
-    """A sweep of these cells: 2 + effect + that of the seed + noise on two validation sets."""
+    """A sweep of these cells: 2 + effect + that of the seed + noise on two validation
+    sets."""
     rng = np.random.default_rng(draw)
     of_seed = {seed: rng.normal(0, 0.02) for seed in seeds}
     (folder / "recipes").mkdir(parents=True)
@@ -116,34 +163,63 @@ def write_sweep(
         effect = (effects or {}).get(cell, 0.0)
         for seed, shift in of_seed.items():
             mean = 2 + effect + shift
-            scores = {name: mean + n / 4 + rng.normal(0, spread) for n, name in enumerate(SETS)}
+            scores = {
+                name: mean + n / 4 + rng.normal(0, spread)
+                for n, name in enumerate(SETS)
+            }
             path = folder / "runs" / cell / f"seed_{seed}"
-            write_run(path, model, scores, cell=cell, seed=seed, speed=4000 / model["loops"] ** 0.2)
+            write_run(
+                path,
+                model,
+                scores,
+                cell=cell,
+                seed=seed,
+                speed=4000 / model["loops"] ** 0.2,
+            )
     return folder
 
 
-def configuration(name: str, scores: Mapping[int, float], **changes: Any) -> Configuration:
+def configuration(
+    name: str, scores: Mapping[int, float], **changes: Any
+) -> Configuration:
     """One with these scores by seed, on the aggregate and on the set `text`."""
     fields: dict[str, Any] = {
-        "family": "dual", "alpha": 50.0, "loops": 2, "layers": 4, "tokens": 1000,
-        "parameters": 1_000_000, "flops_linear": 600e3, "flops_total": 700e3,
-        "flops_trained": 700e3, "kv_bytes": 4096, "active": 1_000_000,
-        "seconds_per_token": 1e-4, "scores": {AGGREGATE: dict(scores), "text": dict(scores)},
-    }  # fmt: skip
+        "family": "dual",
+        "alpha": 50.0,
+        "loops": 2,
+        "layers": 4,
+        "tokens": 1000,
+        "parameters": 1_000_000,
+        "flops_linear": 600e3,
+        "flops_total": 700e3,
+        "flops_trained": 700e3,
+        "kv_bytes": 4096,
+        "active": 1_000_000,
+        "seconds_per_token": 1e-4,
+        "scores": {AGGREGATE: dict(scores), "text": dict(scores)},
+    }
     return Configuration(name=name, **(fields | changes))
 
 
 def wide(scores: Mapping[int, float], **changes: Any) -> Configuration:
     """The PureWide."""
-    return configuration("wide", scores, family="wide", alpha=None, loops=None,
-                         **{"parameters": 2_000_000, "active": 2_000_000, **changes})  # fmt: skip
+    return configuration(
+        "wide",
+        scores,
+        family="wide",
+        alpha=None,
+        loops=None,
+        **{"parameters": 2_000_000, "active": 2_000_000, **changes},
+    )
 
 
 def group(*configurations: Configuration, **changes: Any) -> Group:
     """A group with its first configuration as baseline."""
     fields: dict[str, Any] = {
-        "name": "budget 600K, 1,000 tokens", "measures": (AGGREGATE, "text"),
-        "configurations": configurations, "wide": configurations[0],
+        "name": "budget 600K, 1,000 tokens",
+        "measures": (AGGREGATE, "text"),
+        "configurations": configurations,
+        "wide": configurations[0],
         "baselines": configurations[:1],
-    }  # fmt: skip
+    }
     return Group(**(fields | changes))

@@ -1,4 +1,5 @@
-"""`dualpath compare` as a user sees it; ablations and evaluations of a configuration's runs."""
+"""`dualpath compare` as a user sees it; ablations and evaluations of a configuration's
+runs."""
 
 import json
 from pathlib import Path
@@ -49,9 +50,16 @@ def swept(tmp_path_factory) -> Path:
 
 
 def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
-    sweep = write_sweep(tmp_path / "sweep", CELLS, effects={"loop_k4": 0.1, "a50_k2": -0.1})
-    write_run(sweep / "runs/a50_k4/seed_0", model_of("dual", 4), {"novels": 2, "peps": 2},
-              cell="a50_k4", steps=10)  # fmt: skip
+    sweep = write_sweep(
+        tmp_path / "sweep", CELLS, effects={"loop_k4": 0.1, "a50_k2": -0.1}
+    )
+    write_run(
+        sweep / "runs/a50_k4/seed_0",
+        model_of("dual", 4),
+        {"novels": 2, "peps": 2},
+        cell="a50_k4",
+        steps=10,
+    )
     assert main(["compare", str(sweep)]) == 0
     out = capsys.readouterr().out
     left_out = f"{sweep}/runs/a50_k4/seed_0: left out, unfinished at step 10 of 40"
@@ -61,13 +69,17 @@ def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
     assert out.index("2.2") < out.index("less those of wide, 9 tests in all")
     written = {path.name for path in (sweep / "comparison").iterdir()}
     assert written == {*WRITTEN, OURS}
-    assert set(out.splitlines()[-len(WRITTEN):]) == {
+    assert set(out.splitlines()[-len(WRITTEN) :]) == {
         str(sweep / "comparison" / name) for name in WRITTEN
-    }  # fmt: skip
-    rows = {row["configuration"]: row for row in read_csv(sweep / "comparison/table.csv")}
+    }
+    rows = {
+        row["configuration"]: row for row in read_csv(sweep / "comparison/table.csv")
+    }
     assert list(rows) == list(CELLS)
     tests = [
-        row for row in read_csv(sweep / "comparison/tests.csv") if row["measure"] == "aggregate"
+        row
+        for row in read_csv(sweep / "comparison/tests.csv")
+        if row["measure"] == "aggregate"
     ]
     verdicts = {row["configuration"]: row["verdict"] for row in tests}
     assert (verdicts["loop_k4"], verdicts["a50_k2"]) == ("worse", "better")
@@ -75,11 +87,15 @@ def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
     for row in tests:
         mean = {}
         for name in (row["configuration"], "wide"):
-            its = [r for r in runs if (r["configuration"], r["set"]) == (name, "aggregate")]
+            its = [
+                r for r in runs if (r["configuration"], r["set"]) == (name, "aggregate")
+            ]
             scores = [float(r["bits_per_byte"]) for r in its]
             assert float(rows[name]["aggregate"]) == pytest.approx(sum(scores) / 3)
             mean[name] = sum(scores) / 3
-        assert float(row["difference"]) == pytest.approx(mean[row["configuration"]] - mean["wide"])
+        assert float(row["difference"]) == pytest.approx(
+            mean[row["configuration"]] - mean["wide"]
+        )
 
 
 def test_runs_that_a_sweep_has_planned_and_that_are_missing_are_named_before_the_tables(
@@ -92,11 +108,15 @@ def test_runs_that_a_sweep_has_planned_and_that_are_missing_are_named_before_the
     logs = sweep / "logs"
     logs.mkdir()
     (logs / "a50_k2-seed_0.log").write_text("dualpath fit: error: no such data\n\n")
-    wrong = write_run(sweep / "runs/wide/seed_3", model_of("wide"), {"novels": 2.0}, steps=10)
+    wrong = write_run(
+        sweep / "runs/wide/seed_3", model_of("wide"), {"novels": 2.0}, steps=10
+    )
     (wrong / "went_wrong.txt").write_text("steps 11 to 20 were skipped\n")
-    stopped = write_run(sweep / "runs/loop_k2/seed_3", model_of("loop", 2), {"novels": 2.0},
-                        steps=20)  # fmt: skip
-    (logs / "loop_k2-seed_3.log").write_text("training: step 20 of 40\n")  # and still at work
+    stopped = write_run(
+        sweep / "runs/loop_k2/seed_3", model_of("loop", 2), {"novels": 2.0}, steps=20
+    )
+    # and still at work
+    (logs / "loop_k2-seed_3.log").write_text("training: step 20 of 40\n")
 
     assert main(["compare", str(sweep)]) == 0
     before = capsys.readouterr().out.partition("budget ")[0].splitlines()
@@ -105,15 +125,15 @@ def test_runs_that_a_sweep_has_planned_and_that_are_missing_are_named_before_the
         f"{stopped}: left out, unfinished at step 20 of 40",
         f"{wrong}: left out, unfinished at step 10 of 40, its numbers went wrong: "
         "steps 11 to 20 were skipped",
-        f"{sweep}/runs/a50_k2/seed_0: {planned} {sweep}/recipes/a50_k2-seed_0.yaml and not begun, "
-        "error: no such data",
+        f"{sweep}/runs/a50_k2/seed_0: {planned} {sweep}/recipes/a50_k2-seed_0.yaml and "
+        "not begun, error: no such data",
         *(
-            f"{sweep}/runs/a50_k2/seed_{n}: {planned} {sweep}/recipes/a50_k2-seed_{n}.yaml and not "
-            "begun"
+            f"{sweep}/runs/a50_k2/seed_{n}: {planned} "
+            f"{sweep}/recipes/a50_k2-seed_{n}.yaml and not begun"
             for n in (1, 2, 3)
         ),
-        "6 of 12 planned runs have finished; 3 of 3 configurations lack seeds: a50_k2 0 of 4, "
-        "loop_k2 3 of 4, wide 3 of 4",
+        "6 of 12 planned runs have finished; 3 of 3 configurations lack seeds: a50_k2 "
+        "0 of 4, loop_k2 3 of 4, wide 3 of 4",
     ]
 
 
@@ -121,7 +141,10 @@ def test_a_sweep_of_which_no_run_has_begun_says_how_to_begin(tmp_path, said):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes/wide-seed_0.yaml").touch()
     error = said("compare", tmp_path)
-    assert "has begun, 1 are planned; dualpath sweep with the same words and --yes" in error
+    assert (
+        "has begun, 1 are planned; dualpath sweep with the same words and --yes"
+        in error
+    )
 
 
 def test_a_run_that_finishes_while_it_is_read_has_all_its_rows(tmp_path, monkeypatch):
@@ -161,7 +184,9 @@ def test_baselines_are_given_by_commas_or_by_repetition_and_means_tested_alone(
     assert [row["measure"] for row in tests_of("--aggregate-only")] == ["aggregate"] * 3
 
 
-def test_pairs_over_several_sweeps_of_rates_are_tested_in_their_order(tmp_path, capsys, undrawn):
+def test_pairs_over_several_sweeps_of_rates_are_tested_in_their_order(
+    tmp_path, capsys, undrawn
+):
     arms = {"a50_k1": (2, 0.0), "expanded_k2": (3, 0.1), "a50_k4": (4, 0.1)}
     rng = np.random.default_rng(0)
     for cell, (loops, effect) in arms.items():
@@ -170,13 +195,33 @@ def test_pairs_over_several_sweeps_of_rates_are_tested_in_their_order(tmp_path, 
             for n, lr in enumerate((0.0245, 0.049, 0.098)):
                 score = 2 + effect + 0.1 * (n - 0.9) ** 2 + rng.normal(0, 1e-3)
                 path = tmp_path / cell / f"runs/{cell}-lr_{lr}/seed_{seed}"
-                write_run(path, model, {"novels": score}, cell=f"{cell}-lr_{lr}",
-                          seed=seed, optim={"lr": lr})  # fmt: skip
+                write_run(
+                    path,
+                    model,
+                    {"novels": score},
+                    cell=f"{cell}-lr_{lr}",
+                    seed=seed,
+                    optim={"lr": lr},
+                )
     out = tmp_path / "out"
-    words = ["compare", *(str(tmp_path / cell) for cell in arms), "--best", "lr", "--out", str(out),
-             "--margin", "0.014"]  # fmt: skip
-    assert main([*words, "--pairs", "a50_k1:expanded_k2,expanded_k2:a50_k4,a50_k1:a50_k4"]) == 0
-    assert "bits per byte pairs in a fixed order, 2 tests in all" in capsys.readouterr().out
+    words = [
+        "compare",
+        *(str(tmp_path / cell) for cell in arms),
+        "--best",
+        "lr",
+        "--out",
+        str(out),
+        "--margin",
+        "0.014",
+    ]
+    assert (
+        main([*words, "--pairs", "a50_k1:expanded_k2,expanded_k2:a50_k4,a50_k1:a50_k4"])
+        == 0
+    )
+    assert (
+        "bits per byte pairs in a fixed order, 2 tests in all"
+        in capsys.readouterr().out
+    )
     printed = (out / "tests.md").read_text(encoding="utf-8").splitlines()
     head, untested = (printed[n].split(" | ") for n in (2, 6))
     assert "Holm" not in head
@@ -184,7 +229,8 @@ def test_pairs_over_several_sweeps_of_rates_are_tested_in_their_order(tmp_path, 
     rows = read_csv(out / "tests.csv")
     assert [row["order"] for row in rows] == ["1", "2", "3"]
     assert [row["verdict"] for row in rows] == ["better", SAME, AFTER]
-    for ends in (("low", "high"), ("low_90", "high_90")):  # also of the pair that is not tested
+    # also of the pair that is not tested
+    for ends in (("low", "high"), ("low_90", "high_90")):
         assert all(float(row[ends[0]]) < float(row[ends[1]]) for row in rows)
     assert [bool(row["p"]) for row in rows] == [True, True, False]
     assert all(0 < float(row["detectable"]) < 0.01 for row in rows)
@@ -195,7 +241,10 @@ def test_pairs_over_several_sweeps_of_rates_are_tested_in_their_order(tmp_path, 
 
 def test_nothing_stays_of_an_earlier_comparison(swept, tmp_path, undrawn):
     out = tmp_path / "out"
-    for run, files in ((swept, WRITTEN), (swept / "runs/loop_k2/seed_0", WRITTEN - TESTS)):
+    for run, files in (
+        (swept, WRITTEN),
+        (swept / "runs/loop_k2/seed_0", WRITTEN - TESTS),
+    ):
         assert main(["compare", str(run), "--out", str(out)]) == 0
         assert {path.name for path in out.iterdir()} == {*files, OURS}
 
@@ -209,7 +258,9 @@ def test_a_comparison_needs_no_torch(swept, tmp_path):
 def test_runs_of_fit_are_compared(trained, tmp_path, undrawn):
     runs = {
         "dual": trained(run={"name": "dual"}),
-        "wide": trained(run={"name": "wide"}, model={"block": "wide", "d_ffn_wide": 96}),
+        "wide": trained(
+            run={"name": "wide"}, model={"block": "wide", "d_ffn_wide": 96}
+        ),
     }
     out = tmp_path / "out"
     assert main(["compare", *map(str, runs.values()), "--out", str(out)]) == 0
@@ -218,12 +269,18 @@ def test_runs_of_fit_are_compared(trained, tmp_path, undrawn):
     for name, run in runs.items():
         row, settings = rows[f"tiny/{name}"], settings_from(read_recipe(run))
         last = (run / "validation.csv").read_text().splitlines()[-1].split(",")
-        assert float(row["held_out"]) == float(row["aggregate"]) == pytest.approx(float(last[-1]))
+        assert (
+            float(row["held_out"])
+            == float(row["aggregate"])
+            == pytest.approx(float(last[-1]))
+        )
         assert int(row["parameters"]) == parameters(settings.model)
         assert (row["family"], row["training_tokens"]) == (name, "384")
 
 
-def test_runs_validated_on_a_data_folder_are_told_by_its_fingerprint(fit, texts, tmp_path, capsys):
+def test_runs_validated_on_a_data_folder_are_told_by_its_fingerprint(
+    fit, texts, tmp_path, capsys
+):
     def run(name: str, text: str, seed: int) -> str:
         folder = tmp_path / text / "val"
         if not folder.exists():
@@ -239,7 +296,12 @@ def test_runs_validated_on_a_data_folder_are_told_by_its_fingerprint(fit, texts,
 
 
 ROW = {"suite": "forced", "intervention": "K=1", "source": "gsm8k", "loss": 3.0}
-EXCESS = {"token_class": "arithmetic", "path": "wide", "source": "gsm8k", "per_forced": 1.25}
+EXCESS = {
+    "token_class": "arithmetic",
+    "path": "wide",
+    "source": "gsm8k",
+    "per_forced": 1.25,
+}
 
 
 def made(folder: Path, seeds: int) -> tuple[Path, list[Group]]:
@@ -261,10 +323,13 @@ def write_reports(sweep: Path, excesses: list[float]) -> Path:
         folder.mkdir(parents=True)
         facts = facts_of(run, STEPS)
         report = {
-            "model": facts.pop("model"), "checkpoint": facts, "val_seed": 0,
+            "model": facts.pop("model"),
+            "checkpoint": facts,
+            "val_seed": 0,
             "sources": {"gsm8k": {"sha256": "7e47", "tokens": 2048}},
-            "rows": [ROW | {"difference": value}], "excess": [EXCESS | {"excess": value}],
-        }  # fmt: skip
+            "rows": [ROW | {"difference": value}],
+            "excess": [EXCESS | {"excess": value}],
+        }
         (folder / "ablations.json").write_text(json.dumps(report))
         (folder.parent / "step-00000005").mkdir()  # an older one, which does not count
         (folder.parent / "step-00000005/ablations.json").write_text("{}")
@@ -276,23 +341,41 @@ def test_the_ablations_of_a_configuration_are_means_over_its_runs(tmp_path):
     write_reports(sweep, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
     (row,), (of_class,), left_out = ablations_of(groups)
     assert left_out == []
-    assert (row["configuration"], row["intervention"], row["runs"]) == ("wide", "K=1", 6)
+    assert (row["configuration"], row["intervention"], row["runs"]) == (
+        "wide",
+        "K=1",
+        6,
+    )
     assert row["difference"] == of_class["mean"] == pytest.approx(0.35)
     assert row["difference_sd"] == pytest.approx(0.035**0.5)
     assert (of_class["forced"], of_class["above"]) == ("arithmetic wide", 6)
     assert of_class["p"] == of_class["p_holm"] == 2 / 64
-    cells = dict(zip(*[[c.heading for c in table_of_classes([of_class]).columns],
-                       table_of_classes([of_class]).cells()[0]], strict=True))  # fmt: skip
+    cells = dict(
+        zip(
+            *[
+                [c.heading for c in table_of_classes([of_class]).columns],
+                table_of_classes([of_class]).cells()[0],
+            ],
+            strict=True,
+        )
+    )
     assert (cells["mean"].text, cells["least"].text, cells["most"].text) == (
-        "+0.3500", "+0.1000", "+0.6000",
-    )  # fmt: skip
+        "+0.3500",
+        "+0.1000",
+        "+0.6000",
+    )
 
 
 @pytest.mark.parametrize(
     "damaged",
-    ['{"rows": [', '{"rows": []}', '{"rows": [{"loss": 1}]}', "[]",
-     '{"rows": [{"loss": null}], "excess": []}'],
-)  # fmt: skip
+    [
+        '{"rows": [',
+        '{"rows": []}',
+        '{"rows": [{"loss": 1}]}',
+        "[]",
+        '{"rows": [{"loss": null}], "excess": []}',
+    ],
+)
 def test_a_damaged_report_is_left_out_with_a_line(damaged, tmp_path):
     sweep, groups = made(tmp_path, 3)
     report = write_reports(sweep, [0.1, 0.2, 0.3])
@@ -305,8 +388,10 @@ def test_a_damaged_report_is_left_out_with_a_line(damaged, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model": {"rope_base": 10.0}},
-         "model.rope_base=10.0, the run's has 500000.0"),
+        (
+            {"model": {"rope_base": 10.0}},
+            "model.rope_base=10.0, the run's has 500000.0",
+        ),
         ({"model": {"max_seq_len": 8}}, "model.max_seq_len=8, the run's has 256"),
         ({"checkpoint": {"step": 30}}, "of step 30, the run ended at step 40"),
         ({"sources": {"gsm8k": {"sha256": "07e4"}}}, "whose 'gsm8k' is another text"),
@@ -314,7 +399,7 @@ def test_a_damaged_report_is_left_out_with_a_line(damaged, tmp_path):
         ({"sources": {"gsm8k": {"field": "content"}}}, "whose 'gsm8k' is another text"),
         ({"val_seed": 3}, "whose 'gsm8k' is another text"),
     ],
-)  # fmt: skip
+)
 def test_an_ablation_of_something_else_is_in_no_mean(change, said, tmp_path):
     sweep, groups = made(tmp_path, 3)
     report = write_reports(sweep, [0.1, 0.2, 2.6])
@@ -339,8 +424,9 @@ def test_a_report_of_weights_that_were_trained_anew_is_left_out(tmp_path):
     assert row["runs"] == 2
     assert f"of other weights than those in {checkpoint}" in line
     assert evaluations_of(groups) == (
-        [], [f"left out: {score}, of other weights than those in {checkpoint}"]
-    )  # fmt: skip
+        [],
+        [f"left out: {score}, of other weights than those in {checkpoint}"],
+    )
 
 
 NO_NUMBERS: tuple[Any, ...] = (float("nan"), float("inf"), 10**400, "0.1", [0.1])
@@ -350,8 +436,12 @@ def test_a_report_whose_numbers_are_none_is_left_out_with_a_line(tmp_path):
     sweep, groups = made(tmp_path, 3)
     report = write_reports(sweep, [0.1, 0.2, 0.3])
     whole = json.loads(report.read_text())
-    for part, column in (("rows", "loss"), ("rows", "difference"), ("excess", "excess"),
-                         ("excess", "per_forced")):  # fmt: skip
+    for part, column in (
+        ("rows", "loss"),
+        ("rows", "difference"),
+        ("excess", "excess"),
+        ("excess", "per_forced"),
+    ):
         for value in NO_NUMBERS:
             rows = [whole[part][0] | {column: value}]
             report.write_text(json.dumps(whole | {part: rows}))
@@ -363,34 +453,53 @@ def test_a_report_whose_numbers_are_none_is_left_out_with_a_line(tmp_path):
 def test_the_tests_over_runs_are_corrected_for_their_number():
     further = EXCESS | {"token_class": "punctuation"}
     runs = [
-        [*(EXCESS | {"source": name, "excess": 0.1 + n} for name in "abc"), further | {"excess": 1}]
+        [
+            *(EXCESS | {"source": name, "excess": 0.1 + n} for name in "abc"),
+            further | {"excess": 1},
+        ]
         for n in range(6)
     ]
     found = [one["p_holm"] for one in excess_over_runs(runs)]
-    assert found == [3 * 2 / 64] * 3 + [2 / 64], "a further class is a family of its own"
+    assert found == [3 * 2 / 64] * 3 + [2 / 64], (
+        "a further class is a family of its own"
+    )
     # A class that not all runs have is left out.
     assert excess_over_runs([[EXCESS | {"excess": 0.1}], []]) == []
-    assert excess_over_runs([[EXCESS | {"excess": 0.1}], [EXCESS | {"excess": None}]]) == []
+    assert (
+        excess_over_runs([[EXCESS | {"excess": 0.1}], [EXCESS | {"excess": None}]])
+        == []
+    )
 
 
 SCORED: dict[str, Any] = {
     "model": {
-        "name": "m", "window": 64, "batch_size": 2, "precision": "float32",
+        "name": "m",
+        "window": 64,
+        "batch_size": 2,
+        "precision": "float32",
         "intervention": "learned",
     },
     "n-samples": {"piqa": {"effective": 9}},
-}  # fmt: skip
+}
 
 
-def write_scores(sweep: Path, seed: int, bpb: float, step: int = STEPS, **model: Any) -> Path:
+def write_scores(
+    sweep: Path, seed: int, bpb: float, step: int = STEPS, **model: Any
+) -> Path:
     """A report by `dualpath evaluate` for one of wide's runs."""
     run = sweep / f"runs/wide/seed_{seed}"
     path = run / f"evaluations/m-step-{step:08d}/results.json"
     model = merge(facts_of(run, step), model)
-    scores = {"acc_per_char,none": 0.5, "acc_per_char_stderr,none": "N/A",
-              "bpb,none": bpb, "bpb_stderr,none": 0.1}  # fmt: skip
+    scores = {
+        "acc_per_char,none": 0.5,
+        "acc_per_char_stderr,none": "N/A",
+        "bpb,none": bpb,
+        "bpb_stderr,none": 0.1,
+    }
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(merge(SCORED, {"results": {"piqa": scores}, "model": model})))
+    path.write_text(
+        json.dumps(merge(SCORED, {"results": {"piqa": scores}, "model": model}))
+    )
     return path
 
 
@@ -436,7 +545,10 @@ def test_scores_that_are_no_numbers_are_left_out_with_a_line(tmp_path):
     whole = json.loads(path.read_text())
     damages: list[dict[str, Any]] = [
         *({"results": {"piqa": {"bpb,none": value}}} for value in (*NO_NUMBERS, None)),
-        *({"n-samples": {"piqa": {"effective": value}}} for value in (*NO_NUMBERS, None)),
+        *(
+            {"n-samples": {"piqa": {"effective": value}}}
+            for value in (*NO_NUMBERS, None)
+        ),
         {"results": []},
         {"model": {"window": "many"}},
     ]

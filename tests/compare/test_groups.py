@@ -1,4 +1,5 @@
-"""Which runs can be compared, what is read of them, and the configurations and groups they make."""
+"""Which runs can be compared, what is read of them, and the configurations and groups
+they make."""
 
 import dataclasses
 import json
@@ -13,12 +14,25 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.system import format_csv
 from dualpath_cli.compare import runs
 from dualpath_cli.compare.groups import Configuration, Group, groups_of
-from dualpath_cli.compare.runs import AGGREGATE, TrainedRun, check_same_data, find_folders, read_run
+from dualpath_cli.compare.runs import (
+    AGGREGATE,
+    TrainedRun,
+    check_same_data,
+    find_folders,
+    read_run,
+)
 from dualpath_cli.compare.tables import group_tables
 from dualpath_cli.flops.count import flops_by_layer
 from dualpath_cli.run.tables import read_csv
 from dualpath_cli.spec.config import ModelConfig
-from tests.compare.run_folders import BATCH, CELLS, STEPS, model_of, write_run, write_sweep
+from tests.compare.run_folders import (
+    BATCH,
+    CELLS,
+    STEPS,
+    model_of,
+    write_run,
+    write_sweep,
+)
 
 WIDE = model_of("wide")
 SCORES = {"novels": 2.0, "peps": 2.5}
@@ -37,11 +51,17 @@ def test_scores_are_those_of_the_last_step_and_no_pause_moves_the_speed(tmp_path
     run = read_run(folder)
     assert run.scores == {AGGREGATE: 2.25, "novels": 2.0, "peps": 2.5}
     assert (run.seed, run.tokens_per_second) == (3, 4000)
-    assert run.curve[-1] == (STEPS * BATCH, 8 * STEPS**-0.3 + 2.25, STEPS * BATCH / 4000 / 3600)
+    assert run.curve[-1] == (
+        STEPS * BATCH,
+        8 * STEPS**-0.3 + 2.25,
+        STEPS * BATCH / 4000 / 3600,
+    )
 
 
 def test_a_run_that_is_not_at_its_end_says_how_far_it_is(tmp_path):
-    assert read_run(write_run(tmp_path / "a", WIDE, SCORES, steps=20)) == "step 20 of 40"
+    assert (
+        read_run(write_run(tmp_path / "a", WIDE, SCORES, steps=20)) == "step 20 of 40"
+    )
     assert read_run(write_run(tmp_path / "b", WIDE, SCORES, steps=0)) == "step 0 of 40"
     # Trained to its end, and not yet scored on all sets.
     folder = write_run(tmp_path / "c", WIDE, SCORES)
@@ -55,7 +75,9 @@ def test_a_long_curve_becomes_means_of_as_many_rows(tmp_path):
     folder = write_run(tmp_path / "run", WIDE, SCORES)
     rows = 10 * runs.MOST_POINTS + 3
     text = "".join(f"{n},{n},{n % 2},1,{3600 * n}\n" for n in range(1, rows + 1))
-    (folder / "metrics.csv").write_text(f"step,tokens,loss,tokens_per_second,seconds\n{text}")
+    (folder / "metrics.csv").write_text(
+        f"step,tokens,loss,tokens_per_second,seconds\n{text}"
+    )
     run = read_run(folder)
     assert isinstance(run, TrainedRun)
     assert len(run.curve) == 183  # of 11 rows
@@ -85,15 +107,27 @@ def test_runs_are_found_alone_in_a_sweep_and_as_fit_lays_them_out(tmp_path):
     assert find_folders([str(tmp_path / "sweep")]) == paths
     assert find_folders([str(tmp_path / "all")]) == [other]
     assert find_folders([str(tmp_path / "all/tiny")]) == [other]
-    assert find_folders([str(paths[1]), str(tmp_path / "sweep")]) == [paths[1], paths[0]]
+    assert find_folders([str(paths[1]), str(tmp_path / "sweep")]) == [
+        paths[1],
+        paths[0],
+    ]
 
 
 def test_names_places_and_ways_of_running_make_no_other_configuration(tmp_path):
     one = written(tmp_path / "a")
     same = written(
-        tmp_path / "b", cell="other", seed=9, run={"dir": "elsewhere", "log_every": 5,
-        "save_every": 5, "compile": False, "micro_batch": 1}, data={"workers": 0},
-    )  # fmt: skip
+        tmp_path / "b",
+        cell="other",
+        seed=9,
+        run={
+            "dir": "elsewhere",
+            "log_every": 5,
+            "save_every": 5,
+            "compile": False,
+            "micro_batch": 1,
+        },
+        data={"workers": 0},
+    )
     assert one.keys == same.keys
     others: dict[str, dict[str, Any]] = {
         "c": {"optim": {"lr": 0.01}},
@@ -116,7 +150,8 @@ def test_names_places_and_ways_of_running_make_no_other_configuration(tmp_path):
         ({"data": {"val": {"novels": "other/corpus.jsonl"}}}, "validation sets"),
         (
             {"data": {"val": {"novels": {"path": "novels.jsonl", "field": "content"}}}},
-            r"validation sets .*novels=novels\.jsonl, .* there, .*novels\.jsonl, field content",
+            r"validation sets .*novels=novels\.jsonl, .* there, "
+            r".*novels\.jsonl, field content",
         ),
         ({"data": {"val_tokens": 1000}}, "data.val_tokens None there, 1000 here"),
         ({"data": {"val_seed": 5}}, "data.val_seed 0 there, 5 here"),
@@ -136,8 +171,13 @@ def test_runs_that_read_other_data_are_refused_and_both_named(tmp_path, changes,
 
 
 @pytest.mark.parametrize(("longer", "refused"), [(3e-4, True), (3e-5, False)])
-def test_texts_of_other_bytes_a_token_are_other_texts_and_digits_are_not(tmp_path, longer, refused):
-    one, other = written(tmp_path / "a"), written(tmp_path / "b", nats_per_bit=2 * (1 + longer))
+def test_texts_of_other_bytes_a_token_are_other_texts_and_digits_are_not(
+    tmp_path, longer, refused
+):
+    one, other = (
+        written(tmp_path / "a"),
+        written(tmp_path / "b", nats_per_bit=2 * (1 + longer)),
+    )
     said = r"bytes a token of novels 2\.8854 there, 2\.8863 here"
     with pytest.raises(UserError, match=said) if refused else nullcontext():
         check_same_data([one, other])
@@ -147,7 +187,9 @@ def test_numbers_that_are_none_are_named(tmp_path):
     folder = write_run(tmp_path / "run", WIDE, SCORES)
     table = folder / "validation.csv"
     table.write_text(table.read_text().replace(",5.0,2.5", ",5.0,nan"))
-    with pytest.raises(UserError, match=r"validation.csv step 40: peps has nan bits per byte"):
+    with pytest.raises(
+        UserError, match=r"validation.csv step 40: peps has nan bits per byte"
+    ):
         read_run(folder)
 
 
@@ -178,7 +220,9 @@ def test_a_configuration_is_all_runs_that_differ_in_their_seed_alone(sweep):
     wide = by_name(sweep)["wide"]
     values = [run.scores["novels"] for run in wide.runs]
     assert wide.mean("novels") == pytest.approx(sum(values) / 3)
-    assert wide.standard_error("novels") == pytest.approx(np.std(values, ddof=1) / 3**0.5)
+    assert wide.standard_error("novels") == pytest.approx(
+        np.std(values, ddof=1) / 3**0.5
+    )
 
 
 def test_families_alpha_and_k_come_from_the_model(sweep):
@@ -216,7 +260,9 @@ def test_runs_of_any_length_are_one_group_with_tokens_and_hours(tmp_path):
         write_run(tmp_path / name, model_of("wide"), SCORES, cell=name, **changes)
     runs = all_of(tmp_path)
     tokens = f"{STEPS * BATCH:,} tokens", f"{60 * BATCH:,} tokens"
-    assert [group.name for group in groups_of(runs)] == [f"budget 600K, {n}" for n in tokens]
+    assert [group.name for group in groups_of(runs)] == [
+        f"budget 600K, {n}" for n in tokens
+    ]
     (group,) = groups_of(runs, ["wide-long"], any_length=True)
     assert group.baselines == (by_name(group)["wide-long"],)
     lengths = {c.name: c.tokens // BATCH for c in group.configurations}
@@ -228,17 +274,22 @@ def test_runs_of_any_length_are_one_group_with_tokens_and_hours(tmp_path):
 
 
 def test_a_schedule_of_loops_has_its_own_flops_in_training_and_its_own_speed(tmp_path):
-    """Half of its steps have one loop, at twice the speed: three quarters of the time."""
+    """Half of its steps have one loop, at twice the speed: three quarters of the
+    time."""
     model = model_of("dual", 4)
     half = {"run": {"loop_schedule": [[0, 1], [0.5, 4]]}}
     write_run(tmp_path / "plain", model, SCORES, cell="a50_k4", speed=4000)
-    folder = write_run(tmp_path / "half", model, SCORES, cell="a50_k4-half", speed=4000, **half)
+    folder = write_run(
+        tmp_path / "half", model, SCORES, cell="a50_k4-half", speed=4000, **half
+    )
     rows = read_csv(folder / "metrics.csv")
     faster = [row | {"tokens_per_second": "8000"} for row in rows[:2]] + rows[2:]
     (folder / "metrics.csv").write_text(format_csv(faster))
     (group,) = groups_of(all_of(tmp_path))
     plain, half = by_name(group)["a50_k4"], by_name(group)["a50_k4-half"]
-    one_loop = sum(layer.total for layer in flops_by_layer(ModelConfig(**model | {"loops": 1})))
+    one_loop = sum(
+        layer.total for layer in flops_by_layer(ModelConfig(**model | {"loops": 1}))
+    )
     assert plain.flops_trained == plain.flops_total == half.flops_total
     assert half.flops_trained == pytest.approx((one_loop / 4 + plain.flops_total) / 2)
     assert half.seconds_per_token == pytest.approx(0.75 * plain.seconds_per_token)
@@ -250,10 +301,18 @@ def test_a_schedule_of_loops_has_its_own_flops_in_training_and_its_own_speed(tmp
 
 
 def test_loops_that_the_router_makes_are_those_last_logged_of_looped_layers(tmp_path):
-    write_run(tmp_path / "a", model_of("wide"), SCORES, cell="wide", expected_loops=("", ""))
+    write_run(
+        tmp_path / "a", model_of("wide"), SCORES, cell="wide", expected_loops=("", "")
+    )
     for seed, loops in enumerate([(1.0, 2.0), (2.0, 3.0), ()]):
-        write_run(tmp_path / f"b{seed}", model_of("loop", 4), SCORES, cell="loop_k4", seed=seed,
-                  expected_loops=("", *loops) if loops else ())  # fmt: skip
+        write_run(
+            tmp_path / f"b{seed}",
+            model_of("loop", 4),
+            SCORES,
+            cell="loop_k4",
+            seed=seed,
+            expected_loops=("", *loops) if loops else (),
+        )
     runs = all_of(tmp_path)
     (group,) = groups_of(runs)
     loops = {c.name: c.expected_loops for c in group.configurations}
@@ -264,13 +323,21 @@ def test_loops_that_the_router_makes_are_those_last_logged_of_looped_layers(tmp_
     assert "loops" not in headings_of(alone)
 
 
-def test_configurations_of_one_recipe_go_by_their_run_or_the_keys_in_which_they_differ(tmp_path):
-    write_run(tmp_path / "a", model_of("wide"), SCORES, cell="tiny", run={"name": "wide"})
-    write_run(tmp_path / "b", model_of("loop", 2), SCORES, cell="tiny", run={"name": "loop"})
+def test_configurations_of_one_recipe_go_by_their_run_or_the_keys_in_which_they_differ(
+    tmp_path,
+):
+    write_run(
+        tmp_path / "a", model_of("wide"), SCORES, cell="tiny", run={"name": "wide"}
+    )
+    write_run(
+        tmp_path / "b", model_of("loop", 2), SCORES, cell="tiny", run={"name": "loop"}
+    )
     for sweep, lr in (("low", 1e-3), ("high", 4e-3)):
         for seed in (0, 1):
             path = tmp_path / "sweeps" / sweep / f"runs/wide/seed_{seed}"
-            write_run(path, model_of("wide"), SCORES, cell="wide", seed=seed, optim={"lr": lr})
+            write_run(
+                path, model_of("wide"), SCORES, cell="wide", seed=seed, optim={"lr": lr}
+            )
     write_run(tmp_path / "sweeps/high/c", model_of("loop", 3), SCORES, cell="loop_k3")
     (group,) = groups_of(all_of(tmp_path), ["loop_k3"])
     names = ["loop_k3", "tiny/loop", "tiny/wide", "wide lr=0.001", "wide lr=0.004"]
@@ -300,17 +367,23 @@ def test_a_baseline_is_a_value_in_which_blocks_differ_or_else_a_name(tmp_path):
 def test_the_same_run_twice_is_refused(tmp_path):
     for name in ("a", "b"):
         write_run(tmp_path / name, model_of("wide"), SCORES, seed=7)
-    with pytest.raises(UserError, match=r"a and .*b are the same .* 7; leave one of them out"):
+    with pytest.raises(
+        UserError, match=r"a and .*b are the same .* 7; leave one of them out"
+    ):
         groups_of(all_of(tmp_path))
 
 
 def test_of_several_wide_models_the_one_that_is_called_so(tmp_path):
     for name, lr in {"wide-lr_1": 0.001, "wide_b": 0.002, "f600k_wide": 0.003}.items():
-        write_run(tmp_path / name, model_of("wide"), SCORES, cell=name, optim={"lr": lr})
+        write_run(
+            tmp_path / name, model_of("wide"), SCORES, cell=name, optim={"lr": lr}
+        )
     runs = all_of(tmp_path)
     (group,) = groups_of(runs)
     assert group.wide is by_name(group)["f600k_wide"]
-    (group,) = groups_of([run for run in runs if run.settings.run.recipe != "f600k_wide"])
+    (group,) = groups_of(
+        [run for run in runs if run.settings.run.recipe != "f600k_wide"]
+    )
     assert (group.baselines, group.wide) == ((), None)
 
 
@@ -324,9 +397,14 @@ def test_a_table_that_lacks_the_baseline_has_no_tests(tmp_path):
     small, large = groups_of(all_of(tmp_path), ["f600k_wide"])
     assert large.baselines == (large.wide,)
     assert small.baselines == ()
-    assert "no tests: no configuration of --baseline is" in group_tables(small)[0].caption
+    assert (
+        "no tests: no configuration of --baseline is" in group_tables(small)[0].caption
+    )
     with pytest.raises(UserError, match="--pairs: 0 of 2 tables"):
         groups_of(all_of(tmp_path), pairs=[("dual", "f300k_wide")])
     small, large = groups_of(all_of(tmp_path), pairs=[("dual", "f600k_wide")])
-    assert "no tests: --pairs names configurations of another" in group_tables(small)[0].caption
+    assert (
+        "no tests: --pairs names configurations of another"
+        in group_tables(small)[0].caption
+    )
     assert "no tests" not in group_tables(large)[0].caption

@@ -44,7 +44,9 @@ def tab(chromium, tmp_path: Path):
     """The page, which asks for nothing and meets no error."""
     met: list[str] = []
     path = tmp_path / "index.html"
-    drawn = pictures({"quality": figure(), "curves": None}, {"quality": "a figure", "curves": ""})
+    drawn = pictures(
+        {"quality": figure(), "curves": None}, {"quality": "a figure", "curves": ""}
+    )
     path.write_text(page("runs", [terms([("runs", "<4>")]), tables([table()]), drawn]))
     context = chromium.new_context(offline=True)
     opened = context.new_page()
@@ -54,11 +56,15 @@ def tab(chromium, tmp_path: Path):
     opened.goto(path.as_uri())
     yield opened
     context.close()
-    assert {line for line in met if not line.startswith("data:")} == {path.as_uri()[:30]}
+    assert {line for line in met if not line.startswith("data:")} == {
+        path.as_uri()[:30]
+    }
 
 
 def column(tab) -> list[str]:
-    return tab.eval_on_selector_all("tbody td:first-child", "list => list.map(e => e.textContent)")
+    return tab.eval_on_selector_all(
+        "tbody td:first-child", "list => list.map(e => e.textContent)"
+    )
 
 
 def test_names_stand_literally_and_headings_sort_both_ways(tab):
@@ -78,15 +84,24 @@ def test_names_stand_literally_and_headings_sort_both_ways(tab):
     assert tab.get_attribute("th:nth-child(2)", "aria-sort") is None
 
 
-INKS = """svg => [svg.getAttribute("aria-label"), ...["fill", "background-color", "width"].map(
-  name => getComputedStyle(svg)[name]), getComputedStyle(document.body).color,
-  ...[...svg.querySelectorAll("path[clip-path]")].map(e => getComputedStyle(e).stroke)]"""
+INKS = """svg => [
+  svg.getAttribute("aria-label"),
+  ...["fill", "background-color", "width"].map(name => getComputedStyle(svg)[name]),
+  getComputedStyle(document.body).color,
+  ...[...svg.querySelectorAll("path[clip-path]")].map(
+    path => getComputedStyle(path).stroke
+  ),
+]"""
 
 
 def test_figures_take_the_ink_of_the_page_light_or_dark(tab):
     label, ink, ground, _, text_ink, *lines = tab.eval_on_selector("svg", INKS)
     assert label == "a figure"
-    assert (ink, ground, lines[-1]) == (text_ink, "rgba(0, 0, 0, 0)", "rgb(76, 140, 184)")
+    assert (ink, ground, lines[-1]) == (
+        text_ink,
+        "rgba(0, 0, 0, 0)",
+        "rgb(76, 140, 184)",
+    )
     tab.emulate_media(color_scheme="dark")
     _, dark_ink, _, _, text_ink, *lines = tab.eval_on_selector("svg", INKS)
     assert ink != dark_ink == text_ink
@@ -103,7 +118,9 @@ def test_a_wide_table_scrolls_in_its_box_beside_its_first_column(tab, width):
     assert cell["x"] == pytest.approx(box["x"], abs=2)
 
 
-def test_results_are_beside_the_names_on_a_phone_and_figures_in_two_columns(chromium, tmp_path):
+def test_results_are_beside_the_names_on_a_phone_and_figures_in_two_columns(
+    chromium, tmp_path
+):
     sweep = write_sweep(tmp_path / "sweep", ["wide", "loop_k2", "a50_k2"], range(2))
     assert main(["compare", str(sweep)]) == 0
     opened = chromium.new_page()
@@ -122,7 +139,9 @@ def test_results_are_beside_the_names_on_a_phone_and_figures_in_two_columns(chro
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Group:
     folder = tmp_path_factory.mktemp("made") / "sweep"
-    write_sweep(folder, ["wide", "loop_k2", "loop_k4", "a50_k2", "a50_k4", "a25_k4"], range(2))
+    write_sweep(
+        folder, ["wide", "loop_k2", "loop_k4", "a50_k2", "a50_k4", "a25_k4"], range(2)
+    )
     (made,) = groups_of([read_run(path) for path in find_folders([str(folder)])])
     return made
 
@@ -142,11 +161,17 @@ def test_quality_has_a_point_a_configuration_and_a_line_an_alpha(swept):
     }
     bars = [line.get_segments()[0][:, 1] for bar in ax.containers for line in bar[2]]
     errors = [c.standard_error("aggregate") for c in swept.configurations]
-    assert [high - low for low, high in bars] == pytest.approx([2 * error for error in errors])
+    assert [high - low for low, high in bars] == pytest.approx(
+        [2 * error for error in errors]
+    )
     lines = [line.get_xydata() for line in ax.lines if line.get_linestyle() == "-"]
     assert sorted(len(line) for line in lines) == [1, 2]  # a25 has one K
     assert {text.get_text() for text in ax.texts} == {"α 25", "α 50"}
-    assert [figures.COUNTS(value) for value in (719e6, 1.4e9, 0)] == ["719M", "1.4B", "0"]
+    assert [figures.COUNTS(value) for value in (719e6, 1.4e9, 0)] == [
+        "719M",
+        "1.4B",
+        "0",
+    ]
 
 
 def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
@@ -155,7 +180,9 @@ def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
     assert np.array_equal(ours[..., figures.TOKENS], theirs[..., figures.TOKENS])
     both = [c.scores["aggregate"] for c in (other, wide_model)]
     gaps = [both[0][seed] - both[1][seed] for seed in (0, 1)]
-    assert (ours - theirs)[..., figures.LOSS] == pytest.approx(np.array(gaps)[:, None].repeat(4, 1))
+    assert (ours - theirs)[..., figures.LOSS] == pytest.approx(
+        np.array(gaps)[:, None].repeat(4, 1)
+    )
     losses, gains, times = figures.curves([swept]).axes
     assert len(losses.lines) == len(times.lines) == len(swept.configurations)
     assert gains.lines[-2].get_ydata() == pytest.approx([np.mean(gaps)] * 4)
@@ -164,10 +191,16 @@ def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
     assert times.get_xlabel() == "measured minutes of training"
 
 
-@pytest.mark.parametrize(("kept", "steps"), [((1, 3), (20, 40)), ((0, 2), (10, 30)), ((), ())])
-def test_runs_that_logged_at_other_steps_share_some_or_have_no_line(tmp_path, kept, steps):
+@pytest.mark.parametrize(
+    ("kept", "steps"), [((1, 3), (20, 40)), ((0, 2), (10, 30)), ((), ())]
+)
+def test_runs_that_logged_at_other_steps_share_some_or_have_no_line(
+    tmp_path, kept, steps
+):
     scores = {"novels": 2.0, "peps": 2.0}
-    folders = [write_run(tmp_path / f"{n}", model_of("wide"), scores, seed=n) for n in range(2)]
+    folders = [
+        write_run(tmp_path / f"{n}", model_of("wide"), scores, seed=n) for n in range(2)
+    ]
     head, *rows = (folders[1] / "metrics.csv").read_text().splitlines(keepends=True)
     left = [rows[n] for n in kept] or [rows[0].replace("10,40960", "15,61440")]
     (folders[1] / "metrics.csv").write_text("".join([head, *left]))

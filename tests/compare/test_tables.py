@@ -1,4 +1,5 @@
-"""Differences, also at best rates, what is said of them, and the tables and CSV of a comparison."""
+"""Differences, also at best rates, what is said of them, and the tables and CSV of a
+comparison."""
 
 import csv
 import io
@@ -62,10 +63,13 @@ def test_the_variance_of_all_complete_configurations_is_behind_each_test():
 
 def test_what_lacks_seeds_is_tested_on_those_that_it_has():
     table = group(
-        wide(seeds(2.0, 2.1, 2.3)), configuration("a", seeds(1.9, 2.05, 2.2)),
-        configuration("b", seeds(1.95, 2.0, 2.21)), configuration("late", {1: 2.0, 2: 2.1}),
-        configuration("one", {2: 2.0}), configuration("none", {7: 2.0}),
-    )  # fmt: skip
+        wide(seeds(2.0, 2.1, 2.3)),
+        configuration("a", seeds(1.9, 2.05, 2.2)),
+        configuration("b", seeds(1.95, 2.0, 2.21)),
+        configuration("late", {1: 2.0, 2: 2.1}),
+        configuration("one", {2: 2.0}),
+        configuration("none", {7: 2.0}),
+    )
     rows = aggregate_of(differences_of([table]))
     assert [(rows[n].configurations, rows[n].seeds) for n in ("a", "b")] == [(3, 3)] * 2
     late = rows["late"]
@@ -75,12 +79,17 @@ def test_what_lacks_seeds_is_tested_on_those_that_it_has():
     assert rows["one"].verdict == "one seed, no test"
     assert rows["none"].verdict == "no seed in common, no test"
     assert math.isnan(rows["none"].difference)
-    assert all(math.isnan(rows["one"].__dict__[name]) for name in ("low", "high", "p", "p_holm"))
+    assert all(
+        math.isnan(rows["one"].__dict__[name])
+        for name in ("low", "high", "p", "p_holm")
+    )
 
 
 def test_two_baselines_are_one_pair_and_all_tests_are_corrected_together():
     rng = np.random.default_rng(2)
-    loop, dual = (configuration(name, seeds(*rng.normal(2, 0.01, 3))) for name in ("loop", "dual"))
+    loop, dual = (
+        configuration(name, seeds(*rng.normal(2, 0.01, 3))) for name in ("loop", "dual")
+    )
     control = wide(seeds(*rng.normal(2, 0.01, 3)))
     both = differences_of([group(control, loop, dual, baselines=(control, loop))])
     pairs = [(r.configuration, r.baseline) for r in both if r.measure == "aggregate"]
@@ -90,7 +99,9 @@ def test_two_baselines_are_one_pair_and_all_tests_are_corrected_together():
     alone = differences_of([group(control, loop, dual, baselines=(loop,))])
     by_pair = {(r.configuration, r.baseline, r.measure): r.p for r in alone}
     assert {key: by_pair[key] for key in by_pair if key[0] == "dual"} == {
-        (r.configuration, r.baseline, r.measure): r.p for r in both if r.baseline == "loop"
+        (r.configuration, r.baseline, r.measure): r.p
+        for r in both
+        if r.baseline == "loop"
     }
 
 
@@ -107,10 +118,14 @@ def test_the_correction_counts_each_test_of_all_groups_and_sets_once(sets):
     rng = np.random.default_rng(sets)
     scores = [[seeds(*rng.normal(2, 0.1, 3)) for _ in range(sets)] for _ in range(4)]
     groups = [
-        group(on_sets("wide", *a), on_sets("a", *b), name=name,
-              measures=(AGGREGATE, *map(str, range(sets))))
+        group(
+            on_sets("wide", *a),
+            on_sets("a", *b),
+            name=name,
+            measures=(AGGREGATE, *map(str, range(sets))),
+        )
         for name, a, b in (("first", *scores[:2]), ("second", *scores[2:]))
-    ]  # fmt: skip
+    ]
     rows = differences_of(groups)
     assert len(rows) == 2 * (1 if sets == 1 else 1 + sets)
     assert len({row.p for row in rows}) == len(rows)
@@ -125,11 +140,23 @@ def test_the_correction_counts_each_test_of_all_groups_and_sets_once(sets):
 
 def difference(**changes: float) -> Difference:
     fields = {
-        "group": "", "measure": "text", "configuration": "a", "baseline": "wide", "seeds": 3,
-        "difference": -0.1, "low": -0.2, "high": -0.05, "low_90": -0.19, "high_90": -0.06,
-        "test": BLOCKS, "configurations": 3,
-        "df": 4, "detectable": 0.1, "p": 0.01, "p_holm": 0.04,
-    }  # fmt: skip
+        "group": "",
+        "measure": "text",
+        "configuration": "a",
+        "baseline": "wide",
+        "seeds": 3,
+        "difference": -0.1,
+        "low": -0.2,
+        "high": -0.05,
+        "low_90": -0.19,
+        "high_90": -0.06,
+        "test": BLOCKS,
+        "configurations": 3,
+        "df": 4,
+        "detectable": 0.1,
+        "p": 0.01,
+        "p_holm": 0.04,
+    }
     return Difference(**(fields | changes))
 
 
@@ -148,7 +175,9 @@ def difference(**changes: float) -> Difference:
         (0.2, math.nan, math.nan, BLOCKS),
     ],
 )
-def test_a_verdict_tells_what_does_not_matter_from_what_is_undecided(margin, p, p_holm, verdict):
+def test_a_verdict_tells_what_does_not_matter_from_what_is_undecided(
+    margin, p, p_holm, verdict
+):
     row = difference(p=p, p_holm=p_holm, margin=margin)
     assert row.verdict == verdict
     turned = replace(row, difference=0.1, low=0.05, high=0.2, low_90=0.06, high_90=0.19)
@@ -165,8 +194,11 @@ def pairs_of(truth: dict[str, float], values_CS: np.ndarray) -> list[Difference]
 
 
 @pytest.mark.parametrize("first", [0.0, 9.0])
-def test_pairs_in_a_fixed_order_find_a_false_difference_one_time_in_twenty_in_all(first):
-    """Whether no pair differs, or all but the first. Noise of the seeds 5, of the runs 1."""
+def test_pairs_in_a_fixed_order_find_a_false_difference_one_time_in_twenty_in_all(
+    first,
+):
+    """Whether no pair differs, or all but the first. Noise of the seeds 5, of the runs
+    1."""
     rng, draws = np.random.default_rng(2), 1000
     truth = {"a": first, "b": 0.0, "c": 0.0, "d": 0.0}
     false, held, unlike = [], [], []
@@ -188,7 +220,9 @@ def test_a_difference_as_large_as_the_margin_is_taken_for_none_one_time_in_twent
     rng, draws = np.random.default_rng(3), 1000
     truth, same = {"a": 0.5, "b": 0.0}, 0
     for _ in range(draws):
-        (row,) = pairs_of(truth, rng.normal(0, 5, (1, 14)) + rng.normal(0, 0.3, (2, 14)))
+        (row,) = pairs_of(
+            truth, rng.normal(0, 5, (1, 14)) + rng.normal(0, 0.3, (2, 14))
+        )
         same += row.verdict in (SAME, "worse, by less than matters")
     assert same / draws == pytest.approx(0.05, abs=3 * math.sqrt(0.05 * 0.95 / draws))
 
@@ -211,8 +245,11 @@ def test_the_main_table_is_relative_to_the_wide_model():
     assert "active\nparams" not in rows[0]
     assert [row["params\n/wide"].text for row in rows] == ["1.00", "0.50", "0.50"]
     assert [row["time\n/wide"].text for row in rows] == ["1.00", "1.50", "1.00"]
-    assert [row["aggregate"].text for row in rows] == ["2.1000 ± 0.1000", "1.9500 ± 0.0500",
-                                                      "1.9700"]  # fmt: skip
+    assert [row["aggregate"].text for row in rows] == [
+        "2.1000 ± 0.1000",
+        "1.9500 ± 0.0500",
+        "1.9700",
+    ]
     assert [row["aggregate"].lowest for row in rows] == [False, True, False]
     (alone,) = group_tables(replace(TABLE, wide=None))
     assert [row["µs\n/token"].text for row in cells_of(alone)] == ["100", "150", "100"]
@@ -230,7 +267,9 @@ def test_the_csv_has_full_numbers_and_leaves_empty_what_a_group_has_not():
     scores = {"aggregate": {0: 1.0}, "C4": {0: 1.5}}
     single = replace(configuration("f80m_wide", {0: 1.0}), scores=scores)
     other = group(single, name="paper", measures=("aggregate", "C4"), wide=None)
-    rows = list(csv.DictReader(io.StringIO(format_csv(*records_of_groups([TABLE, other])))))
+    rows = list(
+        csv.DictReader(io.StringIO(format_csv(*records_of_groups([TABLE, other]))))
+    )
     assert [row["text"] for row in rows] == ["2.1", "1.95", "1.97", ""]
     assert [row["C4"] for row in rows] == ["", "", "", "1.5"]
     assert float(rows[0]["aggregate_standard_error"]) == pytest.approx(0.1)
@@ -238,11 +277,17 @@ def test_the_csv_has_full_numbers_and_leaves_empty_what_a_group_has_not():
 
 
 def test_bends_are_shown_where_rates_were_chosen_and_warned_of_where_they_differ_much():
-    for bends, warned in (((1.3, 10.1), True), ((10.1, 1.3), True), ((4.4, 40.0), False)):
+    for bends, warned in (
+        ((1.3, 10.1), True),
+        ((10.1, 1.3), True),
+        ((4.4, 40.0), False),
+    ):
         row = difference(bend=bends[0], bend_baseline=bends[1])
         (table,) = tables_of_tests([row], 1)
         assert cells_of(table)[0]["bends"].text == f"{bends[0]} and {bends[1]}"
-        assert ("WARNING: the bends of a less wide differ much" in table.caption) == warned
+        assert (
+            "WARNING: the bends of a less wide differ much" in table.caption
+        ) == warned
     (table,) = tables_of_tests([difference()], 1)
     assert "bends" not in cells_of(table)[0]
 
@@ -252,20 +297,28 @@ LOGS = np.log([1e-3, 2e-3, 4e-3, 8e-3])
 
 @settings(deadline=None)
 @given(st.floats(0.05, 0.95), st.floats(0.01, 1), st.floats(-2, 2))
-def test_a_parabola_over_log_rate_is_found_exactly_and_no_rate_beyond_the_tried(share, bend, low):
+def test_a_parabola_over_log_rate_is_found_exactly_and_no_rate_beyond_the_tried(
+    share, bend, low
+):
     place = LOGS[0] + share * (LOGS[-1] - LOGS[0])
     found, value, rise = lowest(LOGS, low + bend * (LOGS - place) ** 2)
-    assert (found, value) == (pytest.approx(place, abs=1e-9), pytest.approx(low, abs=1e-9))
+    assert (found, value) == (
+        pytest.approx(place, abs=1e-9),
+        pytest.approx(low, abs=1e-9),
+    )
     assert rise == pytest.approx(bend * np.log(2) ** 2)  # over one step of rates
     for edge, falling in ((0, LOGS), (-1, -LOGS)):
         assert lowest(LOGS, falling)[:2] == (LOGS[edge], falling[edge])
 
 
 def test_a_detectable_difference_is_found_four_times_in_five_and_90_in_100_are_held():
-    """Four rates, between which the curves bend by four standard errors; 14 seeds. A difference at
-    one rate alone would be found from 0.040 on: the parabola takes the noise of three."""
+    """Four rates, between which the curves bend by four standard errors; 14 seeds. A
+    difference at one rate alone would be found from 0.040 on: the parabola takes the
+    noise of three."""
     rng = np.random.default_rng(3)
-    curves = [0.04 * ((LOGS - LOGS.mean()) / np.log(2) - aside) ** 2 for aside in (-0.2, 0.2)]
+    curves = [
+        0.04 * ((LOGS - LOGS.mean()) / np.log(2) - aside) ** 2 for aside in (-0.2, 0.2)
+    ]
     found, held, detectable, size = [], [], [], 0.0364
     for _ in range(500):
         error = 0.01 * np.sqrt(rng.chisquare(91) / 91)
@@ -284,29 +337,42 @@ def test_a_detectable_difference_is_found_four_times_in_five_and_90_in_100_are_h
 
 @pytest.mark.parametrize(
     ("bends", "held", "passed", "unlike"),
-    [((0.1, 10), 0.86, 0.25, 0.96), ((1, 10), 0.93, 0.11, 0.88), ((0.1, 4), 0.88, 0.20, 0.5),
-     ((0.1, 0.1), 0.99, 0.01, 0), ((10, 10), 0.95, 0.05, 0)],
-)  # fmt: skip
+    [
+        ((0.1, 10), 0.86, 0.25, 0.96),
+        ((1, 10), 0.93, 0.11, 0.88),
+        ((0.1, 4), 0.88, 0.20, 0.5),
+        ((0.1, 0.1), 0.99, 0.01, 0),
+        ((10, 10), 0.95, 0.05, 0),
+    ],
+)
 def test_curves_that_bend_unlike_are_held_less_often_as_the_page_says_and_warned_of(
     bends, held, passed, unlike
 ):
-    """No true difference; bends in standard errors a step of rates. The flatter one looks better:
-    of four noisy means the lowest is too low."""
+    """No true difference; bends in standard errors a step of rates. The flatter one
+    looks better: of four noisy means the lowest is too low."""
     rng, steps = np.random.default_rng(5), (LOGS - LOGS.mean()) / np.log(2)
     rows = []
     while len(rows) < 500:
-        means = [b * (steps - rng.uniform(-0.5, 0.5)) ** 2 + rng.normal(size=4) for b in bends]
+        means = [
+            b * (steps - rng.uniform(-0.5, 0.5)) ** 2 + rng.normal(size=4)
+            for b in bends
+        ]
         if not any(mean.argmin() in (0, 3) for mean in means):  # an edge is not tested
             error = np.sqrt(rng.chisquare(91) / 91)
             arms = [(LOGS, mean) for mean in means]
             rows.append(resampled(*arms, error, 91, resamples=1000))
-    assert np.mean([r["low"] <= 0 <= r["high"] for r in rows]) == pytest.approx(held, abs=0.045)
-    # A flatter curve that is worse by the margin, wide as it is, has an interval moved as far.
+    assert np.mean([r["low"] <= 0 <= r["high"] for r in rows]) == pytest.approx(
+        held, abs=0.045
+    )
+    # A flatter curve that is worse by the margin, wide as it is, has an interval moved
+    # as far.
     assert np.mean([r["high_90"] < 0 for r in rows]) == pytest.approx(passed, abs=0.045)
     made = [difference(bend=r["bend"], bend_baseline=r["bend_baseline"]) for r in rows]
     assert np.mean([row.unlike for row in made]) == pytest.approx(unlike, abs=0.045)
     if bends[1] == 10:
-        assert np.median([r["bend_baseline"] for r in rows]) == pytest.approx(10.1, abs=0.3)
+        assert np.median([r["bend_baseline"] for r in rows]) == pytest.approx(
+            10.1, abs=0.3
+        )
     if bends[0] < bends[1]:
         assert -1.1 < np.mean([r["difference"] for r in rows]) < -0.3
 
@@ -317,10 +383,20 @@ def write_rates(folder, optima, tried=(1e-3, 2e-3, 4e-3, 8e-3), seeds=3):
     for lr in tried:
         for seed in range(seeds):
             for cell, (best, score) in optima.items():
-                value = score + 0.05 * np.log(lr / best) ** 2 + 0.01 * seed + rng.normal(0, 1e-4)
-                write_run(folder / f"{cell}-lr_{lr:g}/{seed}", models[cell],
-                          {"a": value, "b": value + 1}, cell=f"{cell}-lr_{lr:g}", seed=seed,
-                          optim={"lr": lr})  # fmt: skip
+                value = (
+                    score
+                    + 0.05 * np.log(lr / best) ** 2
+                    + 0.01 * seed
+                    + rng.normal(0, 1e-4)
+                )
+                write_run(
+                    folder / f"{cell}-lr_{lr:g}/{seed}",
+                    models[cell],
+                    {"a": value, "b": value + 1},
+                    cell=f"{cell}-lr_{lr:g}",
+                    seed=seed,
+                    optim={"lr": lr},
+                )
     return [read_run(path) for path in find_folders([str(folder)])]
 
 
@@ -328,15 +404,28 @@ def test_each_configuration_is_compared_at_its_own_best_rate(tmp_path):
     runs = write_rates(tmp_path, {"wide": (3e-3, 2.0), "dual": (1.5e-3, 1.9)})
     (group,) = groups_of(runs, best=True)
     assert [c.name for c in group.configurations] == ["wide", "dual"]
-    assert [c.best_rate for c in group.configurations] == pytest.approx([3e-3, 1.5e-3], rel=0.01)
-    assert [c.mean("a") for c in group.configurations] == pytest.approx([2.01, 1.91], abs=3e-4)
-    for c in group.configurations:  # the same parabola chooses the rate and gives the scores
+    assert [c.best_rate for c in group.configurations] == pytest.approx(
+        [3e-3, 1.5e-3], rel=0.01
+    )
+    assert [c.mean("a") for c in group.configurations] == pytest.approx(
+        [2.01, 1.91], abs=3e-4
+    )
+    # the same parabola chooses the rate and gives the scores
+    for c in group.configurations:
         means = [
-            np.mean([run.scores["aggregate"] for run in by.values()]) for by in c.frame.values()
+            np.mean([run.scores["aggregate"] for run in by.values()])
+            for by in c.frame.values()
         ]
-        assert c.mean("aggregate") == pytest.approx(float(lowest(LOGS, np.array(means))[1]), 1e-9)
+        assert c.mean("aggregate") == pytest.approx(
+            float(lowest(LOGS, np.array(means))[1]), 1e-9
+        )
     (row,) = differences_of([group])
-    assert (row.test, row.measure, row.configurations, row.df) == (BEST, "aggregate", 2, 14)
+    assert (row.test, row.measure, row.configurations, row.df) == (
+        BEST,
+        "aggregate",
+        2,
+        14,
+    )
     assert row.difference == pytest.approx(-0.1, abs=3e-4)
     assert row.low < row.difference < row.high < 0
     assert {run.settings.optim.lr for run in group.configurations[0].runs} == {4e-3}
@@ -347,18 +436,25 @@ def test_arms_of_unlike_numbers_of_seeds_are_tested_on_those_that_all_have(tmp_p
     arms = {"wide": (3e-3, 2.0), "dual": (1.5e-3, 1.9), "loop": (2.5e-3, 1.9)}
     runs = write_rates(tmp_path, arms, seeds=5)
     kept = [
-        run for run in runs
+        run
+        for run in runs
         if (run.seed, run.settings.model.block) != (4, "dual")
-        and (run.seed, run.settings.model.block, run.settings.optim.lr) != (3, "loop", 8e-3)
-    ]  # fmt: skip
+        and (run.seed, run.settings.model.block, run.settings.optim.lr)
+        != (3, "loop", 8e-3)
+    ]
     (group,) = groups_of(kept, best=True, pairs=[("dual", "wide"), ("loop", "dual")])
     rows = differences_of([group], margin=0.01)
-    assert [(row.seeds, row.df, row.test) for row in rows] == [(4, 21, BEST), (3, 22, BEST)]
+    assert [(row.seeds, row.df, row.test) for row in rows] == [
+        (4, 21, BEST),
+        (3, 22, BEST),
+    ]
     assert [row.verdict for row in rows] == ["better", "no difference that matters"]
 
 
 @pytest.mark.parametrize(("best", "other"), [(8e-3, "higher"), (1e-3, "lower")])
-def test_a_best_rate_at_either_edge_names_its_arm_which_alone_is_not_tested(tmp_path, best, other):
+def test_a_best_rate_at_either_edge_names_its_arm_which_alone_is_not_tested(
+    tmp_path, best, other
+):
     arms = {"wide": (3e-3, 2.0), "dual": (best, 1.9), "loop": (2e-3, 1.9)}
     (group,) = groups_of(write_rates(tmp_path, arms), best=True)
     by_name = {c.name: c for c in group.configurations}
@@ -371,14 +467,20 @@ def test_a_best_rate_at_either_edge_names_its_arm_which_alone_is_not_tested(tmp_
     assert rows["loop"].verdict == "better"
 
 
-def test_the_error_at_a_steep_best_rate_is_that_of_blocks_of_all_arms_and_students(tmp_path):
-    """A steep curve leaves no choice, and at a rate that was tried the parabola is its mean: blocks
-    at that rate, whose noise is that of all rates of all arms."""
+def test_the_error_at_a_steep_best_rate_is_that_of_blocks_of_all_arms_and_students(
+    tmp_path,
+):
+    """A steep curve leaves no choice, and at a rate that was tried the parabola is its
+    mean: blocks at that rate, whose noise is that of all rates of all arms."""
     arms = {"wide": (2e-3, 2.0), "dual": (2e-3, 1.9), "loop": (2e-3, 1.9)}
-    (group,) = groups_of(write_rates(tmp_path, arms, (1e-3, 2e-3, 4e-3), seeds=2), best=True)
+    (group,) = groups_of(
+        write_rates(tmp_path, arms, (1e-3, 2e-3, 4e-3), seeds=2), best=True
+    )
     row = next(row for row in differences_of([group]) if row.configuration == "dual")
     rows = [by for c in group.configurations for by in c.frame.values()]
-    spread = block_spread([[by[seed].scores["aggregate"] for seed in (0, 1)] for by in rows])
+    spread = block_spread(
+        [[by[seed].scores["aggregate"] for seed in (0, 1)] for by in rows]
+    )
     assert (row.df, row.configurations) == (spread.df, 3) == (8, 3)
     assert (row.high - row.low) / 2 == pytest.approx(spread.reach, rel=0.04)
     assert (row.high_90 - row.low_90) / 2 == pytest.approx(spread.reach_90, rel=0.04)

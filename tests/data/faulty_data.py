@@ -1,4 +1,5 @@
-"""Data folders and their manifests, what may be done to a folder, and what a message must be."""
+"""Data folders and their manifests, what may be done to a folder, and what a message
+must be."""
 
 import hashlib
 import json
@@ -96,11 +97,14 @@ def put(name: str, content: bytes) -> Damage:
 
 
 def cut(name: str) -> Damage:
-    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size // 2)
+    return lambda folder: os.truncate(
+        folder / name, (folder / name).stat().st_size // 2
+    )
 
 
 def edited(name: str, *path: Any) -> Damage:
-    """Sets the value at a path of keys in a JSON file: `edited(name, key, ..., value)`."""
+    """Sets the value at a path of keys in a JSON file: `edited(name, key, ...,
+    value)`."""
     *keys, last, value = path
 
     def damage(folder: Path) -> None:
@@ -124,7 +128,9 @@ def index_edited(*path: Any) -> Damage:
     return damage
 
 
-CHANGED = r"changed since it was prepared \(its sha256 differs\); copy the folder here again"
+CHANGED = (
+    r"changed since it was prepared \(its sha256 differs\); copy the folder here again"
+)
 
 
 # Manifests, which are right unless a test says otherwise
@@ -133,12 +139,19 @@ CHANGED = r"changed since it was prepared \(its sha256 differs\); copy the folde
 def source_count(name: str, **counts: Any) -> SourceCount:
     """Returns counts of a source `name`; those that are not given are zero."""
     unset = dict.fromkeys((field.name for field in fields(SourceCount)), 0)
-    known = {"name": name, "path": f"{name}.txt", "passes": 1.0, "rejected": {}, "faults": []}
+    known = {
+        "name": name,
+        "path": f"{name}.txt",
+        "passes": 1.0,
+        "rejected": {},
+        "faults": [],
+    }
     return SourceCount(**unset | known | {"read": counts.get("documents", 0)} | counts)
 
 
 def intact(manifest: Manifest, folder: Path) -> bool:
-    """Whether every byte of a data folder is as its manifest says; reads all of them."""
+    """Whether every byte of a data folder is as its manifest says; reads all of
+    them."""
     manifest.check_sizes(folder)
     manifest.check_tokenizer(folder)
     files = (*manifest.chunks, *manifest.beside)
@@ -152,18 +165,23 @@ def write_data_folder(
     chunk_tokens: int,
     **stated: Any,
 ) -> Manifest:
-    """Writes a data folder of these tokens, in chunks, as a preparation would, beside other files.
+    """Writes a data folder of these tokens, in chunks, as a preparation would, beside
+    other files.
 
     `stated` are further fields of the manifest, true or not.
     """
     tokens = np.asarray(ids, np.uint16)
     beside = [
-        StoredFile(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path))
+        StoredFile(
+            path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path)
+        )
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     ]
     journal = folder.with_name(f"{folder.name}-journal")
-    chunks, index = write_shards(folder, journal, np.uint16, chunk_tokens, [tokens], len(tokens))
+    chunks, index = write_shards(
+        folder, journal, np.uint16, chunk_tokens, [tokens], len(tokens)
+    )
     tokenizer.save(folder)
     counts = {"documents": 1, "tokens": len(tokens), "text_bytes": len(tokens)}
     content: dict[str, Any] = {

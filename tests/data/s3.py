@@ -20,10 +20,16 @@ CREDENTIALS = {
 
 @contextmanager
 def s3_server() -> Iterator[str]:
-    """Runs an empty S3 and yields its endpoint; skips the test where moto is not installed."""
-    server_module = pytest.importorskip("moto.server", reason="moto[server] is not installed")
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # or every request is a line on stderr
+    """Runs an empty S3 and yields its endpoint; skips the test where moto is not
+    installed."""
+    server_module = pytest.importorskip(
+        "moto.server", reason="moto[server] is not installed"
+    )
+    server = server_module.ThreadedMotoServer(
+        ip_address="127.0.0.1", port=0, verbose=False
+    )
+    # or every request is a line on stderr
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server.start()
     host, port = server.get_host_and_port()
     try:
@@ -41,7 +47,8 @@ def _client(endpoint: str) -> Any:
 
 @contextmanager
 def s3_bucket(endpoint: str, cache: Path) -> Iterator[Any]:
-    """Points boto3 and our cache there, makes s3://bucket anew and yields a boto3 client."""
+    """Points boto3 and our cache there, makes s3://bucket anew and yields a boto3
+    client."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in CREDENTIALS.items():
             patch.setenv(name, value)

@@ -1,13 +1,24 @@
 """Byte-level vocabularies that need no files."""
 
-from dualpath_cli.data.tokenizer import Tokenizer, byte_of_character, definition_from_gpt2_files
+from dualpath_cli.data.tokenizer import (
+    Tokenizer,
+    byte_of_character,
+    definition_from_gpt2_files,
+)
 
 
 def definition_with(merges: list[str]) -> dict:
-    """The 256 bytes, these merges (`"h e"`) and end-of-text, as a `tokenizer.json` holds them."""
-    tokens = [*byte_of_character(), *(m.replace(" ", "") for m in merges), "<|endoftext|>"]
+    """The 256 bytes, these merges (`"h e"`) and end-of-text, as a `tokenizer.json`
+    holds them."""
+    tokens = [
+        *byte_of_character(),
+        *(m.replace(" ", "") for m in merges),
+        "<|endoftext|>",
+    ]
     vocab = {token: id for id, token in enumerate(tokens)}
-    return definition_from_gpt2_files(vocab, "#version: 0.2\n" + "\n".join(merges) + "\n")
+    return definition_from_gpt2_files(
+        vocab, "#version: 0.2\n" + "\n".join(merges) + "\n"
+    )
 
 
 def tokenizer_with(merges: list[str]) -> Tokenizer:

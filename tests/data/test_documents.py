@@ -1,4 +1,5 @@
-"""Sources: every format gives the same texts, as a stream, and mistakes name their place."""
+"""Sources: every format gives the same texts, as a stream, and mistakes name their
+place."""
 
 import gzip
 import json
@@ -55,7 +56,9 @@ def test_a_plain_file_is_one_document_with_its_line_ends(tmp_path, name):
     assert list(read_documents(source)) == ["".join(TEXTS)]
 
 
-def test_a_folder_is_all_its_readable_files_in_order_and_markdown_describes_rows(tmp_path):
+def test_a_folder_is_all_its_readable_files_in_order_and_markdown_describes_rows(
+    tmp_path,
+):
     (tmp_path / "b").mkdir()
     write(tmp_path / "a.md", ["first"])
     write(tmp_path / "b" / "1.txt", ["second"])
@@ -68,7 +71,9 @@ def test_a_folder_is_all_its_readable_files_in_order_and_markdown_describes_rows
     assert list(read_documents(source)) == ["one", "two", "second"]
 
 
-def test_a_folder_and_a_glob_take_each_real_file_once_and_say_what_they_leave_out(tmp_path, capsys):
+def test_a_folder_and_a_glob_take_each_real_file_once_and_say_what_they_leave_out(
+    tmp_path, capsys
+):
     folder, elsewhere = tmp_path / "x", tmp_path / "elsewhere"
     for place in (folder / "b" / ".ipynb_checkpoints", elsewhere):
         place.mkdir(parents=True)
@@ -88,7 +93,10 @@ def test_a_folder_and_a_glob_take_each_real_file_once_and_say_what_they_leave_ou
     assert list(read_documents(parse_source(str(folder)))) == texts
     assert capsys.readouterr().err == f"left out of {folder}: {said}\n"
     assert list(read_documents(parse_source(f"x={folder}/**/*[nN]*"))) == texts
-    assert capsys.readouterr().err == f"left out of {folder}/**/*[nN]*: 1 no file, 1 linked again\n"
+    assert (
+        capsys.readouterr().err
+        == f"left out of {folder}/**/*[nN]*: 1 no file, 1 linked again\n"
+    )
 
 
 def test_of_many_kinds_that_are_left_out_ten_are_named(tmp_path, capsys):
@@ -104,7 +112,9 @@ def test_of_many_kinds_that_are_left_out_ten_are_named(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["a.json", "*.json", "**/*.json.gz"])
 def test_json_that_is_not_lines_is_refused_and_told_how_to_become_so(tmp_path, name):
     (tmp_path / "a.json").write_text('{"text": "row"}\n')
-    with pytest.raises(UserError, match=r"rename a \.json file to \.jsonl if each line"):
+    with pytest.raises(
+        UserError, match=r"rename a \.json file to \.jsonl if each line"
+    ):
         parse_source(f"x={tmp_path}/{name}")
 
 
@@ -131,8 +141,16 @@ def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("spec", "name", "texts"),
     [
         ("docs/a[1].txt", "a[1]", ["of a file"]),
-        ("notes=docs/**/*.rst", "notes", ["text of docs/b.rst\n", "text of docs/deep/a.rst\n"]),
-        ("docs/*.[jpr]*", "docs", ["text of docs/b.rst\n", "one", "two", "text of docs/x.py\n"]),
+        (
+            "notes=docs/**/*.rst",
+            "notes",
+            ["text of docs/b.rst\n", "text of docs/deep/a.rst\n"],
+        ),
+        (
+            "docs/*.[jpr]*",
+            "docs",
+            ["text of docs/b.rst\n", "one", "two", "text of docs/x.py\n"],
+        ),
     ],
 )
 def test_a_glob_takes_any_text_a_file_a_document(manual, spec, name, texts):
@@ -141,7 +159,9 @@ def test_a_glob_takes_any_text_a_file_a_document(manual, spec, name, texts):
     assert list(read_documents(source)) == texts
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor().compress])
+@pytest.mark.parametrize(
+    "compress", [gzip.compress, zstandard.ZstdCompressor().compress]
+)
 def test_files_of_several_compressed_parts_are_read_to_the_end(tmp_path, compress):
     suffix = ".gz" if compress is gzip.compress else ".zst"
     path = tmp_path / f"a.jsonl{suffix}"
@@ -150,12 +170,23 @@ def test_files_of_several_compressed_parts_are_read_to_the_end(tmp_path, compres
 
 
 RENDERED = [
-    ("gsm8k", {"question": "1+1?", "answer": "It is 2.\n#### 2"}, "1+1?", "It is 2.\n#### 2"),
-    *(("triviaqa", {"question": "Who?", "answer": answer}, "Who?", "Ada")
-      for answer in ("Ada", ["Ada", "A. L."], {"value": "Ada", "aliases": []})),
-    ("arc", {"query": "Question: Why?\nAnswer:", "choices": ["No.", "So."], "gold": 1},
-     "Why?", "So."),
-]  # fmt: skip
+    (
+        "gsm8k",
+        {"question": "1+1?", "answer": "It is 2.\n#### 2"},
+        "1+1?",
+        "It is 2.\n#### 2",
+    ),
+    *(
+        ("triviaqa", {"question": "Who?", "answer": answer}, "Who?", "Ada")
+        for answer in ("Ada", ["Ada", "A. L."], {"value": "Ada", "aliases": []})
+    ),
+    (
+        "arc",
+        {"query": "Question: Why?\nAnswer:", "choices": ["No.", "So."], "gold": 1},
+        "Why?",
+        "So.",
+    ),
+]
 
 
 @pytest.fixture(params=["rows.jsonl", "rows.parquet"])
@@ -174,6 +205,8 @@ def write_row(request, tmp_path) -> Callable[[dict], Path]:
 
 
 @pytest.mark.parametrize(("name", "row", "question", "answer"), RENDERED)
-def test_known_names_are_rendered_as_question_and_answer(write_row, name, row, question, answer):
+def test_known_names_are_rendered_as_question_and_answer(
+    write_row, name, row, question, answer
+):
     texts = list(read_documents(parse_source(f"{name}={write_row(row)}")))
     assert texts == [f"Question: {question}\nAnswer: {answer}"]

@@ -1,4 +1,5 @@
-"""Storage: objects read as files, and every trouble with a store as one line with a way out."""
+"""Storage: objects read as files, and every trouble with a store as one line with a way
+out."""
 
 import errno
 import hashlib
@@ -71,7 +72,9 @@ def test_one_file_is_copied_by_many_at_once(bucket):
     found = []
 
     def copy() -> None:
-        found.append(storage.local_copy("s3://bucket/large.jsonl").read_bytes() == content)
+        found.append(
+            storage.local_copy("s3://bucket/large.jsonl").read_bytes() == content
+        )
 
     threads = [threading.Thread(target=copy) for _ in range(6)]
     for thread in threads:
@@ -113,7 +116,8 @@ def test_a_connection_lost_in_the_middle_of_a_large_object_is_made_again(
     put(bucket, "large", content)
     sha256 = hashlib.sha256(content).hexdigest()
     monkeypatch.setattr(StreamingBody, "read", cut_once)
-    monkeypatch.setattr(s3fs.S3FileSystem, "default_block_size", 1 << 18)  # less than the object
+    # less than the object
+    monkeypatch.setattr(s3fs.S3FileSystem, "default_block_size", 1 << 18)
     s3fs.S3FileSystem.clear_instance_cache()
     storage.download("s3://bucket/large", tmp_path / "copy", sha256)
     s3fs.S3FileSystem.clear_instance_cache()
@@ -128,13 +132,19 @@ def test_errors_that_are_no_subclass_of_botocores_are_one_line(bucket, monkeypat
     from urllib3.exceptions import IncompleteRead
 
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
-    for error in (ClientPayloadError("cut"), IncompleteRead(1, 2), ResponseParserError("cut")):
+    for error in (
+        ClientPayloadError("cut"),
+        IncompleteRead(1, 2),
+        ResponseParserError("cut"),
+    ):
 
         async def fail(*_: Any, error: Exception = error) -> None:
             raise error
 
         monkeypatch.setattr("aiobotocore.client.AioBaseClient._make_api_call", fail)
-        with pytest.raises(UserError, match=f"^s3://bucket/a: {re.escape(str(error))}; check"):
+        with pytest.raises(
+            UserError, match=f"^s3://bucket/a: {re.escape(str(error))}; check"
+        ):
             storage.exists("s3://bucket/a")
 
 
@@ -145,7 +155,9 @@ def test_a_failing_disk_is_not_taken_for_a_failing_store(bucket, monkeypatch):
     put(bucket, "a", b"a")
     with monkeypatch.context() as patch:
         patch.setattr(storage.shutil, "copyfileobj", fail)
-        with pytest.raises(OSError, match=rf"{os.strerror(errno.EIO)}: '{storage.cache()}"):
+        with pytest.raises(
+            OSError, match=rf"{os.strerror(errno.EIO)}: '{storage.cache()}"
+        ):
             storage.local_copy("s3://bucket/a")
     monkeypatch.setattr("aiobotocore.client.AioBaseClient._make_api_call", unknown)
     with pytest.raises(UserError, match=r"s3://bucket/a: .*NewCode.*; check the name"):
@@ -156,7 +168,9 @@ def test_what_is_missing_is_not_there_and_a_bucket_or_store_that_is_not_is_one_l
     bucket, monkeypatch
 ):
     assert not storage.exists("s3://bucket/none")
-    with pytest.raises(UserError, match=r"'s3://bucket/none' has no manifest\.json; copy"):
+    with pytest.raises(
+        UserError, match=r"'s3://bucket/none' has no manifest\.json; copy"
+    ):
         Manifest.read("s3://bucket/none")
     ways = (storage.sizes, storage.exists, storage.local_copy)
 
@@ -178,7 +192,9 @@ def test_what_is_missing_is_not_there_and_a_bucket_or_store_that_is_not_is_one_l
 async def denied(self: Any, operation: str, *_: Any) -> None:
     from botocore.exceptions import ClientError
 
-    raise ClientError({"Error": {"Code": "AccessDenied", "Message": "Why.\nnot"}}, operation)
+    raise ClientError(
+        {"Error": {"Code": "AccessDenied", "Message": "Why.\nnot"}}, operation
+    )
 
 
 async def unknown(self: Any, operation: str, *_: Any) -> None:

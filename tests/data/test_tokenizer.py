@@ -41,7 +41,9 @@ TEXTS = st.text() | st.text(alphabet=" \n\t\r\u00a0a1,'é<|endoftext>", max_size
 
 @given(TEXTS)
 @example("a<|endoftext|>b <|endoftext|>")
-def test_nothing_of_a_text_is_lost_and_special_tokens_written_out_are_text(small, gpt2, text):
+def test_nothing_of_a_text_is_lost_and_special_tokens_written_out_are_text(
+    small, gpt2, text
+):
     for tokenizer in (small, gpt2):
         ids, sizes = tokenizer.encode(text), tokenizer.token_bytes()
         assert tokenizer.decode(ids) == text
@@ -57,15 +59,19 @@ def reference(gpt2_folder: Path) -> tokenizers.Tokenizer:
 
 
 def test_gpt2_ids_agree_around_every_character_of_unicode(gpt2, reference):
-    # The two libraries bring their own tables of what is a letter, a digit or a space. Beyond the
-    # first two planes there are ideographs and unassigned characters only.
-    characters = [chr(c) for c in range(0x20000) if unicodedata.category(chr(c)) != "Cs"]
+    # The two libraries bring their own tables of what is a letter, a digit or a space.
+    # Beyond the first two planes there are ideographs and unassigned characters only.
+    characters = [
+        chr(c) for c in range(0x20000) if unicodedata.category(chr(c)) != "Cs"
+    ]
     blocks = ["".join(f"a{c}b 1{c}" for c in characters[i::997]) for i in range(997)]
     for text, ids in zip(blocks, gpt2.encode_batch(blocks), strict=True):
         assert ids.tolist() == reference.encode(text, add_special_tokens=False).ids
 
 
-def test_batches_are_encoded_as_single_texts_are_also_by_a_saved_tokenizer(small, tmp_path):
+def test_batches_are_encoded_as_single_texts_are_also_by_a_saved_tokenizer(
+    small, tmp_path
+):
     texts = ["hello\n world", "", "hell é <|endoftext|>"]
     wanted = [small.encode(text) for text in texts]
     small.save(tmp_path)
@@ -76,14 +82,18 @@ def test_batches_are_encoded_as_single_texts_are_also_by_a_saved_tokenizer(small
         assert [ids.tolist() for ids in loaded.encode_batch(texts)] == wanted
 
 
-def test_every_way_to_gpt2_gives_the_same_tokenizer(gpt2, gpt2_folder, tmp_path, monkeypatch):
+def test_every_way_to_gpt2_gives_the_same_tokenizer(
+    gpt2, gpt2_folder, tmp_path, monkeypatch
+):
     cache, files, saved = (tmp_path / name for name in ("cache", "files", "saved"))
     for folder in (cache, files, saved):
         folder.mkdir()
     for name in ("vocab.json", "merges.txt"):
         shutil.copy(gpt2_folder / name, files)
     url = tokenizer_module._GPT2_MERGES_URL
-    shutil.copy(gpt2_folder / "merges.txt", cache / hashlib.sha1(url.encode()).hexdigest())
+    shutil.copy(
+        gpt2_folder / "merges.txt", cache / hashlib.sha1(url.encode()).hexdigest()
+    )
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(cache))
     from_files = Tokenizer.load(files)
     from_files.save(saved)
@@ -107,7 +117,9 @@ REFUSED = {
     "it marks parts of words": _set("model", "continuing_subword_prefix", to="##"),
     "does not give back the text": _set("pre_tokenizer", to={"type": "Whitespace"}),
     "changes the text": _set("normalizer", to={"type": "Lowercase"}),
-    "lacks 1 of the 256 bytes": lambda definition: definition["model"]["vocab"].pop("!"),
+    "lacks 1 of the 256 bytes": lambda definition: definition["model"]["vocab"].pop(
+        "!"
+    ),
     "does not give back": _set("pre_tokenizer", "add_prefix_space", to=True),
     "no special token is known to end a text": _set("added_tokens", to=[]),
     "id 1000000000 is above": _set("added_tokens", 0, "id", to=10**9),
@@ -123,25 +135,35 @@ def test_a_vocabulary_that_would_lose_text_is_refused(definition, reason):
     assert "\n" not in str(caught.value)
 
 
-def test_a_byte_that_texts_hardly_have_may_be_missing_and_a_text_with_it_is_refused(definition):
+def test_a_byte_that_texts_hardly_have_may_be_missing_and_a_text_with_it_is_refused(
+    definition,
+):
     characters = {byte: character for character, byte in byte_of_character().items()}
     for byte in (0x04, 0xC0, 0xF2, 0xFF):
         del definition["model"]["vocab"][characters[byte]]
     tokenizer = Tokenizer(definition, "mine")
     assert tokenizer.decode(tokenizer.encode("hello \U0001f600")) == "hello \U0001f600"
     for text, byte in (("a\x04", "0x04"), ("\U00080000", "0xF2")):
-        with pytest.raises(UserError, match=f"'mine': its vocabulary lacks the byte {byte}"):
+        with pytest.raises(
+            UserError, match=f"'mine': its vocabulary lacks the byte {byte}"
+        ):
             tokenizer.encode(text)
 
 
-def test_a_models_configuration_names_an_end_of_text_that_is_not_known(definition, tmp_path):
-    for id, name in enumerate(("<begin>", "<finis>"), max(definition["model"]["vocab"].values())):
+def test_a_models_configuration_names_an_end_of_text_that_is_not_known(
+    definition, tmp_path
+):
+    for id, name in enumerate(
+        ("<begin>", "<finis>"), max(definition["model"]["vocab"].values())
+    ):
         token = {"id": id + 10, "content": name, "special": True, "single_word": False}
         definition["added_tokens"].append(
             token | dict.fromkeys(("lstrip", "rstrip", "normalized"), False)
         )
     known = Tokenizer(definition)
-    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<finis>"}}')
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"eos_token": {"content": "<finis>"}}'
+    )
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
     loaded = Tokenizer.load(tmp_path)
     assert (loaded.eot_id, loaded.fingerprint) == (known.eot_id, known.fingerprint)
@@ -155,11 +177,18 @@ def test_a_models_configuration_names_an_end_of_text_that_is_not_known(definitio
     assert (saved.eot_id, saved.fingerprint) == (named.eot_id, named.fingerprint)
 
 
-def test_a_panic_of_the_library_is_one_line_and_an_interrupt_none(definition, monkeypatch):
+def test_a_panic_of_the_library_is_one_line_and_an_interrupt_none(
+    definition, monkeypatch
+):
     class PanicException(BaseException):  # named as pyo3's, which cannot be imported
         pass
 
-    for raised, expected in ((PanicException, UserError), (KeyboardInterrupt, KeyboardInterrupt)):
-        monkeypatch.setattr(Tokenizer, "encode", Mock(side_effect=raised("range end index")))
+    for raised, expected in (
+        (PanicException, UserError),
+        (KeyboardInterrupt, KeyboardInterrupt),
+    ):
+        monkeypatch.setattr(
+            Tokenizer, "encode", Mock(side_effect=raised("range end index"))
+        )
         with pytest.raises(expected, match="range end index"):
             Tokenizer(definition, "mine")

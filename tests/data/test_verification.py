@@ -1,4 +1,5 @@
-"""A data folder: what was prepared is found again; a chunk is read once, and after a change."""
+"""A data folder: what was prepared is found again; a chunk is read once, and after a
+change."""
 
 import os
 from pathlib import Path
@@ -77,7 +78,9 @@ def test_what_was_verified_before_ctrl_c_is_remembered(data, read, monkeypatch):
     assert set(read) == {"chunk-0-5.bin", "chunk-0-6.bin", "chunk-0-7.bin"}
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"chunks": {"chunk-0-0.bin": [1]}}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"chunks": {"chunk-0-0.bin": [1]}}', b"\xff"]
+)
 def test_a_damaged_memory_is_not_trusted(data, read, content):
     verify(data)
     (memory,) = verification.cache().glob("verified/*.json")
@@ -86,7 +89,9 @@ def test_a_damaged_memory_is_not_trusted(data, read, content):
     assert len(read) == 2 * CHUNKS
 
 
-def test_where_nothing_can_be_remembered_it_is_said(data, read, monkeypatch, tmp_path, capsys):
+def test_where_nothing_can_be_remembered_it_is_said(
+    data, read, monkeypatch, tmp_path, capsys
+):
     (tmp_path / "file").touch()
     monkeypatch.setenv("DUALPATH_CACHE", str(tmp_path / "file" / "cache"))
     for _ in range(2):

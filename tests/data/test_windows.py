@@ -38,34 +38,55 @@ documents = st.lists(st.text("hel lo", max_size=30), max_size=6)
 
 
 @given(documents, st.integers(1, 9))
-def test_every_token_is_scored_once_after_an_end_of_text_in_windows_of_one_document(texts, length):
+def test_every_token_is_scored_once_after_an_end_of_text_in_windows_of_one_document(
+    texts, length
+):
     windows, numbers = document_windows(texts, TOKENIZER, length)
     assert all(window[0] == TOKENIZER.eot_id for window in windows)
     assert all(2 <= len(window) <= length + 1 for window in windows)
     assert numbers == sorted(numbers)
     assert set(numbers) <= set(range(len(texts)))
     for number, text in enumerate(texts):
-        own = [w for w, document in zip(windows, numbers, strict=True) if document == number]
-        assert [token for window in own for token in window[1:]] == TOKENIZER.encode(text)
+        own = [
+            w
+            for w, document in zip(windows, numbers, strict=True)
+            if document == number
+        ]
+        assert [token for window in own for token in window[1:]] == TOKENIZER.encode(
+            text
+        )
         assert all(len(window) == length + 1 for window in own[:-1])
 
 
 @given(documents, st.integers(1, 9), st.integers(1, 40), st.integers(0, 3))
-def test_a_limit_draws_so_many_tokens_of_whole_windows_but_one(texts, length, limit, seed):
+def test_a_limit_draws_so_many_tokens_of_whole_windows_but_one(
+    texts, length, limit, seed
+):
     whole, owners = document_windows(texts, TOKENIZER, length)
     drawn, numbers = document_windows(texts, TOKENIZER, length, limit, seed)
     total = sum(len(window) - 1 for window in whole)
     assert sum(len(window) - 1 for window in drawn) == min(limit, total)
     # Each is a window of the text, in the text's order; one at most is cut short.
     assert numbers == sorted(numbers)
-    full = {(n, tuple(window.tolist())) for n, window in zip(owners, whole, strict=True)}
-    assert sum((n, tuple(w.tolist())) not in full for n, w in zip(numbers, drawn, strict=True)) <= 1
+    full = {
+        (n, tuple(window.tolist())) for n, window in zip(owners, whole, strict=True)
+    }
+    assert (
+        sum(
+            (n, tuple(w.tolist())) not in full
+            for n, w in zip(numbers, drawn, strict=True)
+        )
+        <= 1
+    )
     begin = {(n, window[:k]) for n, window in full for k in range(2, len(window) + 1)}
-    assert all((n, tuple(w.tolist())) in begin for n, w in zip(numbers, drawn, strict=True))
+    assert all(
+        (n, tuple(w.tolist())) in begin for n, w in zip(numbers, drawn, strict=True)
+    )
 
 
 def naive_documents(lengths: list[int], limit: int, seed: int) -> set[int]:
-    """The first documents in a random order that hold the tokens, a tenth of them each at most."""
+    """The first documents in a random order that hold the tokens, a tenth of them each
+    at most."""
     keys = np.random.default_rng((seed, 0)).random(len(lengths))
     chosen, held = set(), 0
     for number in np.argsort(keys):
@@ -75,7 +96,11 @@ def naive_documents(lengths: list[int], limit: int, seed: int) -> set[int]:
     return {number for number in chosen if lengths[number]}
 
 
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.integers(1, 60), st.integers(0, 9))
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=40),
+    st.integers(1, 60),
+    st.integers(0, 9),
+)
 def test_the_documents_are_the_first_in_a_random_order(lengths, limit, seed):
     texts = ["o" * length for length in lengths]  # a token each
     drawn = _drawn_documents(texts, TOKENIZER, limit, seed)
@@ -92,25 +117,37 @@ def test_a_long_first_document_is_not_the_whole_sample():
         windows, numbers = document_windows(texts, TOKENIZER, 10, 400, seed)
         assert sum(len(window) - 1 for window in windows) == 400
         assert len(set(numbers)) >= LEAST_DOCUMENTS
-        assert sum(len(w) - 1 for w, n in zip(windows, numbers, strict=True) if n == 0) <= 40
+        assert (
+            sum(len(w) - 1 for w, n in zip(windows, numbers, strict=True) if n == 0)
+            <= 40
+        )
         times[list(set(numbers))] += 1
-    # The short ones are drawn about equally often: no place in the file is better than another.
+    # The short ones are drawn about equally often: no place in the file is better than
+    # another.
     assert times[1:].min() > 0
     first, second = times[1:16].sum(), times[16:].sum()
     assert abs(first - second) < 5 * np.sqrt(first + second)
 
 
 @given(st.lists(st.integers(2, 20), min_size=1, max_size=9), st.integers(1, 8))
-def test_all_ranks_get_full_batches_and_padding_windows_score_nothing(lengths, multiple):
-    windows = Windows((np.ones(n, dtype=np.int64) for n in lengths), multiple_of=multiple)
+def test_all_ranks_get_full_batches_and_padding_windows_score_nothing(
+    lengths, multiple
+):
+    windows = Windows(
+        (np.ones(n, dtype=np.int64) for n in lengths), multiple_of=multiple
+    )
     assert len(windows) % multiple == 0
     assert windows.n_tokens == sum(lengths) - len(lengths)
     _, targets = collate([windows[i] for i in range(len(windows))])
     assert (targets != IGNORE).sum() == windows.n_tokens
 
 
-@given(st.lists(st.integers(2, 100), min_size=1, max_size=60), st.integers(1, 5), st.integers(1, 3))
-def test_batches_hold_each_window_once_in_order_and_no_more_positions_than_a_micro_batch(
+@given(
+    st.lists(st.integers(2, 100), min_size=1, max_size=60),
+    st.integers(1, 5),
+    st.integers(1, 3),
+)
+def test_batches_hold_each_window_once_in_order_and_no_more_than_a_micro_batch(
     lengths, micro_batch, ranks
 ):
     windows = Windows(
@@ -118,7 +155,9 @@ def test_batches_hold_each_window_once_in_order_and_no_more_positions_than_a_mic
     )
     longest = 99
     batches = windows.batches(micro_batch, longest, ranks)
-    assert [place for places in batches for place in places] == list(range(len(windows)))
+    assert [place for places in batches for place in places] == list(
+        range(len(windows))
+    )
     for number, places in enumerate(batches):
         shapes = {
             collate([windows[place] for place in places[rank::ranks]])[0].shape
@@ -136,15 +175,25 @@ def test_batches_hold_each_window_once_in_order_and_no_more_positions_than_a_mic
 def test_losses_do_not_depend_on_the_batch_that_a_window_is_in():
     torch.manual_seed(0)
     config = ModelConfig(
-        vocab_size=272, n_layers=2, d_model=16, n_heads=2, n_kv_heads=2, max_seq_len=100,
-        loops=2, d_ffn=24, d_ffn_wide=48, gain_init=0.0,
-    )  # fmt: skip
+        vocab_size=272,
+        n_layers=2,
+        d_model=16,
+        n_heads=2,
+        n_kv_heads=2,
+        max_seq_len=100,
+        loops=2,
+        d_ffn=24,
+        d_ffn_wide=48,
+        gain_init=0.0,
+    )
     model = DualPathLM(config).double()
     windows = [np.random.default_rng(n).integers(0, 256, n) for n in (5, 30, 90)]
     together = model(*collate(windows))
     longer = model(*collate(windows, last_is_input=True))
     for row, window in enumerate(windows):
-        alone = model(torch.from_numpy(window[None, :-1]), torch.from_numpy(window[None, 1:]))
+        alone = model(
+            torch.from_numpy(window[None, :-1]), torch.from_numpy(window[None, 1:])
+        )
         torch.testing.assert_close(together[row, : len(window) - 1], alone[0])
         torch.testing.assert_close(longer[row, : len(window) - 1], alone[0])
         assert together[row, len(window) - 1 :].eq(0).all()
@@ -163,7 +212,9 @@ def epoch(order: SampleOrder, number: int) -> list[tuple[int, int]]:
 
 
 @given(CHUNKS, SEEDS, st.integers(0, 5))
-def test_an_epoch_holds_every_block_once_and_each_chunk_whole(chunk_blocks, seed, number):
+def test_an_epoch_holds_every_block_once_and_each_chunk_whole(
+    chunk_blocks, seed, number
+):
     seen = epoch(SampleOrder(chunk_blocks, seed), number)
     of_chunk = [chunk for chunk, count in enumerate(chunk_blocks) for _ in range(count)]
     assert sorted(block for _, block in seen) == list(range(sum(chunk_blocks)))
@@ -220,14 +271,23 @@ def test_ranks_share_out_the_same_steps(data):
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "since", "passes"), [(256, 0, 1), (400, 0, 1.5), (319, 0, 1), (400, 2, 1)]
+    ("max_tokens", "since", "passes"),
+    [(256, 0, 1), (400, 0, 1.5), (319, 0, 1), (400, 2, 1)],
 )
-def test_an_epoch_is_as_many_sequences_as_the_chunks_have(max_tokens, since, passes, tmp_path):
-    manifest = write_data_folder(tmp_path / "data", [5] * 400, tokenizer_with(["h e"]), 100)
+def test_an_epoch_is_as_many_sequences_as_the_chunks_have(
+    max_tokens, since, passes, tmp_path
+):
+    manifest = write_data_folder(
+        tmp_path / "data", [5] * 400, tokenizer_with(["h e"]), 100
+    )
     assert len(Blocks(str(tmp_path / "data"), 65)) == 4
     run = {"max_tokens": max_tokens, "batch_tokens": 64}
     recipe = tiny_recipe(tmp_path, tmp_path) | {"run": run}
     settings = settings_from(merge(recipe, {"model": {"max_seq_len": 64}}))
     assert epochs(settings, manifest, since) == passes
-    with pytest.raises(UserError, match="epochs of the 4 seq") if passes > 1 else nullcontext():
+    with (
+        pytest.raises(UserError, match="epochs of the 4 seq")
+        if passes > 1
+        else nullcontext()
+    ):
         check_epochs(settings, manifest, since)

@@ -1,4 +1,5 @@
-"""Small vocabularies, requests to prepare, and a prepared folder's content, read plainly."""
+"""Small vocabularies, requests to prepare, and a prepared folder's content, read
+plainly."""
 
 import io
 import json
@@ -43,7 +44,8 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ask(small: Tokenizer, out: Path) -> Callable[..., Request]:
-    """`ask(data, **settings)`: a request for a tuple of sources, or for one, of a path or of texts.
+    """`ask(data, **settings)`: a request for a tuple of sources, or for one, of a path
+    or of texts.
 
     `settings` are fields of Preparation.
     """
@@ -59,7 +61,9 @@ def ask(small: Tokenizer, out: Path) -> Callable[..., Request]:
             data = write_jsonl(out.parent / "a.jsonl", data)
         sources = data if isinstance(data, tuple) else (source("a", data),)
         chosen = Preparation(sources, "given", **{"chunk_tokens": 64, **settings})
-        corpora = [find(s, out.parent / "downloads", "http://nowhere", None) for s in sources]
+        corpora = [
+            find(s, out.parent / "downloads", "http://nowhere", None) for s in sources
+        ]
         return Request(chosen, corpora, tokenizer, out, strict=strict)
 
     return asked
@@ -81,7 +85,9 @@ def source(name: str, path: Path | str, **settings: Any) -> SourceSettings:
     return SourceSettings(name, str(path), **settings)
 
 
-def write_jsonl(path: Path, texts: Iterable[str], ids: Iterable[str] | None = None) -> Path:
+def write_jsonl(
+    path: Path, texts: Iterable[str], ids: Iterable[str] | None = None
+) -> Path:
     rows = [{"text": text} for text in texts]
     if ids:
         rows = [{"id": id, **row} for id, row in zip(ids, rows, strict=True)]

@@ -1,4 +1,5 @@
-"""`dualpath prepare`, `prepare inspect` and `tokenizer`: what they write, say and find."""
+"""`dualpath prepare`, `prepare inspect` and `tokenizer`: what they write, say and
+find."""
 
 import dataclasses
 import json
@@ -35,7 +36,8 @@ def prepare(words: list[str]) -> int:
 
 
 def test_the_papers_recipe_has_tokens_for_its_training():
-    # 18,360 steps of 512 sequences, each a block of 4,097 tokens; every chunk loses a block.
+    # 18,360 steps of 512 sequences, each a block of 4,097 tokens; every chunk loses a
+    # block.
     settings = settings_from(read(find("paper", kind="data")))
     assert settings.tokens is not None
     chunks = settings.tokens // settings.chunk_tokens + 1
@@ -62,10 +64,12 @@ def test_a_source_is_named_by_itself_or_by_where_it_is(spec, name, path):
 
 
 SAMPLE = {
-    "chunk-0-0.bin": "cd35dc66d869", "tokenizer.json": "a4c8c70f11dd",
-    "val/arithmetic.jsonl": "6cd4b1a715df", "val/facts.jsonl": "88392f5fa258",
+    "chunk-0-0.bin": "cd35dc66d869",
+    "tokenizer.json": "a4c8c70f11dd",
+    "val/arithmetic.jsonl": "6cd4b1a715df",
+    "val/facts.jsonl": "88392f5fa258",
     "val/prose.jsonl": "a2aaad7594af",
-}  # fmt: skip
+}
 
 
 def test_the_sample_comes_with_tokenizer_and_held_out_texts(tmp_path, capsys):
@@ -73,7 +77,8 @@ def test_the_sample_comes_with_tokenizer_and_held_out_texts(tmp_path, capsys):
     assert prepare(["--source", "sample", "--out", str(out)]) == 0
     manifest = Manifest.read(out)
     assert intact(manifest, out)
-    assert manifest.fingerprint.startswith("bebe093e372f")  # documented numbers rest on it
+    # documented numbers rest on it
+    assert manifest.fingerprint.startswith("bebe093e372f")
     digests = {name: sha256_of(out / name)[:12] for name in SAMPLE}
     assert digests == SAMPLE
     assert {f"val/{path.name}" for path in (out / "val").iterdir()} < set(SAMPLE)
@@ -86,7 +91,9 @@ def test_options_win_over_the_recipe(tmp_path, small_folder):
     texts = [f"hello {n}" for n in range(9)]
     recipe = {
         "tokenizer": str(small_folder),
-        "sources": [{"name": "a", "path": str(write_jsonl(tmp_path / "a.jsonl", texts))}],
+        "sources": [
+            {"name": "a", "path": str(write_jsonl(tmp_path / "a.jsonl", texts))}
+        ],
         "seed": 1,
         "min_chars": 3,
     }
@@ -106,7 +113,8 @@ def test_what_was_left_out_and_what_is_missing_is_said(tmp_path, small_folder, c
     (tmp_path / "texts").mkdir()
     known = " ".join(f"word{n}" for n in range(8))
     write_jsonl(
-        tmp_path / "texts" / "a.jsonl", ["hello", "", "hello", "hell", f"x {known.upper()}"]
+        tmp_path / "texts" / "a.jsonl",
+        ["hello", "", "hello", "hell", f"x {known.upper()}"],
     )
     benchmark = write_jsonl(tmp_path / "benchmark.jsonl", [known, known[:-6], ""])
     (tmp_path / "texts" / "b.jsonl.gz").write_bytes(b"not gzip")
@@ -134,18 +142,42 @@ def test_evaluation_texts_that_no_document_can_be_compared_with_are_refused(
     write_jsonl(tmp_path / "a.jsonl", ["hello"])
     write_jsonl(tmp_path / "long.jsonl", ["one two three four five six seven eight"])
     write_jsonl(tmp_path / "short.jsonl", texts)
-    arguments = ["--source", str(tmp_path / "a.jsonl"), "--tokenizer", str(small_folder)]
-    arguments += ["--decontaminate", str(tmp_path / "long.jsonl"), str(tmp_path / "short.jsonl")]
+    arguments = [
+        "--source",
+        str(tmp_path / "a.jsonl"),
+        "--tokenizer",
+        str(small_folder),
+    ]
+    arguments += [
+        "--decontaminate",
+        str(tmp_path / "long.jsonl"),
+        str(tmp_path / "short.jsonl"),
+    ]
     assert prepare([*arguments, "--out", str(tmp_path / "out")]) == 2
-    said = f"short.jsonl' has no text to compare with (texts: {len(texts)} of fewer than 8 words)"
+    said = (
+        f"short.jsonl' has no text to compare with (texts: {len(texts)} of fewer than "
+        "8 words)"
+    )
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_share_that_holds_nothing_out_is_said(tmp_path, small_folder, capsys):
     write_jsonl(tmp_path / "a.jsonl", ["hello", "hell"])
-    arguments = ["--source", str(tmp_path / "a.jsonl"), "--tokenizer", str(small_folder)]
-    arguments += ["--val-fraction", "1e-9", "--workers", "1", "--out", str(tmp_path / "out")]
+    arguments = [
+        "--source",
+        str(tmp_path / "a.jsonl"),
+        "--tokenizer",
+        str(small_folder),
+    ]
+    arguments += [
+        "--val-fraction",
+        "1e-9",
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert prepare(arguments) == 0
     assert "warning: a: none of 2 documents is held out" in capsys.readouterr().err
 
@@ -183,11 +215,24 @@ def train(*sources: str, size: int = 400, out: str = "out", more: str = "") -> i
 
 
 def test_equal_texts_give_equal_bytes_which_a_preparation_takes(here, capsys):
-    assert train("prose.jsonl", "facts.jsonl") == train("prose.jsonl", "facts.jsonl", out="b") == 0
+    assert (
+        train("prose.jsonl", "facts.jsonl")
+        == train("prose.jsonl", "facts.jsonl", out="b")
+        == 0
+    )
     first, second = (Path(out, "tokenizer.json").read_bytes() for out in ("out", "b"))
     assert first == second
     assert Tokenizer.load("out").vocab_size == 400
-    words = ["--source", "prose.jsonl", "--tokenizer", "out", "--out", "data", "--workers", "1"]
+    words = [
+        "--source",
+        "prose.jsonl",
+        "--tokenizer",
+        "out",
+        "--out",
+        "data",
+        "--workers",
+        "1",
+    ]
     assert main(["prepare", *words]) == 0
     assert Manifest.read("data").tokenizer == Tokenizer.load("out").fingerprint
     assert "out/tokenizer.json: 400 entries, fingerprint" in capsys.readouterr().out
@@ -204,14 +249,17 @@ def test_another_tokenizer_is_replaced_only_when_told(here, capsys):
     assert train("prose.jsonl", "facts.jsonl", out="b") == 0
     assert Tokenizer.load("out").fingerprint != Tokenizer.load("b").fingerprint
     tokens = sum(
-        len(ids) for ids in Tokenizer.load("b").encode_batch(sample.documents("prose")[:100])
+        len(ids)
+        for ids in Tokenizer.load("b").encode_batch(sample.documents("prose")[:100])
     )
     size = sum(len(text.encode()) for text in sample.documents("prose")[:100])
     assert re.search(rf"prose .* {size / (tokens + 100):.2f} ", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("letters", ["ACGT", "#-+=", "aé日ü"])
-def test_a_word_of_any_length_is_cut_for_training_and_said(here, capsys, letters, monkeypatch):
+def test_a_word_of_any_length_is_cut_for_training_and_said(
+    here, capsys, letters, monkeypatch
+):
     word = "".join(random.Random(0).choices(letters, k=1 << 18))
     write_jsonl(Path("long.jsonl"), [f"some {word} words", "some words"])
     given: list[str] = []
@@ -231,8 +279,14 @@ def test_a_word_of_any_length_is_cut_for_training_and_said(here, capsys, letters
 def test_the_texts_may_be_in_another_field(here, capsys):
     rows = Path("prose.jsonl").read_text().replace('{"text":', '{"content":')
     Path("other.jsonl").write_text(rows)
-    assert train("prose.jsonl") == train("other.jsonl", out="b", more="--field content") == 0
-    assert Path("out/tokenizer.json").read_bytes() == Path("b/tokenizer.json").read_bytes()
+    assert (
+        train("prose.jsonl")
+        == train("other.jsonl", out="b", more="--field content")
+        == 0
+    )
+    assert (
+        Path("out/tokenizer.json").read_bytes() == Path("b/tokenizer.json").read_bytes()
+    )
     assert train("other.jsonl", out="c") == 2
     assert "no field 'text'" in capsys.readouterr().err
 
@@ -243,10 +297,16 @@ def test_ordinary_texts_are_trained_on_uncut(here):
     assert Path("out/tokenizer.json").read_text() == expected
 
 
-# Inspection: what changed since a folder was prepared is named, and what it says is true
+# Inspection: what changed since a folder was prepared is named, and what it says is
+# true
 
 
-TEXTS = ["hello world", "Ünï 日本 \U0001f600\n", "[bold]hell[/bold]\x1b[31m :smile:", "x" * 900]
+TEXTS = [
+    "hello world",
+    "Ünï 日本 \U0001f600\n",
+    "[bold]hell[/bold]\x1b[31m :smile:",
+    "x" * 900,
+]
 TEXTS += [f"{n} hello" * n for n in range(1, 11)]
 UNVERIFIED = {"request", "settings"}
 UNVERIFIED_OF_A_SOURCE = {"name", "path", "passes", "normalised", "faults"}
@@ -261,8 +321,16 @@ def original(small: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path
         (folder / name).write_bytes(name.encode())
     ids = [id for text in TEXTS for id in [*small.encode(text), small.eot_id]]
     made = {"tokens": len(ids), "text_bytes": 999}
-    left_out = {"rejected": {"too short": 3}, "exact_duplicates": 2, "near_duplicates": 4}
-    left_out |= {"unused": 1, "validation": 1, "faults": ["b.jsonl.gz: cut off [at 12]"]}
+    left_out = {
+        "rejected": {"too short": 3},
+        "exact_duplicates": 2,
+        "near_duplicates": 4,
+    }
+    left_out |= {
+        "unused": 1,
+        "validation": 1,
+        "faults": ["b.jsonl.gz: cut off [at 12]"],
+    }
     count = source_count("novels [a]", read=25, documents=14, **left_out, **made)
     write_data_folder(folder, ids, small, 300, **made, documents=14, sources=[count])
     return folder
@@ -290,7 +358,9 @@ def problem_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_flipped_byte_of_any_file_is_found_and_named(original, capsys):
-    names = sorted(p.relative_to(original).as_posix() for p in original.rglob("*") if p.is_file())
+    names = sorted(
+        p.relative_to(original).as_posix() for p in original.rglob("*") if p.is_file()
+    )
     names.remove("manifest.json")
     names.remove("tokenizer.json")
     assert {"index.json", "val/a.jsonl", "chunk-0-0.bin", "chunk-0-3.bin"} < set(names)
@@ -305,7 +375,9 @@ def test_a_flipped_byte_of_any_file_is_found_and_named(original, capsys):
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), mask=st.integers(1, 255))
-def test_a_flipped_byte_of_the_manifest_is_found_unless_nothing_can_tell(original, data, mask):
+def test_a_flipped_byte_of_the_manifest_is_found_unless_nothing_can_tell(
+    original, data, mask
+):
     from data_prep.inspection import Inspect, run
 
     path = original / "manifest.json"
@@ -320,7 +392,9 @@ def test_a_flipped_byte_of_the_manifest_is_found_unless_nothing_can_tell(origina
         # By which reason documents were rejected is not known either, only how many.
         for source in sources:
             source["rejected"] = list(source["rejected"].values())
-        return {key: manifest[key] for key in manifest if key not in UNVERIFIED}, sources
+        return {
+            key: manifest[key] for key in manifest if key not in UNVERIFIED
+        }, sources
 
     try:
         flip(path, data.draw(st.integers(0, len(before) - 1)), mask)
@@ -337,34 +411,51 @@ def test_a_flipped_byte_of_the_manifest_is_found_unless_nothing_can_tell(origina
         path.write_bytes(before)
 
 
-@pytest.mark.parametrize(("change", "problem"), [
-    (lambda m: {"documents": 16}, "16 documents, but 14 in the chunks"),
-    (lambda m: {"tokens": 9}, r"9 tokens, but [\d,]+ in the chunks"),
-    (lambda m: {"text_bytes": 9}, r"text_bytes is 9, but 999 in its sources"),
-    (lambda m: {"sources": [dataclasses.replace(m.sources[0], unused=5)]},
-     r"25 documents of 'novels \[a\]' were read, but 29 are accounted for"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda m: {"documents": 16}, "16 documents, but 14 in the chunks"),
+        (lambda m: {"tokens": 9}, r"9 tokens, but [\d,]+ in the chunks"),
+        (lambda m: {"text_bytes": 9}, r"text_bytes is 9, but 999 in its sources"),
+        (
+            lambda m: {"sources": [dataclasses.replace(m.sources[0], unused=5)]},
+            r"25 documents of 'novels \[a\]' were read, but 29 are accounted for",
+        ),
+    ],
+)
 def test_counts_that_do_not_add_up_are_named(folder, capsys, change, problem):
     manifest = Manifest.read(folder)
     dataclasses.replace(manifest, **change(manifest)).write(folder)
     assert re.search(f"{folder}/manifest.json: {problem};", problem_of(folder, capsys))
 
 
-def test_the_report_says_what_became_of_the_documents_and_shows_them(original, small, capsys):
+def test_the_report_says_what_became_of_the_documents_and_shows_them(
+    original, small, capsys
+):
     assert prepare(["inspect", str(original), "--samples", "99"]) == 0
     out = capsys.readouterr().out
     rows = [" ".join(line.split()) for line in out.splitlines()]
     for expected in (
-        "novels [a]", "share of tokens 100.0%", "passes 1.00", "read 25", "written 14",
-        "validation 1", "exact duplicates 2", "near duplicates 4", "unused 1", "too short 3",
+        "novels [a]",
+        "share of tokens 100.0%",
+        "passes 1.00",
+        "read 25",
+        "written 14",
+        "validation 1",
+        "exact duplicates 2",
+        "near duplicates 4",
+        "unused 1",
+        "too short 3",
         "fault of novels [a]: b.jsonl.gz: cut off [at 12]",
-    ):  # fmt: skip
+    ):
         assert expected in rows
     lengths = [len(small.encode(text)) + 1 for text in TEXTS]
     median, mean = np.median(lengths), np.mean(lengths)
     assert f"median {median:,.1f}, mean {mean:,.1f}, " in out
     assert f"most {max(lengths)}\n" in out
-    shown = re.findall(r"document (\d+) of 14, (\d+) tokens from token ([\d,]+) on:", out)
+    shown = re.findall(
+        r"document (\d+) of 14, (\d+) tokens from token ([\d,]+) on:", out
+    )
     starts = [f"{start:,}" for start in np.cumsum([0, *lengths[:-1]])]
     assert shown == [
         (str(n), str(length), start)

@@ -1,4 +1,5 @@
-"""Corpora of a server: of Nemotron-CC and of the hub the right files, in a lasting order.
+"""Corpora of a server: of Nemotron-CC and of the hub the right files, in a lasting
+order.
 
 As many are taken as needed; of a dataset those that a path names, by the right token.
 """
@@ -26,9 +27,11 @@ from tests.data_prep.web import Fault, Web
 ROOT = "contrib/Nemotron/Nemotron-CC/data-jsonl"
 LIST = f"/{ROOT}.paths.gz"
 FOLDERS = [
-    "quality=high/kind=actual/kind2=actual", "quality=high/kind=synthetic/kind2=distill",
-    "quality=medium/kind=actual/kind2=actual", "quality=low/kind=synthetic/kind2=wrap_medium",
-]  # fmt: skip
+    "quality=high/kind=actual/kind2=actual",
+    "quality=high/kind=synthetic/kind2=distill",
+    "quality=medium/kind=actual/kind2=actual",
+    "quality=low/kind=synthetic/kind2=wrap_medium",
+]
 SNAPSHOTS = [f"CC-MAIN-20{year}-{week}" for year in range(13, 23) for week in (10, 20)]
 PATHS = [
     f"{ROOT}/{folder}/{snapshot}-part-{part:05}.jsonl.zstd"
@@ -43,7 +46,9 @@ def texts_in(path: str) -> list[str]:
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(download, "FIRST_WAIT_SECONDS", 0.01)
-    with Web({LIST: gzip.compress("".join(f"{path}\n" for path in PATHS).encode())}) as web:
+    with Web(
+        {LIST: gzip.compress("".join(f"{path}\n" for path in PATHS).encode())}
+    ) as web:
         yield web
 
 
@@ -56,37 +61,51 @@ def web(monkeypatch: pytest.MonkeyPatch):
         ("quality=medium/", FOLDERS[2:3]),
     ],
 )
-def test_a_selection_takes_whole_components_in_any_order(web, tmp_path, selection, folders):
+def test_a_selection_takes_whole_components_in_any_order(
+    web, tmp_path, selection, folders
+):
     expected = [
-        f"{web.url}/{path}" for path in PATHS if path.rpartition("/")[0].endswith(tuple(folders))
+        f"{web.url}/{path}"
+        for path in PATHS
+        if path.rpartition("/")[0].endswith(tuple(folders))
     ]
     found = [file.url for file in nemotron_files(selection, f"{web.url}/", tmp_path)]
     assert sorted(found) == sorted(expected)
     assert len(found) == 100 * len(folders)
 
 
-def test_the_order_depends_on_the_paths_alone_and_spreads_over_the_snapshots(web, tmp_path):
+def test_the_order_depends_on_the_paths_alone_and_spreads_over_the_snapshots(
+    web, tmp_path
+):
     everything = [file.name for file in nemotron_files("", web.url, tmp_path)]
     high = [file.name for file in nemotron_files("quality=high", web.url, tmp_path)]
     assert len(web.requests) == 1, "the list is fetched once"
     assert high == [name for name in everything if "quality=high/" in name]
     assert len({name.split("/")[-1].split("-part-")[0] for name in high[:20]}) >= 10
     web.files[LIST] = gzip.compress("\n".join(reversed(PATHS)).encode())
-    assert [file.name for file in nemotron_files("", web.url, tmp_path / "b")] == everything
+    assert [
+        file.name for file in nemotron_files("", web.url, tmp_path / "b")
+    ] == everything
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        b"<html>log in</html>", gzip.compress(b"a/b\n"), b"\x1f\x8b",
+        b"<html>log in</html>",
+        gzip.compress(b"a/b\n"),
+        b"\x1f\x8b",
         gzip.compress(f"{PATHS[0]}\n".encode() * 2000),
     ],
     ids=["page", "no corpus", "cut", "too long when decompressed"],
-)  # fmt: skip
-def test_a_list_that_is_none_is_refused_and_fetched_again(web, tmp_path, content, monkeypatch):
+)
+def test_a_list_that_is_none_is_refused_and_fetched_again(
+    web, tmp_path, content, monkeypatch
+):
     monkeypatch.setattr(corpora, "MOST_LIST_BYTES", 10**5)
     good, web.files[LIST] = web.files[LIST], content
-    with pytest.raises(UserError, match=f"mirror '{web.url}'.* is not a gzipped list of paths"):
+    with pytest.raises(
+        UserError, match=f"mirror '{web.url}'.* is not a gzipped list of paths"
+    ):
         nemotron_files("", web.url, tmp_path)
     web.files[LIST] = good
     assert len(nemotron_files("", web.url, tmp_path)) == len(PATHS)
@@ -95,14 +114,17 @@ def test_a_list_that_is_none_is_refused_and_fetched_again(web, tmp_path, content
 def test_a_list_without_end_is_refused(web, tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "MOST_LIST_BYTES", 10**5)
     web.fallback = Fault(endless=True)
-    with pytest.raises(UserError, match=f"mirror '{web.url}': .* more than the 100,000 bytes"):
+    with pytest.raises(
+        UserError, match=f"mirror '{web.url}': .* more than the 100,000 bytes"
+    ):
         nemotron_files("", web.url, tmp_path)
     assert not list(tmp_path.rglob("*.gz*"))
 
 
 @pytest.fixture
 def order(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Paths of the default selection in the order in which they are taken; they are there."""
+    """Paths of the default selection in the order in which they are taken; they are
+    there."""
     files = nemotron_files("quality=high/kind=actual", web.url, tmp_path / "downloads")
     paths = [file.url.removeprefix(web.url) for file in files]
     for path in paths[:9]:
@@ -117,8 +139,25 @@ def run(web: Web, order: list[str], small_folder: Path, tmp_path: Path):
     """Prepares from the server into tmp_path / NAME."""
 
     def prepare(name: str, *options: str) -> int:
-        words = ["--source", "nemotron-cc", "--mirror", web.url, "--tokenizer", str(small_folder)]
-        return main(["prepare", *words, "--workers", "1", "--out", str(tmp_path / name), *options])
+        words = [
+            "--source",
+            "nemotron-cc",
+            "--mirror",
+            web.url,
+            "--tokenizer",
+            str(small_folder),
+        ]
+        return main(
+            [
+                "prepare",
+                *words,
+                "--workers",
+                "1",
+                "--out",
+                str(tmp_path / name),
+                *options,
+            ]
+        )
 
     return prepare
 
@@ -129,7 +168,9 @@ def test_as_many_files_are_taken_as_asked_for_or_as_the_tokens_need(
     assert run("one") == 0
     assert sorted(texts_of(tmp_path / "one")) == sorted(texts_in(order[0]))
     assert run("two", "--num-files", "2") == 0
-    assert sorted(texts_of(tmp_path / "two")) == sorted([*texts_in(order[0]), *texts_in(order[1])])
+    assert sorted(texts_of(tmp_path / "two")) == sorted(
+        [*texts_in(order[0]), *texts_in(order[1])]
+    )
     # The first file was here already; the others were never asked for.
     assert [web.asked(path) for path in order] == [1, 1] + [0] * 7
     a_file = Manifest.read(tmp_path / "one").tokens
@@ -166,7 +207,9 @@ def test_a_server_that_stays_away_stops_the_run_and_a_missing_file_is_passed_ove
     assert run("out", "--num-files", "3", "--overwrite") == 0
     assert len(texts_of(tmp_path / "out")) == 60
     del web.files[order[2]]
-    (tmp_path / "downloads" / "nemotron-cc" / order[2].removeprefix(f"/{ROOT}/")).unlink()
+    (
+        tmp_path / "downloads" / "nemotron-cc" / order[2].removeprefix(f"/{ROOT}/")
+    ).unlink()
     assert run("strict", "--num-files", "3", "--strict") == 2
     assert "404" in capsys.readouterr().err
 
@@ -195,9 +238,14 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 INFO = f"/api/datasets/{DATASET}"
 CHECK = f"{INFO}/auth-check"
 TREE = [
-    "README.md", ".gitattributes", "data/one/train-00000.parquet", "data/one/train-00001.parquet",
-    "data/one/test-00000.parquet", "data/two/deep/a b.jsonl.zst", "data/two/c.jsonl",
-]  # fmt: skip
+    "README.md",
+    ".gitattributes",
+    "data/one/train-00000.parquet",
+    "data/one/train-00001.parquet",
+    "data/one/test-00000.parquet",
+    "data/two/deep/a b.jsonl.zst",
+    "data/two/c.jsonl",
+]
 
 
 class Hub(Web):
@@ -205,12 +253,21 @@ class Hub(Web):
 
     def lay_out(self, gated: str | bool = False) -> None:
         info = {"id": DATASET, "sha": SHA, "gated": gated}
-        folders = {str(folder) for path in TREE for folder in PurePosixPath(path).parents}
-        tree = [{"type": "directory", "path": f, "oid": "0" * 40} for f in folders - {"."}]
+        folders = {
+            str(folder) for path in TREE for folder in PurePosixPath(path).parents
+        }
+        tree = [
+            {"type": "directory", "path": f, "oid": "0" * 40} for f in folders - {"."}
+        ]
         for path in TREE:
             content = f"content of {path}".encode()
             self.files[f"/datasets/{DATASET}/resolve/{SHA}/{path}"] = content
-            entry = {"type": "file", "path": path, "size": len(content), "oid": "0" * 40}
+            entry = {
+                "type": "file",
+                "path": path,
+                "size": len(content),
+                "oid": "0" * 40,
+            }
             if not path.endswith((".jsonl", ".md")):
                 sha256 = hashlib.sha256(content).hexdigest()
                 entry["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 134}
@@ -247,7 +304,9 @@ def test_files_are_pinned_to_a_commit_with_their_sizes_and_hashes(hub, tmp_path)
         content = f"content of {path}".encode()
         assert file.url == f"{hub.url}/datasets/{DATASET}/resolve/{SHA}/{quote(path)}"
         assert file.name == f"huggingface/{DATASET}/{SHA[:12]}/{path}"
-        sha256 = None if path.endswith(".jsonl") else hashlib.sha256(content).hexdigest()
+        sha256 = (
+            None if path.endswith(".jsonl") else hashlib.sha256(content).hexdigest()
+        )
         assert (file.size, file.sha256, file.token) == (len(content), sha256, None)
         assert Downloads(tmp_path).get(file).read_bytes() == content
 
@@ -289,17 +348,23 @@ def test_a_dataset_whose_list_of_pages_never_ends_is_refused(hub, page, monkeypa
     monkeypatch.setattr(corpora, "MOST_FILES", 30)
     monkeypatch.setattr(corpora, "LIST_SECONDS", 1.0)
     tree = f"{INFO}/tree/{SHA}"
-    entries = [{"type": "file", "path": path, "size": 1, "oid": "0" * 40} for path in page]
+    entries = [
+        {"type": "file", "path": path, "size": 1, "oid": "0" * 40} for path in page
+    ]
     hub.files[tree] = json.dumps(entries).encode()
     hub.fallback = Fault(headers={"Link": f'<{hub.url}{tree}?cursor=2>; rel="next"'})
     hub.faults.clear()
     bound = "has more than 30 entries" if page else "takes more than 1 s"
-    with pytest.raises(UserError, match=f"dataset '{DATASET}': its list of files at .* {bound}"):
+    with pytest.raises(
+        UserError, match=f"dataset '{DATASET}': its list of files at .* {bound}"
+    ):
         found("")
 
 
 @pytest.mark.parametrize("token", ["hf_mine", None, "hf_other"])
-def test_a_gated_dataset_needs_a_token_with_access_or_says_what_to_do(hub, monkeypatch, token):
+def test_a_gated_dataset_needs_a_token_with_access_or_says_what_to_do(
+    hub, monkeypatch, token
+):
     hub.lay_out(gated="auto")
     hub.tokens[CHECK] = "hf_mine"
     if token:
@@ -311,7 +376,11 @@ def test_a_gated_dataset_needs_a_token_with_access_or_says_what_to_do(hub, monke
         found("/data")
     message = str(caught.value)
     answer = f"answered {403 if token else 401}"
-    for part in (answer, f"at {hub.url}/datasets/{DATASET}, accept its terms", "hf auth login"):
+    for part in (
+        answer,
+        f"at {hub.url}/datasets/{DATASET}, accept its terms",
+        "hf auth login",
+    ):
         assert part in message
     assert "\n" not in message
     assert "hf_other" not in message

@@ -1,4 +1,5 @@
-"""Downloads: the right bytes or no file, whatever the server, the line and the process do."""
+"""Downloads: the right bytes or no file, whatever the server, the line and the process
+do."""
 
 import errno
 import os
@@ -37,7 +38,8 @@ def web() -> Iterator[Web]:
 
 
 def fetch(web: Web, folder: Path, waits: list[float] | None = None, **known) -> Path:
-    """Fetches /a; `waits` takes the seconds between two attempts, which are not waited for."""
+    """Fetches /a; `waits` takes the seconds between two attempts, which are not waited
+    for."""
     downloads = Downloads(folder)
     if waits is not None:
         downloads.leaving.wait = waits.append  # type: ignore[method-assign, assignment]
@@ -77,8 +79,16 @@ def test_a_file_is_stored_as_it_comes_whatever_its_encoding(web, tmp_path):
         (Fault(), {"sha256": "0" * 64}, "sha256 is not 0000"),
         (Fault(), {"size": SIZE + 1}, "256,000 bytes instead of 256,001"),
         (Fault(), {"size": SIZE - 1}, "more than the 255,999 bytes that it has"),
-        (Fault(endless=True), {"size": SIZE}, "more than the 256,000 bytes that it has"),
-        (Fault(endless=True), {"most": SIZE}, "more than the 256,000 bytes that are accepted"),
+        (
+            Fault(endless=True),
+            {"size": SIZE},
+            "more than the 256,000 bytes that it has",
+        ),
+        (
+            Fault(endless=True),
+            {"most": SIZE},
+            "more than the 256,000 bytes that are accepted",
+        ),
     ],
 )
 def test_what_no_patience_mends_is_said_at_once_and_leaves_nothing(
@@ -115,16 +125,23 @@ def test_lasting_trouble_ends_after_minutes(web, tmp_path, fault, reason):
 
 @pytest.mark.parametrize(
     ("content", "fault"),
-    [(b"<html>log in</html>", Fault()), (None, Fault(headers={"Content-Length": None}, cut=CUT))],
+    [
+        (b"<html>log in</html>", Fault()),
+        (None, Fault(headers={"Content-Length": None}, cut=CUT)),
+    ],
     ids=["a page", "a part of unannounced length"],
 )
-def test_a_compressed_file_gets_its_name_when_it_can_be_decompressed(web, tmp_path, content, fault):
+def test_a_compressed_file_gets_its_name_when_it_can_be_decompressed(
+    web, tmp_path, content, fault
+):
     whole = zstandard.compress(os.urandom(SIZE))
     web.files["/a"], web.fallback = content or whole, fault
     downloads = Downloads(tmp_path)
     downloads.leaving.wait = lambda seconds: None  # type: ignore[method-assign, assignment]
     file = RemoteFile(f"{web.url}/a", "a.jsonl.zstd")
-    with pytest.raises(ConnectionError, match=r"cannot be decompressed: .* 10 times in a row"):
+    with pytest.raises(
+        ConnectionError, match=r"cannot be decompressed: .* 10 times in a row"
+    ):
         downloads.get(file)
     assert names(tmp_path) == []
     web.files["/a"], web.fallback = whole, Fault()
@@ -164,7 +181,9 @@ def test_a_token_is_sent_to_its_host_alone_and_never_shown(web, tmp_path, monkey
         there = elsewhere.url.replace("127.0.0.1", "localhost")
         web.faults["/a"] = [Fault(302, {"Location": f"{there}/b"})]
         assert fetch(web, tmp_path, token="secret").read_bytes() == CONTENT
-    assert [request.headers["authorization"] for request in web.requests] == ["Bearer secret"]
+    assert [request.headers["authorization"] for request in web.requests] == [
+        "Bearer secret"
+    ]
     assert "authorization" not in elsewhere.requests[0].headers
     assert "secret" not in repr(RemoteFile(web.url, "a", token="secret"))
 
@@ -176,14 +195,17 @@ from data_prep.download import Fetcher
 from data_prep.settings import SourceSettings
 from data_prep.corpora import Corpus, InputFile, RemoteFile
 file = InputFile("a", 1, "", RemoteFile(sys.argv[1], "a"))
-with Fetcher([Corpus(SourceSettings("a", "a"), [file])], Path(sys.argv[2]), [1]) as fetcher:
-    fetcher.get(file, lambda count: None)
+with Fetcher([Corpus(SourceSettings("a", "a"), [file])], Path(sys.argv[2]), [1]) as
+    fetcher: fetcher.get(file, lambda count: None)
 """
 
 
 @pytest.fixture
-def other(web: Web, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], threading.Event]]:
-    """A process that has a part of the file; the second half comes when the event is set."""
+def other(
+    web: Web, tmp_path: Path
+) -> Iterator[tuple[subprocess.Popen[str], threading.Event]]:
+    """A process that has a part of the file; the second half comes when the event is
+    set."""
     until = threading.Event()
     web.faults["/a"] = [Fault(until=until)]
     command = [sys.executable, "-c", FETCH, f"{web.url}/a", str(tmp_path)]
@@ -212,8 +234,12 @@ def test_files_are_fetched_ahead_and_leaving_ends_it(web, tmp_path):
     web.faults["/3"] = [Fault(until=until)]
     with Fetcher([Corpus(SourceSettings("a", "a"), files)], tmp_path, [9]) as fetcher:
         for n in range(3):
-            assert fetcher.get(files[n], counts.append).read_bytes() == web.files[f"/{n}"]
-            assert {int(request.path[1:]) for request in web.requests} <= set(range(n + 5))
+            assert (
+                fetcher.get(files[n], counts.append).read_bytes() == web.files[f"/{n}"]
+            )
+            assert {int(request.path[1:]) for request in web.requests} <= set(
+                range(n + 5)
+            )
         # All but the one that lasts; bytes are counted before their file has its name.
         wait_for(lambda: all((tmp_path / name).exists() for name in "456"))
         assert sum(counts) > 6 * SIZE
@@ -223,22 +249,35 @@ def test_files_are_fetched_ahead_and_leaving_ends_it(web, tmp_path):
 
 
 @pytest.fixture(params=["a black hole", "an unknown name"])
-def nowhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def nowhere(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """The URL of a server that does not answer, which is given up within seconds."""
     for module in (download, tokenizer, corpora):
         monkeypatch.setattr(module, "FIRST_ANSWER_SECONDS", 0.5)
     start = time.monotonic()
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # which accepts, and never answers
+    # which accepts, and never answers
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         unknown = request.param == "an unknown name"
-        yield f"http://{'no.invalid' if unknown else '127.0.0.1'}:{listener.getsockname()[1]}/"
+        host = "no.invalid" if unknown else "127.0.0.1"
+        yield f"http://{host}:{listener.getsockname()[1]}/"
     least = 0.5 * sum(min(2**n, 60) for n in range(download.ATTEMPTS - 1))
-    assert time.monotonic() - start < least, "without the rule there are ten tries, and pauses"
+    assert time.monotonic() - start < least, (
+        "without the rule there are ten tries, and pauses"
+    )
 
 
 def test_without_a_network_a_command_ends_within_seconds_with_one_line(
     nowhere, tmp_path, small_folder, capsys, monkeypatch
 ):
-    words = ["--source", "nemotron-cc", "--mirror", nowhere, "--tokenizer", str(small_folder)]
+    words = [
+        "--source",
+        "nemotron-cc",
+        "--mirror",
+        nowhere,
+        "--tokenizer",
+        str(small_folder),
+    ]
     assert main(["prepare", *words, "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"dualpath prepare: failed: {nowhere}")

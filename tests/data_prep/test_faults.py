@@ -1,4 +1,5 @@
-"""What goes wrong is named, stage by stage; the rest of the corpus is prepared all the same."""
+"""What goes wrong is named, stage by stage; the rest of the corpus is prepared all the
+same."""
 
 import gzip
 import json
@@ -34,7 +35,8 @@ class Fault(NamedTuple):
     says: str = ""  # what is said of the file, or of its rejected rows
     kept: int = 0  # documents of the file that are used; they are among GOOD
     rejected: dict[str, int] | None = None
-    """Documents that are left out, by reason; none where the file itself is at fault."""
+    """Documents that are left out, by reason; none where the file itself is at
+    fault."""
 
 
 def _parquet(table: pa.Table, cut: int | None = None) -> bytes:
@@ -52,7 +54,9 @@ def _invalid(*values: bytes) -> pa.Array:
 NANOSECONDS = pa.array([1, 2, 3, 4], pa.timestamp("ns"))  # Python holds microseconds
 # With pandas at hand Arrow makes its timestamps of them, which are no texts either.
 NO_TEXT = "Timestamp instead of a string" if find_spec("pandas") else "column 'text'"
-INVALID = pa.table({"text": _invalid(b"caf\xe9", *map(str.encode, GOOD)), "id": NANOSECONDS})
+INVALID = pa.table(
+    {"text": _invalid(b"caf\xe9", *map(str.encode, GOOD)), "id": NANOSECONDS}
+)
 ROW = {"unreadable": 1}
 FAULTS = [
     Fault("f.jsonl.zst", zstandard.compress(LINES * 30_000)[:-50], "cannot be read"),
@@ -64,7 +68,9 @@ FAULTS = [
     Fault("f.jsonl", LINES + b'{"text": "cut', "not JSON", 3, ROW),
     Fault("f.jsonl", b"[1, 2]\n" + LINES, "a JSON list", 3, ROW),
     Fault("f.jsonl", b'{"text": "\xff"}\n' + LINES, "not UTF-8", 3, ROW),
-    Fault("f.jsonl", LINES.decode().encode("utf-16-be"), "not UTF-8", 0, {"unreadable": 3}),
+    Fault(
+        "f.jsonl", LINES.decode().encode("utf-16-be"), "not UTF-8", 0, {"unreadable": 3}
+    ),
     Fault("f.jsonl", b'{"body": "a"}\n' + LINES, "no field 'text'", 3, ROW),
     Fault("f.jsonl", b'{"text": null}\n' + LINES, "no text", 3, ROW),
     Fault("f.jsonl", b'{"text": "\\ud800"}\n', "surrogate", 0, ROW),
@@ -72,7 +78,13 @@ FAULTS = [
     Fault("f.jsonl", b'{"n": ' + b"9" * 5000 + b"}\n", "5000 digits", 0, ROW),
     Fault("f.jsonl", b"[" * 10**6 + b"\n", "JSON", 0, ROW),
     Fault("f.parquet", _parquet(INVALID), "column 'text': not UTF-8", 3, ROW),
-    Fault("f.parquet", _parquet(pa.table({"text": NANOSECONDS})), NO_TEXT, 0, {"unreadable": 4}),
+    Fault(
+        "f.parquet",
+        _parquet(pa.table({"text": NANOSECONDS})),
+        NO_TEXT,
+        0,
+        {"unreadable": 4},
+    ),
     Fault("f.parquet", _parquet(pa.table({"text": [None, *GOOD]})), "None", 3, ROW),
     Fault("f.txt", b"caf\xe9", "not UTF-8 at byte 3", 0, ROW),
     Fault("f.jsonl", b'{"text": " \\n"}\n' + LINES, "", 3, {"empty": 1}),
@@ -91,7 +103,9 @@ def corpus(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.name}-{fault.says}")
+@pytest.mark.parametrize(
+    "fault", FAULTS, ids=lambda fault: f"{fault.name}-{fault.says}"
+)
 def test_a_fault_stops_a_strict_preparation_else_it_is_named_and_the_rest_is_prepared(
     ask, out, fault, corpus, monkeypatch
 ):
@@ -126,11 +140,15 @@ def test_a_fault_stops_a_strict_preparation_else_it_is_named_and_the_rest_is_pre
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_strict_minds_no_fault_beyond_what_is_needed(ask, workers, tmp_path, monkeypatch):
+def test_strict_minds_no_fault_beyond_what_is_needed(
+    ask, workers, tmp_path, monkeypatch
+):
     # Pieces are begun ahead of need: faults of those that are not used do not matter.
     monkeypatch.setattr(encoding, "PIECE_BYTES", 100)
     lines = [json.dumps({"text": f"document {n} " + "hello " * 20}) for n in range(6)]
-    (tmp_path / "a.jsonl").write_text("\n".join([*lines[:3], "no JSON", *lines[3:]]) + "\n")
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join([*lines[:3], "no JSON", *lines[3:]]) + "\n"
+    )
     few = ask(tmp_path / "a.jsonl", out=tmp_path / "few", strict=True, tokens=10)
     prepare(few, workers)
     many = ask(tmp_path / "a.jsonl", strict=True, tokens=10**6)
@@ -156,23 +174,31 @@ def test_zeros_behind_a_gzipped_file_are_passed_over_as_by_gzip(ask, out, corpus
 
 LONG = 2 * 10**5  # bytes of a row under a bound of half of it
 TOO_LONG = {
-    "a.jsonl.zst": zstandard.compress(LINES + b'{"text": "' + b"a" * LONG + b'"}\n' + LINES),
+    "a.jsonl.zst": zstandard.compress(
+        LINES + b'{"text": "' + b"a" * LONG + b'"}\n' + LINES
+    ),
     "a.txt.gz": gzip.compress(b"a" * LONG),
     "a.parquet": _parquet(pa.table({"text": [*GOOD, "a" * LONG, *GOOD]})),
 }
 
 
 @pytest.mark.parametrize("name", TOO_LONG)
-def test_a_row_too_long_for_the_memory_ends_its_file_by_name(tmp_path, monkeypatch, name):
+def test_a_row_too_long_for_the_memory_ends_its_file_by_name(
+    tmp_path, monkeypatch, name
+):
     monkeypatch.setattr(rows, "MOST_BYTES", LONG // 2)
     (tmp_path / name).write_bytes(TOO_LONG[name])
     read: list[str] = []
 
     def read_all() -> None:
-        for batch in read_rows(tmp_path / name, ["text"], [], lambda count: None, 50_000):
+        for batch in read_rows(
+            tmp_path / name, ["text"], [], lambda count: None, 50_000
+        ):
             read.extend(row["text"] for _, row in batch.parsed())
 
-    with pytest.raises(UnreadableFile, match=rf"{name}: cannot .* more than 100,000 bytes"):
+    with pytest.raises(
+        UnreadableFile, match=rf"{name}: cannot .* more than 100,000 bytes"
+    ):
         read_all()
     assert read == ([] if ".txt" in name else GOOD)
 
@@ -194,7 +220,9 @@ def _of_one_long_value(encoding: str) -> bytes:
 
 
 @pytest.mark.parametrize("encoding", ["RLE_DICTIONARY", "DELTA_BYTE_ARRAY", "PLAIN"])
-def test_records_that_share_their_bytes_come_a_few_at_a_time(tmp_path, monkeypatch, encoding):
+def test_records_that_share_their_bytes_come_a_few_at_a_time(
+    tmp_path, monkeypatch, encoding
+):
     path = tmp_path / "a.parquet"
     path.write_bytes(_of_one_long_value(encoding))
 
@@ -206,7 +234,9 @@ def test_records_that_share_their_bytes_come_a_few_at_a_time(tmp_path, monkeypat
     decoded: list[int] = []
     held = rows._held
 
-    def seen(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[list[pa.RecordBatch]]:
+    def seen(
+        batches: Iterable[pa.RecordBatch], size: int
+    ) -> Iterator[list[pa.RecordBatch]]:
         return held(_noting(batches, decoded), size)
 
     monkeypatch.setattr(rows, "_BATCH_BYTES", 10**5)
@@ -215,13 +245,17 @@ def test_records_that_share_their_bytes_come_a_few_at_a_time(tmp_path, monkeypat
     assert max(decoded) < 3 * 10**5
 
 
-def _noting(batches: Iterable[pa.RecordBatch], sizes: list[int]) -> Iterator[pa.RecordBatch]:
+def _noting(
+    batches: Iterable[pa.RecordBatch], sizes: list[int]
+) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         sizes.append(batch.nbytes)
         yield batch
 
 
-def test_the_way_of_reading_records_does_not_change_their_division(tmp_path, monkeypatch):
+def test_the_way_of_reading_records_does_not_change_their_division(
+    tmp_path, monkeypatch
+):
     path, texts = tmp_path / "a.parquet", [f"{n} " * (n % 500) for n in range(3000)]
     pq.write_table(pa.table({"text": texts}), path, row_group_size=700)
 
@@ -235,9 +269,13 @@ def test_the_way_of_reading_records_does_not_change_their_division(tmp_path, mon
 
 
 def test_long_records_among_short_ones_come_in_small_batches(tmp_path):
-    texts = ["short"] * 5000 + [chr(97 + n % 26) * 10_000 for n in range(100)] + ["last"]
+    texts = (
+        ["short"] * 5000 + [chr(97 + n % 26) * 10_000 for n in range(100)] + ["last"]
+    )
     (tmp_path / "a.parquet").write_bytes(_parquet(pa.table({"text": texts})))
-    batches = list(read_rows(tmp_path / "a.parquet", ["text"], [], lambda count: None, 50_000))
+    batches = list(
+        read_rows(tmp_path / "a.parquet", ["text"], [], lambda count: None, 50_000)
+    )
     read = [row for batch in batches for row in batch.parsed()]
     assert read == [(number, {"text": text}) for number, text in enumerate(texts, 1)]
     # What another process is sent, too, is no more than the batch.
@@ -256,11 +294,21 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("limit", [100_000, 600_000], ids=["pieces", "shards"])
-def test_a_full_disk_is_one_line_and_the_same_command_continues(out, limit, small_folder, tmp_path):
-    # A process may write no file beyond the limit: the pieces' or, later, the shards' writes fail.
+def test_a_full_disk_is_one_line_and_the_same_command_continues(
+    out, limit, small_folder, tmp_path
+):
+    # A process may write no file beyond the limit: the pieces' or, later, the shards'
+    # writes fail.
     path = write_jsonl(tmp_path / "a.jsonl", [f"hello {n} " * 50 for n in range(2000)])
     (tmp_path / "run.py").write_text(FULL_DISK)
-    arguments = ["--source", str(path), "--tokenizer", str(small_folder), "--workers", "1"]
+    arguments = [
+        "--source",
+        str(path),
+        "--tokenizer",
+        str(small_folder),
+        "--workers",
+        "1",
+    ]
     arguments += ["--out", str(out)]
 
     def run(limit: int) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,7 @@
 """Killed at any moment and started again, a preparation ends with the same bytes.
 
-`make torture` kills it before every change of the disk. Ctrl-C, a killed worker, and another
-preparation at the same folder are one line.
+`make torture` kills it before every change of the disk. Ctrl-C, a killed worker, and
+another preparation at the same folder are one line.
 """
 
 import os
@@ -39,7 +39,9 @@ def _run(words: list[str], kill: int, changes: Path) -> None:
     def before(event: str, args: tuple) -> None:
         nonlocal count
         written = (
-            event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+            event == "open"
+            and isinstance(args[2], int)
+            and args[2] & (os.O_WRONLY | os.O_RDWR)
         )
         if written or event in ("os.mkdir", "os.remove", "os.rename", "os.rmdir"):
             count += 1
@@ -53,7 +55,9 @@ def _run(words: list[str], kill: int, changes: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "there", [pytest.param(False, marks=pytest.mark.slow), True], ids=["new", "replacing"]
+    "there",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["new", "replacing"],
 )
 def test_killed_before_any_change_of_the_disk_it_ends_with_the_same_bytes(
     there, tmp_path, small_folder, request
@@ -97,7 +101,9 @@ def test_killed_before_any_change_of_the_disk_it_ends_with_the_same_bytes(
         assert prepare("killed", "--overwrite", kill=kill) == -signal.SIGKILL, kill
         assert prepare("killed", "--overwrite") == 0, kill
         made = contents(tmp_path / "killed")
-        assert not {n for n in {*made, *expected} if made.get(n) != expected.get(n)}, kill
+        assert not {n for n in {*made, *expected} if made.get(n) != expected.get(n)}, (
+            kill
+        )
         left = {path.name for path in tmp_path.glob("*killed*")}
         assert left == {"killed"}, kill
 
@@ -120,14 +126,27 @@ Start = Callable[..., subprocess.Popen[str]]
 @pytest.fixture
 def start(tmp_path: Path, small_folder: Path) -> Start:
     """Starts a preparation that takes seconds, with two workers."""
-    path = write_jsonl(tmp_path / "a.jsonl", (f"{n} hello there " * 2000 for n in range(250)))
+    path = write_jsonl(
+        tmp_path / "a.jsonl", (f"{n} hello there " * 2000 for n in range(250))
+    )
     (tmp_path / "run.py").write_text(RUN)
-    command = [sys.executable, str(tmp_path / "run.py"), "--source", str(path), "--workers", "2"]
+    command = [
+        sys.executable,
+        str(tmp_path / "run.py"),
+        "--source",
+        str(path),
+        "--workers",
+        "2",
+    ]
     command += ["--tokenizer", str(small_folder), "--out", str(tmp_path / "out")]
 
     def run() -> subprocess.Popen[str]:
         return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
         )
 
     return run
@@ -137,16 +156,23 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """How it ended: code, output, errors without the lines that say how far it is."""
     out, err = process.communicate(timeout=120)
     lines = err.splitlines(keepends=True)
-    return process.returncode, out, "".join(x for x in lines if not x.startswith("reading: "))
+    return (
+        process.returncode,
+        out,
+        "".join(x for x in lines if not x.startswith("reading: ")),
+    )
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
     """The processes that tokenise, as soon as both have begun to import what they need.
 
-    Earlier, while the other was being started, the pool's thread once ended with a traceback.
+    Earlier, while the other was being started, the pool's thread once ended with a
+    traceback.
     """
     while process.poll() is None:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        children = (
+            Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        )
         found = [
             int(child)
             for child in children
@@ -172,7 +198,8 @@ def test_whatever_ends_it_is_one_line_and_the_same_command_continues(start, tmp_
     code, out, err = end(bereft)
     assert (code, out) == (1, "")
     said = (
-        r"dualpath prepare: failed: a worker process was killed, .*; the same command continues\n"
+        r"dualpath prepare: failed: a worker process was killed, .*; "
+        r"the same command continues\n"
     )
     assert re.fullmatch(said, err)
 
@@ -180,7 +207,9 @@ def test_whatever_ends_it_is_one_line_and_the_same_command_continues(start, tmp_
     workers_of(first)
     code, _, err = end(start())
     assert code == 2
-    said = r"dualpath prepare: error: '.*' is being written by another process; wait .*\n"
+    said = (
+        r"dualpath prepare: error: '.*' is being written by another process; wait .*\n"
+    )
     assert re.fullmatch(said, err)
     assert end(first)[::2] == (0, "")
     assert intact(Manifest.read(tmp_path / "out"), tmp_path / "out")

@@ -1,4 +1,5 @@
-"""Texts and their mix: what repeats, what is taken of each source, and in what order."""
+"""Texts and their mix: what repeats, what is taken of each source, and in what
+order."""
 
 import random
 import tempfile
@@ -15,7 +16,16 @@ from datasketch import MinHash, MinHashLSH
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_prep.mix import EXACT, KEPT, NEAR, Pool, Verdicts, interleave, portions, scramble
+from data_prep.mix import (
+    EXACT,
+    KEPT,
+    NEAR,
+    Pool,
+    Verdicts,
+    interleave,
+    portions,
+    scramble,
+)
 from data_prep.pieces import Piece, PieceCounts
 from data_prep.settings import Preparation, SourceSettings
 from data_prep.text import (
@@ -33,11 +43,17 @@ Corpus = list[list[tuple[int, tuple[int, ...]]]]
 """Pieces of documents, each the number of its text and its band keys."""
 
 
-def document(row: int, text: int, size: int, bands: list[int] | None = None) -> dict[str, Any]:
+def document(
+    row: int, text: int, size: int, bands: list[int] | None = None
+) -> dict[str, Any]:
     return {
-        "number": row, "id": None, "id_hash": row, "digest": text.to_bytes(16, "big"),
-        "text_bytes": size, "bands": bands,
-    }  # fmt: skip
+        "number": row,
+        "id": None,
+        "id_hash": row,
+        "digest": text.to_bytes(16, "big"),
+        "text_bytes": size,
+        "bands": bands,
+    }
 
 
 def write_pieces(folder: Path, corpus: Corpus) -> list[Piece]:
@@ -50,7 +66,9 @@ def write_pieces(folder: Path, corpus: Corpus) -> list[Piece]:
             rows.append(document(row, text, 1, keys.tolist()))
         path = folder / f"{number}.arrow"
         ends = np.arange(1, len(rows) + 1)
-        Piece.write(path, rows, np.ones(len(rows), np.uint16), ends, PieceCounts(read=len(rows)))
+        Piece.write(
+            path, rows, np.ones(len(rows), np.uint16), ends, PieceCounts(read=len(rows))
+        )
         pieces.append(Piece(path))
     return pieces
 
@@ -101,7 +119,9 @@ def test_a_document_is_judged_by_all_before_it(corpus, kind):
 Lengths = list[list[int]]  # pieces of documents: the tokens of each
 
 
-def pools_of(folder: Path, corpora: list[Lengths], val_fraction: float = 0.0) -> list[Pool]:
+def pools_of(
+    folder: Path, corpora: list[Lengths], val_fraction: float = 0.0
+) -> list[Pool]:
     """Pools whose every document is a run of its own number."""
     pieces: list[list[Piece]] = []
     number = 0
@@ -119,15 +139,24 @@ def pools_of(folder: Path, corpora: list[Lengths], val_fraction: float = 0.0) ->
             Piece.write(path, rows, tokens, ends, PieceCounts(read=len(rows)))
             pieces[-1].append(Piece(path))
     kinds = [Verdicts(each, "keep").kinds for each in pieces]
-    return [Pool(f"s{n}", each, kinds[n], val_fraction) for n, each in enumerate(pieces)]
+    return [
+        Pool(f"s{n}", each, kinds[n], val_fraction) for n, each in enumerate(pieces)
+    ]
 
 
-def asked(weights: list[float | None], tokens: int | None, max_epochs: int = 1) -> Preparation:
-    sources = [SourceSettings(f"s{n}", "p", weight, max_epochs) for n, weight in enumerate(weights)]
+def asked(
+    weights: list[float | None], tokens: int | None, max_epochs: int = 1
+) -> Preparation:
+    sources = [
+        SourceSettings(f"s{n}", "p", weight, max_epochs)
+        for n, weight in enumerate(weights)
+    ]
     return Preparation(tuple(sources), "t", tokens)
 
 
-def written(pools: list[Pool], mix: Preparation, seed: int = 0) -> list[tuple[int, int]]:
+def written(
+    pools: list[Pool], mix: Preparation, seed: int = 0
+) -> list[tuple[int, int]]:
     """(number, tokens) of each document in the order of the stream."""
     stream = interleave(portions(mix, pools), seed)
     return [(int(tokens[0]), len(tokens)) for tokens in stream]
@@ -140,7 +169,9 @@ some = corpora.filter(lambda c: all(any(piece for piece in corpus) for corpus in
 
 @settings(max_examples=60)
 @given(corpora=corpora, seed=st.integers(0, 3))
-def test_without_weights_every_document_is_written_once(tmp_path_factory, corpora, seed):
+def test_without_weights_every_document_is_written_once(
+    tmp_path_factory, corpora, seed
+):
     pools = pools_of(tmp_path_factory.mktemp("pools"), corpora)
     stream = written(pools, asked([None] * len(corpora), None), seed)
     flat = [length for corpus in corpora for piece in corpus for length in piece]
@@ -167,8 +198,13 @@ def test_of_one_source_the_first_documents_are_taken_as_often_as_needed(
 
 
 @settings(max_examples=60)
-@given(corpora=some, weights=st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=3, max_size=3))
-def test_shares_are_kept_to_a_document_by_every_source(tmp_path_factory, corpora, weights):
+@given(
+    corpora=some,
+    weights=st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=3, max_size=3),
+)
+def test_shares_are_kept_to_a_document_by_every_source(
+    tmp_path_factory, corpora, weights
+):
     weights = weights[: len(corpora)]
     pools = pools_of(tmp_path_factory.mktemp("pools"), corpora)
     taken = portions(asked(list(weights), None), pools)
@@ -193,7 +229,8 @@ def test_every_source_is_spread_evenly_over_the_stream(tmp_path_factory, corpora
     seen = np.zeros(len(corpora))
     for number, length in stream:
         seen[owner[number]] += length
-        # At any point each source is as far as the whole, give or take a document of each.
+        # At any point each source is as far as the whole, give or take a document of
+        # each.
         behind = seen - totals * (seen.sum() / totals.sum())
         assert np.abs(behind).max() <= longest * len(corpora)
 
@@ -203,7 +240,9 @@ def test_every_source_is_spread_evenly_over_the_stream(tmp_path_factory, corpora
 def test_documents_are_held_out_by_their_ids_alone(tmp_path_factory, corpus, fraction):
     (pool,) = pools_of(tmp_path_factory.mktemp("pools"), [corpus], fraction)
     (flat,) = pools_of(
-        tmp_path_factory.mktemp("pools"), [[[n for piece in corpus for n in piece]]], fraction
+        tmp_path_factory.mktemp("pools"),
+        [[[n for piece in corpus for n in piece]]],
+        fraction,
     )
     starts = np.cumsum([0, *map(len, corpus)])
     held = [int(starts[n] + d) for n in range(len(corpus)) for d in pool.to_hold_out(n)]
@@ -213,19 +252,23 @@ def test_documents_are_held_out_by_their_ids_alone(tmp_path_factory, corpus, fra
 
 
 def test_scrambling_gives_the_numbers_that_it_always_gave():
-    """SplitMix64, by which corpora are shuffled and held out: a corpus prepared again is equal."""
+    """SplitMix64, by which corpora are shuffled and held out: a corpus prepared again
+    is equal."""
     assert scramble(np.arange(2, dtype=np.uint64), "salt").tolist() == [
-        2794304801140600949, 17766921333146602268,
-    ]  # fmt: skip
+        2794304801140600949,
+        17766921333146602268,
+    ]
 
 
 # A text: cleaned without loss, its signature datasketch's, its runs of words
 
 
-# Much of what cleaning is about, and what could hide it: marks that compose, jamo, singletons.
+# Much of what cleaning is about, and what could hide it: marks that compose, jamo,
+# singletons.
 MESSY = st.text(
     st.one_of(
-        st.sampled_from("\r\n\0\ufeff e\u0301\u0323\u1100\u1161\u212b\u0958"), st.characters()
+        st.sampled_from("\r\n\0\ufeff e\u0301\u0323\u1100\u1161\u212b\u0958"),
+        st.characters(),
     )
 )
 
@@ -261,7 +304,9 @@ def naive_hit(evaluations: Sequence[str], text: str) -> str | None:
         words = words_of(evaluation)
         length = min(len(words), 13)
         if length >= 8:
-            known |= {tuple(words[n : n + length]) for n in range(len(words) - length + 1)}
+            known |= {
+                tuple(words[n : n + length]) for n in range(len(words) - length + 1)
+            }
     words = words_of(text)
     for start in range(len(words)):
         for length in range(13, 7, -1):
@@ -272,7 +317,9 @@ def naive_hit(evaluations: Sequence[str], text: str) -> str | None:
 
 
 # Two words, for runs that repeat often: few texts of eight words or more share nothing.
-EVALUATIONS = st.lists(st.lists(st.sampled_from("ab"), max_size=20).map(" ".join), max_size=6)
+EVALUATIONS = st.lists(
+    st.lists(st.sampled_from("ab"), max_size=20).map(" ".join), max_size=6
+)
 
 
 @given(EVALUATIONS, st.lists(st.sampled_from("abc"), max_size=60).map("-".join))
@@ -308,11 +355,15 @@ def edited(words: list[str], edits: int, random: random.Random) -> list[str]:
     return words
 
 
-@given(st.lists(st.sampled_from("abc"), max_size=40), st.lists(st.sampled_from("abc"), max_size=40))
+@given(
+    st.lists(st.sampled_from("abc"), max_size=40),
+    st.lists(st.sampled_from("abc"), max_size=40),
+)
 def test_texts_share_as_many_shingles_as_runs_of_five_words(a, b):
     texts = [", ".join(a), "\n".join(b)]
     hashed = [set(shingles(text).tolist()) for text in texts]
-    # A text without words is its own shingle: the two differ in what else they are made of.
+    # A text without words is its own shingle: the two differ in what else they are made
+    # of.
     expected = [shingles_of(text) for text in texts]
     assert [len(each) for each in hashed] == [len(each) for each in expected]
     assert len(hashed[0] & hashed[1]) == len(expected[0] & expected[1])
@@ -324,13 +375,23 @@ def test_keys_find_the_candidates_that_datasketchs_index_finds():
     for _ in range(40):
         words = novel_words(rng.choice([3, 12, 120]), rng)
         most = max(len(words) // 15, 1)
-        versions = [words, *(edited(words, rng.randint(0, most), rng) for _ in range(4))]
+        versions = [
+            words,
+            *(edited(words, rng.randint(0, most), rng) for _ in range(4)),
+        ]
         texts += [" ".join(version) for version in versions]
     index = MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
-    sketches = [MinHash(hashvalues=signature(t).ravel(), scheme="affine32") for t in texts]
+    sketches = [
+        MinHash(hashvalues=signature(t).ravel(), scheme="affine32") for t in texts
+    ]
     for number, sketch in enumerate(sketches):
         index.insert(number, sketch)
-    found = {(a, b) for b, sketch in enumerate(sketches) for a in index.query(sketch) if a < b}
+    found = {
+        (a, b)
+        for b, sketch in enumerate(sketches)
+        for a in index.query(sketch)
+        if a < b
+    }
     assert candidates(texts) == found
     assert 50 < len(found) < 40 * 10
 
@@ -347,5 +408,6 @@ def test_keys_find_the_candidates_that_datasketchs_index_finds():
     ],
 )
 def test_keys_are_the_same_everywhere(text, keys):
-    # Written down once: keys that change would make earlier preparations irreproducible.
+    # Written down once: keys that change would make earlier preparations
+    # irreproducible.
     assert band_keys(text)[[0, -1]].tolist() == keys

@@ -1,4 +1,5 @@
-"""The data folder: what others have in its way stays, and unfinished work is continued or kept."""
+"""The data folder: what others have in its way stays, and unfinished work is continued
+or kept."""
 
 import os
 import re
@@ -17,7 +18,9 @@ from tests.data_prep.conftest import contents, prepare, write_jsonl
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "hello hello"]
 
 
-def test_a_finished_request_is_recognised_until_something_about_it_changes(ask, large, tmp_path):
+def test_a_finished_request_is_recognised_until_something_about_it_changes(
+    ask, large, tmp_path
+):
     path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     assert finished(ask(path), overwrite=False) is None
     manifest = prepare(ask(path))
@@ -117,7 +120,9 @@ def test_unfinished_work_on_something_else_is_kept_unless_it_may_be_discarded(
     with pytest.raises(UserError, match="line 2"):
         prepare(ask(path, strict=True))
     other = ask(path, strict=True, seed=1)
-    with pytest.raises(UserError, match=r"unfinished .*seed: 0 then, 1 now.*--overwrite"):
+    with pytest.raises(
+        UserError, match=r"unfinished .*seed: 0 then, 1 now.*--overwrite"
+    ):
         prepare(other)
     other = ask(path, seed=1)
     assert "removing" not in capsys.readouterr().err
@@ -130,7 +135,9 @@ def test_unfinished_work_on_something_else_is_kept_unless_it_may_be_discarded(
     assert contents(tmp_path / "out.partial") == left != {}
 
 
-def test_unfinished_work_that_was_damaged_is_made_again(ask, out, tmp_path, monkeypatch):
+def test_unfinished_work_that_was_damaged_is_made_again(
+    ask, out, tmp_path, monkeypatch
+):
     monkeypatch.setattr(encoding, "PIECE_BYTES", 100)
     asked = ask([*(f"text {n} " * 5 for n in range(12)), "", *TEXTS], val_fraction=0.2)
     partial, kept = tmp_path / "out.partial", tmp_path / "kept"

@@ -1,4 +1,5 @@
-"""A preparation: every document once, each with its end, in shards that litdata reads."""
+"""A preparation: every document once, each with its end, in shards that litdata
+reads."""
 
 import json
 import os
@@ -23,7 +24,14 @@ from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.rows import OnRead
 from dualpath_cli.data.tokenizer import Tokenizer
 from tests.data.faulty_data import intact
-from tests.data_prep.conftest import contents, prepare, rows_of, source, texts_of, write_jsonl
+from tests.data_prep.conftest import (
+    contents,
+    prepare,
+    rows_of,
+    source,
+    texts_of,
+    write_jsonl,
+)
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "é 日本\n" * 40, "hello hello"]
 
@@ -39,7 +47,9 @@ def many(count: int, start: int = 0) -> list[str]:
     return [f"document {n} " + "hello " * (n % 7) for n in range(start, start + count)]
 
 
-@pytest.mark.parametrize(("size", "dtype"), [("small", np.uint16), ("large", np.uint32)])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [("small", np.uint16), ("large", np.uint32)]
+)
 def test_the_tokens_are_those_of_the_documents_each_with_its_end(
     ask, out, size, dtype, small, large
 ):
@@ -61,14 +71,20 @@ def test_every_document_is_written_held_out_rejected_or_a_duplicate(
     texts = [*many(60), "", "   ", *many(10), "hi", *many(5, start=100)]
     manifest = prepare(ask(texts, val_fraction=0.2, min_chars=3))
     assert (
-        "--duplicates exact: 75 documents are compared in about 5.0 kB" in capsys.readouterr().err
+        "--duplicates exact: 75 documents are compared in about 5.0 kB"
+        in capsys.readouterr().err
     )
     assert Manifest.read(out) == manifest
     assert intact(manifest, out)
     assert set(contents(out)) == {
-        *(chunk.name for chunk in manifest.chunks), "duplicates.jsonl.zst", "index.json",
-        "manifest.json", "rejected.jsonl.zst", "tokenizer.json", "val/a.jsonl",
-    }  # fmt: skip
+        *(chunk.name for chunk in manifest.chunks),
+        "duplicates.jsonl.zst",
+        "index.json",
+        "manifest.json",
+        "rejected.jsonl.zst",
+        "tokenizer.json",
+        "val/a.jsonl",
+    }
     assert Tokenizer.load(out).fingerprint == small.fingerprint
     (count,) = manifest.sources
     written = texts_of(out)
@@ -82,7 +98,11 @@ def test_every_document_is_written_held_out_rejected_or_a_duplicate(
     assert [(row["row"], row["kind"], row["of"]["row"]) for row in repeated] == [
         (63 + n, "exact", 1 + n) for n in range(10)
     ]
-    assert (count.read, count.documents, count.validation) == (78, len(written), len(held_out))
+    assert (count.read, count.documents, count.validation) == (
+        78,
+        len(written),
+        len(held_out),
+    )
     assert count.rejected == {"empty": 2, "too short": 1}
     assert (count.exact_duplicates, count.near_duplicates, count.unused) == (10, 0, 0)
 
@@ -111,11 +131,15 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(ask, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [*many(80), "", *many(9)])
     for workers in (1, 3):
         out = tmp_path / str(workers)
-        prepare(ask(path, out=out, duplicates="near", val_fraction=0.1, tokens=900), workers)
+        prepare(
+            ask(path, out=out, duplicates="near", val_fraction=0.1, tokens=900), workers
+        )
     assert contents(tmp_path / "1") == contents(tmp_path / "3")
 
 
-def test_a_source_that_changes_while_it_is_read_stops_the_preparation(ask, out, tmp_path):
+def test_a_source_that_changes_while_it_is_read_stops_the_preparation(
+    ask, out, tmp_path
+):
     path = write_jsonl(tmp_path / "a.jsonl", many(20))
 
     def changing(file: InputFile, on_received: OnRead) -> Path:
@@ -186,12 +210,16 @@ def test_reading_on_is_bounded_and_ends(ask, tmp_path):
 def write(folder: Path, stream: np.ndarray, chunk_tokens: int, pieces: int) -> tuple:
     journal = folder.with_name(f"{folder.name}.journal")
     arrays = np.array_split(stream, pieces)
-    return write_shards(folder, journal, stream.dtype.type, chunk_tokens, arrays, len(stream))
+    return write_shards(
+        folder, journal, stream.dtype.type, chunk_tokens, arrays, len(stream)
+    )
 
 
 def blocks(folder: Path, block_size: int) -> np.ndarray:
     dataset = litdata.StreamingDataset(
-        str(folder), item_loader=litdata.TokensLoader(block_size=block_size), shuffle=False
+        str(folder),
+        item_loader=litdata.TokensLoader(block_size=block_size),
+        shuffle=False,
     )
     read = [dataset[index] for index in range(len(dataset))]
     return np.stack(read) if read else np.empty((0, block_size))
@@ -209,7 +237,9 @@ def test_blocks_of_any_length_are_those_of_the_stream(
     tmp_path_factory, dtype, length, chunk_tokens, block_size, pieces
 ):
     top = np.iinfo(dtype).max
-    stream = np.random.default_rng(length).integers(0, top, length, dtype, endpoint=True)
+    stream = np.random.default_rng(length).integers(
+        0, top, length, dtype, endpoint=True
+    )
     chunks = [stream[i : i + chunk_tokens] for i in range(0, length, chunk_tokens)]
     expected = [chunk[: len(chunk) // block_size * block_size] for chunk in chunks]
     if not sum(map(len, expected)):
@@ -256,7 +286,9 @@ def test_a_writer_goes_on_where_another_one_stopped(tmp_path, stopped_after):
 def test_the_files_are_those_of_litdatas_writer(tmp_path, dtype):
     stream = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, 1000, dtype)
     write(tmp_path / "ours", stream, chunk_tokens=300, pieces=7)
-    theirs = BinaryWriter(str(tmp_path / "theirs"), chunk_size=1, item_loader=TokensLoader())
+    theirs = BinaryWriter(
+        str(tmp_path / "theirs"), chunk_size=1, item_loader=TokensLoader()
+    )
     for number, start in enumerate(range(0, 1000, 300)):
         theirs.add_item(number, stream[start : start + 300])
     theirs.done()

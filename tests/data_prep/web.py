@@ -1,4 +1,5 @@
-"""A web server on the loopback that lays files out like the real ones and misbehaves on order."""
+"""A web server on the loopback that lays files out like the real ones and misbehaves on
+order."""
 
 import threading
 import time
@@ -14,11 +15,13 @@ class Fault:
     """Faults of one answer; none by default."""
 
     status: int | None = None  # answers this instead of the file, with an empty body
-    headers: dict[str, str | None] = field(default_factory=dict)  # in place of the usual ones
+    # in place of the usual ones
+    headers: dict[str, str | None] = field(default_factory=dict)
     cut: int | None = None  # ends the connection after so many bytes of the body
     reset: bool = False  # ends the connection with no answer at all
     endless: bool = False  # repeats the body until the client leaves
-    until: threading.Event | None = None  # sends the second half of the body only when this is set
+    # sends the second half of the body only when this is set
+    until: threading.Event | None = None
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Received:
 
 
 class Web:
-    """Serves `files` ({path: content}) at `url` while its context lasts; all may change meanwhile.
+    """Serves `files` ({path: content}) at `url` while its context lasts; all may change
+    meanwhile.
 
     `faults[path]` are used up one a request. Paths in `tokens` need that bearer token.
     """
@@ -42,11 +46,15 @@ class Web:
         self.tokens: dict[str, str] = {}
         self.requests: list[Received] = []
         self._lock = threading.Lock()
-        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"web": self}))
+        self._server = _Server(
+            ("127.0.0.1", 0), type("Handler", (_Handler,), {"web": self})
+        )
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> "Web":
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), daemon=True
+        ).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -111,7 +119,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self, request: Received) -> tuple[int, dict[str, str], bytes]:
         """Returns status, headers and body of the answer to a GET."""
-        token, given = self.web.tokens.get(request.path), request.headers.get("authorization")
+        token, given = (
+            self.web.tokens.get(request.path),
+            request.headers.get("authorization"),
+        )
         if token and given != f"Bearer {token}":
             return (403 if given else 401), {"X-Error-Code": "GatedRepo"}, b""
         content = self.web.files.get(request.path)

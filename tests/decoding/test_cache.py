@@ -1,4 +1,5 @@
-"""A model that keeps keys and values computes what it computes without; padding changes nothing.
+"""A model that keeps keys and values computes what it computes without; padding changes
+nothing.
 
 What decoding leaves out is what it says, token for token, however the tokens come.
 """
@@ -16,7 +17,15 @@ from dualpath_cli.model import DualPathLM, Intervention, RoutingTrace
 from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS
 from tests.model import decoding_reference, reference
 from tests.model.reference import difference, random_tokens
-from tests.model.small_models import ALL_KINDS, OUTPUTS, SHOWS, TOKENS, UNEVEN, small, with_weights
+from tests.model.small_models import (
+    ALL_KINDS,
+    OUTPUTS,
+    SHOWS,
+    TOKENS,
+    UNEVEN,
+    small,
+    with_weights,
+)
 
 LENGTHS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 """Numbers of tokens that come together; all ones is token by token."""
@@ -51,7 +60,8 @@ def in_chunks(
     static: bool = False,
     **options: object,
 ) -> torch.Tensor:
-    """Logits of all tokens, which come in chunks of these lengths, the last one being the rest.
+    """Logits of all tokens, which come in chunks of these lengths, the last one being
+    the rest.
 
     A chunk without padding comes without a mask.
     """
@@ -63,7 +73,9 @@ def in_chunks(
             break
         mask = None if attention_mask is None else attention_mask[:, part]
         mask = None if mask is None or mask.all() else mask
-        logits.append(forward(model, tokens[:, part], attention_mask=mask, cache=cache, **options))
+        logits.append(
+            forward(model, tokens[:, part], attention_mask=mask, cache=cache, **options)
+        )
         start = part.stop
     return torch.cat(logits, dim=1)
 
@@ -73,19 +85,31 @@ def in_chunks(
 def test_any_chunks_give_the_logits_of_the_whole(config, lengths, seed):
     model = with_weights(config)
     tokens = random_tokens(config, batch=2, length=sum(lengths), seed=seed)
-    assert difference(in_chunks(model, tokens, lengths), forward(model, tokens)) <= OUTPUTS
+    assert (
+        difference(in_chunks(model, tokens, lengths), forward(model, tokens)) <= OUTPUTS
+    )
 
 
 @several
-@given(config=MODELS, masks=MASKS, chunks=CHUNKS, static=st.booleans(), seed=st.integers(0, 99))
+@given(
+    config=MODELS,
+    masks=MASKS,
+    chunks=CHUNKS,
+    static=st.booleans(),
+    seed=st.integers(0, 99),
+)
 @example(small(), [[False, False, True], [True] * 3], [2], False, 0)
 def test_padding_changes_no_other_token(config, masks, chunks, static, seed):
-    """Wherever it is, also where a chunk ends with it and those that follow have none."""
+    """Wherever it is, also where a chunk ends with it and those that follow have
+    none."""
     model = with_weights(config)
     mask = torch.tensor(masks)
     tokens = random_tokens(config, batch=len(mask), length=mask.shape[1], seed=seed)
     tokens[~mask & (tokens % 2 == 0)] = 3  # padding is often end-of-text, too
-    alone = [forward(model, row[real][None])[0] for row, real in zip(tokens, mask, strict=True)]
+    alone = [
+        forward(model, row[real][None])[0]
+        for row, real in zip(tokens, mask, strict=True)
+    ]
     for padded in (
         forward(model, tokens, attention_mask=mask),
         in_chunks(model, tokens, chunks, mask, static),
@@ -106,7 +130,9 @@ def test_interventions_leave_padding_out(intervention):
     mask = torch.ones_like(padded, dtype=torch.bool)
     mask[:, :3] = False
     wanted = forward(model, TOKENS, intervention=intervention)
-    found = forward(model, padded, attention_mask=mask, intervention=intervention)[:, 3:]
+    found = forward(model, padded, attention_mask=mask, intervention=intervention)[
+        :, 3:
+    ]
     assert difference(found, wanted) <= OUTPUTS
 
 
@@ -114,9 +140,24 @@ def test_interventions_leave_padding_out(intervention):
     ("first", "draft", "later", "message"),
     [
         (Intervention(loops=2), None, None, "learned: the cache was begun with K=2"),
-        (None, Intervention(loops=1), Intervention(loops=2), "K=2: the cache was begun with learn"),
-        (None, None, Intervention(gates="shuffled"), "shuffled: needs the whole sequence"),
-        (None, None, Intervention(experts="random"), "experts=random: needs the whole sequence"),
+        (
+            None,
+            Intervention(loops=1),
+            Intervention(loops=2),
+            "K=2: the cache was begun with learn",
+        ),
+        (
+            None,
+            None,
+            Intervention(gates="shuffled"),
+            "shuffled: needs the whole sequence",
+        ),
+        (
+            None,
+            None,
+            Intervention(experts="random"),
+            "experts=random: needs the whole sequence",
+        ),
     ],
 )
 def test_a_cache_goes_with_one_intervention_and_its_draft(first, draft, later, message):
@@ -127,18 +168,29 @@ def test_a_cache_goes_with_one_intervention_and_its_draft(first, draft, later, m
 
 
 @pytest.mark.parametrize(
-    "change", [{"loops": 1}, {"loops": 5}, {"gates": (0.2, 0.9)}, {"gates": (0, 1), "layers": (1,)}]
+    "change",
+    [
+        {"loops": 1},
+        {"loops": 5},
+        {"gates": (0.2, 0.9)},
+        {"gates": (0, 1), "layers": (1,)},
+    ],
 )
 def test_interventions_are_the_same_with_a_cache(change):
     model, change = with_weights(small()), Intervention(**change)
     whole = forward(model, TOKENS, intervention=change)
     assert difference(whole, forward(model, TOKENS)) >= SHOWS
-    assert difference(in_chunks(model, TOKENS, [3, 1, 1], intervention=change), whole) <= OUTPUTS
+    assert (
+        difference(in_chunks(model, TOKENS, [3, 1, 1], intervention=change), whole)
+        <= OUTPUTS
+    )
 
 
 @several
 @given(
-    config=MODELS, rows=st.lists(st.integers(0, 2), min_size=1, max_size=4), padded=st.booleans()
+    config=MODELS,
+    rows=st.lists(st.integers(0, 2), min_size=1, max_size=4),
+    padded=st.booleans(),
 )
 def test_some_of_a_batch_go_on(config, rows, padded):
     model, cache = with_weights(config), Cache(config)
@@ -150,7 +202,9 @@ def test_some_of_a_batch_go_on(config, rows, padded):
     cache.select(rows)
     found = forward(model, tokens[rows, 5:7], cache=cache)
     cache.rewind(5)
-    found = torch.cat((found[:, :1], forward(model, tokens[rows, 5:], cache=cache)[:, 1:]), dim=1)
+    found = torch.cat(
+        (found[:, :1], forward(model, tokens[rows, 5:], cache=cache)[:, 1:]), dim=1
+    )
     assert difference(found, whole[rows, 5:]) <= OUTPUTS
 
 
@@ -205,9 +259,14 @@ def test_a_prompt_in_any_chunks_too(config, saving, lengths, seed):
     tokens = random_tokens(config, batch=2, length=sum(lengths), seed=seed)
     weights = reference.random_weights(config, seed=0)
     wanted = decoding_reference.batch_logits(weights, config, tokens, saving, lengths)
-    assert difference(in_chunks(model, tokens, lengths, intervention=saving), wanted) <= OUTPUTS
+    assert (
+        difference(in_chunks(model, tokens, lengths, intervention=saving), wanted)
+        <= OUTPUTS
+    )
     if saving.kv_slots is None:  # else it matters which tokens come together
-        assert difference(forward(model, tokens, intervention=saving), wanted) <= OUTPUTS
+        assert (
+            difference(forward(model, tokens, intervention=saving), wanted) <= OUTPUTS
+        )
 
 
 @settings(several, max_examples=20)
@@ -249,7 +308,8 @@ def test_fewer_slots_take_less_memory():
         cache = Cache(model.config)
         forward(model, tokens, cache=cache, intervention=Intervention(kv_slots=slots))
         sizes[slots] = cache.bytes
-    kept = 2 * 8 * model.config.n_kv_heads * model.config.head_dim * 8  # float64 keys and values
+    # float64 keys and values
+    kept = 2 * 8 * model.config.n_kv_heads * model.config.head_dim * 8
     assert sizes == {slots: (slots + 1) * kept for slots in (1, 2, 3)}
 
 
@@ -258,27 +318,38 @@ def test_a_trace_counts_the_steps_that_were_taken(saving):
     config = small(**ALL_KINDS)
     change = Intervention(**saving)  # type: ignore[arg-type]
     weights = reference.random_weights(config, seed=0)
-    model, tokens = with_weights(config, weights), random_tokens(config, batch=1, length=12)
+    model, tokens = (
+        with_weights(config, weights),
+        random_tokens(config, batch=1, length=12),
+    )
     whole, by_rows = RoutingTrace(), RoutingTrace()
     forward(model, tokens, trace=whole, intervention=change)
     cache = Cache(config)
     for place in range(12):
         part = RoutingTrace()
-        forward(model, tokens[:, place : place + 1], cache=cache, intervention=change, trace=part)
+        forward(
+            model,
+            tokens[:, place : place + 1],
+            cache=cache,
+            intervention=change,
+            trace=part,
+        )
         by_rows.append(part)
     _, wanted = decoding_reference.logits(weights, config, tokens[0].tolist(), change)
     for trace in (whole, by_rows):
         for number, layer in enumerate(trace.layers):
             if layer.steps_taken is not None:
                 assert layer.steps_taken[0].tolist() == wanted[:, number].tolist()
-                # The mean step number is 0 where no step was taken, and at most their count.
+                # The mean step number is 0 where no step was taken, and at most their
+                # count.
                 assert torch.equal(layer.expected_loops == 0, layer.steps_taken == 0)
                 assert (layer.expected_loops <= layer.steps_taken + 1e-12).all()
     assert len({*wanted[:, :2].flatten().tolist()}) > 1
 
 
 def test_steps_that_are_left_out_are_not_computed():
-    """A sequence whose token stops costs no product in the steps that it does not take."""
+    """A sequence whose token stops costs no product in the steps that it does not
+    take."""
     model = with_weights(small(n_layers=1, loops=4))
     tokens = random_tokens(model.config, batch=2, length=3)
     change = Intervention(halting=1.0)  # after the first step, all of them
@@ -313,14 +384,19 @@ def test_traces_of_passes_are_joined_with_their_states():
 
 @settings(several, max_examples=20)
 @given(
-    config=WITH_DOCUMENTS, kept=st.integers(0, 4), forgotten=st.integers(1, 4), static=st.booleans()
+    config=WITH_DOCUMENTS,
+    kept=st.integers(0, 4),
+    forgotten=st.integers(1, 4),
+    static=st.booleans(),
 )
 def test_what_is_forgotten_leaves_no_trace(config, kept, forgotten, static):
     """Tokens under the draft's loops come in between, and are forgotten."""
     model, draft = with_weights(config), Intervention(loops=1)
     tokens = random_tokens(config, batch=2, length=kept + 3)
     others = random_tokens(config, batch=2, length=forgotten, seed=7)
-    cache = Cache(config, capacity=16, static=tokens.device if static else None, draft=draft)
+    cache = Cache(
+        config, capacity=16, static=tokens.device if static else None, draft=draft
+    )
     if kept:
         forward(model, tokens[:, :kept], cache=cache)
     forward(model, others, cache=cache, intervention=draft)

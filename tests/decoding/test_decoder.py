@@ -1,4 +1,5 @@
-"""A decoder gives the logits of the model, also compiled, recorded, or with joined products."""
+"""A decoder gives the logits of the model, also compiled, recorded, or with joined
+products."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -23,16 +24,27 @@ from dualpath_cli.run.weights import round_weights
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.spec.own_checks import import_classes
 from tests.model.reference import difference, random_tokens
-from tests.model.small_models import ALL_KINDS, EXPERTS, OUTPUTS, TOKENS, small, with_weights
+from tests.model.small_models import (
+    ALL_KINDS,
+    EXPERTS,
+    OUTPUTS,
+    TOKENS,
+    small,
+    with_weights,
+)
 
 
 class Tape(TorchDispatchMode):
-    """A CUDA graph's stand-in: its operations run again on the same memory, without Python."""
+    """A CUDA graph's stand-in: its operations run again on the same memory, without
+    Python."""
 
     def __init__(
-        self, work: Callable[[], torch.Tensor], device: torch.device,
-        warm_up: Callable[[], object], others: Sequence["Tape"],
-    ) -> None:  # fmt: skip
+        self,
+        work: Callable[[], torch.Tensor],
+        device: torch.device,
+        warm_up: Callable[[], object],
+        others: Sequence["Tape"],
+    ) -> None:
         super().__init__()
         self.calls: list[tuple[Any, ...]] = []
         warm_up()
@@ -71,11 +83,16 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
 
 @pytest.fixture
 def graphs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiles to graphs that run operation by operation: their kernels take a minute."""
+    """Compiles to graphs that run operation by operation: their kernels take a
+    minute."""
     compile_ = torch.nn.Module.compile
 
-    def compiled(module: torch.nn.Module, options: dict[str, bool], **others: Any) -> None:
-        assert options["deterministic"], "or sums differ from process to process on a GPU"
+    def compiled(
+        module: torch.nn.Module, options: dict[str, bool], **others: Any
+    ) -> None:
+        assert options["deterministic"], (
+            "or sums differ from process to process on a GPU"
+        )
         compile_(module, **others, backend="aot_eager")
 
     monkeypatch.setattr(torch.nn.Module, "compile", compiled)
@@ -84,12 +101,15 @@ def graphs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def logits(
     decoder: Decoder, tokens: torch.Tensor, mask: torch.Tensor, drafts: bool = True
 ) -> list[torch.Tensor]:
-    """Of a prompt, of single tokens, of drafts that are forgotten, and of fewer texts."""
+    """Of a prompt, of single tokens, of drafts that are forgotten, and of fewer
+    texts."""
     decoder.begin(14)
     found = [decoder.logits(tokens[:, :5], mask)[mask]]
     found += [decoder.logits(tokens[:, at : at + 1]) for at in (5, 6)]
     for _ in range(2 * drafts):
-        found += [decoder.logits(tokens[:, at : at + 1], drafting=True) for at in (7, 8)]
+        found += [
+            decoder.logits(tokens[:, at : at + 1], drafting=True) for at in (7, 8)
+        ]
         decoder.rewind(7)
         found.append(decoder.logits(tokens[:, 7:9], last=1))
         decoder.rewind(7)
@@ -133,9 +153,13 @@ def test_compiled_logits_are_the_same(change):
 @pytest.mark.usefixtures("graphs_alone")
 def test_compiled_logits_are_the_same_where_passes_are_recorded(monkeypatch):
     recorded: list[object] = []
-    monkeypatch.setitem(RECORDERS, "cpu", lambda work, *_: recorded.append(work()) or work)
+    monkeypatch.setitem(
+        RECORDERS, "cpu", lambda work, *_: recorded.append(work()) or work
+    )
     check_compiled(None, drafts=True)
-    assert len(recorded) == 2 * 4, "a token, a draft, two at once, and a token of fewer texts"
+    assert len(recorded) == 2 * 4, (
+        "a token, a draft, two at once, and a token of fewer texts"
+    )
 
 
 @pytest.mark.slow
@@ -143,7 +167,9 @@ def test_logits_are_the_same_with_kernels():
     check_compiled(None, drafts=False)
 
 
-@pytest.mark.parametrize("change", [None, CHANGES[-1]], ids=lambda change: change and change.name)
+@pytest.mark.parametrize(
+    "change", [None, CHANGES[-1]], ids=lambda change: change and change.name
+)
 @pytest.mark.usefixtures("graphs_alone")
 def test_a_position_more_is_no_graph_more(change):
     """Also where now one text goes on, now two or three, and in a second batch."""
@@ -169,12 +195,16 @@ def test_a_position_more_is_no_graph_more(change):
 @pytest.mark.parametrize(
     "change", [None, Intervention(kv_slots=1), Intervention(gates=(1, 0.5))], ids=str
 )
-def test_recorded_logits_are_the_same(change, document_start, padded, tapes, monkeypatch):
+def test_recorded_logits_are_the_same(
+    change, document_start, padded, tapes, monkeypatch
+):
     config = small(**ALL_KINDS, document_start=document_start)
     model, tokens = with_weights(config), random_tokens(config, batch=3, length=10)
     decoder, mask = Decoder(model, change, draft=DRAFT), padding(padded)
     twice = [logits(decoder, tokens, mask) for _ in range(2)]
-    assert len(tapes) == 2 * 4, "a token, a draft, two at once, and a token of fewer texts"
+    assert len(tapes) == 2 * 4, (
+        "a token, a draft, two at once, and a token of fewer texts"
+    )
     monkeypatch.undo()
     wanted = logits(Decoder(model, change, draft=DRAFT), tokens, mask)
     for found in twice:
@@ -224,13 +254,17 @@ VARIANTS = [
 
 def pair(changes: dict[str, object]) -> tuple[DualPathLM, DualPathLM]:
     """A model, and the same one with joined products."""
-    model = DualPathLM(small(**changes, gain_init=0.0, init_std=0.3), seed=0).requires_grad_(False)
+    model = DualPathLM(
+        small(**changes, gain_init=0.0, init_std=0.3), seed=0
+    ).requires_grad_(False)
     joined = copy.deepcopy(model)
     join_products(joined)
     return model, joined
 
 
-def decode(model: DualPathLM, compiled: bool = False, **options: object) -> torch.Tensor:
+def decode(
+    model: DualPathLM, compiled: bool = False, **options: object
+) -> torch.Tensor:
     """Logits of a prompt and of three tokens after it."""
     decoder, tokens = (
         Decoder(model, compiled=compiled, **options),
@@ -262,8 +296,10 @@ def test_joined_logits_are_the_same_compiled_after_the_model_itself():
 
 def test_joined_products_take_no_more_memory():
     _, joined = pair(ALL_KINDS)
-    stores = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
-              for x in [*joined.parameters(), *joined.buffers()]}  # fmt: skip
+    stores = {
+        x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
+        for x in [*joined.parameters(), *joined.buffers()]
+    }
     assert sum(stores.values()) == sum(x.nbytes for x in joined.parameters())
     kinds = [type(module) for module in joined.modules()]
     assert JoinedAttention in kinds

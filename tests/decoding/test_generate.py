@@ -29,7 +29,8 @@ Rows = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def run(trained: Fit) -> Path:
-    """A run of the tiny recipe whose model takes 64 tokens, and whose loops and gates matter."""
+    """A run of the tiny recipe whose model takes 64 tokens, and whose loops and gates
+    matter."""
     return trained(**merge(OPEN, LONG))
 
 
@@ -48,9 +49,11 @@ def rows(run: Path, tmp_path: Path, output_of: OutputOf) -> Rows:
 
 @pytest.mark.parametrize(
     ("drawn", "drafts", "counted"),
-    [("--seed 3", "", ""),
-     ("--greedy", " --speculate 3", r"\d+% of \d+ drafted tokens accepted, ")],
-)  # fmt: skip
+    [
+        ("--seed 3", "", ""),
+        ("--greedy", " --speculate 3", r"\d+% of \d+ drafted tokens accepted, "),
+    ],
+)
 def test_one_text_is_streamed_and_its_speed_and_drafts_go_to_stderr(
     drawn, drafts, counted, run, rows, capsys
 ):
@@ -64,14 +67,20 @@ def test_one_text_is_streamed_and_its_speed_and_drafts_go_to_stderr(
     (line,) = said.err.splitlines()
     assert re.fullmatch(
         rf"{row['new_tokens']} new tokens, [\d,.]+ tokens/s without the prompt, "
-        rf"first token after \d+\.\d\d s, {counted}cache [\d.]+ kB", line
-    )  # fmt: skip
+        rf"first token after \d+\.\d\d s, {counted}cache [\d.]+ kB",
+        line,
+    )
 
 
 def test_several_texts_are_printed_whole_with_their_numbers(run, rows, capsys):
     words = ["--prompt", "the", "hell", "--num_samples", "2", "--max_new_tokens", "9"]
     written = rows(*words)
-    assert [(row["number"], row["sample"]) for row in written] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert [(row["number"], row["sample"]) for row in written] == [
+        (1, 1),
+        (1, 2),
+        (2, 1),
+        (2, 2),
+    ]
     assert len({row["text"] for row in written}) == 4
     capsys.readouterr()
     assert main(["generate", "--ckpt_path", str(run), *words]) == 0
@@ -86,8 +95,12 @@ def test_rows_of_a_file_are_answered_in_their_order(rows, tmp_path):
     questions = [{"question": "the " * n + "cell", "id": [n]} for n in range(5)]
     path = tmp_path / "asked.json"
     path.with_suffix(".jsonl").write_text("\n".join(map(json.dumps, questions)))
-    found = rows("--file", path.with_suffix(".jsonl"), "--max_new_tokens", 4, "--batch_size", 2)
-    assert [row["prompt"] for row in found] == [asked["question"] for asked in questions]
+    found = rows(
+        "--file", path.with_suffix(".jsonl"), "--max_new_tokens", 4, "--batch_size", 2
+    )
+    assert [row["prompt"] for row in found] == [
+        asked["question"] for asked in questions
+    ]
 
 
 def test_without_a_prompt_a_text_begins_by_itself_and_fills_the_window(rows):
@@ -101,13 +114,26 @@ def test_overrides_and_precision_are_those_of_the_model(rows):
     """One word of each; that all words are overrides is tested in tests/options."""
     prompt = ("--prompt", "the shell", "hell", "--max_new_tokens", 24)
     plain = rows(*prompt)
-    for words in ("--intervention skip=0.6", "--intervention K=1", "--precision bfloat16"):
+    for words in (
+        "--intervention skip=0.6",
+        "--intervention K=1",
+        "--precision bfloat16",
+    ):
         assert rows(*prompt, *words.split()) != plain
 
 
 def test_a_smaller_last_batch_is_filled_up_where_passes_are_compiled(rows, monkeypatch):
     """Else it would be compiled again for its size."""
-    words = ["--prompt", "a", "the cell", "", "--batch_size", "2", "--max_new_tokens", "4"]
+    words = [
+        "--prompt",
+        "a",
+        "the cell",
+        "",
+        "--batch_size",
+        "2",
+        "--max_new_tokens",
+        "4",
+    ]
     expected, write_on, sizes = rows(*words), texts.write_on, []
 
     def sized(next_logits: Any, prompts: Any, *arguments: Any) -> Any:
@@ -119,7 +145,11 @@ def test_a_smaller_last_batch_is_filled_up_where_passes_are_compiled(rows, monke
     assert rows(*words, "--compile") == expected
     assert sizes == [2, 2]
     sizes.clear()
-    assert len(rows("--prompt", "a", "--compile", "--max_new_tokens", "2")) == len(sizes) == 1
+    assert (
+        len(rows("--prompt", "a", "--compile", "--max_new_tokens", "2"))
+        == len(sizes)
+        == 1
+    )
 
 
 def interrupt(signum: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,10 +180,19 @@ def test_a_signal_keeps_what_was_streamed(run, rows, capsys, monkeypatch):
 def test_a_signal_keeps_the_texts_that_are_done_beside_the_file(
     run, rows, tmp_path, capsys, monkeypatch
 ):
-    words = ["--prompt", "a", "the cell", "--greedy", "--batch_size", "1",
-             "--max_new_tokens", "6"]  # fmt: skip
+    words = [
+        "--prompt",
+        "a",
+        "the cell",
+        "--greedy",
+        "--batch_size",
+        "1",
+        "--max_new_tokens",
+        "6",
+    ]
     whole = rows(*words)
-    interrupt(signal.SIGTERM, 8, monkeypatch)  # in the second batch: longer prompts come first
+    # in the second batch: longer prompts come first
+    interrupt(signal.SIGTERM, 8, monkeypatch)
     out = tmp_path / "o.jsonl"
     assert main(["generate", "--ckpt_path", str(run), "--out", str(out), *words]) == 143
     kept = out.with_name("o.jsonl.interrupted")
@@ -168,9 +207,11 @@ ROWS: list[dict[str, Any]] = [
     {"question": "two", "answer": "2", "text": "nor this"},
     {"text": "drei ü"},
 ]
-OPENERS = {"": Path.write_bytes, ".gz": lambda path, content: path.write_bytes(
-    gzip.compress(content)), ".zst": lambda path, content: path.write_bytes(
-    zstandard.compress(content))}  # fmt: skip
+OPENERS = {
+    "": Path.write_bytes,
+    ".gz": lambda path, content: path.write_bytes(gzip.compress(content)),
+    ".zst": lambda path, content: path.write_bytes(zstandard.compress(content)),
+}
 
 
 def texts_of(prompts: list[Prompt]) -> list[str]:

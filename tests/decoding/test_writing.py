@@ -44,9 +44,17 @@ def generators(count: int, first: int = 0) -> list[torch.Generator]:
 def gpt2() -> Any:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        vocab_size=GPT2_IDS, n_positions=16, n_embd=8, n_layer=1, n_head=1, initializer_range=2.0,
-        bos_token_id=0, eos_token_id=0, pad_token_id=0, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=GPT2_IDS,
+        n_positions=16,
+        n_embd=8,
+        n_layer=1,
+        n_head=1,
+        initializer_range=2.0,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
     torch.manual_seed(0)
     return transformers.GPT2LMHeadModel(config).eval()
 
@@ -65,16 +73,24 @@ OPTIONS = st.fixed_dictionaries(
 @given(options=OPTIONS, seed=st.integers(0, 99))
 @example(options={"top_p": 1e-9}, seed=0)  # less than rounding: the likeliest stays
 def test_probabilities_are_those_that_transformers_draws_from(gpt2, options, seed):
-    """What its `generate` makes of its own logits: all options, in the order that it takes."""
+    """What its `generate` makes of its own logits: all options, in the order that it
+    takes."""
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(GPT2_IDS, (3, 5), generator=draw)
     theirs = gpt2.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=1,
-        return_dict_in_generate=True, output_logits=True, output_scores=True,
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=True,
+        max_new_tokens=1,
+        return_dict_in_generate=True,
+        output_logits=True,
+        output_scores=True,
         **{"top_k": 0, "top_p": 1.0, **options},
-    )  # fmt: skip
+    )
     probs = Sampler(Sampling(**options), GPT2_IDS).probabilities(theirs.logits[0])
-    torch.testing.assert_close(probs, theirs.scores[0].softmax(-1), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        probs, theirs.scores[0].softmax(-1), atol=1e-6, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("greedy", [False, True])
@@ -103,8 +119,19 @@ def test_a_model_that_gives_no_numbers_fails(greedy):
         sampler.draw(probs, generators(1))
 
 
-PARTS = [b"a", b"b", b".", b"ab.", b"a.b", "é".encode()[:1], "é".encode()[1:], "日".encode()[:2],
-          "日".encode()[2:], b"\xff", "日é".encode()]  # fmt: skip
+PARTS = [
+    b"a",
+    b"b",
+    b".",
+    b"ab.",
+    b"a.b",
+    "é".encode()[:1],
+    "é".encode()[1:],
+    "日".encode()[:2],
+    "日".encode()[2:],
+    b"\xff",
+    "日é".encode(),
+]
 """Of ids: texts, parts of characters, and a byte that is of none."""
 STOPS = st.lists(st.text("ab.é日", min_size=1, max_size=4), max_size=3)
 PARTS_OF_TEXT = st.lists(st.integers(0, len(PARTS) - 1), max_size=12)
@@ -115,7 +142,8 @@ def decoded(ids: list[int]) -> str:
 
 
 def until_stop(ids: list[int], stops: list[str]) -> tuple[str, bool]:
-    """The text before the first stop, looked for anew after each id in all that there is."""
+    """The text before the first stop, looked for anew after each id in all that there
+    is."""
     for count in range(1, len(ids) + 1):
         text = decoded(ids[:count])
         places = [text.find(stop) for stop in stops if stop in text]
@@ -139,7 +167,8 @@ def test_the_pieces_add_up_to_the_text_before_the_first_stop(ids, stops):
 
 @given(PARTS_OF_TEXT, PARTS_OF_TEXT, STOPS)
 def test_what_was_given_out_holds_whatever_follows(ids, later, stops):
-    """The prefix is certain: neither half a character nor the beginning of a stop is in it."""
+    """The prefix is certain: neither half a character nor the beginning of a stop is in
+    it."""
     stream = TextStream(PARTS, stops)
     given_out = "".join(stream.push(id) for id in ids)
     assert until_stop([*ids, *later], stops)[0].startswith(given_out)
@@ -148,8 +177,15 @@ def test_what_was_given_out_holds_whatever_follows(ids, later, stops):
 def test_nothing_is_held_back_that_is_certain():
     stream = TextStream(PARTS, ["ab.ab"])
     assert [stream.push(id) for id in (0, 1, 1, 2, 5, 6, 3, 2)] == [
-        "", "", "abb", ".", "", "é", "", "ab..",
-    ]  # fmt: skip
+        "",
+        "",
+        "abb",
+        ".",
+        "",
+        "é",
+        "",
+        "ab..",
+    ]
 
 
 CONFIG = small(**ALL_KINDS)
@@ -200,7 +236,9 @@ def test_what_fills_a_batch_up_changes_no_text_and_gives_none():
 
 def test_greedy_writing_is_what_the_equations_say():
     """An argmax at a time, the whole text read again for each."""
-    written = ids_of(pieces_of(PROMPTS, [0] * 4, Sampling(greedy=True), max_new_tokens=5))
+    written = ids_of(
+        pieces_of(PROMPTS, [0] * 4, Sampling(greedy=True), max_new_tokens=5)
+    )
     for prompt, new in zip(PROMPTS, written, strict=True):
         ids = list(prompt)
         for _ in range(5):
@@ -223,7 +261,8 @@ def test_greedy_writing_is_what_the_equations_say():
 @settings(max_examples=4)
 @given(seeds=st.lists(st.integers(0, 2**40), min_size=4, max_size=4), eot=st.booleans())
 def test_a_text_is_the_same_alone_and_in_any_batch(change, seeds, eot):
-    """In float64, where rounding decides nothing: seeded draws after prompts of mixed lengths."""
+    """In float64, where rounding decides nothing: seeded draws after prompts of mixed
+    lengths."""
     options = {"change": change, "eot_id": EOT if eot else NO_EOT}
     together = pieces_of(PROMPTS, seeds, **options)
     for n, prompt in enumerate(PROMPTS):
@@ -237,14 +276,22 @@ def test_a_window_ends_a_text_that_fills_it():
     """16 positions: the last id is not read, so that it may be one more."""
     texts = pieces_of(PROMPTS, [1, 2, 3, 4], max_new_tokens=14)
     assert [len(pieces) for pieces in texts] == [14, 14, 10, 14]
-    assert [pieces[-1].end for pieces in texts] == ["length", "length", "window", "length"]
-    assert Limits(14, 16, NO_EOT).positions([len(prompt) for prompt in PROMPTS]) == 7 + 13
+    assert [pieces[-1].end for pieces in texts] == [
+        "length",
+        "length",
+        "window",
+        "length",
+    ]
+    assert (
+        Limits(14, 16, NO_EOT).positions([len(prompt) for prompt in PROMPTS]) == 7 + 13
+    )
     full = pieces_of([[3] * 16], [1])
     assert [[piece.end for piece in pieces] for pieces in full] == [["window"]]
 
 
 def test_half_of_a_batch_is_dropped_when_it_has_ended():
-    """Of four texts with one, two, five and six ids, by which a pass is as wide as is left."""
+    """Of four texts with one, two, five and six ids, by which a pass is as wide as is
+    left."""
     model, widths = with_weights(CONFIG, WEIGHTS), []
     decoder = Decoder(model)
 
@@ -255,9 +302,14 @@ def test_half_of_a_batch_is_dropped_when_it_has_ended():
     limits = [16 + 1 - new for new in (1, 2, 5, 6)]
     prompts = [[3] * length for length in limits]  # the window ends them
     pieces = write_on(
-        next_logits, prompts, Sampler(Sampling(), IDS), [torch.Generator()] * 4, VALUES,
-        Limits(99, 16, NO_EOT), decoder.select,
-    )  # fmt: skip
+        next_logits,
+        prompts,
+        Sampler(Sampling(), IDS),
+        [torch.Generator()] * 4,
+        VALUES,
+        Limits(99, 16, NO_EOT),
+        decoder.select,
+    )
     assert sorted(piece.row for piece in pieces) == [0, *[1] * 2, *[2] * 5, *[3] * 6]
     assert widths == [4, 4, 2, 2, 2, 1]
 
@@ -272,16 +324,21 @@ def test_end_of_text_and_stops_are_not_written_and_what_comes_after_does_not_mat
         return logits_BV
 
     pieces = write_on(
-        next_logits, [[1], [1, 2], [1]], Sampler(Sampling(), IDS), [torch.Generator()] * 3, VALUES,
+        next_logits,
+        [[1], [1, 2], [1]],
+        Sampler(Sampling(), IDS),
+        [torch.Generator()] * 3,
+        VALUES,
         Limits(4, 16, IDS - 1, ("aa",)),
-    )  # fmt: skip
+    )
     ended = [(piece.row, piece.text, piece.end) for piece in pieces if piece.row != 1]
     assert ended == [(0, "", "eot"), (2, "", None), (2, "", "stop")]
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_rounded_weights_give_what_autocast_gives(tied):
-    """Bit for bit, in half the memory; the embedding, the router and the gates stay as they are."""
+    """Bit for bit, in half the memory; the embedding, the router and the gates stay as
+    they are."""
     config = small(**ALL_KINDS, tie_embeddings=tied)
     tokens = random_tokens(config, batch=2, length=6)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -315,7 +372,14 @@ def drafted(
     decoder.begin(limits.positions([len(prompt)]))
     generator = torch.Generator().manual_seed(seed)
     pieces = write_on_drafts(
-        decoder, prompt, Sampler(sampling, IDS), generator, VALUES, limits, length, drafts
+        decoder,
+        prompt,
+        Sampler(sampling, IDS),
+        generator,
+        VALUES,
+        limits,
+        length,
+        drafts,
     )
     return list(pieces), drafts
 
@@ -330,7 +394,14 @@ def plain(
     """The pieces of the same text without drafts."""
     decoder, generator = Decoder(model, change), torch.Generator().manual_seed(0)
     return list(
-        write_on(decoder.next_logits, [prompt], Sampler(sampling, IDS), [generator], VALUES, limits)
+        write_on(
+            decoder.next_logits,
+            [prompt],
+            Sampler(sampling, IDS),
+            [generator],
+            VALUES,
+            limits,
+        )
     )
 
 
@@ -341,12 +412,18 @@ def plain(
     most=st.integers(1, 9),
     eot=st.sampled_from([NO_EOT, 2, 5, 9]),
     stops=st.sampled_from([(), ("a",), ("gh", "dd")]),
-    change=st.sampled_from([None, Intervention(halting=0.5), Intervention(loops=2, skip=0.6)]),
+    change=st.sampled_from(
+        [None, Intervention(halting=0.5), Intervention(loops=2, skip=0.6)]
+    ),
 )
-def test_the_likeliest_text_is_the_same_to_its_end(prompt, length, most, eot, stops, change):
+def test_the_likeliest_text_is_the_same_to_its_end(
+    prompt, length, most, eot, stops, change
+):
     sampling, limits = Sampling(greedy=True), Limits(most, 16, eot, stops)
     for model in (MODEL, OF_DOCUMENTS):
-        pieces, _ = drafted(prompt, sampling, limits, length, change=change, model=model)
+        pieces, _ = drafted(
+            prompt, sampling, limits, length, change=change, model=model
+        )
         assert pieces == plain(prompt, sampling, limits, change, model)
 
 
@@ -361,7 +438,8 @@ def test_some_drafts_are_accepted_and_some_are_not():
 
 
 def distribution(prompt: list[int], sampling: Sampling) -> dict[tuple[int, int], float]:
-    """What the first two ids of a text are by the model's own probabilities, read as a whole."""
+    """What the first two ids of a text are by the model's own probabilities, read as a
+    whole."""
     sampler = Sampler(sampling, IDS)
 
     def after(ids: list[int]) -> list[float]:
@@ -378,8 +456,11 @@ def distribution(prompt: list[int], sampling: Sampling) -> dict[tuple[int, int],
     }
 
 
-def p_value(counts: Counter[tuple[int, int]], expected: dict[tuple[int, int], float]) -> float:
-    """Of a chi-square test; pairs of which fewer than five are expected count as one."""
+def p_value(
+    counts: Counter[tuple[int, int]], expected: dict[tuple[int, int], float]
+) -> float:
+    """Of a chi-square test; pairs of which fewer than five are expected count as
+    one."""
     total = sum(counts.values())
     assert set(counts) <= set(expected)
     often = [pair for pair, p in expected.items() if p * total >= 5]
@@ -398,7 +479,8 @@ def redrawn_from_the_whole(
     sampler: Sampler,
     generator: torch.Generator,
 ) -> tuple[int, int]:
-    """What is wrong: an id that is not kept is drawn from p instead of max(0, p - q)."""
+    """What is wrong: an id that is not kept is drawn from p instead of max(0, p -
+    q)."""
     kept, drawn = verified(drafted, q_NV, p_NV, sampler, generator)
     if kept < len(drafted):
         drawn = int(sampler.draw(p_NV[kept : kept + 1], [generator]))
@@ -409,11 +491,18 @@ def redrawn_from_the_whole(
     ("length", "texts"), [pytest.param(1, 600, marks=pytest.mark.slow), (2, 300)]
 )
 def test_sampled_texts_are_distributed_as_without_drafts(length, texts, monkeypatch):
-    """Pairs of ids, the second of which comes from the same draft, the next one, or neither."""
-    prompt, sampling, limits = [3, 7, 1], Sampling(top_k=4), Limits(1 + length, 16, NO_EOT)
+    """Pairs of ids, the second of which comes from the same draft, the next one, or
+    neither."""
+    prompt, sampling, limits = (
+        [3, 7, 1],
+        Sampling(top_k=4),
+        Limits(1 + length, 16, NO_EOT),
+    )
 
     def p_of_pairs() -> float:
-        written = (drafted(prompt, sampling, limits, length, seed)[0] for seed in range(texts))
+        written = (
+            drafted(prompt, sampling, limits, length, seed)[0] for seed in range(texts)
+        )
         counts = Counter((pieces[0].id, pieces[1].id) for pieces in written)
         return p_value(counts, distribution(prompt, sampling))
 

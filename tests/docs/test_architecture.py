@@ -1,4 +1,5 @@
-"""Imports between the rooms of the package run down only, as docs/architecture.md draws them."""
+"""Imports between the rooms of the package run down only, as docs/architecture.md draws
+them."""
 
 import ast
 import re
@@ -40,7 +41,8 @@ FILES = [
 ]
 EQUATIONS = ("block.py", "deep_path.py", "sublayer.py")
 MOST_LINES, MOST_ARGUMENTS = 20, 3
-"""Of a forward pass in the files of `model/` that hold the equations; `self` is not counted."""
+"""Of a forward pass in the files of `model/` that hold the equations; `self` is not
+counted."""
 
 
 CHANGING = re.compile(r"filterwarnings|simplefilter|setLevel|add_\w+|set_\w+|disable")
@@ -58,7 +60,8 @@ def room_of(path: Path) -> str:
 
 
 def rooms_imported(path: Path) -> set[str]:
-    """The rooms that a file imports anywhere, also within a function, or as a command's strings."""
+    """The rooms that a file imports anywhere, also within a function, or as a command's
+    strings."""
     modules = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -66,7 +69,11 @@ def rooms_imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, path
             whole = node.module == PACKAGE.name
-            modules += [f"{node.module}.{a.name}" for a in node.names] if whole else [node.module]
+            modules += (
+                [f"{node.module}.{a.name}" for a in node.names]
+                if whole
+                else [node.module]
+            )
     if path == PACKAGE / "cli" / "commands.py":
         words = [word for command in COMMANDS.values() for word in astuple(command)]
         modules += [word.partition(":")[0] for word in words if ":" in str(word)]
@@ -100,7 +107,8 @@ def test_no_name_of_a_class_stands_for_two():
 
 
 def changes_of_others(tree: ast.Module) -> list[str]:
-    """What a module changes in other packages as it is imported, outside of its functions."""
+    """What a module changes in other packages as it is imported, outside of its
+    functions."""
     imported, found, nodes = set(), [], list(tree.body)
     while nodes:
         node = nodes.pop(0)
@@ -109,7 +117,10 @@ def changes_of_others(tree: ast.Module) -> list[str]:
         nodes += ast.iter_child_nodes(node)
         targets: list[ast.AST] = []
         if isinstance(node, ast.Import | ast.ImportFrom):
-            of_others = isinstance(node, ast.Import) or room_named(node.module or "") not in ROW_OF
+            of_others = (
+                isinstance(node, ast.Import)
+                or room_named(node.module or "") not in ROW_OF
+            )
             imported |= {name.asname or name.name for name in node.names if of_others}
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -123,12 +134,17 @@ def changes_of_others(tree: ast.Module) -> list[str]:
 
 
 def test_no_import_changes_another_package():
-    assert changes_of_others(ast.parse("import warnings\nwarnings.simplefilter('ignore')"))
+    assert changes_of_others(
+        ast.parse("import warnings\nwarnings.simplefilter('ignore')")
+    )
     assert changes_of_others(ast.parse("from a import b\nb.loader = print"))
     assert changes_of_others(
         ast.parse("import logging\nfor n in 'ab':\n logging.get(n).setLevel(0)")
     )
-    found = {path.name: changes_of_others(ast.parse(path.read_text("utf-8"))) for path in FILES}
+    found = {
+        path.name: changes_of_others(ast.parse(path.read_text("utf-8")))
+        for path in FILES
+    }
     assert not {name: changes for name, changes in found.items() if changes}
 
 
@@ -144,12 +160,16 @@ def test_the_page_goes_from_words_to_a_launch_by_the_functions_that_are_called(
 ):
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     walk = page.partition("## Words to a launch")[2].split("```")
-    columns = [re.split(r"\s{2,}", line.strip()) for line in walk[1].strip().splitlines()]
+    columns = [
+        re.split(r"\s{2,}", line.strip()) for line in walk[1].strip().splitlines()
+    ]
     texts = [cells[1 if "/" in cells[0] else 0] for cells in columns]
     stays = [name for text in texts for name in re.split(" > |, ", text)]
     assert f"{len(stays)} functions, with 16 ways back" in " ".join(walk[0].split())
     assert len(stays) <= 40
-    monkeypatch.chdir(shutil.copytree(share("home", write_home), tmp_path / "home", symlinks=True))
+    monkeypatch.chdir(
+        shutil.copytree(share("home", write_home), tmp_path / "home", symlinks=True)
+    )
     called: set[str] = set()
 
     def end(*_: object, **__: object) -> None:
@@ -164,7 +184,9 @@ def test_the_page_goes_from_words_to_a_launch_by_the_functions_that_are_called(
     words.parser_of.cache_clear()
     sys.setprofile(note)
     try:
-        code = main(["fit", "--config", "tiny.yaml", "--run.name", "new", "--optim.lr", "1e-3"])
+        code = main(
+            ["fit", "--config", "tiny.yaml", "--run.name", "new", "--optim.lr", "1e-3"]
+        )
     finally:
         sys.setprofile(None)
     assert code == 130
@@ -172,18 +194,24 @@ def test_the_page_goes_from_words_to_a_launch_by_the_functions_that_are_called(
 
 
 def test_each_forward_of_the_equations_is_short():
-    """Caches, early exits and overrides belong to a `LayerPass`, not among its arguments."""
+    """Caches, early exits and overrides belong to a `LayerPass`, not among its
+    arguments."""
     forwards = [
         (f"{cls.name}.forward", part)
         for name in EQUATIONS
-        for cls in ast.parse((PACKAGE / "model" / name).read_text(encoding="utf-8")).body
+        for cls in ast.parse(
+            (PACKAGE / "model" / name).read_text(encoding="utf-8")
+        ).body
         if isinstance(cls, ast.ClassDef)
         for part in cls.body
         if isinstance(part, ast.FunctionDef) and part.name == "forward"
     ]
-    assert {"DualPathBlock.forward", "WidePath.forward", "DeepPath.forward", "Sublayer.forward"} < {
-        name for name, _ in forwards
-    }
+    assert {
+        "DualPathBlock.forward",
+        "WidePath.forward",
+        "DeepPath.forward",
+        "Sublayer.forward",
+    } < {name for name, _ in forwards}
     for name, forward in forwards:
         given = forward.args
         arguments = [*given.posonlyargs, *given.args[1:], *given.kwonlyargs]

@@ -1,4 +1,5 @@
-"""The pages of the repository: links lead somewhere, and README lists the commands there are."""
+"""The pages of the repository: links lead somewhere, and README lists the commands
+there are."""
 
 import json
 import re
@@ -21,9 +22,13 @@ PAGES = sorted(page for pattern in FOLDERS for page in ROOT.glob(pattern))
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub makes of a page's headings: lower case, no punctuation, hyphens for spaces."""
+    """What GitHub makes of a page's headings: lower case, no punctuation, hyphens for
+    spaces."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in headings
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -39,8 +44,13 @@ def test_every_link_inside_the_repository_leads_somewhere(page):
 
 def test_every_test_that_a_page_names_exists():
     for page in (ROOT / "docs").glob("*.md"):
-        for name in re.findall(r"`((?:\w+/)*test_\w+\.py)`", page.read_text(encoding="utf-8")):
-            assert list((ROOT / "tests").glob(f"**/{name.removeprefix('tests/')}")), (page, name)
+        for name in re.findall(
+            r"`((?:\w+/)*test_\w+\.py)`", page.read_text(encoding="utf-8")
+        ):
+            assert list((ROOT / "tests").glob(f"**/{name.removeprefix('tests/')}")), (
+                page,
+                name,
+            )
 
 
 def test_limits_of_the_page_of_faults_are_those_of_the_code():
@@ -54,17 +64,22 @@ def test_limits_of_the_page_of_faults_are_those_of_the_code():
 
 def test_readme_lists_the_commands_as_help_does():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[`dualpath (\w+(?: \w+)?)`\]\(.*?\) \| (.*) \|$", text, re.MULTILINE)
+    rows = re.findall(
+        r"^\| \[`dualpath (\w+(?: \w+)?)`\]\(.*?\) \| (.*) \|$", text, re.MULTILINE
+    )
     assert rows == [(command.name, command.purpose) for command in COMMANDS.values()]
 
 
 def test_the_page_of_a_recipe_has_every_key_as_it_is():
     written = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8")
-    assert written == runpy.run_path(str(ROOT / "docs" / "recipe.py"))["page"](), "docs/recipe.py"
+    assert written == runpy.run_path(str(ROOT / "docs" / "recipe.py"))["page"](), (
+        "docs/recipe.py"
+    )
 
 
 def printed() -> dict[str, tuple[str, str]]:
-    """Commands that need no torch and no run, with the output below them, by `page: command`."""
+    """Commands that need no torch and no run, with the output below them, by `page:
+    command`."""
     found = {}
     for page in PAGES:
         if page.suffix != ".md":
@@ -93,16 +108,24 @@ def test_a_page_shows_what_its_command_prints(name, tmp_path, monkeypatch, capsy
         r"(?:.*\n)*" if line == "..." else re.escape(f"{line}\n")
         for line in shown.strip("\n").splitlines()
     )
-    assert re.fullmatch(pattern, (said.out + said.err).strip("\n") + "\n"), said.out + said.err
+    assert re.fullmatch(pattern, (said.out + said.err).strip("\n") + "\n"), (
+        said.out + said.err
+    )
 
 
 def test_the_table_of_many_gpus_is_what_flops_plans(capsys):
     text = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     table = text.partition("| GPUs | tokens a step | `ddp` ")[2].partition("\n\n")[0]
     for row in table.splitlines()[2:]:
-        gpus, tokens, *shown = row.strip("| ").replace(",", "").replace("*", "").split("|")
-        words = f"flops --config f160m_a25_k4 --plan --gpus {gpus} --batch-tokens {tokens}"
+        gpus, tokens, *shown = (
+            row.strip("| ").replace(",", "").replace("*", "").split("|")
+        )
+        words = (
+            f"flops --config f160m_a25_k4 --plan --gpus {gpus} --batch-tokens {tokens}"
+        )
         assert main([*words.split(), "--format", "json"]) == 0
         plan = json.loads(capsys.readouterr().out)["plan"]
-        planned = [f"{plan[name]['peak'] / 1e9:.2f}" for name in ("ddp", "fsdp", "hsdp")]
+        planned = [
+            f"{plan[name]['peak'] / 1e9:.2f}" for name in ("ddp", "fsdp", "hsdp")
+        ]
         assert [cell.strip() for cell in shown] == planned, gpus

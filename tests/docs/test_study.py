@@ -1,4 +1,5 @@
-"""Pages of studies say what their commands print, by statistics that hold where checked."""
+"""Pages of studies say what their commands print, by statistics that hold where
+checked."""
 
 import csv
 import importlib.util
@@ -44,8 +45,13 @@ def test_every_table_of_the_page_is_what_the_script_makes(study):
 
 
 def test_runs_are_the_seeds_of_the_declaration_once_each(study):
-    seeds_of = {"rates": range(2), "held": range(2), "transfer": range(1),
-                "table32": range(2, 14), "table48": range(2, 6)}  # fmt: skip
+    seeds_of = {
+        "rates": range(2),
+        "held": range(2),
+        "transfer": range(1),
+        "table32": range(2, 14),
+        "table48": range(2, 6),
+    }
     seeds: dict[tuple[str, str, float], list[int]] = {}
     for run in study.RUNS:
         seeds.setdefault((run.part, run.arm, run.rate), []).append(run.seed)
@@ -61,7 +67,9 @@ def test_runs_are_the_seeds_of_the_declaration_once_each(study):
 def git(*words: str) -> str:
     """Git's output in this checkout; empty where git fails."""
     command = ["git", "-C", str(STUDY), *words]
-    return subprocess.run(command, capture_output=True, encoding="utf-8", check=False).stdout
+    return subprocess.run(
+        command, capture_output=True, encoding="utf-8", check=False
+    ).stdout
 
 
 whole_clone = pytest.mark.skipif(
@@ -76,11 +84,15 @@ def test_each_run_began_after_its_commit_which_has_todays_declaration(study):
     declared = re.sub(r"\*As declared;[^*]+\*\n\n", "", page)
     began: dict[str, list[datetime]] = {}
     for row in study.read("runs.csv"):
-        began.setdefault(row["commit"], []).append(datetime.fromisoformat(row["started"]))
+        began.setdefault(row["commit"], []).append(
+            datetime.fromisoformat(row["started"])
+        )
     for commit, starts in began.items():
         then = git("show", f"{commit}:docs/study/declared.md")
         assert re.sub(r"\[([\w.]+)\]\(\1\)", r"`\1`", then) == declared
-        committed = datetime.fromisoformat(git("show", "-s", "--format=%cI", commit).strip())
+        committed = datetime.fromisoformat(
+            git("show", "-s", "--format=%cI", commit).strip()
+        )
         assert min(starts) > committed
 
 
@@ -103,28 +115,43 @@ def test_runs_in_a_row_are_of_the_declared_seeds_and_began_after_their_declarati
         assert then
         assert pilot or then == page  # amended before the first run of the tables
         committed = git("show", "-s", "--format=%cI", row["git_commit"]).strip()
-        assert datetime.fromisoformat(row["started"]) > datetime.fromisoformat(committed)
+        assert datetime.fromisoformat(row["started"]) > datetime.fromisoformat(
+            committed
+        )
         assert units in row["cpu"] + row["device"]
 
 
 @pytest.mark.parametrize(("name", "section"), [("row", 0), ("row_256", 1)])
-def test_the_page_of_the_row_says_what_its_commands_print(name, section, tmp_path, capsys):
+def test_the_page_of_the_row_says_what_its_commands_print(
+    name, section, tmp_path, capsys
+):
     page, row = (STUDY.parent / "study.md").read_text(encoding="utf-8"), script("row")
     study, lines = row.STUDIES[name], re.split("\n## ", page)[section].splitlines()
     row.restore(study, tmp_path)
     begin = f"dualpath compare runs/{name}/"
-    (line,) = [line for line in page.splitlines() if line.startswith(begin) and "--best" in line]
+    (line,) = [
+        line
+        for line in page.splitlines()
+        if line.startswith(begin) and "--best" in line
+    ]
     assert main(shlex.split(line.replace(f"runs/{name}", str(tmp_path)))[1:]) == 0
     tables = (tmp_path / "first/tests.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in tables if line.startswith("| a50")] == [
         line for line in lines if line.startswith("| a50")
     ]
     for found in csv.DictReader((tmp_path / "first/table.csv").open(encoding="utf-8")):
-        shown = next(line for line in lines if f"(`{found['configuration']}`) |" in line)
+        shown = next(
+            line for line in lines if f"(`{found['configuration']}`) |" in line
+        )
         assert f"| {float(found['best_rate']):.2g} |" in shown
-        spread = f"{float(found['aggregate']):.4f} ± {float(found['aggregate_standard_error']):.4f}"
+        spread = (
+            f"{float(found['aggregate']):.4f} ± "
+            f"{float(found['aggregate_standard_error']):.4f}"
+        )
         assert spread in shown.replace("*", "")
-    assert all(imread(tmp_path / f"first/{n}.png").std() > 0.01 for n in ("quality", "curves"))
+    assert all(
+        imread(tmp_path / f"first/{n}.png").std() > 0.01 for n in ("quality", "curves")
+    )
     row.bends(study, "a50_k1:expanded_k2")
     share = re.search(r"share: ([\d.]+)", capsys.readouterr().out)[1]
     text = " ".join(lines)
@@ -137,9 +164,12 @@ def test_the_page_of_the_row_says_what_its_commands_print(name, section, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("at_best", "held", "passed"), [(1.0, (0.92, 0.98), (0.02, 0.08)), (4.0, (0, 0.9), (0.1, 1))]
+    ("at_best", "held", "passed"),
+    [(1.0, (0.92, 0.98), (0.02, 0.08)), (4.0, (0, 0.9), (0.1, 1))],
 )
-def test_an_arm_that_is_noisier_at_its_best_rate_is_held_less_often(at_best, held, passed):
+def test_an_arm_that_is_noisier_at_its_best_rate_is_held_less_often(
+    at_best, held, passed
+):
     row, steps = script("row"), np.arange(4)
     logs, rng = np.log([0.0245, 0.049, 0.098, 0.196]), np.random.default_rng(0)
     noise = rng.normal(size=(12, 8))
@@ -171,11 +201,14 @@ def test_runs_that_began_out_of_the_declared_order_are_named_on_the_page():
 
 
 def test_designs_without_a_difference_are_as_far_apart_as_chance_makes_them():
-    """With noise of 0.01 and 14 seeds: the share of truly equal arms is spread over 0 to 1."""
+    """With noise of 0.01 and 14 seeds: the share of truly equal arms is spread over 0
+    to 1."""
     row, rng = script("row"), np.random.default_rng(1)
     logs, steps = np.log([0.0245, 0.049, 0.098, 0.196]), np.arange(4)
 
-    def arm(place: float, bend: float, lowest: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
+    def arm(
+        place: float, bend: float, lowest: float = 2.0
+    ) -> tuple[np.ndarray, np.ndarray]:
         curve = lowest + bend * (steps - place) ** 2
         return logs, curve + blocks + 0.01 * rng.normal(size=(14, 4))
 
@@ -190,9 +223,17 @@ def test_designs_without_a_difference_are_as_far_apart_as_chance_makes_them():
 
 
 def test_nothing_is_judged_before_all_runs_are_in():
-    runs = [{"sweep": "k1", "arm": "a", "rate": str(rate), "seed": str(seed),
-             **dict.fromkeys(("novels", "peps", "rust_rfcs", "gsm8k"), "2.0")}
-            for rate in (0.1, 0.2, 0.4) for seed in range(8)]  # fmt: skip
+    runs = [
+        {
+            "sweep": "k1",
+            "arm": "a",
+            "rate": str(rate),
+            "seed": str(seed),
+            **dict.fromkeys(("novels", "peps", "rust_rfcs", "gsm8k"), "2.0"),
+        }
+        for rate in (0.1, 0.2, 0.4)
+        for seed in range(8)
+    ]
     row = script("row")
     assert row.scores_of("a", runs, 8)[1].shape == (8, 3)
     for too_few in (runs[1:], [run for run in runs if run["seed"] != "0"]):

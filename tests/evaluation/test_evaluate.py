@@ -39,12 +39,21 @@ def test_scores_are_those_made_by_hand_from_logits_in_float64(run, tasks, scored
     (model, tokenizer), folder = model_of(run), scored / NAME
 
     def loglikelihood(context: str, continuation: str) -> float:
-        before, whole = tokenizer.encode(context), tokenizer.encode(context + continuation)
+        before, whole = (
+            tokenizer.encode(context),
+            tokenizer.encode(context + continuation),
+        )
         ids = whole[-(64 + 1) :]  # what is too long loses its beginning
         scored = len(whole) - len(before)
         with torch.no_grad():
-            logits = model.double()(torch.tensor([ids[:-1]]))[0, -scored:, : tokenizer.vocab_size]
-        return float(logits.log_softmax(-1).gather(-1, torch.tensor(ids[-scored:])[:, None]).sum())
+            logits = model.double()(torch.tensor([ids[:-1]]))[
+                0, -scored:, : tokenizer.vocab_size
+            ]
+        return float(
+            logits.log_softmax(-1)
+            .gather(-1, torch.tensor(ids[-scored:])[:, None])
+            .sum()
+        )
 
     prefix = (tasks / "arc_challenge.fewshot.txt").read_text()
     rows = [json.loads(line) for line in (tasks / "arc_challenge.jsonl").open()]
@@ -56,20 +65,33 @@ def test_scores_are_those_made_by_hand_from_logits_in_float64(run, tasks, scored
         assert likelihoods(sample) == pytest.approx([*given, *alone], abs=1e-4)
         differences = [a - b for a, b in zip(given, alone, strict=True)]
         right.append(differences.index(max(differences)) == row["gold"])
-        bits.append(-given[row["gold"]] / math.log(2) / len(texts[row["gold"]].encode()))
+        bits.append(
+            -given[row["gold"]] / math.log(2) / len(texts[row["gold"]].encode())
+        )
     scores = report(folder)["results"]["arc_challenge"]
     assert scores["acc_uncond,none"] == pytest.approx(sum(right) / 12)
     assert scores["bpb,none"] == pytest.approx(mean(bits), abs=1e-5)
-    assert scores["bpb_stderr,none"] == pytest.approx(stdev(bits) / math.sqrt(12), abs=1e-5)
+    assert scores["bpb_stderr,none"] == pytest.approx(
+        stdev(bits) / math.sqrt(12), abs=1e-5
+    )
     assert 0 < sum(right) < 12
 
 
 def test_every_kind_of_benchmark_is_written_with_what_was_asked(scored):
     folder = scored / NAME
     found = report(folder)
-    documents = {name: counts["effective"] for name, counts in found["n-samples"].items()}
-    assert documents == {"c4": 32, "arc_challenge": 12, "piqa": 11, "gsm8k": 4, "lambada": 32,
-                         "minerva_math_algebra": 2, "minerva_math_geometry": 1}  # fmt: skip
+    documents = {
+        name: counts["effective"] for name, counts in found["n-samples"].items()
+    }
+    assert documents == {
+        "c4": 32,
+        "arc_challenge": 12,
+        "piqa": 11,
+        "gsm8k": 4,
+        "lambada": 32,
+        "minerva_math_algebra": 2,
+        "minerva_math_geometry": 1,
+    }
     assert "no hellaswag.jsonl" in found["skipped"]["hellaswag"]
     for name, metric in (("piqa", "acc_raw"), ("gsm8k", "acc"), ("lambada", "bpb")):
         values = [row[metric] for row in samples(folder, name)]
@@ -81,15 +103,31 @@ def test_an_override_changes_the_scores_and_stands_in_the_results(
     run, tasks, scored, tmp_path, output_of
 ):
     words = ("--tasks", "piqa", "--limit", "9", "--loops", "1", "--window", "48")
-    words += ("--intervention", "gates=1,0", "layers=1", "--data", tasks, "--out", tmp_path / "o")
+    words += (
+        "--intervention",
+        "gates=1,0",
+        "layers=1",
+        "--data",
+        tasks,
+        "--out",
+        tmp_path / "o",
+    )
     output_of("evaluate", "--ckpt_path", run, *words)
     folder = tmp_path / "o" / NAME
     found = report(folder)
-    assert found["model"].items() >= {
-        "intervention": "K=1 gates=1,0 layers=1", "loops": 1, "window": 48,
-        "batch_size": 16, "precision": "float32", "device": device_name(torch.device("cpu")),
-        "run": "tiny/default", "step": 6,
-    }.items()  # fmt: skip
+    assert (
+        found["model"].items()
+        >= {
+            "intervention": "K=1 gates=1,0 layers=1",
+            "loops": 1,
+            "window": 48,
+            "batch_size": 16,
+            "precision": "float32",
+            "device": device_name(torch.device("cpu")),
+            "run": "tiny/default",
+            "step": 6,
+        }.items()
+    )
     assert found["n-samples"]["piqa"] == {"original": 11, "effective": 9}
     plain = samples(scored / NAME, "piqa")
     for sample in samples(folder, "piqa"):
@@ -105,26 +143,45 @@ def test_ctrl_c_keeps_what_is_finished(run, tasks, tmp_path, monkeypatch):
         return evaluate(model, tasks, **options)
 
     monkeypatch.setattr(runner, "evaluate", interrupted)
-    words = ["--data", str(tasks), "--out", str(tmp_path), "--tasks", "arc_challenge", "piqa"]
+    words = [
+        "--data",
+        str(tasks),
+        "--out",
+        str(tmp_path),
+        "--tasks",
+        "arc_challenge",
+        "piqa",
+    ]
     assert main(["evaluate", "--ckpt_path", str(run), *words]) == 130
     assert list(report(tmp_path / NAME)["results"]) == ["arc_challenge"]
 
 
-def test_compare_joins_the_scores_that_its_runs_have(run, trained, tasks, tmp_path, output_of):
+def test_compare_joins_the_scores_that_its_runs_have(
+    run, trained, tasks, tmp_path, output_of
+):
     other = trained(**merge(LONG, {"run": {"name": "other"}, "seed_everything": 2}))
     for each in (run, other):
-        output_of("evaluate", "--ckpt_path", each, "--tasks", "piqa", "c4", "--data", tasks)
+        output_of(
+            "evaluate", "--ckpt_path", each, "--tasks", "piqa", "c4", "--data", tasks
+        )
     path = other / FOLDER / "tiny-other-step-00000006" / "results.json"
     content = json.loads(path.read_text())
-    content["results"]["novels"] = {"rolling_bpb,none": 1.0}  # a text of an earlier version
+    # a text of an earlier version
+    content["results"]["novels"] = {"rolling_bpb,none": 1.0}
     path.write_text(json.dumps(content))
     said = output_of("compare", run, other, "--out", tmp_path / "compared")
     rows = read_csv(tmp_path / "compared" / "evaluations.csv")
-    assert [(row["benchmark"], row["metric"], row["documents"]) for row in rows] == 2 * [
-        ("c4", "bits per byte", "32"), ("piqa", "accuracy", "11"), ("piqa", "bits per byte", "11")
-    ]  # fmt: skip
-    results = [report(folder / FOLDER / name)["results"]["c4"]["rolling_bpb,none"]
-               for folder, name in ((run, NAME), (other, "tiny-other-step-00000006"))]  # fmt: skip
+    assert [
+        (row["benchmark"], row["metric"], row["documents"]) for row in rows
+    ] == 2 * [
+        ("c4", "bits per byte", "32"),
+        ("piqa", "accuracy", "11"),
+        ("piqa", "bits per byte", "11"),
+    ]
+    results = [
+        report(folder / FOLDER / name)["results"]["c4"]["rolling_bpb,none"]
+        for folder, name in ((run, NAME), (other, "tiny-other-step-00000006"))
+    ]
     assert [float(row["score"]) for row in rows[::3]] == results
     assert f"{mean(results):.4f} ± {stdev(results) / math.sqrt(2):.4f}" in said
 
@@ -132,16 +189,24 @@ def test_compare_joins_the_scores_that_its_runs_have(run, trained, tasks, tmp_pa
 def test_requests_are_written_without_a_model(tasks, tmp_path, output_of):
     words = ("--tasks", "gsm8k", "c4", "--data", tmp_path, tasks, "--limit", "2")
     said = output_of("evaluate", "--requests", *words, "--out", tmp_path / "o").split()
-    assert said == [str(tmp_path / "o" / "requests" / f"{name}.jsonl") for name in ("c4", "gsm8k")]
-    text, problem = (json.loads(Path(file).read_text().splitlines()[1]) for file in said)
+    assert said == [
+        str(tmp_path / "o" / "requests" / f"{name}.jsonl") for name in ("c4", "gsm8k")
+    ]
+    text, problem = (
+        json.loads(Path(file).read_text().splitlines()[1]) for file in said
+    )
     assert text.keys() == {"doc", "idx", "text"}
     assert problem.keys() == {"doc", "idx", "context"}
     assert problem["context"].startswith("Question: tell?\nAnswer: tell\n\nQuestion: ")
 
 
-def test_a_text_has_two_numbers_which_are_one_within_a_window(trained, tmp_path, output_of):
-    """`validate` and `load` read windows after end-of-text, `evaluate` after the token before."""
-    run = trained(**merge(LONG, {"model": {"vocab_size": 260}}))  # no row without a token
+def test_a_text_has_two_numbers_which_are_one_within_a_window(
+    trained, tmp_path, output_of
+):
+    """`validate` and `load` read windows after end-of-text, `evaluate` after the token
+    before."""
+    # no row without a token
+    run = trained(**merge(LONG, {"model": {"vocab_size": 260}}))
     short = "tell the tale of shells"
     texts = {"c4": short, "wikitext_103": f"{short} and all " * 9}
     for name, text in texts.items():
@@ -156,7 +221,8 @@ def test_a_text_has_two_numbers_which_are_one_within_a_window(trained, tmp_path,
 
 @pytest.mark.parametrize(("budget", "aggregate"), [("F80M", 0.8753), ("F160M", 0.8530)])
 def test_means_are_those_of_the_paper(budget, aggregate):
-    """From its table's own rows: the means that it prints, and PureWide's aggregate (paper.md)."""
+    """From its table's own rows: the means that it prints, and PureWide's aggregate
+    (paper.md)."""
     rows = TABLES["results"][budget]
     printed = {name: rows.pop(name) for name in MEANS if name in rows}
     found = [

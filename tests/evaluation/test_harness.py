@@ -1,4 +1,5 @@
-"""A model as the harness sees it, against the equations in float64, one request at a time."""
+"""A model as the harness sees it, against the equations in float64, one request at a
+time."""
 
 import dataclasses
 import math
@@ -23,7 +24,8 @@ TOKENIZER = tokenizer_with(["h e", "l l", "he ll", "Ġ t"])
 IDS = TOKENIZER.vocab_size
 CONFIG = small(vocab_size=272, max_seq_len=64, loops=2, n_layers=1)
 WEIGHTS = reference.random_weights(CONFIG, seed=0)
-FLOAT32 = 2e-5  # nats: what float32 differs from float64 in a continuation of a few tokens
+# nats: what float32 differs from float64 in a continuation of a few tokens
+FLOAT32 = 2e-5
 
 
 def harness(batch_size: int = 3, window: int = 64, **options: object) -> HarnessModel:
@@ -32,7 +34,8 @@ def harness(batch_size: int = 3, window: int = 64, **options: object) -> Harness
 
 
 def log_probabilities(ids: list[int]) -> torch.Tensor:
-    """(T, V) in float64 from the equations, the padded rows of the vocabulary left out."""
+    """(T, V) in float64 from the equations, the padded rows of the vocabulary left
+    out."""
     logits = torch.stack(reference.sequence_logits(WEIGHTS, CONFIG, ids))[:, :IDS]
     return logits - logits.exp().sum(-1, keepdim=True).log()
 
@@ -40,7 +43,9 @@ def log_probabilities(ids: list[int]) -> torch.Tensor:
 def by_hand(context: list[int], continuation: list[int]) -> tuple[float, bool]:
     logs = log_probabilities([*context, *continuation][:-1])[-len(continuation) :]
     chosen = [float(logs[place, id]) for place, id in enumerate(continuation)]
-    greedy = all(int(logs[place].argmax()) == id for place, id in enumerate(continuation))
+    greedy = all(
+        int(logs[place].argmax()) == id for place, id in enumerate(continuation)
+    )
     return sum(chosen), greedy
 
 
@@ -48,7 +53,9 @@ def asked(kind: str, *arguments: tuple) -> list[Instance]:
     return [Instance(kind, {}, pair, 0) for pair in arguments]
 
 
-def written(model: HarnessModel, prompts: list[str], most: int = 8, until: tuple = ()) -> list[str]:
+def written(
+    model: HarnessModel, prompts: list[str], most: int = 8, until: tuple = ()
+) -> list[str]:
     options = {"until": list(until), "max_gen_toks": most}
     return model.generate_until(
         [Instance("generate_until", {}, (prompt, options), 0) for prompt in prompts]
@@ -57,15 +64,22 @@ def written(model: HarnessModel, prompts: list[str], most: int = 8, until: tuple
 
 PROMPTS = ["the cell", "a", "hello hell, tell the tale"]
 PAIRS = [
-    ("the cell", " tells"), ("hell", " a shell"), ("Answer:", " hello there"),
-    ("one two three four", " x"), ("trailing spaces  ", "move"), ("a" * 30, " hell" * 3),
-    ("", "nothing before"), ("  ", "nothing but spaces before"),
-]  # fmt: skip
+    ("the cell", " tells"),
+    ("hell", " a shell"),
+    ("Answer:", " hello there"),
+    ("one two three four", " x"),
+    ("trailing spaces  ", "move"),
+    ("a" * 30, " hell" * 3),
+    ("", "nothing before"),
+    ("  ", "nothing but spaces before"),
+]
 
 
 def test_likelihoods_are_those_of_the_equations_in_float64():
     answers = harness().loglikelihood(asked("loglikelihood", *PAIRS))
-    for (context, continuation), (loglikelihood, greedy) in zip(PAIRS, answers, strict=True):
+    for (context, continuation), (loglikelihood, greedy) in zip(
+        PAIRS, answers, strict=True
+    ):
         before = TOKENIZER.encode(context.rstrip()) or [TOKENIZER.eot_id]
         whole = TOKENIZER.encode(context + continuation)
         rest = whole[len(before) :] if context.strip() else whole
@@ -93,24 +107,34 @@ def test_batches_and_parts_of_logits_change_likelihoods_by_rounding_alone(monkey
     monkeypatch.setattr("dualpath_cli.evaluation.harness.LOGITS_AT_ONCE", 2 * IDS)
     for batch_size in (2, 5, 9):
         found = harness(batch_size).loglikelihood(requests)
-        assert [a for a, _ in found] == pytest.approx([a for a, _ in alone], abs=FLOAT32)
+        assert [a for a, _ in found] == pytest.approx(
+            [a for a, _ in alone], abs=FLOAT32
+        )
         assert [greedy for _, greedy in found] == [greedy for _, greedy in alone]
 
 
 def test_what_is_longer_than_the_window_loses_its_beginning_and_is_scored_in_parts():
     """A window and an id are read, of which the last one is no input."""
     encode = TOKENIZER.encode
-    found = harness(window=5)._loglikelihood_tokens([("", encode("ab"), encode("cdefghij"))])
-    expected = sum(by_hand(encode(a), encode(b))[0] for a, b in (("b", "cdefg"), ("efg", "hij")))
+    found = harness(window=5)._loglikelihood_tokens(
+        [("", encode("ab"), encode("cdefghij"))]
+    )
+    expected = sum(
+        by_hand(encode(a), encode(b))[0] for a, b in (("b", "cdefg"), ("efg", "hij"))
+    )
     assert found[0][0] == pytest.approx(expected, abs=FLOAT32)
 
 
 def test_the_likelihoods_of_texts_are_those_of_their_windows_and_of_an_empty_one_0():
     texts = ["hello", "", "the cell tells hell a tale of shells", "a"]
     parts = [parts_of([TOKENIZER.eot_id], TOKENIZER.encode(text), 8) for text in texts]
-    expected = [sum(by_hand(read[:-n], read[-n:])[0] for read, n in text) for text in parts]
+    expected = [
+        sum(by_hand(read[:-n], read[-n:])[0] for read, n in text) for text in parts
+    ]
     requests = asked("loglikelihood_rolling", *((text,) for text in texts))
-    assert harness(window=8).loglikelihood_rolling(requests) == pytest.approx(expected, abs=1e-4)
+    assert harness(window=8).loglikelihood_rolling(requests) == pytest.approx(
+        expected, abs=1e-4
+    )
 
 
 @given(st.lists(st.integers(0, 99), max_size=40), st.integers(1, 12))
@@ -122,18 +146,26 @@ def test_texts_are_cut_as_the_harness_cuts_them(ids, window):
 
 @pytest.mark.parametrize(
     "change",
-    [Intervention(loops=1), Intervention(gates=(1.0, 0.0)), Intervention(gates="shuffled"),
-     Intervention(halting=0.9)],
+    [
+        Intervention(loops=1),
+        Intervention(gates=(1.0, 0.0)),
+        Intervention(gates="shuffled"),
+        Intervention(halting=0.9),
+    ],
     ids=lambda change: change.name,
-)  # fmt: skip
+)
 def test_an_intervention_is_that_of_the_model_whatever_the_batch(change):
     model = reference.load(DualPathLM(CONFIG), WEIGHTS)
     requests = [("", *map(TOKENIZER.encode, pair)) for pair in PAIRS[:4]]
     answers = harness(intervention=change)._loglikelihood_tokens(requests)
     plain = harness()._loglikelihood_tokens(requests)
-    for (_, before, after), (actual, _), (learned, _) in zip(requests, answers, plain, strict=True):
+    for (_, before, after), (actual, _), (learned, _) in zip(
+        requests, answers, plain, strict=True
+    ):
         with torch.no_grad():
-            logits = forward(model, torch.tensor([[*before, *after][:-1]]), intervention=change)[0]
+            logits = forward(
+                model, torch.tensor([[*before, *after][:-1]]), intervention=change
+            )[0]
         logs = logits[-len(after) :, :IDS].double().log_softmax(-1)
         expected = sum(float(logs[place, id]) for place, id in enumerate(after))
         assert actual == pytest.approx(expected, abs=FLOAT32)
@@ -142,18 +174,27 @@ def test_an_intervention_is_that_of_the_model_whatever_the_batch(change):
 
 @pytest.mark.parametrize(
     ("block", "change", "document_start"),
-    [({}, None, None), ({}, Intervention(gates="shuffled"), TOKENIZER.eot_id),
-     (ALL_KINDS, Intervention(loops=3), None),
-     (ALL_KINDS, Intervention(halting=0.5), TOKENIZER.eot_id)],
-)  # fmt: skip
+    [
+        ({}, None, None),
+        ({}, Intervention(gates="shuffled"), TOKENIZER.eot_id),
+        (ALL_KINDS, Intervention(loops=3), None),
+        (ALL_KINDS, Intervention(halting=0.5), TOKENIZER.eot_id),
+    ],
+)
 def test_what_a_batch_begins_with_is_read_once_and_changes_nothing(
     block, change, document_start, monkeypatch
 ):
     config = dataclasses.replace(CONFIG, **block, document_start=document_start)
     weights = reference.random_weights(config, seed=1)
-    start = [*TOKENIZER.encode("tell the tale"), TOKENIZER.eot_id, *TOKENIZER.encode(" of a shell")]
-    requests = [("", start + TOKENIZER.encode(end), TOKENIZER.encode(" hell, no"))
-                for end in (" or two", "s", " and all the cells")]  # fmt: skip
+    start = [
+        *TOKENIZER.encode("tell the tale"),
+        TOKENIZER.eot_id,
+        *TOKENIZER.encode(" of a shell"),
+    ]
+    requests = [
+        ("", start + TOKENIZER.encode(end), TOKENIZER.encode(" hell, no"))
+        for end in (" or two", "s", " and all the cells")
+    ]
     answers, read = {}, {True: 0, False: 0}
     for cached in (True, False):
         model = reference.load(DualPathLM(config), weights)
@@ -174,8 +215,12 @@ def test_what_a_batch_begins_with_is_read_once_and_changes_nothing(
 def test_bfloat16_rounds_matrix_products_and_not_sums():
     requests = asked("loglikelihood", *PAIRS)
     model = harness(autocast=torch.bfloat16)
-    pairs = zip(model.loglikelihood(requests), harness().loglikelihood(requests), strict=True)
-    differences = [abs(rounded - exact) / abs(exact) for (rounded, _), (exact, _) in pairs]
+    pairs = zip(
+        model.loglikelihood(requests), harness().loglikelihood(requests), strict=True
+    )
+    differences = [
+        abs(rounded - exact) / abs(exact) for (rounded, _), (exact, _) in pairs
+    ]
     assert 1e-5 < max(differences) < 0.05
     logs, _ = model._logs_and_hits(torch.ones(1, CONFIG.d_model), torch.tensor([3]))
     assert logs.dtype == torch.float64
@@ -192,7 +237,8 @@ def test_a_model_that_gives_no_numbers_fails():
 
 
 def written_by_hand(prompt: str, count: int) -> str:
-    """Greedy writing by the equations in float64, the whole text read again for each token."""
+    """Greedy writing by the equations in float64, the whole text read again for each
+    token."""
     ids = TOKENIZER.encode(prompt)
     for _ in range(count):
         ids.append(int(log_probabilities(ids)[-1].argmax()))
@@ -202,7 +248,9 @@ def written_by_hand(prompt: str, count: int) -> str:
 def test_a_model_writes_what_the_equations_say():
     texts = [written_by_hand(prompt, 4) for prompt in PROMPTS]
     assert written(harness(), PROMPTS, most=4) == texts
-    assert written(harness(intervention=Intervention(loops=1)), PROMPTS, most=4) != texts
+    assert (
+        written(harness(intervention=Intervention(loops=1)), PROMPTS, most=4) != texts
+    )
 
 
 def test_a_prompt_leaves_room_in_the_window():
@@ -210,10 +258,14 @@ def test_a_prompt_leaves_room_in_the_window():
     prompt = "abcdefghijklmnopqrstuvwxyz"
     assert len(TOKENIZER.encode(prompt)) == 26
     cut = TOKENIZER.decode(TOKENIZER.encode(prompt)[-10:])
-    assert written(harness(window=16), [prompt], most=6) == written(harness(), [cut], most=6)
+    assert written(harness(window=16), [prompt], most=6) == written(
+        harness(), [cut], most=6
+    )
 
 
 def test_a_stop_ends_a_text_and_is_no_part_of_it():
     (whole,) = written(harness(), PROMPTS[:1])
     stop = whole[len(whole) // 2 :][:2]
-    assert written(harness(), PROMPTS[:1], until=(stop, "never")) == [whole[: whole.find(stop)]]
+    assert written(harness(), PROMPTS[:1], until=(stop, "never")) == [
+        whole[: whole.find(stop)]
+    ]

@@ -1,4 +1,5 @@
-"""The task files: OLMES's own requests byte for byte, where documents come from, the scores."""
+"""The task files: OLMES's own requests byte for byte, where documents come from, the
+scores."""
 
 import gzip
 import hashlib
@@ -50,16 +51,22 @@ def requests_of(name: str, *folders: Path) -> dict[int, list[Pair]]:
     return requests
 
 
-UNCONDITIONAL = 1_000_000  # OLMES adds it to the number of a document without its question
+# OLMES adds it to the number of a document without its question
+UNCONDITIONAL = 1_000_000
 
 
 @pytest.mark.parametrize(
     ("name", "file", "raw"),
-    [("arc_challenge", "arc_challenge__test", ()), ("piqa", "piqa__val", ()),
-     ("piqa", "piqa__val", ("goal", "sol1", "sol2", "label"))],
+    [
+        ("arc_challenge", "arc_challenge__test", ()),
+        ("piqa", "piqa__val", ()),
+        ("piqa", "piqa__val", ("goal", "sol1", "sol2", "label")),
+    ],
     ids=["arc_challenge", "piqa", "rows of the dataset"],
-)  # fmt: skip
-def test_the_requests_are_those_of_olmes_byte_for_byte(name, file, raw, shared_data, tmp_path):
+)
+def test_the_requests_are_those_of_olmes_byte_for_byte(
+    name, file, raw, shared_data, tmp_path
+):
     path = shared_data / "tasks" / f"{file}_rc_5shot.jsonl.gz"
     if not path.is_file():
         pytest.skip(f"no requests of OLMES at {path}")
@@ -79,35 +86,96 @@ def test_the_requests_are_those_of_olmes_byte_for_byte(name, file, raw, shared_d
 
 LETTERS = {"text": ["a", "b", "c", "d", "e"], "label": ["A", "B", "C", "D", "E"]}
 DIGITS = {**LETTERS, "label": ["1", "2", "3", "4", "5"]}
-TEA = {"activity_label": "Making tea", "ctx_a": "A cup [title] stands. [step] Water boils.",
-       "ctx_b": "a MAN", "endings": ["[header] How to fold [title] Lay it out. [step]",
-       "pours. [title] Press it", "  outer spaces go, four    stay two  ", "a mark [step]"],
-       "label": "1"}  # fmt: skip
-ENDINGS = ["  How to fold. Lay it out. ", " pours. Press it", " outer spaces go, four  stay two",
-           " a mark "]  # fmt: skip
-FEELS = {"context": "Ann won.", "question": "How?", "answerA": "glad", "answerB": "sad",
-         "answerC": "calm", "label": "3"}  # fmt: skip
+TEA = {
+    "activity_label": "Making tea",
+    "ctx_a": "A cup [title] stands. [step] Water boils.",
+    "ctx_b": "a MAN",
+    "endings": [
+        "[header] How to fold [title] Lay it out. [step]",
+        "pours. [title] Press it",
+        "  outer spaces go, four    stay two  ",
+        "a mark [step]",
+    ],
+    "label": "1",
+}
+ENDINGS = [
+    "  How to fold. Lay it out. ",
+    " pours. Press it",
+    " outer spaces go, four  stay two",
+    " a mark ",
+]
+FEELS = {
+    "context": "Ann won.",
+    "question": "How?",
+    "answerA": "glad",
+    "answerB": "sad",
+    "answerC": "calm",
+    "label": "3",
+}
 
 
 @pytest.mark.parametrize(
     ("name", "row", "context", "continuations", "gold"),
     [
-        *(("arc_easy", {"question": "Why?", "choices": choices, "answerKey": key},
-           "Question: Why?\nAnswer:", [" a", " b", " c", " d", " e"], gold)
-          for choices, key, gold in ((LETTERS, "B", 1), (DIGITS, "2", 1), (LETTERS, "E", 4),
-                                     (DIGITS, "1", 0))),
+        *(
+            (
+                "arc_easy",
+                {"question": "Why?", "choices": choices, "answerKey": key},
+                "Question: Why?\nAnswer:",
+                [" a", " b", " c", " d", " e"],
+                gold,
+            )
+            for choices, key, gold in (
+                (LETTERS, "B", 1),
+                (DIGITS, "2", 1),
+                (LETTERS, "E", 4),
+                (DIGITS, "1", 0),
+            )
+        ),
         ("hellaswag", TEA, "Making tea: A cup. stands. Water boils. A man", ENDINGS, 1),
-        ("hellaswag", {**TEA, "ctx_b": ""}, "Making tea: A cup. stands. Water boils.", ENDINGS, 1),
-        ("socialiqa", FEELS, "Question: Ann won. How?\nAnswer:", [" glad", " sad", " calm"], 2),
-        ("winogrande", {"sentence": "Ann met _ at é_1 . ", "option1": "Bo", "option2": "Cy",
-                        "answer": "2"}, ["Ann met Bo", "Ann met Cy"], [" at é_1 ."] * 2, 1),
-        ("minerva_math_algebra", {"problem": "$1+{{1}}$?", "solution": "$\\boxed{2}$. {% x"},
-         "Problem:\n$1+{{1}}$?\n\nSolution:", [" $\\boxed{2}$. {% x"], 0),
-        ("qasper_yesno", {"evidence": ["One.", "Two."], "question": "Is it?", "answer": "No"},
-         "One. Two.\nQuestion: Is it?\nAnswer:", [" Yes", " No"], 1),
+        (
+            "hellaswag",
+            {**TEA, "ctx_b": ""},
+            "Making tea: A cup. stands. Water boils.",
+            ENDINGS,
+            1,
+        ),
+        (
+            "socialiqa",
+            FEELS,
+            "Question: Ann won. How?\nAnswer:",
+            [" glad", " sad", " calm"],
+            2,
+        ),
+        (
+            "winogrande",
+            {
+                "sentence": "Ann met _ at é_1 . ",
+                "option1": "Bo",
+                "option2": "Cy",
+                "answer": "2",
+            },
+            ["Ann met Bo", "Ann met Cy"],
+            [" at é_1 ."] * 2,
+            1,
+        ),
+        (
+            "minerva_math_algebra",
+            {"problem": "$1+{{1}}$?", "solution": "$\\boxed{2}$. {% x"},
+            "Problem:\n$1+{{1}}$?\n\nSolution:",
+            [" $\\boxed{2}$. {% x"],
+            0,
+        ),
+        (
+            "qasper_yesno",
+            {"evidence": ["One.", "Two."], "question": "Is it?", "answer": "No"},
+            "One. Two.\nQuestion: Is it?\nAnswer:",
+            [" Yes", " No"],
+            1,
+        ),
         ("lambada", {"text": "he said  good night"}, "he said  good", [" night"], 0),
     ],
-)  # fmt: skip
+)
 def test_a_row_becomes_its_contexts_choices_and_worked_example(
     name, row, context, continuations, gold, tmp_path
 ):
@@ -116,7 +184,9 @@ def test_a_row_becomes_its_contexts_choices_and_worked_example(
     write_rows(tmp_path / f"{name}_train.jsonl", [row] * (shots + 1))
     contexts = context if isinstance(context, list) else [context] * len(continuations)
     prefix = (contexts[gold] + continuations[gold] + "\n\n") * shots
-    pairs = [(prefix + c, text) for c, text in zip(contexts, continuations, strict=True)]
+    pairs = [
+        (prefix + c, text) for c, text in zip(contexts, continuations, strict=True)
+    ]
     assert requests_of(name, tmp_path) == {0: pairs}
     assert asked(name, tmp_path).task.eval_docs[0]["gold"] == gold
 
@@ -125,22 +195,33 @@ gsm8k = olmes.gsm8k.__wrapped__  # of one row
 
 
 def test_a_worked_example_of_gsm8k_is_what_olmes_makes_of_a_row():
-    """What `normalize_answer_str` of its oe_eval/tasks/oe_eval_tasks/gsm8k.py gives, run alone."""
+    """What `normalize_answer_str` of its oe_eval/tasks/oe_eval_tasks/gsm8k.py gives,
+    run alone."""
     for answer, worked, number in (
-        ("2+3 = <<2+3=5>>5\nSo 5.\n#### 5,000", "2 + 3 = 5 So 5. So the answer is 5,000.", "5000"),
+        (
+            "2+3 = <<2+3=5>>5\nSo 5.\n#### 5,000",
+            "2 + 3 = 5 So 5. So the answer is 5,000.",
+            "5000",
+        ),
         ("-1 is left!\n#### -1", "- 1 is left!. So the answer is - 1.", "1"),
         ("#### 7", ". So the answer is 7.", "7"),
     ):
-        expected = {"query": "Question: How?\nAnswer:", "worked": worked, "number": number}
+        expected = {
+            "query": "Question: How?\nAnswer:",
+            "worked": worked,
+            "number": number,
+        }
         assert gsm8k({"question": "How?", "answer": answer}) == expected
 
 
 def test_an_answer_to_gsm8k_ends_where_olmes_ends_it():
     stops = Benchmark("gsm8k").config["generation_kwargs"]["until"]
-    assert stops == ["Question:", "\n\n"], "the next worked example, and the line before it"
+    assert stops == ["Question:", "\n\n"], (
+        "the next worked example, and the line before it"
+    )
 
 
-def test_all_rows_of_gsm8k_are_rendered_as_olmes_renders_them_and_answered_by_their_mark(
+def test_rows_of_gsm8k_are_rendered_as_olmes_renders_them_and_answered_by_their_mark(
     shared_data,
 ):
     """The hash is of what that function of OLMES made of all 1,319."""
@@ -153,11 +234,16 @@ def test_all_rows_of_gsm8k_are_rendered_as_olmes_renders_them_and_answered_by_th
         assert gsm8k(row)["number"] == number.lstrip("-")
 
 
-@given(st.integers(0, 10**9), st.sampled_from(["so {}.", "1 and {:,} apples", "{}\n", "at -{}"]))
+@given(
+    st.integers(0, 10**9),
+    st.sampled_from(["so {}.", "1 and {:,} apples", "{}\n", "at -{}"]),
+)
 def test_an_answer_is_the_last_number_whatever_is_around_it(number, text):
     """As in OLMES, whose pattern has the sign in its first half alone: of fractions."""
     assert olmes.written({"number": str(number)}, [text.format(number)]) == {"acc": 1}
-    assert olmes.written({"number": str(number + 1)}, [text.format(number)]) == {"acc": 0}
+    assert olmes.written({"number": str(number + 1)}, [text.format(number)]) == {
+        "acc": 0
+    }
     assert olmes.last_number(f"it is -{number}.25") == f"-{number}.25"
     assert olmes.last_number(" none at all \n") == "none at all"
 
@@ -193,7 +279,9 @@ def test_lm_eval_takes_the_subsets_of_math_from_this_file_beside_its_own(monkeyp
     rows = datasets.Dataset.from_list([{"problem": "1?", "solution": "1"}])
     files = {"train": rows, "test": rows}
     monkeypatch.setattr(
-        ConfigurableTask, "download", lambda task, options: setattr(task, "dataset", files)
+        ConfigurableTask,
+        "download",
+        lambda task, options: setattr(task, "dataset", files),
     )
     found = TaskManager(include_path=str(TASKS)).load("minerva_math")["tasks"].values()
     assert [task.config.metadata["paper"] for task in found] == list(MATH_COLUMNS)
@@ -204,24 +292,54 @@ QUESTION = {"question": "Why?", "choices": LETTERS, "answerKey": "B"}
 GOAL = {"goal": "g", "sol1": "a", "sol2": "b", "label": 0}
 RENDERED = {"query": "Why?", "choices": ["a", "b"], "gold": 1}
 SUM = {"question": "1 + 1?", "answer": "Add.\n#### 2"}
-OPTIONS = {"sentence": "Ann met _ at one.", "option1": "Bo", "option2": "Cy", "answer": "2"}
+OPTIONS = {
+    "sentence": "Ann met _ at one.",
+    "option1": "Bo",
+    "option2": "Cy",
+    "answer": "2",
+}
 PAPER = {"evidence": ["One."], "question": "Is it?", "answer": "No"}
 PROBLEM = {"problem": "1?", "solution": "1"}
-SOUND = {"arc_easy": QUESTION, "piqa": GOAL, "hellaswag": TEA, "socialiqa": FEELS,
-         "winogrande": OPTIONS, "qasper_yesno": PAPER, "minerva_math_algebra": PROBLEM,
-         "lambada": {"text": "good night"}, "c4": {"text": "night"}, "gsm8k": SUM}  # fmt: skip
+SOUND = {
+    "arc_easy": QUESTION,
+    "piqa": GOAL,
+    "hellaswag": TEA,
+    "socialiqa": FEELS,
+    "winogrande": OPTIONS,
+    "qasper_yesno": PAPER,
+    "minerva_math_algebra": PROBLEM,
+    "lambada": {"text": "good night"},
+    "c4": {"text": "night"},
+    "gsm8k": SUM,
+}
 """A row of each kind, with an answer."""
 
 
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [
-        *(("arc_easy", {"answerKey": key}, f"answerKey {key!r} is none of A, B, C, D, E")
-          for key in ("", "AB", "F", " B", True, None, 1)),
-        ("arc_easy", {"choices": {**LETTERS, "label": ["A", "B"]}}, "2 labels and 5 texts"),
-        ("arc_easy", {"choices": {"text": ["b"], "label": ["B"]}}, "has 1 texts and needs 2"),
-        *(("piqa", {"label": label}, f"label {label!r} is none of 0, 1")
-          for label in (-1, 2, True, 1.0, "", None)),
+        *(
+            (
+                "arc_easy",
+                {"answerKey": key},
+                f"answerKey {key!r} is none of A, B, C, D, E",
+            )
+            for key in ("", "AB", "F", " B", True, None, 1)
+        ),
+        (
+            "arc_easy",
+            {"choices": {**LETTERS, "label": ["A", "B"]}},
+            "2 labels and 5 texts",
+        ),
+        (
+            "arc_easy",
+            {"choices": {"text": ["b"], "label": ["B"]}},
+            "has 1 texts and needs 2",
+        ),
+        *(
+            ("piqa", {"label": label}, f"label {label!r} is none of 0, 1")
+            for label in (-1, 2, True, 1.0, "", None)
+        ),
         ("piqa", {"sol2": " "}, "sol2 ' ' is empty"),
         ("piqa", {"goal": 5}, "goal 5 is not a text"),
         ("piqa", {**RENDERED, "gold": True}, "gold True is none of 0, 1"),
@@ -243,20 +361,33 @@ SOUND = {"arc_easy": QUESTION, "piqa": GOAL, "hellaswag": TEA, "socialiqa": FEEL
         ("c4", {**RENDERED, "text": None}, "text None is not a text"),
         ("gsm8k", {"answer": "5 and 2 are 7"}, "answer has 0 marks ####"),
         ("gsm8k", {"answer": "#### 7 #### 8"}, "answer has 2 marks ####"),
-        *(("gsm8k", {"answer": f"So. #### {number}"}, f"answer has '{number}' after its mark")
-          for number in ("", "seven", "1/2", "1,2", "7 or 8")),
-        ("gsm8k", {"query": "1?", "worked": "2.", "number": 2}, "number 2 is not a text"),
+        *(
+            (
+                "gsm8k",
+                {"answer": f"So. #### {number}"},
+                f"answer has '{number}' after its mark",
+            )
+            for number in ("", "seven", "1/2", "1,2", "7 or 8")
+        ),
+        (
+            "gsm8k",
+            {"query": "1?", "worked": "2.", "number": 2},
+            "number 2 is not a text",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_row_without_an_answer_is_named_with_its_file_and_none_is_scored(
     name, change, reason, tmp_path
 ):
-    """Alone in its file: the library that reads it does not take columns of several types."""
+    """Alone in its file: the library that reads it does not take columns of several
+    types."""
     (tmp_path / f"{name}.fewshot.txt").write_text("Question: tell?\nAnswer: tell\n\n")
     write_rows(tmp_path / f"{name}.jsonl", [SOUND[name]])
     assert asked(name, tmp_path).documents == [0]
     write_rows(tmp_path / f"{name}.jsonl", [SOUND[name] | change])
-    with pytest.raises(UserError, match=rf"{name}.jsonl row 1 cannot be scored as {name}: .*") as e:
+    with pytest.raises(
+        UserError, match=rf"{name}.jsonl row 1 cannot be scored as {name}: .*"
+    ) as e:
         asked(name, tmp_path)
     assert re.search(reason, str(e.value))
 
@@ -264,21 +395,34 @@ def test_a_row_without_an_answer_is_named_with_its_file_and_none_is_scored(
 def test_the_place_of_a_row_is_its_number_in_the_file_that_has_it(tmp_path):
     rows = [{**QUESTION, "question": f"{number}?"} for number in range(8)]
     write_rows(tmp_path / "arc_easy.jsonl", rows)
-    write_rows(tmp_path / "arc_easy_train.jsonl", [*rows[:6], {**QUESTION, "answerKey": ""}])
-    assert len(asked("arc_easy", tmp_path).documents) == 8, "five worked examples are sound"
-    write_rows(tmp_path / "arc_easy_train.jsonl", [*rows[:4], {**QUESTION, "answerKey": ""}])
+    write_rows(
+        tmp_path / "arc_easy_train.jsonl", [*rows[:6], {**QUESTION, "answerKey": ""}]
+    )
+    assert len(asked("arc_easy", tmp_path).documents) == 8, (
+        "five worked examples are sound"
+    )
+    write_rows(
+        tmp_path / "arc_easy_train.jsonl", [*rows[:4], {**QUESTION, "answerKey": ""}]
+    )
     with pytest.raises(UserError, match=r"arc_easy_train.jsonl row 5 cannot be scored"):
         asked("arc_easy", tmp_path)
     write_rows(tmp_path / "arc_easy_train.jsonl", rows)
-    write_rows(tmp_path / "arc_easy.jsonl", [*rows, {"question": "8?", "answerKey": "A"}])
+    write_rows(
+        tmp_path / "arc_easy.jsonl", [*rows, {"question": "8?", "answerKey": "A"}]
+    )
     with pytest.raises(UserError, match=r"arc_easy.jsonl row 9 .*choices None is not"):
         asked("arc_easy", tmp_path)
 
 
 def test_rows_of_math_that_belong_to_no_subset_are_named(tasks):
-    rows = [{**PROBLEM, "subject": subject} for subject in ("Algebra", "Algebar", "Geometry")]
+    rows = [
+        {**PROBLEM, "subject": subject}
+        for subject in ("Algebra", "Algebar", "Geometry")
+    ]
     write_rows(tasks / "math500_test.jsonl", rows)
-    with pytest.raises(UserError, match=r"math500_test.jsonl row 2: subject 'Algebar' is none of"):
+    with pytest.raises(
+        UserError, match=r"math500_test.jsonl row 2: subject 'Algebar' is none of"
+    ):
         asked("minerva_math_algebra", tasks)
 
 
@@ -295,8 +439,12 @@ def test_too_few_worked_examples_and_no_texts_are_one_line(tasks):
         asked("piqa", tasks)
 
 
-@pytest.mark.parametrize(("error", "leaves_out"), [(ConnectionError, False), (KeyError, True)])
-def test_what_the_hub_does_not_give_is_named_in_one_line(error, leaves_out, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "leaves_out"), [(ConnectionError, False), (KeyError, True)]
+)
+def test_what_the_hub_does_not_give_is_named_in_one_line(
+    error, leaves_out, monkeypatch
+):
     """Without a network there is no use in trying the rest of a suite."""
     load = Mock(side_effect=error("no route"))
     monkeypatch.setattr(datasets, "load_dataset", load)
@@ -304,7 +452,9 @@ def test_what_the_hub_does_not_give_is_named_in_one_line(error, leaves_out, monk
     with pytest.raises(UserError, match=message) as caught:
         asked("piqa")
     assert isinstance(caught.value, NoData) == leaves_out
-    load.assert_called_once_with(path="ybisk/piqa", name=None, revision="refs/convert/parquet")
+    load.assert_called_once_with(
+        path="ybisk/piqa", name=None, revision="refs/convert/parquet"
+    )
 
 
 # Scores
@@ -314,14 +464,18 @@ TEXTS = st.text("ab 7é日", min_size=1, max_size=8)
 
 
 @settings(max_examples=40)
-@given(st.lists(st.tuples(TEXTS, NATS, NATS), min_size=2, max_size=5), st.integers(0, 4))
+@given(
+    st.lists(st.tuples(TEXTS, NATS, NATS), min_size=2, max_size=5), st.integers(0, 4)
+)
 @example([("a", -1.9, -1.0), ("bbb", -4.0, -1.0)], 0)  # without the space: the second
 def test_the_choice_is_the_largest_by_each_normalisation(drawn, number):
     choices, logs, alone = zip(*drawn, strict=True)
     gold = number % len(choices)
     scores = {
         "acc_raw": logs,
-        "acc_per_char": [log / len(f" {text}") for text, log in zip(choices, logs, strict=True)],
+        "acc_per_char": [
+            log / len(f" {text}") for text, log in zip(choices, logs, strict=True)
+        ],
         "acc_uncond": [log - without for log, without in zip(logs, alone, strict=True)],
     }
     found = olmes.choice(
@@ -337,6 +491,9 @@ def test_the_choice_is_the_largest_by_each_normalisation(drawn, number):
 def test_the_error_of_texts_is_that_of_a_ratio(sizes):
     bits = np.array([3.0, 5, 9, 4])
     pairs = [(-b * math.log(2), n) for b, n in zip(bits, sizes, strict=True)]
-    residuals = bits - bits.sum() / sum(sizes) * np.array(sizes)  # of one length: of a mean
-    assert olmes.error_of_ratio(pairs) == pytest.approx(stdev(residuals) * 2 / sum(sizes))
+    # of one length: of a mean
+    residuals = bits - bits.sum() / sum(sizes) * np.array(sizes)
+    assert olmes.error_of_ratio(pairs) == pytest.approx(
+        stdev(residuals) * 2 / sum(sizes)
+    )
     assert olmes.error_of_ratio(pairs[:1]) == "N/A"

@@ -1,4 +1,5 @@
-"""What tests of exports share: exported folders, and the one line that a mistake gives."""
+"""What tests of exports share: exported folders, and the one line that a mistake
+gives."""
 
 import hashlib
 import json
@@ -55,12 +56,17 @@ def load(folder: Path, **options: Any) -> Any:
 
 @pytest.fixture
 def exported(trained: Fit, share: Share) -> Exported:
-    """Trains and exports each recipe once for all tests, which read the folder alone."""
+    """Trains and exports each recipe once for all tests, which read the folder
+    alone."""
 
     def pair(**changes: Any) -> Pair:
         run = trained(**changes)
-        digest = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:16]
-        return run, share(f"hf-{digest}", lambda folder: export(run, folder / "hf")) / "hf"
+        digest = hashlib.sha256(
+            json.dumps(changes, sort_keys=True).encode()
+        ).hexdigest()[:16]
+        return run, share(
+            f"hf-{digest}", lambda folder: export(run, folder / "hf")
+        ) / "hf"
 
     return pair
 
@@ -68,9 +74,14 @@ def exported(trained: Fit, share: Share) -> Exported:
 # Pretrained models of transformers
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 272, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
+    "vocab_size": 272,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
 Pretrained = Callable[..., Path]
 
 
@@ -87,7 +98,9 @@ def pretrained(tmp_path: Path) -> Pretrained:
         model = transformers.AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():  # far from any initial value
-                parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.ndim == 1))
+                parameter.copy_(
+                    torch.randn_like(parameter) * 0.2 + (parameter.ndim == 1)
+                )
         model.save_pretrained(folder)
         (folder / "tokenizer.json").write_text(json.dumps(definition_with(MERGES)))
         (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Small\n")
@@ -102,7 +115,9 @@ def retrofit(folder: Path, out: Path, *words: object) -> Path:
     return out
 
 
-def write_gguf(folder: Path, path: Path, change: Callable[[Any], object] = lambda _: None) -> Path:
+def write_gguf(
+    folder: Path, path: Path, change: Callable[[Any], object] = lambda _: None
+) -> Path:
     """A folder's Llama as a GGUF file; `change` gets its writer before the end."""
     gguf = pytest.importorskip("gguf")
     model, sizes = load(folder), SIZES
@@ -120,13 +135,20 @@ def write_gguf(folder: Path, path: Path, change: Callable[[Any], object] = lambd
     writer.add_rope_freq_base(model.config.rope_parameters["rope_theta"])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, sizes["num_hidden_layers"])
     for name, weight in model.state_dict().items():
-        if "q_proj" in name or "k_proj" in name:  # llama.cpp rotates neighbours, not halves
-            heads = sizes["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+        # llama.cpp rotates neighbours, not halves
+        if "q_proj" in name or "k_proj" in name:
+            heads = sizes[
+                "num_attention_heads" if "q_proj" in name else "num_key_value_heads"
+            ]
             weight = weight.view(heads, 2, -1, sizes["hidden_size"]).transpose(1, 2)
             weight = weight.reshape(-1, sizes["hidden_size"])
         writer.add_tensor(names.get_name(name, (".weight",)), weight.numpy())
     change(writer)
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file,
-                  writer.write_tensors_to_file, writer.close):  # fmt: skip
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
         write()
     return path

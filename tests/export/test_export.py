@@ -1,4 +1,5 @@
-"""`dualpath export`: whole or not there, nothing damaged, and a RUN of every command."""
+"""`dualpath export`: whole or not there, nothing damaged, and a RUN of every
+command."""
 
 import csv
 import html
@@ -63,7 +64,9 @@ def write_without_end() -> None:
     hf.save_file = wait
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=rare)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=rare)]
+)
 def test_an_export_holds_its_unfinished_folder_and_removes_it_unless_it_is_killed(
     number, trained, tmp_path, said
 ):
@@ -72,7 +75,9 @@ def test_an_export_holds_its_unfinished_folder_and_removes_it_unless_it_is_kille
     while not (unfinished := list(out.parent.glob("*.partial/new/config.json"))):
         assert process.is_alive(), (tmp_path / "log").read_text()
         time.sleep(0.01)
-    assert f"'{out}' is being written by another process; wait" in said(*words(run, out))
+    assert f"'{out}' is being written by another process; wait" in said(
+        *words(run, out)
+    )
     assert unfinished[0].exists()
     os.kill(process.pid or 0, number)
     process.join()
@@ -87,14 +92,20 @@ def test_large_models_are_several_files(trained, tmp_path, monkeypatch, output_o
     whole = export(run, tmp_path / "whole")
     monkeypatch.setattr(hf, "MOST_BYTES", 4096)
     out = export(run, tmp_path / "parts")
-    places = json.loads((out / "model.safetensors.index.json").read_text())["weight_map"]
+    places = json.loads((out / "model.safetensors.index.json").read_text())[
+        "weight_map"
+    ]
     assert len(set(places.values())) > 3
     for name, tensor in saved(whole).items():
         assert torch.equal(saved(out)[name], tensor)
         with safe_open(out / places[name], "pt") as file:
             assert name in file.keys()  # noqa: SIM118
     validate = ["validate", "--ckpt_path"]
-    assert output_of(*validate, out) == output_of(*validate, whole) == output_of(*validate, run)
+    assert (
+        output_of(*validate, out)
+        == output_of(*validate, whole)
+        == output_of(*validate, run)
+    )
 
 
 def test_an_exported_folder_is_exported_alike(trained, tmp_path):
@@ -115,12 +126,18 @@ def test_an_exported_folder_is_studied_and_compared_as_its_run(
     of_run = output_of("ablate", "--ckpt_path", run)
     shutil.rmtree(run)
     of_folder = output_of("ablate", "--ckpt_path", out)
-    shown = [[line for line in said.splitlines() if "│" in line] for said in (of_run, of_folder)]
+    shown = [
+        [line for line in said.splitlines() if "│" in line]
+        for said in (of_run, of_folder)
+    ]
     assert shown[0] == shown[1] != []
     assert (out / "ablations" / "step-00000006" / "ablations.csv").is_file()
 
 
-RUNS = [(2, True), *(pytest.param(*run, marks=rare) for run in ((2, False), (4, True), (4, False)))]
+RUNS = [
+    (2, True),
+    *(pytest.param(*run, marks=rare) for run in ((2, False), (4, True), (4, False))),
+]
 VOCABULARY = 275  # neither two nor four ranks divide it
 
 
@@ -140,7 +157,8 @@ def trained_by(share: Share, texts: Path, ranks: int, tied: bool) -> Path:
 
 
 def put_together(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint: the shards of each one below the other, by their offsets."""
+    """The tensors of a checkpoint: the shards of each one below the other, by their
+    offsets."""
     parts: dict[str, list[tuple[int, torch.Tensor]]] = {}
     for path in checkpoint.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
@@ -148,12 +166,16 @@ def put_together(checkpoint: Path) -> dict[str, torch.Tensor]:
             for name in file.keys():  # noqa: SIM118
                 first = (places[name]["saved_offsets"] or [0])[0]
                 parts.setdefault(name, []).append((first, file.get_tensor(name)))
-    ordered = {k: [t for _, t in sorted(v, key=lambda p: p[0])] for k, v in parts.items()}
+    ordered = {
+        k: [t for _, t in sorted(v, key=lambda p: p[0])] for k, v in parts.items()
+    }
     return {k: torch.cat(v) if v[0].ndim else v[0] for k, v in ordered.items()}
 
 
 @pytest.mark.parametrize(("ranks", "tied"), RUNS)
-def test_shards_of_all_ranks_are_exported_bit_for_bit(ranks, tied, share, texts, tmp_path):
+def test_shards_of_all_ranks_are_exported_bit_for_bit(
+    ranks, tied, share, texts, tmp_path
+):
     run = trained_by(share, texts, ranks, tied)
     checkpoint = newest_checkpoint(run)
     assert len({path.name[:11] for path in checkpoint.glob("shard-*")}) == ranks
@@ -176,9 +198,17 @@ def folder(trained: Fit, tmp_path: Path) -> Path:
     return export(trained(), tmp_path / "hf")
 
 
-def test_a_folder_with_anything_that_no_export_wrote_is_not_replaced(folder, tmp_path, said):
+def test_a_folder_with_anything_that_no_export_wrote_is_not_replaced(
+    folder, tmp_path, said
+):
     run = tmp_path / "runs" / "tiny" / "default"
-    for name in (".git/HEAD", "thesis.txt", "sub/config.json", "own_notes.py", "README.md"):
+    for name in (
+        ".git/HEAD",
+        "thesis.txt",
+        "sub/config.json",
+        "own_notes.py",
+        "README.md",
+    ):
         path = folder / name
         whole = path.read_bytes() if path.exists() else None
         path.parent.mkdir(exist_ok=True)
@@ -194,7 +224,10 @@ def test_a_folder_with_anything_that_no_export_wrote_is_not_replaced(folder, tmp
             path.write_bytes(whole)
     (folder / "SHA256SUMS").unlink()
     assert "holds 'README.md', which" in said(*words(run, folder, "--overwrite"))
-    for other, why in ((run, "is the folder that is read"), (tmp_path, "of something else")):
+    for other, why in (
+        (run, "is the folder that is read"),
+        (tmp_path, "of something else"),
+    ):
         assert why in said(*words(run, other, "--overwrite"))
 
 
@@ -218,22 +251,32 @@ def test_a_changed_byte_in_any_file_is_refused(folder, said):
             (folder / name).write_bytes(content[:end] + b"1" + content[end + 1 :])
             assert name in said("validate", "--ckpt_path", folder)
             (folder / name).write_bytes(content)
-    (folder / "more.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    assert "more.safetensors is not in SHA256SUMS" in said("validate", "--ckpt_path", folder)
+    (folder / "more.safetensors").write_bytes(
+        (folder / "model.safetensors").read_bytes()
+    )
+    assert "more.safetensors is not in SHA256SUMS" in said(
+        "validate", "--ckpt_path", folder
+    )
     (folder / "more.safetensors").unlink()
     (folder / "generation_config.json").unlink()
-    assert "generation_config.json is not as it was" in said("validate", "--ckpt_path", folder)
+    assert "generation_config.json is not as it was" in said(
+        "validate", "--ckpt_path", folder
+    )
     sums = (folder / "SHA256SUMS").read_text()
     (folder / "SHA256SUMS").write_text("".join(sums.splitlines(keepends=True)[:3]))
     assert "is not in SHA256SUMS" in said("validate", "--ckpt_path", folder)
     (folder / "SHA256SUMS").write_text(f"{'0' * 64}  ../../secret\n")
-    assert "SHA256SUMS line 1 was not written" in said("validate", "--ckpt_path", folder)
+    assert "SHA256SUMS line 1 was not written" in said(
+        "validate", "--ckpt_path", folder
+    )
     (folder / "SHA256SUMS").unlink()
     (folder / "README.md").write_text("a card of the reader's own")
     assert main(["validate", "--ckpt_path", str(folder)]) == 0
     (folder / "model.safetensors").unlink()
     os.mkfifo(folder / "model.safetensors")
-    assert "it is a pipe or a device, no file" in said("validate", "--ckpt_path", folder)
+    assert "it is a pipe or a device, no file" in said(
+        "validate", "--ckpt_path", folder
+    )
 
 
 def test_a_folder_whose_files_are_of_two_models_is_no_run(folder, said):
@@ -258,7 +301,9 @@ def test_the_card_says_what_the_run_says(folder, tmp_path):
     assert text.count("| held_out |") == 1
 
 
-def test_the_card_names_the_licence_and_the_data_sets_as_the_hub_reads_them(trained, tmp_path):
+def test_the_card_names_the_licence_and_the_data_sets_as_the_hub_reads_them(
+    trained, tmp_path
+):
     cards = pytest.importorskip("huggingface_hub")
     run = trained()
     plain = cards.ModelCard.load(export(run, tmp_path / "plain") / "README.md").data
@@ -279,7 +324,9 @@ def test_the_card_shows_names_and_values_as_they_are(trained, tmp_path):
     name, mark = "<b>_x_[a](b) www.a.b `c`", "|<script>|\n\ud800\\"
     run = trained(run={"name": name})
     table = (run / "validation.csv").read_text()
-    (run / "validation.csv").write_text(table.replace("held_out", "<img src=x onerror=y>"))
+    (run / "validation.csv").write_text(
+        table.replace("held_out", "<img src=x onerror=y>")
+    )
     for path in (run / "checkpoints" / "manifests").iterdir():
         content = json.loads(path.read_text())
         content["run"]["precision"] = mark

@@ -1,4 +1,5 @@
-"""The folder for transformers: its model is the checkpoint's, value by value, and comes back."""
+"""The folder for transformers: its model is the checkpoint's, value by value, and comes
+back."""
 
 import contextlib
 import io
@@ -27,14 +28,21 @@ pytestmark = pytest.mark.usefixtures("remote_code")
 LENGTH = 12
 END = 259  # end of text in the tests' tokenizer
 SWITCH = next(  # of activation checkpointing; the latter before 5.24
-    name for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+    name
+    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable")
     if hasattr(transformers.PreTrainedModel, name)
-)  # fmt: skip
+)
 rare = pytest.mark.slow
 OTHER: dict[str, Any] = {
-    "block": ["dual", "loop", "wide"], "n_layers": 3, "loops": 4, "gate": "fixed",
-    "combination": "mean", "qk_norm": "none", "tie_embeddings": True, "document_start": END,
-}  # fmt: skip
+    "block": ["dual", "loop", "wide"],
+    "n_layers": 3,
+    "loops": 4,
+    "gate": "fixed",
+    "combination": "mean",
+    "qk_norm": "none",
+    "tie_embeddings": True,
+    "document_start": END,
+}
 """All that a model may have otherwise."""
 MODELS = [
     {},
@@ -44,7 +52,8 @@ MODELS = [
     pytest.param({"gate": "fixed", "combination": "mean"}, marks=rare),
     pytest.param({"loops": 1}, marks=rare),
     pytest.param(
-        {"loops": [4, 2], "tie_embeddings": True, "step_conditioning": "film"}, marks=rare
+        {"loops": [4, 2], "tie_embeddings": True, "step_conditioning": "film"},
+        marks=rare,
     ),
     pytest.param({"block": ["loop", "wide"], "document_start": END}, marks=rare),
 ]
@@ -52,21 +61,27 @@ MODELS = [
 
 @pytest.fixture(params=MODELS, ids=str)
 def pair(request: pytest.FixtureRequest, exported: Exported) -> Pair:
-    """A run whose gains are open from the start, so that all paths show in six steps."""
+    """A run whose gains are open from the start, so that all paths show in six
+    steps."""
     return exported(model=request.param)
 
 
 def saved_again(folder: Path, again: Path, size: str = "5GB", **options: Any) -> Path:
-    """The folder as transformers writes it once it was loaded, with what import needs beside."""
+    """The folder as transformers writes it once it was loaded, with what import needs
+    beside."""
     load(folder, **options).save_pretrained(again, max_shard_size=size)
     for name in ("recipe.yaml", "versions.json", "tokenizer.json"):
         shutil.copy(folder / name, again)
     return again
 
 
-def some_tokens(model: DualPathLM, batch: int = 2, length: int = LENGTH) -> torch.Tensor:
+def some_tokens(
+    model: DualPathLM, batch: int = 2, length: int = LENGTH
+) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(model.config.vocab_size, (batch, length), generator=generator)
+    tokens = torch.randint(
+        model.config.vocab_size, (batch, length), generator=generator
+    )
     tokens[:, 3] = END  # a second document
     return tokens
 
@@ -108,7 +123,9 @@ def test_padding_and_cache_change_no_text_and_the_greedy_one_is_the_models_own(p
         ways.append({"intervention": {"loops": 3}})
     for more in ways:
         batch = theirs.generate(tokens, attention_mask=mask, **settings, **more)
-        without = theirs.generate(tokens, attention_mask=mask, use_cache=False, **settings, **more)
+        without = theirs.generate(
+            tokens, attention_mask=mask, use_cache=False, **settings, **more
+        )
         assert torch.equal(batch, without)
         for row, length in enumerate(lengths):
             prompt = tokens[row : row + 1, LENGTH - length :]
@@ -116,14 +133,18 @@ def test_padding_and_cache_change_no_text_and_the_greedy_one_is_the_models_own(p
             assert torch.equal(batch[row, LENGTH - length :], alone[0])
             if not more:
                 assert torch.equal(alone, greedy(ours, prompt, theirs.config))
-                cropped = theirs.generate(prompt, prompt_lookup_num_tokens=2, **settings)
+                cropped = theirs.generate(
+                    prompt, prompt_lookup_num_tokens=2, **settings
+                )
                 assert torch.equal(cropped, alone)
     past = theirs(tokens, attention_mask=mask).past_key_values
     # Without a mask, none is padding; `cache` is its name since transformers 5.24.
     further = theirs(tokens[:, :2], cache=past).logits
     for row, length in enumerate(lengths):
         whole = torch.cat((tokens[row, LENGTH - length :], tokens[row, :2]))[None]
-        torch.testing.assert_close(further[row], theirs(whole).logits[0, -2:], atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            further[row], theirs(whole).logits[0, -2:], atol=1e-6, rtol=0
+        )
 
 
 def greedy(model: DualPathLM, tokens: torch.Tensor, config: Any) -> torch.Tensor:
@@ -140,17 +161,27 @@ def test_states_losses_and_hooks(exported):
     ours, theirs = model_of(run), load(folder)
     tokens = some_tokens(ours)
     seen: list[torch.Tensor] = []
-    theirs.model.blocks[1].deep.sublayer.register_forward_hook(lambda *all: seen.append(all[-1]))
+    theirs.model.blocks[1].deep.sublayer.register_forward_hook(
+        lambda *all: seen.append(all[-1])
+    )
     outputs = theirs(
-        tokens, labels=tokens, output_hidden_states=True, output_routing=True, use_cache=False
+        tokens,
+        labels=tokens,
+        output_hidden_states=True,
+        output_routing=True,
+        use_cache=False,
     )
     assert outputs.past_key_values is None
     assert len(outputs.hidden_states) == ours.config.n_layers + 1
     torch.testing.assert_close(outputs.hidden_states[0], ours.embed(tokens))
-    torch.testing.assert_close(theirs.model.head(outputs.hidden_states[-1]), outputs.logits)
+    torch.testing.assert_close(
+        theirs.model.head(outputs.hidden_states[-1]), outputs.logits
+    )
     states = outputs.routing.layers[1].deep_states
     assert len(states) == len(seen) == ours.config.loops
-    assert all(torch.equal(state, hooked) for state, hooked in zip(states, seen, strict=True))
+    assert all(
+        torch.equal(state, hooked) for state, hooked in zip(states, seen, strict=True)
+    )
     wanted = ours(tokens[:, :-1], tokens[:, 1:]).mean()
     torch.testing.assert_close(outputs.loss, wanted)
     last = theirs(tokens, logits_to_keep=1).logits
@@ -159,7 +190,9 @@ def test_states_losses_and_hooks(exported):
     assert torch.equal(theirs(inputs_embeds=embeds).logits, outputs.logits)
     mask = torch.ones_like(tokens).index_fill_(1, torch.tensor([0, 1]), 0)
     backbone = getattr(theirs, theirs.base_model_prefix)  # as TRL calls it
-    read = backbone(input_ids=tokens, attention_mask=mask, use_cache=False).last_hidden_state
+    read = backbone(
+        input_ids=tokens, attention_mask=mask, use_cache=False
+    ).last_hidden_state
     logits = theirs(tokens, attention_mask=mask).logits
     assert torch.equal(theirs.get_output_embeddings()(read), logits)
     assert theirs(tokens, return_dict=False)[0].shape == outputs.logits.shape
@@ -180,9 +213,13 @@ def test_what_it_cannot_do_is_said(exported):
     past = theirs(tokens).past_key_values
     with pytest.raises(ValueError, match="K=1: the cache was begun with learned"):
         theirs(tokens[:, :1], past_key_values=past, intervention={"loops": 1})
-    with pytest.raises(ValueError, match="kv_slots: transformers' cache keeps the keys"):
+    with pytest.raises(
+        ValueError, match="kv_slots: transformers' cache keeps the keys"
+    ):
         theirs(tokens, intervention={"kv_slots": 1})
-    with pytest.raises(ValueError, match="StaticCache of another model, or not one that grows"):
+    with pytest.raises(
+        ValueError, match="StaticCache of another model, or not one that grows"
+    ):
         theirs.generate(tokens, max_new_tokens=3, cache_implementation="static")
     foreign = transformers.DynamicCache()
     foreign.update(torch.zeros(2, 1, 3, 8), torch.zeros(2, 1, 3, 8), 0)
@@ -200,13 +237,26 @@ def test_half_precision_keeps_the_stream(exported):
     theirs = load(folder, dtype=torch.bfloat16)
     types: dict[torch.dtype, set[str]] = {torch.float32: set(), torch.bfloat16: set()}
     for name, parameter in theirs.named_parameters():
-        types[parameter.dtype].add(".".join(name.removesuffix(".weight").split(".")[-2:]))
+        types[parameter.dtype].add(
+            ".".join(name.removesuffix(".weight").split(".")[-2:])
+        )
     assert {name.split(".")[-1] for name in types[torch.bfloat16]} == {
-        "head", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-    }  # fmt: skip
-    assert {"gate.proj", "model.embed", "model.norm", "deep.gains", "deep.router"} <= types[
-        torch.float32
-    ]
+        "head",
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    }
+    assert {
+        "gate.proj",
+        "model.embed",
+        "model.norm",
+        "deep.gains",
+        "deep.router",
+    } <= types[torch.float32]
     ours = model_of(run)
     tokens = some_tokens(ours)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -221,7 +271,9 @@ def test_half_precision_keeps_the_stream(exported):
 def test_gradients_are_the_checkpoints_also_of_activations_computed_again(pair):
     ours, theirs = model_of(pair[0]), load(pair[1]).train()
     tokens, calls = some_tokens(ours), []
-    projection = next(one for name, one in theirs.named_modules() if name.endswith("q_proj"))
+    projection = next(
+        one for name, one in theirs.named_modules() if name.endswith("q_proj")
+    )
     projection.register_forward_hook(lambda *_: calls.append(1))
     with torch.enable_grad():
         ours(tokens[:, :-1], tokens[:, 1:]).mean().backward()
@@ -244,7 +296,9 @@ def test_gradients_are_the_checkpoints_also_of_activations_computed_again(pair):
                 assert mine.grad is yours.grad is None
                 continue
             assert mine.grad is not None
-            torch.testing.assert_close(yours.grad, mine.grad, rtol=1e-4, atol=1e-7, msg=name)
+            torch.testing.assert_close(
+                yours.grad, mine.grad, rtol=1e-4, atol=1e-7, msg=name
+            )
 
 
 def test_it_is_built_without_weights_and_split_over_devices(exported, tmp_path):
@@ -261,7 +315,12 @@ def test_it_is_built_without_weights_and_split_over_devices(exported, tmp_path):
     assert drawn.model.norm.weight.eq(1).all()
     assert drawn.model.blocks[0].deep.gains.eq(-1).all()
     pytest.importorskip("accelerate")
-    places = {"model.embed": "cpu", "model.norm": "cpu", "model.head": "cpu", "model.loss": "cpu"}
+    places = {
+        "model.embed": "cpu",
+        "model.norm": "cpu",
+        "model.head": "cpu",
+        "model.loss": "cpu",
+    }
     places |= {"model.blocks.0": "disk", "model.blocks.1": "cpu"}
     tokens = some_tokens(drawn.model)
     wanted = model_of(run)(tokens)
@@ -295,22 +354,33 @@ def test_rows_without_a_token_are_never_drawn(exported):
     tokens = some_tokens(theirs.model) % real
     assert theirs(tokens).logits.argmax(-1).min() >= real
     mask = torch.ones_like(tokens)
-    made = theirs.generate(tokens, attention_mask=mask, max_new_tokens=8, do_sample=False)
+    made = theirs.generate(
+        tokens, attention_mask=mask, max_new_tokens=8, do_sample=False
+    )
     assert made.max() < real
 
 
 @pytest.mark.parametrize("by", ["PreTrainedTokenizerFast", "AutoTokenizer"])
 def test_the_tokenizer_gives_the_same_ids_and_runs_no_code(by, exported, monkeypatch):
-    """transformers 5 asks because config.json names code, and goes on whatever the answer is."""
+    """transformers 5 asks because config.json names code, and goes on whatever the
+    answer is."""
     run, folder = exported()
     monkeypatch.setattr("builtins.input", lambda words: "n")
-    monkeypatch.setattr("transformers.dynamic_module_utils.get_cached_module_file", None)
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.get_cached_module_file", None
+    )
     theirs = getattr(transformers, by).from_pretrained(folder)
     ours = Tokenizer.load(run / "tokenizer.json")
-    for text in ("Tom has 5 apples.", " two  spaces \n\nÜnï 日本 \U0001f600", "a , b ."):
+    for text in (
+        "Tom has 5 apples.",
+        " two  spaces \n\nÜnï 日本 \U0001f600",
+        "a , b .",
+    ):
         assert theirs(text)["input_ids"] == ours.encode(text)
         assert theirs.decode(ours.encode(text)) == text
-    assert theirs.bos_token_id == theirs.eos_token_id == theirs.pad_token_id == ours.eot_id
+    assert (
+        theirs.bos_token_id == theirs.eos_token_id == theirs.pad_token_id == ours.eot_id
+    )
     assert theirs.padding_side == "left"
 
 
@@ -341,7 +411,9 @@ def test_a_folder_that_transformers_saved_anew_is_the_same_run(pair, tmp_path):
         model_of(again)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=rare)])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=rare)]
+)
 def test_weights_saved_in_half_precision_come_back(dtype, exported, tmp_path):
     again = saved_again(exported()[1], tmp_path / "again", dtype=dtype)
     anew = export(again, tmp_path / f"{dtype} anew")
@@ -357,21 +429,34 @@ def test_lm_evaluation_harness_scores_it_as_the_checkpoint(exported):
     from lm_eval.api.instance import Instance
 
     run, folder = exported()
-    theirs = harness.HFLM(str(folder), trust_remote_code=True, device="cpu", batch_size=2)
+    theirs = harness.HFLM(
+        str(folder), trust_remote_code=True, device="cpu", batch_size=2
+    )
     pairs = [("Tom has", " two"), ("The sky", " eats"), ("Seven and", " the")]
-    found = theirs.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
+    found = theirs.loglikelihood(
+        [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
+    )
     ours, tokenizer = model_of(run).double(), Tokenizer.load(run / "tokenizer.json")
     for (context, continuation), (likelihood, _) in zip(pairs, found, strict=True):
-        before, ids = tokenizer.encode(context), tokenizer.encode(context + continuation)
+        before, ids = (
+            tokenizer.encode(context),
+            tokenizer.encode(context + continuation),
+        )
         logs = ours(torch.tensor([ids]))[0].log_softmax(-1)
-        wanted = [logs[place - 1, ids[place]].item() for place in range(len(before), len(ids))]
+        wanted = [
+            logs[place - 1, ids[place]].item() for place in range(len(before), len(ids))
+        ]
         assert likelihood == pytest.approx(sum(wanted), rel=1e-5)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/hugging_face.md"])
 def test_an_example_writes_what_generate_writes(page, exported, tmp_path, output_of):
     run, folder = exported(**LONG)
-    text = (folder if page == "README.md" else Path(__file__).parents[2]).joinpath(page).read_text()
+    text = (
+        (folder if page == "README.md" else Path(__file__).parents[2])
+        .joinpath(page)
+        .read_text()
+    )
     code = text.split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()) as said:

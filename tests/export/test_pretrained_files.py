@@ -1,4 +1,5 @@
-"""What is too much in a pretrained model's files, and what they name, is refused or measured."""
+"""What is too much in a pretrained model's files, and what they name, is refused or
+measured."""
 
 import html
 import json
@@ -59,98 +60,154 @@ NORM, HEAD = "model.layers.0.self_attn.q_norm.weight", "lm_head.weight"
 SCALE = "model.layers.0.mlp.up_proj.weight_scale_inv"
 ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": "10000"}
 CAUSES: list[tuple[str, dict[str, Any], Callable[[Path], None]]] = [
-    ("holds weights of a layer 3 (", {"num_hidden_layers": 4}, config(num_hidden_layers=2)),
+    (
+        "holds weights of a layer 3 (",
+        {"num_hidden_layers": 4},
+        config(num_hidden_layers=2),
+    ),
     ("k_proj.bias; no block", {"attention_bias": True}, config(attention_bias=False)),
     ("mlp.down_proj.bias; no block", {"mlp_bias": True}, config(mlp_bias=False)),
     (f"has weights {NORM}", {}, weights(lambda _: {NORM: torch.ones(8)})),
     (f"has weights {SCALE}", {}, weights(lambda _: {SCALE: torch.ones(1)})),
     ("is of F8_E4M3, a quantised weight", {}, as_type(torch.float8_e4m3fn)),
     ("is of I8, a quantised weight", {}, as_type(torch.int8)),
-    ("(quantization_config: fp8)", {}, config(quantization_config={"quant_method": "fp8"})),
-    ("model.norm.weight is not finite", {},
-     weights(lambda tensors: {"model.norm.weight": tensors["model.norm.weight"] / 0})),
-    ("model.norm.weight is not finite", {},
-     weights(lambda tensors: {"model.norm.weight": tensors["model.norm.weight"] * torch.nan})),
+    (
+        "(quantization_config: fp8)",
+        {},
+        config(quantization_config={"quant_method": "fp8"}),
+    ),
+    (
+        "model.norm.weight is not finite",
+        {},
+        weights(
+            lambda tensors: {"model.norm.weight": tensors["model.norm.weight"] / 0}
+        ),
+    ),
+    (
+        "model.norm.weight is not finite",
+        {},
+        weights(
+            lambda tensors: {
+                "model.norm.weight": tensors["model.norm.weight"] * torch.nan
+            }
+        ),
+    ),
     ("off from those of transformers", {}, config(is_causal=False)),
     ("has a head that is not its embedding", {}, config(tie_word_embeddings=True)),
-    ("gate_proj.weight is (48, 32), and config.json asks for (64, 32)", {},
-     config(intermediate_size=64)),
+    (
+        "gate_proj.weight is (48, 32), and config.json asks for (64, 32)",
+        {},
+        config(intermediate_size=64),
+    ),
     ("holds an adapter of 'someone/base'", {}, an_adapter),
     ("rope_theta in config.json is '10000'", {}, config(rope_parameters=ROPE)),
     ("is a dual-path model already", {}, config(model_type="dualpath")),
     ("(transformers_weights: a.bin)", {}, config(transformers_weights="a.bin")),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("why", "sizes", "change"), CAUSES, ids=[case[0] for case in CAUSES])
+@pytest.mark.parametrize(
+    ("why", "sizes", "change"), CAUSES, ids=[case[0] for case in CAUSES]
+)
 def test_another_computation_is_refused_by_its_cause(
     why, sizes, change, pretrained: Pretrained, tmp_path, said
 ):
     folder = pretrained("llama", **sizes)
     change(folder)
-    error = said("retrofit", "--pretrained", folder, "--out", tmp_path / "out", "--loops", 1)
+    error = said(
+        "retrofit", "--pretrained", folder, "--out", tmp_path / "out", "--loops", 1
+    )
     assert why in error
     assert not (tmp_path / "out").exists()
 
 
-def test_a_fault_that_no_line_names_is_measured(pretrained, tmp_path, said, monkeypatch):
+def test_a_fault_that_no_line_names_is_measured(
+    pretrained, tmp_path, said, monkeypatch
+):
     """Two weights of equal shapes that change their places."""
     monkeypatch.setitem(source.LAYER, "ffn.gate_proj", "mlp.up_proj")
     monkeypatch.setitem(source.LAYER, "ffn.up_proj", "mlp.gate_proj")
     folder = pretrained("llama")
     for words in (("--block", "wide"), ("--block", "dual")):
-        error = said("retrofit", "--pretrained", folder, "--out", tmp_path / "out", *words)
+        error = said(
+            "retrofit", "--pretrained", folder, "--out", tmp_path / "out", *words
+        )
         assert "off from those of transformers" in error
     assert not (tmp_path / "out").exists()
 
 
-def test_the_measured_difference_is_printed_and_in_the_card(pretrained, tmp_path, output_of):
+def test_the_measured_difference_is_printed_and_in_the_card(
+    pretrained, tmp_path, output_of
+):
     folder, out = pretrained("llama"), tmp_path / "out"
-    printed = output_of("retrofit", "--pretrained", folder, "--out", out, "--block", "wide")
+    printed = output_of(
+        "retrofit", "--pretrained", folder, "--out", out, "--block", "wide"
+    )
     measured = json.loads((out / "versions.json").read_text())["retrofit"]["difference"]
     assert 0 < measured < 1e-5
-    assert f"logits off from those of transformers by {measured:.1e} of their norm" in printed
-    assert f"{measured:.1e} of their norm" in html.unescape((out / "README.md").read_text())
+    assert (
+        f"logits off from those of transformers by {measured:.1e} of their norm"
+        in printed
+    )
+    assert f"{measured:.1e} of their norm" in html.unescape(
+        (out / "README.md").read_text()
+    )
 
 
 @torch.no_grad()
 def test_what_changes_nothing_is_taken(pretrained, tmp_path):
-    """A window as long as the context, frequencies that rope_theta gives, a head of tied values,
-    the names of a model that was saved without its head.
+    """A window as long as the context, frequencies that rope_theta gives, a head of
+    tied values, the names of a model that was saved without its head.
     """
     folder = pretrained("mistral", sliding_window=64, tie_word_embeddings=True)
     tokens = torch.arange(24)[None]
     wanted = load(folder)(tokens).logits
     frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    weights(lambda tensors: {
-        frequencies: torch.ones(4), HEAD: tensors["model.embed_tokens.weight"].clone(),
-    })(folder)  # fmt: skip
+    weights(
+        lambda tensors: {
+            frequencies: torch.ones(4),
+            HEAD: tensors["model.embed_tokens.weight"].clone(),
+        }
+    )(folder)
     out = retrofit(folder, tmp_path / "full", "--block", "wide")
     torch.testing.assert_close(model_of(out)(tokens), wanted, atol=1e-4, rtol=1e-4)
 
     tensors = load_file(folder / WEIGHTS)
-    bare = {name.removeprefix("model."): value for name, value in tensors.items() if name != HEAD}
+    bare = {
+        name.removeprefix("model."): value
+        for name, value in tensors.items()
+        if name != HEAD
+    }
     save_file(bare, folder / WEIGHTS, {"format": "pt"})
     out = retrofit(folder, tmp_path / "bare", "--block", "wide")
     torch.testing.assert_close(model_of(out)(tokens), wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_the_chat_template_and_the_tokens_around_texts_come_along(pretrained, tmp_path, output_of):
+def test_the_chat_template_and_the_tokens_around_texts_come_along(
+    pretrained, tmp_path, output_of
+):
     folder, out = pretrained("llama"), tmp_path / "out"
-    tokens = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    tokens = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json")
+    )
     bos, first, second = tokens.convert_ids_to_tokens([65, 70, 71])
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     edit(folder / "tokenizer_config.json", bos_token=bos)
     edit(folder / "generation_config.json", eos_token_id=[70, 71])
 
-    printed = output_of("retrofit", "--pretrained", folder, "--out", out, "--block", "wide")
+    printed = output_of(
+        "retrofit", "--pretrained", folder, "--out", out, "--block", "wide"
+    )
     assert (
-        "with a chat template; dualpath begins and ends texts by <|endoftext|>, not by" in printed
+        "with a chat template; dualpath begins and ends texts by <|endoftext|>, not by"
+        in printed
     )
     assert all(token in printed for token in (bos, first, second))
     for exported in (out, export(out, tmp_path / "again")):
         theirs = transformers.AutoTokenizer.from_pretrained(exported)
-        said = theirs.apply_chat_template([{"role": "user", "content": "a b"}], tokenize=False)
+        said = theirs.apply_chat_template(
+            [{"role": "user", "content": "a b"}], tokenize=False
+        )
         assert (said, theirs.bos_token_id) == ("a b", 65)
         ends = transformers.GenerationConfig.from_pretrained(exported).eos_token_id
         assert {70, 71} < {*ends}
@@ -161,7 +218,10 @@ OF_GGUF: list[tuple[str, Callable[[Any], object]]] = [
     ("llama.attention.sliding_window 16", lambda w: w.add_sliding_window(16)),
     ("llama.expert_count 4", lambda w: w.add_expert_count(4)),
     ("weights rope_freqs.weight", lambda w: w.add_tensor("rope_freqs.weight", ones(4))),
-    ("weights blk.0.attn_q.bias", lambda w: w.add_tensor("blk.0.attn_q.bias", ones(32))),
+    (
+        "weights blk.0.attn_q.bias",
+        lambda w: w.add_tensor("blk.0.attn_q.bias", ones(32)),
+    ),
     ("", lambda w: w.add_sliding_window(64)),
 ]
 
@@ -174,7 +234,9 @@ def ones(size: int) -> Any:
     return torch.ones(size).numpy()
 
 
-@pytest.mark.parametrize(("feature", "change"), OF_GGUF, ids=[case[0] for case in OF_GGUF])
+@pytest.mark.parametrize(
+    ("feature", "change"), OF_GGUF, ids=[case[0] for case in OF_GGUF]
+)
 def test_what_transformers_passes_over_in_a_gguf_file_is_refused(
     feature, change, pretrained, tmp_path, said
 ):
@@ -212,16 +274,24 @@ def elsewhere(folder: Path, kind: str) -> str:
 
 
 def index(folder: Path, names: list[str], file: str) -> None:
-    edit(folder / INDEX, metadata={"total_size": 1}, weight_map=dict.fromkeys(names, file))
+    edit(
+        folder / INDEX,
+        metadata={"total_size": 1},
+        weight_map=dict.fromkeys(names, file),
+    )
 
 
 @pytest.mark.parametrize("kind", ["above", "absolute", "link", "a.bin"])
-def test_an_index_names_safetensors_in_its_folder_alone(kind, pretrained, tmp_path, said):
+def test_an_index_names_safetensors_in_its_folder_alone(
+    kind, pretrained, tmp_path, said
+):
     folder = pretrained("llama")
     names = list(load_file(folder / WEIGHTS))
     file = elsewhere(folder, kind)
     index(folder, names, file)
-    error = said("retrofit", "--pretrained", folder, "--out", tmp_path / "out", "--block", "wide")
+    error = said(
+        "retrofit", "--pretrained", folder, "--out", tmp_path / "out", "--block", "wide"
+    )
     assert f"'{file}'" in error
     assert ("read from safetensors" if kind == "a.bin" else "are not followed") in error
 

@@ -1,4 +1,5 @@
-"""`dualpath retrofit`: pretrained models of transformers, computed alike by dual-path blocks."""
+"""`dualpath retrofit`: pretrained models of transformers, computed alike by dual-path
+blocks."""
 
 import html
 import shlex
@@ -30,7 +31,8 @@ TOKENS = torch.randint(256, (2, 24), generator=torch.Generator().manual_seed(1))
 
 @torch.no_grad()
 def off(folder: Path, wanted: torch.Tensor) -> float:
-    """How far logits are off at most, relative: by our model, by transformers, also cached."""
+    """How far logits are off at most, relative: by our model, by transformers, also
+    cached."""
     model = load(folder)
     first = model(TOKENS[:, :9], use_cache=True)
     rest = model(TOKENS[:, 9:], past_key_values=first.past_key_values)
@@ -41,18 +43,22 @@ def off(folder: Path, wanted: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_each_family_keeps_its_logits_and_nearly_under_silent_loops(family, pretrained, tmp_path):
+def test_each_family_keeps_its_logits_and_nearly_under_silent_loops(
+    family, pretrained, tmp_path
+):
     folder = pretrained(family, **FAMILIES[family])
     wanted, exact, near = load(folder)(TOKENS).logits, 1e-5, 1e-2
-    for number, (words, most) in enumerate({
-        ("--block", "wide"): exact,
-        ("--loops", "1"): exact,
-        ("--loops", "[1, 4]"): near,
-        ("--block", "dual", "--loops", "2"): near,
-        ("--block", "dual", "--loops", "1"): exact,
-        ("--block", "dual", "--path", "wide", "--loops", "1"): exact,
-        ("--block", "dual", "--path", "wide", "--alpha", "90"): near,
-    }.items()):  # fmt: skip
+    for number, (words, most) in enumerate(
+        {
+            ("--block", "wide"): exact,
+            ("--loops", "1"): exact,
+            ("--loops", "[1, 4]"): near,
+            ("--block", "dual", "--loops", "2"): near,
+            ("--block", "dual", "--loops", "1"): exact,
+            ("--block", "dual", "--path", "wide", "--loops", "1"): exact,
+            ("--block", "dual", "--path", "wide", "--alpha", "90"): near,
+        }.items()
+    ):
         out = retrofit(folder, tmp_path / str(number), *words)
         assert off(out, wanted) < most, words
         if number == 3:
@@ -70,15 +76,20 @@ STARTS: list[tuple[str, ...]] = [
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("words", STARTS, ids=" ".join)
-def test_every_matrix_moves_about_as_far_as_the_others(words, name, pretrained, tmp_path):
-    """In ten steps, with gradients as small as those of a model of 135 million parameters.
+def test_every_matrix_moves_about_as_far_as_the_others(
+    words, name, pretrained, tmp_path
+):
+    """In ten steps, with gradients as small as those of a model of 135 million
+    parameters.
 
-    There a gradient of norm 1 has a root mean square of 9e-5, so that Adam's epsilon, 1e-8, stops a
-    weight with a ten-thousandth of it.
+    There a gradient of norm 1 has a root mean square of 9e-5, so that Adam's epsilon,
+    1e-8, stops a weight with a ten-thousandth of it.
     """
     out = retrofit(pretrained("llama"), tmp_path / "out", *words)
     model, config = model_of(out), find(str(out)).settings.model
-    settings = OptimSettings(name=name, lr=1e-4, lr_start=1e-4, weight_decay=0, warmup_steps=0)
+    settings = OptimSettings(
+        name=name, lr=1e-4, lr_start=1e-4, weight_decay=0, warmup_steps=0
+    )
     optimizer = build_optimizer(model.named_parameters(), settings, 10, config)
     matrices = {name: one for name, one in model.named_parameters() if one.ndim > 1}
     before = {name: one.detach().clone() for name, one in matrices.items()}
@@ -107,8 +118,12 @@ def test_the_printed_command_trains_with_a_packaged_recipe(
     recipe, pretrained, tmp_path, texts, output_of
 ):
     out = tmp_path / "an out"  # with a space
-    said = output_of("retrofit", "--pretrained", pretrained("llama"), "--out", out, "--loops", 2)
-    (line,) = (line for line in said.splitlines() if line.startswith("or:   dualpath fit"))
+    said = output_of(
+        "retrofit", "--pretrained", pretrained("llama"), "--out", out, "--loops", 2
+    )
+    (line,) = (
+        line for line in said.splitlines() if line.startswith("or:   dualpath fit")
+    )
     values = {"RECIPE": recipe, "DATA": str(texts / "train"), "LENGTH": "64"}
     words = [values.get(word, word) for word in shlex.split(line)[2:]]
     # The texts of the tests are shorter than a training, and a plan needs no compiler.
@@ -123,7 +138,9 @@ def test_a_retrofitted_folder_is_a_run_and_says_where_it_is_from(
     pretrained, tmp_path, texts, output_of, monkeypatch
 ):
     monkeypatch.setattr(USERS_OF_FIGURES[0], lambda folder, figures: [])
-    out = retrofit(pretrained("llama"), tmp_path / "out", "--block", "dual", "--loops", "2")
+    out = retrofit(
+        pretrained("llama"), tmp_path / "out", "--block", "dual", "--loops", "2"
+    )
     card = html.unescape((out / "README.md").read_text())
     assert "license: apache-2.0" in card
     assert "Small llama" in card
@@ -138,21 +155,41 @@ def test_a_retrofitted_folder_is_a_run_and_says_where_it_is_from(
     words = ("--data.val.text", val, "--tagger", "none", "--no_costs")
     assert "g_d" in output_of("routing", "--ckpt_path", out, *words)
     words = ("fit", "--config", out / "recipe.yaml", "--run.init_from", out)
-    words += ("--data.path", texts / "train", "--run.dir", tmp_path / "runs", "--run.compile")
-    words += ("false", "--model.max_seq_len", 32, "--run.batch_tokens", 64, "--run.max_tokens")
-    assert "begins with the weights of" in output_of(*words, 128, "--optim.warmup_steps", 1)
-    assert output_of("generate", "--ckpt_path", out, "--prompt", "a", "--max_new_tokens", "2")
+    words += (
+        "--data.path",
+        texts / "train",
+        "--run.dir",
+        tmp_path / "runs",
+        "--run.compile",
+    )
+    words += (
+        "false",
+        "--model.max_seq_len",
+        32,
+        "--run.batch_tokens",
+        64,
+        "--run.max_tokens",
+    )
+    assert "begins with the weights of" in output_of(
+        *words, 128, "--optim.warmup_steps", 1
+    )
+    assert output_of(
+        "generate", "--ckpt_path", out, "--prompt", "a", "--max_new_tokens", "2"
+    )
 
 
 REFUSED: list[tuple[str, str, dict[str, Any]]] = [
-    ("rotary scaling", "llama", {"rope_parameters": {
-        "rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
+    (
+        "rotary scaling",
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    ),
     ("weights model.layers.0.self_attn.k_proj.bias", "llama", {"attention_bias": True}),
     ("sliding windows", "mistral", {"sliding_window": 16}),
     ("layers of model_type olmo2", "olmo2", {}),
     ("another head size than width / heads (16)", "qwen3", {"head_dim": 16}),
     ("another activation than silu", "llama", {"hidden_act": "gelu"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("feature", "model_type", "changes"), REFUSED)
@@ -179,18 +216,23 @@ def test_what_cannot_be_read_or_built_is_named(pretrained, tmp_path, said):
     assert "--alpha 99 leaves" in said(*dual, "--alpha", 99)
 
 
-def test_a_missing_package_is_named_with_the_extra_that_has_it(tmp_path, said, monkeypatch):
+def test_a_missing_package_is_named_with_the_extra_that_has_it(
+    tmp_path, said, monkeypatch
+):
     (tmp_path / "model.gguf").touch()
     monkeypatch.setitem(sys.modules, "gguf", None)
-    error = said("retrofit", "--pretrained", tmp_path / "model.gguf", "--out", tmp_path / "out")
+    error = said(
+        "retrofit", "--pretrained", tmp_path / "model.gguf", "--out", tmp_path / "out"
+    )
     assert "gguf" in error
     assert error.endswith(": pip install 'dualpath[retrofit]'\n")
 
 
 def test_a_new_path_has_the_width_that_alpha_gives(pretrained, tmp_path):
     folder = pretrained("llama")
-    for number, words in enumerate([("--alpha", 30),
-                                    ("--path", "wide", "--alpha", 80, "--loops", 2)]):  # fmt: skip
+    for number, words in enumerate(
+        [("--alpha", 30), ("--path", "wide", "--alpha", 80, "--loops", 2)]
+    ):
         out = retrofit(folder, tmp_path / str(number), "--block", "dual", *words)
         config = find(str(out)).settings.model
         flops, multiple = layer_flops(config.layers[0]), 6 * 32 * config.ffn_multiple_of

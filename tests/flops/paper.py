@@ -1,4 +1,5 @@
-"""The paper's 26 configurations and its results, from docs/paper_tables.json (arXiv 2605.30202)."""
+"""The paper's 26 configurations and its results, from docs/paper_tables.json (arXiv
+2605.30202)."""
 
 import json
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ class PublishedRow:
 
     budget_name: str  # F80M or F160M
     block: BlockKind  # kind of all 16 blocks
-    alpha: int | None  # percent of the FLOPs on the deep path; None for single-axis controls
+    # percent of the FLOPs on the deep path; None for single-axis controls
+    alpha: int | None
     loops: int  # K; 1 for PureWide
     d_ffn: int | None  # configured width of the deep path
     d_ffn_wide: int | None  # configured width of the wide path
@@ -47,9 +49,12 @@ class PublishedRow:
     def model_config(self, reading: Reading) -> ModelConfig:
         """The model under a reading, with the widths of the paper's table."""
         return ModelConfig(
-            block=self.block, loops=self.loops, d_ffn=self.d_ffn, d_ffn_wide=self.d_ffn_wide,
+            block=self.block,
+            loops=self.loops,
+            d_ffn=self.d_ffn,
+            d_ffn_wide=self.d_ffn_wide,
             **READINGS[reading],
-        )  # fmt: skip
+        )
 
 
 CONFIGURATIONS = [

@@ -1,4 +1,5 @@
-"""`dualpath flops`: what its answers hold, for options, recipes and the paper's table."""
+"""`dualpath flops`: what its answers hold, for options, recipes and the paper's
+table."""
 
 import json
 import shlex
@@ -16,10 +17,24 @@ from dualpath_cli.spec.config import ModelConfig
 from tests.conftest import OutputOf
 from tests.flops.test_count_and_widths import small
 
-KEYS = ["block", "alpha", "loops", "d_ffn", "d_ffn_wide", "d_ffn_effective",
-        "d_ffn_wide_effective", "ffn_multiple_of", "params", "params_non_embedding",
-        "flops_per_token_per_layer", "kv_bytes_per_token", "budget", "budget_ratio", "reading",
-        "model"]  # fmt: skip
+KEYS = [
+    "block",
+    "alpha",
+    "loops",
+    "d_ffn",
+    "d_ffn_wide",
+    "d_ffn_effective",
+    "d_ffn_wide_effective",
+    "ffn_multiple_of",
+    "params",
+    "params_non_embedding",
+    "flops_per_token_per_layer",
+    "kv_bytes_per_token",
+    "budget",
+    "budget_ratio",
+    "reading",
+    "model",
+]
 PARTS = ["deep", "wide", "gate", "router", "attention_scores", "linear_total", "total"]
 DUAL = "--budget 80M --alpha 50 --k 4"
 
@@ -43,7 +58,8 @@ def described(answer: Answer) -> Described:
 
 @pytest.fixture
 def recipe_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe of a small mixed model, one that changes its length, and one for its loops."""
+    """A recipe of a small mixed model, one that changes its length, and one for its
+    loops."""
     monkeypatch.chdir(tmp_path)
     recipe = {"model": asdict(MIXED), "run": {"max_tokens": 1000}}
     Path("small.yaml").write_text(yaml.safe_dump(recipe))
@@ -59,16 +75,30 @@ def test_json_is_one_model_as_trained_or_as_written(described):
     model = described(DUAL)
     assert list(model) == KEYS
     assert list(model["flops_per_token_per_layer"]) == PARTS
-    numbers = [*model["flops_per_token_per_layer"].values(), model["params"], model["budget"]]
+    numbers = [
+        *model["flops_per_token_per_layer"].values(),
+        model["params"],
+        model["budget"],
+    ]
     assert all(type(number) is int for number in numbers)
     assert model | {"flops_per_token_per_layer": None, "model": None} == {
-        "flops_per_token_per_layer": None, "model": None,
-        "block": "dual", "alpha": 50, "loops": 4, "d_ffn": 1600, "d_ffn_wide": 11392,
-        "d_ffn_effective": 1280, "d_ffn_wide_effective": 7680, "ffn_multiple_of": 256,
-        "params": 483_156_880, "params_non_embedding": 405_889_936,
-        "kv_bytes_per_token": 16 * 5 * 2 * 768 * 2, "budget": 80_000_000,
-        "budget_ratio": 82_578_432 / 80_000_000, "reading": "as_trained",
-    }  # fmt: skip
+        "flops_per_token_per_layer": None,
+        "model": None,
+        "block": "dual",
+        "alpha": 50,
+        "loops": 4,
+        "d_ffn": 1600,
+        "d_ffn_wide": 11392,
+        "d_ffn_effective": 1280,
+        "d_ffn_wide_effective": 7680,
+        "ffn_multiple_of": 256,
+        "params": 483_156_880,
+        "params_non_embedding": 405_889_936,
+        "kv_bytes_per_token": 16 * 5 * 2 * 768 * 2,
+        "budget": 80_000_000,
+        "budget_ratio": 82_578_432 / 80_000_000,
+        "reading": "as_trained",
+    }
     assert described(f"{DUAL} --reading as_trained") == model
     written = described(f"{DUAL} --reading as_written")
     assert (written["reading"], written["params"]) == ("as_written", 435_086_224)
@@ -101,27 +131,45 @@ def test_options_without_effect_are_named_on_stderr(capsys):
     assert main(["flops", *line.split(), "--format", "json"]) == 0
     captured = capsys.readouterr()
     json.loads(captured.out)
-    idle = ["--alpha has no effect on block 'wide'", "--loops has no effect on block 'wide'",
-            "--top-k has no effect on block 'wide' without --experts"]  # fmt: skip
-    assert captured.err.splitlines() == [f"dualpath flops: note: {note}" for note in idle]
+    idle = [
+        "--alpha has no effect on block 'wide'",
+        "--loops has no effect on block 'wide'",
+        "--top-k has no effect on block 'wide' without --experts",
+    ]
+    assert captured.err.splitlines() == [
+        f"dualpath flops: note: {note}" for note in idle
+    ]
 
 
 def test_a_model_matched_in_total_names_its_sum(described):
     model = described("--budget 80M --block loop --match total")
     layer, matched = model["flops_per_token_per_layer"], 80_000_000 + 5 * 2 * 4096 * 768
     assert model["matched_budget"] == matched
-    assert model["budget_ratio"] == (layer["linear_total"] + layer["attention_scores"]) / matched
+    assert (
+        model["budget_ratio"]
+        == (layer["linear_total"] + layer["attention_scores"]) / matched
+    )
     assert model["budget_ratio"] == pytest.approx(1, abs=0.01)
 
 
 def test_the_backbone_is_free(described):
-    line = "--budget 4M --dim 256 --heads 8 --kv-heads 2 --layers 3 --vocab 1000 --seq-len 128"
+    line = (
+        "--budget 4M --dim 256 --heads 8 --kv-heads 2 --layers 3 --vocab 1000 "
+        "--seq-len 128"
+    )
     model = described(f"{line} --loops 2")
     assert described(f"{line} --k 2") == model
     config = ModelConfig(
-        vocab_size=1000, n_layers=3, d_model=256, n_heads=8, n_kv_heads=2, max_seq_len=128,
-        loops=2, d_ffn=model["d_ffn"], d_ffn_wide=model["d_ffn_wide"],
-    )  # fmt: skip
+        vocab_size=1000,
+        n_layers=3,
+        d_model=256,
+        n_heads=8,
+        n_kv_heads=2,
+        max_seq_len=128,
+        loops=2,
+        d_ffn=model["d_ffn"],
+        d_ffn_wide=model["d_ffn_wide"],
+    )
     assert model["params"] == flops.parameters(config)
     assert model["flops_per_token_per_layer"]["attention_scores"] == 3 * 2 * 128 * 256
 
@@ -132,8 +180,12 @@ def test_hours_follow_tokens_gpus_and_rate(described):
 
     once = hours("--tokens 38.5B --gpus 64 --tflops 50")
     assert once == pytest.approx(5_705_736_480 * 38.5e9 / (64 * 50e12) / 3600, abs=1e-3)
-    assert hours("--tokens 77B --gpus 64 --tflops 50") == pytest.approx(2 * once, abs=2e-3)
-    assert hours("--tokens 38.5B --gpus 128 --tflops 100") == pytest.approx(once / 4, abs=1e-3)
+    assert hours("--tokens 77B --gpus 64 --tflops 50") == pytest.approx(
+        2 * once, abs=2e-3
+    )
+    assert hours("--tokens 38.5B --gpus 128 --tflops 100") == pytest.approx(
+        once / 4, abs=1e-3
+    )
 
 
 # Recipes
@@ -147,16 +199,25 @@ def test_a_recipe_is_described_as_it_is(recipe_files, answer, described):
     assert ModelConfig(**model["model"]) == MIXED
     assert model["params"] == flops.parameters(MIXED)
     assert model["flops_per_token_per_layer"] == flops.mean_layer_flops(MIXED)
-    assert (model["block"], model["budget"], model["reading"]) == (MIXED.block, None, None)
+    assert (model["block"], model["budget"], model["reading"]) == (
+        MIXED.block,
+        None,
+        None,
+    )
     assert "1 dual + 1 loop + 1 wide blocks" in answer("--config small.yaml")
 
 
-def test_training_flops_of_a_recipe_follow_its_schedule_of_loops(recipe_files, answer, described):
-    """Three of ten steps have one loop, of six rounded two; of none it is the model's own."""
+def test_training_flops_of_a_recipe_follow_its_schedule_of_loops(
+    recipe_files, answer, described
+):
+    """Three of ten steps have one loop, of six rounded two; of none it is the model's
+    own."""
     words = "--config small.yaml --config growing.yaml --gpus 1"
     models = (replace(MIXED, loops=k) for k in (1, MIXED.loops))
     one, all_loops = map(flops.training_flops_per_token, models)
-    assert described(words)["training_flops_per_token"] == (3 * one + 7 * all_loops) / 10
+    assert (
+        described(words)["training_flops_per_token"] == (3 * one + 7 * all_loops) / 10
+    )
     shorter = described(f"{words} --tokens 600")
     assert shorter["training_flops_per_token"] == (2 * one + 4 * all_loops) / 6
     too_short = described(f"{words} --tokens 50")

@@ -1,4 +1,5 @@
-"""FLOPs, parameters, solved widths: by the paper, their properties, and the built model."""
+"""FLOPs, parameters, solved widths: by the paper, their properties, and the built
+model."""
 
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +18,13 @@ from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops.description import READINGS
 from dualpath_cli.flops.shapes import units
-from dualpath_cli.flops.widths import Match, Target, solve_widths, solve_within, ways_out
+from dualpath_cli.flops.widths import (
+    Match,
+    Target,
+    solve_widths,
+    solve_within,
+    ways_out,
+)
 from dualpath_cli.model.language_model import DualPathLM
 from dualpath_cli.spec.config import (
     COMBINATIONS,
@@ -27,11 +34,15 @@ from dualpath_cli.spec.config import (
 )
 from tests.flops.paper import CONFIGURATIONS
 
-each_configuration = pytest.mark.parametrize("row", CONFIGURATIONS, ids=lambda row: row.recipe)
+each_configuration = pytest.mark.parametrize(
+    "row", CONFIGURATIONS, ids=lambda row: row.recipe
+)
 
 
 def with_gate(gate: str, d_model: int, **fields: Any) -> Target:
-    return Target(d_model=d_model, gate_flops=2 * d_model * GATE_OUTPUTS[gate], **fields)
+    return Target(
+        d_model=d_model, gate_flops=2 * d_model * GATE_OUTPUTS[gate], **fields
+    )
 
 
 targets = st.builds(
@@ -51,9 +62,17 @@ targets = st.builds(
 
 def small(**changes: Any) -> ModelConfig:
     fields: dict[str, Any] = {
-        "vocab_size": 96, "n_layers": 2, "d_model": 32, "n_heads": 4, "n_kv_heads": 4,
-        "max_seq_len": 16, "loops": 3, "d_ffn": 40, "d_ffn_wide": 96, "ffn_multiple_of": 8,
-    }  # fmt: skip
+        "vocab_size": 96,
+        "n_layers": 2,
+        "d_model": 32,
+        "n_heads": 4,
+        "n_kv_heads": 4,
+        "max_seq_len": 16,
+        "loops": 3,
+        "d_ffn": 40,
+        "d_ffn_wide": 96,
+        "ffn_multiple_of": 8,
+    }
     return ModelConfig(**(fields | changes))
 
 
@@ -63,10 +82,16 @@ def model(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> ModelCon
     gate = next((gate for gate, n in GATE_OUTPUTS.items() if n == outputs), "two_gates")
     return ModelConfig(
         gate=gate,
-        d_model=target.d_model, n_heads=target.n_heads, n_kv_heads=target.n_kv_heads,
-        max_seq_len=target.seq_len, block=target.block, loops=target.loops,
-        d_ffn=d_ffn, d_ffn_wide=d_ffn_wide, ffn_multiple_of=target.multiple_of,
-    )  # fmt: skip
+        d_model=target.d_model,
+        n_heads=target.n_heads,
+        n_kv_heads=target.n_kv_heads,
+        max_seq_len=target.seq_len,
+        block=target.block,
+        loops=target.loops,
+        d_ffn=d_ffn,
+        d_ffn_wide=d_ffn_wide,
+        ffn_multiple_of=target.multiple_of,
+    )
 
 
 # The paper's tables
@@ -76,8 +101,10 @@ def model(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> ModelCon
 def test_the_solver_and_the_count_give_the_papers_numbers(row):
     widths = solve_widths(row.target)
     assert (widths.d_ffn, widths.d_ffn_wide) == (row.d_ffn, row.d_ffn_wide)
-    trained, written = (flops.parameters(row.model_config(reading)) / 1e6
-                        for reading in ("as_trained", "as_written"))  # fmt: skip
+    trained, written = (
+        flops.parameters(row.model_config(reading)) / 1e6
+        for reading in ("as_trained", "as_written")
+    )
     assert round(trained) == row.params_millions != round(written)
 
 
@@ -93,7 +120,8 @@ def solved(target: Target) -> tuple[int | None, int | None]:
 
 @given(targets)
 def test_solved_flops_stay_within_the_budget_and_one_multiple_of_it(target):
-    """Under match total the budget grows by what a dual block's attention takes more."""
+    """Under match total the budget grows by what a dual block's attention takes
+    more."""
     layer = flops.layer_flops(model(target, *solved(target)).layers[0])
     budget, linear = target.budget, layer.linear_total
     if target.match == "total":
@@ -103,13 +131,18 @@ def test_solved_flops_stay_within_the_budget_and_one_multiple_of_it(target):
     if target.block == "wide":
         assert budget <= linear < budget + 2 * step
     else:
-        assert budget - flops.passes(target.block, target.loops) * step < linear <= budget
+        assert (
+            budget - flops.passes(target.block, target.loops) * step < linear <= budget
+        )
 
 
 def distance(target: Target) -> float:
-    """How far the solved model's linear FLOPs and attention scores are from the sum wanted."""
+    """How far the solved model's linear FLOPs and attention scores are from the sum
+    wanted."""
     layer = flops.layer_flops(model(target, *in_multiple(target)).layers[0])
-    sum_of_dual = target.budget + 2 * target.seq_len * target.d_model * (1 + target.loops)
+    sum_of_dual = target.budget + 2 * target.seq_len * target.d_model * (
+        1 + target.loops
+    )
     return abs((layer.linear_total + layer.attention_scores) / sum_of_dual - 1)
 
 
@@ -118,8 +151,12 @@ def in_multiple(target: Target) -> tuple[int | None, int | None]:
     return widths.d_ffn, widths.d_ffn_wide
 
 
-@given(targets.filter(lambda target: target.match == "total"), st.sampled_from([64, 256]))
-def test_match_total_is_met_within_1_percent_in_the_coarsest_multiple_that_can(target, multiple):
+@given(
+    targets.filter(lambda target: target.match == "total"), st.sampled_from([64, 256])
+)
+def test_match_total_is_met_within_1_percent_in_the_coarsest_multiple_that_can(
+    target, multiple
+):
     start = replace(target, multiple_of=multiple)
     assume(start.has_room)
     found, widths = solve_within(start)
@@ -135,10 +172,21 @@ def test_match_total_is_met_within_1_percent_in_the_coarsest_multiple_that_can(t
 
 def test_a_model_too_narrow_for_1_percent_gets_the_finest_multiple():
     """One channel of its three deep passes is 288 FLOPs, 3 % of 9,800."""
-    target = Target(9_800, "loop", loops=3, match="total", d_model=16, n_heads=2, n_kv_heads=2,
-                    seq_len=1)  # fmt: skip
+    target = Target(
+        9_800,
+        "loop",
+        loops=3,
+        match="total",
+        d_model=16,
+        n_heads=2,
+        n_kv_heads=2,
+        seq_len=1,
+    )
     found, widths = solve_within(target)
-    assert (found.multiple_of, widths) == (1, solve_widths(replace(target, multiple_of=1)))
+    assert (found.multiple_of, widths) == (
+        1,
+        solve_widths(replace(target, multiple_of=1)),
+    )
     assert distance(found) > 0.01
 
 
@@ -166,9 +214,14 @@ def test_a_width_is_raised_to_a_multiple_only_while_its_exact_value_is_positive(
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1.28G", 1_280_000_000), ("8E7", 80_000_000), ("80_000_000", 80_000_000), (" 2k ", 2000),
-     ("1.50T", 15 * 10**11)],
-)  # fmt: skip
+    [
+        ("1.28G", 1_280_000_000),
+        ("8E7", 80_000_000),
+        ("80_000_000", 80_000_000),
+        (" 2k ", 2000),
+        ("1.50T", 15 * 10**11),
+    ],
+)
 def test_sizes_are_read_as_people_write_them(text, value):
     assert parse_size(text, "--budget") == value
 
@@ -196,7 +249,9 @@ MATRIX_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, GROUPED)
 BATCH = 2
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    **{f"{kind}_k{k}": {"block": kind, "loops": k} for kind in KINDS for k in (1, 2, 3)},
+    **{
+        f"{kind}_k{k}": {"block": kind, "loops": k} for kind in KINDS for k in (1, 2, 3)
+    },
     "mixed": {"block": [*KINDS], "n_layers": len(KINDS), "loops": 2},
     "gqa": {"n_kv_heads": 2, "loops": 2},
     "multi_query_wide": {"block": "wide", "n_kv_heads": 1},
@@ -204,16 +259,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "as_written": {**READINGS["as_written"], "loops": 3},
     "film": {"step_conditioning": "film", "loops": 2},
     "by_layer": {
-        "block": ["wide", "dual", "loop"], "n_layers": 3, "loops": [1, 3, 2],
-        "d_ffn": [None, 40, 64], "d_ffn_wide": [96, 80, None],
+        "block": ["wide", "dual", "loop"],
+        "n_layers": 3,
+        "loops": [1, 3, 2],
+        "d_ffn": [None, 40, 64],
+        "d_ffn_wide": [96, 80, None],
     },
     "no_qk_norm": {"qk_norm": "none", "loops": 2},
     "experts": {"n_experts": [4, 0, 2], "n_layers": 3, "d_ffn_wide": 96, "loops": 2},
-    "experts without a bias": {"block": "wide", "n_experts": 4, "top_k": 1, "d_ffn_wide": 96,
-                               "balance": "loss"},
+    "experts without a bias": {
+        "block": "wide",
+        "n_experts": 4,
+        "top_k": 1,
+        "d_ffn_wide": 96,
+        "balance": "loss",
+    },
     **{gate: {"gate": gate} for gate in GATE_OUTPUTS},
     **{combination: {"combination": combination} for combination in COMBINATIONS},
-}  # fmt: skip
+}
 each_variant = pytest.mark.parametrize(
     "config", [small(**changes) for changes in VARIANTS.values()], ids=VARIANTS
 )
@@ -222,10 +285,12 @@ each_variant = pytest.mark.parametrize(
 def counted(config: ModelConfig) -> tuple[int, int]:
     """FLOPs of a forward pass by PyTorch's counter: (linear layers, attention).
 
-    Attention is done as batched products, for not every version counts the CPU's kernel.
+    Attention is done as batched products, for not every version counts the CPU's
+    kernel.
     """
     tokens = torch.zeros(BATCH, config.max_seq_len, dtype=torch.long)
-    model = DualPathLM(config).requires_grad_(False)  # the counter hooks gradients of arguments
+    # the counter hooks gradients of arguments
+    model = DualPathLM(config).requires_grad_(False)
     grouped = {GROUPED: lambda x, w, *_, **__: 2 * x[0] * w[1] * w[2]}
     counter = FlopCounterMode(display=False, custom_mapping=grouped)
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
@@ -239,9 +304,9 @@ def counted(config: ModelConfig) -> tuple[int, int]:
 def test_flops_are_those_that_pytorch_counts(config):
     """But for two: the step index, and the half of the attention scores that is masked.
 
-    The model adds the router's step index as one scalar multiply-add for all tokens, not as a
-    column of its matrix, so the counter sees 2 d of each routed step's 2 (d + 1). And it takes
-    every query with every key, of which a causal pass needs half.
+    The model adds the router's step index as one scalar multiply-add for all tokens,
+    not as a column of its matrix, so the counter sees 2 d of each routed step's 2 (d +
+    1). And it takes every query with every key, of which a causal pass needs half.
     """
     products, attention = counted(config)
     layers = flops.flops_by_layer(config)
@@ -254,7 +319,9 @@ def test_flops_are_those_that_pytorch_counts(config):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    layers=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 4)), min_size=1, max_size=3),
+    layers=st.lists(
+        st.tuples(st.sampled_from(KINDS), st.integers(1, 4)), min_size=1, max_size=3
+    ),
     kv_heads=st.sampled_from([1, 2, 4]),
     d_model=st.sampled_from([16, 32]),
     texts=st.integers(1, 3),
@@ -265,9 +332,12 @@ def test_keys_and_values_take_the_bytes_of_the_cache_that_decodes(
 ):
     """K + 1 caches of a dual layer, K of a loop one, 1 of a wide one, in bf16."""
     config = small(
-        n_layers=len(layers), block=[kind for kind, _ in layers], loops=[k for _, k in layers],
-        n_kv_heads=kv_heads, d_model=d_model,
-    )  # fmt: skip
+        n_layers=len(layers),
+        block=[kind for kind, _ in layers],
+        loops=[k for _, k in layers],
+        n_kv_heads=kv_heads,
+        d_model=d_model,
+    )
     decoder = Decoder(DualPathLM(config, seed=0), autocast=torch.bfloat16)
     ids_BT = torch.zeros(texts, tokens, dtype=torch.long)
     decoder.next_logits(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool))
@@ -282,7 +352,11 @@ def test_parameters_are_those_of_the_built_model(config):
     matrices = {id(model.embed.weight), id(model.head.weight)}
     rest = [p for p in model.parameters() if id(p) not in matrices]
     assert flops.parameters_non_embedding(config) == sum(p.numel() for p in rest)
-    root = {name: p for name, p in model.named_parameters() if not name.startswith("blocks.")}
+    root = {
+        name: p
+        for name, p in model.named_parameters()
+        if not name.startswith("blocks.")
+    }
     modules = [*(dict(block.named_parameters()) for block in model.blocks), root]
     for unit, named in zip(units(config), modules, strict=True):
         assert Counter(unit) == Counter(tuple(p.shape) for p in named.values())

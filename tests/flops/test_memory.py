@@ -1,7 +1,8 @@
-"""The memory of `flops --plan` is what PyTorch allocates: saved bytes to 2 %, peaks to 12 %; and
-what a GPU held, to 3 %.
+"""The memory of `flops --plan` is what PyTorch allocates: saved bytes to 2 %, peaks to
+12 %; and what a GPU held, to 3 %.
 
-That weights, gradients and moments are what ranks hold, tests/training/test_strategies.py asserts.
+That weights, gradients and moments are what ranks hold,
+tests/training/test_strategies.py asserts.
 """
 
 import itertools
@@ -39,18 +40,29 @@ from tests.flops.test_count_and_widths import small
 from tests.training.test_activation_checkpointing import graphs
 
 FAST_BFLOAT16 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-"""Else PyTorch multiplies bfloat16 by another kernel, and compiles it to other buffers."""
+"""Else PyTorch multiplies bfloat16 by another kernel, and compiles it to other
+buffers."""
 DOCS = Path(__file__).parents[2] / "docs"
-MEASURED = json.loads((DOCS / "benchmarks" / "gpu.json").read_text())["measured"]["step"]
+MEASURED = json.loads((DOCS / "benchmarks" / "gpu.json").read_text())["measured"][
+    "step"
+]
 STEPS = {
-    name: row for name, row in MEASURED.items() if ", micro-batch" in name and "failed" not in row
+    name: row
+    for name, row in MEASURED.items()
+    if ", micro-batch" in name and "failed" not in row
 }
 """Training steps of one H200, by `recipe, micro-batch N, checkpointing`."""
 OF_RECIPE = {row.recipe: row.model_config("as_trained") for row in CONFIGURATIONS}
 
 
 def shape(**changes: Any) -> ModelConfig:
-    fields = {"vocab_size": 300, "d_model": 96, "max_seq_len": 72, "d_ffn": 240, "d_ffn_wide": 480}
+    fields = {
+        "vocab_size": 300,
+        "d_model": 96,
+        "max_seq_len": 72,
+        "d_ffn": 240,
+        "d_ffn_wide": 480,
+    }
     return small(**fields | changes)
 
 
@@ -72,13 +84,17 @@ SHAPES = {
 def test_a_step_held_on_a_gpu_what_is_planned(name):
     """Within 3 %, of which 5 % were asked."""
     recipe, micro_batch, checkpointing = name.split(", ")
-    cluster = Cluster(micro_batch=int(micro_batch.split()[1]), checkpointing=checkpointing)
+    cluster = Cluster(
+        micro_batch=int(micro_batch.split()[1]), checkpointing=checkpointing
+    )
     planned = plan(OF_RECIPE[recipe], "ddp", cluster)
     assert planned.peak / 1e9 == pytest.approx(STEPS[name]["peak, GB"], rel=0.03)
 
 
 def test_the_speed_by_the_name_of_a_card_is_what_it_sustained():
-    speeds = [row["TFLOP/s"] for name, row in STEPS.items() if "micro-batch 4, sel" in name]
+    speeds = [
+        row["TFLOP/s"] for name, row in STEPS.items() if "micro-batch 4, sel" in name
+    ]
     assert len(speeds) == 6
     assert round(median(speeds)) == SUSTAINED["h200"]
 
@@ -88,7 +104,9 @@ def allocations(call: Callable[[], object]) -> tuple[int, int]:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     results = profiler.profiler.kineto_results  # type: ignore[union-attr]
-    changes = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
+    changes = [
+        (e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"
+    ]
     total = list(itertools.accumulate(change for _, change in sorted(changes)))
     return total[-1], max(total)
 
@@ -120,7 +138,9 @@ def assert_saved(
     allocated, _ = allocations(lambda: kept.append(forward()))
     cast = 2 * sum(p.numel() for p in block.parameters()) * (checkpointing == "none")
     expected = saved_by_block(config.layers[-1], checkpointing)
-    assert (allocated - cast) / tokens_BT.numel() == pytest.approx(expected, rel=0.02, abs=16)
+    assert (allocated - cast) / tokens_BT.numel() == pytest.approx(
+        expected, rel=0.02, abs=16
+    )
 
 
 @pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
@@ -132,22 +152,35 @@ def test_a_block_saves_what_is_planned(config):
 @pytest.mark.parametrize("checkpointing", ["selective", "none"])
 @pytest.mark.parametrize(
     "name",
-    ["dual", "dual, one step", "dual, the mean of steps", "dual, fixed gates", "loop",
-     "loop, one step", "wide"],
-)  # fmt: skip
+    [
+        "dual",
+        "dual, one step",
+        "dual, the mean of steps",
+        "dual, fixed gates",
+        "loop",
+        "loop, one step",
+        "wide",
+    ],
+)
 def test_a_compiled_block_does_too(name, checkpointing):
     with graphs() as (backend, _):
         assert_saved(SHAPES[name], backend, checkpointing)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not FAST_BFLOAT16, reason="needs a fast kernel for products in bfloat16")
-@pytest.mark.parametrize("config", [shape(max_seq_len=200), shape(max_seq_len=200, block="wide")])
+@pytest.mark.skipif(
+    not FAST_BFLOAT16, reason="needs a fast kernel for products in bfloat16"
+)
+@pytest.mark.parametrize(
+    "config", [shape(max_seq_len=200), shape(max_seq_len=200, block="wide")]
+)
 def test_a_step_takes_what_is_planned_at_its_peak(config):
     torch._dynamo.reset()
     model = build_model(config, 0, True, "selective")
     tokens_BT = torch.randint(config.vocab_size, (8, config.max_seq_len + 1))
-    optimizer = build_optimizer(model.named_parameters(), OptimSettings(), total_steps=1)
+    optimizer = build_optimizer(
+        model.named_parameters(), OptimSettings(), total_steps=1
+    )
 
     def step() -> None:
         with torch.autocast("cpu", torch.bfloat16):
@@ -159,7 +192,9 @@ def test_a_step_takes_what_is_planned_at_its_peak(config):
     step()
     step()  # all is compiled
     memory = plan(config, "ddp", Cluster(micro_batch=8))
-    assert allocations(step)[1] == pytest.approx(memory.saved + memory.working, rel=0.12)
+    assert allocations(step)[1] == pytest.approx(
+        memory.saved + memory.working, rel=0.12
+    )
 
 
 @pytest.mark.parametrize("name", get_args(Optimizer))
@@ -171,7 +206,9 @@ def test_states_are_weights_gradients_and_moments(name):
         p.grad = torch.zeros_like(p)
     optimizer.step()
     tensors = [t for p in model.parameters() for t in (p, p.grad)]
-    tensors += [t for s in optimizer.state.values() for n, t in s.items() if n != "step"]
+    tensors += [
+        t for s in optimizer.state.values() for n, t in s.items() if n != "step"
+    ]
     memory = plan(config, "ddp", Cluster(optimizer=name))
     states = memory.weights + memory.gradients + memory.moments
     assert states == sum(t.nbytes for t in tensors if t is not None)
@@ -181,25 +218,33 @@ def test_states_are_weights_gradients_and_moments(name):
 
 
 @pytest.mark.parametrize(("recipe", "gpus"), [("quickstart", 16), ("f80m_wide", 64)])
-def test_a_plan_by_itself_is_of_as_many_gpus_as_a_step_can_be_dealt_out_to(recipe, gpus, output_of):
+def test_a_plan_by_itself_is_of_as_many_gpus_as_a_step_can_be_dealt_out_to(
+    recipe, gpus, output_of
+):
     words = f"flops --config {recipe} --plan --format json"
     assert json.loads(output_of(*words.split()))["plan"]["gpus"] == gpus
 
 
-OWN = """run: {batch_tokens: 1048576, micro_batch: 4, shard_size: 4, reduce_dtype: bfloat16,
-               activation_checkpointing: none}"""
+OWN = """run: {batch_tokens: 1048576, micro_batch: 4, shard_size: 4,
+               reduce_dtype: bfloat16, activation_checkpointing: none}"""
 NAMES = ("shard_size", "micro_batch", "accumulate", "reduce_bytes", "checkpointing")
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [("", [4, 4, 4, 2, "none"]), ("--shard-size 16 --micro-batch 8", [16, 8, 2, 2, "none"])],
+    [
+        ("", [4, 4, 4, 2, "none"]),
+        ("--shard-size 16 --micro-batch 8", [16, 8, 2, 2, "none"]),
+    ],
 )
 def test_a_recipe_says_how_its_steps_are_made_and_options_before_it(
     words, expected, output_of, tmp_path
 ):
     (tmp_path / "own.yaml").write_text(OWN)
-    words = f"flops --plan --gpus 16 --config f160m_a25_k4 --config {tmp_path}/own.yaml {words}"
+    words = (
+        f"flops --plan --gpus 16 --config f160m_a25_k4 --config {tmp_path}/own.yaml "
+        f"{words}"
+    )
     said = json.loads(output_of(*words.split(), "--format", "json"))["plan"]
     assert [said[name] for name in NAMES] == expected
     table = " ".join(output_of(*words.split()).split())
@@ -210,10 +255,17 @@ def test_a_recipe_says_how_its_steps_are_made_and_options_before_it(
         assert f"{planned.peak / 1e9:.3f}" in table
 
 
-def test_the_page_of_clusters_has_the_memory_of_a_gpu_as_it_is_planned(output_of: OutputOf):
+def test_the_page_of_clusters_has_the_memory_of_a_gpu_as_it_is_planned(
+    output_of: OutputOf,
+):
     page = (DOCS / "cluster.md").read_text(encoding="utf-8")
-    for recipe, name in (("f80m_a50_k4", "F80M a50 K4"), ("f160m_a25_k4", "F160M a25 K4")):
-        words = f"flops --plan --gpus 1 --format json --config {recipe} --config cluster_1"
+    for recipe, name in (
+        ("f80m_a50_k4", "F80M a50 K4"),
+        ("f160m_a25_k4", "F160M a25 K4"),
+    ):
+        words = (
+            f"flops --plan --gpus 1 --format json --config {recipe} --config cluster_1"
+        )
         peak = json.loads(output_of(*words.split()))["plan"]["ddp"]["peak"]
         assert f"{peak / 1e9:.1f} GB for {name}" in " ".join(page.split())
 

@@ -1,4 +1,5 @@
-"""Attention by blocks, rotation and norm of heads, sums for few numbers, freed memory."""
+"""Attention by blocks, rotation and norm of heads, sums for few numbers, freed
+memory."""
 
 import importlib.util
 import math
@@ -37,10 +38,14 @@ def plain(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor
     return (scores.masked_fill(~visible, -math.inf).softmax(-1) @ v).transpose(1, 2)
 
 
-def inputs(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Tensor]:
+def inputs(
+    *shape: int, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> list[Tensor]:
     """Queries, keys, values and the gradient of what comes out."""
     generator = torch.Generator().manual_seed(seed)
-    q, k, v, grad = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(4))
+    q, k, v, grad = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(4)
+    )
     q = q * shape[-1] ** -0.5
     return [x.to(dtype).requires_grad_() for x in (q, k, v)] + [grad.to(dtype)]
 
@@ -76,9 +81,12 @@ def test_any_blocks_give_the_plain_softmax(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(by_blocks, "_queries", lambda length: min(length, queries))
         patch.setattr(by_blocks, "WEIGHTS", weights)
-        patch.setattr(by_blocks, "AMX", amx)  # or not: PyTorch's kernel in the forward pass
+        # or not: PyTorch's kernel in the forward pass
+        patch.setattr(by_blocks, "AMX", amx)
         actual = values_and_gradients(blockwise_attention, *drawn, seen)
-    for one, other in zip(actual, values_and_gradients(plain, *drawn, seen), strict=True):
+    for one, other in zip(
+        actual, values_and_gradients(plain, *drawn, seen), strict=True
+    ):
         assert (one - other).abs().max() <= 1e-12  # of numbers around 1
 
 
@@ -103,7 +111,8 @@ def test_it_keeps_pytorchs_rules_for_operators():
 
 
 def test_a_copy_of_the_code_in_the_same_process_takes_nothing_from_it():
-    """As exported folders have one: torch drops an operation whose name is registered again."""
+    """As exported folders have one: torch drops an operation whose name is registered
+    again."""
     ours = blockwise_attention._opoverload
     spec = importlib.util.spec_from_file_location("a_copy", by_blocks.__file__)
     assert spec is not None
@@ -113,11 +122,15 @@ def test_a_copy_of_the_code_in_the_same_process_takes_nothing_from_it():
     assert copy.blockwise_attention._opoverload.name() != ours.name()
     assert getattr(torch.ops.dualpath, ours.name().split("::")[1]).default is ours
     drawn = inputs(1, 150, 2, 8, dtype=torch.float32)[:3]
-    assert torch.equal(copy.blockwise_attention(*drawn, None), blockwise_attention(*drawn, None))
+    assert torch.equal(
+        copy.blockwise_attention(*drawn, None), blockwise_attention(*drawn, None)
+    )
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_bf16_on_the_cpu_is_attended_by_blocks_with_shared_keys_too(kv_heads, monkeypatch):
+def test_bf16_on_the_cpu_is_attended_by_blocks_with_shared_keys_too(
+    kv_heads, monkeypatch
+):
     monkeypatch.setattr(attention, "BY_BLOCKS", range(64, 150))
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, 140, 4, 16, generator=generator)
@@ -125,10 +138,13 @@ def test_bf16_on_the_cpu_is_attended_by_blocks_with_shared_keys_too(kv_heads, mo
     with torch.profiler.profile() as profile:
         narrow = attend(q, k, v.bfloat16())
     assert any("blockwise_attention" in event.key for event in profile.key_averages())
-    with torch.profiler.profile() as profile:  # lengths that blocks would only slow down
+    # lengths that blocks would only slow down
+    with torch.profiler.profile() as profile:
         attend(q[:, :40], k[:, :40], v[:, :40].bfloat16())
         attend(*(x.repeat(1, 2, 1, 1)[:, :150] for x in (q, k, v.bfloat16())))
-    assert not any("blockwise_attention" in event.key for event in profile.key_averages())
+    assert not any(
+        "blockwise_attention" in event.key for event in profile.key_averages()
+    )
     assert narrow.dtype == torch.bfloat16
     exact = attend(q.double(), k.double(), v.double())
     assert exact.dtype == torch.float64
@@ -142,9 +158,12 @@ EPS = 1e-5
 
 
 def turned(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Each pair (x_i, x_{i + N/2}) of a head turned by its position's i-th angle, in a loop."""
+    """Each pair (x_i, x_{i + N/2}) of a head turned by its position's i-th angle, in a
+    loop."""
     out, half = torch.empty_like(x), x.shape[-1] // 2
-    for b, t, h, i in torch.cartesian_prod(*map(torch.arange, (*x.shape[:-1], half))).tolist():
+    for b, t, h, i in torch.cartesian_prod(
+        *map(torch.arange, (*x.shape[:-1], half))
+    ).tolist():
         angle = angles[t, i].item()
         first, second = x[b, t, h, i], x[b, t, h, i + half]
         out[b, t, h, i] = first * math.cos(angle) - second * math.sin(angle)
@@ -167,9 +186,15 @@ def test_heads_are_turned_then_normed_and_so_are_their_gradients(seed, half, hea
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        return torch.randn(
+            shape, generator=generator, dtype=torch.float64
+        ).requires_grad_()
 
-    x, weight, angles = drawn(2, 3, heads, 2 * half), drawn(2 * half), drawn(3, half).detach()
+    x, weight, angles = (
+        drawn(2, 3, heads, 2 * half),
+        drawn(2 * half),
+        drawn(3, half).detach(),
+    )
     rope = rope_of(angles, torch.float64)
     torch.testing.assert_close(rotate(x, rope), turned(x, angles))
     norm = module(weight)
@@ -197,12 +222,16 @@ def test_the_weight_decides_the_type_and_a_gradient_has_that_of_its_input(
     given = [value.detach().double().requires_grad_() for value in (x, norm.weight)]
     exact = normed(turned(given[0], angles), given[1])
     off = {torch.float32: 1e-5, torch.bfloat16: 2**-7}  # in bf16 two roundings
-    torch.testing.assert_close(y, exact.to(weights), rtol=off[weights], atol=off[weights])
+    torch.testing.assert_close(
+        y, exact.to(weights), rtol=off[weights], atol=off[weights]
+    )
     if gradients:
         gradient = torch.randn(y.shape).to(weights)
         y.backward(gradient)
         for leaf, wanted in zip(
-            (x, norm.weight), torch.autograd.grad(exact, given, gradient.double()), strict=True
+            (x, norm.weight),
+            torch.autograd.grad(exact, given, gradient.double()),
+            strict=True,
         ):
             assert leaf.grad.dtype == leaf.dtype
             # Rounded once: half a unit of the last of 8 bits.
@@ -219,8 +248,12 @@ def test_sums_are_the_product_that_they_replace(monkeypatch):
     products = []
 
     def count(graph, inputs):
-        calls = [node.target for node in graph.graph.nodes if node.op == "call_function"]
-        products.append(sum(call in (nn.functional.linear, torch._C._nn.linear) for call in calls))
+        calls = [
+            node.target for node in graph.graph.nodes if node.op == "call_function"
+        ]
+        products.append(
+            sum(call in (nn.functional.linear, torch._C._nn.linear) for call in calls)
+        )
         return graph.forward
 
     summed = torch.compile(few, backend=count, fullgraph=True)
@@ -232,19 +265,22 @@ def test_sums_are_the_product_that_they_replace(monkeypatch):
 
 
 def print_faults(device: str) -> None:
-    """Prints how many pages five large tensors take anew once a module is set up on a device."""
+    """Prints how many pages five large tensors take anew once a module is set up on a
+    device."""
 
     def faults() -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         for _ in range(5):
-            torch.ones(10_000_000)  # so large that malloc always takes them from the system
+            # so large that malloc always takes them from the system
+            torch.ones(10_000_000)
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     strategy = SimpleNamespace(root_device=torch.device(device))
     trainer = SimpleNamespace(strategy=strategy, precision_plugin=SimpleNamespace())
     own: Any = SimpleNamespace(trainer=trainer)
     DualPathModule.setup(own, "fit")
-    for _ in range(4):  # until the heap has room for them beside what else is made on the way
+    # until the heap has room for them beside what else is made on the way
+    for _ in range(4):
         faults()
     print(faults())
 

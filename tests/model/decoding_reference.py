@@ -1,8 +1,10 @@
-"""Decoding in float64, one token after the other, each with what it leaves out and what it keeps.
+"""Decoding in float64, one token after the other, each with what it leaves out and what
+it keeps.
 
-Beside `tests/model/reference.py`, whose elementary functions it takes: here a token is finished in
-all layers before the next one begins, so that what it sees of those before it is looked up and not
-computed again. Without a line shared with ``dualpath_cli.model``.
+Beside `tests/model/reference.py`, whose elementary functions it takes: here a token is
+finished in all layers before the next one begins, so that what it sees of those before
+it is looked up and not computed again. Without a line shared with
+``dualpath_cli.model``.
 """
 
 import math
@@ -31,9 +33,12 @@ def logits(
 
     `passes` are the numbers of tokens that come together; by default one by one.
     """
-    pass_of = [n for n, length in enumerate(passes or [1] * len(tokens)) for _ in range(length)]
+    pass_of = [
+        n for n, length in enumerate(passes or [1] * len(tokens)) for _ in range(length)
+    ]
     wide: list[list[Seen]] = [[] for _ in reference.kinds(config)]  # [layer][token]
-    deep: list[list[list[Seen]]] = [[] for _ in reference.kinds(config)]  # [layer][token][step]
+    # [layer][token][step]
+    deep: list[list[list[Seen]]] = [[] for _ in reference.kinds(config)]
     out, taken = [], []
     for t, token in enumerate(tokens):
         x = weights["embed.weight"][token]
@@ -45,16 +50,22 @@ def logits(
                 g_d, g_w = reference.gates(below(here, "gate"), config, x)
             total, count = torch.zeros_like(x), 0
             if kind != "wide":
-                skipped = kind == "dual" and saving.skip is not None and g_d < saving.skip
+                skipped = (
+                    kind == "dual" and saving.skip is not None and g_d < saving.skip
+                )
                 states = below(here, "deep")
-                h, count, kept = _deep(states, config, x, t, deep[layer], pass_of, saving, skipped)
+                h, count, kept = _deep(
+                    states, config, x, t, deep[layer], pass_of, saving, skipped
+                )
                 deep[layer].append(kept)
                 total = total + g_d * h
             if kind != "loop":
                 at = below(here, "wide.sublayer")
                 wide[layer].append(_seen(at, config, x, t))
                 h = x
-                if not (kind == "dual" and saving.skip is not None and g_w < saving.skip):
+                if not (
+                    kind == "dual" and saving.skip is not None and g_w < saving.skip
+                ):
                     s = reference.softplus(here["wide.gain"].sum())
                     h = _sublayer(at, config, x, t, s, wide[layer])
                 total = total + g_w * h
@@ -87,7 +98,8 @@ def _deep(
     saving: Intervention,
     skipped: bool,
 ) -> tuple[Tensor, int, list[Seen]]:
-    """h_deep of token t, the steps that it took, and its keys and values in each step."""
+    """h_deep of token t, the steps that it took, and its keys and values in each
+    step."""
     at = below(weights, "sublayer")
     trained = len(weights["gains"])
     K = saving.loops or trained
@@ -97,7 +109,8 @@ def _deep(
     h, states, kept, frozen, count = x, [], [], skipped, 0
     for k in range(1, K + 1):
         film = reference.step_film(weights, config, k)
-        kept.append(_seen(at, config, h, t, film))  # of the state that the step begins with
+        # of the state that the step begins with
+        kept.append(_seen(at, config, h, t, film))
         if not frozen:
             s = reference.softplus(weights["gains"][min(k, trained) - 1])
             others = [
@@ -109,12 +122,19 @@ def _deep(
             h = _sublayer(at, config, h, t, s, [*others, kept[-1]], film)
             count += 1
             if k < K and config.combination == "router":
-                remaining = remaining * (1 - reference.halting(weights, config, h, k, K))
+                remaining = remaining * (
+                    1 - reference.halting(weights, config, h, k, K)
+                )
             frozen = saving.halting is not None and bool(remaining <= saving.halting)
         states.append(h)
-    # A frozen state is that of all later steps: how they share what remains does not matter.
+    # A frozen state is that of all later steps: how they share what remains does not
+    # matter.
     shares = reference.step_weights(weights, config, states)
-    return sum((w * state for w, state in zip(shares, states, strict=True)), 0 * x), count, kept
+    return (
+        sum((w * state for w, state in zip(shares, states, strict=True)), 0 * x),
+        count,
+        kept,
+    )
 
 
 def _sublayer(
@@ -129,17 +149,24 @@ def _sublayer(
     """Phi(x; s) of token t, which looks at `seen`, the last of which is itself."""
     eps, group = config.norm_eps, config.n_heads // config.n_kv_heads
     N = config.d_model // config.n_heads
-    normed = reference.filmed(film, 0, reference.rms_norm(x, weights["attn_norm.weight"], eps))
+    normed = reference.filmed(
+        film, 0, reference.rms_norm(x, weights["attn_norm.weight"], eps)
+    )
     heads = []
     for j, head in enumerate((weights["attn.q_proj.weight"] @ normed).split(N)):
         q = reference.placed(below(weights, "attn"), config, "q_norm.weight", head, t)
         scores = torch.stack([q @ keys[j // group] / math.sqrt(N) for keys, _ in seen])
         shares = reference.softmax(scores)
         heads.append(
-            sum(share * values[j // group] for share, (_, values) in zip(shares, seen, strict=True))
+            sum(
+                share * values[j // group]
+                for share, (_, values) in zip(shares, seen, strict=True)
+            )
         )
     u = x + s * (weights["attn.o_proj.weight"] @ torch.cat(heads))
-    normed = reference.filmed(film, 1, reference.rms_norm(u, weights["ffn_norm.weight"], eps))
+    normed = reference.filmed(
+        film, 1, reference.rms_norm(u, weights["ffn_norm.weight"], eps)
+    )
     return u + s * reference.ffn(below(weights, "ffn"), normed)
 
 

@@ -1,10 +1,11 @@
 """The dual-path language model in float64, one token, one head and one step at a time.
 
-Written from the equations of the paper (section 3; where the text is silent, docs/paper.md), slow
-and obvious on purpose, and without a line shared with ``dualpath_cli.model``. A stream is a list
-with one vector per token; weights are looked up under their names in the model's ``state_dict``.
-Everything is elementary torch arithmetic, so autograd gives the reference gradients too. At the
-end: what the tests need besides, names and shapes of all weights, large random ones, errors.
+Written from the equations of the paper (section 3; where the text is silent,
+docs/paper.md), slow and obvious on purpose, and without a line shared with
+``dualpath_cli.model``. A stream is a list with one vector per token; weights are looked
+up under their names in the model's ``state_dict``. Everything is elementary torch
+arithmetic, so autograd gives the reference gradients too. At the end: what the tests
+need besides, names and shapes of all weights, large random ones, errors.
 """
 
 import math
@@ -21,12 +22,18 @@ Stream = list[Tensor]
 def logits(weights: Weights, config: ModelConfig, tokens: Tensor) -> Tensor:
     """Logits (B, T, V) of token numbers (B, T), each sequence by itself."""
     return torch.stack(
-        [torch.stack(sequence_logits(weights, config, sequence)) for sequence in tokens.tolist()]
+        [
+            torch.stack(sequence_logits(weights, config, sequence))
+            for sequence in tokens.tolist()
+        ]
     )
 
 
-def sequence_logits(weights: Weights, config: ModelConfig, tokens: list[int]) -> list[Tensor]:
-    """Embedding, blocks, final norm, head: logits (V,) of every token of one sequence."""
+def sequence_logits(
+    weights: Weights, config: ModelConfig, tokens: list[int]
+) -> list[Tensor]:
+    """Embedding, blocks, final norm, head: logits (V,) of every token of one
+    sequence."""
     embedding = weights["embed.weight"]
     head = embedding if config.tie_embeddings else weights["head.weight"]
     stream = [embedding[token] for token in tokens]
@@ -36,7 +43,8 @@ def sequence_logits(weights: Weights, config: ModelConfig, tokens: list[int]) ->
 
 
 def block(weights: Weights, config: ModelConfig, kind: str, x: Stream) -> Stream:
-    """One layer: ``y = g_d h_deep + g_w h_wide`` (Eq. two-gates), or one of its paths alone."""
+    """One layer: ``y = g_d h_deep + g_w h_wide`` (Eq. two-gates), or one of its paths
+    alone."""
     if kind == "loop":
         return deep_path(below(weights, "deep"), config, x)
     if kind == "wide":
@@ -53,7 +61,8 @@ def block(weights: Weights, config: ModelConfig, kind: str, x: Stream) -> Stream
 def gates(
     weights: Weights, config: ModelConfig, x: Tensor
 ) -> tuple[Tensor | float, Tensor | float]:
-    """``(g_d, g_w)`` of one token, from ``(l_d, l_w) = x W_g + b_g`` (above Eq. two-gates)."""
+    """``(g_d, g_w)`` of one token, from ``(l_d, l_w) = x W_g + b_g`` (above Eq.
+    two-gates)."""
     if config.gate == "fixed":
         return 0.5, 0.5
     W_g, b_g = weights["proj.weight"], weights["proj.bias"]
@@ -68,15 +77,20 @@ def gates(
     return sigmoid(l_d), sigmoid(l_w)
 
 
-def deep_path(weights: Weights, config: ModelConfig, x: Stream, loops: int | None = None) -> Stream:
-    """``h_deep = sum_{k<K} pi_k q_k h^(k) + pi_K h^(K)`` of every token (Eqs. deep, deep-mix).
+def deep_path(
+    weights: Weights, config: ModelConfig, x: Stream, loops: int | None = None
+) -> Stream:
+    """``h_deep = sum_{k<K} pi_k q_k h^(k) + pi_K h^(K)`` of every token (Eqs. deep,
+    deep-mix).
 
     `loops` forces another K than the trained one (Intervention.loops).
     """
     deep = []
     for states in zip(*deep_states(weights, config, x, loops), strict=True):
         mixture = torch.zeros_like(states[0])
-        for weight, h in zip(step_weights(weights, config, list(states)), states, strict=True):
+        for weight, h in zip(
+            step_weights(weights, config, list(states)), states, strict=True
+        ):
             mixture = mixture + weight * h
         deep.append(mixture)
     return deep
@@ -85,23 +99,27 @@ def deep_path(weights: Weights, config: ModelConfig, x: Stream, loops: int | Non
 def deep_states(
     weights: Weights, config: ModelConfig, x: Stream, loops: int | None = None
 ) -> list[Stream]:
-    """``h^(k) = Phi_deep(h^(k-1); softplus(alpha^(k)))``, h^(0) = x: the streams of k = 1..K.
+    """``h^(k) = Phi_deep(h^(k-1); softplus(alpha^(k)))``, h^(0) = x: the streams of k =
+    1..K.
 
-    Of more loops than were trained, all further ones have the last gain, and the last gamma and
-    beta where steps have their own.
+    Of more loops than were trained, all further ones have the last gain, and the last
+    gamma and beta where steps have their own.
     """
     states = []
     h = x
     K = len(weights["gains"])
     for k in range(1, (loops or K) + 1):
         s = softplus(weights["gains"][k - 1] if k <= K else weights["gains"][-1])
-        h = sublayer(below(weights, "sublayer"), config, h, s, step_film(weights, config, k))
+        h = sublayer(
+            below(weights, "sublayer"), config, h, s, step_film(weights, config, k)
+        )
         states.append(h)
     return states
 
 
 def step_film(weights: Weights, config: ModelConfig, k: int) -> Tensor | None:
-    """gamma and beta of step k, (2, 2, D): of the attention's input, of the feed-forward's."""
+    """gamma and beta of step k, (2, 2, D): of the attention's input, of the
+    feed-forward's."""
     if config.step_conditioning == "none":
         return None
     return weights["film"][k - 1] if k <= len(weights["film"]) else weights["film"][-1]
@@ -112,10 +130,14 @@ def filmed(film: Tensor | None, norm: int, x: Tensor) -> Tensor:
     return x if film is None else x + film[norm][0] * x + film[norm][1]
 
 
-def step_weights(weights: Weights, config: ModelConfig, h: list[Tensor]) -> list[Tensor]:
-    """``pi_k q_k`` for k < K and ``pi_K``, where ``pi_k = prod_{j<k} (1 - q_j)`` (Eq. deep-mix).
+def step_weights(
+    weights: Weights, config: ModelConfig, h: list[Tensor]
+) -> list[Tensor]:
+    """``pi_k q_k`` for k < K and ``pi_K``, where ``pi_k = prod_{j<k} (1 - q_j)`` (Eq.
+    deep-mix).
 
-    `h` are the K states of one token. Variants: all weight on the last, or the same on each.
+    `h` are the K states of one token. Variants: all weight on the last, or the same on
+    each.
     """
     K = len(h)
     one = torch.ones((), dtype=h[0].dtype)
@@ -123,7 +145,8 @@ def step_weights(weights: Weights, config: ModelConfig, h: list[Tensor]) -> list
         return [0 * one] * (K - 1) + [one]
     if config.combination == "mean":
         return [one / K] * K
-    q = [halting(weights, config, h[k - 1], k, K) for k in range(1, K)]  # q_K weighs nothing
+    # q_K weighs nothing
+    q = [halting(weights, config, h[k - 1], k, K) for k in range(1, K)]
     out = []
     for k in range(1, K + 1):
         pi_k = one
@@ -146,15 +169,24 @@ def halting(weights: Weights, config: ModelConfig, h: Tensor, k: int, K: int) ->
 
 def wide_path(weights: Weights, config: ModelConfig, x: Stream) -> Stream:
     """``h_wide = Phi_wide(x; softplus(beta))`` (Eq. wide)."""
-    return sublayer(below(weights, "sublayer"), config, x, softplus(weights["gain"].sum()))
+    return sublayer(
+        below(weights, "sublayer"), config, x, softplus(weights["gain"].sum())
+    )
 
 
 def sublayer(
-    weights: Weights, config: ModelConfig, x: Stream, s: Tensor, film: Tensor | None = None
+    weights: Weights,
+    config: ModelConfig,
+    x: Stream,
+    s: Tensor,
+    film: Tensor | None = None,
 ) -> Stream:
-    """``u = x + s Attn(RMSNorm(x))``, ``Phi(x; s) = u + s FFN(RMSNorm(u))`` (Eq. sublayer)."""
+    """``u = x + s Attn(RMSNorm(x))``, ``Phi(x; s) = u + s FFN(RMSNorm(u))`` (Eq.
+    sublayer)."""
     eps = config.norm_eps
-    normed = [filmed(film, 0, rms_norm(x_t, weights["attn_norm.weight"], eps)) for x_t in x]
+    normed = [
+        filmed(film, 0, rms_norm(x_t, weights["attn_norm.weight"], eps)) for x_t in x
+    ]
     attended = attention(below(weights, "attn"), config, normed)
     out = []
     for x_t, a_t in zip(x, attended, strict=True):
@@ -173,7 +205,8 @@ def feed_forward(weights: Weights, config: ModelConfig, x: Tensor) -> Tensor:
 
 
 def expert_shares(weights: Weights, k: int, x: Tensor) -> dict[int, Tensor]:
-    """The k experts that a token takes, with their weights: ``softmax`` over these alone.
+    """The k experts that a token takes, with their weights: ``softmax`` over these
+    alone.
 
     They have the largest score, ``softmax(W_r x)`` over all experts, plus bias.
     """
@@ -203,7 +236,8 @@ def ffn(weights: Weights, x: Tensor) -> Tensor:
 def attention(weights: Weights, config: ModelConfig, x: Stream) -> Stream:
     """Causal attention without biases: each token looks at itself and those before it.
 
-    Query head j reads key and value head ``j // (H / Hkv)``; scores are ``q . k / sqrt(N)``.
+    Query head j reads key and value head ``j // (H / Hkv)``; scores are ``q . k /
+    sqrt(N)``.
     """
     H = config.n_heads
     N = config.d_model // H
@@ -212,7 +246,9 @@ def attention(weights: Weights, config: ModelConfig, x: Stream) -> Stream:
     for t in range(len(x)):
         q = (weights["q_proj.weight"] @ x[t]).split(N)
         k = (weights["k_proj.weight"] @ x[t]).split(N)
-        queries.append([placed(weights, config, "q_norm.weight", head, t) for head in q])
+        queries.append(
+            [placed(weights, config, "q_norm.weight", head, t) for head in q]
+        )
         keys.append([placed(weights, config, "k_norm.weight", head, t) for head in k])
         values.append((weights["v_proj.weight"] @ x[t]).split(N))
     out = []
@@ -222,13 +258,18 @@ def attention(weights: Weights, config: ModelConfig, x: Stream) -> Stream:
             q, shared = queries[t][j], j // group
             scores = [q @ keys[past][shared] / math.sqrt(N) for past in range(t + 1)]
             shares = softmax(torch.stack(scores))
-            heads.append(sum(shares[past] * values[past][shared] for past in range(t + 1)))
+            heads.append(
+                sum(shares[past] * values[past][shared] for past in range(t + 1))
+            )
         out.append(weights["o_proj.weight"] @ torch.cat(heads))
     return out
 
 
-def placed(weights: Weights, config: ModelConfig, norm: str, x: Tensor, position: int) -> Tensor:
-    """A query or key of one head, turned by its position and normalised, in the order chosen."""
+def placed(
+    weights: Weights, config: ModelConfig, norm: str, x: Tensor, position: int
+) -> Tensor:
+    """A query or key of one head, turned by its position and normalised, in the order
+    chosen."""
     if config.qk_norm == "none":
         return rope(config, x, position)
     if config.qk_norm == "before_rope":
@@ -237,7 +278,8 @@ def placed(weights: Weights, config: ModelConfig, norm: str, x: Tensor, position
 
 
 def rope(config: ModelConfig, x: Tensor, position: int) -> Tensor:
-    """Channels i and i + N/2 turned by ``position * base^(-2i/N)``, i < N/2 (half-split)."""
+    """Channels i and i + N/2 turned by ``position * base^(-2i/N)``, i < N/2
+    (half-split)."""
     N = len(x)
     cos, sin = [], []
     for i in range(N // 2):
@@ -273,7 +315,11 @@ def softplus(x: Tensor) -> Tensor:
 
 def kinds(config: ModelConfig) -> list[str]:
     """The kind of each block."""
-    return [config.block] * config.n_layers if isinstance(config.block, str) else config.block
+    return (
+        [config.block] * config.n_layers
+        if isinstance(config.block, str)
+        else config.block
+    )
 
 
 def at_layer(value: int | list[int | None] | None, layer: int) -> int | None:
@@ -349,10 +395,14 @@ def sublayer_shapes(
     return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
 
 
-def expert_shapes(config: ModelConfig, layer: int, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of n experts and their router, in place of a SwiGLU of the same names.
+def expert_shapes(
+    config: ModelConfig, layer: int, prefix: str
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of n experts and their router, in place of a SwiGLU of the same
+    names.
 
-    k experts and the router cost as many multiplications, ``3 d k H + d n``, as the SwiGLU's 3 d h.
+    k experts and the router cost as many multiplications, ``3 d k H + d n``, as the
+    SwiGLU's 3 d h.
     """
     n, k, d = at_layer(config.n_experts, layer), config.top_k, config.d_model
     if not n:
@@ -399,7 +449,9 @@ def load(model: torch.nn.Module, weights: Weights) -> torch.nn.Module:
     return model
 
 
-def random_tokens(config: ModelConfig, batch: int, length: int, seed: int = 0) -> Tensor:
+def random_tokens(
+    config: ModelConfig, batch: int, length: int, seed: int = 0
+) -> Tensor:
     """Token numbers (batch, length)."""
     rng = torch.Generator().manual_seed(seed)
     return torch.randint(config.vocab_size, (batch, length), generator=rng)

@@ -15,25 +15,45 @@ from tests.model import reference
 from tests.model.reference import Weights, random_tokens
 
 EXACT = 1e-12
-"""Largest relative difference of two float64 results that are equal by the equations."""
+"""Largest relative difference of two float64 results that are equal by the
+equations."""
 OUTPUTS = 1e-10
 """Largest difference of logits to the reference's, relative to the largest logit."""
 SHOWS = 1e-4
 """Least difference that an intervention makes, on the same scale."""
 
 SMALL = ModelConfig(
-    vocab_size=17, n_layers=2, d_model=16, n_heads=4, n_kv_heads=2, max_seq_len=16, loops=3,
-    d_ffn=24, d_ffn_wide=48, ffn_multiple_of=8,
-)  # fmt: skip
+    vocab_size=17,
+    n_layers=2,
+    d_model=16,
+    n_heads=4,
+    n_kv_heads=2,
+    max_seq_len=16,
+    loops=3,
+    d_ffn=24,
+    d_ffn_wide=48,
+    ffn_multiple_of=8,
+)
 MEDIUM = ModelConfig(
-    vocab_size=64, n_layers=4, d_model=64, n_heads=4, n_kv_heads=4, max_seq_len=32, loops=4,
-    d_ffn=100, d_ffn_wide=200, ffn_multiple_of=64,
-)  # fmt: skip
+    vocab_size=64,
+    n_layers=4,
+    d_model=64,
+    n_heads=4,
+    n_kv_heads=4,
+    max_seq_len=32,
+    loops=4,
+    d_ffn=100,
+    d_ffn_wide=200,
+    ffn_multiple_of=64,
+)
 ALL_KINDS: dict[str, Any] = {"block": ["dual", "loop", "wide"], "n_layers": 3}
 UNEVEN: dict[str, Any] = {
-    "block": ["dual", "wide", "dual"], "n_layers": 3, "loops": [2, 1, 4],
-    "d_ffn": [24, None, 40], "d_ffn_wide": [48, 56, 20],
-}  # fmt: skip
+    "block": ["dual", "wide", "dual"],
+    "n_layers": 3,
+    "loops": [2, 1, 4],
+    "d_ffn": [24, None, 40],
+    "d_ffn_wide": [48, 56, 20],
+}
 """Layers that differ in loops and widths."""
 
 EXPERTS: dict[str, Any] = {"n_experts": 4, "top_k": 2, "d_ffn_wide": 100}
@@ -57,7 +77,9 @@ def with_weights(config: ModelConfig, weights: Weights | None = None) -> DualPat
     return reference.load(DualPathLM(config).double(), weights)
 
 
-def traced(model: DualPathLM, tokens: Tensor, *inputs: Tensor, **options: Any) -> RoutingTrace:
+def traced(
+    model: DualPathLM, tokens: Tensor, *inputs: Tensor, **options: Any
+) -> RoutingTrace:
     """The trace of a forward pass."""
     trace = RoutingTrace()
     forward(model, tokens, *inputs, trace=trace, **options)
@@ -83,7 +105,8 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
 
 
 class Balanced(nn.Module):
-    """A feed-forward with a loss: the mean square of the scale that it puts on its input."""
+    """A feed-forward with a loss: the mean square of the scale that it puts on its
+    input."""
 
     def __init__(self) -> None:
         super().__init__()

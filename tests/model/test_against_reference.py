@@ -1,4 +1,5 @@
-"""The model agrees with a float64 reference written from the equations, gradients included."""
+"""The model agrees with a float64 reference written from the equations, gradients
+included."""
 
 import dataclasses
 import math
@@ -21,17 +22,33 @@ from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.training.parallel import checkpoint_block
 from tests.model import reference
 from tests.model.reference import difference, random_tokens
-from tests.model.small_models import EXPERTS, OUTPUTS, SMALL, UNEVEN, traced, with_weights
+from tests.model.small_models import (
+    EXPERTS,
+    OUTPUTS,
+    SMALL,
+    UNEVEN,
+    traced,
+    with_weights,
+)
 
 GRADIENTS = 1e-8
-"""Largest difference of a parameter's gradient allowed, relative to its largest entry."""
+"""Largest difference of a parameter's gradient allowed, relative to its largest
+entry."""
 WRONG = 1e-6
 """Least difference that a wrong reading of the paper makes, on the scale of OUTPUTS."""
 
 TINY = ModelConfig(
-    vocab_size=13, n_layers=2, d_model=12, n_heads=2, n_kv_heads=2, max_seq_len=8, loops=2,
-    d_ffn=17, d_ffn_wide=31, ffn_multiple_of=4,
-)  # fmt: skip
+    vocab_size=13,
+    n_layers=2,
+    d_model=12,
+    n_heads=2,
+    n_kv_heads=2,
+    max_seq_len=8,
+    loops=2,
+    d_ffn=17,
+    d_ffn_wide=31,
+    ffn_multiple_of=4,
+)
 
 VARIANTS = {
     "dual, one loop": {"loops": 1},
@@ -46,7 +63,10 @@ VARIANTS = {
     "experts, each token one": EXPERTS | {"top_k": 1, "block": "wide"},
     "mixed blocks": {"block": ["wide", "dual", "loop"], "n_layers": 3},
     **{f"gate {gate}": {"gate": gate} for gate in GATE_OUTPUTS},
-    **{f"combination {name}": {"combination": name, "loops": 3} for name in COMBINATIONS},
+    **{
+        f"combination {name}": {"combination": name, "loops": 3}
+        for name in COMBINATIONS
+    },
     "QK-norm before RoPE": {"qk_norm": "before_rope"},
     "no QK-norm": {"qk_norm": "none"},
     "step index from one": {"step_index": "one_based", "loops": 3},
@@ -66,9 +86,13 @@ VARIANTS = {
 def test_logits_and_all_gradients_follow_the_equations(changes):
     config = dataclasses.replace(TINY, **changes)
     weights = reference.random_weights(config, seed=0)
-    outputs, gradients = errors(config, weights, random_tokens(config, batch=2, length=5))
+    outputs, gradients = errors(
+        config, weights, random_tokens(config, batch=2, length=5)
+    )
     assert outputs <= OUTPUTS
-    assert max(gradients.values()) <= GRADIENTS, max(gradients, key=gradients.__getitem__)
+    assert max(gradients.values()) <= GRADIENTS, max(
+        gradients, key=gradients.__getitem__
+    )
 
 
 @st.composite
@@ -117,7 +141,9 @@ def test_any_small_model_follows_the_equations(config, seed, batch, length):
     weights = reference.random_weights(config, seed)
     outputs, gradients = errors(config, weights, random_tokens(config, batch, length))
     assert outputs <= OUTPUTS
-    assert max(gradients.values()) <= GRADIENTS, max(gradients, key=gradients.__getitem__)
+    assert max(gradients.values()) <= GRADIENTS, max(
+        gradients, key=gradients.__getitem__
+    )
 
 
 @pytest.mark.parametrize("bias", [-1000.0, 1000.0])
@@ -143,7 +169,9 @@ def test_far_positions_follow_the_equations():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"loops": 1}, {"loops": 2}, {"loops": 4}, {"loops": 3, "gate": "fixed"}], ids=str
+    "changes",
+    [{"loops": 1}, {"loops": 2}, {"loops": 4}, {"loops": 3, "gate": "fixed"}],
+    ids=str,
 )
 def test_what_is_recorded_is_that_of_the_equations(changes):
     config = dataclasses.replace(TINY, n_layers=1, **changes)
@@ -152,7 +180,8 @@ def test_what_is_recorded_is_that_of_the_equations(changes):
     (recorded,) = traced(with_weights(config, weights), tokens).layers
 
     deep, wide, gate = (
-        reference.below(weights, f"blocks.0.{part}") for part in ("deep", "wide", "gate")
+        reference.below(weights, f"blocks.0.{part}")
+        for part in ("deep", "wide", "gate")
     )
     x = [weights["embed.weight"][token] for token in tokens[0].tolist()]
     states = reference.deep_states(deep, config, x)
@@ -173,9 +202,10 @@ def test_what_is_recorded_is_that_of_the_equations(changes):
             "deep_share": g_d * norm_d / (g_d * norm_d + g_w * norm_w),
         }.items():
             actual = getattr(recorded, field)[0, t]
-            assert difference(actual, torch.as_tensor(expected, dtype=torch.float64)) <= OUTPUTS, (
-                field
-            )
+            assert (
+                difference(actual, torch.as_tensor(expected, dtype=torch.float64))
+                <= OUTPUTS
+            ), field
 
 
 # The controls: what is not in the paper must not pass for it.
@@ -188,7 +218,11 @@ WRONG_SETTINGS = {
     "epsilon 1e-6": {"norm_eps": 1e-6},
     "RoPE frequencies in bfloat16": {"rope_dtype": "bfloat16"},
     **{f"gate {gate}": {"gate": gate} for gate in GATE_OUTPUTS if gate != TINY.gate},
-    **{f"combination {c}": {"combination": c} for c in COMBINATIONS if c != TINY.combination},
+    **{
+        f"combination {c}": {"combination": c}
+        for c in COMBINATIONS
+        if c != TINY.combination
+    },
 }
 
 
@@ -216,12 +250,15 @@ def with_neighbouring_channels_turned(weights: reference.Weights) -> reference.W
     for name, weight in weights.items():
         if any(part in name for part in ("q_proj", "k_proj", "q_norm", "k_norm")):
             heads = weight.unflatten(0, (-1, 8))  # head size 8
-            reordered[name] = torch.cat([heads[:, 0::2], heads[:, 1::2]], dim=1).flatten(0, 1)
+            reordered[name] = torch.cat(
+                [heads[:, 0::2], heads[:, 1::2]], dim=1
+            ).flatten(0, 1)
     return reordered
 
 
 def with_heads_sharing_keys_in_turns(weights: reference.Weights) -> reference.Weights:
-    """Query head j reading key and value head ``j % Hkv``: query heads 1 and 2 of 4 swapped."""
+    """Query head j reading key and value head ``j % Hkv``: query heads 1 and 2 of 4
+    swapped."""
     swapped = dict(weights)
     for name, weight in weights.items():
         if "q_proj" in name:
@@ -236,7 +273,8 @@ WRONG_WEIGHTS = {
     "neighbouring channels turned": with_neighbouring_channels_turned,
     "heads sharing keys in turns": with_heads_sharing_keys_in_turns,
     "gates in the order wide, deep": lambda weights: {
-        name: weight.flip(0) if "gate.proj" in name else weight for name, weight in weights.items()
+        name: weight.flip(0) if "gate.proj" in name else weight
+        for name, weight in weights.items()
     },
     "step index in front of the state": lambda weights: {
         name: weight.roll(1, dims=1) if name.endswith("router.weight") else weight
@@ -259,7 +297,9 @@ def test_a_wrong_reading_of_the_weights_does_not_agree(misread):
     weights = reference.random_weights(config, seed=0)
     tokens = random_tokens(config, batch=1, length=6)
     model = with_weights(config, weights)
-    assert difference(model(tokens), reference.logits(weights, config, tokens)) <= OUTPUTS
+    assert (
+        difference(model(tokens), reference.logits(weights, config, tokens)) <= OUTPUTS
+    )
     wrong = reference.logits(misread(weights), config, tokens)
     assert difference(model(tokens), wrong) >= WRONG
 
@@ -267,8 +307,11 @@ def test_a_wrong_reading_of_the_weights_does_not_agree(misread):
 def errors(
     config: ModelConfig, weights: reference.Weights, tokens: Tensor
 ) -> tuple[float, dict[str, float]]:
-    """Errors of the model's logits, and of its gradients under a random cotangent, by name."""
-    weights = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+    """Errors of the model's logits, and of its gradients under a random cotangent, by
+    name."""
+    weights = {
+        name: weight.clone().requires_grad_() for name, weight in weights.items()
+    }
     expected = reference.logits(weights, config, tokens)
     model = with_weights(config, weights)
     actual = model(tokens)
@@ -306,8 +349,11 @@ def test_a_document_gives_the_logits_that_it_gives_alone(lengths, headless, seed
     generator = torch.Generator().manual_seed(seed)
     documents = []
     for number, length in enumerate(lengths):
-        tokens = torch.randint(START + 1, SMALL.vocab_size, (1, length), generator=generator)
-        if number > 0 or not headless:  # a sequence may begin in the middle of a document
+        tokens = torch.randint(
+            START + 1, SMALL.vocab_size, (1, length), generator=generator
+        )
+        # a sequence may begin in the middle of a document
+        if number > 0 or not headless:
             tokens[0, 0] = START
         documents.append(tokens)
     together = model(torch.cat(documents, dim=1))
@@ -330,10 +376,15 @@ def test_so_it_does_however_the_model_is_run(intervention, checkpointing):
         checkpoint_block(block, checkpointing)
     tokens = torch.tensor([[START, 5, 6, START, 7, 8]])
     together = forward(model, tokens, intervention=intervention)
-    alone = [forward(model, part, intervention=intervention) for part in tokens.split(3, dim=1)]
+    alone = [
+        forward(model, part, intervention=intervention)
+        for part in tokens.split(3, dim=1)
+    ]
     assert difference(together, torch.cat(alone, dim=1)) <= 1e-9
     gradients = torch.autograd.grad(together.square().sum(), list(model.parameters()))
-    expected = torch.autograd.grad(sum(x.square().sum() for x in alone), list(model.parameters()))
+    expected = torch.autograd.grad(
+        sum(x.square().sum() for x in alone), list(model.parameters())
+    )
     for one, other in zip(gradients, expected, strict=True):
         assert (one - other).abs().max() <= 1e-9 * (1 + other.abs().max())
 
@@ -351,7 +402,9 @@ def test_bf16_compiled_is_near_float64():
         narrow = model(tokens[:, :-1], tokens[:, 1:])
     narrow.mean().backward()
     assert difference(narrow.double(), exact) <= 0.05
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert all(
+        p.grad is not None and p.grad.isfinite().all() for p in model.parameters()
+    )
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -372,9 +425,14 @@ def test_all_kernels_follow_one_mask(kv_heads):
     assert difference(flexible.transpose(1, 2), exact) <= 1e-12
 
 
-@pytest.mark.parametrize(("device", "trained", "kind"), [
-    ("cuda", True, "blocks"), ("cuda", False, "dense"), ("cpu", True, "dense"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("device", "trained", "kind"),
+    [
+        ("cuda", True, "blocks"),
+        ("cuda", False, "dense"),
+        ("cpu", True, "dense"),
+    ],
+)
 def test_only_training_on_a_gpu_takes_blocks(device, trained, kind, monkeypatch):
     """Evaluation runs eagerly, where FlexAttention would hold all scores."""
     monkeypatch.setattr(positions, "create_block_mask", lambda *_, **__: "blocks")

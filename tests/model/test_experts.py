@@ -42,7 +42,9 @@ from tests.model.small_models import (
 SPARSE = small(**EXPERTS)
 
 
-def experts_alone(config: ModelConfig = SPARSE, seed: int = 0) -> tuple[Experts, Weights]:
+def experts_alone(
+    config: ModelConfig = SPARSE, seed: int = 0
+) -> tuple[Experts, Weights]:
     """The float64 experts of the first layer with large random weights, and these."""
     weights = reference.random_weights(config, seed)
     ffn = with_weights(config, weights).blocks[0].wide.sublayer.ffn
@@ -63,7 +65,9 @@ def inputs(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("balance", ["bias", "loss", "none"])
 def test_one_expert_is_the_dense_model_to_the_bit(balance):
     dense = DualPathLM(small(d_ffn_wide=100), seed=0)
-    one = DualPathLM(small(d_ffn_wide=100, n_experts=1, top_k=1, balance=balance), seed=0)
+    one = DualPathLM(
+        small(d_ffn_wide=100, n_experts=1, top_k=1, balance=balance), seed=0
+    )
     for model in (dense, one):
         loss = model(TOKENS, TARGETS)
         loss.mean().backward()
@@ -84,7 +88,9 @@ def test_equal_experts_are_one_dense_network_of_their_width(n, data, seed):
             first = projection.weight.unflatten(0, (n, -1))[0].clone()
             projection.weight.copy_(first.repeat(n, 1))
     x = inputs(2, 3, seed=seed)
-    expected = torch.stack([reference.ffn(reference.expert(weights, 0), v) for v in x.view(6, -1)])
+    expected = torch.stack(
+        [reference.ffn(reference.expert(weights, 0), v) for v in x.view(6, -1)]
+    )
     assert difference(ffn(x, plain_pass(x)).view(6, -1), expected) <= EXACT
 
 
@@ -110,7 +116,10 @@ def test_padding_changes_no_other_token_and_a_batch_of_it_gives_no_nan():
     model = with_weights(SPARSE)
     padded = torch.cat([torch.zeros_like(TOKENS[:, :3]), TOKENS], dim=1)
     mask = torch.arange(padded.shape[1]).expand_as(padded) >= 3
-    assert difference(forward(model, padded, attention_mask=mask)[:, 3:], model(TOKENS)) <= EXACT
+    assert (
+        difference(forward(model, padded, attention_mask=mask)[:, 3:], model(TOKENS))
+        <= EXACT
+    )
     none = torch.zeros_like(padded, dtype=torch.bool)
     assert forward(model, padded, attention_mask=none).isfinite().all()
 
@@ -129,7 +138,9 @@ def test_a_random_choice_depends_on_the_seed_and_on_the_sequence_alone():
     model = with_weights(SPARSE)
 
     def chosen(tokens: Tensor, seed: int) -> Tensor:
-        trace = traced(model, tokens, intervention=Intervention(experts="random", seed=seed))
+        trace = traced(
+            model, tokens, intervention=Intervention(experts="random", seed=seed)
+        )
         return torch.stack([layer.experts for layer in trace.layers])
 
     both = chosen(TOKENS, 0)
@@ -138,7 +149,8 @@ def test_a_random_choice_depends_on_the_seed_and_on_the_sequence_alone():
     assert not torch.equal(both, chosen(TOKENS, 1))
     assert (both[..., 0] != both[..., 1]).all()
     counts = chosen(random_tokens(SPARSE, 64, 16), 0).flatten().bincount(minlength=4)
-    # Of 2,048 tokens each expert gets half, to five standard deviations of sqrt(2048) / 2.
+    # Of 2,048 tokens each expert gets half, to five standard deviations of sqrt(2048) /
+    # 2.
     assert (counts - 1024).abs().max() < 5 * 2048**0.5 / 2
 
 
@@ -151,7 +163,9 @@ def test_the_trace_and_the_load_are_those_of_the_equations():
     for b in range(2):
         for t in range(4):
             shares = reference.expert_shares(weights, 2, x[b, t])
-            found = zip(trace.experts[b, t].tolist(), trace.expert_weights[b, t], strict=True)
+            found = zip(
+                trace.experts[b, t].tolist(), trace.expert_weights[b, t], strict=True
+            )
             assert {i: pytest.approx(w.item()) for i, w in shares.items()} == {
                 i: w.item() for i, w in found
             }
@@ -189,11 +203,17 @@ def test_the_auxiliary_loss_is_that_of_each_sequence():
 
 
 @settings(max_examples=25, derandomize=True, database=None)
-@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=5), seed=st.integers(0, 99))
+@given(
+    sizes=st.lists(st.integers(0, 5), min_size=1, max_size=5), seed=st.integers(0, 99)
+)
 def test_products_by_group_and_their_gradients_are_those_of_each_group(sizes, seed):
     rng = torch.Generator().manual_seed(seed)
-    x = torch.randn(sum(sizes), 6, generator=rng, dtype=torch.float64, requires_grad=True)
-    w = torch.randn(len(sizes), 4, 6, generator=rng, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(
+        sum(sizes), 6, generator=rng, dtype=torch.float64, requires_grad=True
+    )
+    w = torch.randn(
+        len(sizes), 4, 6, generator=rng, dtype=torch.float64, requires_grad=True
+    )
     ends = torch.tensor(sizes).cumsum(0).int()
     starts = pairwise([0, *ends.tolist()])
     expected = torch.cat([x[a:b] @ w[e].T for e, (a, b) in enumerate(starts)])
@@ -222,9 +242,15 @@ def test_under_autocast_products_are_in_its_type_and_near_the_equations():
     ("changes", "problem"),
     [
         ({"top_k": 5}, "top_k=5 experts of n_experts=4 cannot be chosen"),
-        ({"block": "loop"}, "n_experts=4 in layer 0, a 'loop' block, which has no wide path"),
+        (
+            {"block": "loop"},
+            "n_experts=4 in layer 0, a 'loop' block, which has no wide path",
+        ),
         ({"block": ["dual", "loop"]}, "n_experts=4 in layer 1, a 'loop' block"),
-        ({"d_ffn_wide": 12}, "n_experts=4 with top_k=2 leaves an expert less than 8 of"),
+        (
+            {"d_ffn_wide": 12},
+            "n_experts=4 with top_k=2 leaves an expert less than 8 of",
+        ),
         ({"n_experts": [4, 4, 4]}, "n_experts lists 3 numbers for n_layers=2 layers"),
         ({"n_experts": -1}, "n_experts must be at least 0, not -1"),
         ({"document_start": 17}, "document_start=17 is no token of vocab_size=17"),
@@ -247,5 +273,9 @@ def test_training_minimises_the_auxiliary_loss_and_logs_the_loss_without_it():
     made = losses_of(module, TOKENS, TARGETS)
     module.count(made, TARGETS)
     nats = module.model(TOKENS, TARGETS).mean()
-    assert (made.loss - nats).item() == pytest.approx((SMALL.loops + 1) * 0.25, rel=1e-5)
-    assert module.train_loss.compute()["loss"].item() == pytest.approx(nats.item(), rel=1e-6)
+    assert (made.loss - nats).item() == pytest.approx(
+        (SMALL.loops + 1) * 0.25, rel=1e-5
+    )
+    assert module.train_loss.compute()["loss"].item() == pytest.approx(
+        nats.item(), rel=1e-6
+    )

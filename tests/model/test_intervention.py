@@ -1,4 +1,5 @@
-"""An intervention changes what it says and leaves nothing behind; what a trace records."""
+"""An intervention changes what it says and leaves nothing behind; what a trace
+records."""
 
 import itertools
 import math
@@ -34,10 +35,14 @@ from tests.model.small_models import (
 SHUFFLE = Intervention(gates="shuffled")
 
 
-def test_an_intervention_leaves_nothing_behind_and_an_empty_one_or_a_trace_changes_nothing():
+def test_an_intervention_leaves_nothing_behind_and_an_empty_one_changes_nothing():
     model = with_weights(small(**ALL_KINDS))
     before = model(TOKENS)
-    for intervention in (Intervention(loops=5), Intervention(gates=(1.0, 1.0)), SHUFFLE):
+    for intervention in (
+        Intervention(loops=5),
+        Intervention(gates=(1.0, 1.0)),
+        SHUFFLE,
+    ):
         model(TOKENS, intervention=intervention)
     for options in ({}, {"intervention": Intervention()}, {"trace": RoutingTrace()}):
         assert torch.equal(model(TOKENS, **options), before)
@@ -81,16 +86,32 @@ HALTING = Intervention(halting=0.1)
         ({"combination": "mean"}, HALTING, "the model has no router"),
         ({"combination": "final"}, HALTING, "the model has no router"),
         ({}, Intervention(experts=1), "the model has no experts"),
-        (EXPERTS, Intervention(experts=5), "a layer has 4 experts: take these or fewer, not 5"),
+        (
+            EXPERTS,
+            Intervention(experts=5),
+            "a layer has 4 experts: take these or fewer, not 5",
+        ),
         (
             EXPERTS | {"n_experts": [4, 0]},
             Intervention(experts="random", layers=(1,)),
             "that part of the model has no experts",
         ),
-        ({"block": "wide"}, Intervention(kv_slots=1), "the model has only wide blocks, so it"),
-        ({"block": "loop"}, Intervention(skip=0.1), "the model has no dual block, so it has no"),
+        (
+            {"block": "wide"},
+            Intervention(kv_slots=1),
+            "the model has only wide blocks, so it",
+        ),
+        (
+            {"block": "loop"},
+            Intervention(skip=0.1),
+            "the model has no dual block, so it has no",
+        ),
         ({"loops": 1}, HALTING, "the model has no router"),
-        ({}, Intervention(loops=1, layers=(0, 2)), "the model has no layer 2: they go up to 1"),
+        (
+            {},
+            Intervention(loops=1, layers=(0, 2)),
+            "the model has no layer 2: they go up to 1",
+        ),
         (
             {"block": ["wide", "loop"]},
             Intervention(loops=1, layers=(0,)),
@@ -118,15 +139,27 @@ def test_a_class_of_tokens_needs_to_be_told_which_they_are():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("loops", 0), ("loops", 1.5), ("loops", True),
-        ("gates", (1.0,)), ("gates", (1.0, 1.5)), ("gates", (1.0, float("nan"))),
-        ("gates", [1.0, 0.0]), ("gates", "shuffle"),
+        ("loops", 0),
+        ("loops", 1.5),
+        ("loops", True),
+        ("gates", (1.0,)),
+        ("gates", (1.0, 1.5)),
+        ("gates", (1.0, float("nan"))),
+        ("gates", [1.0, 0.0]),
+        ("gates", "shuffle"),
         ("seed", -1),
-        ("halting", -0.1), ("halting", 1.5), ("halting", float("nan")),
-        ("skip", 1.5), ("kv_slots", 0),
-        ("layers", ()), ("layers", [0]), ("layers", (1, 0)), ("layers", (0, 0)), ("layers", (-1,)),
+        ("halting", -0.1),
+        ("halting", 1.5),
+        ("halting", float("nan")),
+        ("skip", 1.5),
+        ("kv_slots", 0),
+        ("layers", ()),
+        ("layers", [0]),
+        ("layers", (1, 0)),
+        ("layers", (0, 0)),
+        ("layers", (-1,)),
     ],
-)  # fmt: skip
+)
 def test_fields_that_mean_nothing_are_refused(field, value):
     with pytest.raises(ValueError, match=f"^{field}"):
         Intervention(**{field: value})
@@ -138,19 +171,24 @@ CLASS = {"tokens": "some", "gates": (0.0, 1.0)}
 @pytest.mark.parametrize(
     "fields",
     [
-        CLASS | {"gates": None}, CLASS | {"gates": "shuffled"}, CLASS | {"loops": 2},
-        CLASS | {"halting": 0.5}, {"kv_slots": 1, "gates": "shuffled"},
+        CLASS | {"gates": None},
+        CLASS | {"gates": "shuffled"},
+        CLASS | {"loops": 2},
+        CLASS | {"halting": 0.5},
+        {"kv_slots": 1, "gates": "shuffled"},
     ],
-)  # fmt: skip
+)
 def test_fields_that_exclude_each_other_are_refused(fields):
     """A class of tokens needs constant gates; slots exclude shuffled ones."""
     with pytest.raises(
-        ValueError, match=r"^(tokens|kv_slots).* (needs constant gates|excludes shuffled)"
+        ValueError,
+        match=r"^(tokens|kv_slots).* (needs constant gates|excludes shuffled)",
     ):
         Intervention(**fields)
 
 
-# Constant and shuffled gates, also of a class of tokens, beside a naive float64 reference
+# Constant and shuffled gates, also of a class of tokens, beside a naive float64
+# reference
 
 FEW = random_tokens(SMALL, batch=2, length=5)
 LONG = random_tokens(SMALL, batch=3, length=16)
@@ -175,9 +213,13 @@ def test_constant_gates_replace_those_of_every_dual_block(gates, kind, monkeypat
 def test_shuffling_one_layer_keeps_its_marginals_and_the_gates_before_it():
     model = with_weights(small(n_layers=3))
     before = traced(model, LONG).layers
-    after = traced(model, LONG, intervention=Intervention(gates="shuffled", layers=(1,))).layers
+    after = traced(
+        model, LONG, intervention=Intervention(gates="shuffled", layers=(1,))
+    ).layers
     for gate in GATES:
-        learned, shuffled = ([getattr(layer, gate) for layer in run] for run in (before, after))
+        learned, shuffled = (
+            [getattr(layer, gate) for layer in run] for run in (before, after)
+        )
         assert torch.equal(learned[0], shuffled[0])
         assert torch.equal(learned[1].sort(-1).values, shuffled[1].sort(-1).values)
         assert (learned[1] != shuffled[1]).any(-1).all()
@@ -185,7 +227,9 @@ def test_shuffling_one_layer_keeps_its_marginals_and_the_gates_before_it():
 
 
 def test_the_seed_gives_each_layer_gate_and_sequence_another_permutation():
-    order, again, other = (shuffled_positions(LONG, None, 2, seed) for seed in (0, 0, 1))
+    order, again, other = (
+        shuffled_positions(LONG, None, 2, seed) for seed in (0, 0, 1)
+    )
     assert torch.equal(order.sort(-1).values, torch.arange(16).expand(2, 3, 2, 16))
     assert len(order.flatten(0, 2).unique(dim=0)) == 2 * 3 * 2
     assert torch.equal(order, again)
@@ -193,7 +237,8 @@ def test_the_seed_gives_each_layer_gate_and_sequence_another_permutation():
 
 
 def test_the_two_gates_are_shuffled_independently():
-    """Over many sequences every pair of sources is as likely as any other, for each position."""
+    """Over many sequences every pair of sources is as likely as any other, for each
+    position."""
     draw = torch.Generator().manual_seed(0)
     sequences = torch.randint(2**40, (4000, 4), generator=draw)
     (order_B2T,) = shuffled_positions(sequences, None, n_layers=1, seed=0)
@@ -205,7 +250,9 @@ def test_the_two_gates_are_shuffled_independently():
         assert ((counts - expected) ** 2 / expected).sum() < 37.7
 
 
-def test_shuffled_logits_are_those_of_the_equations_under_the_shuffled_gates(monkeypatch):
+def test_shuffled_logits_are_those_of_the_equations_under_the_shuffled_gates(
+    monkeypatch,
+):
     weights = reference.random_weights(SMALL, seed=0)
     tokens = LONG[:1, :8]
     model = with_weights(SMALL, weights)
@@ -235,18 +282,25 @@ def test_shuffling_mixes_no_padding_in_and_leaves_it_untouched():
 
 def test_only_the_tokens_of_the_class_are_overridden(monkeypatch):
     weights = reference.random_weights(SMALL, seed=0)
-    mask = torch.tensor([[True, False, False, True, False], [False, False, True, True, True]])
+    mask = torch.tensor(
+        [[True, False, False, True, False], [False, False, True, True, True]]
+    )
     learned = reference.gates
     calls = itertools.count()
 
-    def gates(w: Weights, c: ModelConfig, x: Tensor) -> tuple[Tensor | float, Tensor | float]:
+    def gates(
+        w: Weights, c: ModelConfig, x: Tensor
+    ) -> tuple[Tensor | float, Tensor | float]:
         call = next(calls)
         position, sequence = call % 5, call // (5 * SMALL.n_layers)
         return (0.0, 1.0) if mask[sequence, position] else learned(w, c, x)
 
     monkeypatch.setattr(reference, "gates", gates)
     expected = reference.logits(weights, SMALL, FEW)
-    model, wide = with_weights(SMALL, weights), Intervention(gates=(0.0, 1.0), tokens="some")
+    model, wide = (
+        with_weights(SMALL, weights),
+        Intervention(gates=(0.0, 1.0), tokens="some"),
+    )
     actual = model(FEW, intervention=wide, token_mask=mask)
     assert difference(actual, expected) <= OUTPUTS
     assert difference(actual, model(FEW)) > SHOWS
@@ -273,7 +327,12 @@ def test_a_block_records_the_choices_that_it_has():
     assert dual.step_weights.shape == loop.step_weights.shape == (2, 8, config.loops)
     assert loop.gate_deep is loop.gate_wide is wide.gate_deep is wide.gate_wide is None
     assert wide.step_weights is None
-    for updates in (dual.update_deep, dual.update_wide, loop.update_deep, wide.update_wide):
+    for updates in (
+        dual.update_deep,
+        dual.update_wide,
+        loop.update_deep,
+        wide.update_wide,
+    ):
         assert (updates > 0).all()
     assert loop.update_wide is loop.cosine is loop.deep_share is None
     assert wide.update_deep is wide.cosine is wide.deep_share is None
@@ -294,7 +353,11 @@ def test_the_deep_share_follows_the_gates(g_d, g_w):
         odds = g_d * layer.update_deep, g_w * layer.update_wide
         error = layer.deep_share - odds[0] / (odds[0] + odds[1])
         assert error.abs().max() <= EXACT
-    MODEL(tokens, trace=(only_deep := RoutingTrace()), intervention=Intervention(gates=(1, 0)))
+    MODEL(
+        tokens,
+        trace=(only_deep := RoutingTrace()),
+        intervention=Intervention(gates=(1, 0)),
+    )
     assert all((layer.deep_share == 1).all() for layer in only_deep.layers)
 
 
@@ -314,11 +377,18 @@ def test_updates_are_summed_in_float32_where_the_stream_is_bfloat16():
 
 
 def updates_by_hand(states: list[list[float]]) -> tuple[list[float], list[float]]:
-    """Sizes and cosines of the steps between h_0 .. h_K of one token, number by number."""
-    updates = [[b - a for a, b in zip(*pair, strict=True)] for pair in itertools.pairwise(states)]
-    sizes = [math.hypot(*u) / math.hypot(*h) for u, h in zip(updates, states, strict=False)]
+    """Sizes and cosines of the steps between h_0 .. h_K of one token, number by
+    number."""
+    updates = [
+        [b - a for a, b in zip(*pair, strict=True)]
+        for pair in itertools.pairwise(states)
+    ]
+    sizes = [
+        math.hypot(*u) / math.hypot(*h) for u, h in zip(updates, states, strict=False)
+    ]
     cosines = [
-        math.fsum(a * b for a, b in zip(u, v, strict=True)) / (math.hypot(*u) * math.hypot(*v))
+        math.fsum(a * b for a, b in zip(u, v, strict=True))
+        / (math.hypot(*u) * math.hypot(*v))
         for u, v in itertools.pairwise(updates)
     ]
     return sizes, cosines
@@ -338,14 +408,20 @@ def test_what_a_step_does_follows_from_the_states_of_the_slow_model(loops):
             for t in range(len(stream)):
                 states = [stream[t].tolist(), *(h[t].tolist() for h in slow)]
                 sizes, cosines = updates_by_hand(states)
-                assert trace.step_sizes[row, t].tolist() == pytest.approx(sizes, rel=1e-9)
+                assert trace.step_sizes[row, t].tolist() == pytest.approx(
+                    sizes, rel=1e-9
+                )
                 assert trace.step_cosines[row, t, 0].isnan()
-                assert trace.step_cosines[row, t, 1:].tolist() == pytest.approx(cosines, abs=1e-9)
+                assert trace.step_cosines[row, t, 1:].tolist() == pytest.approx(
+                    cosines, abs=1e-9
+                )
 
 
 def test_a_step_that_a_token_does_not_take_does_nothing():
     change = Intervention(halting=0.7)
-    for layer in traced(with_weights(small(loops=4)), TOKENS, intervention=change).layers:
+    for layer in traced(
+        with_weights(small(loops=4)), TOKENS, intervention=change
+    ).layers:
         taken = torch.arange(4) < layer.steps_taken[..., None]
         assert not taken.all()
         assert ((layer.step_sizes > 0) == taken).all()

@@ -1,4 +1,5 @@
-"""Forced loops and halting, in all layers or some, agree with a naive float64 reference."""
+"""Forced loops and halting, in all layers or some, agree with a naive float64
+reference."""
 
 import itertools
 
@@ -12,7 +13,15 @@ from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.spec.config import ModelConfig
 from tests.model import decoding_reference, reference
 from tests.model.reference import Stream, Weights, difference, random_tokens
-from tests.model.small_models import OUTPUTS, SHOWS, SMALL, UNEVEN, small, traced, with_weights
+from tests.model.small_models import (
+    OUTPUTS,
+    SHOWS,
+    SMALL,
+    UNEVEN,
+    small,
+    traced,
+    with_weights,
+)
 
 TOKENS = random_tokens(SMALL, batch=2, length=5)
 TARGETS = random_tokens(SMALL, batch=2, length=5, seed=1)
@@ -43,9 +52,13 @@ def test_forced_loops_follow_the_protocol(changes, forced, monkeypatch):
     config = small(**changes)
     weights = reference.random_weights(config, seed=0)
     learned = reference.logits(weights, config, TOKENS)
-    monkeypatch.setattr(reference, "deep_path", lambda w, c, x: learned_path(w, c, x, loops=forced))
+    monkeypatch.setattr(
+        reference, "deep_path", lambda w, c, x: learned_path(w, c, x, loops=forced)
+    )
     expected = reference.logits(weights, config, TOKENS)
-    actual = with_weights(config, weights)(TOKENS, intervention=Intervention(loops=forced))
+    actual = with_weights(config, weights)(
+        TOKENS, intervention=Intervention(loops=forced)
+    )
     assert difference(actual, expected) <= OUTPUTS
     if forced != config.same_loops:
         assert difference(actual, learned) > SHOWS
@@ -73,12 +86,15 @@ def test_a_loop_runs_as_long_as_a_token_needs_and_padding_needs_none():
         masked = halting | {"token_mask": targets != IGNORE}
         alone = tokens[:, :7], targets[:, :7]
         torch.testing.assert_close(
-            forward(model, tokens, targets, **masked)[:, :7], forward(model, *alone, **halting)
+            forward(model, tokens, targets, **masked)[:, :7],
+            forward(model, *alone, **halting),
         )
         (padded,) = traced(model, tokens, targets, **masked).layers
         (bare,) = traced(model, *alone, **halting).layers
         assert padded.loops_run == bare.loops_run == bare.steps_taken.max()
-        torch.testing.assert_close(padded.step_weights.sum(-1), torch.ones(tokens.shape).double())
+        torch.testing.assert_close(
+            padded.step_weights.sum(-1), torch.ones(tokens.shape).double()
+        )
 
 
 @pytest.mark.parametrize("layers", [(0,), (1,), (0, 2), (0, 1, 2), None])
@@ -93,7 +109,9 @@ def test_only_the_named_layers_change_or_all(layers, monkeypatch):
     def deep_path(w: Weights, c: ModelConfig, x: Stream) -> Stream:
         return learned_path(w, c, x, loops=2 if next(paths) % 3 in changed else None)
 
-    def overridden(w: Weights, c: ModelConfig, x: Tensor) -> tuple[Tensor | float, Tensor | float]:
+    def overridden(
+        w: Weights, c: ModelConfig, x: Tensor
+    ) -> tuple[Tensor | float, Tensor | float]:
         chosen = next(gates) // TOKENS.shape[1] % 3 in changed
         return (1.0, 0.25) if chosen else learned_gates(w, c, x)
 
@@ -102,5 +120,6 @@ def test_only_the_named_layers_change_or_all(layers, monkeypatch):
     expected = reference.logits(weights, config, TOKENS)
     change = Intervention(loops=2, gates=(1.0, 0.25), layers=layers)
     assert (
-        difference(with_weights(config, weights)(TOKENS, intervention=change), expected) <= OUTPUTS
+        difference(with_weights(config, weights)(TOKENS, intervention=change), expected)
+        <= OUTPUTS
     )

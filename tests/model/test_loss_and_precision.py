@@ -1,4 +1,5 @@
-"""The loss is the cross-entropy, and float32 under bf16 autocast is as good as it can be."""
+"""The loss is the cross-entropy, and float32 under bf16 autocast is as good as it can
+be."""
 
 import copy
 import dataclasses
@@ -22,7 +23,7 @@ from tests.model.small_models import (
     medium,
     streams,
     with_weights,
-)  # fmt: skip
+)
 
 WINDOW = random_tokens(MEDIUM, 2, 32)
 NEXT = random_tokens(MEDIUM, 2, 32, seed=1)
@@ -31,7 +32,9 @@ NEXT = random_tokens(MEDIUM, 2, 32, seed=1)
 class TestLoss:
     def test_it_is_the_cross_entropy_of_the_logits(self):
         model = with_weights(SMALL)
-        expected = F.cross_entropy(model(TOKENS).flatten(0, 1), TARGETS.flatten(), reduction="none")
+        expected = F.cross_entropy(
+            model(TOKENS).flatten(0, 1), TARGETS.flatten(), reduction="none"
+        )
         nll = model(TOKENS, TARGETS)
         assert nll.dtype == torch.float64
         assert difference(nll, expected.view(2, 8)) <= EXACT
@@ -45,17 +48,23 @@ class TestLoss:
         assert torch.equal(nll, model(TOKENS, TARGETS) * kept)
 
         expected = (model(TOKENS, TARGETS) * kept).sum()
-        for actual, wanted in zip(gradients(model, nll), gradients(model, expected), strict=True):
+        for actual, wanted in zip(
+            gradients(model, nll), gradients(model, expected), strict=True
+        ):
             assert difference(actual, wanted) <= EXACT
 
-    @pytest.mark.parametrize(("positions", "compiled"), [(1, False), (15, False), (6, True)])
+    @pytest.mark.parametrize(
+        ("positions", "compiled"), [(1, False), (15, False), (6, True)]
+    )
     def test_parts_do_not_show(self, positions, compiled, monkeypatch):
         """Of 16 positions: one by one, 8 and 8, and 6, 5 and 5."""
         model, targets = with_weights(SMALL), TARGETS.clone()
         targets[1, 2] = IGNORE
         whole = model(TOKENS, targets)
         expected = gradients(model, whole)
-        monkeypatch.setattr("dualpath_cli.model.loss.MAX_LOGITS", positions * SMALL.vocab_size)
+        monkeypatch.setattr(
+            "dualpath_cli.model.loss.MAX_LOGITS", positions * SMALL.vocab_size
+        )
         if compiled:
             model.loss.compile(backend="aot_eager")
         chunked = model(TOKENS, targets)
@@ -71,14 +80,17 @@ def gradients(model: DualPathLM, losses: Tensor) -> tuple[Tensor, ...]:
 class TestPrecision:
     """A float32 model under bf16 autocast, against the same model in float64.
 
-    Errors are norms of differences over norms, each bound about twice the distance measured on
-    the weights of this test. At the start: logits 0.3 %, updates of the stream 0.5 %, gradients
-    of matrices 1 %. With large random weights, 16 sublayers deep: logits 2.2 %.
+    Errors are norms of differences over norms, each bound about twice the distance
+    measured on the weights of this test. At the start: logits 0.3 %, updates of the
+    stream 0.5 %, gradients of matrices 1 %. With large random weights, 16 sublayers
+    deep: logits 2.2 %.
     """
 
     def test_logits_at_the_start_and_with_large_weights(self):
         start = DualPathLM(MEDIUM, seed=0)
-        large = reference.load(DualPathLM(MEDIUM), reference.random_weights(MEDIUM, seed=0))
+        large = reference.load(
+            DualPathLM(MEDIUM), reference.random_weights(MEDIUM, seed=0)
+        )
         exact = as_double(large)(WINDOW)
         assert distance(under_autocast(start), as_double(start)(WINDOW)) < 0.006
         assert distance(under_autocast(large), exact) < 0.045
@@ -103,7 +115,9 @@ class TestPrecision:
         exact = dict(double.named_parameters())
         for name, parameter in single.named_parameters():
             few = parameter.numel() < 16  # gains and biases: no averaging over entries
-            assert distance(parameter.grad, exact[name].grad) < (0.08 if few else 0.02), name
+            assert distance(parameter.grad, exact[name].grad) < (
+                0.08 if few else 0.02
+            ), name
 
     @pytest.mark.parametrize("gain_init", [-7.0, -5.0, -3.0])
     @pytest.mark.parametrize("block", ["dual", "loop"])
@@ -111,8 +125,12 @@ class TestPrecision:
         config = medium(block=block, gain_init=gain_init)
         assert error_of_the_updates(config, "float32") < 0.01
 
-    @pytest.mark.parametrize(("gain_init", "lost"), [(-7.0, 0.98), (-5.0, 0.79), (-3.0, 0.25)])
-    def test_the_first_updates_of_a_bfloat16_stream_are_rounded_away(self, gain_init, lost):
+    @pytest.mark.parametrize(
+        ("gain_init", "lost"), [(-7.0, 0.98), (-5.0, 0.79), (-3.0, 0.25)]
+    )
+    def test_the_first_updates_of_a_bfloat16_stream_are_rounded_away(
+        self, gain_init, lost
+    ):
         config = medium(gain_init=gain_init)
         assert error_of_the_updates(config, "bfloat16") == pytest.approx(lost, abs=0.05)
 
@@ -132,7 +150,9 @@ def error_of_the_updates(config: ModelConfig, residual_dtype: str) -> float:
     """How far all blocks' updates together are from those in float64, at the start."""
     start = DualPathLM(config, seed=0)
     exact = streams(as_double(start), WINDOW)
-    model = DualPathLM(dataclasses.replace(config, residual_dtype=residual_dtype), seed=0)
+    model = DualPathLM(
+        dataclasses.replace(config, residual_dtype=residual_dtype), seed=0
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = streams(model, WINDOW)
     update = rounded[-1][1].double() - rounded[0][0].double()

@@ -1,6 +1,7 @@
 """One table knows every parameter: its group in the optimizer and what it starts from.
 
-What a model does at the start: each block next to nothing, and scales and shifts nothing.
+What a model does at the start: each block next to nothing, and scales and shifts
+nothing.
 """
 
 import itertools
@@ -30,15 +31,17 @@ from tests.model.small_models import (
     same_weights,
     small,
     streams,
-)  # fmt: skip
+)
 
 VARIANTS = [
     small(gate=gate, combination=combination, **ALL_KINDS)
     for gate, combination in itertools.product(GATE_OUTPUTS, COMBINATIONS)
 ] + [
-    small(qk_norm="none", tie_embeddings=True), small(step_conditioning="film"), small(**UNEVEN),
+    small(qk_norm="none", tie_embeddings=True),
+    small(step_conditioning="film"),
+    small(**UNEVEN),
     small(n_experts=3, top_k=1),
-]  # fmt: skip
+]
 
 
 def test_every_parameter_of_every_variant_is_of_exactly_one_kind():
@@ -62,9 +65,13 @@ def test_who_meets_an_unknown_parameter_refuses_it_by_name():
     for meet in (
         lambda: kind_of("blocks.1.surprise"),
         lambda: model.init_weights(0),
-        lambda: build_optimizer(model.named_parameters(), OptimSettings(), total_steps=9),
+        lambda: build_optimizer(
+            model.named_parameters(), OptimSettings(), total_steps=9
+        ),
     ):
-        with pytest.raises(ValueError, match=r"'blocks\.1.surprise' is of no known kind"):
+        with pytest.raises(
+            ValueError, match=r"'blocks\.1.surprise' is of no known kind"
+        ):
             meet()
 
 
@@ -73,7 +80,9 @@ def test_kinds_are_what_their_names_say():
     members: dict[str, set[str]] = {}
     for name, parameter in model.named_parameters():
         kind, group = kind_of(name).kind, kind_of(name).group
-        members.setdefault(kind, set()).add(re.sub(r"^blocks\.\d\.(.*sublayer\.)?", "", name))
+        members.setdefault(kind, set()).add(
+            re.sub(r"^blocks\.\d\.(.*sublayer\.)?", "", name)
+        )
         assert (group in ("matrices", "embeddings")) is (parameter.ndim == 2)
         assert (kind == "norms") is ("norm" in name)
     del members["norms"]
@@ -94,7 +103,17 @@ def test_kinds_are_what_their_names_say():
 
 STDS = {
     **dict.fromkeys(
-        ["embed", "head", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "router"], 0.02
+        [
+            "embed",
+            "head",
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "gate_proj",
+            "up_proj",
+            "router",
+        ],
+        0.02,
     ),
     **dict.fromkeys(["o_proj", "down_proj"], 0.02 / math.sqrt(2 * 4)),
 }
@@ -138,9 +157,13 @@ def test_everything_else_starts_at_its_constant():
 def test_a_factor_of_a_kind_scales_what_is_drawn_of_it_and_nothing_else():
     plain, scaled = (DualPathLM(medium(step_conditioning="film")) for _ in range(2))
     plain.init_weights(3)
-    scaled.init_weights(3, std_factors={"hidden": 0.5, "head": 0.25, "gains": 9.0, "norms": 9.0})
+    scaled.init_weights(
+        3, std_factors={"hidden": 0.5, "head": 0.25, "gains": 9.0, "norms": 9.0}
+    )
     factors = {"hidden": 0.5, "head": 0.25}
-    for (name, value), other in zip(plain.named_parameters(), scaled.parameters(), strict=True):
+    for (name, value), other in zip(
+        plain.named_parameters(), scaled.parameters(), strict=True
+    ):
         assert torch.equal(other, factors.get(kind_of(name).kind, 1.0) * value), name
 
 
@@ -191,7 +214,9 @@ def test_a_model_draws_each_parameter_once(monkeypatch):
         monkeypatch.setattr(
             module,
             "reset_parameters",
-            lambda self, on_meta=on_meta: on_meta(self) if self.weight.is_meta else draw_by_torch(),
+            lambda self, on_meta=on_meta: (
+                on_meta(self) if self.weight.is_meta else draw_by_torch()
+            ),
         )
     drawn = []
     monkeypatch.setattr(
@@ -203,7 +228,9 @@ def test_a_model_draws_each_parameter_once(monkeypatch):
 
 
 @pytest.mark.parametrize("block", ["dual", "loop", "wide"])
-def test_each_block_at_the_start_returns_its_input_to_one_percent_but_not_exactly(block):
+def test_each_block_at_the_start_returns_its_input_to_one_percent_but_not_exactly(
+    block,
+):
     config = medium(block=block)
     for x, y in streams(DualPathLM(config, seed=0), random_tokens(config, 2, 32)):
         assert 1e-5 < ((y - x).norm() / x.norm()).item() < 1e-2
@@ -211,7 +238,9 @@ def test_each_block_at_the_start_returns_its_input_to_one_percent_but_not_exactl
 
 def test_scales_and_shifts_start_as_none_and_move_by_themselves():
     """Loss, shared gradients and their first update are bit for bit those without."""
-    plain, film = (DualPathLM(small(step_conditioning=kind), seed=0) for kind in ("none", "film"))
+    plain, film = (
+        DualPathLM(small(step_conditioning=kind), seed=0) for kind in ("none", "film")
+    )
     losses, gradients = [], {}
     for model in (plain, film):
         optimizer = torch.optim.AdamW(model.parameters())

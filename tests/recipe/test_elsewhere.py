@@ -12,23 +12,40 @@ from dualpath_cli.cli.words import parser_of, read
 from dualpath_cli.recipe.elsewhere import TABLE, TRAINERS, WITHDRAWN
 
 OPTIONS = parser_of(COMMANDS["fit"]).options()
-NAMES = {(row.key, name) for row in TABLE for one in TRAINERS for name in getattr(row, one).split()}
+NAMES = {
+    (row.key, name)
+    for row in TABLE
+    for one in TRAINERS
+    for name in getattr(row, one).split()
+}
 DECIDED = {
-    "barebones", "enable_autolog_hparams", "enable_model_summary", "enable_progress_bar",
-    "inference_mode", "limit_predict_batches", "limit_test_batches", "model_registry",
-    "reload_dataloaders_every_n_epochs", "sync_batchnorm", "use_distributed_sampler",
-}  # fmt: skip
+    "barebones",
+    "enable_autolog_hparams",
+    "enable_model_summary",
+    "enable_progress_bar",
+    "inference_mode",
+    "limit_predict_batches",
+    "limit_test_batches",
+    "model_registry",
+    "reload_dataloaders_every_n_epochs",
+    "sync_batchnorm",
+    "use_distributed_sampler",
+}
 """Arguments of Lightning's Trainer that no recipe has."""
 
 
 def test_each_name_has_one_counterpart_which_is_an_option():
     assert {key for key, _ in NAMES if key} <= OPTIONS.keys()
-    assert [name for name, times in Counter(n for _, n in NAMES).items() if times > 1] == []
+    assert [
+        name for name, times in Counter(n for _, n in NAMES).items() if times > 1
+    ] == []
 
 
 def test_no_bare_name_hides_a_key_of_this_name():
     ours = {key.rpartition(".")[2]: key for key in OPTIONS}
-    assert [name for key, name in NAMES if ours.get(name, key) != key and "." not in name] == []
+    assert [
+        name for key, name in NAMES if ours.get(name, key) != key and "." not in name
+    ] == []
 
 
 def test_every_argument_of_lightnings_trainer_is_a_key_or_has_a_counterpart_or_none():

@@ -1,4 +1,5 @@
-"""Recipes: each one read as `fit` reads it and set beside the paper; `base:` and merging."""
+"""Recipes: each one read as `fit` reads it and set beside the paper; `base:` and
+merging."""
 
 import contextlib
 import copy
@@ -37,8 +38,14 @@ from tests.flops.paper import CONFIGURATIONS
 each_row = pytest.mark.parametrize("row", CONFIGURATIONS, ids=lambda row: row.recipe)
 
 INCOMPLETE = {
-    "paper", "as_written", "trained_numerics", "sparse", "cluster_1", "cluster_8", "cluster_64",
-}  # fmt: skip
+    "paper",
+    "as_written",
+    "trained_numerics",
+    "sparse",
+    "cluster_1",
+    "cluster_8",
+    "cluster_64",
+}
 """The base and the overlays: no model by themselves."""
 
 Fit = Callable[..., TrainingLaunch]
@@ -46,7 +53,8 @@ Fit = Callable[..., TrainingLaunch]
 
 @pytest.fixture(scope="module")
 def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
-    """What `dualpath fit --config A --config B ...` starts with, as if data and GPUs were there."""
+    """What `dualpath fit --config A --config B ...` starts with, as if data and GPUs
+    were there."""
     nowhere = tmp_path_factory.mktemp("nowhere")
 
     @functools.cache
@@ -128,7 +136,9 @@ def test_a_run_of_the_revision_differs_from_the_papers_in_what_its_name_says(nam
 @pytest.mark.parametrize("reading", READINGS)
 @each_row
 def test_a_recipe_is_the_model_as_it_is_read(row, reading, fit):
-    settings = fit(row.recipe, *(["as_written"] if reading == "as_written" else [])).settings
+    settings = fit(
+        row.recipe, *(["as_written"] if reading == "as_written" else [])
+    ).settings
     # A wide block has no deep path, so that its K means nothing.
     loops = settings.model.loops if row.block == "wide" else row.loops
     assert settings.model == dataclasses.replace(row.model_config(reading), loops=loops)
@@ -183,17 +193,24 @@ def test_the_papers_optimizer_is_that_of_appendix_a():
 
 OVERLAYS: dict[str, dict[str, Any]] = {
     "as_written": {
-        "model.ffn_multiple_of": 64, "model.tie_embeddings": True,
-        "model.qk_norm": "before_rope", "model.step_index": "one_based",
+        "model.ffn_multiple_of": 64,
+        "model.tie_embeddings": True,
+        "model.qk_norm": "before_rope",
+        "model.step_index": "one_based",
         "optim.decay": ["matrices", "gains", "biases"],
     },
     "sparse": {"model.n_experts": 8},
-    "trained_numerics": {"model.residual_dtype": "bfloat16", "model.rope_dtype": "bfloat16"},
+    "trained_numerics": {
+        "model.residual_dtype": "bfloat16",
+        "model.rope_dtype": "bfloat16",
+    },
     "cluster_1": {
-        "run.micro_batch": 4, "trainer.accelerator": "gpu", "trainer.devices": 1,
+        "run.micro_batch": 4,
+        "trainer.accelerator": "gpu",
+        "trainer.devices": 1,
         "trainer.strategy": "single",
     },
-}  # fmt: skip
+}
 """Of each overlay all that it changes."""
 
 
@@ -295,17 +312,26 @@ def test_a_circle_of_bases_is_refused(circle, folder):
 # Merging
 
 leaf = (
-    st.none() | st.booleans() | st.integers() | st.text("abc", max_size=3) | st.lists(st.integers())
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text("abc", max_size=3)
+    | st.lists(st.integers())
 )
 
 
 def sections(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Recipe]:
-    """Mappings where, as in recipes, a key's name decides whether it holds a mapping."""
-    return st.fixed_dictionaries({}, optional={"x": leaf, "y": leaf, "m": inner, "n": inner})
+    """Mappings where, as in recipes, a key's name decides whether it holds a
+    mapping."""
+    return st.fixed_dictionaries(
+        {}, optional={"x": leaf, "y": leaf, "m": inner, "n": inner}
+    )
 
 
 trees = sections(sections(st.dictionaries(st.sampled_from("xyz"), leaf)))
-any_json = st.recursive(leaf, lambda inner: st.dictionaries(st.sampled_from("abc"), inner))
+any_json = st.recursive(
+    leaf, lambda inner: st.dictionaries(st.sampled_from("abc"), inner)
+)
 any_tree = st.dictionaries(st.sampled_from("abc"), any_json)
 
 
@@ -348,7 +374,9 @@ def test_where_a_mapping_meets_a_value_the_upper_one_replaces_it(a, b):
     ],
 )
 def test_numbers_are_read_as_people_write_them_also_on_the_command_line(text, value):
-    word = read(COMMANDS["fit"], ["--config", "base", f"--trainer.profiler={{a: {text}}}"])
+    word = read(
+        COMMANDS["fit"], ["--config", "base", f"--trainer.profiler={{a: {text}}}"]
+    )
     for found in (
         recipes.parse(f"key: {text}", "mine")["key"],
         word.upon({}).recipe["trainer"]["profiler"]["a"],
@@ -358,7 +386,8 @@ def test_numbers_are_read_as_people_write_them_also_on_the_command_line(text, va
 
 
 @pytest.mark.parametrize(
-    "text", ["010", "1_0", "0x10", "5e-4", ".5", "1:30", "yes", "null", "=", "2026-01-01"]
+    "text",
+    ["010", "1_0", "0x10", "5e-4", ".5", "1:30", "yes", "null", "=", "2026-01-01"],
 )
 def test_a_name_that_looks_like_a_number_is_a_text_in_the_recipe_that_a_run_keeps(text):
     recipe = {"run": {"name": text}, text: {"1": 1.5e-7}}
@@ -376,7 +405,9 @@ def test_a_name_that_looks_like_a_number_is_a_text_in_the_recipe_that_a_run_keep
 )
 def test_bad_yaml_is_one_line_with_file_and_line_number(text, line, folder):
     path = write(folder / "bad.yaml", text)
-    with pytest.raises(UserError, match=rf"bad\.yaml line {line} cannot be read: \w+") as error:
+    with pytest.raises(
+        UserError, match=rf"bad\.yaml line {line} cannot be read: \w+"
+    ) as error:
         recipes.load(path)
     assert "\n" not in str(error.value)
 
@@ -390,12 +421,17 @@ OUTPUTS = ("head", "router", "gate")
 
 
 @given(kind=st.sampled_from(list(GROUP_OF)), scale=FACTORS, base=WIDTHS, width=WIDTHS)
-def test_factors_are_those_of_table_3_times_the_scale_of_the_kind(kind, scale, base, width):
-    """Hidden: Adam's rate 1 / fan_in, variance 1 / fan_in; output: 1 / fan_in, 1 / fan_in^2."""
+def test_factors_are_those_of_table_3_times_the_scale_of_the_kind(
+    kind, scale, base, width
+):
+    """Hidden: Adam's rate 1 / fan_in, variance 1 / fan_in; output: 1 / fan_in, 1 /
+    fan_in^2."""
     settings = OptimSettings(lr_scale=scale, base_width=base)
     fan_in = width / base
     matrix = kind == "hidden" or kind in OUTPUTS
-    variance = {"hidden": 1 / fan_in, **dict.fromkeys(OUTPUTS, 1 / fan_in**2)}.get(kind, 1)
+    variance = {"hidden": 1 / fan_in, **dict.fromkeys(OUTPUTS, 1 / fan_in**2)}.get(
+        kind, 1
+    )
     wanted = scale.get(kind, 1) * (1 / fan_in if matrix else 1)
     assert rate_factor(kind, settings, width) == pytest.approx(wanted)
     assert std_factors(settings, width)[kind] == pytest.approx(math.sqrt(variance))
@@ -409,10 +445,15 @@ def test_at_the_base_width_nothing_is_scaled_to_the_bit(kind, scale, width):
         assert std_factors(settings, width)[kind] == 1
 
 
-@given(width=WIDTHS, base=WIDTHS, adjust=st.sampled_from(["match_rms_adamw", "original"]))
+@given(
+    width=WIDTHS, base=WIDTHS, adjust=st.sampled_from(["match_rms_adamw", "original"])
+)
 def test_muons_updates_have_one_spectral_norm_at_all_widths(width, base, adjust):
-    """Of an orthogonal matrix it is 1, times the factor of the shape and that of the rate."""
-    settings = OptimSettings(name="muon", muon_adjust=adjust, muon_lr=0.02, base_width=base)
+    """Of an orthogonal matrix it is 1, times the factor of the shape and that of the
+    rate."""
+    settings = OptimSettings(
+        name="muon", muon_adjust=adjust, muon_lr=0.02, base_width=base
+    )
     for rows, columns in ((1, 1), (4, 1), (1, 4)):
         norms = [
             rate_factor("hidden", settings, d)
@@ -420,21 +461,28 @@ def test_muons_updates_have_one_spectral_norm_at_all_widths(width, base, adjust)
             for d in (base, width)
         ]
         assert norms[1] == pytest.approx(norms[0])
-        assert rate_factor("hidden", settings, base) == pytest.approx(0.02 / settings.lr)
+        assert rate_factor("hidden", settings, base) == pytest.approx(
+            0.02 / settings.lr
+        )
     assert rate_factor("head", settings, width) == pytest.approx(base / width)
-    assert std_factors(settings, width)["hidden"] == pytest.approx((base / width) ** 0.5)
+    assert std_factors(settings, width)["hidden"] == pytest.approx(
+        (base / width) ** 0.5
+    )
 
 
-# recipes/cluster.sbatch: SLURM is two scripts here that write down how they were called;
-# docs/cluster.md says what was run on the real one
+# recipes/cluster.sbatch: SLURM is two scripts here that write down how they were
+# called; docs/cluster.md says what was run on the real one
 
 
 SCRIPT = Path(__file__).parents[2] / "recipes" / "cluster.sbatch"
 
 SLURM = {
-    "SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2",
-    "SLURM_NTASKS_PER_NODE": "4", "SLURM_CPUS_PER_TASK": "3",
-}  # fmt: skip
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_CPUS_PER_TASK": "3",
+}
 
 
 def stub(path: Path, lines: str) -> None:
@@ -445,9 +493,13 @@ def stub(path: Path, lines: str) -> None:
 
 @pytest.mark.parametrize("code", [0, 2, 138])
 @pytest.mark.parametrize("warned", [False, True])
-def test_a_job_that_was_warned_of_its_end_is_requeued_and_no_other(code, warned, tmp_path):
+def test_a_job_that_was_warned_of_its_end_is_requeued_and_no_other(
+    code, warned, tmp_path
+):
     # `srun` ends by itself, or once it was passed the warning that the script gets.
-    warning = f"trap 'echo passed on > {tmp_path}/warned; exit {code}' USR1; kill -USR1 $PPID"
+    warning = (
+        f"trap 'echo passed on > {tmp_path}/warned; exit {code}' USR1; kill -USR1 $PPID"
+    )
     lines = f'printf "%s\\n" "$@" > {tmp_path}/srun.txt\n'
     lines += f"{warning}\nwhile :; do sleep 0.01; done" if warned else f"exit {code}"
     stub(tmp_path / "bin/srun", lines)
@@ -464,10 +516,20 @@ def test_a_job_that_was_warned_of_its_end_is_requeued_and_no_other(code, warned,
     assert (tmp_path / "warned").exists() == warned
     started = (tmp_path / "srun.txt").read_text().splitlines()
     assert started == [
-        "--kill-on-bad-exit=1", "--distribution=block", "--cpus-per-task=3", "dualpath", "fit",
-        "--config", "f80m_wide", "--run.name", "a b",
-        "--trainer.num_nodes", "2", "--trainer.devices", "4",
-    ]  # fmt: skip
+        "--kill-on-bad-exit=1",
+        "--distribution=block",
+        "--cpus-per-task=3",
+        "dualpath",
+        "fit",
+        "--config",
+        "f80m_wide",
+        "--run.name",
+        "a b",
+        "--trainer.num_nodes",
+        "2",
+        "--trainer.devices",
+        "4",
+    ]
     told = tmp_path / "scontrol.txt"
     assert told.exists() == (warned and code != 0)
     if told.exists():

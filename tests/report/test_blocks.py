@@ -21,16 +21,21 @@ from tests.conftest import Lazy
 stats = Lazy("scipy.stats")
 
 
-def least_squares(values_CS: np.ndarray, one: int, other: int) -> tuple[float, float, int]:
+def least_squares(
+    values_CS: np.ndarray, one: int, other: int
+) -> tuple[float, float, int]:
     """Difference, standard error and degrees of freedom by ordinary least squares.
 
-    Columns of the design: an intercept, a dummy for each configuration and seed but the first.
+    Columns of the design: an intercept, a dummy for each configuration and seed but the
+    first.
     """
     C, S = values_CS.shape
     design, y = [], []
     for c in range(C):
         for s in range(S):
-            design.append([1.0, *(c == k for k in range(1, C)), *(s == k for k in range(1, S))])
+            design.append(
+                [1.0, *(c == k for k in range(1, C)), *(s == k for k in range(1, S))]
+            )
             y.append(values_CS[c, s])
     X = np.array(design, float)
     inverse = np.linalg.inv(X.T @ X)
@@ -47,7 +52,11 @@ def least_squares(values_CS: np.ndarray, one: int, other: int) -> tuple[float, f
 
 def drawn(seed: int, C: int, S: int, spread: float = 1.0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return rng.normal(0, 3, (C, 1)) + rng.normal(0, 5, (1, S)) + rng.normal(0, spread, (C, S))
+    return (
+        rng.normal(0, 3, (C, 1))
+        + rng.normal(0, 5, (1, S))
+        + rng.normal(0, spread, (C, S))
+    )
 
 
 @given(st.integers(0, 10**6), st.integers(2, 7), st.integers(2, 5), st.data())
@@ -56,7 +65,9 @@ def test_blocks_are_ordinary_least_squares_with_dummies(seed, C, S, data):
     one, other = data.draw(st.permutations(range(C)))[:2]
     difference, error, df = least_squares(values, one, other)
     spread = block_spread(values)
-    assert values[one].mean() - values[other].mean() == pytest.approx(difference, abs=1e-9)
+    assert values[one].mean() - values[other].mean() == pytest.approx(
+        difference, abs=1e-9
+    )
     assert (spread.error, spread.df) == (pytest.approx(error, rel=1e-8), df)
 
 
@@ -75,7 +86,9 @@ def test_blocks_of_a_pair_are_students_paired_test(seed, S):
 
 @pytest.mark.parametrize(("C", "S"), [(2, 2), (3, 2), (6, 3), (10, 5)])
 @pytest.mark.parametrize("share", [0.05, 0.8])
-def test_no_difference_is_found_one_time_in_twenty_and_a_detectable_one_four_in_five(share, C, S):
+def test_no_difference_is_found_one_time_in_twenty_and_a_detectable_one_four_in_five(
+    share, C, S
+):
     """The spread is known here: the noise has variance 1."""
     size = noncentrality((C - 1) * (S - 1)) * math.sqrt(2 / S) if share == 0.8 else 0.0
     found, outside = [], []
@@ -86,7 +99,9 @@ def test_no_difference_is_found_one_time_in_twenty_and_a_detectable_one_four_in_
         spread, difference = block_spread(values), values[1].mean() - values[0].mean()
         found.append(spread.p(difference) < 0.05)
         outside.append(abs(difference) > spread.reach)
-    assert np.mean(found) == pytest.approx(share, abs=3.5 * math.sqrt(share * (1 - share) / 1500))
+    assert np.mean(found) == pytest.approx(
+        share, abs=3.5 * math.sqrt(share * (1 - share) / 1500)
+    )
     assert found == outside
 
 
@@ -104,7 +119,11 @@ SEEDS = st.frozensets(st.integers(0, 4))
 def test_no_other_complete_blocks_of_a_pair_detect_less(a, wide, others):
     scores = {
         name: dict.fromkeys(sorted(seeds), 0.0)
-        for name, seeds in [("wide", wide), ("a", a), *((f"b{n}", s) for n, s in enumerate(others))]
+        for name, seeds in [
+            ("wide", wide),
+            ("a", a),
+            *((f"b{n}", s) for n, s in enumerate(others)),
+        ]
     }
     found = find_blocks(scores, "a", "wide")
     assert {"a", "wide"} <= set(found.names)
@@ -116,7 +135,10 @@ def test_no_other_complete_blocks_of_a_pair_detect_less(a, wide, others):
         for chosen in itertools.combinations(sorted(a & wide), size):
             have = sum(set(chosen) <= runs.keys() for runs in scores.values())
             least = noncentrality((have - 1) * (size - 1)) * math.sqrt(2 / size)
-            assert noncentrality(found.df) * math.sqrt(2 / len(found.seeds)) <= least + 1e-9
+            assert (
+                noncentrality(found.df) * math.sqrt(2 / len(found.seeds))
+                <= least + 1e-9
+            )
 
 
 # Signed ranks, and the correction for the number of tests
@@ -134,8 +156,13 @@ def naive_holm(ps: list[float]) -> list[float]:
             left.remove(least)
         return set(range(len(ps))) - left
 
-    levels = sorted({min(1.0, p * n) for p in ps for n in range(1, len(ps) + 1)} | {1.0})
-    return [next((v for v in levels if n in rejected(v + 1e-12)), 1.0) for n in range(len(ps))]
+    levels = sorted(
+        {min(1.0, p * n) for p in ps for n in range(1, len(ps) + 1)} | {1.0}
+    )
+    return [
+        next((v for v in levels if n in rejected(v + 1e-12)), 1.0)
+        for n in range(len(ps))
+    ]
 
 
 @given(st.lists(st.floats(0, 1), max_size=7))

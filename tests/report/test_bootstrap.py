@@ -1,4 +1,5 @@
-"""Intervals: what is drawn together, sums against a slow loop, coverage of simulated texts."""
+"""Intervals: what is drawn together, sums against a slow loop, coverage of simulated
+texts."""
 
 import hashlib
 import math
@@ -52,25 +53,34 @@ def test_windows_whose_documents_are_unknown_are_drawn_themselves():
 
 
 def text(clusters: int, seed: int = 0) -> np.ndarray:
-    """Nats and tokens of clusters, (clusters, 2); the nats are 0.3 a token on average."""
+    """Nats and tokens of clusters, (clusters, 2); the nats are 0.3 a token on
+    average."""
     draw = np.random.default_rng(seed)
     tokens = draw.integers(1, 100, clusters)
-    return np.column_stack([tokens * draw.normal(0.3, 0.1, clusters), tokens]).astype(float)
+    return np.column_stack([tokens * draw.normal(0.3, 0.1, clusters), tokens]).astype(
+        float
+    )
 
 
 @pytest.mark.parametrize("clusters", [1, 2, 13])
 def test_sums_are_those_of_a_loop_over_resamples_and_windows(clusters):
-    """Weights are a cluster's own: of the source's name and its number. Here of three windows."""
+    """Weights are a cluster's own: of the source's name and its number. Here of three
+    windows."""
     parts = np.random.default_rng(1).random((3, clusters, 1))
     whole = text(clusters)
     values = np.concatenate(whole * parts / parts.sum(0))
     numbers = [7 * n for n in range(clusters)] * 3
     source = int.from_bytes(hashlib.blake2b(b"a", digest_size=8).digest(), "big")
-    times = {n: np.random.default_rng((0, source, n)).poisson(1, RESAMPLES) for n in set(numbers)}
+    times = {
+        n: np.random.default_rng((0, source, n)).poisson(1, RESAMPLES)
+        for n in set(numbers)
+    }
     sums = resampled_sums("a", numbers, values)
     np.testing.assert_allclose(sums[0], whole.sum(0))
     for resample in range(RESAMPLES):
-        expected = sum(times[n][resample] * row for n, row in zip(numbers, values, strict=True))
+        expected = sum(
+            times[n][resample] * row for n, row in zip(numbers, values, strict=True)
+        )
         np.testing.assert_allclose(sums[1 + resample], expected, rtol=1e-12, atol=1e-12)
 
 
@@ -100,7 +110,9 @@ def test_few_clusters_and_what_many_resamples_do_not_know_have_no_interval(
 # Coverage, by simulation: how often an interval holds what the text was drawn from
 
 
-def mean_interval(source: str, clusters: list[int], rows: np.ndarray) -> tuple[float, float]:
+def mean_interval(
+    source: str, clusters: list[int], rows: np.ndarray
+) -> tuple[float, float]:
     sums = resampled_sums(source, clusters, rows)
     with np.errstate(invalid="ignore"):  # a resample may have none of ten clusters
         low, high = interval(sums[:, 0] / sums[:, 1], len(set(clusters)))
@@ -109,12 +121,15 @@ def mean_interval(source: str, clusters: list[int], rows: np.ndarray) -> tuple[f
 
 @pytest.mark.parametrize("clusters", [10, 60])
 def test_an_interval_holds_the_mean_of_the_text_nineteen_times_in_twenty(clusters):
-    ends = [mean_interval(f"text {n}", list(range(clusters)), text(clusters, n))
-            for n in range(200)]  # fmt: skip
+    ends = [
+        mean_interval(f"text {n}", list(range(clusters)), text(clusters, n))
+        for n in range(200)
+    ]
     held = np.mean([low < 0.3 < high for low, high in ends])
     assert held > 0.95 - 3 * math.sqrt(0.95 * 0.05 / 200)
     width = np.mean([high - low for low, high in ends]) * math.sqrt(clusters)
-    assert 0.35 < width < 0.65  # 2 x 1.96 x 0.1 x 1.15 for tokens that differ, wider for ten
+    # 2 x 1.96 x 0.1 x 1.15 for tokens that differ, wider for ten
+    assert 0.35 < width < 0.65
 
 
 def test_the_cost_of_rare_large_effects_is_understated_as_the_page_says():

@@ -14,9 +14,15 @@ from dualpath_cli.report.table import Column, Table, show
 
 PACKAGES = (Path(texts.__file__).parents[1], Path(__file__).parents[2] / "data_prep")
 COMMANDS = {
-    "color": "\x1b[31m", "of one byte": "\x9b2J", "title": "\x1b]0;mine\x07", "delete": "\x7f",
-    "back": "\b\b", "line": "\r", "page": "\f", "writing direction": "\u202e",
-}  # fmt: skip
+    "color": "\x1b[31m",
+    "of one byte": "\x9b2J",
+    "title": "\x1b]0;mine\x07",
+    "delete": "\x7f",
+    "back": "\b\b",
+    "line": "\r",
+    "page": "\f",
+    "writing direction": "\u202e",
+}
 ALL = "a" + "b".join(COMMANDS.values()) + "é\u00a0日\u200d"
 
 
@@ -31,7 +37,9 @@ def written(console, text):
     ways = {
         "generate": lambda: texts._show(console, text, dim=True),
         "a line": lambda: console.print(text, highlight=False, soft_wrap=True),
-        "a table": lambda: show(console, Table(columns, [(text, 1)], title=text, caption=text)),
+        "a table": lambda: show(
+            console, Table(columns, [(text, 1)], title=text, caption=text)
+        ),
         "a line beside": lambda: say(text, console.file),
         "a bar": lambda: _bar(console, text),
     }

@@ -1,4 +1,5 @@
-"""A table says the same wherever it is written, and colours of figures are told apart."""
+"""A table says the same wherever it is written, and colours of figures are told
+apart."""
 
 import io
 import re
@@ -17,7 +18,14 @@ from matplotlib.colors import to_rgb
 from dualpath_cli.report import figures
 from dualpath_cli.report.console import Progress, counted, plain_console
 from dualpath_cli.report.figures import DEEP, EVEN, FAMILY_COLORS, INK, SOURCES, WIDE
-from dualpath_cli.report.table import Column, Table, interval, markdown, show, with_error
+from dualpath_cli.report.table import (
+    Column,
+    Table,
+    interval,
+    markdown,
+    show,
+    with_error,
+)
 from dualpath_cli.training.session import Session
 
 NAN = float("nan")
@@ -30,7 +38,13 @@ TABLE = Table(
         Column("as written\nparameters", ","),
     ],
     [
-        ("wide", "better, alone; undecided after that", 2.25, (-0.125, 0.5), 719_000_000),
+        (
+            "wide",
+            "better, alone; undecided after that",
+            2.25,
+            (-0.125, 0.5),
+            719_000_000,
+        ),
         ("dual", None, 2.125, (NAN, NAN)),
     ],
     title="two models",
@@ -39,23 +53,30 @@ TABLE = Table(
 NASTY = "a_b&c%d$e#f{g}~h^i\\j<k>l|m*n`o"
 
 
-def shown(table: Table, width: int = 80, *, terminal: bool = True, box: bool = True) -> str:
+def shown(
+    table: Table, width: int = 80, *, terminal: bool = True, box: bool = True
+) -> str:
     file = io.StringIO()
-    console = plain_console(file=file, width=width, force_terminal=terminal, color_system=None)
+    console = plain_console(
+        file=file, width=width, force_terminal=terminal, color_system=None
+    )
     show(console, table, box=box)
     return file.getvalue()
 
 
-@pytest.mark.parametrize(("column", "value", "text"), [
-    (Column("words"), "a b", "a b"),
-    (Column("number", ".2f"), 1, "1.00"),
-    (Column("number", ".2f"), "starting", "starting"),
-    (Column("number", ".2f"), NAN, ""),
-    (Column("interval", interval("+.1f")), (0.5, 1.0), "+0.5 to +1.0"),
-    (Column("interval", interval("+.1f")), (NAN, NAN), ""),
-    (Column("error", with_error(".1f")), (0.5, 0.25), "0.5 ± 0.2"),
-    (Column("error", with_error(".1f")), (0.5, None), "0.5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("column", "value", "text"),
+    [
+        (Column("words"), "a b", "a b"),
+        (Column("number", ".2f"), 1, "1.00"),
+        (Column("number", ".2f"), "starting", "starting"),
+        (Column("number", ".2f"), NAN, ""),
+        (Column("interval", interval("+.1f")), (0.5, 1.0), "+0.5 to +1.0"),
+        (Column("interval", interval("+.1f")), (NAN, NAN), ""),
+        (Column("error", with_error(".1f")), (0.5, 0.25), "0.5 ± 0.2"),
+        (Column("error", with_error(".1f")), (0.5, None), "0.5"),
+    ],
+)
 def test_a_value_becomes_text_by_its_columns_format(column, value, text):
     assert column.text(value) == text
 
@@ -68,7 +89,13 @@ def cells(text: str) -> list[list[str]]:
 
 def test_a_terminal_folds_words():
     assert cells(shown(TABLE, 92))[2:4] == [
-        ["wide", "better, alone; undecided", "2.2500", "-0.125 to +0.500", "719,000,000"],
+        [
+            "wide",
+            "better, alone; undecided",
+            "2.2500",
+            "-0.125 to +0.500",
+            "719,000,000",
+        ],
         ["", "after that", "", "", ""],
     ]
 
@@ -77,8 +104,17 @@ def test_a_terminal_folds_words():
 @given(width=st.integers(1, 140), box=st.booleans())
 def test_no_number_or_name_is_cut_on_a_terminal_of_any_width(width, box):
     text = shown(TABLE, width, box=box)
-    assert sorted(re.findall(r"\d", text)) == sorted(re.findall(r"\d", shown(TABLE, 200)))
-    for value in ("wide", "dual", "2.2500", "2.1250 *", "-0.125 to +0.500", "719,000,000"):
+    assert sorted(re.findall(r"\d", text)) == sorted(
+        re.findall(r"\d", shown(TABLE, 200))
+    )
+    for value in (
+        "wide",
+        "dual",
+        "2.2500",
+        "2.1250 *",
+        "-0.125 to +0.500",
+        "719,000,000",
+    ):
         assert value in text
 
 
@@ -97,14 +133,21 @@ def test_a_file_gets_each_row_on_a_line_whatever_the_terminal(columns, monkeypat
 
 def test_a_row_without_values_divides_and_a_table_without_headings_has_no_head():
     table = Table([Column(""), Column("", "d")], [("a", 1), (), ("b",)])
-    assert shown(table).splitlines() == ["┌───┬───┐", "│ a │ 1 │", "├───┼───┤", "│ b │   │",
-                                         "└───┴───┘"]  # fmt: skip
+    assert shown(table).splitlines() == [
+        "┌───┬───┐",
+        "│ a │ 1 │",
+        "├───┼───┤",
+        "│ b │   │",
+        "└───┴───┘",
+    ]
     assert len(markdown(table).splitlines()) == 4
 
 
 def test_markdown_escapes_what_is_a_mark_and_has_as_many_cells_a_row():
     columns = [Column("name"), Column(NASTY, ""), Column("error", with_error(".2f"))]
-    text = markdown(Table(columns, [(NASTY, "-0.1 to -0.05 ± α", (1.0, 0.5))], NASTY, NASTY))
+    text = markdown(
+        Table(columns, [(NASTY, "-0.1 to -0.05 ± α", (1.0, 0.5))], NASTY, NASTY)
+    )
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {4}
     assert lines[1] == "| --- | ---: | ---: |"
@@ -112,12 +155,15 @@ def test_markdown_escapes_what_is_a_mark_and_has_as_many_cells_a_row():
         assert f"\\{mark}" in lines[2]
     assert lines[2].endswith("| -0.1 to -0.05 ± α | 1.00 ± 0.50 |")
     assert markdown(TABLE) == (
-        "**two models**\n\n"
+        "**two models**\n"
+        "\n"
         "| configuration | verdict | loss | 95 % interval | as written parameters |\n"
         "| --- | --- | ---: | ---: | ---: |\n"
-        "| wide | better, alone; undecided after that | 2.2500 | -0.125 to +0.500 | 719,000,000 |\n"
+        "| wide | better, alone; undecided after that | 2.2500 | -0.125 to +0.500 | "
+        "719,000,000 |\n"
         "| dual |  | **2.1250** |  |  |\n"
-        "\nloss in nats\n"
+        "\n"
+        "loss in nats\n"
     )
     bare = Table([Column("a"), Column("b")], [("|", "")])
     assert markdown(bare, escape=lambda text: text.replace("|", "&#124;")) == (
@@ -134,7 +180,9 @@ NAMES = ["[red]", "[/x]", "[bold]a[/bold]", ":smile:", "[link=x]"]
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_is_shown_as_it_is(name):
     screen = io.StringIO()
-    console = plain_console(file=screen, width=100, force_terminal=True, color_system=None)
+    console = plain_console(
+        file=screen, width=100, force_terminal=True, color_system=None
+    )
     result = {name: {"loss": 1.0, "bits_per_byte": 1.0}}
     module: Any = SimpleNamespace(val_results=result)
     nothing: Any = None
@@ -142,7 +190,10 @@ def test_a_name_is_shown_as_it_is(name):
     session.say(f"said {name}")
     session.show_validation()
     columns = [Column(name), Column(f"number {name}", "d")]
-    show(console, Table(columns, [(f"cell {name}", 1)], f"title {name}", f"caption {name}"))
+    show(
+        console,
+        Table(columns, [(f"cell {name}", 1)], f"title {name}", f"caption {name}"),
+    )
     with Progress(console, f"bar {name}", counted("steps"), 1) as progress:
         progress.advance(1, status=f"status {name}")
     shown = screen.getvalue()
@@ -151,16 +202,22 @@ def test_a_name_is_shown_as_it_is(name):
     assert f"│ {name}" in shown
 
 
-def test_the_time_left_leaves_out_the_first_part_and_names_are_shown_as_they_are(monkeypatch):
-    clock = iter([0, 600, 660])  # begun; compiled with the first step; a minute for the second
-    monkeypatch.setattr("dualpath_cli.report.console.time.monotonic", lambda: next(clock))
+def test_the_time_left_leaves_out_the_first_part_and_names_are_shown_as_they_are(
+    monkeypatch,
+):
+    # begun; compiled with the first step; a minute for the second
+    clock = iter([0, 600, 660])
+    monkeypatch.setattr(
+        "dualpath_cli.report.console.time.monotonic", lambda: next(clock)
+    )
     screen = io.StringIO()
     progress = Progress(plain_console(file=screen), "[/x] [red]", counted("steps"), 10)
     progress.advance()
     progress.advance()
     assert screen.getvalue().splitlines() == [
-        "[/x] [red]: 1 of 10 steps", "[/x] [red]: 2 of 10 steps, 8.0 min left"
-    ]  # fmt: skip
+        "[/x] [red]: 1 of 10 steps",
+        "[/x] [red]: 2 of 10 steps, 8.0 min left",
+    ]
 
 
 # The colours of figures, against a model of how people see, colour-blind ones too
@@ -175,7 +232,9 @@ def seen(colors: npt.ArrayLike, deficiency: str | None = None) -> np.ndarray:
     return colorspacious.cspace_convert(np.clip(colors, 0, 1), space, "CAM02-UCS")
 
 
-def least_difference(colors: Sequence[str], others: Sequence[str], deficiency: str | None) -> float:
+def least_difference(
+    colors: Sequence[str], others: Sequence[str], deficiency: str | None
+) -> float:
     one, other = (seen([*map(to_rgb, names)], deficiency) for names in (colors, others))
     return np.linalg.norm(one[:, None] - other, axis=-1).min()
 
@@ -192,10 +251,14 @@ def test_the_map_runs_from_wide_over_even_to_deep_in_steps_that_look_equally_lar
     assert steps[:127].sum() == pytest.approx(steps[128:].sum(), rel=0.35)
 
 
-@pytest.mark.parametrize("deficiency", [None, "deuteranomaly", "protanomaly", "tritanomaly"])
+@pytest.mark.parametrize(
+    "deficiency", [None, "deuteranomaly", "protanomaly", "tritanomaly"]
+)
 def test_everybody_tells_families_in_their_shades_and_six_sources_apart(deficiency):
     counts = {"wide": 1, "expanded": 1, "loop": 3, "dual": 9}  # as the study has them
-    families = [figures.shades(FAMILY_COLORS[family], count) for family, count in counts.items()]
+    families = [
+        figures.shades(FAMILY_COLORS[family], count) for family, count in counts.items()
+    ]
     sources = [[color] for color in (INK, *SOURCES[:6])]
     for colors, least in ((families, 10), (sources, 18)):
         for one, other in combinations(colors, 2):

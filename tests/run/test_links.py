@@ -1,4 +1,5 @@
-"""Results are written below a run's own folder, never through a link that leads out of it."""
+"""Results are written below a run's own folder, never through a link that leads out of
+it."""
 
 import shutil
 from pathlib import Path
@@ -14,21 +15,32 @@ from tests.cli.test_messages import write_place
 from tests.training.tiny_run import RUN, back_to_step
 
 FIT = "fit --config tiny.yaml"
-SWEEP = "sweep --config sweep.yaml --budget 100K --alphas 50 --loops 2 --controls wide --out swept"
+SWEEP = (
+    "sweep --config sweep.yaml --budget 100K --alphas 50 --loops 2 --controls wide "
+    "--out swept"
+)
 EVALUATE = f"evaluate --ckpt_path {RUN} --tasks piqa --data ."
 MODEL = "tiny-default-step-00000002"  # as evaluate and export call the model
 
 
 @pytest.fixture
 def place(share, tmp_path, monkeypatch) -> Path:
-    """A folder with a run, a finished sweep, a sweep that is planned, and the folder `others`."""
-    shutil.copytree(share("place", write_place), tmp_path, symlinks=True, dirs_exist_ok=True)
+    """A folder with a run, a finished sweep, a sweep that is planned, and the folder
+    `others`."""
+    shutil.copytree(
+        share("place", write_place), tmp_path, symlinks=True, dirs_exist_ok=True
+    )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "swept").mkdir()
     (tmp_path / "swept/sweep.yaml").write_text("cells: []\n")
     others = tmp_path / "others"
     (others / "step-00000002").mkdir(parents=True)
-    for name in (OURS, f"step-00000002/{OURS}", "ablations.md", "step-00000002/index.html"):
+    for name in (
+        OURS,
+        f"step-00000002/{OURS}",
+        "ablations.md",
+        "step-00000002/index.html",
+    ):
         (others / name).write_text("the work of others")
     return tmp_path
 
@@ -41,24 +53,45 @@ def content(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("words", "link"),
     [
-        *((FIT, f"{RUN}/{name}")
-          for name in ("checkpoints", "checkpoints/manifests", "classes", "tensorboard", "wandb")),
-        *((f"ablate --ckpt_path {RUN}", f"{RUN}/ablations{below}")
-          for below in ("", "/step-00000002", "/step-00000002/passes")),
-        *((f"routing --ckpt_path {RUN} --tagger none", f"{RUN}/routing{below}")
-          for below in ("", "/step-00000002", "/step-00000002/page")),
+        *(
+            (FIT, f"{RUN}/{name}")
+            for name in (
+                "checkpoints",
+                "checkpoints/manifests",
+                "classes",
+                "tensorboard",
+                "wandb",
+            )
+        ),
+        *(
+            (f"ablate --ckpt_path {RUN}", f"{RUN}/ablations{below}")
+            for below in ("", "/step-00000002", "/step-00000002/passes")
+        ),
+        *(
+            (f"routing --ckpt_path {RUN} --tagger none", f"{RUN}/routing{below}")
+            for below in ("", "/step-00000002", "/step-00000002/page")
+        ),
         (f"ablate --ckpt_path {RUN} --out mine", "mine/passes"),
-        *((EVALUATE, f"{RUN}/evaluations{below}")
-          for below in ("", f"/{MODEL}", f"/{MODEL}/samples")),
+        *(
+            (EVALUATE, f"{RUN}/evaluations{below}")
+            for below in ("", f"/{MODEL}", f"/{MODEL}/samples")
+        ),
         (f"{EVALUATE} --out mine", f"mine/{MODEL}"),
         ("evaluate --requests --out mine", "mine/requests"),
-        *((f"export --ckpt_path {RUN}", f"{RUN}/export{below}") for below in ("", f"/{MODEL}")),
+        *(
+            (f"export --ckpt_path {RUN}", f"{RUN}/export{below}")
+            for below in ("", f"/{MODEL}")
+        ),
         *(("compare sweep", f"sweep/comparison{below}") for below in ("", "/figures")),
-        *((SWEEP, f"swept/{name}")
-          for name in ("recipes", "logs", "runs", "runs/wide", "runs/wide/seed_0")),
+        *(
+            (SWEEP, f"swept/{name}")
+            for name in ("recipes", "logs", "runs", "runs/wide", "runs/wide/seed_0")
+        ),
     ],
-)  # fmt: skip
-def test_a_command_refuses_a_link_out_of_the_folder_it_writes_to(words, link, place, said):
+)
+def test_a_command_refuses_a_link_out_of_the_folder_it_writes_to(
+    words, link, place, said
+):
     if words.startswith("evaluate"):
         pytest.importorskip("lm_eval")
     path, others = place / link, place / "others"

@@ -1,4 +1,5 @@
-"""A run's files: each part's recipe and versions; recipe and tokenizer are its checkpoint's."""
+"""A run's files: each part's recipe and versions; recipe and tokenizer are its
+checkpoint's."""
 
 import hashlib
 import json
@@ -37,11 +38,15 @@ def edit(path: Path, change: Change) -> None:
 
 
 def with_model(**values: Any) -> Callable[[Path], None]:
-    return lambda run: edit(run / "recipe.yaml", lambda recipe: recipe["model"].update(values))
+    return lambda run: edit(
+        run / "recipe.yaml", lambda recipe: recipe["model"].update(values)
+    )
 
 
 def with_tokenizer(change: Change) -> Callable[[Path], None]:
-    return lambda run: edit(run / "tokenizer.json", lambda tokenizer: change(tokenizer["model"]))
+    return lambda run: edit(
+        run / "tokenizer.json", lambda tokenizer: change(tokenizer["model"])
+    )
 
 
 def swap_ids(model: dict[str, Any]) -> None:
@@ -55,7 +60,10 @@ def swap_ids(model: dict[str, Any]) -> None:
         (with_model(norm_eps=0.1), "has model.norm_eps=0.1, but "),
         (with_model(tie_embeddings=True), "has model.tie_embeddings=True, but "),
         (with_model(max_seq_len=8), "has model.max_seq_len=8, but "),
-        (with_tokenizer(lambda model: model["merges"].pop()), "tokenizer.json has the fingerprint"),
+        (
+            with_tokenizer(lambda model: model["merges"].pop()),
+            "tokenizer.json has the fingerprint",
+        ),
         (with_tokenizer(swap_ids), "tokenizer.json has the fingerprint"),
     ],
 )
@@ -84,10 +92,16 @@ def test_every_command_that_reads_a_run_refuses_it(trained, tmp_path, said):
         assert "recipe.yaml has model.norm_eps=0.1, but " in said(*words), words
 
 
-@pytest.mark.parametrize("line", [
-    "validate", "ablate", "routing --tagger none", "export",
-    "evaluate --tasks c4 --data . --limit 1 --out scores",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "validate",
+        "ablate",
+        "routing --tagger none",
+        "export",
+        "evaluate --tasks c4 --data . --limit 1 --out scores",
+    ],
+)
 def test_weights_are_hashed_once_a_command(line, trained, texts, tmp_path, monkeypatch):
     if line.startswith("evaluate"):
         pytest.importorskip("lm_eval")
@@ -104,7 +118,9 @@ def test_weights_are_hashed_once_a_command(line, trained, texts, tmp_path, monke
             self.update(content)
 
         def update(self, content: bytes) -> None:
-            hashed.update([weights[bytes(content)]] if bytes(content) in weights else [])
+            hashed.update(
+                [weights[bytes(content)]] if bytes(content) in weights else []
+            )
             self._digest.update(content)
 
         def hexdigest(self) -> str:
@@ -113,35 +129,67 @@ def test_weights_are_hashed_once_a_command(line, trained, texts, tmp_path, monke
     monkeypatch.setattr(hashlib, "sha256", Counting)
     command, *words = line.split()
     assert main([command, "--ckpt-path", str(run), *words]) == 0
-    assert hashed == dict.fromkeys((run / "checkpoints/step-00000006").glob("*.safetensors"), 1)
+    assert hashed == dict.fromkeys(
+        (run / "checkpoints/step-00000006").glob("*.safetensors"), 1
+    )
 
 
 def test_what_is_not_the_model_may_differ_and_words_may_cut_texts_otherwise(trained):
     run = trained()
-    edit(run / "recipe.yaml", lambda recipe: recipe["data"].update(workers=1, val_seed=3))
+    edit(
+        run / "recipe.yaml", lambda recipe: recipe["data"].update(workers=1, val_seed=3)
+    )
     edit(run / "tokenizer.json", lambda tokenizer: tokenizer.update(truncation=None))
     words = ["--model.max_seq_len", "8", "--model.document_start", "259"]
     assert main(["validate", "--ckpt_path", str(run), *words]) == 0
 
 
 OTHER_MODEL = {
-    "vocab_size": 300, "n_layers": 3, "d_model": 32, "n_heads": 4, "n_kv_heads": 2,
-    "block": ["dual", "wide"], "loops": 7, "d_ffn": 32, "d_ffn_wide": 64, "ffn_multiple_of": 4,
-    "n_experts": 2, "top_k": 1, "balance": "none", "balance_rate": 0.5, "tie_embeddings": True,
-    "rope_base": 10.0, "qk_norm": "before_rope", "norm_eps": 0.1, "gate": "softmax",
-    "combination": "mean", "step_index": "one_based", "step_conditioning": "film",
-    "gain_init": -7.0, "init_std": 0.5, "residual_dtype": "bfloat16", "rope_dtype": "bfloat16",
-}  # fmt: skip
+    "vocab_size": 300,
+    "n_layers": 3,
+    "d_model": 32,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "block": ["dual", "wide"],
+    "loops": 7,
+    "d_ffn": 32,
+    "d_ffn_wide": 64,
+    "ffn_multiple_of": 4,
+    "n_experts": 2,
+    "top_k": 1,
+    "balance": "none",
+    "balance_rate": 0.5,
+    "tie_embeddings": True,
+    "rope_base": 10.0,
+    "qk_norm": "before_rope",
+    "norm_eps": 0.1,
+    "gate": "softmax",
+    "combination": "mean",
+    "step_index": "one_based",
+    "step_conditioning": "film",
+    "gain_init": -7.0,
+    "init_std": 0.5,
+    "residual_dtype": "bfloat16",
+    "rope_dtype": "bfloat16",
+}
 """Another value of each key of a model that its weights are trained under."""
 
 
 def test_no_words_or_recipe_give_a_run_another_model(trained, tmp_path, said):
-    assert OTHER_MODEL.keys() == {field.name for field in fields(ModelConfig)} - OF_TEXTS
+    assert (
+        OTHER_MODEL.keys() == {field.name for field in fields(ModelConfig)} - OF_TEXTS
+    )
     run, overlay = trained(), tmp_path / "overlay.yaml"
     ways = product(("validate", "ablate", "routing"), ("words", "recipe"))
-    for (key, value), (command, way) in zip(OTHER_MODEL.items(), cycle(ways), strict=False):
+    for (key, value), (command, way) in zip(
+        OTHER_MODEL.items(), cycle(ways), strict=False
+    ):
         overlay.write_text(yaml.safe_dump({"model": {key: value}}))
-        words = ["--model", json.dumps({key: value})] if way == "words" else ["--config", overlay]
+        words = (
+            ["--model", json.dumps({key: value})]
+            if way == "words"
+            else ["--config", overlay]
+        )
         error = said(command, "--ckpt_path", run, *words)
         assert f" model.{key}={value}, but '{run}' was trained with" in error
     assert sorted(path.name for path in run.glob("*/step-*")) == [
@@ -165,7 +213,8 @@ def test_parts_that_began_later_go_where_a_run_is_taken_back(tmp_path):
     other.write_text("{}")
     run_folder.start(tmp_path, {}, {"part": 1})
     run_folder.start(tmp_path, {}, {"part": 2}, step=20)
-    os.utime(tmp_path / "versions.json", (2e9, 2e9))  # in a copy, or by a clock that went back
+    # in a copy, or by a clock that went back
+    os.utime(tmp_path / "versions.json", (2e9, 2e9))
     assert run_folder.facts_now(tmp_path)["part"] == 2
     assert (tmp_path / "recipe-00000020.yaml").exists()
     run_folder.start(tmp_path, {}, {"part": 3}, step=10)
@@ -174,13 +223,18 @@ def test_parts_that_began_later_go_where_a_run_is_taken_back(tmp_path):
     assert other.exists()
 
 
-def test_the_commit_is_that_of_this_code_not_of_a_repository_around_it(tmp_path, monkeypatch):
+def test_the_commit_is_that_of_this_code_not_of_a_repository_around_it(
+    tmp_path, monkeypatch
+):
     """An environment lies in another project; a checkout tracks the file that asks."""
 
     def git(*words: str) -> str:
         who = ("-c", "user.name=x", "-c", "user.email=x@y")
         done = subprocess.run(
-            ["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True, text=True
+            ["git", "-C", str(tmp_path), *who, *words],
+            check=True,
+            capture_output=True,
+            text=True,
         )
         return done.stdout.strip()
 
@@ -228,5 +282,9 @@ def test_a_checkpoint_of_another_step_or_run_is_not_taken_for_the_runs_own(
         "validate": ["--ckpt-path", str(wrong)],
         "fit": ["--config", str(tmp_path / "recipe.yaml")],
     }[command]
-    fault = "was written at step 2; put" if source == "step" else f"is of another run than {run}"
+    fault = (
+        "was written at step 2; put"
+        if source == "step"
+        else f"is of another run than {run}"
+    )
     assert f"{wrong} {fault}" in said(command, *words)

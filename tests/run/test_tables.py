@@ -1,7 +1,8 @@
 """Tables of a run that another program has touched, in every command that reads them.
 
-A command gives the numbers of the whole table, or names the file: in the line that refuses it, or
-in a line on the rows that are gone. No damage is a traceback, and no row is lost without a word.
+A command gives the numbers of the whole table, or names the file: in the line that
+refuses it, or in a line on the rows that are gone. No damage is a traceback, and no row
+is lost without a word.
 """
 
 import re
@@ -46,7 +47,9 @@ def of_cells(change: Callable[[list[str]], list[str]]) -> Damage:
     """A damage of the cells of each line."""
 
     def damage(text: str) -> str:
-        return "".join(",".join(change(line.split(","))) + "\n" for line in text.splitlines())
+        return "".join(
+            ",".join(change(line.split(","))) + "\n" for line in text.splitlines()
+        )
 
     return damage
 
@@ -78,7 +81,9 @@ def without(column: str) -> Damage:
 
 
 def steps_as(form: str) -> Damage:
-    return lambda text: re.sub(r"(?m)^\d+,", lambda m: form.format(int(m[0][:-1])) + ",", text)
+    return lambda text: re.sub(
+        r"(?m)^\d+,", lambda m: form.format(int(m[0][:-1])) + ",", text
+    )
 
 
 HARMLESS: dict[str, Damage] = {
@@ -94,12 +99,16 @@ HARMLESS: dict[str, Damage] = {
 }
 """Common programs write these, and nothing is lost in them."""
 
-COLUMNS = dict.fromkeys(column for columns in TABLE_COLUMNS.values() for column in columns)
+COLUMNS = dict.fromkeys(
+    column for columns in TABLE_COLUMNS.values() for column in columns
+)
 NUMBERS = [column for column in COLUMNS if column not in ("set", "kind")]
 SHAPES: dict[str, Damage] = {
     "semicolons": lambda text: text.replace(",", ";"),
     "tabs": lambda text: text.replace(",", "\t"),
-    "HTML": lambda text: "<!DOCTYPE html>\n<html><body>not found, sorry</body></html>\n",
+    "HTML": lambda text: (
+        "<!DOCTYPE html>\n<html><body>not found, sorry</body></html>\n"
+    ),
     "HTML in one line": lambda text: "<html><body>not found</body></html>",
     "UTF-16": lambda text: text.encode("utf-16"),
     "bytes": lambda text: b"\xff\xfe\x00" + text.encode(),
@@ -110,14 +119,17 @@ SHAPES: dict[str, Damage] = {
     "the table twice": lambda text: text + text,
     "a column twice": of_cells(lambda cells: [*cells, cells[-1]]),
     "decimal commas": lambda text: text.replace(".", ","),
-    "a short line": edit(lambda lines: [*lines[:-1], lines[-1].rpartition(",")[0] + "\n"]),
+    "a short line": edit(
+        lambda lines: [*lines[:-1], lines[-1].rpartition(",")[0] + "\n"]
+    ),
     "a long line": edit(lambda lines: [*lines[:-1], lines[-1].strip() + ",5\n"]),
     "a cut line": edit(lambda lines: [*lines[:-1], lines[-1][: len(lines[-1]) // 2]]),
     "no last line end": lambda text: text[:-1],
     "an open quote": edit(lambda lines: [*lines[:-1], '"' + lines[-1]]),
     "no first row": edit(lambda lines: [lines[0], *lines[2:]]),
-    "no row in the middle": edit(lambda lines: [*lines[: len(lines) // 2],
-                                                *lines[len(lines) // 2 + 1 :]]),
+    "no row in the middle": edit(
+        lambda lines: [*lines[: len(lines) // 2], *lines[len(lines) // 2 + 1 :]]
+    ),
     "no last row": edit(lambda lines: lines[:-1]),
     "a row twice": edit(lambda lines: [*lines, lines[-1]]),
     "rows backwards": edit(lambda lines: [lines[0], *lines[:0:-1]]),
@@ -125,7 +137,7 @@ SHAPES: dict[str, Damage] = {
     "steps and a half": steps_as("{}.5"),
     "steps below 0": steps_as("-{}"),
     **{f"no {column}": without(column) for column in COLUMNS},
-}  # fmt: skip
+}
 WRONG = {"in words": "n/a", "empty": "", "10^400": HUGE, "nan": "nan", "below 0": "-1"}
 VALUES = {
     f"{column} {name}": last_of(column, value)
@@ -143,12 +155,16 @@ UNSEEN = {
 """Damages that no reader can tell from the work of `fit`."""
 
 
-def damages_of(path: Path, damages: dict[str, Damage] = SHAPES | VALUES) -> Iterator[str]:
-    """Damages a table in each harmless way and in these, and yields the names of the ways."""
+def damages_of(
+    path: Path, damages: dict[str, Damage] = SHAPES | VALUES
+) -> Iterator[str]:
+    """Damages a table in each harmless way and in these, and yields the names of the
+    ways."""
     whole = path.read_text()
     for name, damage in (HARMLESS | damages).items():
         content = damage(whole)
-        if content == whole and name != "as it was":  # a column that the table does not have
+        # a column that the table does not have
+        if content == whole and name != "as it was":
             continue
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         yield name
@@ -177,10 +193,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a dual model, which has been scored."""
     scores = {"novels": 2.0, "peps": 2.5}
     folder = tmp_path_factory.mktemp("made") / "run"
-    return write_run(folder, model_of("dual", 2), scores, expected_loops=(1.5, 1.2, 1.1, 1.9))
+    return write_run(
+        folder, model_of("dual", 2), scores, expected_loops=(1.5, 1.2, 1.1, 1.9)
+    )
 
 
-def compared(run: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, object]:
+def compared(
+    run: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, object]:
     """The exit code of `compare`, the lines before its tables, and its numbers."""
     shutil.rmtree(out, ignore_errors=True)
     code = main(["compare", str(run), "--out", str(out)])
@@ -202,7 +222,9 @@ def curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are not drawn; their curves are kept."""
 
     def draw(groups: list) -> dict:
-        CURVES[:] = [run for group in groups for c in group.configurations for run in c.runs]
+        CURVES[:] = [
+            run for group in groups for c in group.configurations for run in c.runs
+        ]
         return {}
 
     monkeypatch.setattr("dualpath_cli.compare.figures.draw", draw)
@@ -232,16 +254,28 @@ def home(share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_tables(run: Path) -> None:
-    """The tables of a run that logs each step, was validated at step 0 and skipped step 2."""
-    for name, steps in {"metrics.csv": (1, 2), "validation.csv": (0,), "routing.csv": (1, 2),
-                        "bad_steps.csv": (2,)}.items():  # fmt: skip
+    """The tables of a run that logs each step, was validated at step 0 and skipped step
+    2."""
+    for name, steps in {
+        "metrics.csv": (1, 2),
+        "validation.csv": (0,),
+        "routing.csv": (1, 2),
+        "bad_steps.csv": (2,),
+    }.items():
         places = ["0", "1"] if name == "routing.csv" else ["held_out"]
         rows = [
-            ",".join({"step": str(step), "layer": place, "set": place, "kind": "loss"}.get(c, "1.5")
-                     for c in TABLE_COLUMNS[name])
-            for step in steps for place in places
-        ]  # fmt: skip
-        (run / name).write_text("\n".join([",".join(TABLE_COLUMNS[name]), *rows]) + "\n")
+            ",".join(
+                {"step": str(step), "layer": place, "set": place, "kind": "loss"}.get(
+                    c, "1.5"
+                )
+                for c in TABLE_COLUMNS[name]
+            )
+            for step in steps
+            for place in places
+        ]
+        (run / name).write_text(
+            "\n".join([",".join(TABLE_COLUMNS[name]), *rows]) + "\n"
+        )
 
 
 @pytest.mark.parametrize("table", KEYS)
@@ -271,7 +305,11 @@ def test_a_continued_run_keeps_all_rows_or_names_the_table(table, home):
 def test_a_run_that_goes_on_says_which_steps_have_no_row(trained, tmp_path, capsys):
     run = trained()
     back_to_step(run, 4)
-    for table, lines in {"metrics.csv": "2,", "validation.csv": "3,", "routing.csv": "3,1"}.items():
+    for table, lines in {
+        "metrics.csv": "2,",
+        "validation.csv": "3,",
+        "routing.csv": "3,1",
+    }.items():
         text = (run / table).read_text().splitlines(keepends=True)
         kept = [line for line in text if not line.startswith(lines)]
         assert len(kept) == len(text) - 1
@@ -279,7 +317,11 @@ def test_a_run_that_goes_on_says_which_steps_have_no_row(trained, tmp_path, caps
     capsys.readouterr()
     assert main(["fit", "--config", str(tmp_path / "recipe.yaml")]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    for table, step in {"metrics.csv": 2, "validation.csv": 3, "routing.csv": 3}.items():
+    for table, step in {
+        "metrics.csv": 2,
+        "validation.csv": 3,
+        "routing.csv": 3,
+    }.items():
         assert f"{run / table} lacks rows of step {step} " in said + " "
     assert [row.step for row in read_table(run / "metrics.csv")] == [1, 3, 4, 5, 6]
 
@@ -297,11 +339,14 @@ def test_a_spreadsheet_that_saves_a_table_during_the_night_ends_no_run(tmp_path)
 
 
 @pytest.mark.parametrize("table", KEYS)
-def test_export_writes_all_rows_or_names_the_table(table, trained, tmp_path, capsys, monkeypatch):
+def test_export_writes_all_rows_or_names_the_table(
+    table, trained, tmp_path, capsys, monkeypatch
+):
     run, out = trained(), tmp_path / "hf"
     settings = settings_from(yaml.safe_load((run / "recipe.yaml").read_text()))
     weights = Weights.read(run / "checkpoints/step-00000006", settings.model)
-    monkeypatch.setattr(Weights, "read", lambda *_: weights)  # once, as they stay the same
+    # once, as they stay the same
+    monkeypatch.setattr(Weights, "read", lambda *_: weights)
     (run / "bad_steps.csv").write_text("step,kind,loss,grad_norm\n2,loss,nan,nan\n")
     words = ["export", "--ckpt_path", str(run), "--out", str(out), "--overwrite"]
     whole: list | None = None
@@ -328,7 +373,8 @@ def test_a_sweep_goes_on_beside_a_damaged_table_and_takes_no_damaged_run_for_fin
     run.folder.mkdir(parents=True)
     steps = range(1, run.steps + 1)
     texts = {
-        "metrics.csv": "step,tflops_per_second\n" + "".join(f"{n},0.5\n" for n in steps),
+        "metrics.csv": "step,tflops_per_second\n"
+        + "".join(f"{n},0.5\n" for n in steps),
         "validation.csv": f"step,set,loss\n0,held_out,2.0\n{run.steps},held_out,1.5\n",
     }
     for file, text in texts.items():
@@ -337,7 +383,11 @@ def test_a_sweep_goes_on_beside_a_damaged_table_and_takes_no_damaged_run_for_fin
         speeds = measured([run])
         assert 0 <= run.share_done <= 1
         if name in HARMLESS:
-            assert (run.is_finished, run.share_done, [*speeds.values()]) == (True, 1.0, [5e11])
+            assert (run.is_finished, run.share_done, [*speeds.values()]) == (
+                True,
+                1.0,
+                [5e11],
+            )
         elif run.is_finished:
             last = read_table(run.folder / "validation.csv")[-1]
             assert (last.step, last["set"]) == (run.steps, "held_out"), name

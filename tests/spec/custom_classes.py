@@ -1,4 +1,5 @@
-"""Custom classes as users write them: copies of the built-in ones, and a deeper gate."""
+"""Custom classes as users write them: copies of the built-in ones, and a deeper
+gate."""
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +34,9 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(1, config.d_model + 1))
         self.bias = nn.Parameter(torch.empty(1))
 
-    def forward(self, states: list[torch.Tensor], step_indices: list[float]) -> list[torch.Tensor]:
+    def forward(
+        self, states: list[torch.Tensor], step_indices: list[float]
+    ) -> list[torch.Tensor]:
         left_BT1 = torch.ones_like(states[0][..., :1])
         weights = []
         for h_BTD, step_index in zip(states[:-1], step_indices[:-1], strict=True):

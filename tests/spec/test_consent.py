@@ -17,7 +17,8 @@ from tests.conftest import Said
 from tests.spec.test_own_classes import SOURCE
 from tests.training.tiny_run import Fit
 
-MARK = "ran.txt"  # what the stranger's code leaves in the current directory when it runs
+# what the stranger's code leaves in the current directory when it runs
+MARK = "ran.txt"
 HOSTILE = f"from pathlib import Path\nPath({MARK!r}).touch()\n"
 
 
@@ -35,7 +36,9 @@ def _said_before_anything_ran(said: Said) -> Said:
 
 def forget() -> None:
     """Makes of this process one that has imported nothing of a stranger's."""
-    for module in [name for name in sys.modules if name.split(".")[0] in ("evil", "hostile")]:
+    for module in [
+        name for name in sys.modules if name.split(".")[0] in ("evil", "hostile")
+    ]:
         del sys.modules[module]
     FOUND.clear()
     importlib.invalidate_caches()
@@ -46,7 +49,8 @@ def forget() -> None:
 def stranger(
     trained: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str], Path]]:
-    """`stranger(module)`: a run in `hostile` whose gate is in that module, which is not imported.
+    """`stranger(module)`: a run in `hostile` whose gate is in that module, which is not
+    imported.
 
     Importing the module, or the package that it lies in, leaves MARK.
     """
@@ -81,7 +85,10 @@ def test_a_class_that_a_run_names_is_imported_with_consent_alone(stranger, said)
     with pytest.raises(UserError, match="give --own-classes"):
         dualpath.load(exported(run))
     commands = [
-        *(["validate", "--ckpt_path", path] for path in (run, run / "checkpoints/last")),
+        *(
+            ["validate", "--ckpt_path", path]
+            for path in (run, run / "checkpoints/last")
+        ),
         ["ablate", "--ckpt_path", run, "--out", "out"],
         ["routing", "--ckpt_path", run],
         ["generate", "--ckpt_path", run, "--prompt", "a"],
@@ -93,9 +100,14 @@ def test_a_class_that_a_run_names_is_imported_with_consent_alone(stranger, said)
         line = said(*words)
         assert "model.gate 'evil.TwoGates'" in line, words
         assert "give --own-classes" in line, words
-    assert main(["validate", "--ckpt_path", str(run), "--model.gate", "evil.TwoGates"]) == 0
+    assert (
+        main(["validate", "--ckpt_path", str(run), "--model.gate", "evil.TwoGates"])
+        == 0
+    )
     Path(MARK).unlink()
-    assert "give --own-classes" in said("validate", "--ckpt_path", run), "though it is imported"
+    assert "give --own-classes" in said("validate", "--ckpt_path", run), (
+        "though it is imported"
+    )
     Path("mine.yaml").write_text("model:\n  gate: evil.TwoGates\n")
     assert main(["validate", "--ckpt_path", str(run), "--config", "mine.yaml"]) == 0
 
@@ -136,17 +148,24 @@ def test_nothing_is_imported_from_inside_of_what_is_read(stranger, said):
         assert f"inside of '{run}'" in line
 
 
-def test_neither_is_a_class_beside_runs_where_the_folder_of_both_is_read(stranger, said):
+def test_neither_is_a_class_beside_runs_where_the_folder_of_both_is_read(
+    stranger, said
+):
     run = stranger("evil")
     Path("tiny").mkdir()
     Path("recipe.yaml").unlink()  # by which the folder would be a run itself
     run.rename("tiny/default")
     line = said("compare", ".", "--own_classes", "--out", "out")
-    assert f"'{Path('evil.py').resolve()}', inside of '{Path.cwd()}', which is read" in line
+    assert (
+        f"'{Path('evil.py').resolve()}', inside of '{Path.cwd()}', which is read"
+        in line
+    )
     assert main(["compare", "tiny/default", "--own_classes", "--out", "out"]) == 0
 
 
-def test_what_a_trusted_class_imports_is_not_looked_for_in_the_run_stood_in(stranger, monkeypatch):
+def test_what_a_trusted_class_imports_is_not_looked_for_in_the_run_stood_in(
+    stranger, monkeypatch
+):
     run, trusted = stranger("evil"), Path("trusted").resolve()
     trusted.mkdir()
     optional = "try:\n    import hostile_option\nexcept ImportError:\n    pass\n"
@@ -171,13 +190,16 @@ def test_an_exported_folder_does_not_bring_its_own_classes(stranger):
     assert not Path(MARK).exists()
 
 
-def test_a_class_in_a_nested_namespace_package_is_read_as_it_is_trained(fit, tmp_path, monkeypatch):
+def test_a_class_in_a_nested_namespace_package_is_read_as_it_is_trained(
+    fit, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("own_gates/sub").mkdir(parents=True)
     Path("own_gates/sub/mod.py").write_text(SOURCE)
     run = fit(model={"gate": "own_gates.sub.mod.TwoGates"})
-    for name in ("own_gates", "own_gates.sub", "own_gates.sub.mod"):  # as a new command finds it
+    # as a new command finds it
+    for name in ("own_gates", "own_gates.sub", "own_gates.sub.mod"):
         del sys.modules[name]
     FOUND.clear()
     assert main(["validate", "--ckpt_path", str(run), "--own_classes"]) == 0
@@ -188,8 +210,10 @@ def test_classes_of_a_run_s_trainer_are_left_out(trained, tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     Path("evil_callback.py").write_text(HOSTILE)
     run = trained()
-    profiler = {"class_path": "lightning.pytorch.profilers.SimpleProfiler",
-                "init_args": {"dirpath": "profiled", "filename": "profile"}}  # fmt: skip
+    profiler = {
+        "class_path": "lightning.pytorch.profilers.SimpleProfiler",
+        "init_args": {"dirpath": "profiled", "filename": "profile"},
+    }
     text = (run / "recipe.yaml").read_text()
     for key, value in {
         "callbacks": {"class_path": "evil_callback.Callback"},

@@ -1,4 +1,5 @@
-"""Custom classes as built-in ones, in the model and in every command: copies give their numbers."""
+"""Custom classes as built-in ones, in the model and in every command: copies give their
+numbers."""
 
 import dataclasses
 import importlib
@@ -44,29 +45,42 @@ Pair = tuple[Path, Path]
 def pair(trained: Fit) -> Pair:
     """The same run with the built-in gate and router, and with copies of them."""
     changes = merge(OPEN, LONG)
-    return trained(**changes), trained(**merge(changes, {"model": OWN, "run": {"name": "own"}}))
+    return trained(**changes), trained(
+        **merge(changes, {"model": OWN, "run": {"name": "own"}})
+    )
 
 
-@pytest.mark.parametrize("line", ["validate", "generate --seed 1 --intervention halting=0.3"])
+@pytest.mark.parametrize(
+    "line", ["validate", "generate --seed 1 --intervention halting=0.3"]
+)
 def test_commands_answer_the_same(line, pair, output_of):
     command, *words = line.split()
-    one, other = (output_of(command, "--own_classes", "--ckpt_path", r, *words) for r in pair)
+    one, other = (
+        output_of(command, "--own_classes", "--ckpt_path", r, *words) for r in pair
+    )
     assert one
     assert one == other.replace("own", "default")
 
 
 @pytest.mark.usefixtures("remote_code")
 def test_a_folder_for_transformers_brings_the_classes_along(pair, tmp_path):
-    # Names that no other test has: transformers keeps one copy of the code of all folders of one.
+    # Names that no other test has: transformers keeps one copy of the code of all
+    # folders of one.
     built_in = export(pair[0], tmp_path / "with_built_in_ones")
     folder = export(pair[1], tmp_path / "with_own_classes", "--own_classes")
-    assert "dualpath_cli" not in (folder / "own_tests_spec_custom_classes.py").read_text()
+    assert (
+        "dualpath_cli" not in (folder / "own_tests_spec_custom_classes.py").read_text()
+    )
     tokens = torch.arange(12)[None]
     for options in ({}, {"dtype": torch.bfloat16}):
         theirs, wanted = load(folder, **options), load(built_in, **options)
         block = theirs.model.blocks[0]
         assert type(block.gate).__module__.startswith("transformers_modules.")
-        assert block.gate.proj.weight.dtype == block.deep.router.weight.dtype == torch.float32
+        assert (
+            block.gate.proj.weight.dtype
+            == block.deep.router.weight.dtype
+            == torch.float32
+        )
         with torch.no_grad():
             assert torch.equal(theirs(tokens).logits, wanted(tokens).logits)
 
@@ -79,7 +93,8 @@ Write = Callable[[str], str]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """`write(source)` puts a module into the current directory; returns the module's name."""
+    """`write(source)` puts a module into the current directory; returns the module's
+    name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     written: list[str] = []
@@ -109,7 +124,9 @@ def change(module: str, source: str) -> None:
     forget(module)
 
 
-def test_a_run_keeps_the_source_and_is_continued_with_the_same_alone(write, fit, refused, capsys):
+def test_a_run_keeps_the_source_and_is_continued_with_the_same_alone(
+    write, fit, refused, capsys
+):
     module = write(SOURCE)
     model = {"gate": f"{module}.TwoGates"}
     capsys.readouterr()
@@ -124,9 +141,12 @@ def test_a_run_keeps_the_source_and_is_continued_with_the_same_alone(write, fit,
     change(module, SOURCE + "# another")
     error = refused(model=model)
     assert re.fullmatch(
-        rf"dualpath fit: error: \S+ was begun with another source of {module}.TwoGates, kept in "
-        rf"\S+/classes/{module}.py; restore this source or .*--run.name NAME\)\n", error
-    )  # fmt: skip
+        r"dualpath fit: error: \S+ was begun with another source of "
+        rf"{module}.TwoGates, "
+        r"kept in "
+        rf"\S+/classes/{module}.py; restore this source or .*--run.name NAME\)\n",
+        error,
+    )
     assert main(["validate", "--own_classes", "--ckpt_path", str(run)]) == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if module in line]
     assert line.startswith(f"{module}.TwoGates has changed since ")
@@ -142,18 +162,47 @@ def test_a_run_keeps_the_source_and_is_continued_with_the_same_alone(write, fit,
 PROJ = "self.proj = nn"
 KIND = '("matrices", "zero")}'
 MISTAKES = {
-    # A text in the source of the classes, which is replaced by another, and what is said.
-    "no forward": ("def forward", "def backward", "forward on a few tokens fails: NotImpl"),
-    "a buffer": (PROJ, f"self.register_buffer('b', torch.ones(2)); {PROJ}", "compute a buffer"),
-    "a scalar": (PROJ, f"self.t = nn.Parameter(torch.ones(())); {PROJ}", "t must be a parameter"),
-    "an unused weight": (PROJ, f"self.t = nn.Parameter(torch.ones(1)); {PROJ}", "t gets no grad"),
-    "a look at other tokens": ("j(x_BTD)", "j(x_BTD + x_BTD.mean(1, True))", "on its own"),
+    # A text in the source of the classes, which is replaced by another, and what is
+    # said.
+    "no forward": (
+        "def forward",
+        "def backward",
+        "forward on a few tokens fails: NotImpl",
+    ),
+    "a buffer": (
+        PROJ,
+        f"self.register_buffer('b', torch.ones(2)); {PROJ}",
+        "compute a buffer",
+    ),
+    "a scalar": (
+        PROJ,
+        f"self.t = nn.Parameter(torch.ones(())); {PROJ}",
+        "t must be a parameter",
+    ),
+    "an unused weight": (
+        PROJ,
+        f"self.t = nn.Parameter(torch.ones(1)); {PROJ}",
+        "t gets no grad",
+    ),
+    "a look at other tokens": (
+        "j(x_BTD)",
+        "j(x_BTD + x_BTD.mean(1, True))",
+        "on its own",
+    ),
     "no number": ("self.proj(x_BTD)", "self.proj(x_BTD / 0)", "no finite"),
-    "a kind of nothing": ('"proj.weight":', '"w":', "has 'w', which matches no parameter"),
+    "a kind of nothing": (
+        '"proj.weight":',
+        '"w":',
+        "has 'w', which matches no parameter",
+    ),
     "no kind": (KIND, '"zero"}', "parameter_kinds['proj.weight'] must be one of"),
     "a sum of 2": ("weights, left_BT1]", "weights, left_BT1 + 1]", "must sum to 1"),
     "one weight": ("[*weights, left_BT1]", "weights", "must give 2 tensors"),
-    "another probability": ("1 = self.step", "1 = 0.5 * self.step", "weigh steps by step_prob"),
+    "another probability": (
+        "1 = self.step",
+        "1 = 0.5 * self.step",
+        "weigh steps by step_prob",
+    ),
 }
 
 
@@ -162,7 +211,9 @@ def test_a_class_with_a_mistake_is_one_line(mistake, write, refused):
     old, new, said = MISTAKES[mistake]
     assert old in SOURCE
     module = write(SOURCE.replace(old, new))
-    error = refused(model={"gate": f"{module}.TwoGates", "combination": f"{module}.Router"})
+    error = refused(
+        model={"gate": f"{module}.TwoGates", "combination": f"{module}.Router"}
+    )
     assert said in error
     assert f"model.{'combination' if 'Router' in error else 'gate'} '{module}." in error
 
@@ -172,7 +223,10 @@ def test_what_a_folder_for_transformers_cannot_hold_is_refused(write):
         ("import numpy", "numpy"),
         ("from . import other", "."),
         ("import dualpath_cli.spec.config", "dualpath_cli.spec.config"),
-        ("from dualpath_cli.report.seeds import seed_from", "dualpath_cli.report.seeds"),
+        (
+            "from dualpath_cli.report.seeds import seed_from",
+            "dualpath_cli.report.seeds",
+        ),
     ):
         module = write(SOURCE)
         path = f"{module}.TwoGates"
@@ -203,10 +257,18 @@ def _imported() -> None:
     loops=st.integers(2, 4),
     step_index=st.sampled_from(["zero_based", "one_based"]),
     change=st.sampled_from(
-        [{}, {"loops": 1}, {"loops": 2}, {"loops": 5}, {"gates": (0.25, 0.75)},
-         {"gates": "shuffled"}, {"skip": 0.5}, {"kv_slots": 1}]
+        [
+            {},
+            {"loops": 1},
+            {"loops": 2},
+            {"loops": 5},
+            {"gates": (0.25, 0.75)},
+            {"gates": "shuffled"},
+            {"skip": 0.5},
+            {"kv_slots": 1},
+        ]
     ),
-)  # fmt: skip
+)
 @settings(max_examples=40)
 def test_copies_do_what_the_built_in_ones_do_under_any_intervention(
     gates, combination, loops, step_index, change
@@ -220,8 +282,12 @@ def test_copies_do_what_the_built_in_ones_do_under_any_intervention(
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if ".gate." in name:
-                    parameter += torch.linspace(-1, 1, parameter.numel()).view_as(parameter)
-            outputs.append(forward(model, TOKENS, trace=trace, intervention=intervention))
+                    parameter += torch.linspace(-1, 1, parameter.numel()).view_as(
+                        parameter
+                    )
+            outputs.append(
+                forward(model, TOKENS, trace=trace, intervention=intervention)
+            )
         traces.append(trace)
     assert difference(*outputs) <= EXACT
     for one, other in zip(*(trace.layers for trace in traces), strict=True):
@@ -240,7 +306,9 @@ def test_halting_by_mass_needs_a_class_that_leaves_some():
 
 
 def test_flops_are_what_the_class_declares():
-    config = small(gate=f"{HERE}.MlpGate", combination=MASSLESS["combination"], **ALL_KINDS)
+    config = small(
+        gate=f"{HERE}.MlpGate", combination=MASSLESS["combination"], **ALL_KINDS
+    )
     dual, built_in = (
         count.layer_flops(config.layers[0]) for config in (config, small(**ALL_KINDS))
     )
@@ -248,7 +316,9 @@ def test_flops_are_what_the_class_declares():
     assert dual.linear_total - built_in.linear_total == dual.gate - 4 * 16
     assert dual.router == 2 * 17 * 3
     assert dual.total == dual.linear_total + dual.router + dual.attention_scores
-    assert count.layer_flops(dataclasses.replace(config, block="loop").layers[0]).gate == 0
+    assert (
+        count.layer_flops(dataclasses.replace(config, block="loop").layers[0]).gate == 0
+    )
 
 
 def test_parameters_follow_the_class_and_its_defaults():
@@ -259,11 +329,20 @@ def test_parameters_follow_the_class_and_its_defaults():
     assert 0.3 < gate.hidden.weight.std() < 0.7
     assert (gate.hidden.bias == 0).all()
     optimizer = build_optimizer(model.named_parameters(), OptimSettings(), 9, config)
-    grouped = {id(p): group["name"] for group in optimizer.param_groups for p in group["params"]}
-    assert {name: grouped[id(parameter)] for name, parameter in gate.named_parameters()} == {
-        "norm.weight": "norms", "hidden.weight": "gate", "hidden.bias": "biases",
-        "out.weight": "gate", "out.bias": "biases",
-    }  # fmt: skip
+    grouped = {
+        id(p): group["name"]
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
+    assert {
+        name: grouped[id(parameter)] for name, parameter in gate.named_parameters()
+    } == {
+        "norm.weight": "norms",
+        "hidden.weight": "gate",
+        "hidden.bias": "biases",
+        "out.weight": "gate",
+        "out.bias": "biases",
+    }
     declared = DualPathLM(small(gate=OWN["gate"]), seed=0).blocks[0].gate
     assert (declared.proj.weight == 0).all()
 
@@ -291,7 +370,9 @@ OF_PAGE = {"gate": "my_gates.TemperedGate", "combination": "my_gates.SoftmaxOver
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
     assert len(blocks) == 3  # the last has a callback, a logger and a profiler
     (tmp_path / "my_gates.py").write_text("\n\n".join(blocks[:2]))
     monkeypatch.chdir(tmp_path)
@@ -310,12 +391,16 @@ def test_a_model_is_trained_with_it_and_both_classes_learn(fit, output_of, said)
     for layer in (0, 1):
         for name in ("gate.proj.weight", "gate.log_temperature", "deep.router.slope"):
             assert learned[f"model.blocks.{layer}.{name}"].abs().max() > 0
-    error = json.loads(output_of("flops", "--config", run / "recipe.yaml", "--format", "json"))
+    error = json.loads(
+        output_of("flops", "--config", run / "recipe.yaml", "--format", "json")
+    )
     assert error["params"] == sum(value.numel() for value in learned.values())
     assert error["flops_per_token_per_layer"]["gate"] == 4 * 16
     assert error["flops_per_token_per_layer"]["router"] == 2 * 16 * 2
     for words in (["--loops", 3], ["--intervention", "skip=0.4"]):
-        assert output_of("generate", "--own_classes", "--ckpt_path", run, "--prompt", "a", *words)
+        assert output_of(
+            "generate", "--own_classes", "--ckpt_path", run, "--prompt", "a", *words
+        )
     by_mass = ["--prompt", "hello", "--intervention", "halting=0.5"]
     error = said("generate", "--own_classes", "--ckpt_path", run, *by_mass)
     assert "SoftmaxOverSteps has no step_probability" in error

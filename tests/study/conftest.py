@@ -1,4 +1,5 @@
-"""What tests of studies share: runs, studies of them, a tagger without spaCy, undrawn figures."""
+"""What tests of studies share: runs, studies of them, a tagger without spaCy, undrawn
+figures."""
 
 import base64
 import dataclasses
@@ -33,7 +34,8 @@ OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3, "loops": 3}, "optim": {"lr"
 
 @dataclasses.dataclass(frozen=True)
 class Studied:
-    """What a study of a run wrote and printed; tests read it, and change copies of the run."""
+    """What a study of a run wrote and printed; tests read it, and change copies of the
+    run."""
 
     run: Path
     """A run of its own, with what was written in it."""
@@ -42,7 +44,10 @@ class Studied:
     @property
     def folder(self) -> Path:
         """What was written."""
-        (folder,) = [*self.run.glob("ablations/step-*"), *self.run.glob("routing/step-*")]
+        (folder,) = [
+            *self.run.glob("ablations/step-*"),
+            *self.run.glob("routing/step-*"),
+        ]
         return folder
 
     def copied(self, folder: Path) -> Path:
@@ -55,11 +60,15 @@ Study = Callable[..., Studied]
 
 @pytest.fixture(scope="session")
 def opened(share: Share, texts: Path) -> Callable[..., Path]:
-    """`opened(model={...})`: a run of `OPEN` with such changes, which tests only read."""
+    """`opened(model={...})`: a run of `OPEN` with such changes, which tests only
+    read."""
 
     def run(**changes: Any) -> Path:
         def fill(folder: Path) -> None:
-            train(merge(tiny_recipe(texts, folder), merge(OPEN, changes)), folder / "recipe")
+            train(
+                merge(tiny_recipe(texts, folder), merge(OPEN, changes)),
+                folder / "recipe",
+            )
 
         return share(f"study-run-{digest_of(changes)}", fill) / "tiny" / "default"
 
@@ -69,24 +78,34 @@ def opened(share: Share, texts: Path) -> Callable[..., Path]:
 @pytest.fixture
 def run(opened: Callable[..., Path], tmp_path: Path) -> Path:
     """A copy of a run of `OPEN`."""
-    return shutil.copytree(opened(), tmp_path / "runs" / "tiny" / "default", symlinks=True)
+    return shutil.copytree(
+        opened(), tmp_path / "runs" / "tiny" / "default", symlinks=True
+    )
 
 
 @pytest.fixture(scope="session")
 def studied(share: Share, opened: Callable[..., Path]) -> Study:
-    """`studied("routing", *words, model=...)`: of a run of `OPEN`, once, with tags by letter.
+    """`studied("routing", *words, model=...)`: of a run of `OPEN`, once, with tags by
+    letter.
 
     Figures are written where `drawn` is true.
     """
 
-    def study(command: str, *words: str, drawn: bool = False, **changes: Any) -> Studied:
+    def study(
+        command: str, *words: str, drawn: bool = False, **changes: Any
+    ) -> Studied:
         def fill(folder: Path) -> None:
             shutil.copytree(opened(**changes), folder / "default", symlinks=True)
-            with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as shown:
+            with (
+                pytest.MonkeyPatch.context() as patch,
+                redirect_stdout(io.StringIO()) as shown,
+            ):
                 tag_by_letter(patch)
                 for user in USERS_OF_FIGURES:
                     patch.setattr(user, save if drawn else lambda folder, figures: [])
-                assert main([command, "--ckpt_path", str(folder / "default"), *words]) == 0
+                assert (
+                    main([command, "--ckpt_path", str(folder / "default"), *words]) == 0
+                )
             (folder / "shown.txt").write_text(shown.getvalue())
 
         folder = share(f"study-{digest_of([changes, drawn, command, *words])}", fill)
@@ -115,7 +134,8 @@ def data_of(path: Path) -> dict[str, Any]:
 
 
 class ByLetter:
-    """A tagger: what begins with an `h` is a number, with a blank a space, all else a noun."""
+    """A tagger: what begins with an `h` is a number, with a blank a space, all else a
+    noun."""
 
     facts = {"pipeline": "by letter"}  # noqa: RUF012
 
@@ -128,8 +148,12 @@ class ByLetter:
 def tag_by_letter(patch: pytest.MonkeyPatch) -> None:
     """Takes `ByLetter` for whatever pipeline is asked for."""
     for study in ("ablation", "routing"):
-        patch.setattr(f"dualpath_cli.study.{study}.study.Tagger", lambda name: ByLetter())
-        patch.setattr(f"dualpath_cli.study.{study}.options.check_pipeline", lambda name: "")
+        patch.setattr(
+            f"dualpath_cli.study.{study}.study.Tagger", lambda name: ByLetter()
+        )
+        patch.setattr(
+            f"dualpath_cli.study.{study}.options.check_pipeline", lambda name: ""
+        )
 
 
 @pytest.fixture
@@ -150,7 +174,8 @@ def drawn():
 
 @pytest.fixture(autouse=True)
 def figures(request, monkeypatch) -> dict[str, Figure | None]:
-    """Those of a study by name: laid out, but not written, which would take most of the time."""
+    """Those of a study by name: laid out, but not written, which would take most of the
+    time."""
     found: dict[str, Figure | None] = {}
 
     def keep(folder: Path, figures: dict[str, Figure | None]) -> list[Path]:
@@ -178,7 +203,8 @@ class Forwards:
 
 @pytest.fixture
 def forwards(monkeypatch) -> Forwards:
-    """Counts forward passes, and presses Ctrl-C in the one after the last that is allowed."""
+    """Counts forward passes, and presses Ctrl-C in the one after the last that is
+    allowed."""
     counted, forward = Forwards(), DualPathLM.forward
 
     def watched(self, *arguments, intervention=None, **keywords):

@@ -30,12 +30,22 @@ def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
         validated.update(module.val_results)
 
     monkeypatch.setattr(DualPathModule, "on_validation_epoch_end", published)
-    words = ["--ckpt_path", str(run), "--data.val_tokens", "100", "--data.val", json.dumps(paths)]
+    words = [
+        "--ckpt_path",
+        str(run),
+        "--data.val_tokens",
+        "100",
+        "--data.val",
+        json.dumps(paths),
+    ]
     assert main(["validate", *words]) == 0
     out = tmp_path / "out"
     words += ["--out", str(out)]
     assert main(["ablate", *words, "--loops", "3"]) == 0
-    assert main(["routing", *words, "--tagger", "none", "--no_costs", "--sequences", "1"]) == 0
+    assert (
+        main(["routing", *words, "--tagger", "none", "--no_costs", "--sequences", "1"])
+        == 0
+    )
     ablated = json.loads((out / "ablations.json").read_text())
     routed = json.loads((out / "summary.json").read_text())["sources"]
     tokenizer = Tokenizer.load(run / "tokenizer.json")
@@ -43,47 +53,81 @@ def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
     assert tokenizer.eot_id not in rows["token_id"]
     for name, expected in validated.items():
         (learned,) = [
-            row for row in ablated["rows"]
+            row
+            for row in ablated["rows"]
             if (row["source"], row["intervention"]) == (name, "learned")
-        ]  # fmt: skip
+        ]
         assert learned["loss"] == pytest.approx(expected["loss"], rel=1e-6)
         assert routed[name]["loss"] == pytest.approx(expected["loss"], rel=1e-6)
         bits_per_byte = expected["bits_per_byte"]
         assert routed[name]["bits_per_byte"] == pytest.approx(bits_per_byte, rel=1e-6)
-        ids, nats = (rows[column][rows["source"] == name] for column in ("token_id", "nats"))
+        ids, nats = (
+            rows[column][rows["source"] == name] for column in ("token_id", "nats")
+        )
         text_bytes = sum(n_bytes[id] for id in ids.tolist())
-        assert nats.sum() / (math.log(2) * text_bytes) == pytest.approx(bits_per_byte, rel=1e-5)
+        assert nats.sum() / (math.log(2) * text_bytes) == pytest.approx(
+            bits_per_byte, rel=1e-5
+        )
         scored = ablated["sources"][name]["tokens"]
         assert routed[name]["tokens"] == len(ids)
-        # End-of-text within a block is scored, but is context alone; so is the block's first token.
-        assert len(ids) == scored == 100 if name == "text" else 48 < len(ids) < scored == 96
+        # End-of-text within a block is scored, but is context alone; so is the block's
+        # first token.
+        assert (
+            len(ids) == scored == 100
+            if name == "text"
+            else 48 < len(ids) < scored == 96
+        )
 
 
 def by_one_and_two(
     command: str, run: Path, words: list[str], strategy: str, out: Path
 ) -> list[Path]:
-    """The folders of a study by one process and by two; each window is a batch of its own."""
+    """The folders of a study by one process and by two; each window is a batch of its
+    own."""
     folders = [out / "one", out / "two"]
-    words = [command, "--ckpt_path", str(run), "--run.micro_batch", "1", *words, "--out"]
+    words = [
+        command,
+        "--ckpt_path",
+        str(run),
+        "--run.micro_batch",
+        "1",
+        *words,
+        "--out",
+    ]
     assert main([*words, str(folders[0])]) == 0
     run_on_two_ranks([*words, str(folders[1]), "--trainer.strategy", strategy], out)
     return folders
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"]
+)
 def test_two_processes_score_what_one_scores(strategy, run, tmp_path):
     # An odd number of windows: one process scores a batch of padding.
     suites = ["--suite", "paper", "halting", "skip", "kv-slots"]
     words = [*suites, "--loops", "1,2,3", "--data.val_tokens", "130"]
     folders = by_one_and_two("ablate", run, words, strategy, tmp_path)
-    one, two = (json.loads((folder / "ablations.json").read_text()) for folder in folders)
+    one, two = (
+        json.loads((folder / "ablations.json").read_text()) for folder in folders
+    )
     assert one["sources"] == two["sources"]
     assert one["sources"]["held_out"]["sequences"] % 2 == 1
     assert len(one["rows"]) == len(two["rows"]) == 9 + 8 + 6 + 2
     for expected, row in zip(one["rows"], two["rows"], strict=True):
         assert row["intervention"] == expected["intervention"]
-        for key in ("loss", "difference", "low", "high", "expected_loops", "loops_run", "passes"):
-            assert row[key] == pytest.approx(expected[key], abs=1e-6), (row["intervention"], key)
+        for key in (
+            "loss",
+            "difference",
+            "low",
+            "high",
+            "expected_loops",
+            "loops_run",
+            "passes",
+        ):
+            assert row[key] == pytest.approx(expected[key], abs=1e-6), (
+                row["intervention"],
+                key,
+            )
     assert len({round(row["loss"], 5) for row in one["rows"]}) > 8
 
 
@@ -91,7 +135,9 @@ def test_two_processes_score_what_one_scores(strategy, run, tmp_path):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_read_what_one_reads(strategy, trained, tmp_path):
     model = {**OPEN["model"], "max_seq_len": 128}
-    run = trained(model=model, optim=OPEN["optim"], run={"batch_tokens": 256, "max_tokens": 768})
+    run = trained(
+        model=model, optim=OPEN["optim"], run={"batch_tokens": 256, "max_tokens": 768}
+    )
     # One process reads a batch of padding, and one a longer window than the other.
     text = tmp_path / "text.jsonl"
     # As many documents as an interval takes, one window each.
@@ -104,8 +150,12 @@ def test_two_processes_read_what_one_reads(strategy, trained, tmp_path):
     for name in ("source", "sequence", "position", "token"):
         assert (expected[name] == read[name]).all(), name
     for name in ("nats", *PER_LAYER, "step_weights"):
-        np.testing.assert_allclose(read[name], expected[name], atol=2e-6, rtol=1e-5, err_msg=name)
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, two)]
+        np.testing.assert_allclose(
+            read[name], expected[name], atol=2e-6, rtol=1e-5, err_msg=name
+        )
+    summaries = [
+        json.loads((folder / "summary.json").read_text()) for folder in (one, two)
+    ]
     sources = [summary["sources"]["text"] for summary in summaries]
     assert sources[0]["sequences"] == sources[1]["sequences"] == 11
     assert sources[1]["loss"] == pytest.approx(sources[0]["loss"], abs=1e-6)
@@ -127,7 +177,10 @@ def test_two_processes_read_what_one_reads(strategy, trained, tmp_path):
     ("options", "number"),
     [
         (["ablate", "--loops", "1-2"], errno.ENOSPC),
-        (["routing", "--tagger", "none", "--no_costs", "--sequences", "1"], errno.EROFS),
+        (
+            ["routing", "--tagger", "none", "--no_costs", "--sequences", "1"],
+            errno.EROFS,
+        ),
     ],
 )
 def test_a_study_on_a_full_disk_ends_in_one_line_and_goes_on_with_what_it_kept(
@@ -136,8 +189,11 @@ def test_a_study_on_a_full_disk_ends_in_one_line_and_goes_on_with_what_it_kept(
     command, *others = options
     run = studied(*options).copied(tmp_path)
     words = [command, "--ckpt_path", str(run), *others]
-    passes = [path for folder in ("scores", "passes")
-              for path in run.glob(f"*/step-*/{folder}/*.npz")]  # fmt: skip
+    passes = [
+        path
+        for folder in ("scores", "passes")
+        for path in run.glob(f"*/step-*/{folder}/*.npz")
+    ]
     for path in passes:
         path.unlink()
     synced: list[Path] = []

@@ -1,4 +1,5 @@
-"""Parts of speech: exact to the byte, arithmetic by rule; random tokens beside a class."""
+"""Parts of speech: exact to the byte, arithmetic by rule; random tokens beside a
+class."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +21,9 @@ from tests.data.small_tokenizer import tokenizer_with
 
 # Alignment
 
-TEXTS = st.text() | st.text(alphabet="ab 1.\n\u00a0é\u0301ß日本\ufffd\u200d🥐👩", max_size=20)
+TEXTS = st.text() | st.text(
+    alphabet="ab 1.\n\u00a0é\u0301ß日本\ufffd\u200d🥐👩", max_size=20
+)
 
 
 def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
@@ -41,7 +44,8 @@ def windows(draw: st.DrawFn) -> list[bytes]:
 
 
 def characters_of(data: bytes) -> list[tuple[str, int]]:
-    """Characters and their sizes: at each place the first size that is one, or a lone byte."""
+    """Characters and their sizes: at each place the first size that is one, or a lone
+    byte."""
     found = []
     at = 0
     while at < len(data):
@@ -58,7 +62,8 @@ def characters_of(data: bytes) -> list[tuple[str, int]]:
 
 
 def aligned_slowly(window: list[bytes], spans: list[Span]) -> list[str]:
-    """For each token, asks each of its bytes for the span of its character, and counts."""
+    """For each token, asks each of its bytes for the span of its character, and
+    counts."""
     character_of_byte = [
         number
         for number, (_, size) in enumerate(characters_of(b"".join(window)))
@@ -69,10 +74,14 @@ def aligned_slowly(window: list[bytes], spans: list[Span]) -> list[str]:
     for token in window:
         votes = []
         for _ in token:
-            over = [s for s, (a, b, _) in enumerate(spans) if a <= character_of_byte[at] < b]
+            over = [
+                s for s, (a, b, _) in enumerate(spans) if a <= character_of_byte[at] < b
+            ]
             votes += over[-1:]
             at += 1
-        best = sorted(votes, key=lambda vote: (-votes.count(vote), votes.index(vote)))[:1]
+        best = sorted(votes, key=lambda vote: (-votes.count(vote), votes.index(vote)))[
+            :1
+        ]
         tags.append(spans[best[0]][2] if best else "SPACE" if token else "")
     return tags
 
@@ -81,12 +90,17 @@ def aligned_slowly(window: list[bytes], spans: list[Span]) -> list[str]:
 def test_tokens_get_the_tags_that_a_count_of_their_bytes_one_by_one_gives(window, data):
     place = st.integers(0, len(characters_of(b"".join(window))))
     span = st.tuples(place, place, st.sampled_from(["NOUN", "VERB", "NUM"]))
-    spans = [(min(a, b), max(a, b), tag) for a, b, tag in data.draw(st.lists(span, max_size=6))]
+    spans = [
+        (min(a, b), max(a, b), tag)
+        for a, b, tag in data.draw(st.lists(span, max_size=6))
+    ]
     assert align(window, spans) == aligned_slowly(window, spans)
 
 
 @given(windows())
-def test_the_text_of_a_window_has_one_character_for_each_and_for_each_broken_byte(window):
+def test_the_text_of_a_window_has_one_character_for_each_and_for_each_broken_byte(
+    window,
+):
     assert text_of(window) == "".join(c for c, _ in characters_of(b"".join(window)))
 
 
@@ -150,7 +164,8 @@ x.5 and 3.8.18 and ... .5 -.5 ... -5 +1
 
 
 @pytest.mark.parametrize(
-    ("text", "marks"), [tuple(pair.split("\n")[:2]) for pair in MARKED[1:].split("\n\n")]
+    ("text", "marks"),
+    [tuple(pair.split("\n")[:2]) for pair in MARKED[1:].split("\n\n")],
 )
 def test_numbers_and_operators_are_told_from_other_uses_of_their_signs(text, marks):
     found = [" "] * len(text)
@@ -199,7 +214,9 @@ def test_texts_in_pieces_have_the_tags_of_the_whole(tagger, monkeypatch, piece):
 
 def test_a_pipeline_that_is_not_there_has_a_way_out_of_its_own():
     for pipeline, named in {"de_none": "de_none", "./none": "en_core_web_sm"}.items():
-        with pytest.raises(UserError, match=f"'{pipeline}' is not .* spacy download {named}, or"):
+        with pytest.raises(
+            UserError, match=f"'{pipeline}' is not .* spacy download {named}, or"
+        ):
             parts_of_speech.check_pipeline(pipeline)
 
 
@@ -207,7 +224,9 @@ def test_a_pipeline_that_is_not_there_has_a_way_out_of_its_own():
 
 NUMBERS = ("NUM", "SYM")
 tags_of_windows = st.lists(
-    st.lists(st.sampled_from(["", "NUM", "NOUN", "VERB", "ADJ"]), min_size=1, max_size=20),
+    st.lists(
+        st.sampled_from(["", "NUM", "NOUN", "VERB", "ADJ"]), min_size=1, max_size=20
+    ),
     min_size=1,
     max_size=8,
 )
@@ -234,7 +253,9 @@ def test_random_others_are_as_many_and_never_members_or_end_of_text(windows, see
     wanted = sum(mask.sum() for mask in members)
     others = sum((window != "").sum() for window in tags) - wanted
     if others < wanted:
-        with pytest.raises(UserError, match=r"class 'numbers' has \d+ tokens, more than the"):
+        with pytest.raises(
+            UserError, match=r"class 'numbers' has \d+ tokens, more than the"
+        ):
             random_others(tags, members, seed, "numbers")
         return
     drawn, match = random_others(tags, members, seed, "numbers")
@@ -245,9 +266,14 @@ def test_random_others_are_as_many_and_never_members_or_end_of_text(windows, see
         assert not (mask & (window == "")).any()
     again, _ = random_others(tags, members, seed, "numbers")
     assert all(np.array_equal(a, b) for a, b in zip(drawn, again, strict=True))
-    for runs, mean in ((runs_of(members), match.run), (runs_of(drawn), match.random_run)):
+    for runs, mean in (
+        (runs_of(members), match.run),
+        (runs_of(drawn), match.random_run),
+    ):
         lengths = [length for (_, length), times in runs.items() for _ in range(times)]
-        assert mean == pytest.approx(np.mean(lengths) if lengths else np.nan, nan_ok=True)
+        assert mean == pytest.approx(
+            np.mean(lengths) if lengths else np.nan, nan_ok=True
+        )
 
 
 @given(tags_of_windows, st.integers(0, 3))
@@ -290,7 +316,9 @@ def test_every_window_is_as_likely_as_any():
 def test_input_tokens_are_tagged_and_end_of_text_is_not():
     tokenizer = tokenizer_with(["h e", "l l"])
     hell = tokenizer.encode("hell")
-    window = np.array([tokenizer.eot_id, *hell, tokenizer.eot_id, *tokenizer.encode("hello")])
+    window = np.array(
+        [tokenizer.eot_id, *hell, tokenizer.eot_id, *tokenizer.encode("hello")]
+    )
 
     class Fake:
         def tags(self, windows):

@@ -1,7 +1,7 @@
 """Twenty steps on fixed batches by any strategy, on as many ranks as a test starts.
 
-Rank r of R takes every R-th sequence of a global batch, in equal micro-batches, so that all cases
-see the same batch in the same step.
+Rank r of R takes every R-th sequence of a global batch, in equal micro-batches, so that
+all cases see the same batch in the same step.
 """
 
 import gc
@@ -32,21 +32,36 @@ from dualpath_cli.training.parallel import build_strategy, reduce_dtype, shardin
 STEPS, SEQUENCES, LENGTH = 20, 8, 12
 VOCABULARY = 53  # which no number of ranks divides
 MODEL = ModelConfig(
-    vocab_size=VOCABULARY, n_layers=2, block=["dual", "wide"], d_model=16, n_heads=2,
-    n_kv_heads=1, max_seq_len=LENGTH, loops=2, d_ffn=24, d_ffn_wide=40, ffn_multiple_of=8,
+    vocab_size=VOCABULARY,
+    n_layers=2,
+    block=["dual", "wide"],
+    d_model=16,
+    n_heads=2,
+    n_kv_heads=1,
+    max_seq_len=LENGTH,
+    loops=2,
+    d_ffn=24,
+    d_ffn_wide=40,
+    ffn_multiple_of=8,
     gain_init=-1.0,
-)  # fmt: skip
+)
 OWN = {
     "gate": "tests.spec.custom_classes.TwoGates",
     "combination": "tests.spec.custom_classes.Router",
 }
 OPTIM = OptimSettings(lr=1e-2, lr_start=1e-3, lr_end=1e-3, warmup_steps=4, clip=0.5)
 UNEVEN: dict[str, Any] = {
-    "tie_embeddings": True, "block": "dual", "loops": [3, 2], "d_ffn": [24, 16],
-    "d_ffn_wide": [40, 24], "n_experts": [3, 0], "step_conditioning": "film",
-}  # fmt: skip
+    "tie_embeddings": True,
+    "block": "dual",
+    "loops": [3, 2],
+    "d_ffn": [24, 16],
+    "d_ffn_wide": [40, 24],
+    "n_experts": [3, 0],
+    "step_conditioning": "film",
+}
 FEW_ROWS = {"n_heads": 8, "n_kv_heads": 1, "n_experts": 3}
-"""Keys and values of two rows, and biases of three, leave some of four ranks without one."""
+"""Keys and values of two rows, and biases of three, leave some of four ranks without
+one."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +72,12 @@ class Case:
     strategy: str = "single"
     accumulate: int = 1
     tied: bool = False  # whether the model is UNEVEN
-    own: bool = False  # whether gate and router are copies of the built-in ones, by class path
+    # whether gate and router are copies of the built-in ones, by class path
+    own: bool = False
     muon: bool = False  # whether by Muon, and with matrices of FEW_ROWS
     compiled: bool = False
-    """By graphs that are run as they are: inductor's kernels take minutes, and send nothing."""
+    """By graphs that are run as they are: inductor's kernels take minutes, and send
+    nothing."""
     checkpointing: Checkpointing = "none"
     precision: Any = "32-true"
     run: RunSettings = field(default_factory=RunSettings)
@@ -76,7 +93,9 @@ class Case:
 
     @property
     def config(self) -> ModelConfig:
-        config = replace(MODEL, **(UNEVEN if self.tied else FEW_ROWS if self.muon else {}))
+        config = replace(
+            MODEL, **(UNEVEN if self.tied else FEW_ROWS if self.muon else {})
+        )
         if self.loops is not None:
             config = replace(config, step_conditioning="film")
         if self.own:
@@ -107,7 +126,12 @@ class Recorder(Callback):
         self.start = {k: whole(p) for k, p in pl_module.named_parameters()}
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         assert isinstance(pl_module, DualPathModule)
         loss = pl_module.train_loss.compute()["loss"].item()
@@ -144,26 +168,43 @@ class Stream:
 
 
 def train(case: Case, ranks: int, folder: Path) -> None:
-    """Trains a case; the first rank writes `result.json` and `weights.pt` into the folder."""
+    """Trains a case; the first rank writes `result.json` and `weights.pt` into the
+    folder."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     torch._dynamo.reset()
     module = DualPathModule(
-        case.config, case.optim, [1] * VOCABULARY, ["held_out"], seed=3,
-        compile_blocks=case.compiled, checkpointing=case.checkpointing,
+        case.config,
+        case.optim,
+        [1] * VOCABULARY,
+        ["held_out"],
+        seed=3,
+        compile_blocks=case.compiled,
+        checkpointing=case.checkpointing,
         reduce_dtype=reduce_dtype(case.run),
         step_loops=None if case.loops is None else LOOPS[case.loops],
         micro_batch=SEQUENCES // ranks // case.accumulate,
-    )  # fmt: skip
+    )
     recorder, meter = Recorder(), Meter(step=3, accumulate=case.accumulate)
     strategy = build_strategy(case.strategy, case.run)
     trainer = Trainer(
-        strategy=strategy, devices=ranks, accelerator="cpu", precision=case.precision,
-        max_steps=STEPS, max_epochs=1, limit_train_batches=case.steps, callbacks=[recorder, meter],
-        logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0,
-        inference_mode=False, plugins=[SafetensorsIO()] if isinstance(strategy, str) else [],
-    )  # fmt: skip
+        strategy=strategy,
+        devices=ranks,
+        accelerator="cpu",
+        precision=case.precision,
+        max_steps=STEPS,
+        max_epochs=1,
+        limit_train_batches=case.steps,
+        callbacks=[recorder, meter],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        inference_mode=False,
+        plugins=[SafetensorsIO()] if isinstance(strategy, str) else [],
+    )
     rank = trainer.global_rank
     training = Stream(sequences(STEPS * SEQUENCES, seed=1), rank, ranks)
     held_out = Stream(sequences(2 * SEQUENCES, seed=2), rank, ranks)
@@ -185,7 +226,8 @@ def train(case: Case, ranks: int, folder: Path) -> None:
 
 
 def train_all(cases: list[Case], ranks: int, folder: Path) -> None:
-    """Trains cases one after the other, each in a folder of its name, in processes of their own."""
+    """Trains cases one after the other, each in a folder of its name, in processes of
+    their own."""
     torch.set_num_threads(1)
     nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")  # type: ignore
     for case in cases:
@@ -198,15 +240,17 @@ KINDS = {
     "c10d::allreduce_": "all-reduce",
     "_c10d_functional::all_gather_into_tensor": "all-gather",
 }
-"""Those that carry weights and gradients, by PyTorch's name of the operation; the last one is
-DTensor's, for Muon."""
+"""Those that carry weights and gradients, by PyTorch's name of the operation; the last
+one is DTensor's, for Muon."""
 
 
 class Collectives(TorchDispatchMode):
-    """Within it, `sent` counts the collectives of KINDS that this rank takes part in, by type.
+    """Within it, `sent` counts the collectives of KINDS that this rank takes part in,
+    by type.
 
-    DistributedDataParallel's, FSDP2's and Muon's go by PyTorch's dispatcher, and so through here.
-    The few numbers of a gradient norm are summed by DTensor, and are left out.
+    DistributedDataParallel's, FSDP2's and Muon's go by PyTorch's dispatcher, and so
+    through here. The few numbers of a gradient norm are summed by DTensor, and are left
+    out.
     """
 
     def __init__(self) -> None:
@@ -223,14 +267,15 @@ class Collectives(TorchDispatchMode):
 
 
 class Meter(Callback):
-    """Counts one optimizer step: what this rank sends in it, and the bytes that it holds.
+    """Counts one optimizer step: what this rank sends in it, and the bytes that it
+    holds.
 
     Bytes are those of storages, each once, however many tensors look at it.
     """
 
     def __init__(self, step: int, accumulate: int) -> None:
-        """`step`, of `accumulate` micro-batches, counts from 1; AdamW's moments are there from the
-        first one on."""
+        """`step`, of `accumulate` micro-batches, counts from 1; AdamW's moments are
+        there from the first one on."""
         self.step, self.accumulate = step, accumulate
         self._passes = 0  # backward passes of the step
         self.held: dict[str, int] = {}
@@ -256,7 +301,10 @@ class Meter(Callback):
             self.held["unreduced"] = stored(unreduced())
 
     def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        optimizer: torch.optim.Optimizer,
     ) -> None:
         """Counts reduced gradients."""
         if trainer.global_step == self.step - 1:
@@ -265,7 +313,12 @@ class Meter(Callback):
             )
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """Counts what is held after the step."""
         if batch_idx + 1 == self.step:
@@ -280,7 +333,8 @@ class Meter(Callback):
 
 
 def unreduced() -> list[torch.Tensor]:
-    """Gradients of FSDP2's whole parameters, or what it added up of them by PyTorch's version."""
+    """Gradients of FSDP2's whole parameters, or what it added up of them by PyTorch's
+    version."""
     parameters = [found for found in gc.get_objects() if type(found) is FSDPParam]
     whole = [getattr(parameter, "_unsharded_param", None) for parameter in parameters]
     found = [parameter.unsharded_accumulated_grad for parameter in parameters]

@@ -1,4 +1,5 @@
-"""Whatever a block computes again, losses and gradients are those of one that keeps everything."""
+"""Whatever a block computes again, losses and gradients are those of one that keeps
+everything."""
 
 import contextlib
 import logging
@@ -42,7 +43,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "softmax gate": {"gate": "softmax", "combination": "final", "document_start": 3},
     "fixed gate": {"gate": "fixed", "qk_norm": "none", "tie_embeddings": True},
 }
-"""Every kind of block, gate, combination and norm of queries and keys, as changes to SMALL."""
+"""Every kind of block, gate, combination and norm of queries and keys, as changes to
+SMALL."""
 CASES: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     **{name: (small(**changes), {}) for name, changes in KINDS.items()},
     "loops by layer": (small(**UNEVEN), {}),
@@ -52,7 +54,9 @@ CASES: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
 AGAIN = ("selective", "full")
 
 
-def checkpointed(model: DualPathLM, policy: Any, compiled: str | None = None) -> DualPathLM:
+def checkpointed(
+    model: DualPathLM, policy: Any, compiled: str | None = None
+) -> DualPathLM:
     for block in model.blocks:
         checkpoint_block(block, policy)
         if compiled is not None:
@@ -68,16 +72,24 @@ def gradients(model: DualPathLM, **options: Any) -> dict[str, torch.Tensor]:
     loss.backward()
     assert nll.mean() + auxiliary.total == loss, "what is computed again counts once"
     sparse = [layer.n_experts > 0 for layer in model.config.layers]
-    assert list(auxiliary.loads) == [n for n, has_experts in enumerate(sparse) if has_experts]
-    assert all(int(load.sum()) == 2 * TOKENS.numel() for load in auxiliary.loads.values())
+    assert list(auxiliary.loads) == [
+        n for n, has_experts in enumerate(sparse) if has_experts
+    ]
+    assert all(
+        int(load.sum()) == 2 * TOKENS.numel() for load in auxiliary.loads.values()
+    )
     found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return {"nll": nll.detach(), **found}
 
 
-def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], rtol: float) -> None:
+def assert_equal(
+    one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], rtol: float
+) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
-        torch.testing.assert_close(value, other[name], rtol=rtol, atol=rtol * value.abs().max())
+        torch.testing.assert_close(
+            value, other[name], rtol=rtol, atol=rtol * value.abs().max()
+        )
 
 
 @pytest.mark.parametrize("policy", AGAIN)
@@ -90,7 +102,9 @@ def test_float64_gradients_are_those_without(case, policy):
     assert_equal(gradients(model, **options), expected, EXACT)
 
 
-@pytest.mark.parametrize("policy", ["selective", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "policy", ["selective", pytest.param("full", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_they_are_too(kind, policy):
     """One graph a block: `fullgraph` refuses breaks."""
@@ -144,7 +158,9 @@ class Executed(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.counts[kind_of(func)] += 1
         return func(*args, **(kwargs or {}))
 
@@ -158,7 +174,8 @@ def executed(policy: str) -> Counter[str]:
 
 @contextlib.contextmanager
 def graphs() -> Iterator[tuple[Any, list[torch.fx.GraphModule]]]:
-    """A backend that partitions as inductor does, and the graphs that it was given to compile."""
+    """A backend that partitions as inductor does, and the graphs that it was given to
+    compile."""
     seen: list[torch.fx.GraphModule] = []
 
     def keep(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
@@ -181,7 +198,11 @@ def graphs() -> Iterator[tuple[Any, list[torch.fx.GraphModule]]]:
 def in_graphs(policy: str) -> Counter[str]:
     """Counts what compiled graphs hold."""
     with graphs() as (backend, seen), torch.autocast("cpu", torch.bfloat16):
-        gradients(checkpointed(DualPathLM(small(n_layers=2, loops=2), seed=0), policy, backend))
+        gradients(
+            checkpointed(
+                DualPathLM(small(n_layers=2, loops=2), seed=0), policy, backend
+            )
+        )
     assert len(seen) == 2, "one graph forward and one backward, for both layers"
     nodes = [node.target for graph in seen for node in graph.graph.nodes]
     return Counter(kind_of(n) for n in nodes if isinstance(n, torch._ops.OpOverload))
@@ -192,7 +213,9 @@ def test_selective_computes_no_product_and_no_attention_twice(count, caplog):
     warning_once.cache_clear()
     plain, selective = count("none"), count("selective")
     said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert not [message for message in said if "context_fn" in message], "torch is silenced"
+    assert not [message for message in said if "context_fn" in message], (
+        "torch is silenced"
+    )
     for kind in ("product", "attention", "attention backward"):
         assert selective[kind] == plain[kind] > 0
     assert selective["other"] > plain["other"], "something is computed again"
@@ -211,7 +234,8 @@ def test_kernels_that_sum_are_chosen_by_rule_whatever_a_trainer_sets(monkeypatch
     with torch.device("cpu"):
         config = ModelConfig(n_layers=1, d_ffn=64, d_ffn_wide=64)
         model = build_model(config, seed=0, compile_blocks=True)
-    Trainer(logger=False, accelerator="cpu")  # which calls use_deterministic_algorithms(False)
+    # which calls use_deterministic_algorithms(False)
+    Trainer(logger=False, accelerator="cpu")
     tokens = torch.arange(8)[None]
     loss = partial(model.loss, model.embed(tokens), model.head.weight, tokens)
     for part in (partial(model, tokens), loss):

@@ -1,4 +1,5 @@
-"""Damaged, incomplete and hostile checkpoints: one line, nothing run, the newest whole one."""
+"""Damaged, incomplete and hostile checkpoints: one line, nothing run, the newest whole
+one."""
 
 import copy
 import json
@@ -35,7 +36,8 @@ Damage = Callable[[Path], None]
 
 
 def rewritten(change: Callable[[dict[str, torch.Tensor]], None]) -> Damage:
-    """Changes what a checkpoint holds, as something else than a bad disk would: hashes and all."""
+    """Changes what a checkpoint holds, as something else than a bad disk would: hashes
+    and all."""
 
     def damage(checkpoint: Path) -> None:
         tensors = saved(checkpoint)
@@ -43,7 +45,9 @@ def rewritten(change: Callable[[dict[str, torch.Tensor]], None]) -> Damage:
         for path in checkpoint.glob("*.safetensors"):
             path.unlink()
         save_file(tensors, checkpoint / "model.safetensors")
-        write_manifest(checkpoint, describe(checkpoint, files_of(checkpoint)), facts_of(checkpoint))
+        write_manifest(
+            checkpoint, describe(checkpoint, files_of(checkpoint)), facts_of(checkpoint)
+        )
 
     return damage
 
@@ -85,7 +89,10 @@ FOUND_WHEN_LOADED: dict[str, tuple[Damage, str]] = {
         ".safetensors was changed since it was written",
     ),
     "a weight missing": (with_weight(None), f"{LAST}' is incomplete: it lacks {NAME}"),
-    "a weight of another shape": (with_weight(torch.zeros(3)), f"{LAST}': {NAME} is (3,), not ("),
+    "a weight of another shape": (
+        with_weight(torch.zeros(3)),
+        f"{LAST}': {NAME} is (3,), not (",
+    ),
     "a weight of whole numbers": (
         with_weight(torch.zeros(272, 16, dtype=torch.int64)),
         f"{LAST}': {NAME} is of int64",
@@ -101,12 +108,14 @@ PASSED_OVER: dict[str, tuple[Damage, str]] = {
     "a manifest that is no JSON": (manifest("{"), f"{LAST}.json cannot be read"),
     "a pipe": (pipe, "pipe is a pipe or a device, no file"),
     "a manifest of files elsewhere": (
-        manifest('{"files": {"../x": {"bytes": 1, "sha256": ""}}}'), "it names '../x'",
+        manifest('{"files": {"../x": {"bytes": 1, "sha256": ""}}}'),
+        "it names '../x'",
     ),
     "a file that is missing": (
-        manifest('{"files": {"x": {"bytes": 1, "sha256": ""}}}'), "x is missing",
+        manifest('{"files": {"x": {"bytes": 1, "sha256": ""}}}'),
+        "x is missing",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", FOUND_WHEN_LOADED)
@@ -116,7 +125,14 @@ def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
     run = trained()
     damage, message = FOUND_WHEN_LOADED[fault]
     damage(run / "checkpoints" / LAST)
-    fit = ["fit", "--config", tmp_path / "recipe.yaml", "--run.name", "x", "--run.init_from"]
+    fit = [
+        "fit",
+        "--config",
+        tmp_path / "recipe.yaml",
+        "--run.name",
+        "x",
+        "--run.init_from",
+    ]
     for words in (["validate", "--ckpt-path"], fit):
         error = said(*words, run)
         assert message in error
@@ -124,11 +140,19 @@ def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
         assert f"; give --ckpt-path {run.resolve()}/checkpoints/{BEFORE}" in error
 
 
-@pytest.mark.parametrize("path", [
-    "global_step", "groups 0 0 params", "groups 0 0 betas", "guard",
-    "loops fit_loop epoch_loop.batch_progress total ready",
-])  # fmt: skip
-def test_a_state_of_another_shape_is_one_line_though_its_hash_fits(path, trained, refused):
+@pytest.mark.parametrize(
+    "path",
+    [
+        "global_step",
+        "groups 0 0 params",
+        "groups 0 0 betas",
+        "guard",
+        "loops fit_loop epoch_loop.batch_progress total ready",
+    ],
+)
+def test_a_state_of_another_shape_is_one_line_though_its_hash_fits(
+    path, trained, refused
+):
     run = trained()
     back_to_step(run, 4)
     checkpoint = run / "checkpoints" / BEFORE
@@ -137,7 +161,9 @@ def test_a_state_of_another_shape_is_one_line_though_its_hash_fits(path, trained
     part = reduce(getitem, keys, state)
     part[last] = "x"
     (checkpoint / "state.json").write_text(json.dumps(state))
-    write_manifest(checkpoint, describe(checkpoint, files_of(checkpoint)), facts_of(checkpoint))
+    write_manifest(
+        checkpoint, describe(checkpoint, files_of(checkpoint)), facts_of(checkpoint)
+    )
     said = refused()
     assert f"cannot continue from checkpoint '{checkpoint}': state.json" in said
 
@@ -153,7 +179,9 @@ def test_an_interrupted_run_is_not_continued_from_a_checkpoint_with_a_flipped_bi
             flip(path, part)
             said = refused(trainer={"strategy": strategy})
             assert f"{BEFORE}' is damaged: " in said
-            assert said.endswith(f"(sha256); give --ckpt-path {run}/checkpoints/step-00000002\n")
+            assert said.endswith(
+                f"(sha256); give --ckpt-path {run}/checkpoints/step-00000002\n"
+            )
             flip(path, part)
     assert not (run / "checkpoints" / LAST).exists()
     fit(trainer={"strategy": strategy})  # as it was
@@ -197,16 +225,21 @@ def test_a_tensor_that_lacks_a_part_is_refused_before_memory_is_taken(first, tmp
 
 def test_what_callbacks_keep_comes_back_as_it_was(tmp_path):
     kept = {
-        "callbacks": {"A": {"best": torch.tensor(1.5), 3: (None, True, [1.25, "x"]), "!": {}}},
-        "tensors": {"model.x": torch.arange(3)}, "groups": [],
-    }  # fmt: skip
+        "callbacks": {
+            "A": {"best": torch.tensor(1.5), 3: (None, True, [1.25, "x"]), "!": {}}
+        },
+        "tensors": {"model.x": torch.arange(3)},
+        "groups": [],
+    }
     write(copy.deepcopy(kept), tmp_path / "x", alone=True)
     found = read(tmp_path / "x")
     assert found.pop("folder") == str(tmp_path / "x")
     assert found.pop("groups") == []
     assert found == {"callbacks": kept["callbacks"]}
     kept["callbacks"] = {"A": object()}
-    with pytest.raises(UserError, match=r"state\.callbacks\.A\. in a checkpoint would be a object"):
+    with pytest.raises(
+        UserError, match=r"state\.callbacks\.A\. in a checkpoint would be a object"
+    ):
         write(kept, tmp_path / "y", alone=True)
 
 
@@ -232,8 +265,14 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_once_more(
     assert main(words) == code
     run = whole.with_name("full")
     assert not list((run / "checkpoints").glob("*.partial"))
-    assert not (run / "went_wrong.txt").exists(), "the disk was full, the numbers are good"
+    assert not (run / "went_wrong.txt").exists(), (
+        "the disk was full, the numbers are good"
+    )
     if code:
-        assert capsys.readouterr().err.endswith("; the same command continues from step 2\n")
+        assert capsys.readouterr().err.endswith(
+            "; the same command continues from step 2\n"
+        )
     monkeypatch.undo()
-    assert rows(fit(run={"name": "full"}) / "metrics.csv") == rows(whole / "metrics.csv")
+    assert rows(fit(run={"name": "full"}) / "metrics.csv") == rows(
+        whole / "metrics.csv"
+    )

@@ -1,4 +1,5 @@
-"""Own callbacks, loggers and profilers: found as own gates are, and as docs/custom.md shows."""
+"""Own callbacks, loggers and profilers: found as own gates are, and as docs/custom.md
+shows."""
 
 import importlib
 import json
@@ -28,7 +29,8 @@ class NoCallback: ...
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working directory with the page's file and `my_spy.py`, which Python does not look in."""
+    """A working directory with the page's file and `my_spy.py`, which Python does not
+    look in."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "my_watch.py").write_text(blocks[-1])
     (tmp_path / "my_spy.py").write_text(SPY)
@@ -45,10 +47,14 @@ def test_the_classes_of_the_page_work_as_it_prints(fit, here):
     assert section is not None
     fit(**yaml.safe_load(section[1]))
     rows = [json.loads(line) for line in (here / "rows.jsonl").read_text().splitlines()]
-    norms = {row["step"]: row["embedding_rms"] for row in rows if "embedding_rms" in row}
+    norms = {
+        row["step"]: row["embedding_rms"] for row in rows if "embedding_rms" in row
+    }
     assert list(norms) == [2, 4, 6], "once a step, of several micro-batches"
     assert 0.015 < norms[2] < 0.025, "init_std is 0.02"
-    kept = (here / "runs/tiny/default/metrics.csv").read_text().splitlines()[0].split(",")
+    kept = (
+        (here / "runs/tiny/default/metrics.csv").read_text().splitlines()[0].split(",")
+    )
     (logged,) = [row for row in rows if row["step"] == 3 and "grad_norm" in row]
     assert {*kept} - {"step", "seconds", "mfu"} == logged.keys() - {"step"}
     assert any("val/held_out/bits_per_byte" in row for row in rows)
@@ -77,18 +83,48 @@ def test_the_page_lists_the_hooks_that_run_and_no_other(fit):
     assert re.findall(r"\w+", listed) == list(dict.fromkeys(CALLED))
     CALLED.clear()
     callback = json.dumps([{"class_path": f"{__name__}.EachHook"}])
-    assert main(["validate", "--ckpt-path", str(run), "--trainer.callbacks", callback]) == 0
-    assert {name for name in CALLED if "validation" not in name} == {"setup", "teardown"}
+    assert (
+        main(["validate", "--ckpt-path", str(run), "--trainer.callbacks", callback])
+        == 0
+    )
+    assert {name for name in CALLED if "validation" not in name} == {
+        "setup",
+        "teardown",
+    }
 
 
 WRONG = {
-    "no such file": ("my_spi.Spy", {}, "'my_spi.Spy': importing .* looks in {here}, .* PYTHONPATH"),
-    "no such class": ("my_spy.Spi", {}, "'my_spy.Spi': importing .* looks in {here}, .*PYTHONPATH"),
-    "a class of Lightning's, without its file": ("Spy", {}, "'?Spy.* {{class_path: PACKAGE.CLASS"),
-    "another kind of class": ("my_spy.NoCallback", {}, "not correspond to a subclass of Callback"),
+    "no such file": (
+        "my_spi.Spy",
+        {},
+        "'my_spi.Spy': importing .* looks in {here}, .* PYTHONPATH",
+    ),
+    "no such class": (
+        "my_spy.Spi",
+        {},
+        "'my_spy.Spi': importing .* looks in {here}, .*PYTHONPATH",
+    ),
+    "a class of Lightning's, without its file": (
+        "Spy",
+        {},
+        "'?Spy.* {{class_path: PACKAGE.CLASS",
+    ),
+    "another kind of class": (
+        "my_spy.NoCallback",
+        {},
+        "not correspond to a subclass of Callback",
+    ),
     "an argument": ("my_spy.Spy", {"moniter": "x"}, "'moniter' is not accepted"),
-    "a metric": ("EarlyStopping", {"monitor": "loss"}, "monitors 'loss', no metric; there are val"),
-    "what cannot work": ("StochasticWeightAveraging", {"swa_lrs": 0.1}, "use a falling rate"),
+    "a metric": (
+        "EarlyStopping",
+        {"monitor": "loss"},
+        "monitors 'loss', no metric; there are val",
+    ),
+    "what cannot work": (
+        "StochasticWeightAveraging",
+        {"swa_lrs": 0.1},
+        "use a falling rate",
+    ),
 }
 
 
@@ -103,14 +139,29 @@ def test_a_wrong_class_is_one_line_before_a_run_and_before_a_sweep(
     first = said("fit", *words, "--run.name", "new")
     assert re.search(message.format(here=re.escape(str(here))), first)
     monkeypatch.setattr(runner, "start", None)  # a run would end in a traceback
-    options = ["--budget", "100K", "--alphas", "none", "--seeds", "1", "--out", "sweep", "--yes"]
-    assert said("sweep", *words, *options).partition("error: ")[2] == first.partition("error: ")[2]
+    options = [
+        "--budget",
+        "100K",
+        "--alphas",
+        "none",
+        "--seeds",
+        "1",
+        "--out",
+        "sweep",
+        "--yes",
+    ]
+    assert (
+        said("sweep", *words, *options).partition("error: ")[2]
+        == first.partition("error: ")[2]
+    )
     assert not (here / "sweep").exists()
 
 
 def test_a_class_inside_of_the_run_that_is_read_is_not_imported(fit, said, here):
     run = fit()
     (run / "planted.py").write_text("raise SystemExit('it ran')")
-    callback = json.dumps([{"class_path": f"{'.'.join(run.relative_to(here).parts)}.planted.Spy"}])
+    callback = json.dumps(
+        [{"class_path": f"{'.'.join(run.relative_to(here).parts)}.planted.Spy"}]
+    )
     error = said("validate", "--ckpt-path", run, "--trainer.callbacks", callback)
     assert "which is read; move a trusted file out of there" in error

@@ -1,7 +1,9 @@
-"""Faults of the data before and while training: one line each that names the file and the way out.
+"""Faults of the data before and while training: one line each that names the file and
+the way out.
 
-The rows of "Data" in docs/reliability.md: what was prepared is wrong, was damaged or swapped, or
-is no text to validate on; what is lost, cut or changed, and loaders that are killed.
+The rows of "Data" in docs/reliability.md: what was prepared is wrong, was damaged or
+swapped, or is no text to validate on; what is lost, cut or changed, and loaders that
+are killed.
 """
 
 import json
@@ -60,28 +62,55 @@ INDEX_FAULTS = [
 ]
 FAULTS: dict[str, tuple[Damage, str]] = {
     # wrong data of the right size
-    "a flipped bit": (lambda f: flip(f / "chunk-0-3.bin"), rf"chunk-0-3\.bin: {CHANGED}"),
+    "a flipped bit": (
+        lambda f: flip(f / "chunk-0-3.bin"),
+        rf"chunk-0-3\.bin: {CHANGED}",
+    ),
     "swapped chunks": (swap, rf"chunk-0-0\.bin: {CHANGED}"),
     "chunks of another set": (of_another_set, rf"chunk-0-0\.bin: {CHANGED}"),
-    "swapped ids": (swap_ids, r"tokenizer\.json: not the tokenizer of these tokens; copy"),
+    "swapped ids": (
+        swap_ids,
+        r"tokenizer\.json: not the tokenizer of these tokens; copy",
+    ),
     # chunks
-    "a cut chunk": (cut("chunk-0-1.bin"), r"chunk-0-1\.bin: 210 bytes instead of 420; copy"),
-    "a missing chunk": (remove("chunk-0-1.bin"), r"chunk-0-1\.bin: chunk is missing; copy"),
+    "a cut chunk": (
+        cut("chunk-0-1.bin"),
+        r"chunk-0-1\.bin: 210 bytes instead of 420; copy",
+    ),
+    "a missing chunk": (
+        remove("chunk-0-1.bin"),
+        r"chunk-0-1\.bin: chunk is missing; copy",
+    ),
     # manifest.json
-    "no manifest": (remove(MANIFEST), r"data' has no manifest\.json; copy the folder here again"),
+    "no manifest": (
+        remove(MANIFEST),
+        r"data' has no manifest\.json; copy the folder here again",
+    ),
     "a cut manifest": (cut(MANIFEST), UNREADABLE + r"\(JSONDecodeError"),
     "a deep manifest": (put(MANIFEST, b"[" * 99999), UNREADABLE + r"\(RecursionError"),
-    **{f"{path}"[:40]: (edited(MANIFEST, *path), message) for path, message in MANIFEST_FAULTS},
+    **{
+        f"{path}"[:40]: (edited(MANIFEST, *path), message)
+        for path, message in MANIFEST_FAULTS
+    },
     # index.json
     "no index": (remove("index.json"), r"index\.json: missing; copy"),
-    "a cut index": (cut("index.json"), r"index\.json: changed since it was prepared; copy"),
+    "a cut index": (
+        cut("index.json"),
+        r"index\.json: changed since it was prepared; copy",
+    ),
     **{
-        f"index {path[0]}": (index_edited(*path), r"index\.json: does not list the chunks of the m")
+        f"index {path[0]}": (
+            index_edited(*path),
+            r"index\.json: does not list the chunks of the m",
+        )
         for path in INDEX_FAULTS
     },
     # tokenizer.json
     "no tokenizer": (remove(TOKENIZER), r"tokenizer\.json is missing"),
-    "a cut tokenizer": (cut(TOKENIZER), r"tokenizer\.json cannot be read \(no JSON: .*; copy th"),
+    "a cut tokenizer": (
+        cut(TOKENIZER),
+        r"tokenizer\.json cannot be read \(no JSON: .*; copy th",
+    ),
 }
 
 
@@ -110,7 +139,12 @@ def test_a_damaged_validation_folder_is_refused(
     run = trained()
     damage(data)
     words = {
-        "fit": ["--config", str(tmp_path / "recipe.yaml"), "--data.val.packed", str(data)],
+        "fit": [
+            "--config",
+            str(tmp_path / "recipe.yaml"),
+            "--data.val.packed",
+            str(data),
+        ],
         "validate": ["--ckpt_path", str(run), "--data.val.packed", str(data)],
         "ablate": ["--ckpt_path", str(run), "--data.val.packed", str(data)],
     }[command]
@@ -126,7 +160,12 @@ BEYOND = r"'.*': holds the token id 29\d, beyond the vocabulary of 260"
 @pytest.mark.parametrize(
     ("verify", "place", "workers", "message"),
     [
-        ("first", "path", 0, r"chunk-0-0\.bin: holds the token id 299, beyond the vocabulary of"),
+        (
+            "first",
+            "path",
+            0,
+            r"chunk-0-0\.bin: holds the token id 299, beyond the vocabulary of",
+        ),
         ("never", "path", 0, rf"data\.path {BEYOND}"),
         ("never", "path", 1, rf"data\.path {BEYOND}"),
         ("never", "val", 0, rf"data\.val\.packed {BEYOND}"),
@@ -137,7 +176,9 @@ def test_ids_beyond_the_vocabulary_are_refused(
 ):
     strange = str(write(tmp_path / "strange", ids(0, highest=299)))
     data = (
-        {"path": strange} if place == "path" else {"path": str(whole), "val": {"packed": strange}}
+        {"path": strange}
+        if place == "path"
+        else {"path": str(whole), "val": {"packed": strange}}
     )
     said = refused(
         data={"verify": verify, "workers": workers, **data},
@@ -159,7 +200,9 @@ def test_nuls_and_a_long_line_are_text_like_any_other(fit, whole, tmp_path):
 # While training: lost, cut or changed data, and loaders that are killed; nothing hangs
 
 
-def at_checkpoints(monkeypatch: pytest.MonkeyPatch, fault: Callable[[], object]) -> None:
+def at_checkpoints(
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[[], object]
+) -> None:
     publish = checkpoints.publish
 
     def publish_then(*what: Any) -> None:
@@ -178,9 +221,17 @@ def replace_flipped(path: Path) -> None:
 LONG = {"max_tokens": 40 * 4 * SEQ_LEN, "save_every": 2, "keep": 1, "validate_every": 0}
 CHUNK = r"chunk-0-\d\.bin: "
 LATER = {
-    "lost": (Path.unlink, "first", CHUNK + r"cannot be read \(No such file or directory\)"),
+    "lost": (
+        Path.unlink,
+        "first",
+        CHUNK + r"cannot be read \(No such file or directory\)",
+    ),
     "cut": (lambda path: os.truncate(path, 100), "first", CHUNK + CHANGED),
-    "cut, unverified": (lambda path: os.truncate(path, 100), "never", CHUNK + "was cut while it"),
+    "cut, unverified": (
+        lambda path: os.truncate(path, 100),
+        "never",
+        CHUNK + "was cut while it",
+    ),
     "changed in place": (flip, "first", CHUNK + CHANGED),
     "replaced": (replace_flipped, "first", CHUNK + CHANGED),
 }
@@ -194,11 +245,18 @@ def test_a_chunk_that_is_lost_cut_or_changed_while_training_ends_the_run(
     damage, verify, message = LATER[fault]
     chunks = sorted(data.glob("chunk-*"))
     at_checkpoints(monkeypatch, lambda: [damage(path) for path in chunks])
-    settings = {"path": str(data), "workers": workers, "verify": verify, "max_epochs": None}
+    settings = {
+        "path": str(data),
+        "workers": workers,
+        "verify": verify,
+        "max_epochs": None,
+    }
     one_line(refused(run=LONG, data=settings), message)
     kept = newest_checkpoint(tmp_path / "runs" / "tiny" / "default")
     assert kept is not None
-    assert step_of(kept) == 2, "the fault was found at once, and the checkpoint is whole"
+    assert step_of(kept) == 2, (
+        "the fault was found at once, and the checkpoint is whole"
+    )
 
 
 def test_a_touched_chunk_is_read_again_and_trained_on(fit, data, monkeypatch):
@@ -215,7 +273,9 @@ def test_a_killed_loader_ends_the_run(refused, data, tmp_path, monkeypatch):
 
     at_checkpoints(monkeypatch, kill)
     settings = {"path": str(data), "workers": 1, "max_epochs": None}
-    message = r"failed: .*DataLoader worker .*; if memory ran out, lower data\.workers or run"
+    message = (
+        r"failed: .*DataLoader worker .*; if memory ran out, lower data\.workers or run"
+    )
     one_line(refused(code=1, run=LONG, data=settings), message)
     kept = newest_checkpoint(tmp_path / "runs" / "tiny" / "default")
     assert kept is not None
@@ -225,11 +285,14 @@ def test_a_killed_loader_ends_the_run(refused, data, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "said",
     [
-        "unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)",
+        "unable to allocate shared memory(shm) for file </torch_1>: No space left on "
+        "device (28)",
         "Caught RuntimeError in DataLoader worker process 0.\n"
-        "RuntimeError: unable to write to file </torch_1>: No space left on device (28)",
+        "RuntimeError: unable to write to file </torch_1>: No space left on device "
+        "(28)",
         "DataLoader worker (pid 1) is killed by signal: Bus error. It is possible that "
-        "dataloader's workers are out of shared memory. Please try to raise your limit.",
+        "dataloader's workers are out of shared memory. Please try to raise your "
+        "limit.",
     ],
 )
 def test_a_full_shared_memory_names_the_setting_that_needs_none(said):
@@ -240,7 +303,8 @@ def test_a_full_shared_memory_names_the_setting_that_needs_none(said):
 
 @pytest.fixture
 def _loaders_signal():
-    """The handler that PyTorch installs with a loader's processes: it raises wherever it is run."""
+    """The handler that PyTorch installs with a loader's processes: it raises wherever
+    it is run."""
 
     def raised(*_: object) -> None:
         raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed. ")
@@ -256,10 +320,14 @@ def test_a_loader_whose_signal_comes_late_is_named_all_the_same(monkeypatch):
     reset = ConnectionResetError("Connection reset by peer")
     restore = signal.signal
     monkeypatch.setattr(
-        signal, "signal", lambda *_: (monkeypatch.undo(), os.kill(os.getpid(), signal.SIGCHLD))
+        signal,
+        "signal",
+        lambda *_: (monkeypatch.undo(), os.kill(os.getpid(), signal.SIGCHLD)),
     )
     fault = loading_fault(reset)
-    assert str(fault).startswith("DataLoader worker (pid 1) is killed by signal: Killed; if memory")
+    assert str(fault).startswith(
+        "DataLoader worker (pid 1) is killed by signal: Killed; if memory"
+    )
     assert signal.signal is restore
 
     assert loading_fault(reset) is None  # not from a loader
@@ -267,6 +335,8 @@ def test_a_loader_whose_signal_comes_late_is_named_all_the_same(monkeypatch):
 
 
 def test_targets_are_the_tokens_one_place_on():
-    tokens, targets = split_blocks([np.arange(5), np.arange(5, 10)], vocab_size=10, place="")
+    tokens, targets = split_blocks(
+        [np.arange(5), np.arange(5, 10)], vocab_size=10, place=""
+    )
     assert tokens.tolist() == [[0, 1, 2, 3], [5, 6, 7, 8]]
     assert targets.tolist() == [[1, 2, 3, 4], [6, 7, 8, 9]]

@@ -1,7 +1,8 @@
-"""A run is the same on any number of ranks, by any strategy, also where these change on its way.
+"""A run is the same on any number of ranks, by any strategy, also where these change on
+its way.
 
-Ranks come together, or say who is missing. Lightning's own affairs are touched by one file alone;
-tests of what that gains see them move.
+Ranks come together, or say who is missing. Lightning's own affairs are touched by one
+file alone; tests of what that gains see them move.
 """
 
 import ast
@@ -56,7 +57,10 @@ def log_sequences(folder: Path) -> None:
     training_step = DualPathModule.training_step
 
     def logged(module: DualPathModule, batch: Any, batch_idx: int) -> torch.Tensor:
-        path = folder / f"rank-{os.environ['LOCAL_RANK']}-of-{module.trainer.world_size}.txt"
+        path = (
+            folder
+            / f"rank-{os.environ['LOCAL_RANK']}-of-{module.trainer.world_size}.txt"
+        )
         with path.open("a") as file:
             for tokens in batch[0].tolist():
                 print(module.trainer.global_step + 1, *tokens, file=file)
@@ -78,14 +82,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class Runs:
-    """Nine steps of eight sequences of twenty, so that epochs end within a step, two of them."""
+    """Nine steps of eight sequences of twenty, so that epochs end within a step, two of
+    them."""
 
     def __init__(self, folder: Path, texts: Path) -> None:
         data = prepare(folder / "data", write_blocks(folder / "blocks.jsonl", 20))
         uneven = write_text(folder / "uneven.jsonl", 3, documents=2, words=3)
         batch = 8 * SEQ_LEN
         changes = {
-            "run": {"batch_tokens": batch, "max_tokens": STEPS * batch, "save_every": 3},
+            "run": {
+                "batch_tokens": batch,
+                "max_tokens": STEPS * batch,
+                "save_every": 3,
+            },
             # Two documents and batches of two: with two ranks, one batch is padding.
             "data": {
                 "path": str(data),
@@ -104,9 +113,16 @@ class Runs:
         return ["fit", "--config", str(path)]
 
     def train(
-        self, name: str, ranks: int, strategy: str, log: Path, *more: str, **changes: Any
+        self,
+        name: str,
+        ranks: int,
+        strategy: str,
+        log: Path,
+        *more: str,
+        **changes: Any,
     ) -> Path:
-        """Trains or continues a run on so many ranks, which log their sequences to `log`."""
+        """Trains or continues a run on so many ranks, which log their sequences to
+        `log`."""
         log.mkdir(exist_ok=True)
         words = self.words(name, trainer={"strategy": strategy}, **changes)
         run_on_ranks(ranks, [*words, *more], self.folder, partial(log_sequences, log))
@@ -134,20 +150,29 @@ def sequences(folder: Path, ranks: int) -> dict[int, list[str]]:
 
 
 def assert_same_run(run: Path, expected: Path) -> None:
-    """Numbers have six digits, the last of which may differ by one: 1.00000 and 1.00001."""
+    """Numbers have six digits, the last of which may differ by one: 1.00000 and
+    1.00001."""
     wanted = tables(expected)
     for name, logged in tables(run).items():
         for row, other in zip(logged, wanted[name], strict=True):
             for column in row.keys() - {"set"}:
                 if other[column]:
-                    assert float(row[column]) == pytest.approx(float(other[column]), rel=1e-5), (
-                        name, column, row, other,
-                    )  # fmt: skip
+                    assert float(row[column]) == pytest.approx(
+                        float(other[column]), rel=1e-5
+                    ), (
+                        name,
+                        column,
+                        row,
+                        other,
+                    )
 
 
 WAYS: dict[str, tuple[str, list[tuple[str, int, int]]]] = {
     # The variant; of each third of the run, strategy, ranks and micro-batch.
-    "one, fsdp on two, one": ("untied", [("single", 1, 2), ("fsdp", 2, 4), ("single", 1, 8)]),
+    "one, fsdp on two, one": (
+        "untied",
+        [("single", 1, 2), ("fsdp", 2, 4), ("single", 1, 8)],
+    ),
     "fsdp": ("untied", [("fsdp", 1, 2), ("fsdp", 4, 1), ("fsdp", 2, 4)]),
     "ddp": ("untied", [("ddp", 1, 2), ("ddp", 4, 1), ("ddp", 2, 4)]),
     "fsdp, ddp, fsdp": ("untied", [("fsdp", 2, 2), ("ddp", 2, 2), ("fsdp", 2, 2)]),
@@ -160,7 +185,8 @@ SMOKE = ["one, fsdp on two, one"]
 
 
 @pytest.mark.parametrize(
-    "way", [*SMOKE, *(pytest.param(way, marks=rare) for way in WAYS if way not in SMOKE)]
+    "way",
+    [*SMOKE, *(pytest.param(way, marks=rare) for way in WAYS if way not in SMOKE)],
 )
 def test_a_run_is_the_same_however_its_parts_are_trained(way, runs, output_of):
     """Losses, weights and the sequences of each step; and one process reads it."""
@@ -181,7 +207,9 @@ def test_a_run_is_the_same_however_its_parts_are_trained(way, runs, output_of):
             more += ["--run.shard_size", "2"]
         runs.train(way, ranks, strategy, log, *more, **VARIANTS[variant])
         wrote = {path.name[:11] for path in newest_checkpoint(run).glob("shard-*")}
-        assert len(wrote) == (ranks if strategy in ("fsdp", "hsdp") else 1), "each its shard"
+        assert len(wrote) == (ranks if strategy in ("fsdp", "hsdp") else 1), (
+            "each its shard"
+        )
         assert_same_run(run, expected)
         left = range(1 + 3 * number, STEPS + 1)
         assert sequences(log, ranks) == {step: wanted[step] for step in left}
@@ -201,11 +229,17 @@ def test_a_run_is_the_same_however_its_parts_are_trained(way, runs, output_of):
 
 
 @rare
-def test_where_the_first_ranks_stopped_within_a_validation_the_others_make_it(runs, tmp_path):
+def test_where_the_first_ranks_stopped_within_a_validation_the_others_make_it(
+    runs, tmp_path
+):
     run = runs.train("validated", 2, "ddp", tmp_path, **VARIANTS["untied"])
     back_to_step(run, 6)
     table = run / "validation.csv"
-    kept = [line for line in table.read_text().splitlines() if not line.startswith(("6,", "9,"))]
+    kept = [
+        line
+        for line in table.read_text().splitlines()
+        if not line.startswith(("6,", "9,"))
+    ]
     table.write_text("\n".join(kept) + "\n")
     more = "--run.micro_batch", "8"
     runs.train("validated", 1, "single", tmp_path, *more, **VARIANTS["untied"])
@@ -229,21 +263,30 @@ def by_slurm(rank: int, nodes: int) -> dict[str, str]:
     """What srun sets for one of two tasks."""
     per_node = 2 // nodes
     return {
-        "SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "dualpath", "SLURM_NODELIST": "127.0.0.1",
-        "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": str(per_node), "SLURM_NNODES": str(nodes),
-        "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % per_node),
+        "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NAME": "dualpath",
+        "SLURM_NODELIST": "127.0.0.1",
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": str(per_node),
+        "SLURM_NNODES": str(nodes),
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank % per_node),
         "SLURM_NODEID": str(rank // per_node),
-    }  # fmt: skip
+    }
 
 
 def by_torchrun(rank: int, nodes: int) -> dict[str, str]:
     """What torchrun sets for one of two workers."""
     per_node = 2 // nodes
     return {
-        "TORCHELASTIC_RUN_ID": "17", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2",
-        "RANK": str(rank), "LOCAL_RANK": str(rank % per_node),
-        "LOCAL_WORLD_SIZE": str(per_node), "GROUP_RANK": str(rank // per_node),
-    }  # fmt: skip
+        "TORCHELASTIC_RUN_ID": "17",
+        "MASTER_ADDR": "127.0.0.1",
+        "WORLD_SIZE": "2",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % per_node),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "GROUP_RANK": str(rank // per_node),
+    }
 
 
 @pytest.mark.parametrize("nodes", [2, pytest.param(1, marks=rare)])
@@ -272,7 +315,15 @@ def words(trained: Fit, tmp_path: Path) -> list[str]:
     """The command that trains the tiny recipe on two ranks."""
     trained()  # writes the recipe
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "two"]
-    return [*words, "--trainer.strategy", "ddp", "--trainer.devices", "2", "--run.micro_batch", "1"]
+    return [
+        *words,
+        "--trainer.strategy",
+        "ddp",
+        "--trainer.devices",
+        "2",
+        "--run.micro_batch",
+        "1",
+    ]
 
 
 IN_SHORT = [
@@ -301,7 +352,9 @@ def rank_1_of(first: int) -> int:
 
     def found() -> int | None:
         with suppress(OSError):  # another child, which is gone by now
-            for child in Path(f"/proc/{first}/task/{first}/children").read_text().split():
+            for child in (
+                Path(f"/proc/{first}/task/{first}/children").read_text().split()
+            ):
                 if b"LOCAL_RANK=1" in Path(f"/proc/{child}/environ").read_bytes():
                     return int(child)
         return None
@@ -314,7 +367,12 @@ def rank_1_of(first: int) -> int:
     [
         (0, signal.SIGTERM, 143, "stopped by SIGTERM"),
         pytest.param(0, signal.SIGKILL, -signal.SIGKILL, None, marks=rare),
-        (1, signal.SIGKILL, 1, "failed: rank 1 ended by signal SIGKILL (out of memory?)"),
+        (
+            1,
+            signal.SIGKILL,
+            1,
+            "failed: rank 1 ended by signal SIGKILL (out of memory?)",
+        ),
     ],
 )
 @pytest.mark.parametrize("delay", [0.0, pytest.param(1.0, marks=rare)])
@@ -322,7 +380,8 @@ def test_a_signal_while_the_second_rank_starts_leaves_none_and_says_one_line(
     delay, whose, signum, code, said, words, tmp_path
 ):
     log = tmp_path / "log"
-    # At first the second rank is its beginning and its end alone: the rest takes seconds.
+    # At first the second rank is its beginning and its end alone: the rest takes
+    # seconds.
     command = [sys.executable, "-m", "dualpath_cli", *words] if delay else IN_SHORT
     first = start(words, log, partial(by_command, command))
     assert first.pid is not None
@@ -337,7 +396,7 @@ def test_a_signal_while_the_second_rank_starts_leaves_none_and_says_one_line(
     assert after == ("" if said is None else line)
 
 
-def test_a_process_ends_where_its_parent_has_ended_before_and_nobody_has_waited_for_it():
+def test_a_process_ends_where_its_parent_ended_and_nobody_has_waited_for_it():
     parent = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)
     environment = os.environ | {"DUALPATH_PARENT": str(parent.pid)}
@@ -350,28 +409,42 @@ def in_a_hurry() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=rare)])
-def test_a_rank_that_does_not_come_is_named_while_it_is_waited_for_and_after_the_timeout(
+def test_a_missing_rank_is_named_while_it_is_waited_for_and_after_the_timeout(
     rank, words, tmp_path
 ):
     port = str(find_free_network_port())
     # As the first of its node, each of them speaks.
-    words += ["--trainer.devices", "1", "--trainer.num_nodes", "2", "--run.rank_timeout", "0.1"]
+    words += [
+        "--trainer.devices",
+        "1",
+        "--trainer.num_nodes",
+        "2",
+        "--run.rank_timeout",
+        "0.1",
+    ]
     log = tmp_path / "log"
     process = start(
-        words, log, in_a_hurry, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, NODE_RANK=str(rank),
+        words,
+        log,
+        in_a_hurry,
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=port,
+        NODE_RANK=str(rank),
         LOCAL_RANK="0",
-    )  # fmt: skip
+    )
     codes, said, place = exit_codes([process]), log.read_text(), f"127.0.0.1:{port}"
     assert codes == [1], said
     assert said.splitlines()[-2:] == [
         f"dualpath fit: waiting at {place} for rank {1 - rank} of 2",
-        f"dualpath fit: failed: rank {1 - rank} of 2 did not join at {place} within 0.1 minutes "
-        "(run.rank_timeout); the same command continues from the start",
+        f"dualpath fit: failed: rank {1 - rank} of 2 did not join at {place} within "
+        "0.1 minutes (run.rank_timeout); the same command continues from the start",
     ]
     assert "frame #" not in said
 
 
-def test_several_nodes_that_nothing_tells_of_each_other_are_refused(refused, monkeypatch):
+def test_several_nodes_that_nothing_tells_of_each_other_are_refused(
+    refused, monkeypatch
+):
     for name in joining.NAMED:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MASTER_PORT", "29500")
@@ -392,8 +465,11 @@ def test_processes_share_the_cores(monkeypatch):
 PUBLIC_DESPITE_THEIR_NAMES = {
     "_exit",  # of `os`
     # Of torch, which documents them.
-    "_record_memory_history", "_dump_snapshot", "_get_layout", "_foreach_zero_",
-}  # fmt: skip
+    "_record_memory_history",
+    "_dump_snapshot",
+    "_get_layout",
+    "_foreach_zero_",
+}
 
 
 def test_no_other_file_of_training_touches_what_is_not_its_own():
@@ -408,5 +484,7 @@ def test_no_other_file_of_training_touches_what_is_not_its_own():
                 names = [alias.name for alias in node.names]  # of lightning or litdata
             elif isinstance(node, ast.Attribute) and ast.unparse(node.value) != "self":
                 names = [node.attr]
-            private = {name for name in names if name.startswith("_") and name[1] != "_"}
+            private = {
+                name for name in names if name.startswith("_") and name[1] != "_"
+            }
             assert private <= PUBLIC_DESPITE_THEIR_NAMES, (path, private)

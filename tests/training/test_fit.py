@@ -1,4 +1,5 @@
-"""`dualpath fit` and `validate` on a tiny recipe: what is written, shown, continued and refused."""
+"""`dualpath fit` and `validate` on a tiny recipe: what is written, shown, continued and
+refused."""
 
 import hashlib
 import json
@@ -21,8 +22,18 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.report import figures
 from dualpath_cli.report.console import plain_console
-from dualpath_cli.run.checkpoint_files import describe, facts_of, files_of, write_manifest
-from dualpath_cli.run.run_folder import check_free, complete_checkpoints, newest_checkpoint, step_of
+from dualpath_cli.run.checkpoint_files import (
+    describe,
+    facts_of,
+    files_of,
+    write_manifest,
+)
+from dualpath_cli.run.run_folder import (
+    check_free,
+    complete_checkpoints,
+    newest_checkpoint,
+    step_of,
+)
 from dualpath_cli.run.trained import find_run
 from dualpath_cli.spec.config import GROUP_OF
 from dualpath_cli.training import curve, session
@@ -55,34 +66,54 @@ def test_a_run_folder_holds_what_the_run_was(trained, texts):
     tokenizers = (texts / "train" / "tokenizer.json", run / "tokenizer.json")
     assert tokenizers[0].read_bytes() == tokenizers[1].read_bytes()
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
-        "last", "manifests", "step-00000002", "step-00000004", "step-00000006",
-    ]  # fmt: skip
+        "last",
+        "manifests",
+        "step-00000002",
+        "step-00000004",
+        "step-00000006",
+    ]
     assert find_run(str(run)).step == 6
-    logged = [(int(row["step"]), int(row["tokens"])) for row in rows(run / "metrics.csv")]
+    logged = [
+        (int(row["step"]), int(row["tokens"])) for row in rows(run / "metrics.csv")
+    ]
     assert logged == [(step, 4 * SEQ_LEN * step) for step in range(1, 7)]
 
 
 def test_the_rate_of_each_kind_is_logged(fit):
-    run = fit(optim={"lr_scale": {"gate": 3, "gains": 0}, "base_width": 8}, model={"d_ffn": 40})
+    run = fit(
+        optim={"lr_scale": {"gate": 3, "gains": 0}, "base_width": 8},
+        model={"d_ffn": 40},
+    )
     scales = {"hidden": 0.5, "head": 0.5, "router": 0.5, "gate": 1.5, "gains": 0.0}
     for row in rows(run / "metrics.csv"):
-        rates = {name[3:]: float(value) for name, value in row.items() if name.startswith("lr_")}
+        rates = {
+            name[3:]: float(value)
+            for name, value in row.items()
+            if name.startswith("lr_")
+        }
         assert rates.keys() == GROUP_OF.keys() - {"conditioning"}
         for kind, rate in rates.items():
-            assert rate == pytest.approx(scales.get(kind, 1.0) * float(row["lr"]), rel=1e-5)
+            assert rate == pytest.approx(
+                scales.get(kind, 1.0) * float(row["lr"]), rel=1e-5
+            )
 
 
 def test_validation_and_routing_are_logged_when_due(fit):
     run = fit(run={"validate_every": 4}, model={"block": ["dual", "wide"]})
     assert [(row["step"], row["set"]) for row in rows(run / "validation.csv")] == [
-        ("0", "held_out"), ("4", "held_out"), ("6", "held_out"),
-    ]  # fmt: skip
+        ("0", "held_out"),
+        ("4", "held_out"),
+        ("6", "held_out"),
+    ]
     first, second = rows(run / "routing.csv")[:2]
     assert (first["step"], first["layer"]) == ("3", "0")
     assert 0 < float(first["gate_deep"]) < 1
     assert 1 < float(first["expected_loops"]) < 2
-    assert float(first["gain_deep_2"]) == pytest.approx(0.3133, abs=0.05)  # softplus(-1)
-    assert second["gate_deep"] == second["expected_loops"] == second["gain_deep_1"] == ""
+    # softplus(-1)
+    assert float(first["gain_deep_2"]) == pytest.approx(0.3133, abs=0.05)
+    assert (
+        second["gate_deep"] == second["expected_loops"] == second["gain_deep_1"] == ""
+    )
     assert second["gain_wide"] != ""
 
 
@@ -91,7 +122,9 @@ def test_a_continued_run_equals_an_uninterrupted_one_also_across_epochs(
     fit, texts, tmp_path, workers
 ):
     # 11 blocks an epoch: 10 fill five micro-batches, of which four fill two steps.
-    data = prepare(tmp_path / "short", texts / "train.jsonl", "--tokens", str(11 * (SEQ_LEN + 1)))
+    data = prepare(
+        tmp_path / "short", texts / "train.jsonl", "--tokens", str(11 * (SEQ_LEN + 1))
+    )
     changes: dict[str, Any] = {
         "data": {"path": str(data), "max_epochs": 99, "workers": workers},
         "run": {"max_tokens": 14 * 4 * SEQ_LEN, "save_every": 1},
@@ -106,7 +139,8 @@ def test_a_continued_run_equals_an_uninterrupted_one_also_across_epochs(
 
 
 def test_a_checkpoint_that_counts_micro_batches_is_continued(fit):
-    """As those of 0.1.0 did: here two a step, with no step of Lightning's manual optimization."""
+    """As those of 0.1.0 did: here two a step, with no step of Lightning's manual
+    optimization."""
     run = fit(run={"save_every": 4})
     whole, last_weights = tables(run), weights(run)
     back_to_step(run, 4)
@@ -117,10 +151,14 @@ def test_a_checkpoint_that_counts_micro_batches_is_continued(fit):
     for counts in progress["epoch_loop.batch_progress"].values():
         if isinstance(counts, dict):
             counts |= {"ready": 8, "started": 8, "processed": 8, "completed": 7}
-    for counts in progress["epoch_loop.manual_optimization.optim_step_progress"].values():
+    for counts in progress[
+        "epoch_loop.manual_optimization.optim_step_progress"
+    ].values():
         counts |= {"ready": 0, "completed": 0}
     path.write_text(json.dumps(state))
-    write_manifest(checkpoint, describe(checkpoint, files_of(checkpoint)), facts_of(checkpoint))
+    write_manifest(
+        checkpoint, describe(checkpoint, files_of(checkpoint)), facts_of(checkpoint)
+    )
 
     fit(run={"save_every": 4})
     assert tables(run) == whole
@@ -164,7 +202,13 @@ def test_a_run_goes_on_with_other_data_from_their_beginning_where_it_is_told_to(
     run = fit(data={"path": str(first)})
     before = rows(run / "metrics.csv")
     back_to_step(run, 4)
-    command = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--data.path", str(other)]
+    command = [
+        "fit",
+        "--config",
+        str(tmp_path / "recipe.yaml"),
+        "--data.path",
+        str(other),
+    ]
     assert main(command) == 2
     capsys.readouterr()
 
@@ -174,9 +218,13 @@ def test_a_run_goes_on_with_other_data_from_their_beginning_where_it_is_told_to(
     assert after[:4] == before[:4]
     assert [row["loss"] for row in after[4:]] != [row["loss"] for row in before[4:]]
     facts = json.loads((run / "versions-00000004.json").read_text())
-    assert (facts["data_since"], facts["data_fingerprint"]) == (4, Manifest.read(other).fingerprint)
+    assert (facts["data_since"], facts["data_fingerprint"]) == (
+        4,
+        Manifest.read(other).fingerprint,
+    )
 
-    # Continued within the other data, the run needs no word, and is the same; but not from before.
+    # Continued within the other data, the run needs no word, and is the same; but not
+    # from before.
     back_to_step(run, 4)
     assert main([*command, "--new-data", "--run.save_every", "1"]) == 0
     back_to_step(run, 5)
@@ -192,15 +240,23 @@ def test_new_data_of_another_tokenizer_are_refused(fit, texts, tmp_path, said):
     other = prepare(tmp_path / "other", texts / "train.jsonl", merges=["t h", "e l"])
     run = fit()
     back_to_step(run, 2)
-    error = said("fit", "--config", tmp_path / "recipe.yaml", "--new-data", "--data.path", other)
+    error = said(
+        "fit", "--config", tmp_path / "recipe.yaml", "--new-data", "--data.path", other
+    )
     assert "was trained with another tokenizer" in error
 
 
-def test_a_run_goes_back_to_an_older_checkpoint_once_by_the_same_words(fit, tmp_path, capsys):
+def test_a_run_goes_back_to_an_older_checkpoint_once_by_the_same_words(
+    fit, tmp_path, capsys
+):
     run = fit(run={"keep": 3, "save_every": 1})
     whole, checkpoints = rows(run / "metrics.csv"), run / "checkpoints"
     kept = [f"step-{step:08d}" for step in (4, 5, 6)]
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["last", "manifests", *kept]
+    assert sorted(path.name for path in checkpoints.iterdir()) == [
+        "last",
+        "manifests",
+        *kept,
+    ]
     assert sorted(path.stem for path in (checkpoints / "manifests").iterdir()) == kept
     command = ["fit", "--config", str(tmp_path / "recipe.yaml")]
     command += ["--ckpt_path", str(checkpoints / kept[0])]
@@ -208,14 +264,20 @@ def test_a_run_goes_back_to_an_older_checkpoint_once_by_the_same_words(fit, tmp_
         assert main(command) == 0
         out = capsys.readouterr().out
         assert f"continued from step {begun}" in out
-        assert ("checkpoints of later steps, 5 to 6, are removed" in out) is (begun == 4)
+        assert ("checkpoints of later steps, 5 to 6, are removed" in out) is (
+            begun == 4
+        )
         assert rows(run / "metrics.csv") == whole
         assert (checkpoints / "last").resolve().name == kept[-1]
         back_to_step(run, 5)  # as if interrupted there
-    assert (run / "recipe-00000004.yaml").is_file(), "what a part was run with is kept apart"
+    assert (run / "recipe-00000004.yaml").is_file(), (
+        "what a part was run with is kept apart"
+    )
 
 
-def test_an_unfinished_file_does_not_keep_a_folder_from_a_run_and_anothers_file_does(tmp_path):
+def test_an_unfinished_file_does_not_keep_a_folder_from_a_run_and_anothers_file_does(
+    tmp_path,
+):
     (tmp_path / f"versions.json.{16 * '0'}.partial").touch()
     check_free(tmp_path)
     (tmp_path / "notes.txt").touch()
@@ -225,7 +287,13 @@ def test_an_unfinished_file_does_not_keep_a_folder_from_a_run_and_anothers_file_
 
 def test_a_run_may_begin_with_another_runs_weights(trained, texts, tmp_path, said):
     whole = trained()
-    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.init_from", str(whole)]
+    words = [
+        "fit",
+        "--config",
+        str(tmp_path / "recipe.yaml"),
+        "--run.init_from",
+        str(whole),
+    ]
     assert main([*words, "--run.name", "fork", "--seed_everything", "5"]) == 0
     fork = whole.with_name("fork")
     checkpoint = (whole / "checkpoints" / "last").resolve()
@@ -246,7 +314,9 @@ def test_a_run_may_begin_with_another_runs_weights(trained, texts, tmp_path, sai
     assert "has another tokenizer than the data" in error
 
 
-def test_the_newest_and_every_fourth_are_kept_and_none_of_a_part_that_was_left(tmp_path):
+def test_the_newest_and_every_fourth_are_kept_and_none_of_a_part_that_was_left(
+    tmp_path,
+):
     keeper = Checkpoints(tmp_path, RunSettings(save_every=10, keep=2, keep_every=4))
     keeper.folder.mkdir()
     files = {"state.json": {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}}
@@ -261,7 +331,9 @@ def test_the_newest_and_every_fourth_are_kept_and_none_of_a_part_that_was_left(t
 
     assert [saved(step) for step in (3, 4, 5, 6, 7)][-1] == [4, 6, 7]
     (keeper.folder / "last").unlink()
-    assert newest_checkpoint(tmp_path) == keeper.folder / "step-00000007", "a copy without links"
+    assert newest_checkpoint(tmp_path) == keeper.folder / "step-00000007", (
+        "a copy without links"
+    )
     keeper.saved_step = 4  # taken back
     assert saved(6) == [4, 6], "nothing of the part that the run has left"
     assert newest_checkpoint(tmp_path) == (keeper.folder / "step-00000006").resolve()
@@ -270,7 +342,9 @@ def test_the_newest_and_every_fourth_are_kept_and_none_of_a_part_that_was_left(t
 
 def test_a_validation_folder_of_another_tokenizer_is_refused(refused, texts, tmp_path):
     val = prepare(tmp_path / "val", texts / "val.jsonl", merges=["a b"])
-    assert "another tokenizer than the run's" in refused(data={"val": {"other": str(val)}})
+    assert "another tokenizer than the run's" in refused(
+        data={"val": {"other": str(val)}}
+    )
 
 
 def test_validate_gives_the_numbers_of_the_runs_end(trained, output_of):
@@ -280,7 +354,8 @@ def test_validate_gives_the_numbers_of_the_runs_end(trained, output_of):
     for path in (run, checkpoints / "step-00000006", checkpoints / "last"):
         output = output_of("validate", "--ckpt_path", path)
         (loss,) = re.findall(r"held_out .*? ([\d.]+)", output)
-        assert float(loss) == pytest.approx(float(last["loss"]), abs=6e-5)  # rounded twice
+        # rounded twice
+        assert float(loss) == pytest.approx(float(last["loss"]), abs=6e-5)
         assert f"{float(last['bits_per_byte']):.4f}" in output
     older = output_of("validate", "--ckpt_path", checkpoints / "step-00000002")
     assert f"{float(last['loss']):.4f}" not in older
@@ -315,10 +390,14 @@ def test_the_text_of_a_validation_set_may_be_in_another_field(
     nowhere = {"path": str(both), "field": "body"}
     message = "both.jsonl line 1: no field 'body' (fields: text, content)"
     assert message in refused(data={"val": {"a": nowhere}})
-    assert message in said("validate", "--ckpt_path", run, "--data.val.a", json.dumps(nowhere))
+    assert message in said(
+        "validate", "--ckpt_path", run, "--data.val.a", json.dumps(nowhere)
+    )
     packed = prepare(tmp_path / "packed", plain)
     folder = {"path": str(packed), "field": "content"}
-    assert "whose tokens have no field 'content'" in refused(data={"val": {"a": folder}})
+    assert "whose tokens have no field 'content'" in refused(
+        data={"val": {"a": folder}}
+    )
 
 
 def test_rows_of_a_step_replace_those_of_this_and_later_steps(tmp_path):
@@ -331,7 +410,9 @@ def test_rows_of_a_step_replace_those_of_this_and_later_steps(tmp_path):
 def test_a_decay_that_another_one_replaces_is_named(fit, capsys):
     fit(optim={"decay_sum": 0.1, "weight_decay": 0.2})
     said = capsys.readouterr().out
-    assert "optim.weight_decay=0.2 has no effect: optim.decay_sum takes its place" in said
+    assert (
+        "optim.weight_decay=0.2 has no effect: optim.decay_sum takes its place" in said
+    )
 
 
 EARLY_STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
@@ -341,7 +422,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"trainer": {"plugins": [{"class_path": HALF}]}}, "precision=32-true"),
     ({"trainer": {"devices": [0, 1]}}, "devices"),
     (
-        {"run": {"shard_size": 3, "micro_batch": 1}, "trainer": {"strategy": "hsdp", "devices": 4}},
+        {
+            "run": {"shard_size": 3, "micro_batch": 1},
+            "trainer": {"strategy": "hsdp", "devices": 4},
+        },
         "run.shard_size=3",
     ),
     ({"run": {"train_loops": [2]}, "model": {"block": "wide"}}, "run.train_loops"),
@@ -349,7 +433,9 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "said"), MISTAKES)
-def test_a_recipe_that_cannot_be_trained_is_refused_in_one_line(changes, said, refused, tmp_path):
+def test_a_recipe_that_cannot_be_trained_is_refused_in_one_line(
+    changes, said, refused, tmp_path
+):
     assert said in refused(**changes)
     assert not (tmp_path / "runs").exists()
 
@@ -365,19 +451,32 @@ def early_stopping(**arguments: Any) -> dict[str, Any]:
     return {"class_path": EARLY_STOPPING, "init_args": arguments}
 
 
-@pytest.mark.parametrize("arguments", [{"monitor": "val/held_out/los"}, {"patience": 3}])
-def test_a_callback_that_cannot_work_is_named_before_training(arguments, refused, tmp_path):
-    assert "EarlyStopping" in refused(trainer={"callbacks": [early_stopping(**arguments)]})
+@pytest.mark.parametrize(
+    "arguments", [{"monitor": "val/held_out/los"}, {"patience": 3}]
+)
+def test_a_callback_that_cannot_work_is_named_before_training(
+    arguments, refused, tmp_path
+):
+    assert "EarlyStopping" in refused(
+        trainer={"callbacks": [early_stopping(**arguments)]}
+    )
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_callback_that_refuses_as_training_begins_is_one_line(refused):
-    callbacks = [early_stopping(monitor="nope"), {"class_path": f"{__name__}.EndsAtOnce"}]
+    callbacks = [
+        early_stopping(monitor="nope"),
+        {"class_path": f"{__name__}.EndsAtOnce"},
+    ]
     assert "`nope`" in refused(trainer={"callbacks": callbacks})
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Ctrl-C ends it again"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, (
+        "Ctrl-C ends it again"
+    )
 
 
-def test_a_run_that_a_callback_ends_before_its_first_row_has_a_curve(fit, capsys, caplog):
+def test_a_run_that_a_callback_ends_before_its_first_row_has_a_curve(
+    fit, capsys, caplog
+):
     callbacks = [{"class_path": f"{__name__}.EndsAtOnce"}, {"class_path": SUMMARY}]
     run = fit(run={"log_every": 2}, trainer={"callbacks": callbacks})
     assert "ended at step 1 by a callback\n" in capsys.readouterr().out
@@ -386,8 +485,12 @@ def test_a_run_that_a_callback_ends_before_its_first_row_has_a_curve(fit, capsys
     assert "DualPathLM" in caplog.text, "a summary that was asked for is printed"
 
 
-def test_a_dry_run_prints_recipe_and_plan_and_writes_nothing(texts, tmp_path, output_of):
-    recipe = merge(tiny_recipe(texts, tmp_path / "runs"), {"model": {"vocab_size": 400}})
+def test_a_dry_run_prints_recipe_and_plan_and_writes_nothing(
+    texts, tmp_path, output_of
+):
+    recipe = merge(
+        tiny_recipe(texts, tmp_path / "runs"), {"model": {"vocab_size": 400}}
+    )
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     words = ("--config", tmp_path / "recipe.yaml", "--data.val", "{}", "--dry-run")
     resolved, _, plan = output_of("fit", *words).partition("\n\n")
@@ -401,7 +504,10 @@ def test_a_run_that_early_stopping_ends_goes_on_without(fit, capsys):
     patience = {"monitor": "val/held_out/loss", "patience": 1, "min_delta": 9.0}
     stopping = {"callbacks": {"class_path": EARLY_STOPPING, "init_args": patience}}
     run = fit(run={"validate_every": 2}, trainer=stopping)
-    assert "ended at step 4 by EarlyStopping: Monitored metric val/" in capsys.readouterr().out
+    assert (
+        "ended at step 4 by EarlyStopping: Monitored metric val/"
+        in capsys.readouterr().out
+    )
     assert find_run(str(run)).step == 4
     fit(run={"validate_every": 2})
     assert find_run(str(run)).step == 6
@@ -411,7 +517,9 @@ def test_a_panel_shows_what_the_blocks_have(trained, monkeypatch):
     """Each dual layer has a line of expected loops, and one of both gates."""
     drawings, panels_of = [], figures.panels
     monkeypatch.setattr(
-        figures, "panels", lambda *a, **k: drawings.append(panels_of(*a, **k)) or drawings[-1]
+        figures,
+        "panels",
+        lambda *a, **k: drawings.append(panels_of(*a, **k)) or drawings[-1],
     )
     run = trained()
     assert curve.draw(run).read_bytes()[:4] == b"\x89PNG"
@@ -429,10 +537,16 @@ event_accumulator = Lazy("tensorboard.backend.event_processing.event_accumulator
 
 
 def points(run: Path, purge: bool) -> dict[str, list[int]]:
-    """The steps of each tag in TensorBoard, as it shows them or with all that was ever written."""
-    events = event_accumulator.EventAccumulator(str(run / "tensorboard"), purge_orphaned_data=purge)
+    """The steps of each tag in TensorBoard, as it shows them or with all that was ever
+    written."""
+    events = event_accumulator.EventAccumulator(
+        str(run / "tensorboard"), purge_orphaned_data=purge
+    )
     events.Reload()
-    return {tag: [point.step for point in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [point.step for point in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
 
 
 @pytest.mark.parametrize("step", [2, None])
@@ -447,7 +561,15 @@ def test_tensorboard_shows_each_step_once_after_a_continuation(step, fit):
     else:
         back_to_step(run, step)
     fit(run={"tensorboard": True})
-    assert points(run, purge=False)["loss"] == [1, 2, 3, 4, 5, 6, *range((step or 0) + 1, 7)]
+    assert points(run, purge=False)["loss"] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        *range((step or 0) + 1, 7),
+    ]
     assert points(run, purge=True) == before
 
 
@@ -481,7 +603,9 @@ def test_a_continued_run_is_one_run_of_wandb(fit, offline):
     assert {row["id"] for row in offline} == {kept}
     assert len(list(moved.glob(f"wandb/offline-run-*-{kept}/*.wandb"))) == 2
     assert {row["trainer/global_step"] for row in offline[len(whole) :]} == {5, 6}
-    losses = {row["trainer/global_step"]: row["loss"] for row in offline if "loss" in row}
+    losses = {
+        row["trainer/global_step"]: row["loss"] for row in offline if "loss" in row
+    }
     for row in rows(moved / "metrics.csv"):
         assert losses[int(row["step"])] == pytest.approx(float(row["loss"]), rel=1e-5)
     assert any("val/held_out/loss" in row for row in whole)
@@ -493,7 +617,9 @@ def test_where_wandb_cannot_be_reached_one_line_names_the_way_out(refused, monke
         raise wandb.errors.CommError("no route to\nhost")
 
     monkeypatch.setattr("wandb.init", unreachable)
-    assert "run.wandb=project: CommError: no route to host" in refused(run={"wandb": "project"})
+    assert "run.wandb=project: CommError: no route to host" in refused(
+        run={"wandb": "project"}
+    )
 
 
 def test_a_terminal_shows_steps_time_left_and_loss_and_nothing_is_drawn_without(
@@ -501,17 +627,25 @@ def test_a_terminal_shows_steps_time_left_and_loss_and_nothing_is_drawn_without(
 ):
     fit(run={"name": "no-terminal"})
     said = capsys.readouterr().out
-    assert re.search(r"^training: 6 of 6 steps, loss \d\.\d{3}, .* tokens/s, 0\.0 min left$", said,
-                     re.MULTILINE)  # fmt: skip
+    assert re.search(
+        r"^training: 6 of 6 steps, loss \d\.\d{3}, .* tokens/s, 0\.0 min left$",
+        said,
+        re.MULTILINE,
+    )
     assert "\x1b" not in said
 
     for name, value in {"TERM": "xterm", "COLUMNS": "120", "FORCE_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(session, "plain_console",
-                        lambda **named: plain_console(force_terminal=True, **named))  # fmt: skip
+    monkeypatch.setattr(
+        session,
+        "plain_console",
+        lambda **named: plain_console(force_terminal=True, **named),
+    )
     fit(run={"name": "terminal"})
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
-    assert re.search(r"training .* 6 of 6 steps, loss \d\.\d{3}, .* tokens/s \d:\d\d:\d\d", shown)
+    assert re.search(
+        r"training .* 6 of 6 steps, loss \d\.\d{3}, .* tokens/s \d:\d\d:\d\d", shown
+    )
     assert "min left" not in shown
 
 
@@ -525,14 +659,18 @@ def test_a_profiler_reports_to_the_user_or_into_the_run_folder(fit, capfd, caplo
 @pytest.mark.parametrize(
     ("name", "peak"),
     [
-        # NVIDIA's datasheets print the sparse peak, twice the dense one, beside it or alone.
+        # NVIDIA's datasheets print the sparse peak, twice the dense one, beside it or
+        # alone.
         ("NVIDIA H200", 989.4),
         ("NVIDIA GH200 480GB", 989.4),
         ("NVIDIA H100 80GB HBM3", 989.4),
         ("NVIDIA H100 PCIe", 756),
         ("NVIDIA A100-SXM4-80GB", 312),
         ("NVIDIA L4", 121),
-        *((f"NVIDIA {name}", None) for name in ("H100 NVL", "L40S", "H20", "A100-SXM4 MIG 1g.5gb")),
+        *(
+            (f"NVIDIA {name}", None)
+            for name in ("H100 NVL", "L40S", "H20", "A100-SXM4 MIG 1g.5gb")
+        ),
     ],
 )
 def test_mfu_is_measured_against_the_dense_peak_of_the_very_chip_or_not_at_all(

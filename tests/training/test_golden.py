@@ -1,7 +1,7 @@
 """Training gives the losses that were written down, and any real change gives others.
 
-Golden losses: 20 training steps of three tiny models. `RENEW` writes them anew, after a change that
-is meant to change them.
+Golden losses: 20 training steps of three tiny models. `RENEW` writes them anew, after a
+change that is meant to change them.
 """
 
 import dataclasses
@@ -27,18 +27,31 @@ OPTIM = OptimSettings(lr=1e-2, lr_start=1e-3, lr_end=1e-3, warmup_steps=4)
 
 
 def config_of(block: BlockKind) -> ModelConfig:
-    """A model of two layers of one kind; sublayers count from the start, unlike the paper's."""
+    """A model of two layers of one kind; sublayers count from the start, unlike the
+    paper's."""
     return ModelConfig(
-        vocab_size=24, n_layers=2, d_model=32, n_heads=4, n_kv_heads=2, max_seq_len=32, block=block,
-        loops=3, d_ffn=48, d_ffn_wide=96, ffn_multiple_of=8, gain_init=0.0,
-    )  # fmt: skip
+        vocab_size=24,
+        n_layers=2,
+        d_model=32,
+        n_heads=4,
+        n_kv_heads=2,
+        max_seq_len=32,
+        block=block,
+        loops=3,
+        d_ffn=48,
+        d_ffn_wide=96,
+        ffn_multiple_of=8,
+        gain_init=0.0,
+    )
 
 
 def train(model: DualPathLM, optim: OptimSettings = OPTIM) -> list[float]:
-    """Losses in nats per token of the training steps of a model, in float32 on one thread.
+    """Losses in nats per token of the training steps of a model, in float32 on one
+    thread.
 
-    Each sequence is a random half and its copy. First all parameters get noise: gates start at
-    zero, where deep and wide path could change places, and the router's weights at next to nothing.
+    Each sequence is a random half and its copy. First all parameters get noise: gates
+    start at zero, where deep and wide path could change places, and the router's
+    weights at next to nothing.
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -63,9 +76,9 @@ def train(model: DualPathLM, optim: OptimSettings = OPTIM) -> list[float]:
 
 
 TOLERANCE = 1e-5
-"""Largest relative difference of a loss. Kernels for other processors (SSE4, AVX2, AVX-512, two
-threads) round differently, which makes up to 6e-7 in 20 steps. The changes below make 4e-5 (an
-epsilon of 1e-6) to 3e-2 (swapped gates)."""
+"""Largest relative difference of a loss. Kernels for other processors (SSE4, AVX2,
+AVX-512, two threads) round differently, which makes up to 6e-7 in 20 steps. The changes
+below make 4e-5 (an epsilon of 1e-6) to 3e-2 (swapped gates)."""
 
 
 def difference(losses: list[float], kind: str) -> float:
@@ -104,14 +117,20 @@ def test_another_setting_gives_other_losses(model, optim):
 
 def test_swapped_gates_give_other_losses(monkeypatch):
     learned = PathGate.forward
-    monkeypatch.setattr(PathGate, "forward", lambda gate, x_BTD: learned(gate, x_BTD)[::-1])
-    assert difference(train(DualPathLM(config_of("dual"), seed=0)), "dual") > 3 * TOLERANCE
+    monkeypatch.setattr(
+        PathGate, "forward", lambda gate, x_BTD: learned(gate, x_BTD)[::-1]
+    )
+    assert (
+        difference(train(DualPathLM(config_of("dual"), seed=0)), "dual") > 3 * TOLERANCE
+    )
 
 
 def main() -> None:
     """Writes the losses of all three kinds of block."""
     torch.set_num_threads(1)
-    losses = {kind: train(DualPathLM(config_of(kind), seed=0)) for kind in get_args(BlockKind)}
+    losses = {
+        kind: train(DualPathLM(config_of(kind), seed=0)) for kind in get_args(BlockKind)
+    }
     GOLDEN.write_text(json.dumps(losses) + "\n")
 
 

@@ -1,4 +1,5 @@
-"""Steps whose numbers go wrong: left out, written down, and too many of them end the run."""
+"""Steps whose numbers go wrong: left out, written down, and too many of them end the
+run."""
 
 import json
 import math
@@ -42,7 +43,9 @@ NAN, INF = math.nan, math.inf
 # Faults, each at given steps
 
 
-def scaled_gradient(steps: set[int], factor: float) -> Callable[[DualPathModule], torch.Tensor]:
+def scaled_gradient(
+    steps: set[int], factor: float
+) -> Callable[[DualPathModule], torch.Tensor]:
     """In place of `clip_gradients`: multiplies one parameter's gradient before."""
 
     def clip(module: DualPathModule) -> torch.Tensor:
@@ -62,7 +65,11 @@ def scaled_loss(
     def scaled(module: DualPathModule, *batch: torch.Tensor) -> Losses:
         made, step = losses_of(module, *batch), module.trainer.global_step + 1
         calls[step] += 1
-        if step in steps and module.trainer.global_rank == rank and calls[step] == micro_batch + 1:
+        if (
+            step in steps
+            and module.trainer.global_rank == rank
+            and calls[step] == micro_batch + 1
+        ):
             return Losses(made.loss * factor, made.nll * factor, made.loads)
         return made
 
@@ -70,14 +77,17 @@ def scaled_loss(
 
 
 def rest(run: Path, step: int, key: str) -> Any:
-    return json.loads((run / f"checkpoints/step-{step:08d}/state.json").read_text())[key]
+    return json.loads((run / f"checkpoints/step-{step:08d}/state.json").read_text())[
+        key
+    ]
 
 
 # Judging by the norm
 
 
 def expected_outliers(norms: list[float], sigma: float) -> list[int]:
-    """The definition, by sums over the whole past: plain for HISTORY steps, then exponential."""
+    """The definition, by sums over the whole past: plain for HISTORY steps, then
+    exponential."""
     kept: list[float] = []
     found = []
     for number, norm in enumerate(norms):
@@ -89,7 +99,9 @@ def expected_outliers(norms: list[float], sigma: float) -> list[int]:
             weight += [decay ** (len(rest) - 1 - i) / HISTORY for i in range(len(rest))]
             assert sum(weight) == pytest.approx(1)
             mean = sum(w * x for w, x in zip(weight, first + rest, strict=True))
-            squares = sum(w * (x - mean) ** 2 for w, x in zip(weight, kept, strict=True))
+            squares = sum(
+                w * (x - mean) ** 2 for w, x in zip(weight, kept, strict=True)
+            )
             limit = mean + sigma * math.sqrt(squares)
             if value > limit:
                 found.append(number)
@@ -102,7 +114,14 @@ def expected_outliers(norms: list[float], sigma: float) -> list[int]:
 def test_outliers_are_those_of_the_definition(sigma):
     draw = random.Random(0)
     norms = [math.exp(draw.gauss(-n / 200, 0.3)) for n in range(400)]
-    for spike, factor in ((20, 1e3), (150, 1e3), (151, 1e3), (155, 30), (200, 15), (300, 1e3)):
+    for spike, factor in (
+        (20, 1e3),
+        (150, 1e3),
+        (151, 1e3),
+        (155, 30),
+        (200, 15),
+        (300, 1e3),
+    ):
         norms[spike] *= factor
     judge = StepGuard(sigma)
     found = [n for n, norm in enumerate(norms) if judge.judge(norm) == "outlier"]
@@ -135,7 +154,9 @@ def test_without_sigma_only_what_is_not_finite_is_left_out():
 def test_a_step_that_is_left_out_changes_nothing_and_the_run_goes_on(
     step, factor, fit, monkeypatch
 ):
-    changes = {"optim": {"decay": ["matrices", "embeddings", "norms", "gains", "biases"]}}
+    changes = {
+        "optim": {"decay": ["matrices", "embeddings", "norms", "gains", "biases"]}
+    }
     with monkeypatch.context() as patch:
         patch.setattr(training_step, "clip_gradients", scaled_gradient({step}, factor))
         run = fit(run={"save_every": 1}, **changes)
@@ -150,13 +171,19 @@ def test_a_step_that_is_left_out_changes_nothing_and_the_run_goes_on(
         patch.setattr(torch.optim.AdamW, "step", update_or_not)
         reference = fit(run={"save_every": 1, "name": "reference"}, **changes)
     for made in range(1, 7):
-        torch.testing.assert_close(state(run, made), state(reference, made), rtol=0, atol=0)
+        torch.testing.assert_close(
+            state(run, made), state(reference, made), rtol=0, atol=0
+        )
         for key in ("groups", "lr_schedulers"):
             assert rest(run, made, key) == rest(reference, made, key)
     if step > 1:
-        torch.testing.assert_close(state(run, step - 1), state(run, step), rtol=0, atol=0)
+        torch.testing.assert_close(
+            state(run, step - 1), state(run, step), rtol=0, atol=0
+        )
     metrics = rows(run / "metrics.csv")
-    assert [row["skipped"] for row in metrics] == ["1" if n == step else "0" for n in range(1, 7)]
+    assert [row["skipped"] for row in metrics] == [
+        "1" if n == step else "0" for n in range(1, 7)
+    ]
     same = ("step", "tokens", "loss", "lr")
     assert [[row[k] for k in same] for row in metrics] == [
         [row[k] for k in same] for row in rows(reference / "metrics.csv")
@@ -170,21 +197,30 @@ def test_a_step_that_is_left_out_moves_no_bias_of_experts(fit, monkeypatch):
     monkeypatch.setattr(training_step, "clip_gradients", scaled_gradient({2}, NAN))
     run = fit(model={"n_experts": 3}, run={"save_every": 1})
     first, left_out, made = (
-        torch.stack([value for name, value in state(run, step, "model").items()
-                     if name.endswith("balance_bias")])
+        torch.stack(
+            [
+                value
+                for name, value in state(run, step, "model").items()
+                if name.endswith("balance_bias")
+            ]
+        )
         for step in (1, 2, 3)
-    )  # fmt: skip
+    )
     assert torch.equal(first, left_out)
     assert not torch.equal(left_out, made)
 
 
-def test_a_micro_batch_without_a_loss_is_named_and_left_out_of_the_mean(fit, monkeypatch, capsys):
+def test_a_micro_batch_without_a_loss_is_named_and_left_out_of_the_mean(
+    fit, monkeypatch, capsys
+):
     losses: dict[int, list[float]] = {}
     losses_with_nan = scaled_loss({3}, NAN, micro_batch=1)
 
     def watched(module: DualPathModule, *batch: torch.Tensor) -> Losses:
         made = losses_with_nan(module, *batch)
-        losses.setdefault(module.trainer.global_step + 1, []).append(float(made.loss.detach()))
+        losses.setdefault(module.trainer.global_step + 1, []).append(
+            float(made.loss.detach())
+        )
         return made
 
     monkeypatch.setattr(training_step, "losses_of", watched)
@@ -192,12 +228,16 @@ def test_a_micro_batch_without_a_loss_is_named_and_left_out_of_the_mean(fit, mon
     (row,) = rows(run / "bad_steps.csv")
     assert row == {"step": "3", "kind": "loss", "loss": "nan", "grad_norm": "nan"}
     logged = rows(run / "metrics.csv")[2]
-    assert float(logged["loss"]) == pytest.approx(losses[3][0], rel=1e-5), "of the other one"
+    assert float(logged["loss"]) == pytest.approx(losses[3][0], rel=1e-5), (
+        "of the other one"
+    )
     assert float(logged["bits_per_byte"]) > 0
     assert "1 of 6 steps were skipped" in capsys.readouterr().out
 
 
-def test_only_the_first_steps_are_told_and_what_is_repeated_is_forgotten(fit, monkeypatch, capsys):
+def test_only_the_first_steps_are_told_and_what_is_repeated_is_forgotten(
+    fit, monkeypatch, capsys
+):
     monkeypatch.setattr(tables_of_a_run, "SAID", 2)
     fault = scaled_gradient({2, 4, 5}, NAN)
     with monkeypatch.context() as patch:
@@ -223,7 +263,10 @@ def test_a_continued_run_judges_as_an_uninterrupted_one(fit, monkeypatch):
     }
     run = fit(**changes)
     bad = rows(run / "bad_steps.csv")
-    assert [(row["step"], row["kind"]) for row in bad] == [("8", "outlier"), ("11", "outlier")]
+    assert [(row["step"], row["kind"]) for row in bad] == [
+        ("8", "outlier"),
+        ("11", "outlier"),
+    ]
     whole, last_weights, last = tables(run), weights(run), rest(run, 14, "guard")
     for step in (3, 8):
         back_to_step(run, step)
@@ -237,7 +280,9 @@ def test_a_continued_run_judges_as_an_uninterrupted_one(fit, monkeypatch):
 # Too many of them, and weights that are no numbers
 
 
-def test_too_many_in_a_row_end_the_run_and_it_can_be_continued(refused, fit, monkeypatch, tmp_path):
+def test_too_many_in_a_row_end_the_run_and_it_can_be_continued(
+    refused, fit, monkeypatch, tmp_path
+):
     changes = {"run": {"max_bad_steps": 3}}
     with monkeypatch.context() as patch:
         patch.setattr(training_step, "losses_of", scaled_loss({1, 3, 4, 5}, INF))
@@ -246,9 +291,22 @@ def test_too_many_in_a_row_end_the_run_and_it_can_be_continued(refused, fit, mon
     assert "steps 3 to 5 were skipped" in said
     assert said.endswith("the same command continues from step 4\n")
     assert (run / WENT_WRONG).read_text() == said.removeprefix("dualpath fit: failed: ")
-    assert [row["skipped"] for row in rows(run / "metrics.csv")] == ["1", "0", "1", "1", "1"]
+    assert [row["skipped"] for row in rows(run / "metrics.csv")] == [
+        "1",
+        "0",
+        "1",
+        "1",
+        "1",
+    ]
     fit(**changes)
-    assert [row["skipped"] for row in rows(run / "metrics.csv")] == ["1", "0", "1", "1", "0", "0"]
+    assert [row["skipped"] for row in rows(run / "metrics.csv")] == [
+        "1",
+        "0",
+        "1",
+        "1",
+        "0",
+        "0",
+    ]
     assert not (run / WENT_WRONG).exists(), "it has not ended so this time"
 
 
@@ -271,11 +329,19 @@ def test_weights_that_are_no_numbers_are_not_saved(refused, monkeypatch, tmp_pat
 
 @pytest.mark.parametrize(
     ("values", "finite"),
-    [([1.0], True), ([3e38, -3e38], True), ([0.0, NAN], False), ([-INF, 1.0], False), ([], True)],
+    [
+        ([1.0], True),
+        ([3e38, -3e38], True),
+        ([0.0, NAN], False),
+        ([-INF, 1.0], False),
+        ([], True),
+    ],
     ids=str,
 )
 def test_finite_weights_are_told_from_others(values, finite):
-    model = nn.ParameterList([nn.Parameter(torch.tensor(part)) for part in ([1.0, 2.0], values)])
+    model = nn.ParameterList(
+        [nn.Parameter(torch.tensor(part)) for part in ([1.0, 2.0], values)]
+    )
     assert finite_weights(model) is finite
     assert finite_weights(model.bfloat16()) is finite
 
@@ -294,14 +360,18 @@ def two(trained: Fit, tmp_path: Path) -> list[str]:
     return ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "two"]
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"]
+)
 def test_ranks_agree_where_one_of_them_has_no_loss(strategy, two, tmp_path):
     words = [*two, "--trainer.strategy", strategy]
     run_on_two_ranks(words, tmp_path, partial(spoil_the_second_rank, {3}))
     runs = tmp_path / "runs" / "tiny"
     metrics, whole = (rows(runs / name / "metrics.csv") for name in ("two", "default"))
     assert [row["skipped"] for row in metrics] == ["0", "0", "1", "0", "0", "0"]
-    assert all(math.isfinite(float(row["loss"])) for row in metrics), "the first rank's at step 3"
+    assert all(math.isfinite(float(row["loss"])) for row in metrics), (
+        "the first rank's at step 3"
+    )
     assert [row["lr"] for row in metrics] == [row["lr"] for row in whole]
     (row,) = rows(runs / "two" / "bad_steps.csv")
     assert (row["step"], row["kind"]) == ("3", "loss")
@@ -323,7 +393,8 @@ def test_too_many_in_a_row_end_both_ranks_with_one_line(strategy, two, tmp_path)
 
 
 def zeroed(steps: int, ranks: set[int], compiled: bool = False) -> None:
-    """Queries and keys get gradients of exactly zero in the first steps of these ranks."""
+    """Queries and keys get gradients of exactly zero in the first steps of these
+    ranks."""
 
     def clip(module: DualPathModule) -> torch.Tensor:
         module.compile_blocks = compiled
@@ -337,7 +408,9 @@ def zeroed(steps: int, ranks: set[int], compiled: bool = False) -> None:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_matrices_without_a_gradient_end_the_run_and_are_named(compiled, refused, monkeypatch):
+def test_matrices_without_a_gradient_end_the_run_and_are_named(
+    compiled, refused, monkeypatch
+):
     monkeypatch.setattr(training_step, "clip_gradients", clip_gradients)  # puts it back
     zeroed(9, {0}, compiled)
     said = refused()
@@ -369,7 +442,9 @@ def test_matrices_with_gradients_below_adams_epsilon_are_named_once(
     fit(optim={"name": optimizer, "eps": 1e-8})
     said = capsys.readouterr().out
     assert said.count("hardly train") == warned
-    names = ", ".join(f"blocks.*.{path}.sublayer.attn.q_proj.weight" for path in ("deep", "wide"))
+    names = ", ".join(
+        f"blocks.*.{path}.sublayer.attn.q_proj.weight" for path in ("deep", "wide")
+    )
     assert (f"warning: {names} hardly train" in said) == warned
 
 

@@ -1,4 +1,5 @@
-"""Parameter groups, learning rate, weight decay; Muon; the balance of experts by biases.
+"""Parameter groups, learning rate, weight decay; Muon; the balance of experts by
+biases.
 
 Loss and bits per byte by hand.
 """
@@ -43,9 +44,15 @@ def test_every_parameter_is_in_one_group_and_the_paper_decays_all_but_embeddings
     grouped = [id(p) for group in groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in lm.parameters())
     assert {g["name"]: g["weight_decay"] for g in groups} == {
-        "embedding": 0.0, "head": 0.3, "hidden": 0.3, "router": 0.3, "gate": 0.3, "norms": 0.3,
-        "gains": 0.3, "biases": 0.3,
-    }  # fmt: skip
+        "embedding": 0.0,
+        "head": 0.3,
+        "hidden": 0.3,
+        "router": 0.3,
+        "gate": 0.3,
+        "norms": 0.3,
+        "gains": 0.3,
+        "biases": 0.3,
+    }
 
 
 def test_the_schedule_passes_through_the_papers_values():
@@ -53,13 +60,17 @@ def test_the_schedule_passes_through_the_papers_values():
     assert learning_rate(0, STEPS, PAPER) == pytest.approx(5e-6)
     assert learning_rate(184, STEPS, PAPER) == pytest.approx(5e-4)
     assert learning_rate(STEPS, STEPS, PAPER) == pytest.approx(5e-5)
-    assert learning_rate((184 + STEPS) // 2, STEPS, PAPER) == pytest.approx(2.75e-4, rel=1e-3)
+    assert learning_rate((184 + STEPS) // 2, STEPS, PAPER) == pytest.approx(
+        2.75e-4, rel=1e-3
+    )
 
 
 @given(warmup=st.integers(0, 50), rest=st.integers(1, 200))
 def test_the_rate_rises_then_falls_and_stays_between_its_ends(warmup, rest):
     settings = OptimSettings(warmup_steps=warmup)
-    rates = [learning_rate(s, warmup + rest, settings) for s in range(warmup + rest + 1)]
+    rates = [
+        learning_rate(s, warmup + rest, settings) for s in range(warmup + rest + 1)
+    ]
     assert rates[: warmup + 1] == sorted(rates[: warmup + 1])
     assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
     assert rates[warmup] == pytest.approx(settings.lr)
@@ -72,11 +83,16 @@ def test_the_rate_rises_then_falls_and_stays_between_its_ends(warmup, rest):
     warmup=st.integers(0, 50),
     cooldown=st.floats(0, 1),
 )
-def test_under_wsd_runs_are_alike_up_to_the_cooldown_of_the_shorter_one(steps, warmup, cooldown):
+def test_under_wsd_runs_are_alike_up_to_the_cooldown_of_the_shorter_one(
+    steps, warmup, cooldown
+):
     settings = OptimSettings(warmup_steps=warmup, schedule="wsd", cooldown=cooldown)
     shorter, longer = sorted(steps)
     start = cooldown_start(shorter, settings)
-    before = [[learning_rate(s, n, settings) for s in range(start + 1)] for n in (shorter, longer)]
+    before = [
+        [learning_rate(s, n, settings) for s in range(start + 1)]
+        for n in (shorter, longer)
+    ]
     assert before[0] == before[1]
     assert before[0][-1] == settings.lr
     rates = [learning_rate(s, shorter, settings) for s in range(start, shorter + 1)]
@@ -91,8 +107,11 @@ SCALES: dict[str, float] = {"gate": 3.0, "gains": 0.5, "head": 0.0}
 
 @pytest.mark.parametrize("decay_sum", [None, 1.5])
 def test_each_kind_has_its_rate_and_shrinks_as_its_decay_says(decay_sum):
-    """Without gradients weight_decay shrinks with the rate, decay_sum whatever that is."""
-    settings = replace(PAPER, lr_scale=SCALES, base_width=8, decay_sum=decay_sum, warmup_steps=2)
+    """Without gradients weight_decay shrinks with the rate, decay_sum whatever that
+    is."""
+    settings = replace(
+        PAPER, lr_scale=SCALES, base_width=8, decay_sum=decay_sum, warmup_steps=2
+    )
     lm, steps = DualPathLM(SMALL), 30
     optimizer = build_optimizer(lm.named_parameters(), settings, steps, SMALL)
     scheduler = build_scheduler(optimizer, steps, settings)
@@ -103,7 +122,9 @@ def test_each_kind_has_its_rate_and_shrinks_as_its_decay_says(decay_sum):
     halved = {"hidden": 0.5, "router": 0.5, "gate": 1.5, "gains": 0.5, "head": 0.0}
     for step in range(steps):
         for group in optimizer.param_groups:
-            expected = halved.get(group["name"], 1.0) * learning_rate(step, steps, settings)
+            expected = halved.get(group["name"], 1.0) * learning_rate(
+                step, steps, settings
+            )
             assert group["lr"] == pytest.approx(expected)
         optimizer.step()
         scheduler.step()
@@ -116,15 +137,23 @@ def test_each_kind_has_its_rate_and_shrinks_as_its_decay_says(decay_sum):
             logarithm = -factor * 0.3 * sum(rates)
         logarithm *= group["name"] != "embedding"
         for parameter in group["params"]:
-            # A step shrinks by 1 - rate x decay, whose logarithm is a little below -rate x decay.
+            # A step shrinks by 1 - rate x decay, whose logarithm is a little below
+            # -rate x decay.
             values = parameter.detach().log()
-            assert values.min() == pytest.approx(logarithm, rel=0.1, abs=1e-6), group["name"]
+            assert values.min() == pytest.approx(logarithm, rel=0.1, abs=1e-6), group[
+                "name"
+            ]
             assert values.max() == values.min()
 
 
 def test_a_run_starts_from_the_values_of_its_width():
     module = DualPathModule(
-        SMALL, OptimSettings(base_width=8), [1] * SMALL.vocab_size, [], seed=0, compile_blocks=False
+        SMALL,
+        OptimSettings(base_width=8),
+        [1] * SMALL.vocab_size,
+        [],
+        seed=0,
+        compile_blocks=False,
     )
     module.configure_model()
     assert module.model is not None
@@ -152,7 +181,9 @@ def test_both_are_the_sums_of_their_definition_however_batched(scored, batch):
     metric = LanguageModelLoss(TOKEN_BYTES)
     for start in range(0, len(scored), batch):
         part = scored[start : start + batch]
-        metric.update(torch.tensor([[n for _, n in part]]), torch.tensor([[t for t, _ in part]]))
+        metric.update(
+            torch.tensor([[n for _, n in part]]), torch.tensor([[t for t, _ in part]])
+        )
     result = metric.compute()
     kept = [(t, n) for t, n in scored if t != IGNORE]
     text = [(t, n) for t, n in kept if TOKEN_BYTES[t]]
@@ -186,12 +217,19 @@ scales = st.sampled_from([1e-15, 1e-6, 1, 1e6])
 
 
 @given(rows=sides, columns=sides, seed=st.integers(0, 99), scale=scales)
-def test_each_singular_value_goes_through_the_quintic_by_itself(rows, columns, seed, scale):
+def test_each_singular_value_goes_through_the_quintic_by_itself(
+    rows, columns, seed, scale
+):
     generator = torch.Generator().manual_seed(seed)
-    matrix = scale * torch.randn(rows, columns, generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(orthogonal(matrix), reference(matrix), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(orthogonal(matrix.float()).double(), reference(matrix), rtol=0,
-                               atol=1e-3)  # fmt: skip
+    matrix = scale * torch.randn(
+        rows, columns, generator=generator, dtype=torch.float64
+    )
+    torch.testing.assert_close(
+        orthogonal(matrix), reference(matrix), rtol=1e-9, atol=1e-9
+    )
+    torch.testing.assert_close(
+        orthogonal(matrix.float()).double(), reference(matrix), rtol=0, atol=1e-3
+    )
 
 
 def test_a_matrix_of_zeros_stays_zero_and_no_size_gives_more_than_the_quintic():
@@ -199,7 +237,9 @@ def test_a_matrix_of_zeros_stays_zero_and_no_size_gives_more_than_the_quintic():
     matrix = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
     assert not orthogonal(torch.zeros(3, 4)).any()
     for exponent in range(-45, -14):
-        assert orthogonal(matrix * 10.0**exponent).norm(2) < 1.21 * math.sqrt(48), exponent
+        assert orthogonal(matrix * 10.0**exponent).norm(2) < 1.21 * math.sqrt(48), (
+            exponent
+        )
 
 
 def stepped(optimizer: torch.optim.Optimizer, model: nn.Module, seed: int) -> None:
@@ -221,7 +261,10 @@ def test_steps_are_those_of_the_equations(adjust):
     expected, momentum = matrix.detach().clone(), torch.zeros_like(matrix)
     rows_, columns = matrix.shape
     assert rows_ > columns, "else both factors of original are 1"
-    factor = {"match_rms_adamw": 0.2 * rows_**0.5, "original": (rows_ / columns) ** 0.5}[adjust]
+    factor = {
+        "match_rms_adamw": 0.2 * rows_**0.5,
+        "original": (rows_ / columns) ** 0.5,
+    }[adjust]
     for step in range(4):
         stepped(optimizer, model, seed=step)
         scheduler.step()
@@ -235,10 +278,17 @@ def test_steps_are_those_of_the_equations(adjust):
 def test_muon_is_pytorchs_and_the_rest_is_adamw():
     """Products in bfloat16, as in torch.optim.Muon; AdamW to the last bit."""
     ours, muon, adamw = (DualPathLM(SMALL, seed=0) for _ in range(3))
-    optimizer = build_optimizer(ours.named_parameters(), MUON, 9, products=torch.bfloat16)
-    hidden = [p for name, p in muon.named_parameters() if kind_of(name).kind == "hidden"]
+    optimizer = build_optimizer(
+        ours.named_parameters(), MUON, 9, products=torch.bfloat16
+    )
+    hidden = [
+        p for name, p in muon.named_parameters() if kind_of(name).kind == "hidden"
+    ]
     theirs = torch.optim.Muon(
-        hidden, lr=MUON.lr, weight_decay=MUON.weight_decay, adjust_lr_fn="match_rms_adamw"
+        hidden,
+        lr=MUON.lr,
+        weight_decay=MUON.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
     )
     plain = build_optimizer(adamw.named_parameters(), replace(MUON, name="adamw"), 9)
     for seed in range(3):
@@ -257,7 +307,9 @@ def test_a_step_without_gradients_changes_nothing():
     optimizer = build_optimizer(model.named_parameters(), MUON, 9)
     stepped(optimizer, model, seed=0)
     before = [p.detach().clone() for p in model.parameters()]
-    momenta = [s["momentum_buffer"].clone() for s in optimizer.state.values() if len(s) == 1]
+    momenta = [
+        s["momentum_buffer"].clone() for s in optimizer.state.values() if len(s) == 1
+    ]
     optimizer.zero_grad()
     optimizer.step()
     assert all(map(torch.equal, before, model.parameters()))
@@ -329,7 +381,8 @@ def test_without_biases_loads_are_counted_and_nothing_moves():
 
 
 @pytest.mark.parametrize(
-    ("load", "expected"), [([3, 3, 3], (1, 1, 0)), ([0, 8, 0, 0], (4, 0, 3)), ([7], (1, 1, 0))]
+    ("load", "expected"),
+    [([3, 3, 3], (1, 1, 0)), ([0, 8, 0, 0], (4, 0, 3)), ([7], (1, 1, 0))],
 )
 def test_the_numbers_of_a_load(load, expected):
     assert numbers(torch.tensor(load)) == pytest.approx(expected)

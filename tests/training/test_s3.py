@@ -1,4 +1,5 @@
-"""A data folder at s3://: the numbers of the local folder, or one line; its chunks come ahead."""
+"""A data folder at s3://: the numbers of the local folder, or one line; its chunks come
+ahead."""
 
 import re
 import shutil
@@ -19,7 +20,9 @@ from tests.data_prep.web import wait_for
 from tests.training.tiny_run import SEQ_LEN, prepare, rows, tables, write_text
 
 URL = "s3://bucket/train"
-workers = pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+workers = pytest.mark.parametrize(
+    "workers", [0, pytest.param(1, marks=pytest.mark.slow)]
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +46,16 @@ def test_a_run_from_s3_is_the_run_from_the_local_folder(fit, data, remote, worke
     # More than an epoch, so that every chunk is read.
     run = {"max_tokens": 36 * 4 * SEQ_LEN, "validate_every": 18, "gates_every": 18}
     local, distant = (
-        fit(run={**run, "name": name}, data={"path": path, "workers": workers, "max_epochs": 9})
+        fit(
+            run={**run, "name": name},
+            data={"path": path, "workers": workers, "max_epochs": 9},
+        )
         for name, path in (("local", str(data)), ("s3", remote))
     )
     assert tables(distant) == tables(local)
-    assert (distant / "tokenizer.json").read_bytes() == (local / "tokenizer.json").read_bytes()
+    assert (distant / "tokenizer.json").read_bytes() == (
+        local / "tokenizer.json"
+    ).read_bytes()
     chunks = {chunk.name for chunk in Manifest.read(data).chunks}
     cached = {path.name for path in storage.cache().glob("chunks/*/*/chunk-*.bin")}
     assert cached == chunks, "nothing went past the cache"
@@ -59,8 +67,12 @@ def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
     fit(data={"path": remote}, run={"name": "before"})
     text = (data.parent / "text.jsonl").read_text().replace("cell", "fell")
     (tmp_path / "other.jsonl").write_text(text)
-    other = prepare(tmp_path / "other", tmp_path / "other.jsonl", "--chunk-tokens", "512")
-    names_and_sizes = [[(c.name, c.bytes) for c in Manifest.read(f).chunks] for f in (data, other)]
+    other = prepare(
+        tmp_path / "other", tmp_path / "other.jsonl", "--chunk-tokens", "512"
+    )
+    names_and_sizes = [
+        [(c.name, c.bytes) for c in Manifest.read(f).chunks] for f in (data, other)
+    ]
     assert names_and_sizes[0] == names_and_sizes[1]
     put_folder(bucket, other, "train")
     error = refused(data={"path": remote, "max_epochs": 9}, run={"name": "before"})
@@ -74,7 +86,9 @@ def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
 def test_replaced_data_stay_in_the_cache_while_a_process_reads_them(bucket, tmp_path):
     def opened(seed: int) -> Blocks:
         tokens = np.random.default_rng(seed).integers(0, 255, 4 * SIZE)
-        write_data_folder(tmp_path / f"{seed}", tokens, tokenizer_with(["h e"]), 4 * SIZE)
+        write_data_folder(
+            tmp_path / f"{seed}", tokens, tokenizer_with(["h e"]), 4 * SIZE
+        )
         put_folder(bucket, tmp_path / f"{seed}", "replaced")
         return Blocks("s3://bucket/replaced", SIZE)
 
@@ -94,45 +108,62 @@ def test_a_chunk_changed_behind_the_manifest_is_not_trained_on(
     refused, bucket, data, remote, workers
 ):
     for chunk in Manifest.read(data).chunks:
-        bucket.put_object(Bucket="bucket", Key=f"train/{chunk.name}", Body=bytes(chunk.bytes))
+        bucket.put_object(
+            Bucket="bucket", Key=f"train/{chunk.name}", Body=bytes(chunk.bytes)
+        )
     error = refused(data={"path": remote, "workers": workers})
-    assert re.match(r"dualpath fit: error: s3:.*chunk-0-\d\.bin: changed since it was", error)
+    assert re.match(
+        r"dualpath fit: error: s3:.*chunk-0-\d\.bin: changed since it was", error
+    )
 
 
 @workers
 def test_a_chunk_damaged_in_the_cache_is_not_trained_on(fit, refused, remote, workers):
-    whole = {"run": {"max_tokens": 36 * 4 * SEQ_LEN}, "data": {"path": remote, "max_epochs": 9}}
+    whole = {
+        "run": {"max_tokens": 36 * 4 * SEQ_LEN},
+        "data": {"path": remote, "max_epochs": 9},
+    }
     fit(**whole)
     chunks = list(storage.cache().glob("chunks/*/*/chunk-*.bin"))
     for chunk in chunks:
         chunk.write_bytes(bytes(chunk.stat().st_size))
     again = {"run": {"name": "again"}, "data": {"path": remote, "workers": workers}}
     error = refused(**again)
-    assert re.search(r"its sha256 differs\); delete '.*', and it is fetched again", error)
+    assert re.search(
+        r"its sha256 differs\); delete '.*', and it is fetched again", error
+    )
     shutil.rmtree(chunks[0].parent)
     fit(**again)
 
 
-def test_validation_sets_may_lie_on_s3(fit, bucket, data, remote, texts, output_of, said):
+def test_validation_sets_may_lie_on_s3(
+    fit, bucket, data, remote, texts, output_of, said
+):
     bucket.upload_file(str(texts / "val.jsonl"), "bucket", "texts/val.jsonl")
     distant = {"held_out": "s3://bucket/texts/val.jsonl", "packed": remote}
     local = {"held_out": str(texts / "val.jsonl"), "packed": str(data)}
-    val = {name: {"path": str(data), "val": paths, "val_tokens": 2000}
-           for name, paths in (("s3", distant), ("local", local))}  # fmt: skip
+    val = {
+        name: {"path": str(data), "val": paths, "val_tokens": 2000}
+        for name, paths in (("s3", distant), ("local", local))
+    }
     runs = [fit(run={"name": name}, data=changes) for name, changes in val.items()]
     assert len(rows(runs[0] / "validation.csv")) == 6
     assert tables(runs[0]) == tables(runs[1])
     shutil.rmtree(storage.cache())  # scored on another machine
     words = ("validate", "--ckpt_path", runs[0])
     assert "are not followed unless given" in said(*words)
-    given = [word for name, path in distant.items() for word in (f"--data.val.{name}", path)]
+    given = [
+        word for name, path in distant.items() for word in (f"--data.val.{name}", path)
+    ]
     output = output_of(*words, *given)
     for row in rows(runs[0] / "validation.csv")[-2:]:
         (loss,) = re.findall(rf"{row['set']} .*? ([\d.]+)", output)
-        assert float(loss) == pytest.approx(float(row["loss"]), abs=6e-5)  # rounded twice
+        # rounded twice
+        assert float(loss) == pytest.approx(float(row["loss"]), abs=6e-5)
 
 
-# Chunks from S3: the next one comes ahead, and those that were read go where the disk is full
+# Chunks from S3: the next one comes ahead, and those that were read go where the disk
+# is full
 
 
 CHUNKED = "s3://bucket/chunked"
@@ -150,7 +181,10 @@ def ordered(bucket: Any, tmp_path: Path) -> OrderedBlocks:
 
 def chunk_at(ordered: OrderedBlocks, position: int) -> Path:
     assert ordered.blocks.cache is not None
-    return ordered.blocks.cache.folder / ordered.blocks.names[ordered.order.at(position)[0]]
+    return (
+        ordered.blocks.cache.folder
+        / ordered.blocks.names[ordered.order.at(position)[0]]
+    )
 
 
 def test_the_chunk_after_the_one_that_is_read_comes_ahead(ordered):

@@ -1,4 +1,5 @@
-"""Training with numbers of loops that are drawn or grow by a schedule; runs that branch off one."""
+"""Training with numbers of loops that are drawn or grow by a schedule; runs that branch
+off one."""
 
 import json
 from collections import Counter
@@ -42,9 +43,18 @@ def test_draws_depend_on_seed_and_step_alone_and_reach_all_choices(choices, seed
 
 
 SCHEDULES = st.lists(
-    st.tuples(st.integers(1, 99), st.integers(1, 5)), max_size=7, unique_by=lambda pair: pair[0]
-).map(lambda pairs: list(zip([0, *sorted(p / 100 for p, _ in pairs)],
-                             sorted([1, *(k for _, k in pairs)]), strict=True)))  # fmt: skip
+    st.tuples(st.integers(1, 99), st.integers(1, 5)),
+    max_size=7,
+    unique_by=lambda pair: pair[0],
+).map(
+    lambda pairs: list(
+        zip(
+            [0, *sorted(p / 100 for p, _ in pairs)],
+            sorted([1, *(k for _, k in pairs)]),
+            strict=True,
+        )
+    )
+)
 
 
 @given(schedule=SCHEDULES, steps=st.integers(1, 300))
@@ -54,21 +64,28 @@ def test_a_schedule_is_the_list_that_its_pairs_write_over(schedule, steps):
     for part, loops in schedule:
         first = round(part * steps)
         expected[first:] = [loops] * (steps - first)
-    found = step_loops(RunSettings(loop_schedule=schedule, batch_tokens=8, max_tokens=8 * steps))
+    found = step_loops(
+        RunSettings(loop_schedule=schedule, batch_tokens=8, max_tokens=8 * steps)
+    )
     assert found is not None
     assert [found.at(step) for step in range(steps)] == expected
     assert {loops: n for loops, n in found.counts().items() if n} == Counter(expected)
 
 
 def test_a_step_trains_with_the_number_that_is_drawn(fit, monkeypatch):
-    """Losses of each step are those of a forward pass with K' forced, on the step's batch."""
+    """Losses of each step are those of a forward pass with K' forced, on the step's
+    batch."""
     forward, seen = DualPathLM.forward, []
 
-    def watched(model: DualPathLM, tokens: torch.Tensor, *args: Any, **options: Any) -> Any:
+    def watched(
+        model: DualPathLM, tokens: torch.Tensor, *args: Any, **options: Any
+    ) -> Any:
         losses = forward(model, tokens, *args, **options)
         if model.training and torch.is_grad_enabled():
             by_loops = {
-                k: forward(model, tokens, *args, intervention=Intervention(loops=k)).mean().item()
+                k: forward(model, tokens, *args, intervention=Intervention(loops=k))
+                .mean()
+                .item()
                 for k in (1, 2, 3)
             }
             seen.append((losses.mean().item(), by_loops))
@@ -90,24 +107,36 @@ GROWING = {"model": {"loops": 3, "step_conditioning": "film"}, "run": SCHEDULE}
 
 
 def test_a_phase_of_one_loop_trains_the_model_of_one_loop_and_moves_nothing_else(fit):
-    """Its twin has no router, one gain and one FiLM a layer; losses and weights are equal bits.
+    """Its twin has no router, one gain and one FiLM a layer; losses and weights are
+    equal bits.
 
-    The weights that the twin lacks keep their initial values, although gains and router decay, and
-    AdamW's moments of them are zero.
+    The weights that the twin lacks keep their initial values, although gains and router
+    decay, and AdamW's moments of them are zero.
     """
-    optim = {"optim": {"decay": ["matrices", "norms", "gains", "biases", "conditioning"]}}
+    optim = {
+        "optim": {"decay": ["matrices", "norms", "gains", "biases", "conditioning"]}
+    }
     growing = fit(**GROWING, **optim)
-    settings = {"model": GROWING["model"] | {"loops": 1}, "run": {"name": "twin", "save_every": 3}}
+    settings = {
+        "model": GROWING["model"] | {"loops": 1},
+        "run": {"name": "twin", "save_every": 3},
+    }
     twin = fit(**settings, **optim)
-    losses = [[row["loss"] for row in tables(run)["metrics.csv"]] for run in (growing, twin)]
+    losses = [
+        [row["loss"] for row in tables(run)["metrics.csv"]] for run in (growing, twin)
+    ]
     assert losses[0][:3] == losses[1][:3]
     assert losses[0][3:] != losses[1][3:], "three loops"
 
-    growing = fit(**GROWING | {"run": {**SCHEDULE, "name": "saved", "save_every": 3}}, **optim)
+    growing = fit(
+        **GROWING | {"run": {**SCHEDULE, "name": "saved", "save_every": 3}}, **optim
+    )
     for name in ("gains", "film"):
         last, third = (state(growing, n, "model.") for n in (6, 3))
         key = f"model.blocks.0.deep.{name}"
-        assert (last[key][1:] != third[key][1:]).any(), "they begin to move when they run"
+        assert (last[key][1:] != third[key][1:]).any(), (
+            "they begin to move when they run"
+        )
     found, wanted = (state(run, 3, "model.") for run in (growing, twin))
     config = ModelConfig(**read_recipe(growing)["model"])
     untouched = 0
@@ -118,7 +147,9 @@ def test_a_phase_of_one_loop_trains_the_model_of_one_loop_and_moves_nothing_else
         assert torch.equal(weight[: len(own)], own), name
         assert torch.equal(weight[len(own) :], start[len(own) :]), name
         untouched += weight[len(own) :].numel()
-    assert untouched == 2 * (2 + 2 * 4 * 16 + 16 + 1 + 1), "gains, FiLM, router, its bias"
+    assert untouched == 2 * (2 + 2 * 4 * 16 + 16 + 1 + 1), (
+        "gains, FiLM, router, its bias"
+    )
 
     moments = (state(run, 3, "optimizer.0.exp_avg_sq.") for run in (growing, twin))
     idle, twins = (sum((m == 0).sum().item() for m in own.values()) for own in moments)
@@ -143,7 +174,10 @@ def test_compiled_layers_that_differ_have_a_graph_each_and_equal_ones_share_it()
         model = build_model(config, seed=0, compile_blocks=True)
         counters.clear()
         tokens = torch.arange(8)[None] % config.vocab_size
-        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True), torch.no_grad():
+        with (
+            torch._dynamo.config.patch(fail_on_recompile_limit_hit=True),
+            torch.no_grad(),
+        ):
             model(tokens)
     assert counters["stats"]["unique_graphs"] == 3
 
@@ -151,12 +185,19 @@ def test_compiled_layers_that_differ_have_a_graph_each_and_equal_ones_share_it()
 @given(SCHEDULES, st.integers(1, 50))
 def test_flops_are_those_of_all_steps_over_their_number(schedule, steps):
     config = ModelConfig(loops=2, d_ffn=64, d_ffn_wide=64)
-    loops = step_loops(RunSettings(loop_schedule=schedule, batch_tokens=1, max_tokens=steps))
+    loops = step_loops(
+        RunSettings(loop_schedule=schedule, batch_tokens=1, max_tokens=steps)
+    )
     assert loops is not None
-    flops = [training_flops_per_token(replace(config, loops=loops.at(s))) for s in range(steps)]
+    flops = [
+        training_flops_per_token(replace(config, loops=loops.at(s)))
+        for s in range(steps)
+    ]
     found = over_loops(training_flops_per_token, config, loops.counts())
     assert found == pytest.approx(sum(flops) / steps, rel=1e-12)
-    assert over_loops(training_flops_per_token, config, {}) == training_flops_per_token(config)
+    assert over_loops(training_flops_per_token, config, {}) == training_flops_per_token(
+        config
+    )
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.compile.*")
@@ -170,7 +211,7 @@ def length(steps: int, **run: Any) -> dict[str, Any]:
     return {"optim": WSD, "run": {"max_tokens": steps * STEP, "save_every": 1, **run}}
 
 
-def test_a_branch_equals_the_run_of_its_length_and_is_continued_from_its_own_checkpoints(
+def test_a_branch_equals_a_run_of_its_length_and_continues_from_its_own_checkpoints(
     fit, capsys
 ):
     long, short = fit(**length(12, name="long")), fit(**length(6, name="short"))
@@ -179,10 +220,14 @@ def test_a_branch_equals_the_run_of_its_length_and_is_continued_from_its_own_che
     assert tables(fit(**longer)) == tables(long)
     branch = fit(**shorter)
     assert tables(branch) == tables(short)
-    assert tables(branch)["metrics.csv"] != tables(long)["metrics.csv"][:6], "another cool-down"
+    assert tables(branch)["metrics.csv"] != tables(long)["metrics.csv"][:6], (
+        "another cool-down"
+    )
     facts = json.loads((branch / "versions.json").read_text())
     assert facts["branched_from"] == f"{long} at step 3"
-    assert not (branch / "checkpoints" / "step-00000003").exists(), "the trunk's stays where it is"
+    assert not (branch / "checkpoints" / "step-00000003").exists(), (
+        "the trunk's stays where it is"
+    )
     for step in (5, 6):
         rmtree(branch / "checkpoints" / f"step-{step:08d}")
     capsys.readouterr()
@@ -192,7 +237,8 @@ def test_a_branch_equals_the_run_of_its_length_and_is_continued_from_its_own_che
 
 
 def test_a_branch_has_no_step_whose_loops_its_own_length_would_not_give(fit):
-    """Its second phase begins at step 3, the trunk's at step 6: it takes over the checkpoint of 3.
+    """Its second phase begins at step 3, the trunk's at step 6: it takes over the
+    checkpoint of 3.
 
     The cool-down begins at step 5.
     """
@@ -200,7 +246,9 @@ def test_a_branch_has_no_step_whose_loops_its_own_length_would_not_give(fit):
     schedule = {"loop_schedule": [[0, 1], [0.5, 2]]}
     long = fit(**length(12, name="long", **schedule) | changes)
     short = fit(**length(6, name="short", **schedule) | changes)
-    branch = fit(**length(6, name="branch", branch_from=str(long), **schedule) | changes)
+    branch = fit(
+        **length(6, name="branch", branch_from=str(long), **schedule) | changes
+    )
     facts = json.loads((branch / "versions.json").read_text())
     assert facts["branched_from"] == f"{long} at step 3"
     assert tables(branch) == tables(short)

@@ -1,4 +1,5 @@
-"""Signals: the run ends at a step's end with a checkpoint, and goes on as if nothing had been."""
+"""Signals: the run ends at a step's end with a checkpoint, and goes on as if nothing
+had been."""
 
 import multiprocessing
 import os
@@ -25,11 +26,18 @@ from tests.training.tiny_run import SEQ_LEN, Fit, rows, tables, weights
 
 rare = pytest.mark.slow
 STEPS = 8
-RUN = {"max_tokens": STEPS * 4 * SEQ_LEN, "save_every": 4, "validate_every": 2, "log_every": 1,
-       "gates_every": 1}  # fmt: skip
+RUN = {
+    "max_tokens": STEPS * 4 * SEQ_LEN,
+    "save_every": 4,
+    "validate_every": 2,
+    "log_every": 1,
+    "gates_every": 1,
+}
 
 
-def at_step(where: str, step: int, act: Callable[[], object], rank: str | None = None) -> None:
+def at_step(
+    where: str, step: int, act: Callable[[], object], rank: str | None = None
+) -> None:
     """Has something happen when the module's method is first called after some steps.
 
     `rank` is that of two which it happens on; by default all.
@@ -51,19 +59,25 @@ def send(signum: int) -> None:
     os.kill(os.getpid(), signum)
 
 
-def signalled(signum: int, where: str, step: int, rank: str | None = None) -> Callable[[], None]:
+def signalled(
+    signum: int, where: str, step: int, rank: str | None = None
+) -> Callable[[], None]:
     """What a process is prepared by to get a signal at some moment."""
     return partial(at_step, where, step, partial(send, signum), rank)
 
 
 def send_to_all(signum: int) -> None:
-    """Sends a signal to this process and its loader, as SLURM does: from another process."""
+    """Sends a signal to this process and its loader, as SLURM does: from another
+    process."""
     (loader,) = multiprocessing.active_children()
-    subprocess.run(["kill", f"-{signum:d}", str(loader.pid), str(os.getpid())], check=True)
+    subprocess.run(
+        ["kill", f"-{signum:d}", str(loader.pid), str(os.getpid())], check=True
+    )
 
 
 def all_signalled(signum: int, where: str, step: int) -> Callable[[], None]:
-    """What a process is prepared by to get a signal at some moment, and its loader too."""
+    """What a process is prepared by to get a signal at some moment, and its loader
+    too."""
     return partial(at_step, where, step, partial(send_to_all, signum))
 
 
@@ -85,36 +99,82 @@ STEP, VALIDATION = "training_step", "validation_step"
 TIME = ["--trainer.max_time", "00:00:00:00"]
 LOADER = ["--data.workers", "1"]
 ENDS: dict[str, tuple[Callable[[], None] | None, list[str], int, int | None, str]] = {
-    # What is prepared, more words, exit code, step of the newest checkpoint, and what is said.
+    # What is prepared, more words, exit code, step of the newest checkpoint, and what
+    # is said.
     "SIGTERM": (signalled(TERM, STEP, 4), [], 143, 5, "stopped by SIGTERM"),
     "Ctrl-C": (signalled(INT, STEP, 4), [], 130, 5, "interrupted"),
     "SIGUSR1": (signalled(signal.SIGUSR1, STEP, 4), [], 143, 5, "stopped by SIGUSR1"),
     "SIGHUP": (signalled(signal.SIGHUP, STEP, 4), [], 143, 5, "stopped by SIGHUP"),
     # Here the default start method is that of Python 3.14, a server of forks.
-    "SIGTERM to all": (all_signalled(TERM, STEP, 4), LOADER, 143, 5, "stopped by SIGTERM"),
+    "SIGTERM to all": (
+        all_signalled(TERM, STEP, 4),
+        LOADER,
+        143,
+        5,
+        "stopped by SIGTERM",
+    ),
     "SIGUSR1 to all": (
-        all_signalled(signal.SIGUSR1, STEP, 4), LOADER, 143, 5, "stopped by SIGUSR1",
+        all_signalled(signal.SIGUSR1, STEP, 4),
+        LOADER,
+        143,
+        5,
+        "stopped by SIGUSR1",
     ),
     "no time": (None, TIME, 0, 1, "trainer.max_time is over"),
     "another signal ends it at once": (twice_in_a_step, [], 128 + TERM, 4, ""),
-    # Validations after steps without and with a checkpoint of their own, and after the last one.
-    "in a validation": (signalled(TERM, VALIDATION, 2), [], 143, 2, "stopped by SIGTERM"),
-    "in one of a saved step": (signalled(TERM, VALIDATION, 4), [], 143, 4, "stopped by SIGTERM"),
-    "in the last one": (signalled(TERM, VALIDATION, STEPS), [], 143, STEPS, "stopped by SIGTERM"),
+    # Validations after steps without and with a checkpoint of their own, and after the
+    # last one.
+    "in a validation": (
+        signalled(TERM, VALIDATION, 2),
+        [],
+        143,
+        2,
+        "stopped by SIGTERM",
+    ),
+    "in one of a saved step": (
+        signalled(TERM, VALIDATION, 4),
+        [],
+        143,
+        4,
+        "stopped by SIGTERM",
+    ),
+    "in the last one": (
+        signalled(TERM, VALIDATION, STEPS),
+        [],
+        143,
+        STEPS,
+        "stopped by SIGTERM",
+    ),
     "killed in a validation": (signalled(KILL, VALIDATION, 2), [], -KILL, None, ""),
     "killed in one of a saved step": (signalled(KILL, VALIDATION, 4), [], -KILL, 4, ""),
-    "killed in the last one": (signalled(KILL, VALIDATION, STEPS), [], -KILL, STEPS, ""),
+    "killed in the last one": (
+        signalled(KILL, VALIDATION, STEPS),
+        [],
+        -KILL,
+        STEPS,
+        "",
+    ),
     "killed with half a checkpoint": (die_before_publishing, [], -KILL, None, ""),
     "killed before a checkpoint": (signalled(KILL, STEP, 1), [], -KILL, None, ""),
     "killed after a validation": (
-        signalled(KILL, "on_validation_epoch_end", 2), [], -KILL, None, "",
+        signalled(KILL, "on_validation_epoch_end", 2),
+        [],
+        -KILL,
+        None,
+        "",
     ),
-}  # fmt: skip
+}
 EVERYDAY = {
-    "SIGTERM", "SIGTERM to all", "Ctrl-C", "no time", "another signal ends it at once",
-    "in a validation", "killed in the last one", "killed after a validation",
+    "SIGTERM",
+    "SIGTERM to all",
+    "Ctrl-C",
+    "no time",
+    "another signal ends it at once",
+    "in a validation",
+    "killed in the last one",
+    "killed after a validation",
     "killed with half a checkpoint",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -137,7 +197,9 @@ def test_however_a_run_ends_the_same_command_makes_it_what_it_would_have_been(
 ):
     prepare, more, code, step, said = ENDS[end]
     log, run = tmp_path / "log", whole.with_name("stopped")
-    assert exit_codes([start([*words, *more], log, prepare)], 60) == [code], log.read_text()
+    assert exit_codes([start([*words, *more], log, prepare)], 60) == [code], (
+        log.read_text()
+    )
     left = [path.name for path in run.glob("checkpoints/*.partial")]
     assert left == ["step-00000004.partial"] * ("half" in end)
     newest = newest_checkpoint(run)
@@ -147,7 +209,9 @@ def test_however_a_run_ends_the_same_command_makes_it_what_it_would_have_been(
         assert log.read_text().endswith(line)
         assert rows(run / "metrics.csv")[-1]["step"] == str(step)
     if "in " in end:
-        assert str(step or 2) not in [row["step"] for row in rows(run / "validation.csv")]
+        assert str(step or 2) not in [
+            row["step"] for row in rows(run / "validation.csv")
+        ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(curve, "draw", lambda run: run / "curve.png")
         assert main(words) == 0
@@ -163,23 +227,43 @@ def test_a_row_is_of_all_steps_since_the_last_one_also_where_a_signal_came_betwe
     whole = trained(run={**RUN, "log_every": 4}, model={"n_experts": 2, "top_k": 1})
     run = whole.with_name("between")
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "between"]
-    words += ["--run.micro_batch", "1", "--trainer.strategy", "ddp"] if ranks > 1 else []
-    run_on_ranks(ranks, words, tmp_path, signalled(TERM, STEP, 4), expected=(143, 0)[:ranks])
+    words += (
+        ["--run.micro_batch", "1", "--trainer.strategy", "ddp"] if ranks > 1 else []
+    )
+    run_on_ranks(
+        ranks, words, tmp_path, signalled(TERM, STEP, 4), expected=(143, 0)[:ranks]
+    )
     assert [row["step"] for row in rows(run / "metrics.csv")] == ["4"]
     run_on_ranks(ranks, words, tmp_path)
-    for row, wanted in zip(rows(run / "metrics.csv"), rows(whole / "metrics.csv"), strict=True):
-        for column in wanted.keys() - {"seconds", "tokens_per_second", "tflops_per_second", "mfu"}:
-            assert float(row[column]) == pytest.approx(float(wanted[column]), rel=1e-5), column
+    for row, wanted in zip(
+        rows(run / "metrics.csv"), rows(whole / "metrics.csv"), strict=True
+    ):
+        for column in wanted.keys() - {
+            "seconds",
+            "tokens_per_second",
+            "tflops_per_second",
+            "mfu",
+        }:
+            assert float(row[column]) == pytest.approx(
+                float(wanted[column]), rel=1e-5
+            ), column
 
 
 @pytest.mark.parametrize(
     ("signum", "code", "said"),
-    [(INT, 130, "interrupted"), pytest.param(TERM, 143, "stopped by SIGTERM", marks=rare)],
+    [
+        (INT, 130, "interrupted"),
+        pytest.param(TERM, 143, "stopped by SIGTERM", marks=rare),
+    ],
 )
-def test_a_signal_ends_the_command_validate_with_its_code(signum, code, said, whole, tmp_path):
+def test_a_signal_ends_the_command_validate_with_its_code(
+    signum, code, said, whole, tmp_path
+):
     log = tmp_path / "log"
     words = ["validate", "--ckpt_path", str(whole)]
-    assert exit_codes([start(words, log, signalled(signum, VALIDATION, 0))], 60) == [code]
+    assert exit_codes([start(words, log, signalled(signum, VALIDATION, 0))], 60) == [
+        code
+    ]
     assert log.read_text().endswith(f"dualpath validate: {said}\n")
 
 
@@ -199,13 +283,18 @@ def two(words: list[str]) -> list[str]:
         *(
             pytest.param(*case, marks=rare)
             for case in (
-                ("ddp", STEP, None), ("ddp", VALIDATION, "0"), ("ddp", STEP, "0"),
-                ("ddp", STEP, "1"), ("fsdp", STEP, "0"), ("fsdp", STEP, None),
-                ("fsdp", VALIDATION, "1"), ("ddp", VALIDATION, None),
+                ("ddp", STEP, None),
+                ("ddp", VALIDATION, "0"),
+                ("ddp", STEP, "0"),
+                ("ddp", STEP, "1"),
+                ("fsdp", STEP, "0"),
+                ("fsdp", STEP, None),
+                ("fsdp", VALIDATION, "1"),
+                ("ddp", VALIDATION, None),
             )
         ),
     ],
-)  # fmt: skip
+)
 def test_two_ranks_stop_at_the_same_step_whichever_gets_the_signal(
     strategy, where, rank, whole, two, tmp_path
 ):
@@ -217,7 +306,10 @@ def test_two_ranks_stop_at_the_same_step_whichever_gets_the_signal(
     # They agree one step, or one batch of a validation, after the signal.
     stopped = 6 if where == STEP else 2
     assert step_of(newest) == stopped
-    line = f"dualpath fit: stopped by SIGTERM; the same command continues from step {stopped}"
+    line = (
+        "dualpath fit: stopped by SIGTERM; the same command continues from step "
+        f"{stopped}"
+    )
     assert line in "".join(said)
     assert len(rows(whole.with_name("stopped") / "metrics.csv")) == stopped
 
@@ -253,9 +345,12 @@ def test_a_rank_that_dies_ends_the_others_with_a_word(die, strategy, two, tmp_pa
 def test_a_child_that_dies_is_named_by_the_first_rank(whole, two, tmp_path):
     words = [*two, "ddp", "--trainer.devices", "2"]
     words += ["--run.max_tokens", str(10**7), "--data.max_epochs", "1e9"]
-    words += ["--run.save_every", "1", "--run.keep", "1"]  # it dies as one is due, mostly
+    # it dies as one is due, mostly
+    words += ["--run.save_every", "1", "--run.keep", "1"]
     first = subprocess.Popen(
-        [sys.executable, "-m", "dualpath_cli", *words], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "dualpath_cli", *words],
+        stderr=subprocess.PIPE,
+        text=True,
     )
     while not (whole.with_name("stopped") / "checkpoints" / "last").exists():
         assert first.poll() is None

@@ -1,7 +1,9 @@
-"""Every strategy gives one process's losses on the same batches; replayed steps change no bit.
+"""Every strategy gives one process's losses on the same batches; replayed steps change
+no bit.
 
-One, two and four gloo processes train the cases of a group one after the other, when a test first
-asks for one of them; the tests read the results. test_distributed.py changes strategies on the way.
+One, two and four gloo processes train the cases of a group one after the other, when a
+test first asks for one of them; the tests read the results. test_distributed.py changes
+strategies on the way.
 """
 
 import json
@@ -47,7 +49,9 @@ MIXED = [Case("mixed", precision="bf16-mixed", steps=SOME)]
 
 SMOKE = [
     Case("ddp, accumulated, tied", "ddp", accumulate=2, tied=True),
-    Case("fsdp, compiled", "fsdp", compiled=True, accumulate=2, checkpointing="selective"),
+    Case(
+        "fsdp, compiled", "fsdp", compiled=True, accumulate=2, checkpointing="selective"
+    ),
     Case("ddp, scheduled", "ddp", loops="scheduled", accumulate=2),
     Case("fsdp, muon", "fsdp", muon=True, accumulate=2),
 ]
@@ -71,8 +75,14 @@ TWO = [
 
 FOUR = [
     Case("hsdp", "hsdp", run=PAIRS),
-    Case("hsdp, accumulated, tied", "hsdp", run=PAIRS, accumulate=2, tied=True,
-         checkpointing="selective"),
+    Case(
+        "hsdp, accumulated, tied",
+        "hsdp",
+        run=PAIRS,
+        accumulate=2,
+        tied=True,
+        checkpointing="selective",
+    ),
     Case("hsdp, rounded", "hsdp", run=ROUNDED, steps=SOME),
     Case("hsdp, compiled", "hsdp", run=PAIRS, compiled=True, accumulate=2),
     Case("fsdp on four, accumulated", "fsdp", accumulate=2),
@@ -80,12 +90,22 @@ FOUR = [
     Case("hsdp, first phase", "hsdp", run=PAIRS, loops="scheduled", steps=SOME),
     Case("fsdp on four, first phase", "fsdp", loops="scheduled", steps=SOME),
     Case("hsdp, muon", "hsdp", run=PAIRS, muon=True, accumulate=2),
-    Case("fsdp on four, muon, mixed", "fsdp", muon=True, precision="bf16-mixed", accumulate=2,
-         steps=SOME),
+    Case(
+        "fsdp on four, muon, mixed",
+        "fsdp",
+        muon=True,
+        precision="bf16-mixed",
+        accumulate=2,
+        steps=SOME,
+    ),
     Case("fsdp on four, muon", "fsdp", muon=True),
-]  # fmt: skip
+]
 
-EXACT = [case for case in SMOKE + TWO + FOUR if case.precision == "32-true" and case.steps == STEPS]
+EXACT = [
+    case
+    for case in SMOKE + TWO + FOUR
+    if case.precision == "32-true" and case.steps == STEPS
+]
 """Cases whose losses are those of one process to 1e-5."""
 
 GROUPS = [(1, REFERENCES), (1, MIXED), (2, SMOKE), (2, TWO), (4, FOUR)]
@@ -95,7 +115,9 @@ rare = pytest.mark.slow
 def marked(cases: list[Case]) -> list[Any]:
     """Cases as parameters of a test; those outside of SMOKE are rare."""
     marks = [() if case in SMOKE else rare for case in cases]
-    return [pytest.param(c, marks=m, id=c.name) for c, m in zip(cases, marks, strict=True)]
+    return [
+        pytest.param(c, marks=m, id=c.name) for c, m in zip(cases, marks, strict=True)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +145,8 @@ def weights(folder: Path, name: str, when: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("case", marked(EXACT))
 def test_twenty_steps_are_those_of_one_process(case, folder):
-    """Losses, gradient norms, validation, and the weights at the start and at the end."""
+    """Losses, gradient norms, validation, and the weights at the start and at the
+    end."""
     reference = case.reference
     found, wanted = result(folder, case.name), result(folder, reference)
     assert wanted["rows"][-1]["loss"] < 0.85 * wanted["rows"][0]["loss"], "it learns"
@@ -143,10 +166,17 @@ FIRST_PHASE = [case for case in TWO + FOUR if "first phase" in case.name]
 
 @pytest.mark.parametrize("case", marked(FIRST_PHASE))
 def test_weights_of_steps_that_are_not_run_rest_wherever_they_lie(case, folder):
-    """Two rows on two ranks, or on four, two of which have none: equal bits; the others move."""
+    """Two rows on two ranks, or on four, two of which have none: equal bits; the others
+    move."""
     start, end = (weights(folder, case.name, when) for when in ("start", "end"))
     for name in start:
-        first = 1 if name.endswith((".gains", ".film")) else 0 if ".router." in name else None
+        first = (
+            1
+            if name.endswith((".gains", ".film"))
+            else 0
+            if ".router." in name
+            else None
+        )
         if first is not None:
             assert torch.equal(start[name][first:], end[name][first:]), name
         if first != 0:
@@ -163,16 +193,25 @@ PLANNED = [
 
 @pytest.mark.parametrize("case", marked(PLANNED))
 def test_a_rank_holds_what_is_planned_and_gradients_travel_once_a_step(case, folder):
-    """To the byte: no number of ranks divides the vocabulary, and 4 do not divide the norms."""
+    """To the byte: no number of ranks divides the vocabulary, and 4 do not divide the
+    norms."""
     ranks, sharded = 4 if case in FOUR else 2, case.strategy != "ddp"
     cluster = Cluster(
-        gpus=ranks, shard_size=2, accumulate=case.accumulate,
+        gpus=ranks,
+        shard_size=2,
+        accumulate=case.accumulate,
         micro_batch=SEQUENCES // ranks // case.accumulate,
-        reduce_bytes=4 if case.run.reduce_dtype is None else 2, optimizer=case.optim.name,
-    )  # fmt: skip
-    planned, found = plan(case.config, case.strategy, cluster), result(folder, case.name)
+        reduce_bytes=4 if case.run.reduce_dtype is None else 2,
+        optimizer=case.optim.name,
+    )
+    planned, found = (
+        plan(case.config, case.strategy, cluster),
+        result(folder, case.name),
+    )
     reducing = "reduce-scatter" if sharded else "all-reduce"
-    calls = [n for kind, dtype, n in found["sent"] if kind == reducing and dtype != "int64"]
+    calls = [
+        n for kind, dtype, n in found["sent"] if kind == reducing and dtype != "int64"
+    ]
     assert calls == [case.config.n_layers + 1 if sharded else 1]
     for name in ("weights", "gradients", "moments"):
         assert found["held"][name] == getattr(planned, name), name
@@ -187,7 +226,9 @@ def test_gradients_travel_in_bfloat16_where_asked(folder):
         for kind, dtype, _ in result(folder, name)["sent"]:
             assert dtype == ("float32" if kind == "all-gather" else "bfloat16")
         rows = result(folder, name)["rows"]
-        assert rows[0]["norm"] != pytest.approx(exact[0]["norm"], rel=1e-6), "it is rounded"
+        assert rows[0]["norm"] != pytest.approx(exact[0]["norm"], rel=1e-6), (
+            "it is rounded"
+        )
         for row, expected in zip(rows, exact[:SOME], strict=True):
             assert row == pytest.approx(expected, rel=2e-3)
 
@@ -197,8 +238,11 @@ def test_mixed_precision_keeps_weights_in_float32(folder):
     found, wanted = result(folder, "fsdp, mixed"), result(folder, "mixed")
     assert found["dtypes"] == ["torch.float32"]
     assert {dtype for _, dtype, _ in found["sent"]} == {"float32"}
-    # Nothing is rounded by being sharded. Later steps part by the order of sums in bfloat16.
-    assert found["rows"][0]["loss"] == pytest.approx(wanted["rows"][0]["loss"], rel=1e-7)
+    # Nothing is rounded by being sharded. Later steps part by the order of sums in
+    # bfloat16.
+    assert found["rows"][0]["loss"] == pytest.approx(
+        wanted["rows"][0]["loss"], rel=1e-7
+    )
     assert found["rows"][0]["loss"] != result(folder, "untied")["rows"][0]["loss"]
     for row, expected in zip(found["rows"], wanted["rows"], strict=True):
         assert row == pytest.approx(expected, rel=0.02)
@@ -224,13 +268,17 @@ def test_a_group_is_a_node_by_default():
 
 
 def test_groups_that_do_not_make_up_all_devices_are_refused():
-    with pytest.raises(UserError, match="does not divide the 6 devices of this run; 2 or 3 or 6"):
+    with pytest.raises(
+        UserError, match="does not divide the 6 devices of this run; 2 or 3 or 6"
+    ):
         strategy_of(3, 2, shard_size=4).check_shards()
     with pytest.raises(UserError, match="each node has one device; use ddp or fsdp"):
         strategy_of(4, 1).check_shards()
 
 
-def test_where_compiling_fails_the_run_says_so_once_and_goes_on(fit, monkeypatch, capsys):
+def test_where_compiling_fails_the_run_says_so_once_and_goes_on(
+    fit, monkeypatch, capsys
+):
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("No working C++ compiler found\nand much more")
 
@@ -242,8 +290,9 @@ def test_where_compiling_fails_the_run_says_so_once_and_goes_on(fit, monkeypatch
     assert capsys.readouterr().out.count("(No working C++ compiler found)\n") == 1
 
 
-# Micro-batches that are recorded once and replayed. A CPU has no CUDA graphs: a record is the work
-# itself, done again on the same memory. What only a GPU can show, benchmarks/gpu/runs.py does.
+# Micro-batches that are recorded once and replayed. A CPU has no CUDA graphs: a record
+# is the work itself, done again on the same memory. What only a GPU can show,
+# benchmarks/gpu/runs.py does.
 
 
 def replaying(patch: pytest.MonkeyPatch) -> list[int]:
@@ -269,9 +318,11 @@ def replaying(patch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("loops", "micro_batch"), [(2, 1), (1, 4)])
-def test_a_run_of_replayed_steps_is_that_of_launched_ones(loops, micro_batch, fit, monkeypatch):
-    """Also where a step is left out, and the run is continued; of one and of four micro-batches,
-    with a router and at K = 1, where it gets no gradient."""
+def test_a_run_of_replayed_steps_is_that_of_launched_ones(
+    loops, micro_batch, fit, monkeypatch
+):
+    """Also where a step is left out, and the run is continued; of one and of four
+    micro-batches, with a router and at K = 1, where it gets no gradient."""
     monkeypatch.setattr(training_step, "clip_gradients", scaled_gradient({5}, math.nan))
     changes, model = {"micro_batch": micro_batch, "save_every": 1}, {"loops": loops}
     expected, parts = fit(run=changes, model=model), 4 // micro_batch
@@ -282,7 +333,9 @@ def test_a_run_of_replayed_steps_is_that_of_launched_ones(loops, micro_batch, fi
     def check() -> None:
         assert tables(run) == tables(expected)
         for step in range(1, 7):
-            mine, theirs = (saved(r / f"checkpoints/step-{step:08d}") for r in (run, expected))
+            mine, theirs = (
+                saved(r / f"checkpoints/step-{step:08d}") for r in (run, expected)
+            )
             torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
     check()
@@ -307,7 +360,9 @@ def test_the_line_says_why_steps_are_launched(changes, reason, texts, tmp_path):
     recipe = merge(tiny_recipe(texts, tmp_path), changes)
     settings = build(Settings, recipe)
     strategy = SimpleNamespace(root_device=torch.device("cuda"))
-    trainer: Any = SimpleNamespace(strategy=strategy, world_size=1, precision="bf16-mixed")
+    trainer: Any = SimpleNamespace(
+        strategy=strategy, world_size=1, precision="bf16-mixed"
+    )
     said = graphs.why_launched(settings, trainer, micro_batch=4096)
     assert said.endswith(reason) if reason else not said
     trainer.world_size = 2
@@ -315,9 +370,12 @@ def test_the_line_says_why_steps_are_launched(changes, reason, texts, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("version", "major", "advised"), [(91400, 9, True), (91500, 9, False), (91400, 8, False)]
+    ("version", "major", "advised"),
+    [(91400, 9, True), (91500, 9, False), (91400, 8, False)],
 )
-def test_an_old_cudnn_is_named_where_a_newer_one_is_faster(version, major, advised, monkeypatch):
+def test_an_old_cudnn_is_named_where_a_newer_one_is_faster(
+    version, major, advised, monkeypatch
+):
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
     monkeypatch.setattr(torch.version, "cuda", "13.0")

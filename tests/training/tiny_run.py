@@ -1,4 +1,5 @@
-"""A tiny recipe, a tiny data folder, runs that are made of them, and what is in such a run."""
+"""A tiny recipe, a tiny data folder, runs that are made of them, and what is in such a
+run."""
 
 import csv
 import hashlib
@@ -31,8 +32,9 @@ RUN = "runs/tiny/default"  # in a folder of `write_home`
 SEQ_LEN = 16
 MERGES = ["h e", "l l", "he ll"]
 LONG: dict[str, Any] = {
-    "model": {"max_seq_len": 64}, "run": {"batch_tokens": 256, "max_tokens": 6 * 256}
-}  # fmt: skip
+    "model": {"max_seq_len": 64},
+    "run": {"batch_tokens": 256, "max_tokens": 6 * 256},
+}
 """Changes to the tiny recipe: sequences of 64 tokens."""
 
 Fit = Callable[..., Path]
@@ -49,7 +51,8 @@ def write_text(path: Path, seed: int, documents: int, words: int) -> Path:
 
 
 def write_blocks(path: Path, count: int) -> Path:
-    """A JSONL file of documents that are one training block each: 16 tokens and end-of-text."""
+    """A JSONL file of documents that are one training block each: 16 tokens and
+    end-of-text."""
     draw = random.Random(2)
     texts = ["".join(draw.choices("abcd", k=SEQ_LEN)) for _ in range(count)]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -62,12 +65,22 @@ def small() -> Tokenizer:
     return tokenizer_with(MERGES)
 
 
-def prepare(folder: Path, text: Path, *options: str, merges: list[str] = MERGES) -> Path:
+def prepare(
+    folder: Path, text: Path, *options: str, merges: list[str] = MERGES
+) -> Path:
     """A data folder made from a JSONL file."""
     tokenizer = folder.with_name(folder.name + "-tokenizer")
     tokenizer.mkdir(parents=True, exist_ok=True)
     tokenizer_with(merges).save(tokenizer)
-    words = ["--source", str(text), "--tokenizer", str(tokenizer), "--out", str(folder), *options]
+    words = [
+        "--source",
+        str(text),
+        "--tokenizer",
+        str(tokenizer),
+        "--out",
+        str(folder),
+        *options,
+    ]
     assert main(["prepare", *words, "--workers", "1"]) == 0
     return folder
 
@@ -77,7 +90,10 @@ def texts(share: Share) -> Path:
     """A folder with train.jsonl, val.jsonl and a data folder `train`."""
 
     def fill(folder: Path) -> None:
-        prepare(folder / "train", write_text(folder / "train.jsonl", 0, documents=40, words=20))
+        prepare(
+            folder / "train",
+            write_text(folder / "train.jsonl", 0, documents=40, words=20),
+        )
         write_text(folder / "val.jsonl", 1, documents=5, words=12)
 
     return share("texts", fill)
@@ -88,27 +104,45 @@ def tiny_recipe(texts: Path, runs: Path) -> Recipe:
     return {
         "seed_everything": 1,
         "model": {
-            "vocab_size": 272, "n_layers": 2, "d_model": 16, "n_heads": 2, "n_kv_heads": 1,
-            "max_seq_len": SEQ_LEN, "loops": 2, "d_ffn": 24, "d_ffn_wide": 48,
-            "ffn_multiple_of": 8, "gain_init": -1.0,
+            "vocab_size": 272,
+            "n_layers": 2,
+            "d_model": 16,
+            "n_heads": 2,
+            "n_kv_heads": 1,
+            "max_seq_len": SEQ_LEN,
+            "loops": 2,
+            "d_ffn": 24,
+            "d_ffn_wide": 48,
+            "ffn_multiple_of": 8,
+            "gain_init": -1.0,
         },
         "optim": {"lr": 3e-3, "lr_start": 3e-4, "lr_end": 3e-4, "warmup_steps": 2},
         "run": {
-            "dir": str(runs), "recipe": "tiny", "max_tokens": 6 * 4 * SEQ_LEN,
-            "batch_tokens": 4 * SEQ_LEN, "micro_batch": 2, "compile": False, "log_every": 1,
-            "gates_every": 3, "validate_every": 3, "save_every": 2, "keep": 0,
+            "dir": str(runs),
+            "recipe": "tiny",
+            "max_tokens": 6 * 4 * SEQ_LEN,
+            "batch_tokens": 4 * SEQ_LEN,
+            "micro_batch": 2,
+            "compile": False,
+            "log_every": 1,
+            "gates_every": 3,
+            "validate_every": 3,
+            "save_every": 2,
+            "keep": 0,
             "tensorboard": False,
         },
         "data": {
-            "path": str(texts / "train"), "val": {"held_out": str(texts / "val.jsonl")},
+            "path": str(texts / "train"),
+            "val": {"held_out": str(texts / "val.jsonl")},
             "workers": 0,
         },
         "trainer": {"accelerator": "cpu", "devices": 1},
-    }  # fmt: skip
+    }
 
 
 def train(recipe: Recipe, path: Path, expected: int = 0) -> Path:
-    """Runs `fit` on a recipe, written to `path`, without the curve; returns the run folder."""
+    """Runs `fit` on a recipe, written to `path`, without the curve; returns the run
+    folder."""
     path.write_text(yaml.safe_dump(recipe))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dualpath_cli.training.curve.draw", lambda run: run / "curve.png")
@@ -119,7 +153,8 @@ def train(recipe: Recipe, path: Path, expected: int = 0) -> Path:
 
 @pytest.fixture
 def fit(texts: Path, tmp_path: Path) -> Fit:
-    """Trains the tiny recipe, changed by keyword (section={...}), and returns the run folder."""
+    """Trains the tiny recipe, changed by keyword (section={...}), and returns the run
+    folder."""
 
     def run(**changes: Any) -> Path:
         recipe = merge(tiny_recipe(texts, tmp_path / "runs"), changes)
@@ -149,20 +184,27 @@ def refused(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def trained(share: Share, texts: Path, tmp_path: Path) -> Fit:
-    """Like `fit`, but trains each recipe once for all tests and returns a copy of the run."""
+    """Like `fit`, but trains each recipe once for all tests and returns a copy of the
+    run."""
 
     def copy(**changes: Any) -> Path:
         recipe = merge(tiny_recipe(texts, tmp_path / "runs"), changes)
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-        digest = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(
+            json.dumps(changes, sort_keys=True).encode()
+        ).hexdigest()[:16]
         runs = share(
             f"runs-{digest}",
-            lambda folder: train(merge(recipe, {"run": {"dir": str(folder)}}), folder / "recipe"),
+            lambda folder: train(
+                merge(recipe, {"run": {"dir": str(folder)}}), folder / "recipe"
+            ),
         )
         run = tmp_path / "runs" / "tiny" / recipe["run"].get("name", "default")
         shutil.copytree(runs / "tiny" / run.name, run, symlinks=True)
         text = (run / "recipe.yaml").read_text()
-        (run / "recipe.yaml").write_text(text.replace(str(runs), str(tmp_path / "runs")))
+        (run / "recipe.yaml").write_text(
+            text.replace(str(runs), str(tmp_path / "runs"))
+        )
         return run
 
     return copy
@@ -179,10 +221,13 @@ def recipe_of_home() -> Recipe:
 
 
 def write_home(folder: Path) -> None:
-    """Fills a folder; nothing in it is trained, as nothing that the cases run reads weights."""
+    """Fills a folder; nothing in it is trained, as nothing that the cases run reads
+    weights."""
     texts = folder / "texts"
     texts.mkdir(parents=True)
-    prepare(texts / "train", write_text(folder / "train.jsonl", 0, documents=40, words=20))
+    prepare(
+        texts / "train", write_text(folder / "train.jsonl", 0, documents=40, words=20)
+    )
     write_text(folder / "val.jsonl", 1, documents=5, words=12)
     (folder / "tiny.yaml").write_text(yaml.safe_dump(recipe_of_home()))
     run = folder / RUN
@@ -195,16 +240,28 @@ def write_home(folder: Path) -> None:
     resolved = settings_from(recipe_of_home()).as_recipe()
     (run / "recipe.yaml").write_text(yaml.safe_dump(resolved))
     manifest = Manifest.read(texts / "train")
-    facts = {"id": "1", "step": 2, "model": resolved["model"], "rows": {},
-             "tokenizer": manifest.tokenizer, "data_fingerprint": manifest.fingerprint}  # fmt: skip
+    facts = {
+        "id": "1",
+        "step": 2,
+        "model": resolved["model"],
+        "rows": {},
+        "tokenizer": manifest.tokenizer,
+        "data_fingerprint": manifest.fingerprint,
+    }
     write_manifest(checkpoint, describe(checkpoint, files_of(checkpoint)), facts)
     (run / "versions.json").write_text(json.dumps(versions() | facts))
-    rows = [{"step": n, "tokens": 64 * n, "loss": 5.5, "seconds": n / 10} for n in (1, 2)]
+    rows = [
+        {"step": n, "tokens": 64 * n, "loss": 5.5, "seconds": n / 10} for n in (1, 2)
+    ]
     (run / "metrics.csv").write_text(format_csv(rows))
-    rows = [{"step": n, "tokens": 64 * n, "set": "held_out", "loss": 5.5} for n in (0, 2)]
+    rows = [
+        {"step": n, "tokens": 64 * n, "set": "held_out", "loss": 5.5} for n in (0, 2)
+    ]
     (run / "validation.csv").write_text(format_csv(rows))
     gates = {"gate_deep": 0.5, "gate_wide": 0.5, "expected_loops": 1.5}
-    (run / "routing.csv").write_text(format_csv([{"step": 2, "layer": n, **gates} for n in (0, 1)]))
+    (run / "routing.csv").write_text(
+        format_csv([{"step": 2, "layer": n, **gates} for n in (0, 1)])
+    )
 
 
 # What is in a run
@@ -215,11 +272,17 @@ MEASURED = {"tokens_per_second", "tflops_per_second", "mfu", "seconds"}
 
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
-        return [{k: v for k, v in row.items() if k not in MEASURED} for row in csv.DictReader(file)]
+        return [
+            {k: v for k, v in row.items() if k not in MEASURED}
+            for row in csv.DictReader(file)
+        ]
 
 
 def tables(run: Path) -> dict[str, list[dict[str, str]]]:
-    return {name: rows(run / name) for name in ("metrics.csv", "validation.csv", "routing.csv")}
+    return {
+        name: rows(run / name)
+        for name in ("metrics.csv", "validation.csv", "routing.csv")
+    }
 
 
 def saved(checkpoint: Path) -> dict[str, "torch.Tensor"]:
@@ -239,7 +302,9 @@ def state(run: Path, step: int, of: str = "") -> dict[str, "torch.Tensor"]:
 def weights(run: Path) -> dict[str, "torch.Tensor"]:
     checkpoint = newest_checkpoint(run)
     assert checkpoint is not None
-    return {name: t for name, t in saved(checkpoint).items() if name.startswith("model.")}
+    return {
+        name: t for name, t in saved(checkpoint).items() if name.startswith("model.")
+    }
 
 
 def back_to_step(run: Path, step: int) -> None:

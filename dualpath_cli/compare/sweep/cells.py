@@ -6,10 +6,11 @@ Of each budget there are, by their names:
     loop_k4          PureLoop
     a50_k4           dual, alpha 50 %, K = 4
     expanded_k4      PureWide of K times as many layers, each with a K-th of the budget
-    a50_k4_layer2    PureWide but for layer 2, which is dual: --positions, for each layer
+    a50_k4_layer2    PureWide but for layer 2, which is dual: --positions, for each
+                     layer
 
-All of a budget have one width multiple: the coarsest, by halves of the recipe's, that brings each
-of them to within 1 % of it (`widths.TOLERANCE`).
+All of a budget have one width multiple: the coarsest, by halves of the recipe's, that
+brings each of them to within 1 % of it (`widths.TOLERANCE`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,8 +39,10 @@ class Cell:
     match: Match  # the FLOPs that meet the budget
     alpha: float | None  # percent of the FLOPs on the deep path; None for a single path
     model: dict[str, Any]  # fields of the model section that make it this configuration
-    spent: float  # matched FLOPs per token and layer, over the FLOPs that they should be
-    layers_times: int = 1  # its layers over those of the backbone, which share the budget
+    # matched FLOPs per token and layer, over the FLOPs that they should be
+    spent: float
+    # its layers over those of the backbone, which share the budget
+    layers_times: int = 1
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,13 @@ class Wanted:
     loops: Sequence[int]
     controls: Sequence[str]
     match: Match = "linear"
-    positions: bool = False  # one layer at a time is dual or loop, and all others PureWide
+    # one layer at a time is dual or loop, and all others PureWide
+    positions: bool = False
 
 
 def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]:
-    """Returns the cells, and a line for each that cannot be or is not within 1 % of the budget.
+    """Returns the cells, and a line for each that cannot be or is not within 1 % of the
+    budget.
 
     `backbone` gives everything but block, loops, widths and experts.
     """
@@ -87,7 +92,9 @@ def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]
             spends = f"{cell.name} spends {cell.spent:.4f} of the budget"
             notes.append(f"{spends}: no width comes nearer")
     if len(wanted.budgets) > 1:
-        cells = [replace(c, name=f"f{format_size(c.budget).lower()}_{c.name}") for c in cells]
+        cells = [
+            replace(c, name=f"f{format_size(c.budget).lower()}_{c.name}") for c in cells
+        ]
     return cells, notes
 
 
@@ -100,14 +107,18 @@ class _Kind:
     budget: int  # of the backbone's layers
     target: Target
     n_layers: int  # layers of the backbone
-    layers_times: int = 1  # times the backbone's layers, among which the budget is divided
-    place: int | None = None  # the only layer of this kind, among PureWide ones; None: all layers
+    # times the backbone's layers, among which the budget is divided
+    layers_times: int = 1
+    # the only layer of this kind, among PureWide ones; None: all layers
+    place: int | None = None
 
     def solved(self, multiple: int) -> Cell:
         """The cell with widths in a multiple."""
         target, n = replace(self.target, multiple_of=multiple), self.n_layers
         widths = solve_widths(target)
-        spent = Fraction(target.spent(widths.d_ffn, widths.d_ffn_wide), target.matched_budget)
+        spent = Fraction(
+            target.spent(widths.d_ffn, widths.d_ffn_wide), target.matched_budget
+        )
         model: dict[str, Any] = {
             "block": target.block,
             "loops": target.loops,
@@ -120,25 +131,39 @@ class _Kind:
             other = solve_widths(beside).d_ffn_wide
             kinds, wides = ["wide"] * n, [other] * n
             kinds[self.place], wides[self.place] = target.block, widths.d_ffn_wide
-            model |= {"block": kinds, "d_ffn_wide": wides if target.block == "dual" else other}
+            model |= {
+                "block": kinds,
+                "d_ffn_wide": wides if target.block == "dual" else other,
+            }
             others = Fraction(beside.spent(None, other), target.matched_budget)
             spent = (spent + (n - 1) * others) / n
         if self.layers_times > 1:
             model["n_layers"] = n * self.layers_times
         alpha = target.alpha if self.family == "dual" else None
         return Cell(
-            self.name, self.family, self.budget, target.match, alpha,
-            model, float(spent), self.layers_times,
-        )  # fmt: skip
+            self.name,
+            self.family,
+            self.budget,
+            target.match,
+            alpha,
+            model,
+            float(spent),
+            self.layers_times,
+        )
 
 
 def _kinds(wanted: Wanted, budget: int, backbone: ModelConfig) -> Iterator[_Kind]:
     looped = [k for k in wanted.loops if k > 1]
     dual = Target(
-        budget, match=wanted.match, reference_loops=max(wanted.loops), d_model=backbone.d_model,
-        n_heads=backbone.n_heads, n_kv_heads=backbone.n_kv_heads,
-        seq_len=backbone.max_seq_len, gate_flops=gate_flops(backbone),
-    )  # fmt: skip
+        budget,
+        match=wanted.match,
+        reference_loops=max(wanted.loops),
+        d_model=backbone.d_model,
+        n_heads=backbone.n_heads,
+        n_kv_heads=backbone.n_kv_heads,
+        seq_len=backbone.max_seq_len,
+        gate_flops=gate_flops(backbone),
+    )
     wide = replace(dual, block="wide", loops=1)
 
     def kind(name: str, family: Family, target: Target, **more: Any) -> _Kind:
@@ -158,7 +183,9 @@ def _kinds(wanted: Wanted, budget: int, backbone: ModelConfig) -> Iterator[_Kind
         for k in looped:
             yield from kinds(f"loop_k{k}", "loop", replace(dual, block="loop", loops=k))
     for alpha, k in product(wanted.alphas, wanted.loops):
-        yield from kinds(f"a{alpha:g}_k{k}", "dual", replace(dual, alpha=alpha, loops=k))
+        yield from kinds(
+            f"a{alpha:g}_k{k}", "dual", replace(dual, alpha=alpha, loops=k)
+        )
     if "expanded" in wanted.controls and wanted.match == "linear":
         # A layer more is an attention pass more: beside K loops the scores are alike.
         for k in looped:
@@ -167,7 +194,8 @@ def _kinds(wanted: Wanted, budget: int, backbone: ModelConfig) -> Iterator[_Kind
 
 
 def _solved(kinds: Sequence[_Kind], multiple: int) -> list[Cell]:
-    """The cells in the coarsest of a multiple and its halves that brings all within the tolerance.
+    """The cells in the coarsest of a multiple and its halves that brings all within the
+    tolerance.
 
     In the finest one where none does.
     """

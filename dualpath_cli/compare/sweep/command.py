@@ -54,9 +54,11 @@ def _run(design: Design, console: Console) -> str:
     firsts = list({run.configuration: run for run in reversed(runs)}.values())[::-1]
     sparse = [run for run in firsts if count.has_experts(run.settings.model)]
     notes += [
-        f"{run.configuration} spends {run.cell.spent:.4f} of the budget: no experts come nearer"
-        for run in sparse if abs(run.cell.spent - 1) > TOLERANCE
-    ]  # fmt: skip
+        f"{run.configuration} spends {run.cell.spent:.4f} of the budget: no experts "
+        "come nearer"
+        for run in sparse
+        if abs(run.cell.spent - 1) > TOLERANCE
+    ]
     check_different(firsts)
     if not design.options.slurm:
         runner.check_sharing(runs[0], jobs)
@@ -69,7 +71,9 @@ def _run(design: Design, console: Console) -> str:
         say(console, f"note: {note}")
     _show_plan(design, runs, console)
     after = f"dualpath compare {design.out}"
-    if len(design.varied.get(RATE, ())) > 2 and RATES.intersection(design.varied) == {RATE}:
+    if len(design.varied.get(RATE, ())) > 2 and RATES.intersection(design.varied) == {
+        RATE
+    }:
         after += " --best lr"
     after += max(option_of(run.settings.model) for run in firsts)
     if design.options.slurm:
@@ -88,10 +92,11 @@ def _shared(design: Design) -> Settings:
     shared = settings_from(merge(design.recipe, {"model": any_block}))
     if shared.run.branch_from is not None:
         raise UserError(
-            "the recipe has run.branch_from, but a sweep trains each configuration from the start; "
-            "leave it out (--config, repeated, can set it to null)"
+            "the recipe has run.branch_from, but a sweep trains each configuration "
+            "from the start; leave it out (--config, repeated, can set it to null)"
         )
-    looped = replace(shared.model, block="dual", loops=2)  # uses all of the recipe's classes
+    # uses all of the recipe's classes
+    looped = replace(shared.model, block="dual", loops=2)
     import_classes(looped, allowed=True)
     return shared
 
@@ -105,24 +110,28 @@ def check_different(firsts: Sequence[PlannedRun]) -> None:
         other = seen.setdefault(numbers, run.configuration)
         if other != run.configuration:
             raise UserError(
-                f"{other} and {run.configuration} would be the same run twice; leave one of the "
-                "values out"
+                f"{other} and {run.configuration} would be the same run twice; leave "
+                "one of the values out"
             )
 
 
 def check_begun(runs: Sequence[PlannedRun]) -> None:
-    """Refuses runs that were begun with other settings, or another source of a class."""
+    """Refuses runs that were begun with other settings, or another source of a
+    class."""
     for run in runs:
         if (run.folder / RECIPE).is_file():
             way_out, settings = "give this sweep another --out", run.settings
             words = f"{way_out}, or the words that it was begun with"
             check_same_recipe(run.folder, settings.as_recipe(), way_out=words)
             if option_of(settings.model):
-                check_as_begun(run.folder, facts_now(run.folder), settings.model, way_out)
+                check_as_begun(
+                    run.folder, facts_now(run.folder), settings.model, way_out
+                )
 
 
 def check_links(design: Design, runs: Sequence[PlannedRun]) -> None:
-    """Refuses links to folders outside of --out, where recipes, logs or runs would be written."""
+    """Refuses links to folders outside of --out, where recipes, logs or runs would be
+    written."""
     way_out = "remove the link, or give this sweep another --out"
     for run in runs:
         written = [run.path.parent, run.log.parent]
@@ -132,7 +141,8 @@ def check_links(design: Design, runs: Sequence[PlannedRun]) -> None:
 
 
 def check_settings(firsts: Sequence[PlannedRun]) -> list[str]:
-    """Checks a run of each configuration as `fit` would; those that have begun were checked.
+    """Checks a run of each configuration as `fit` would; those that have begun were
+    checked.
 
     Returns notes on the data that all share.
     """
@@ -144,7 +154,8 @@ def check_settings(firsts: Sequence[PlannedRun]) -> list[str]:
             launch = to_train(run.settings)
             notes += filter(None, [unused_rows(run.settings, launch.manifest)])
             if run.settings.trainer.names_classes:
-                # Imports Lightning, some ten seconds, which only a sweep with such classes pays.
+                # Imports Lightning, some ten seconds, which only a sweep with such
+                # classes pays.
                 from dualpath_cli.training.classes import check_classes
 
                 check_classes(run.settings)
@@ -159,22 +170,35 @@ def _write_down(design: Design, cells: Sequence[Cell], notes: Sequence[str]) -> 
     content = {
         "command": shlex.join(["dualpath", *sys.argv[1:]]),
         "cells": [
-            {"name": cell.name, "family": cell.family, "budget": cell.budget,
-             "match": cell.match, "alpha": cell.alpha, "spent": round(cell.spent, 6),
-             "model": cell.model}
+            {
+                "name": cell.name,
+                "family": cell.family,
+                "budget": cell.budget,
+                "match": cell.match,
+                "alpha": cell.alpha,
+                "spent": round(cell.spent, 6),
+                "model": cell.model,
+            }
             for cell in cells
         ],
         "notes": list(notes),
-    }  # fmt: skip
+    }
     write_text(design.out / request.SWEEP, dump(content))
 
 
 def _show_plan(design: Design, runs: Sequence[PlannedRun], console: Console) -> None:
     given = design.options.tflops
-    speeds = sweep_runs.measured(runs) if given is None else dict.fromkeys(FAMILIES, given * 1e12)
+    speeds = (
+        sweep_runs.measured(runs)
+        if given is None
+        else dict.fromkeys(FAMILIES, given * 1e12)
+    )
     rows = sweep_runs.costs(runs, speeds)
     write_text(design.out / "plan.csv", format_csv([asdict(row) for row in rows]))
-    show(console, sweep_runs.plan_table(rows, runner.side_by_side(runs[0], design.options.jobs)))
+    show(
+        console,
+        sweep_runs.plan_table(rows, runner.side_by_side(runs[0], design.options.jobs)),
+    )
 
 
 def _array(design: Design, runs: Sequence[PlannedRun], after: str) -> str:
@@ -187,7 +211,8 @@ def _array(design: Design, runs: Sequence[PlannedRun], after: str) -> str:
 
 
 def _edges(runs: Sequence[PlannedRun]) -> Iterator[str]:
-    """A line for each configuration whose best learning rate is the lowest or highest."""
+    """A line for each configuration whose best learning rate is the lowest or
+    highest."""
     trained = []
     for run in runs if RATE in runs[0].varied else ():
         with suppress(UserError):  # of a folder that compare will refuse

@@ -13,7 +13,12 @@ from dualpath_cli.flops.widths import Match
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.recipes import Recipe
-from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers
+from dualpath_cli.run.run_folder import (
+    RECIPE,
+    VERSIONS,
+    complete_checkpoints,
+    without_numbers,
+)
 from dualpath_cli.spec.config import RANGES
 
 T = TypeVar("T")
@@ -21,64 +26,81 @@ N = TypeVar("N", int, float)
 
 MOST_SEEDS = 100  # so that a slip of the hand plans no million runs
 DECIDED = {
-    "model": ("block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers", "d_model",
-              "n_heads", "n_kv_heads", "max_seq_len", "vocab_size"),
+    "model": (
+        "block",
+        "loops",
+        "d_ffn",
+        "d_ffn_wide",
+        "ffn_multiple_of",
+        "n_layers",
+        "d_model",
+        "n_heads",
+        "n_kv_heads",
+        "max_seq_len",
+        "vocab_size",
+    ),
     "run": ("recipe", "name", "dir", "budget", "branch_from"),
     "seed_everything": ("",),
-}  # fmt: skip
-"""Keys that --set cannot vary: the sweep decides them, or widths are solved for them."""
+}
+"""Keys that --set cannot vary: the sweep decides them, or widths are solved for
+them."""
 WRITTEN = (
     *("model.block", "model.loops", "model.d_ffn", "model.d_ffn_wide"),
     *("run.recipe", "run.name", "run.dir", "run.budget", "seed_everything"),
 )
 """Keys that the sweep writes for each run: an option for one would be overwritten."""
 DATA = ("data.path", "data.val")  # the beginnings of keys that decide what is read
-SWEEP, LOCK = "sweep.yaml", "sweep.lock"  # in OUT: the request, and a lock while runs are started
+# in OUT: the request, and a lock while runs are started
+SWEEP, LOCK = "sweep.yaml", "sweep.lock"
 
 Varied = dict[str, list[Any]]  # the values of each key that --set varies
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Solves the widths of dual-path models and their controls for a FLOP budget, writes a recipe
-    for each run, shows the cost, and trains with --yes. The same command continues an interrupted
-    sweep. Lists are separated by commas.
+    """Solves the widths of dual-path models and their controls for a FLOP budget,
+    writes a recipe for each run, shows the cost, and trains with --yes. The same
+    command continues an interrupted sweep. Lists are separated by commas.
     """
 
     config: tuple[Place, ...] = field(metadata={"each": True})
-    """Recipe with backbone, data, tokens and all other shared settings; of several, later ones
-    win."""
+    """Recipe with backbone, data, tokens and all other shared settings; of several,
+    later ones win."""
     budget: str
-    """FLOPs per token and layer of each model, such as 4M; several make several sweeps."""
+    """FLOPs per token and layer of each model, such as 4M; several make several
+    sweeps."""
     alphas: str = "25,50,75"
     """Percent of a dual block's FLOPs in its deep path; none trains controls alone."""
     loops: str = "2,4"
     """Numbers K of loops, of dual and loop blocks alike."""
     controls: str = "wide,loop"
-    """Controls beside the dual models, or none: wide is PureWide, loop PureLoop, expanded PureWide
-    of K times the layers."""
+    """Controls beside the dual models, or none: wide is PureWide, loop PureLoop,
+    expanded PureWide of K times the layers."""
     positions: bool = False
-    """Where does a loop pay? Give one layer at a time a deep path, at each place in turn; all other
-    layers are PureWide of equal FLOPs."""
+    """Where does a loop pay? Give one layer at a time a deep path, at each place in
+    turn; all other layers are PureWide of equal FLOPs."""
     match: Match = "linear"
-    """FLOPs that meet the budget: linear ones, or total ones with attention scores (the budget
-    then grows by the passes of a dual block with the most loops)."""
+    """FLOPs that meet the budget: linear ones, or total ones with attention scores (the
+    budget then grows by the passes of a dual block with the most loops)."""
     set: tuple[str, ...] = ()
-    """Also vary a key of the recipe, such as optim.lr=1e-3,2e-3; repeated, all combinations. A key
-    is varied only in blocks that it affects. A list is written in brackets."""
+    """Also vary a key of the recipe, such as optim.lr=1e-3,2e-3; repeated, all
+    combinations. A key is varied only in blocks that it affects. A list is written in
+    brackets."""
     seeds: str = "3"
-    """Seeds of each configuration: 3 is 0, 1 and 2; 3-5 is 3, 4 and 5. A seed gives the same order
-    of data in all."""
+    """Seeds of each configuration: 3 is 0, 1 and 2; 3-5 is 3, 4 and 5. A seed gives the
+    same order of data in all."""
     out: Place
-    """Folder of the sweep; the same options continue it, more seeds or values extend it."""
+    """Folder of the sweep; the same options continue it, more seeds or values extend
+    it."""
     jobs: int = 1
-    """Runs at the same time. On CPUs they share the cores; on GPUs each takes the next GPU, and
-    several share one where there are more runs than GPUs."""
+    """Runs at the same time. On CPUs they share the cores; on GPUs each takes the next
+    GPU, and several share one where there are more runs than GPUs."""
     slurm: bool = False
-    """Write a SLURM array, OUT/jobs.sbatch, of --jobs tasks at a time, and run nothing."""
+    """Write a SLURM array, OUT/jobs.sbatch, of --jobs tasks at a time, and run
+    nothing."""
     tflops: float | None = None
-    """TFLOP/s that a run sustains, for the hours of the plan; by default they follow from the first
-    run of each family, once it has begun."""
+    """TFLOP/s that a run sustains, for the hours of the plan; by default they follow
+    from the first run of each family, once it has begun."""
     yes: bool = False
     """Start the runs after the plan."""
     given: tuple[str, ...] = ()
@@ -88,11 +110,14 @@ class Sweep:
         for key in WRITTEN:
             if key in self.given:
                 raise UserError(
-                    f"--{key} has no effect: the sweep sets it in each run; leave it out, and give "
-                    "--alphas, --loops, --controls, --budget, --seeds and --out"
+                    f"--{key} has no effect: the sweep sets it in each run; leave it "
+                    "out, and give --alphas, --loops, --controls, --budget, --seeds "
+                    "and --out"
                 )
         if self.slurm and self.yes:
-            raise UserError("--slurm runs nothing, and --yes starts the runs; leave one out")
+            raise UserError(
+                "--slurm runs nothing, and --yes starts the runs; leave one out"
+            )
 
 
 @dataclass(frozen=True)
@@ -111,17 +136,25 @@ def read(options: Sweep, recipe: Recipe) -> Design:
     _check_own(out)
     controls = dict(zip(CONTROLS, CONTROLS, strict=True))
     wanted = Wanted(
-        budgets=_list("budget", options.budget, lambda word: parse_size(word, ""), "sizes as 4M"),
-        alphas=_list("alphas", options.alphas, _number(float, 1e-9, 99.999), "percents below 100"),
-        loops=_list("loops", options.loops, _number(int, *RANGES["loops"]), "numbers from 1 on"),
-        controls=_list("controls", options.controls, controls.__getitem__, ", ".join(CONTROLS)),
+        budgets=_list(
+            "budget", options.budget, lambda word: parse_size(word, ""), "sizes as 4M"
+        ),
+        alphas=_list(
+            "alphas", options.alphas, _number(float, 1e-9, 99.999), "percents below 100"
+        ),
+        loops=_list(
+            "loops", options.loops, _number(int, *RANGES["loops"]), "numbers from 1 on"
+        ),
+        controls=_list(
+            "controls", options.controls, controls.__getitem__, ", ".join(CONTROLS)
+        ),
         match=options.match,
         positions=options.positions,
-    )  # fmt: skip
+    )
     if wanted.positions and "expanded" in wanted.controls:
         raise UserError(
-            "--positions goes with the controls wide and loop alone, not expanded; leave it out of "
-            "--controls"
+            "--positions goes with the controls wide and loop alone, not expanded; "
+            "leave it out of --controls"
         )
     if not recipe.get("data", {}).get("val"):
         raise UserError(
@@ -138,22 +171,28 @@ def _check_own(out: Path) -> None:
     for folder in (here, *here.parents):
         begun = (folder / RECIPE).is_file() and (folder / VERSIONS).is_file()
         if begun or complete_checkpoints(folder):
-            raise UserError(f"--out {out}: '{folder}' is the folder of a run; {another}")
+            raise UserError(
+                f"--out {out}: '{folder}' is the folder of a run; {another}"
+            )
     if not here.is_dir():
         return
     sweep = here / SWEEP
-    text = sweep.read_text(encoding="utf-8", errors="replace") if sweep.is_file() else ""
+    text = (
+        sweep.read_text(encoding="utf-8", errors="replace") if sweep.is_file() else ""
+    )
     if any(line.startswith("cells:") for line in text.splitlines()):
         return  # a sweep's; files of this name by other tools have no cells
     # A sweep locks its folder and writes sweep.yaml before all else.
     if others := {*here.iterdir()}.difference([here / LOCK, *unfinished(sweep)]):
         raise UserError(
-            f"--out {out} holds '{min(others).name}', but no {SWEEP} of a sweep; {another}"
+            f"--out {out} holds '{min(others).name}', but no {SWEEP} of a sweep; "
+            f"{another}"
         )
 
 
 def _list(option: str, text: str, read_one: Callable[[str], T], wanted: str) -> list[T]:
-    """The values of a list, each once; `none` is an empty list, where that is allowed."""
+    """The values of a list, each once; `none` is an empty list, where that is
+    allowed."""
     none = option in ("alphas", "controls")
     if none and text == "none":
         return []
@@ -184,13 +223,14 @@ def _seeds(text: str) -> range:
     except ValueError:
         pass
     raise UserError(
-        "--seeds must be a number of them such as 3, or the first and the last such as 3-5, "
-        f"below {MOST_SEEDS}, not '{text:.60}'"
+        "--seeds must be a number of them such as 3, or the first and the last such as "
+        f"3-5, below {MOST_SEEDS}, not '{text:.60}'"
     )
 
 
 def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
-    """The keys and values of --set, unchecked; values of a key that is given twice add up.
+    """The keys and values of --set, unchecked; values of a key that is given twice add
+    up.
 
     A key that decides no numbers has one value, which is put into the recipe.
     """
@@ -202,21 +242,30 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
         if name in DECIDED.get(section, ()):
             raise UserError(
                 f"--set {key}: the sweep decides it, or solves its widths for it; "
-                "--alphas, --loops, --budget and --seeds say how, or give a sweep for each"
+                "--alphas, --loops, --budget and --seeds say how, or give a sweep for "
+                "each"
             )
         if not (equals and name and values):
-            raise UserError(f"--set needs KEY=A,B,... such as optim.lr=1e-3,2e-3, not '{word:.60}'")
+            raise UserError(
+                f"--set needs KEY=A,B,... such as optim.lr=1e-3,2e-3, not '{word:.60}'"
+            )
         if key.startswith(DATA):
             why = "runs that read other data cannot be compared"
             raise UserError(f"--set {key}: {why}; give a sweep for each")
         if key in without_numbers():
             if len(values) > 1:
-                raise UserError(f"--set {key}: it decides no numbers of a run; give one value")
+                raise UserError(
+                    f"--set {key}: it decides no numbers of a run; give one value"
+                )
             recipe.setdefault(section, {})[name] = values[0]
             continue
         if key == "optim.lr":
-            values = _list("set optim.lr", ",".join(map(str, values)),
-                           _number(float, 1e-12, 1e9), "rates above 0")  # fmt: skip
+            values = _list(
+                "set optim.lr",
+                ",".join(map(str, values)),
+                _number(float, 1e-12, 1e9),
+                "rates above 0",
+            )
         together = [*varied.get(key, []), *values]
         varied[key] = list({repr(value): value for value in together}.values())
     return varied

@@ -1,4 +1,5 @@
-"""The runs of a sweep as processes, several at a time, or as tasks of a SLURM array. Torch-free."""
+"""The runs of a sweep as processes, several at a time, or as tasks of a SLURM array.
+Torch-free."""
 
 import os
 import shlex
@@ -15,12 +16,19 @@ from types import FrameType
 from rich.console import Console
 
 from dualpath_cli.base.errors import RunFailed, Stopped, UserError
-from dualpath_cli.base.system import cores, no_link, of_children, visible_gpus, write_text
+from dualpath_cli.base.system import (
+    cores,
+    no_link,
+    of_children,
+    visible_gpus,
+    write_text,
+)
 from dualpath_cli.compare.sweep.runs import PlannedRun
 from dualpath_cli.report.console import Progress, duration
 
 POLL = 0.5  # seconds between two looks at the processes
-LOOK = {True: 2.0, False: 600.0}  # seconds between two estimates of the time left, by terminal
+# seconds between two estimates of the time left, by terminal
+LOOK = {True: 2.0, False: 600.0}
 
 
 def say(console: Console, text: str) -> None:
@@ -34,16 +42,21 @@ Slots = dict[int, tuple[PlannedRun, "subprocess.Popen[bytes]", float]]
 def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> None:
     """Trains the unfinished runs in their order, with a line for each as it ends.
 
-    A run that fails stops no other one. Raises RunFailed at the end, with the last words of the
-    first run that failed; and Stopped after a signal, once the runs at work have stopped with a
-    checkpoint.
+    A run that fails stops no other one. Raises RunFailed at the end, with the last
+    words of the first run that failed; and Stopped after a signal, once the runs at
+    work have stopped with a checkpoint.
     """
     waiting = [run for run in runs if not run.is_finished]
     if len(waiting) < len(runs):
         say(console, f"{len(runs) - len(waiting)} of {len(runs)} are finished already")
     if waiting:
         say(console, f"the output of each run is in {waiting[0].log.parent}")
-    left, slots, failed, held = _Left(waiting, console), Slots(), list[PlannedRun](), set[Path]()
+    left, slots, failed, held = (
+        _Left(waiting, console),
+        Slots(),
+        list[PlannedRun](),
+        set[Path](),
+    )
     with asked_to_stop() as signals, left.bar:
         while waiting or slots:
             if signals:
@@ -69,8 +82,9 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> None:
             time.sleep(POLL)
     if failed:
         raise RunFailed(
-            f"{len(failed)} of {len(runs)} runs failed, the first one {failed[0].name}: "
-            f"{last_words(failed[0].log)} ({failed[0].log}); the same command tries them again"
+            f"{len(failed)} of {len(runs)} runs failed, the first one "
+            f"{failed[0].name}: {last_words(failed[0].log)} ({failed[0].log}); the "
+            "same command tries them again"
         )
 
 
@@ -78,10 +92,16 @@ class _Left:
     """The progress of a sweep in FLOPs of training, and the time left."""
 
     def __init__(self, runs: Sequence[PlannedRun], console: Console) -> None:
-        self._runs, self._every, self._looked = len(runs), LOOK[console.is_terminal], 0.0
+        self._runs, self._every, self._looked = (
+            len(runs),
+            LOOK[console.is_terminal],
+            0.0,
+        )
         self._done = {run: int(run.flops * run.share_done) for run in runs}
         self.ended = 0
-        self.bar = Progress(console, "sweep", lambda *_: f"{self.ended} of {self._runs} runs")
+        self.bar = Progress(
+            console, "sweep", lambda *_: f"{self.ended} of {self._runs} runs"
+        )
         self.bar.begin(sum(int(run.flops) for run in runs), sum(self._done.values()))
 
     def look(self, runs: Iterable[PlannedRun]) -> None:
@@ -92,12 +112,15 @@ class _Left:
                 self._count(run, run.share_done)
 
     def end(self, run: PlannedRun, begun: float, finished: bool) -> str:
-        """Counts the run's steps; those that an unfinished run leaves are no work any more."""
+        """Counts the run's steps; those that an unfinished run leaves are no work any
+        more."""
         self.ended += 1
         share = 1.0 if finished else run.share_done
         self.bar.drop(int(run.flops) - max(self._done[run], int(run.flops * share)))
         self._count(run, share)
-        return f"{self.ended} of {self._runs}, after {duration(time.monotonic() - begun)}"
+        return (
+            f"{self.ended} of {self._runs}, after {duration(time.monotonic() - begun)}"
+        )
 
     def _count(self, run: PlannedRun, share: float) -> None:
         more = max(0, int(run.flops * share) - self._done[run])
@@ -105,14 +128,20 @@ class _Left:
         self.bar.advance(more)
 
 
-def _next(waiting: Sequence[PlannedRun], console: Console, held: set[Path]) -> PlannedRun | None:
-    """The next run that can start; one that another process writes is left for later."""
+def _next(
+    waiting: Sequence[PlannedRun], console: Console, held: set[Path]
+) -> PlannedRun | None:
+    """The next run that can start; one that another process writes is left for
+    later."""
     for run in waiting:
         if not run.is_being_written:
             return run
         if run.folder not in held:
             held.add(run.folder)
-            say(console, f"{run.name} waits: {run.folder} is being written by another process")
+            say(
+                console,
+                f"{run.name} waits: {run.folder} is being written by another process",
+            )
     return None
 
 
@@ -124,7 +153,10 @@ def asked_to_stop() -> Iterator[list[int]]:
     def take(number: int, frame: FrameType | None) -> None:
         seen.append(number)
 
-    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, take)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield seen
     finally:
@@ -134,7 +166,11 @@ def asked_to_stop() -> Iterator[list[int]]:
 
 def _stop(slots: Slots, console: Console, signals: list[int]) -> None:
     """Asks all processes to stop and waits for them; a second signal kills them."""
-    say(console, f"stopping {len(slots)} runs with a checkpoint each; a second signal kills them")
+    say(
+        console,
+        f"stopping {len(slots)} runs with a checkpoint each; a second signal kills "
+        "them",
+    )
     processes = [process for _, process, _ in slots.values()]
     for process in processes:
         process.send_signal(signal.SIGTERM)
@@ -154,8 +190,8 @@ def command_of(run: PlannedRun) -> list[str]:
 def environment(run: PlannedRun, slot: int, jobs: int) -> Mapping[str, str]:
     """The environment of the run in one of `jobs` slots.
 
-    Slots share the CPUs by OMP_NUM_THREADS, unless it is set. Each slot gets one of several GPUs;
-    more slots than GPUs share them.
+    Slots share the CPUs by OMP_NUM_THREADS, unless it is set. Each slot gets one of
+    several GPUs; more slots than GPUs share them.
     """
     shared = dict(os.environ)
     shared.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
@@ -173,8 +209,8 @@ def check_sharing(run: PlannedRun, jobs: int) -> None:
     devices = run.settings.trainer.devices
     if jobs > 1 and _gpus(run) and str(devices) not in ("auto", "1"):
         raise UserError(
-            f"--jobs {jobs} gives each run one GPU, but trainer.devices is {devices}; take "
-            "--jobs 1 or trainer.devices 1"
+            f"--jobs {jobs} gives each run one GPU, but trainer.devices is {devices}; "
+            "take --jobs 1 or trainer.devices 1"
         )
 
 
@@ -187,21 +223,27 @@ def _gpus(run: PlannedRun) -> list[str]:
         return [str(number) for number in range(visible_gpus() or 0)]
     # As CUDA reads it: a word that names no GPU, such as -1, ends the list.
     names = (name.strip() for name in named.split(","))
-    return list(takewhile(lambda n: n.isdecimal() or n.startswith(("GPU-", "MIG-")), names))
+    return list(
+        takewhile(lambda n: n.isdecimal() or n.startswith(("GPU-", "MIG-")), names)
+    )
 
 
 def start(run: PlannedRun, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
     """Starts the run; its output is appended to its log.
 
-    The run has its own session, so that Ctrl-C reaches the sweep alone, which asks its runs to
-    stop. If the sweep is killed, the run stops by itself, with a checkpoint.
+    The run has its own session, so that Ctrl-C reaches the sweep alone, which asks its
+    runs to stop. If the sweep is killed, the run stops by itself, with a checkpoint.
     """
     run.log.parent.mkdir(parents=True, exist_ok=True)
     with open(run.log, "ab", opener=no_link) as log, of_children():
         return subprocess.Popen(
-            command_of(run), env=environment(run, slot, jobs), stdin=subprocess.DEVNULL,
-            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            command_of(run),
+            env=environment(run, slot, jobs),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def last_words(log: Path) -> str:
@@ -214,11 +256,23 @@ def write_array(runs: Sequence[PlannedRun], jobs: int, out: Path) -> Path:
     """Writes the script for runs, `jobs` of them at a time."""
     script, logs = out / "jobs.sbatch", out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    text = Path(__file__).with_name("jobs.sbatch").read_text(encoding="utf-8").format(
-        count=len(runs), last=len(runs) - 1, jobs=jobs, out=out, script=script,
-        name=shlex.quote(out.resolve().name or "sweep"), logs=logs,
-        gpus="" if runs[0].settings.trainer.accelerator == "cpu" else "#SBATCH --gpus-per-task=1\n",
-        recipes="\n".join(f"    {shlex.quote(str(run.path))}" for run in runs),
-    )  # fmt: skip
+    text = (
+        Path(__file__)
+        .with_name("jobs.sbatch")
+        .read_text(encoding="utf-8")
+        .format(
+            count=len(runs),
+            last=len(runs) - 1,
+            jobs=jobs,
+            out=out,
+            script=script,
+            name=shlex.quote(out.resolve().name or "sweep"),
+            logs=logs,
+            gpus=""
+            if runs[0].settings.trainer.accelerator == "cpu"
+            else "#SBATCH --gpus-per-task=1\n",
+            recipes="\n".join(f"    {shlex.quote(str(run.path))}" for run in runs),
+        )
+    )
     write_text(script, text)
     return script

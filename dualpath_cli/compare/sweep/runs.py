@@ -1,4 +1,5 @@
-"""The runs of a sweep, a recipe each, readable and runnable alone; and what they cost. Torch-free.
+"""The runs of a sweep, a recipe each, readable and runnable alone; and what they cost.
+Torch-free.
 
 OUT/
     sweep.yaml       the cells, and what was asked for
@@ -7,7 +8,8 @@ OUT/
     runs/            their run folders: a50_k4/seed_0
     logs/            their output
 
-Hours follow from the speed that is given, or from the speed of the first run of each family.
+Hours follow from the speed that is given, or from the speed of the first run of each
+family.
 """
 
 import json
@@ -64,7 +66,9 @@ class PlannedRun(SeededRun):
     @property
     def flops(self) -> float:
         loops = loop_counts(self.settings.run)
-        each = count.over_loops(count.training_flops_per_token, self.settings.model, loops)
+        each = count.over_loops(
+            count.training_flops_per_token, self.settings.model, loops
+        )
         return each * self.tokens
 
     @property
@@ -77,17 +81,20 @@ class PlannedRun(SeededRun):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last step is saved and validated, or the run's numbers went wrong.
+        """Whether the last step is saved and validated, or the run's numbers went
+        wrong.
 
-        A validated run whose checkpoints were all removed is finished. One whose checkpoints are
-        all damaged, or whose validation.csv is, is not: `fit` says so.
+        A validated run whose checkpoints were all removed is finished. One whose
+        checkpoints are all damaged, or whose validation.csv is, is not: `fit` says so.
         """
         if self.went_wrong:
             return True
         with suppress(UserError):  # of the damage
             newest = run_folder.newest_checkpoint(self.folder)
             saved = newest is None or run_folder.step_of(newest) >= self.steps
-            return saved and is_validated(self.folder, self.steps, self.settings.data.val)
+            return saved and is_validated(
+                self.folder, self.steps, self.settings.data.val
+            )
         return False
 
     @property
@@ -107,17 +114,21 @@ def files_of(out: Path, configuration: str, seed: object) -> tuple[Path, Path, P
 
 
 def planned_in(out: Path) -> Iterator[tuple[Path, Path, Path]]:
-    """`files_of` each run that sweeps have planned in a folder, also of earlier commands."""
+    """`files_of` each run that sweeps have planned in a folder, also of earlier
+    commands."""
     for recipe in sorted((out / "recipes").glob("*-seed_*.yaml")):
         configuration, _, seed = recipe.stem.rpartition("-seed_")
         yield files_of(out, configuration, seed)
 
 
-def plan_runs(cells: Sequence[Cell], design: Design, shared: Settings) -> list[PlannedRun]:
-    """Every cell with every combination of the settings that matter to it; writes nothing.
+def plan_runs(
+    cells: Sequence[Cell], design: Design, shared: Settings
+) -> list[PlannedRun]:
+    """Every cell with every combination of the settings that matter to it; writes
+    nothing.
 
-    All have the settings `shared`. The first seed of all configurations comes first: a sweep that
-    is stopped early has compared all of them once.
+    All have the settings `shared`. The first seed of all configurations comes first: a
+    sweep that is stopped early has compared all of them once.
     """
     varied, found = design.varied, dict[str, tuple[str, Cell, dict[str, Any]]]()
     for dense, values in product(cells, product(*varied.values())):
@@ -128,27 +139,38 @@ def plan_runs(cells: Sequence[Cell], design: Design, shared: Settings) -> list[P
         found.setdefault(f"{cell} {own}", (_name(cell, own), cell, own))
     for name, times in Counter(name for name, _, _ in found.values()).items():
         if times > 1:
-            raise UserError(f"{times} configurations would have the name '{name}'; leave some out")
+            raise UserError(
+                f"{times} configurations would have the name '{name}'; leave some out"
+            )
     runs, out = [], design.out
     for seed, (name, cell, own) in product(design.seeds, found.values()):
         run = {"recipe": name, "name": f"seed_{seed}", "dir": str(out / "runs")}
         run["budget"] = cell.budget
-        recipe = _with_rate(design.recipe, shared, float(own.get(RATE, shared.optim.lr)))
+        recipe = _with_rate(
+            design.recipe, shared, float(own.get(RATE, shared.optim.lr))
+        )
         for key, value in own.items():
             if key != RATE:  # set already, with the rates at both ends
                 for part in reversed(key.split(".")):
                     value = {part: value}
                 recipe = merge(recipe, value)
-        recipe = merge(recipe, {"model": cell.model, "seed_everything": seed, "run": run})
+        recipe = merge(
+            recipe, {"model": cell.model, "seed_everything": seed, "run": run}
+        )
         folder, path, log = files_of(out, name, seed)
-        runs.append(PlannedRun(folder, settings_from(recipe), name, cell, own, recipe, path, log))
+        runs.append(
+            PlannedRun(
+                folder, settings_from(recipe), name, cell, own, recipe, path, log
+            )
+        )
     for one in runs[: len(found)]:  # the first seed's
         import_classes(one.settings.model, allowed=True)
     return runs
 
 
 def _model(cell: Cell, own: Mapping[str, Any], recipe: Recipe) -> ModelConfig:
-    """The cell's model with its own experts, or the recipe's, where it has a wide path."""
+    """The cell's model with its own experts, or the recipe's, where it has a wide
+    path."""
     keys = {f"model.{name}": name for name in ("n_experts", "top_k")}
     experts = {name: own[key] for key, name in keys.items() if key in own}
     section = merge(recipe, {"model": experts | cell.model})["model"]
@@ -161,10 +183,12 @@ def _model(cell: Cell, own: Mapping[str, Any], recipe: Recipe) -> ModelConfig:
 
 
 def _with_experts(cell: Cell, model: ModelConfig) -> Cell:
-    """The cell with the experts of its model, and the share of the budget that they spend."""
+    """The cell with the experts of its model, and the share of the budget that they
+    spend."""
     counted = "linear_total" if cell.match == "linear" else "total"
     sparse, dense = (
-        count.mean_layer_flops(each)[counted] for each in (model, replace(model, n_experts=0))
+        count.mean_layer_flops(each)[counted]
+        for each in (model, replace(model, n_experts=0))
     )
     experts = {"n_experts": model.n_experts}
     return replace(cell, model=cell.model | experts, spent=cell.spent * sparse / dense)
@@ -175,12 +199,15 @@ def _name(cell: Cell, settings: Mapping[str, Any]) -> str:
 
 
 def _word(key: str, value: Any) -> str:
-    """A setting as part of a name: `gate_convex`, `lr_scale_gate_0.5`, pairs as `0_1+0.5_4`."""
+    """A setting as part of a name: `gate_convex`, `lr_scale_gate_0.5`, pairs as
+    `0_1+0.5_4`."""
     if isinstance(value, dict):
         value = list(value.items())
     text = str(value)
     if isinstance(value, list):  # of pairs, maybe
-        text = "+".join(re.sub("[][()']", "", str(part)).replace(", ", "_") for part in value)
+        text = "+".join(
+            re.sub("[][()']", "", str(part)).replace(", ", "_") for part in value
+        )
     if value is None or isinstance(value, bool):
         text = json.dumps(value)  # as a recipe has it
     name = key.partition(".")[2].replace(".", "_")
@@ -188,10 +215,13 @@ def _word(key: str, value: Any) -> str:
 
 
 def _with_rate(recipe: Recipe, settings: Settings, lr: float) -> Recipe:
-    """A recipe at another peak rate; the rates at both ends and Muon's keep their ratio to it."""
+    """A recipe at another peak rate; the rates at both ends and Muon's keep their ratio
+    to it."""
     optim = settings.optim
     names = ("lr_start", "lr_end", *(["muon_lr"] if optim.muon_lr is not None else []))
-    rates = {name: float(f"{getattr(optim, name) * lr / optim.lr:.6g}") for name in names}
+    rates = {
+        name: float(f"{getattr(optim, name) * lr / optim.lr:.6g}") for name in names
+    }
     return merge(recipe, {"optim": {"lr": lr, **rates}})
 
 
@@ -200,8 +230,9 @@ def write_recipes(runs: Iterable[PlannedRun]) -> None:
     for run in runs:
         cell = run.cell
         words = (
-            f"{run.configuration}, seed {run.seed}: {cell.family}; {cell.spent:.4f} of the budget "
-            f"of {cell.budget:,} FLOPs per token and layer, matched in {cell.match} FLOPs"
+            f"{run.configuration}, seed {run.seed}: {cell.family}; {cell.spent:.4f} of "
+            f"the budget of {cell.budget:,} FLOPs per token and layer, matched in "
+            f"{cell.match} FLOPs"
         )
         write_text(run.path, f"# {words}\n{dump(run.recipe)}")
 
@@ -227,11 +258,13 @@ class Cost:
 
 
 def measured(runs: Iterable[PlannedRun]) -> dict[Family, float]:
-    """FLOP/s of training by family, of the first run of each with a whole log of a step here."""
+    """FLOP/s of training by family, of the first run of each with a whole log of a step
+    here."""
     known: dict[Family, float] = {}
     for run in runs:
         speeds: list[float] = []
-        with suppress(UserError):  # hours are an estimate: `fit` and `compare` name the damage
+        # hours are an estimate: `fit` and `compare` name the damage
+        with suppress(UserError):
             rows = read_table(run.folder / METRICS)
             speeds = [1e12 * row.number("tflops_per_second") for row in rows]
         if speeds:
@@ -248,7 +281,9 @@ def costs(runs: Sequence[PlannedRun], speeds: Mapping[Family, float]) -> list[Co
     # Parameters of PureWide by budget; of a dense one, where there is one.
     wides = {
         run.cell.budget: count.parameters(run.settings.model)
-        for run in sorted(runs, key=lambda run: count.has_experts(run.settings.model))[::-1]
+        for run in sorted(runs, key=lambda run: count.has_experts(run.settings.model))[
+            ::-1
+        ]
         if run.cell.family == "wide"
     }
     found = []
@@ -256,31 +291,45 @@ def costs(runs: Sequence[PlannedRun], speeds: Mapping[Family, float]) -> list[Co
         run, cell, model = seeds[0], seeds[0].cell, seeds[0].settings.model
         layer, parameters = count.mean_layer_flops(model), count.parameters(model)
         wide, speed = wides.get(cell.budget), speeds.get(cell.family)
-        found.append(Cost(
-            name, cell.family, cell.budget, cell.alpha,
-            loops=1 if cell.model["block"] == "wide" else model.most_loops,
-            parameters=parameters, non_embedding=count.parameters_non_embedding(model),
-            relative=wide and parameters / wide,
-            linear_flops=layer["linear_total"] * cell.layers_times,
-            total_flops=layer["total"] * cell.layers_times, spent=cell.spent,
-            tokens=run.tokens, training_flops=run.flops,
-            seeds=len(seeds), left=sum(not run.is_finished for run in seeds),
-            hours=speed and run.flops / speed / 3600,
-        ))  # fmt: skip
+        found.append(
+            Cost(
+                name,
+                cell.family,
+                cell.budget,
+                cell.alpha,
+                loops=1 if cell.model["block"] == "wide" else model.most_loops,
+                parameters=parameters,
+                non_embedding=count.parameters_non_embedding(model),
+                relative=wide and parameters / wide,
+                linear_flops=layer["linear_total"] * cell.layers_times,
+                total_flops=layer["total"] * cell.layers_times,
+                spent=cell.spent,
+                tokens=run.tokens,
+                training_flops=run.flops,
+                seeds=len(seeds),
+                left=sum(not run.is_finished for run in seeds),
+                hours=speed and run.flops / speed / 3600,
+            )
+        )
     return found
 
 
 def plan_table(rows: Sequence[Cost], jobs: int) -> Table:
-    """The plan as it is shown before anything runs; `jobs` runs at a time slow none down."""
+    """The plan as it is shown before anything runs; `jobs` runs at a time slow none
+    down."""
     runs, left = sum(row.seeds for row in rows), sum(row.left for row in rows)
-    caption = "M: million FLOPs per token and layer; of due: FLOPs relative to the budget"
+    caption = (
+        "M: million FLOPs per token and layer; of due: FLOPs relative to the budget"
+    )
     due = [row for row in rows if row.left]
     known = [row.hours * row.left for row in due if row.hours is not None]
     if left and len(known) == len(due):
         caption += f"; in all {duration(3600 * sum(known) / jobs)}"
         caption += f", {jobs} side by side" if jobs > 1 else ""
     elif left:
-        caption += "; hours are known once a run of each family has begun, or by --tflops"
+        caption += (
+            "; hours are known once a run of each family has begun, or by --tflops"
+        )
     columns: Columns[Cost] = [
         (Column("configuration"), lambda row: row.configuration),
         (Column("parameters", "{:.2f}M".format), lambda row: row.parameters / 1e6),

@@ -1,8 +1,9 @@
-"""OLMES's renderings of rows, byte for byte, and its scores: the functions of the task files.
+"""OLMES's renderings of rows, byte for byte, and its scores: the functions of the task
+files.
 
-A rendering takes a row of the Hugging Face dataset; a row with a `query` is rendered already.
-Logarithms are natural, bytes are UTF-8. The space at the beginning of a choice counts among its
-bytes and characters.
+A rendering takes a row of the Hugging Face dataset; a row with a `query` is rendered
+already. Logarithms are natural, bytes are UTF-8. The space at the beginning of a choice
+counts among its bytes and characters.
 """
 
 import math
@@ -21,27 +22,33 @@ from dualpath_cli.data.rows import BadRow
 
 Row = dict[str, Any]
 Scores = dict[str, Any]  # by the metric's name
-Answer = tuple[float, bool]  # log-likelihood, and whether greedy decoding would give this text
+# log-likelihood, and whether greedy decoding would give this text
+Answer = tuple[float, bool]
 
 
 class WithUnconditional(ConfigurableTask):
     """Also scores each choice after `Answer:` alone, for `acc_uncond`."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config={name: config[name] for name in config if name != "class"})
+        super().__init__(
+            config={name: config[name] for name in config if name != "class"}
+        )
 
     def construct_requests(self, doc: Row, ctx: str, **options: Any) -> list[Instance]:
         given = super().construct_requests(doc, ctx, **options)
         texts = [("Answer:", request.args[1]) for request in given]
         alone = [
-            Instance("loglikelihood", doc, pair, len(given) + place, options["metadata"])
+            Instance(
+                "loglikelihood", doc, pair, len(given) + place, options["metadata"]
+            )
             for place, pair in enumerate(texts)
         ]
         return [*given, *alone]
 
 
 class BadDocument(ValueError):
-    """A row that has nothing to score; names its split, its number from 1 on, and the reason."""
+    """A row that has nothing to score; names its split, its number from 1 on, and the
+    reason."""
 
     def __init__(self, split: str, row: int, reason: str) -> None:
         super().__init__(f"{split} row {row}: {reason}")
@@ -54,12 +61,12 @@ Render = Callable[[Row], Row]
 def rows(*texts: str, **lists: int) -> Callable[[Render], Callable[..., Dataset]]:
     """Makes a rendering of a row a `process_docs`, which renders each row of a split.
 
-    `texts` are the fields of a rendered row with a text, `lists` those with several, and their
-    least number. With `choices`, `gold` is the place of the right one.
+    `texts` are the fields of a rendered row with a text, `lists` those with several,
+    and their least number. With `choices`, `gold` is the place of the right one.
 
-    The function takes a split and `first`, the number of rows that count of a split by its name;
-    all rows of any other split count. It raises BadDocument for the first row that lacks one of
-    these fields or its answer.
+    The function takes a split and `first`, the number of rows that count of a split by
+    its name; all rows of any other split count. It raises BadDocument for the first row
+    that lacks one of these fields or its answer.
     """
 
     def decorate(render: Render) -> Callable[..., Dataset]:
@@ -86,7 +93,9 @@ def rows(*texts: str, **lists: int) -> Callable[[Render], Callable[..., Dataset]
                     raise BadDocument(split, number + 1, str(bad)) from None
 
             # Not cached in files, which would outlive a change of this module.
-            return docs.select(range(counted)).map(numbered, with_indices=True, keep_in_memory=True)
+            return docs.select(range(counted)).map(
+                numbered, with_indices=True, keep_in_memory=True
+            )
 
         return process
 
@@ -96,7 +105,9 @@ def rows(*texts: str, **lists: int) -> Callable[[Render], Callable[..., Dataset]
 def _value(row: Row, field: str) -> Any:
     if field not in row:
         fields = ", ".join(row) or "none"
-        raise BadRow(f"no field '{field}'{did_you_mean(field, row) or f' (fields: {fields})'}")
+        raise BadRow(
+            f"no field '{field}'{did_you_mean(field, row) or f' (fields: {fields})'}"
+        )
     return row[field]
 
 
@@ -106,7 +117,9 @@ def _string(value: Any, name: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise BadRow(f"{name} has half of a surrogate pair: not valid Unicode") from None
+        raise BadRow(
+            f"{name} has half of a surrogate pair: not valid Unicode"
+        ) from None
     return value
 
 
@@ -141,7 +154,9 @@ def _place(row: Row, field: str, answers: Sequence[str]) -> int:
     """
     value = _value(row, field)
     if str(value) not in answers:
-        raise BadRow(f"{field} {value!r:.40} is none of {', '.join(answers) or 'no answers'}")
+        raise BadRow(
+            f"{field} {value!r:.40} is none of {', '.join(answers) or 'no answers'}"
+        )
     return answers.index(str(value))
 
 
@@ -174,7 +189,8 @@ def _numbers(first: int, count: int) -> list[str]:
 
 
 def without_brackets(text: str) -> str:
-    """A text without `[title]`, `[step]` and the like; a title ends the sentence before it."""
+    """A text without `[title]`, `[step]` and the like; a title ends the sentence before
+    it."""
     text = re.sub(r"\.? \[title\]", ". ", text.strip())
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
@@ -183,19 +199,28 @@ def without_brackets(text: str) -> str:
 def piqa(row: Row) -> Row:
     query = f"Goal: {_text(row, 'goal')}\nAnswer:"
     choices = [_text(row, "sol1"), _text(row, "sol2")]
-    return {"query": query, "choices": choices, "gold": _place(row, "label", _numbers(0, 2))}
+    return {
+        "query": query,
+        "choices": choices,
+        "gold": _place(row, "label", _numbers(0, 2)),
+    }
 
 
 @rows("query", choices=3)
 def socialiqa(row: Row) -> Row:
     query = f"Question: {_text(row, 'context')} {_text(row, 'question')}\nAnswer:"
     choices = [_text(row, f"answer{letter}") for letter in "ABC"]
-    return {"query": query, "choices": choices, "gold": _place(row, "label", _numbers(1, 3))}
+    return {
+        "query": query,
+        "choices": choices,
+        "gold": _place(row, "label", _numbers(1, 3)),
+    }
 
 
 @rows("rest", contexts=2, choices=2)
 def winogrande(row: Row) -> Row:
-    """WinoGrande by partial evaluation: each option in the context, one continuation for both."""
+    """WinoGrande by partial evaluation: each option in the context, one continuation
+    for both."""
     sentence = _text(row, "sentence")
     if "_" not in sentence:
         raise BadRow(f"sentence {sentence!r:.40} has no _ to put an option in")
@@ -239,29 +264,38 @@ def texts(row: Row) -> Row:
     return {"text": _text(row, "text")}
 
 
-ANSWER = re.compile(r"[-+]?((\d+|\d{1,3}(,\d{3})+)(\.\d+)?|\.\d+)")  # after the mark of GSM8K
+# after the mark of GSM8K
+ANSWER = re.compile(r"[-+]?((\d+|\d{1,3}(,\d{3})+)(\.\d+)?|\.\d+)")
 
 
 @rows("query", "worked", "number")
 def gsm8k(row: Row) -> Row:
     """GSM8K: the model writes the answer. `worked` is OLMES's example from a row.
 
-    As in `normalize_answer_str` of OLMES: without the calculator's marks, with spaces around
-    operators (hyphens and signs, too), a capital letter first, a full stop, and `So the answer is
-    N.`, with N as in the row.
+    As in `normalize_answer_str` of OLMES: without the calculator's marks, with spaces
+    around operators (hyphens and signs, too), a capital letter first, a full stop, and
+    `So the answer is N.`, with N as in the row.
     """
     query = f"Question: {_text(row, 'question')}\nAnswer:"
     steps, *marked = _text(row, "answer").split("####")
     if len(marked) != 1:
-        raise BadRow(f"answer has {len(marked)} marks #### and needs one, before its number")
+        raise BadRow(
+            f"answer has {len(marked)} marks #### and needs one, before its number"
+        )
     number = marked[0].strip()
     if not ANSWER.fullmatch(number):
-        raise BadRow(f"answer has {number!r:.40} after its mark ####, which is not a number")
+        raise BadRow(
+            f"answer has {number!r:.40} after its mark ####, which is not a number"
+        )
 
     steps = " ".join(re.sub(r"<<.*?>>", "", steps).split())
     steps = (steps[:1].capitalize() + steps[1:]).removesuffix(".")
     worked = re.sub(r" ?([-+*/=]) ?", r" \1 ", f" {steps}. So the answer is {number}.")
-    return {"query": query, "worked": worked.replace("  ", " ")[1:], "number": last_number(number)}
+    return {
+        "query": query,
+        "worked": worked.replace("  ", " ")[1:],
+        "number": last_number(number),
+    }
 
 
 def last_number(text: str) -> str:
@@ -275,18 +309,24 @@ def last_number(text: str) -> str:
 
 
 def choice(doc: Row, results: Sequence[Answer]) -> Scores:
-    """Whether a model chooses right, by each normalisation, and the right choice's bits per byte.
+    """Whether a model chooses right, by each normalisation, and the right choice's bits
+    per byte.
 
-    The choice with the largest score is taken; among ties, the first. `acc_raw` scores by
-    log-likelihood; `acc_per_char` divides it by the choice's characters; `acc_uncond` subtracts the
-    log-likelihood after `Answer:` alone.
+    The choice with the largest score is taken; among ties, the first. `acc_raw` scores
+    by log-likelihood; `acc_per_char` divides it by the choice's characters;
+    `acc_uncond` subtracts the log-likelihood after `Answer:` alone.
     """
     n, logs = len(doc["choices"]), np.array([log for log, _ in results])
     raw, alone = logs[:n], logs[n:]
-    scores = {"acc_raw": raw, "acc_per_char": raw / [1 + len(text) for text in doc["choices"]]}
+    scores = {
+        "acc_raw": raw,
+        "acc_per_char": raw / [1 + len(text) for text in doc["choices"]],
+    }
     if alone.size:
         scores["acc_uncond"] = raw - alone
-    right = {name: int(values.argmax() == doc["gold"]) for name, values in scores.items()}
+    right = {
+        name: int(values.argmax() == doc["gold"]) for name, values in scores.items()
+    }
     return right | gold(doc, results)
 
 
@@ -311,7 +351,8 @@ def text(doc: Row, results: Sequence[float]) -> Scores:
 
 
 def error_of_ratio(pairs: Sequence[tuple[float, int]]) -> float | str:
-    """The standard error of `-sum LL / (ln 2 * sum bytes)`, with texts as a random sample."""
+    """The standard error of `-sum LL / (ln 2 * sum bytes)`, with texts as a random
+    sample."""
     if len(pairs) < 2:
         return "N/A"  # as in the harness
     bits, sizes = np.array(pairs).T * [[-1 / math.log(2)], [1]]

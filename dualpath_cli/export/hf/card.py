@@ -1,4 +1,5 @@
-"""The model card: the facts that a run recorded about a model, for readers of its folder."""
+"""The model card: the facts that a run recorded about a model, for readers of its
+folder."""
 
 import re
 import sys
@@ -16,10 +17,10 @@ from dualpath_cli.run.run_folder import VALIDATION, Run, mapping_of
 from dualpath_cli.run.tables import read_table
 
 ABOUT = """\
-A language model of the paper "A Dual-Path Architecture for Scaling Compute and Capacity in LLMs".
-A `dual` layer runs a deep sublayer K times (`loops`) with shared weights beside a wide sublayer,
-and gates per token add them up. A `loop` layer has the deep sublayer alone, a `wide` layer the wide
-one. Written by dualpath {}."""
+A language model of the paper "A Dual-Path Architecture for Scaling Compute and Capacity
+in LLMs". A `dual` layer runs a deep sublayer K times (`loops`) with shared weights
+beside a wide sublayer, and gates per token add them up. A `loop` layer has the deep
+sublayer alone, a `wide` layer the wide one. Written by dualpath {}."""
 USE = """```python
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -27,24 +28,31 @@ folder = "path/to/this/folder"
 tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 prompts = ["Question: What is 3 + 4?\\nAnswer:"]
-inputs = tokenizer([tokenizer.bos_token + text for text in prompts], return_tensors="pt")
+texts = [tokenizer.bos_token + prompt for prompt in prompts]
+inputs = tokenizer(texts, return_tensors="pt")
 tokens = model.generate(**inputs, max_new_tokens=20)
 print(*tokenizer.batch_decode(tokens, skip_special_tokens=True), sep="\\n")
 
-# Gates, step weights and states; `intervention` forces other loops or gates than the learned ones.
+# Gates, step weights and states; `intervention` forces other loops or gates than the
+# learned ones.
 outputs = model(**inputs, output_routing=True)
 for layer in outputs.routing.layers:
     print(layer.deep_share, layer.expected_loops)
-    print([model.lens(state).argmax(-1) for state in layer.deep_states])  # tokens after each loop
+    print([model.lens(state).argmax(-1) for state in layer.deep_states])  # tokens after
+                                                                          each loop
 ```
 
-Each training document followed an end-of-text token, the tokenizer's `bos_token`. The tokenizer
-does not add it: without it the model writes something else. Loaded in bfloat16, the weights of
-norms, router, gates, gains and the embedding stay float32."""
+Each training document followed an end-of-text token, the tokenizer's `bos_token`. The
+tokenizer does not add it: without it the model writes something else. Loaded in
+bfloat16, the weights of norms, router, gates, gains and the embedding stay float32."""
 
 
 def model_card(
-    run: Run, settings: Settings, facts: Mapping[str, Any], parameters: int, license: str | None
+    run: Run,
+    settings: Settings,
+    facts: Mapping[str, Any],
+    parameters: int,
+    license: str | None,
 ) -> str:
     """README.md: front matter for the hub, then facts, losses and an example."""
     from huggingface_hub import ModelCard, ModelCardData  # tokenizers brings it
@@ -52,13 +60,19 @@ def model_card(
     given = facts.get("data_sources")
     sources = [str(name) for name in given] if isinstance(given, list) else []
     front = ModelCardData(
-        library_name="transformers", pipeline_tag="text-generation",
-        tags=["dualpath", "looped-transformer", "custom_code"], license=license,
-        datasets=sorted({dataset_of(name) for name in sources if name.startswith(HUB)}) or None,
-    )  # fmt: skip
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["dualpath", "looped-transformer", "custom_code"],
+        license=license,
+        datasets=sorted({dataset_of(name) for name in sources if name.startswith(HUB)})
+        or None,
+    )
     recipe = settings.as_recipe()
     if origin := mapping_of(run.folder, facts, "retrofit"):
-        rows = [("pretrained model", str(origin.get("pretrained"))), ("training since", "none")]
+        rows = [
+            ("pretrained model", str(origin.get("pretrained"))),
+            ("training since", "none"),
+        ]
         hashes = mapping_of(run.folder, origin, "sha256")
         rows += [(f"sha256 of {name}", str(value)) for name, value in hashes.items()]
         if isinstance(difference := origin.get("difference"), float):
@@ -74,7 +88,9 @@ def model_card(
     sections = [
         f"# {as_text(f'{settings.run.recipe}/{settings.run.name}')}, step {run.step:,}",
         ABOUT.format(package_versions(["dualpath"])["dualpath"]),
-        "## Model\n\n" + _table([("parameters", size), *rows]) + f"\n\n```yaml\n{dump(shown)}```",
+        "## Model\n\n"
+        + _table([("parameters", size), *rows])
+        + f"\n\n```yaml\n{dump(shown)}```",
         _validation(run, settings),
         f"## Use\n\n{USE}",
     ]
@@ -95,7 +111,10 @@ def _training_rows(
         ("data", ", ".join(sources)),
         ("fingerprint of the data", str(facts.get("data_fingerprint", ""))),
         ("commit", str(facts.get("git_commit") or "")),
-        ("packages", ", ".join(f"{name} {version}" for name, version in packages.items())),
+        (
+            "packages",
+            ", ".join(f"{name} {version}" for name, version in packages.items()),
+        ),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -105,10 +124,14 @@ def _validation(run: Run, settings: Settings) -> str:
     table = run.folder / VALIDATION
     rows = [row for row in read_table(table) if row.step == run.step]
     if settings.data.val and not rows:
-        say(f"{table} has no row of step {run.step}: the card names no losses", sys.stdout)
+        say(
+            f"{table} has no row of step {run.step}: the card names no losses",
+            sys.stdout,
+        )
     for row in rows:
         row.measured("loss")
-        row.measured("bits_per_byte")  # raise UserError for no numbers, which nobody should quote
+        # raise UserError for no numbers, which nobody should quote
+        row.measured("bits_per_byte")
     cells = [(row["set"], row["loss"], row["bits_per_byte"]) for row in rows]
     headings = ("set", "loss, nats a token", "bits per byte")
     return "## Validation\n\n" + _table(cells, headings) if rows else ""

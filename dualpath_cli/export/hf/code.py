@@ -1,9 +1,10 @@
 """The code of an exported folder, which loads where nothing of dualpath is installed.
 
-Remote code of transformers is a file or two beside the weights. Its source stays that of the
-project, comments and docstrings included: there is no second text of the model to keep in step.
-The source of custom classes goes beside it: a class may import PyTorch, what comes with Python, and
-`dualpath_cli.spec.config`, which the folder has as `configuration_dualpath`.
+Remote code of transformers is a file or two beside the weights. Its source stays that
+of the project, comments and docstrings included: there is no second text of the model
+to keep in step. The source of custom classes goes beside it: a class may import
+PyTorch, what comes with Python, and `dualpath_cli.spec.config`, which the folder has as
+`configuration_dualpath`.
 """
 
 import ast
@@ -35,10 +36,10 @@ class _Module(NamedTuple):
 def flatten(name: str, beside: Sequence[str] = ()) -> str:
     """Returns the source of a module and of all that it imports of the project, as one.
 
-    Modules of `beside` are left out with what they import: they lie beside the result as a file of
-    their own, `configuration_dualpath.py`, from which their names are imported. All import each
-    other by `from MODULE import NAME` at the top. Raises ValueError where two modules give the same
-    name at their top level.
+    Modules of `beside` are left out with what they import: they lie beside the result
+    as a file of their own, `configuration_dualpath.py`, from which their names are
+    imported. All import each other by `from MODULE import NAME` at the top. Raises
+    ValueError where two modules give the same name at their top level.
     """
     elsewhere = {module.name for other in beside for module in _in_order(other)}
     modules = [module for module in _in_order(name) if module.name not in elsewhere]
@@ -53,8 +54,12 @@ def flatten(name: str, beside: Sequence[str] = ()) -> str:
         wanted = sorted({alias.name for node in taken for alias in node.names})
         imports.append(f"\nfrom .configuration_dualpath import {', '.join(wanted)}")
     parts = [LICENSE, modules[-1].docstring, "\n".join(imports)]
-    parts += [f"# ---- {m.name}: {m.docstring.strip().splitlines()[0].strip(chr(34))}\n\n{m.body}"
-              for m in modules]  # fmt: skip
+    parts += [
+        f"# ---- {m.name}: {m.docstring.strip().splitlines()[0].strip(chr(34))}\n"
+        "\n"
+        f"{m.body}"
+        for m in modules
+    ]
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -79,9 +84,15 @@ def _read(name: str) -> _Module:
     assert spec.origin is not None
     source = Path(spec.origin).read_text(encoding="utf-8")
     tree = ast.parse(source)
-    statements = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    ours = [node for node in statements if isinstance(node, ast.ImportFrom)
-            and str(node.module).split(".")[0] == PROJECT]  # fmt: skip
+    statements = [
+        node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    ours = [
+        node
+        for node in statements
+        if isinstance(node, ast.ImportFrom)
+        and str(node.module).split(".")[0] == PROJECT
+    ]
     imports = [
         (f"from {node.module} " if isinstance(node, ast.ImportFrom) else "")
         + ast.unparse(ast.Import([alias]))
@@ -112,7 +123,10 @@ def _names(body: str) -> Iterator[str]:
 
 def own_files(config: ModelConfig) -> dict[str, str]:
     """Names and texts of the files of a model's own classes."""
-    return {f"{_name(path)}.py": _moved(path, text) for path, text in sources(config).items()}
+    return {
+        f"{_name(path)}.py": _moved(path, text)
+        for path, text in sources(config).items()
+    }
 
 
 def registration(config: ModelConfig) -> str:
@@ -123,7 +137,9 @@ def registration(config: ModelConfig) -> str:
         name = f"Own{role.capitalize()}"
         lines.append(f"from .{_name(path)} import {cls.__name__} as {name}")
         lines.append(f'FOUND["{path}"] = {name}')
-    return "".join(f"{line}\n" for line in ["\n", "# ---- custom classes", *lines] if lines)
+    return "".join(
+        f"{line}\n" for line in ["\n", "# ---- custom classes", *lines] if lines
+    )
 
 
 def _name(path: str) -> str:
@@ -135,7 +151,9 @@ def _moved(path: str, text: str) -> str:
     """A file's text with its imports of the project as they are in the folder."""
     lines = text.splitlines(keepends=True)
     for node in ast.walk(ast.parse(text)):
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        modules = (
+            [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        )
         if isinstance(node, ast.ImportFrom):
             modules = ["." * node.level + (node.module or "")]
             if modules == [CONFIG]:
@@ -145,8 +163,8 @@ def _moved(path: str, text: str) -> str:
         for module in modules:
             if module.split(".")[0] not in ALLOWED:
                 raise UserError(
-                    f"{path} cannot go into a folder for transformers, as its file imports "
-                    f"{module}; let it import torch, Python's own modules and `from {CONFIG} "
-                    "import ...` alone"
+                    f"{path} cannot go into a folder for transformers, as its file "
+                    f"imports {module}; let it import torch, Python's own modules and "
+                    f"`from {CONFIG} import ...` alone"
                 )
     return "".join(lines)

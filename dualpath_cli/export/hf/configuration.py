@@ -13,7 +13,8 @@ from dualpath_cli.spec.config import RENAMED, ModelConfig
 
 
 class DualPathConfig(PretrainedConfig):
-    """The fields of ModelConfig, under their own names and under transformers' names."""
+    """The fields of ModelConfig, under their own names and under transformers'
+    names."""
 
     model_type = "dualpath"
     keys_to_ignore_at_inference = ["cache", "past_key_values"]
@@ -30,9 +31,14 @@ class DualPathConfig(PretrainedConfig):
 
         Raises ValueError if the fields make no model.
         """
-        known = {ours: kwargs.pop(theirs) for theirs, ours in self.attribute_map.items()
-                 if theirs in kwargs}  # fmt: skip
-        known |= {ours: kwargs.pop(name) for ours, name in RENAMED.items() if name in kwargs}
+        known = {
+            ours: kwargs.pop(theirs)
+            for theirs, ours in self.attribute_map.items()
+            if theirs in kwargs
+        }
+        known |= {
+            ours: kwargs.pop(name) for ours, name in RENAMED.items() if name in kwargs
+        }
         if "tie_word_embeddings" in kwargs:
             known["tie_embeddings"] = kwargs.pop("tie_word_embeddings")
         names = [field.name for field in dataclasses.fields(ModelConfig)]
@@ -50,7 +56,9 @@ class DualPathConfig(PretrainedConfig):
     @property
     def model(self) -> ModelConfig:
         names = [field.name for field in dataclasses.fields(ModelConfig)]
-        return ModelConfig(**{name: getattr(self, RENAMED.get(name, name)) for name in names})
+        return ModelConfig(
+            **{name: getattr(self, RENAMED.get(name, name)) for name in names}
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """`to_dict` of transformers, with the name that PEFT's prompt tuning reads."""

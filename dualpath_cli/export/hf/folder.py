@@ -1,12 +1,16 @@
-"""Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, and that is a RUN.
+"""Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, and that is a
+RUN.
 
     config.json, generation_config.json             the model's settings
-    configuration_dualpath.py, modeling_dualpath.py its code; own_*.py: the model's custom classes
-    model.safetensors                               its weights, above 5 GB in several files
+    configuration_dualpath.py, modeling_dualpath.py its code; own_*.py: custom
+                                                    classes of the model
+    model.safetensors                               its weights, above 5 GB in several
+                                                    files
     tokenizer.json, tokenizer_config.json           its tokenizer
     README.md                                       the model card
     recipe.yaml, versions.json, metrics.csv ...     of the run; tables up to this step
-    SHA256SUMS                                      hashes of all these (run/exported_folder.py)
+    SHA256SUMS                                      hashes of all these
+                                                    (run/exported_folder.py)
 
 Nothing here needs transformers.
 """
@@ -56,8 +60,11 @@ MOST_BYTES = 5_000_000_000  # of a file of weights, as transformers long had it
 class Weights:
     """A model's parameters, tied ones once, in the type in which they were trained."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], folder: Path | None = None) -> None:
-        """Takes tensors by name. With a `folder`, values are read from there while writing."""
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], folder: Path | None = None
+    ) -> None:
+        """Takes tensors by name. With a `folder`, values are read from there while
+        writing."""
         self._tensors, self._folder = dict(tensors), folder
         self.dtype = reduce(torch.promote_types, (t.dtype for t in tensors.values()))
         self.bytes = sum(tensor.nbytes for tensor in tensors.values())
@@ -65,7 +72,9 @@ class Weights:
 
     @classmethod
     def held(cls, model: DualPathLM) -> "Weights":
-        return cls({name: parameter.detach() for name, parameter in model.named_parameters()})
+        return cls(
+            {name: parameter.detach() for name, parameter in model.named_parameters()}
+        )
 
     @classmethod
     def read(cls, checkpoint: Path, config: ModelConfig) -> "Weights":
@@ -74,16 +83,21 @@ class Weights:
             model = DualPathLM(config)
         found = tensors_in(checkpoint, PREFIX)
         check_weights(model, found, checkpoint)
-        return cls({name: found[name] for name, _ in model.named_parameters()}, checkpoint)
+        return cls(
+            {name: found[name] for name, _ in model.named_parameters()}, checkpoint
+        )
 
     def write(self, folder: Path, progress: Progress) -> None:
-        """Writes files of at most MOST_BYTES; the weights of one file at a time are in memory."""
+        """Writes files of at most MOST_BYTES; the weights of one file at a time are in
+        memory."""
         tensors = {PREFIX + name: tensor for name, tensor in self._tensors.items()}
         split = split_torch_state_dict_into_shards(tensors, max_shard_size=MOST_BYTES)
         for file, names in split.filename_to_tensors.items():
             held = {name: tensors[name] for name in names}
             if self._folder is not None:
-                held = {name: torch.empty_like(t, device="cpu") for name, t in held.items()}
+                held = {
+                    name: torch.empty_like(t, device="cpu") for name, t in held.items()
+                }
                 read_weights(held, self._folder)
             save_file(held, folder / file, {"format": "pt"})
             progress.advance(sum(tensor.nbytes for tensor in held.values()))
@@ -100,7 +114,8 @@ def write(
     progress: Progress,
     license: str | None = None,
 ) -> None:
-    """Writes the folder, whole or not at all; the same arguments give the same bytes."""
+    """Writes the folder, whole or not at all; the same arguments give the same
+    bytes."""
     tokenizer, facts = Tokenizer.load(run.folder / TOKENIZER), run.facts
     of_settings = _settings(run, settings, weights, tokenizer)
     texts = own_files(settings.model) | {
@@ -110,7 +125,9 @@ def write(
         + registration(settings.model),
         CARD: model_card(run, settings, facts, weights.parameters, license),
         VERSIONS: json.dumps(facts, indent=2) + "\n",
-        **{name: read_text(run.folder / name, PUT_BACK) for name in (RECIPE, TOKENIZER)},
+        **{
+            name: read_text(run.folder / name, PUT_BACK) for name in (RECIPE, TOKENIZER)
+        },
     }
     for name, rows in read_tables(run.folder, run.step).items():
         if rows:
@@ -119,8 +136,13 @@ def write(
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
         weights.write(partial, progress)
-        hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-        hashes |= {path.name: hash_file(path) for path in partial.glob(f"model*{WEIGHTS[5:]}*")}
+        hashes = {
+            name: hashlib.sha256(text.encode()).hexdigest()
+            for name, text in texts.items()
+        }
+        hashes |= {
+            path.name: hash_file(path) for path in partial.glob(f"model*{WEIGHTS[5:]}*")
+        }
         (partial / LISTING).write_text(listing(hashes))
         read_folder(partial)
 
@@ -132,10 +154,10 @@ def _as_json(content: dict[str, Any]) -> str:
 def _settings(
     run: Run, settings: Settings, weights: Weights, tokenizer: Tokenizer
 ) -> dict[str, dict[str, Any]]:
-    """config.json: the fields of ModelConfig and of transformers, and under `dualpath` the run.
-    generation_config.json: rows of the vocabulary without a token are never drawn.
-    tokenizer_config.json: decoding changes no space; batches are padded on the left; the chat
-    template of a pretrained model.
+    """config.json: the fields of ModelConfig and of transformers, and under `dualpath`
+    the run. generation_config.json: rows of the vocabulary without a token are never
+    drawn. tokenizer_config.json: decoding changes no space; batches are padded on the
+    left; the chat template of a pretrained model.
     """
     origin = {
         "run": f"{settings.run.recipe}/{settings.run.name}",
@@ -170,13 +192,19 @@ def _settings(
                 "AutoModelForCausalLM": "modeling_dualpath.DualPathForCausalLM",
             },
             "dtype": str(weights.dtype).removeprefix("torch."),
-            **{RENAMED.get(k, k): v for k, v in dataclasses.asdict(settings.model).items()},
+            **{
+                RENAMED.get(k, k): v
+                for k, v in dataclasses.asdict(settings.model).items()
+            },
             "tie_word_embeddings": settings.model.tie_embeddings,
             "use_cache": True,
             **ids,
             "dualpath": origin,
         },
-        "generation_config.json": {**ids, **({"suppress_tokens": unused} if unused else {})},
+        "generation_config.json": {
+            **ids,
+            **({"suppress_tokens": unused} if unused else {}),
+        },
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             **names,

@@ -3,8 +3,8 @@
 In an exported folder this file and its imports from this project are one file,
 `modeling_dualpath.py`; the project need not be installed.
 
-Shapes: B batch, T positions, S positions with those cached before, V vocabulary, H heads, N head
-size.
+Shapes: B batch, T positions, S positions with those cached before, V vocabulary, H
+heads, N head size.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -32,11 +32,23 @@ from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 
 KEPT = (
-    "embed", "norm", "attn_norm", "ffn_norm", "q_norm", "k_norm", "router", "gate", "gains", "gain",
-    "film", "balance_bias",
-)  # fmt: skip
+    "embed",
+    "norm",
+    "attn_norm",
+    "ffn_norm",
+    "q_norm",
+    "k_norm",
+    "router",
+    "gate",
+    "gains",
+    "gain",
+    "film",
+    "balance_bias",
+)
 """Modules and parameters that stay float32 in a model loaded in half precision."""
-CACHE = next(n for n in ("cache", "past_key_values") if hasattr(CausalLMOutputWithPast, n))
+CACHE = next(
+    n for n in ("cache", "past_key_values") if hasattr(CausalLMOutputWithPast, n)
+)
 """transformers' name for a cache: `past_key_values` before 5.24."""
 UNUSED = ("cache_position", "tokenizer")  # `generate` passes them to any model
 REFUSED = {
@@ -54,46 +66,63 @@ class _Slot:
     number: int
 
     def append(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> Pair:
-        k, v = self.past.update(k_BTHN.transpose(1, 2), v_BTHN.transpose(1, 2), self.number)
+        k, v = self.past.update(
+            k_BTHN.transpose(1, 2), v_BTHN.transpose(1, 2), self.number
+        )
         return k.transpose(1, 2), v.transpose(1, 2)
 
 
 class _Past(Cache):
     """Our cache for one pass; its contents lie in a cache of transformers.
 
-    Layer 0 of that cache holds the number of each token's document, -1 for padding: beams, cropping
-    and repeating then apply to the numbers, too. A layer for each wide path and for each step of a
-    deep path follows.
+    Layer 0 of that cache holds the number of each token's document, -1 for padding:
+    beams, cropping and repeating then apply to the numbers, too. A layer for each wide
+    path and for each step of a deep path follows.
     """
 
     def __init__(self, past: Any, config: ModelConfig, tokens: torch.Tensor) -> None:
         """Raises ValueError for a cache of a fixed size, or of another model."""
         super().__init__(config)
         self.past, self.tokens, self.length = past, tokens, past.get_seq_length()
-        fits = isinstance(past, DynamicCache) and (not self.length or hasattr(past, "intervention"))
+        fits = isinstance(past, DynamicCache) and (
+            not self.length or hasattr(past, "intervention")
+        )
         if not fits:
             kind = type(past).__name__
-            raise ValueError(f"{CACHE} is a {kind} of another model, or not one that grows")
-        past.layer_class_to_replicate = DynamicLayer  # one made for a configuration has too few
+            raise ValueError(
+                f"{CACHE} is a {kind} of another model, or not one that grows"
+            )
+        # one made for a configuration has too few
+        past.layer_class_to_replicate = DynamicLayer
         if self.length:
             self.intervention = past.intervention
             numbers_BS = past.layers[0].keys[:, 0, :, 0]
             self.documents_BS = numbers_BS if numbers_BS.any() else None
 
     def begin(self, intervention: Intervention | None) -> None:
-        """Begins a pass, as the model's own cache does. Raises ValueError for fewer slots."""
+        """Begins a pass, as the model's own cache does. Raises ValueError for fewer
+        slots."""
         if intervention is not None and intervention.kv_slots is not None:
-            raise ValueError("kv_slots: transformers' cache keeps the keys and values of all steps")
+            raise ValueError(
+                "kv_slots: transformers' cache keeps the keys and values of all steps"
+            )
         super().begin(intervention)
         self.past.intervention = intervention
         self.open()
         slots = (_Slot(self.past, number) for number in count(1))
-        self.layers = [LayerCache(next(slots), [next(slots) for _ in layer.deep])
-                       for layer in self.layers]  # fmt: skip
+        self.layers = [
+            LayerCache(next(slots), [next(slots) for _ in layer.deep])
+            for layer in self.layers
+        ]
 
-    def extend(self, count: int, documents_BT: torch.Tensor | None) -> torch.Tensor | None:
-        """Enters T positions; returns the numbers of all S, None if nothing is padding."""
-        given_BT = torch.zeros_like(self.tokens) if documents_BT is None else documents_BT
+    def extend(
+        self, count: int, documents_BT: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Enters T positions; returns the numbers of all S, None if nothing is
+        padding."""
+        given_BT = (
+            torch.zeros_like(self.tokens) if documents_BT is None else documents_BT
+        )
         given_B1T1 = given_BT[:, None, :, None]
         numbers_B1S1: torch.Tensor = self.past.update(given_B1T1, given_B1T1, 0)[0]
         return None if documents_BT is None else numbers_B1S1[:, 0, :, 0]
@@ -110,15 +139,20 @@ class DualPathOutput(CausalLMOutputWithPast):
 
 
 class RecomputedBlock(DualPathBlock):
-    """A block that computes its activations again for gradients if transformers' switch is on."""
+    """A block that computes its activations again for gradients if transformers' switch
+    is on."""
 
     gradient_checkpointing = False
     _gradient_checkpointing_func: Any
 
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
-        if layer.writes or not (self.gradient_checkpointing and torch.is_grad_enabled()):
+        if layer.writes or not (
+            self.gradient_checkpointing and torch.is_grad_enabled()
+        ):
             return super().forward(x_BTD, layer)
-        y_BTD: torch.Tensor = self._gradient_checkpointing_func(super().forward, x_BTD, layer)
+        y_BTD: torch.Tensor = self._gradient_checkpointing_func(
+            super().forward, x_BTD, layer
+        )
         return y_BTD
 
 
@@ -151,9 +185,14 @@ class DualPathModel(DualPathLM):
         """
         for name, value in kwargs.items():
             if value is not None and value is not False and name not in UNUSED:
-                raise ValueError(f"{name} cannot be given: {REFUSED.get(name, 'no such argument')}")
+                raise ValueError(
+                    f"{name} cannot be given: {REFUSED.get(name, 'no such argument')}"
+                )
         if isinstance(intervention, dict):
-            lists = {n: tuple(v) for n, v in intervention.items() if isinstance(v, list)}  # of JSON
+            # of JSON
+            lists = {
+                n: tuple(v) for n, v in intervention.items() if isinstance(v, list)
+            }
             intervention = Intervention(**(intervention | lists))
         if input_ids is None:
             if inputs_embeds is None:
@@ -165,7 +204,11 @@ class DualPathModel(DualPathLM):
             input_ids = torch.zeros_like(inputs_embeds[..., 0], dtype=torch.long)
         if output_hidden_states is None:
             output_hidden_states = self.defaults.output_hidden_states
-        trace = RoutingTrace(keeps_states=True) if output_hidden_states or output_routing else None
+        trace = (
+            RoutingTrace(keeps_states=True)
+            if output_hidden_states or output_routing
+            else None
+        )
         past = past_key_values if cache is None else cache
         if use_cache is None:
             fits = intervention is None or not intervention.needs_whole_text
@@ -174,16 +217,27 @@ class DualPathModel(DualPathLM):
             past = DynamicCache()
         layers = None if past is None else _Past(past, self.config, input_ids)
         if attention_mask is not None and attention_mask.dim() != 2:
-            raise ValueError(f"attention_mask must be (B, S), not {tuple(attention_mask.shape)}")
+            raise ValueError(
+                f"attention_mask must be (B, S), not {tuple(attention_mask.shape)}"
+            )
         if attention_mask is not None:
             # With nothing padded, causal attention has a faster kernel.
             padded = not attention_mask.all()
-            attention_mask = attention_mask[:, -input_ids.shape[1] :].bool() if padded else None
+            attention_mask = (
+                attention_mask[:, -input_ids.shape[1] :].bool() if padded else None
+            )
         with self.autocast(input_ids.device):
             states = forward(
-                self, input_ids, attention_mask=attention_mask, trace=trace, cache=layers,
-                intervention=intervention, token_mask=token_mask, embeds=inputs_embeds, head=False,
-            )  # fmt: skip
+                self,
+                input_ids,
+                attention_mask=attention_mask,
+                trace=trace,
+                cache=layers,
+                intervention=intervention,
+                token_mask=token_mask,
+                embeds=inputs_embeds,
+                head=False,
+            )
         read = states.to(self.head.weight.dtype)  # for callers with a head of their own
         found: dict[str, Any] = {CACHE: past, "last_hidden_state": read}
         if trace is not None and output_routing:
@@ -194,16 +248,22 @@ class DualPathModel(DualPathLM):
         return DualPathOutput(**found)
 
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
-        """Autocast for a model in half precision; for other models the caller's stays."""
+        """Autocast for a model in half precision; for other models the caller's
+        stays."""
         kind = next(p.dtype for name, p in self.named_parameters() if "q_proj" in name)
-        return torch.autocast(device.type, dtype=kind) if kind.itemsize == 2 else nullcontext()
+        return (
+            torch.autocast(device.type, dtype=kind)
+            if kind.itemsize == 2
+            else nullcontext()
+        )
 
 
 class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
     """A decoder-only language model whose layers are dual-path, loop or wide blocks.
 
-    Loaded in bfloat16 or float16, the weights of norms, router, gates, gains and the embedding stay
-    float32, as does the residual stream; the rest is computed as under autocast, as in training.
+    Loaded in bfloat16 or float16, the weights of norms, router, gates, gains and the
+    embedding stay float32, as does the residual stream; the rest is computed as under
+    autocast, as in training.
     """
 
     config_class = DualPathConfig
@@ -217,24 +277,30 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: DualPathConfig) -> None:
         super().__init__(config)
-        device = nn.Linear(1, 1).weight.device  # meta wherever transformers loads weights
+        # meta wherever transformers loads weights
+        device = nn.Linear(1, 1).weight.device
         with torch.device("meta"):
             self.model = DualPathModel(config)
         if device.type != "meta":
             self.model.to_empty(device=device)
         self.model.tie_weights()
-        there = {part for name, _ in self.named_parameters() for part in name.split(".")}
+        there = {
+            part for name, _ in self.named_parameters() for part in name.split(".")
+        }
         kept = [name for name in KEPT if name in there]
         if int(transformers.__version__.split(".")[0]) >= 5:
-            # Version 4 wants the name of a module; this one would find `gate` in `gate_proj`, too.
+            # Version 4 wants the name of a module; this one would find `gate` in
+            # `gate_proj`, too.
             kept = [r"\.gate\." if name == "gate" else name for name in kept]
         self._keep_in_fp32_modules_strict = kept
-        self.dtype_plan = dict.fromkeys(kept, torch.float32)  # what version 5.0 made of it above
+        # what version 5.0 made of it above
+        self.dtype_plan = dict.fromkeys(kept, torch.float32)
         self.post_init()
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """`from_pretrained` of transformers; biases of experts get no gradient, as in training."""
+        """`from_pretrained` of transformers; biases of experts get no gradient, as in
+        training."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         for name, parameter in model.named_parameters():
@@ -253,15 +319,20 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Draws a module's weights that no checkpoint gave, seeded by `torch.initial_seed`."""
+        """Draws a module's weights that no checkpoint gave, seeded by
+        `torch.initial_seed`."""
         # A resized embedding or head is not in its place yet.
         new = "embed" if isinstance(module, nn.Embedding) else "head"
-        name = next((name for name, other in self.named_modules() if other is module), new)
+        name = next(
+            (name for name, other in self.named_modules() if other is module), new
+        )
         prefix = name.removeprefix("model").removeprefix(".")
         seed = int(torch.initial_seed()) % 2**62
         for own, parameter in module.named_parameters(recurse=False):
             if not getattr(parameter, "_is_hf_initialized", False):
-                value = initial_value(f"{prefix}.{own}", parameter.shape, self.config.model, seed)
+                value = initial_value(
+                    f"{prefix}.{own}", parameter.shape, self.config.model, seed
+                )
                 parameter.copy_(value)
 
     def forward(
@@ -282,33 +353,50 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> DualPathOutput | tuple[Any, ...]:
-        """Maps tokens (B, T) to logits (B, T, V) in float32, and to the mean loss of `labels`.
+        """Maps tokens (B, T) to logits (B, T, V) in float32, and to the mean loss of
+        `labels`.
 
-        `attention_mask` (B, S) is 0 at padding, on either side; positions follow from it.
-        `inputs_embeds` (B, T, D) replace the tokens' embeddings. `intervention` has fields of
-        Intervention, such as ``{"loops": 2}`` or ``{"gates": (1.0, 0.0)}``; `token_mask` (B, T) is
-        True at the tokens that it changes, by default all. `generate` takes both. `cache` is the
-        name of `past_key_values` since transformers 5.24. `output_routing` gives
-        ``outputs.routing`` with the state after each loop; a forward hook on
-        ``model.blocks[n].deep.sublayer`` sees these states, too.
+        `attention_mask` (B, S) is 0 at padding, on either side; positions follow from
+        it. `inputs_embeds` (B, T, D) replace the tokens' embeddings. `intervention` has
+        fields of Intervention, such as ``{"loops": 2}`` or ``{"gates": (1.0, 0.0)}``;
+        `token_mask` (B, T) is True at the tokens that it changes, by default all.
+        `generate` takes both. `cache` is the name of `past_key_values` since
+        transformers 5.24. `output_routing` gives ``outputs.routing`` with the state
+        after each loop; a forward hook on ``model.blocks[n].deep.sublayer`` sees these
+        states, too.
 
-        Raises ValueError for arguments without a meaning here, such as `position_ids`, an
-        impossible intervention, a mask of other than 2 dimensions, and a cache of another model or
-        of a fixed size.
+        Raises ValueError for arguments without a meaning here, such as `position_ids`,
+        an impossible intervention, a mask of other than 2 dimensions, and a cache of
+        another model or of a fixed size.
         """
-        found = dict(self.model(
-            input_ids, attention_mask, past_key_values, inputs_embeds, use_cache,
-            output_hidden_states, output_routing, intervention, token_mask, cache, **kwargs,
-        ))  # fmt: skip
+        found = dict(
+            self.model(
+                input_ids,
+                attention_mask,
+                past_key_values,
+                inputs_embeds,
+                use_cache,
+                output_hidden_states,
+                output_routing,
+                intervention,
+                token_mask,
+                cache,
+                **kwargs,
+            )
+        )
         states = found.pop("last_hidden_state")
         few = isinstance(logits_to_keep, int)
-        logits = self._logits(states[:, slice(-logits_to_keep, None) if few else logits_to_keep])
+        logits = self._logits(
+            states[:, slice(-logits_to_keep, None) if few else logits_to_keep]
+        )
         loss = None
         if labels is not None:
             loss = self.loss_function(
-                logits, labels, vocab_size=self.config.vocab_size,
+                logits,
+                labels,
+                vocab_size=self.config.vocab_size,
                 num_items_in_batch=num_items_in_batch,
-            )  # fmt: skip
+            )
         output = DualPathOutput(loss=loss, logits=logits, **found)
         whole = self.config.return_dict if return_dict is None else return_dict
         return output if whole else output.to_tuple()

@@ -1,18 +1,19 @@
 """A pretrained model of transformers as a dual-path model.
 
     wide    s_w = softplus(beta) = 1 makes Eq. 4 a layer of Llama, exactly
-    loop    s_1 = 1, and s_2 ... s_K at their initial 0.0009: h_1 is that layer, and h_2 ... h_K
-            hardly differ from h_1, whatever the router says
+    loop    s_1 = 1, and s_2 ... s_K at their initial 0.0009: h_1 is that layer, and h_2
+            ... h_K hardly differ from h_1, whatever the router says
     dual    either of these beside a new path, both gates 0.5, as every gate begins
 
-A layer of Llama is x + A + F, with attention A and feed-forward F. The new path has a copy of the
-attention and a new FFN that adds 0; the pretrained FFN adds twice its output:
+A layer of Llama is x + A + F, with attention A and feed-forward F. The new path has a
+copy of the attention and a new FFN that adds 0; the pretrained FFN adds twice its
+output:
 
     y = 0.5 (x + A + 2 F) + 0.5 (x + A + 0) = x + A + F
 
-So only a zero matrix keeps the new path silent: its gradients are as large as the pretrained
-path's. A gate or a gain near 0 would divide them by a hundred or a thousand, and Adam's epsilon
-then stops them. Twice a weight is exact in binary.
+So only a zero matrix keeps the new path silent: its gradients are as large as the
+pretrained path's. A gate or a gain near 0 would divide them by a hundred or a thousand,
+and Adam's epsilon then stops them. Twice a weight is exact in binary.
 
 Everything is computed and written in float32.
 """
@@ -39,13 +40,18 @@ from dualpath_cli.spec.config import BlockKind, ModelConfig
 
 PathKind = Literal["deep", "wide"]
 LAYER = {
-    "attn.q_proj": "self_attn.q_proj", "attn.k_proj": "self_attn.k_proj",
-    "attn.v_proj": "self_attn.v_proj", "attn.o_proj": "self_attn.o_proj",
-    "attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm",
-    "ffn.gate_proj": "mlp.gate_proj", "ffn.up_proj": "mlp.up_proj",
-    "ffn.down_proj": "mlp.down_proj", "attn_norm": "input_layernorm",
+    "attn.q_proj": "self_attn.q_proj",
+    "attn.k_proj": "self_attn.k_proj",
+    "attn.v_proj": "self_attn.v_proj",
+    "attn.o_proj": "self_attn.o_proj",
+    "attn.q_norm": "self_attn.q_norm",
+    "attn.k_norm": "self_attn.k_norm",
+    "ffn.gate_proj": "mlp.gate_proj",
+    "ffn.up_proj": "mlp.up_proj",
+    "ffn.down_proj": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
-}  # fmt: skip
+}
 """The weights of a sublayer, and of a layer of those families."""
 COMPARED = 512
 """The most tokens of the pass that compares both models."""
@@ -58,7 +64,8 @@ class Pretrained:
     """A pretrained model in files that were checked; only `model` reads the weights."""
 
     def __init__(self, files: Files) -> None:
-        """Raises UserError for an unreadable model, or one with a feature that no block has."""
+        """Raises UserError for an unreadable model, or one with a feature that no block
+        has."""
         transformers.utils.logging.set_verbosity_error()
         self.files, self.folder, self.shown = files, files.folder, files.shown
         self._gguf = {} if files.gguf is None else {"gguf_file": files.gguf}
@@ -70,19 +77,30 @@ class Pretrained:
     def config(self) -> ModelConfig:
         """The model with wide blocks; both paths have the pretrained FFN width."""
         theirs, width = self._theirs, self._theirs.intermediate_size
-        d_ffn = -(-3 * width // 2)  # effective: floor(2 d_ffn / 3), rounded up to a multiple
+        # effective: floor(2 d_ffn / 3), rounded up to a multiple
+        d_ffn = -(-3 * width // 2)
         return ModelConfig(
-            theirs.vocab_size, theirs.num_hidden_layers, theirs.hidden_size,
-            theirs.num_attention_heads, theirs.num_key_value_heads, theirs.max_position_embeddings,
-            block="wide", d_ffn=d_ffn, d_ffn_wide=d_ffn, ffn_multiple_of=math.gcd(width, 64),
-            rope_base=theirs.rope_parameters["rope_theta"], norm_eps=theirs.rms_norm_eps,
-            qk_norm=FAMILIES[theirs.model_type], tie_embeddings=theirs.tie_word_embeddings,
-        )  # fmt: skip
+            theirs.vocab_size,
+            theirs.num_hidden_layers,
+            theirs.hidden_size,
+            theirs.num_attention_heads,
+            theirs.num_key_value_heads,
+            theirs.max_position_embeddings,
+            block="wide",
+            d_ffn=d_ffn,
+            d_ffn_wide=d_ffn,
+            ffn_multiple_of=math.gcd(width, 64),
+            rope_base=theirs.rope_parameters["rope_theta"],
+            norm_eps=theirs.rms_norm_eps,
+            qk_norm=FAMILIES[theirs.model_type],
+            tie_embeddings=theirs.tie_word_embeddings,
+        )
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
 
-        Raises UserError unless it is a byte-level BPE with at most `vocab_size` entries.
+        Raises UserError unless it is a byte-level BPE with at most `vocab_size`
+        entries.
         """
         if self._gguf and not (self.folder / "tokenizer.json").exists():
             theirs = self._read(transformers.AutoTokenizer)
@@ -93,21 +111,26 @@ class Pretrained:
             found = Tokenizer.load(self.folder)
         if found.vocab_size > self.config.vocab_size:
             raise UserError(
-                f"{self.shown}: its tokenizer has {found.vocab_size} entries, its embedding "
-                f"{self.config.vocab_size} rows"
+                f"{self.shown}: its tokenizer has {found.vocab_size} entries, its "
+                f"embedding {self.config.vocab_size} rows"
             )
         return found
 
     def license(self) -> str | None:
         path = self.folder / "README.md"
-        card = self._called(huggingface_hub.ModelCard.load, path) if path.is_file() else None
+        card = (
+            self._called(huggingface_hub.ModelCard.load, path)
+            if path.is_file()
+            else None
+        )
         return None if card is None else card.data.license
 
     def sha256(self) -> dict[str, str]:
         return {path.name: hash_file(path) for path in self.files.paths}
 
     def around_texts(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """The chat template, the token before a text and those after it, for an exported folder."""
+        """The chat template, the token before a text and those after it, for an
+        exported folder."""
         chat, values = self.files.chat(), tokenizer.token_values()
         bos = chat.bos
         if isinstance(bos, int):
@@ -125,22 +148,29 @@ class Pretrained:
         """The dual-path model; `path` is the pretrained path of dual blocks.
 
         New weights are drawn from seed 0, but for new output matrices, which are zero.
-        Raises UserError unless the files hold its pretrained weights, all finite, and nothing else.
+        Raises UserError unless the files hold its pretrained weights, all finite, and
+        nothing else.
         """
         model, names = DualPathLM(config, seed=0), _names(config, path)
-        shapes = {other: tuple(model.get_parameter(name).shape) for name, other in names.items()}
+        shapes = {
+            other: tuple(model.get_parameter(name).shape)
+            for name, other in names.items()
+        }
         self.files.check_tensors(shapes, config.n_layers)
 
         theirs = dict(self._model.named_parameters())
         if config.tie_embeddings and not self._has_tied_head(theirs):
             raise UserError(
-                f"{self.shown} has a head that is not its embedding (lm_head.weight), and "
-                "tie_word_embeddings true; set that to false in config.json to keep the head"
+                f"{self.shown} has a head that is not its embedding (lm_head.weight), "
+                "and tie_word_embeddings true; set that to false in config.json to "
+                "keep the head"
             )
 
         for name, other in names.items():
             if not theirs[other].isfinite().all():
-                raise UserError(f"{self.shown}: {other} is not finite; the files are damaged")
+                raise UserError(
+                    f"{self.shown}: {other} is not finite; the files are damaged"
+                )
             model.get_parameter(name).copy_(theirs[other])
 
         for name, parameter in model.named_parameters():
@@ -157,7 +187,8 @@ class Pretrained:
 
     @torch.no_grad()
     def difference(self, model: DualPathLM) -> float:
-        """How far the model's logits are from those of transformers, relative to their norm.
+        """How far the model's logits are from those of transformers, relative to their
+        norm.
 
         On one sequence of random tokens, with positions up to COMPARED; in float32.
         """
@@ -183,23 +214,28 @@ class Pretrained:
     def _config(self) -> Any:
         """The settings as transformers has them.
 
-        Private ones are left out: transformers sets them itself, and `_attn_implementation` may
-        name code to fetch.
+        Private ones are left out: transformers sets them itself, and
+        `_attn_implementation` may name code to fetch.
         """
         if self._gguf:
             return self._read(transformers.AutoConfig)
 
-        settings = {k: v for k, v in self.files.settings.items() if not k.startswith("_")}
+        settings = {
+            k: v for k, v in self.files.settings.items() if not k.startswith("_")
+        }
         kind = transformers.CONFIG_MAPPING[settings["model_type"]]
         return self._called(kind.from_dict, settings, attn_implementation="eager")
 
     def _has_tied_head(self, theirs: Mapping[str, torch.Tensor]) -> bool:
-        """Whether files with a head beside a tied embedding have the same values in both."""
+        """Whether files with a head beside a tied embedding have the same values in
+        both."""
         embedding = theirs["model.embed_tokens.weight"]
         for path in self.files.paths if not self._gguf else ():
             with safe_open(path, "pt") as file:
                 if "lm_head.weight" in file.keys():  # noqa: SIM118 - not a mapping
-                    return torch.equal(file.get_tensor("lm_head.weight").float(), embedding)
+                    return torch.equal(
+                        file.get_tensor("lm_head.weight").float(), embedding
+                    )
         return True
 
     def _feature(self) -> str | None:
@@ -234,9 +270,13 @@ class Pretrained:
 def _names(config: ModelConfig, path: PathKind) -> dict[str, str]:
     """The names of pretrained weights, by the names of our parameters.
 
-    `path` is the pretrained path of dual blocks; the attention of the other path is a copy.
+    `path` is the pretrained path of dual blocks; the attention of the other path is a
+    copy.
     """
-    found = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
+    found = {
+        "embed.weight": "model.embed_tokens.weight",
+        "norm.weight": "model.norm.weight",
+    }
     if not config.tie_embeddings:
         found["head.weight"] = "lm_head.weight"
 

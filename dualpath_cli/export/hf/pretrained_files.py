@@ -1,8 +1,8 @@
 """The files of a pretrained model, read before transformers reads them. Torch-free.
 
-transformers passes over a tensor that its model lacks, and loads the code and the weights that a
-file names. So each setting that names something is refused here, and `Files` says which tensors
-there are: the model must have all of them.
+transformers passes over a tensor that its model lacks, and loads the code and the
+weights that a file names. So each setting that names something is refused here, and
+`Files` says which tensors there are: the model must have all of them.
 """
 
 from collections.abc import Mapping
@@ -17,28 +17,43 @@ from dualpath_cli.run.exported_folder import CONFIG, WEIGHTS, part_of, shards_of
 
 FAMILIES: dict[str, Literal["none", "before_rope"]]
 FAMILIES = {"llama": "none", "mistral": "none", "qwen3": "before_rope"}
-"""The model types of transformers whose layers fit, and where they norm queries and keys."""
+"""The model types of transformers whose layers fit, and where they norm queries and
+keys."""
 FITS = "no block has that; Llama, Mistral and Qwen3 without it fit"
 DTYPES = {"F64", "F32", "F16", "BF16"}
-"""Types that hold weights themselves; those of others are the weights only beside their scales."""
+"""Types that hold weights themselves; those of others are the weights only beside their
+scales."""
 OF_ROPE = ".rotary_emb.inv_freq"
 """The ending of tensors that old checkpoints have and that `rope_theta` gives."""
 OF_GGUF = {
-    "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
-    "attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon",
-    "attention.key_length", "attention.value_length", "rope.dimension_count", "rope.freq_base",
-}  # fmt: skip
+    "vocab_size",
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.layer_norm_rms_epsilon",
+    "attention.key_length",
+    "attention.value_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+}
 """The keys of a GGUF file that describe those families' layers."""
 OFF = {
-    "rope.scaling.type": "none", "attention.causal": True, "expert_count": 0,
-    "expert_used_count": 0, "attention.sliding_window": 0,
-}  # fmt: skip
+    "rope.scaling.type": "none",
+    "attention.causal": True,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "attention.sliding_window": 0,
+}
 """Other keys of a GGUF file, and the values with which they change nothing."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file: its type by safetensors' name, None in a GGUF file, and its shape."""
+    """A tensor in a file: its type by safetensors' name, None in a GGUF file, and its
+    shape."""
 
     dtype: str | None
     shape: tuple[int, ...]
@@ -66,10 +81,13 @@ class Files:
             refuse_pointer(file)
 
         if (folder / "adapter_config.json").exists():
-            base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+            base = read_json(folder / "adapter_config.json").get(
+                "base_model_name_or_path"
+            )
             raise UserError(
-                f"{shown} holds an adapter of '{base}' (adapter_config.json); merge it into that "
-                "model by peft's merge_and_unload, and give the folder that this saves"
+                f"{shown} holds an adapter of '{base}' (adapter_config.json); merge it "
+                "into that model by peft's merge_and_unload, and give the folder that "
+                "this saves"
             )
 
         if gguf is None:
@@ -87,40 +105,50 @@ class Files:
             self._check_gguf()
 
     def check_tensors(self, wanted: Mapping[str, tuple[int, ...]], layers: int) -> None:
-        """Compares the files with the tensors that the model has, by transformers' names.
+        """Compares the files with the tensors that the model has, by transformers'
+        names.
 
-        Raises UserError for the first that is missing, too much, of another shape, or of a type
-        that is not a weight by itself.
+        Raises UserError for the first that is missing, too much, of another shape, or
+        of a type that is not a weight by itself.
         """
         stored = self._stored()
-        names = {name: name for name in wanted} if self.gguf is None else self._of_gguf(wanted)
+        names = (
+            {name: name for name in wanted}
+            if self.gguf is None
+            else self._of_gguf(wanted)
+        )
         for name, shape in wanted.items():
             found = stored.pop(names[name], None)
             if found is None:
                 raise UserError(f"{self.shown} is incomplete: it lacks {names[name]}")
             if found.shape != shape:
                 raise UserError(
-                    f"{self.shown}: {names[name]} is {found.shape}, and {CONFIG} asks for {shape}; "
-                    f"put the {CONFIG} of these weights back"
+                    f"{self.shown}: {names[name]} is {found.shape}, and {CONFIG} asks "
+                    f"for {shape}; put the {CONFIG} of these weights back"
                 )
             if found.dtype is not None and found.dtype not in DTYPES:
                 raise UserError(
-                    f"{self.shown}: {names[name]} is of {found.dtype}, a quantised weight; give "
-                    "the model before its quantisation, or its GGUF file"
+                    f"{self.shown}: {names[name]} is of {found.dtype}, a quantised "
+                    "weight; give the model before its quantisation, or its GGUF file"
                 )
 
         left = [name for name in sorted(stored) if not name.endswith(OF_ROPE)]
         if "lm_head.weight" in left and "lm_head.weight" not in wanted:
-            left.remove("lm_head.weight")  # a tied one: the same values, or `Pretrained` says so
+            # a tied one: the same values, or `Pretrained` says so
+            left.remove("lm_head.weight")
         if left:
             raise self._too_much(left[0], layers)
 
     def chat(self) -> Chat:
-        """The chat template and the tokens around a text, as far as the files name them."""
+        """The chat template and the tokens around a text, as far as the files name
+        them."""
         if self.gguf is not None:
             given = self.settings
             bos = given.get("tokenizer.ggml.bos_token_id")
-            ends = [given.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
+            ends = [
+                given.get(f"tokenizer.ggml.{end}_token_id")
+                for end in ("eos", "eot", "eom")
+            ]
             return Chat(given.get("tokenizer.chat_template"), bos, _ids(ends))
 
         of_tokenizer = self._optional("tokenizer_config.json")
@@ -128,7 +156,8 @@ class Files:
         if isinstance(template, list):  # several by name
             named = [one for one in template if isinstance(one, dict)]
             template = next(
-                (one.get("template") for one in named if one.get("name") == "default"), None
+                (one.get("template") for one in named if one.get("name") == "default"),
+                None,
             )
         if (self.folder / "chat_template.jinja").exists():
             template = read_text(self.folder / "chat_template.jinja")
@@ -143,22 +172,27 @@ class Files:
         given = self.settings
         if given.get("model_type") == "dualpath":
             raise UserError(
-                f"{self.shown} is a dual-path model already, written by export or retrofit: give "
-                "it as a RUN, or to fit as --run.init_from"
+                f"{self.shown} is a dual-path model already, written by export or "
+                "retrofit: give it as a RUN, or to fit as --run.init_from"
             )
         kind = given.get("model_type")
         if kind not in list(FAMILIES):  # also where it is a list itself
             raise UserError(f"{self.shown} has layers of model_type {kind}; {FITS}")
         if quantised := given.get("quantization_config"):
-            method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+            method = (
+                quantised.get("quant_method")
+                if isinstance(quantised, dict)
+                else quantised
+            )
             raise UserError(
-                f"{self.shown} is quantised (quantization_config: {method}); give the model before "
-                "its quantisation, or its GGUF file"
+                f"{self.shown} is quantised (quantization_config: {method}); give the "
+                "model before its quantisation, or its GGUF file"
             )
         if named := given.get("transformers_weights"):
             raise UserError(
-                f"{self.shown}: {CONFIG} names the file of its weights (transformers_weights: "
-                f"{named}); name the file {WEIGHTS}, and remove the key"
+                f"{self.shown}: {CONFIG} names the file of its weights "
+                f"(transformers_weights: {named}); name the file {WEIGHTS}, and remove "
+                "the key"
             )
 
         rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
@@ -166,23 +200,31 @@ class Files:
             theta = place.get("rope_theta", 1.0) if isinstance(place, dict) else place
             if isinstance(theta, bool) or not isinstance(theta, int | float):
                 raise UserError(
-                    f"{self.shown}: rope_theta in {CONFIG} is {theta!r}; give a number, without "
-                    "quotes"
+                    f"{self.shown}: rope_theta in {CONFIG} is {theta!r}; give a "
+                    "number, without quotes"
                 )
 
     def _weights(self) -> list[Path]:
         """The files that transformers reads: one, or else those of the index."""
         one = self.folder / WEIGHTS
-        paths = [part_of(self.folder, WEIGHTS)] if one.exists() else shards_of(self.folder)
+        paths = (
+            [part_of(self.folder, WEIGHTS)] if one.exists() else shards_of(self.folder)
+        )
         if not paths:
-            raise UserError(f"{self.shown} holds no {WEIGHTS}; give a folder with safetensors")
+            raise UserError(
+                f"{self.shown} holds no {WEIGHTS}; give a folder with safetensors"
+            )
         return paths
 
     def _stored(self) -> dict[str, Stored]:
-        """The tensors in the files, by the names there; a bare model's get their prefix."""
+        """The tensors in the files, by the names there; a bare model's get their
+        prefix."""
         if self.gguf is not None:
             tensors = self._reader.tensors
-            return {t.name: Stored(None, tuple(map(int, reversed(t.shape)))) for t in tensors}
+            return {
+                t.name: Stored(None, tuple(map(int, reversed(t.shape))))
+                for t in tensors
+            }
 
         from safetensors import safe_open
 
@@ -197,7 +239,9 @@ class Files:
                         stored[name] = Stored(part.get_dtype(), tuple(part.get_shape()))
             except Exception as error:  # a damaged file raises nearly anything
                 reason = " ".join(str(error).split())[:120]
-                raise UserError(f"{self.shown}: {path.name} cannot be read ({reason})") from None
+                raise UserError(
+                    f"{self.shown}: {path.name} cannot be read ({reason})"
+                ) from None
 
         # Saved without its head, as transformers' LlamaModel: it has one that is tied.
         if "embed_tokens.weight" in stored:
@@ -208,8 +252,9 @@ class Files:
         layer = next((int(word) for word in name.split(".") if word.isdecimal()), 0)
         if layer >= layers:
             return UserError(
-                f"{self.shown} holds weights of a layer {layer + 1} ({name}), and its settings ask "
-                f"for {layers} layers; put the number of these weights back"
+                f"{self.shown} holds weights of a layer {layer + 1} ({name}), and its "
+                f"settings ask for {layers} layers; put the number of these weights "
+                "back"
             )
         return UserError(f"{self.shown} has weights {name}; {FITS}")
 
@@ -217,16 +262,21 @@ class Files:
         return read_json(self.folder / name) if (self.folder / name).exists() else {}
 
     def _check_gguf(self) -> None:
-        """Refuses keys of a GGUF file that its layers heed and transformers passes over."""
+        """Refuses keys of a GGUF file that its layers heed and transformers passes
+        over."""
         kind = self.settings.get("general.architecture")
         if kind not in ("llama", "qwen3"):  # Mistral's is llama
             raise UserError(f"{self.shown} has layers of architecture {kind}; {FITS}")
 
         of_layers = {
-            name.removeprefix(f"{kind}."): value for name, value in self.settings.items()
+            name.removeprefix(f"{kind}."): value
+            for name, value in self.settings.items()
             if name.startswith(f"{kind}.")
-        }  # fmt: skip
-        window, length = of_layers.get("attention.sliding_window"), of_layers.get("context_length")
+        }
+        window, length = (
+            of_layers.get("attention.sliding_window"),
+            of_layers.get("context_length"),
+        )
         if window and length and window >= length:
             del of_layers["attention.sliding_window"]  # it never acts
 
@@ -234,12 +284,20 @@ class Files:
             if name not in OF_GGUF and not (name in OFF and OFF[name] == value):
                 raise UserError(f"{self.shown} has {kind}.{name} {value}; {FITS}")
 
-        heads, width = of_layers.get("attention.head_count"), of_layers.get("embedding_length")
-        for name in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+        heads, width = (
+            of_layers.get("attention.head_count"),
+            of_layers.get("embedding_length"),
+        )
+        for name in (
+            "attention.key_length",
+            "attention.value_length",
+            "rope.dimension_count",
+        ):
             size = of_layers.get(name)
             if size is not None and heads and size * heads != width:
                 raise UserError(
-                    f"{self.shown} has another {kind}.{name} than width / heads ({size}); {FITS}"
+                    f"{self.shown} has another {kind}.{name} than width / heads "
+                    f"({size}); {FITS}"
                 )
 
     def _of_gguf(self, names: Mapping[str, Any]) -> dict[str, str]:
@@ -247,7 +305,9 @@ class Files:
         import gguf
 
         name = self.settings["general.architecture"]
-        kind = next(kind for kind, other in gguf.MODEL_ARCH_NAMES.items() if other == name)
+        kind = next(
+            kind for kind, other in gguf.MODEL_ARCH_NAMES.items() if other == name
+        )
         known = gguf.get_tensor_name_map(kind, self.settings[f"{name}.block_count"])
         return {name: str(known.get_name(name, (".weight",))) for name in names}
 

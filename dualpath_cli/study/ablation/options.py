@@ -1,4 +1,5 @@
-"""The options of `dualpath ablate`, and its suites of interventions; imports nothing slow."""
+"""The options of `dualpath ablate`, and its suites of interventions; imports nothing
+slow."""
 
 import re
 from dataclasses import dataclass, replace
@@ -24,8 +25,12 @@ from dualpath_cli.study.parts_of_speech import (
 )
 
 MOST_LOOPS = 100
-GATES = {(1.0, 0.0): "deep only", (0.0, 1.0): "wide only", (0.5, 0.5): "uniform",
-         (1.0, 1.0): "fully open"}  # fmt: skip
+GATES = {
+    (1.0, 0.0): "deep only",
+    (0.0, 1.0): "wide only",
+    (0.5, 0.5): "uniform",
+    (1.0, 1.0): "fully open",
+}
 """Constant (g_d, g_w), and their names in the paper (table `ablations`)."""
 
 REPORT = "ablations.json"
@@ -41,38 +46,43 @@ BASELINE = "baseline"
 class Row:
     suite: str
     intervention: Intervention
-    token_class: ForcedClass | None = None  # the class overridden, or matched by random tokens
-    random_seed: int | None = None  # of the random tokens; None if the class is overridden
+    # the class overridden, or matched by random tokens
+    token_class: ForcedClass | None = None
+    # of the random tokens; None if the class is overridden
+    random_seed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ablate(StudyOptions):
-    """Scores a run's model with forced loops, overridden gates or halting, by layer or by class of
-    token. Each score is paired with the learned router's on identical tokens of the validation
-    sets; --data.val '{NAME: PATH}' gives others, --data.val_tokens N fewer tokens.
+    """Scores a run's model with forced loops, overridden gates or halting, by layer or
+    by class of token. Each score is paired with the learned router's on identical
+    tokens of the validation sets; --data.val '{NAME: PATH}' gives others,
+    --data.val_tokens N fewer tokens.
     """
 
     suite: tuple[str, ...] = ()
-    """One or more, or all. paper, the default: the 16 rows of the paper's inference-time ablations;
-    token-classes: classes of tokens forced wide and deep, beside equally many matched random
-    tokens; layers: each row of paper in one layer at a time; experts: fewer or more of a token's
-    best experts, and a random choice; halting: thresholds of remaining mass at which a token stops
-    looping; skip: gates below which a token skips its loops or the wide path; kv-slots: fewer keys
-    and values for the steps of a loop, token by token."""
+    """One or more, or all. paper, the default: the 16 rows of the paper's
+    inference-time ablations; token-classes: classes of tokens forced wide and deep,
+    beside equally many matched random tokens; layers: each row of paper in one layer at
+    a time; experts: fewer or more of a token's best experts, and a random choice;
+    halting: thresholds of remaining mass at which a token stops looping; skip: gates
+    below which a token skips its loops or the wide path; kv-slots: fewer keys and
+    values for the steps of a loop, token by token."""
     loops: str = "1-10"
     """Forced loop counts, such as 1-10 or 1,2,8."""
     seeds: int | None = None
-    """Number of seeds: of shuffled gates and random experts, a row each (1 by default), and of
-    random tokens, whose mean is reported (5 by default)."""
+    """Number of seeds: of shuffled gates and random experts, a row each (1 by default),
+    and of random tokens, whose mean is reported (5 by default)."""
     classes: tuple[str, ...] = ()
-    """Classes of tokens by universal part of speech, as NAME=UPOS,UPOS. Each is forced wide and
-    deep, or to one path: NAME=UPOS,UPOS:wide, :deep. By default arithmetic=NUM,SYM and
-    function=ADJ,ADV,PART,PRON,VERB."""
+    """Classes of tokens by universal part of speech, as NAME=UPOS,UPOS. Each is forced
+    wide and deep, or to one path: NAME=UPOS,UPOS:wide, :deep. By default
+    arithmetic=NUM,SYM and function=ADJ,ADV,PART,PRON,VERB."""
     tagger: Place = TAGGER
     """The spaCy pipeline for token-classes, by name or path."""
     out: Place | None = None
-    """Folder for tables and figures; by default RUN/ablations/step-N. Finished passes in the folder
-    are not scored again; tables and figures of an earlier call are replaced."""
+    """Folder for tables and figures; by default RUN/ablations/step-N. Finished passes
+    in the folder are not scored again; tables and figures of an earlier call are
+    replaced."""
     kind = "ablations"
 
     def __post_init__(self) -> None:
@@ -83,22 +93,31 @@ class Ablate(StudyOptions):
         chosen, known = ",".join(self.suite or ("paper",)).split(","), [*SUITES, "all"]
         for name in chosen:
             if name not in known:
-                way_out = did_you_mean(name, known) or f"; choose from {', '.join(known)}"
+                way_out = (
+                    did_you_mean(name, known) or f"; choose from {', '.join(known)}"
+                )
                 raise UserError(f"unknown suite '{name}'{way_out}")
         return tuple(name for name in SUITES if name in chosen or "all" in chosen)
 
     def overrides(self) -> list[Intervention]:
-        """The overrides of the paper's table `ablations`: loops, constant and shuffled gates."""
+        """The overrides of the paper's table `ablations`: loops, constant and shuffled
+        gates."""
         return [
             *(Intervention(loops=count) for count in _loops(self.loops)),
             *(Intervention(gates=gates) for gates in GATES),
-            *(Intervention(gates=SHUFFLED, seed=seed) for seed in range(self.seeds or 1)),
+            *(
+                Intervention(gates=SHUFFLED, seed=seed)
+                for seed in range(self.seeds or 1)
+            ),
         ]
 
     def rows(self, config: ModelConfig) -> tuple[list[Row], dict[str, str]]:
-        """The rows that a model can run, the learned router first; names of others with reasons."""
+        """The rows that a model can run, the learned router first; names of others with
+        reasons."""
         chosen, skipped = [Row(BASELINE, Intervention())], {}
-        for row in chain.from_iterable(_rows(name, self, config) for name in self.suites):
+        for row in chain.from_iterable(
+            _rows(name, self, config) for name in self.suites
+        ):
             problem = row.intervention.problem(config)
             if problem is None:
                 chosen.append(row)
@@ -111,7 +130,9 @@ class Ablate(StudyOptions):
         rows, skipped = self.rows(settings.model)
         if len(rows) == 1:  # the learned router
             reason = next(iter(skipped.values()), "its loops have one step")
-            raise UserError(f"--suite {','.join(self.suites)} has no row for this model: {reason}")
+            raise UserError(
+                f"--suite {','.join(self.suites)} has no row for this model: {reason}"
+            )
         if any(row.token_class for row in rows):
             check_pipeline(self.tagger)
 
@@ -126,9 +147,17 @@ def _rows(suite: str, options: Ablate, config: ModelConfig) -> list[Row]:
             return _token_class_rows(options)
         case "layers":
             changes = _in_each_layer(options.overrides(), config)
-        case "experts":  # fewer and up to twice as many of the best experts, and random ones
-            most = min((layer.n_experts for layer in config.layers if layer.n_experts), default=0)
-            counts = (k for k in range(1, min(2 * config.top_k, most) + 1) if k != config.top_k)
+        case "experts":
+            # fewer and up to twice as many of the best experts, and random ones
+            most = min(
+                (layer.n_experts for layer in config.layers if layer.n_experts),
+                default=0,
+            )
+            counts = (
+                k
+                for k in range(1, min(2 * config.top_k, most) + 1)
+                if k != config.top_k
+            )
             changes = [
                 *(Intervention(experts=count) for count in counts),
                 *(Intervention(experts=RANDOM_EXPERTS, seed=seed) for seed in seeds),
@@ -137,17 +166,21 @@ def _rows(suite: str, options: Ablate, config: ModelConfig) -> list[Row]:
             masses = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
             changes = [Intervention(halting=mass) for mass in masses]
         case "skip":
-            changes = [Intervention(skip=gate) for gate in (0.5, 0.4, 0.3, 0.2, 0.1, 0.05)]
+            changes = [
+                Intervention(skip=gate) for gate in (0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
+            ]
         case _:
-            changes = [Intervention(kv_slots=count) for count in range(1, config.most_loops)]
+            changes = [
+                Intervention(kv_slots=count) for count in range(1, config.most_loops)
+            ]
     return [Row(suite, change) for change in changes]
 
 
 def _token_class_rows(options: Ablate) -> list[Row]:
     """Each class under its override, and matched random tokens, a row for each seed.
 
-    A class whose loss rises under one path only leans to the other; a class whose loss rises under
-    both is merely sensitive.
+    A class whose loss rises under one path only leans to the other; a class whose loss
+    rises under both is merely sensitive.
     """
     rows = []
     for forced in _classes(options.classes):
@@ -159,10 +192,14 @@ def _token_class_rows(options: Ablate) -> list[Row]:
     return rows
 
 
-def _in_each_layer(overrides: list[Intervention], config: ModelConfig) -> list[Intervention]:
-    """Each override in one layer at a time; the trained K, which changes nothing, is left out.
+def _in_each_layer(
+    overrides: list[Intervention], config: ModelConfig
+) -> list[Intervention]:
+    """Each override in one layer at a time; the trained K, which changes nothing, is
+    left out.
 
-    An override of a path or gate that a layer lacks is left out, unless the whole model lacks it.
+    An override of a path or gate that a layer lacks is left out, unless the whole model
+    lacks it.
     """
     return [
         in_layer
@@ -181,20 +218,24 @@ def _loops(text: str) -> list[int]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= first <= last <= MOST_LOOPS:
             raise UserError(
-                f"--loops '{text}': '{part}' is no number or range from 1 to {MOST_LOOPS}; "
-                "give such as 1-10 or 1,2,8"
+                f"--loops '{text}': '{part}' is no number or range from 1 to "
+                f"{MOST_LOOPS}; give such as 1-10 or 1,2,8"
             )
         counts |= set(range(first, last + 1))
     return sorted(counts)
 
 
 def _classes(specs: tuple[str, ...]) -> list[ForcedClass]:
-    """The classes that words describe, by default the two that the authors' revision forces."""
+    """The classes that words describe, by default the two that the authors' revision
+    forces."""
     specs = specs or tuple(f"{name}={','.join(CLASSES[name])}" for name in FORCED)
     classes = [forced for spec in specs for forced in _class(spec)]
     upos: dict[str, tuple[str, ...]] = {}
     for forced in classes:
-        if upos.setdefault(forced.name, forced.upos) != forced.upos or classes.count(forced) > 1:
+        if (
+            upos.setdefault(forced.name, forced.upos) != forced.upos
+            or classes.count(forced) > 1
+        ):
             raise UserError(f"--classes has two classes named '{forced.name}'")
     return classes
 
@@ -203,10 +244,14 @@ def _class(spec: str) -> list[ForcedClass]:
     """The class that a word describes, forced to the named path or to each path."""
     match = re.fullmatch(r"([\w-]+)=([\w,]+)(?::(wide|deep))?", spec)
     if not match:
-        raise UserError(f"--classes '{spec}': give NAME=UPOS,UPOS, maybe with :wide or :deep")
+        raise UserError(
+            f"--classes '{spec}': give NAME=UPOS,UPOS, maybe with :wide or :deep"
+        )
     name, tags, path = match[1], tuple(match[2].split(",")), match[3]
     if name.startswith(RANDOM):
-        raise UserError(f"--classes '{spec}': names with {RANDOM} are reserved for random tokens")
+        raise UserError(
+            f"--classes '{spec}': names with {RANDOM} are reserved for random tokens"
+        )
     for tag in tags:
         if tag not in UPOS:
             hint = did_you_mean(tag.upper(), UPOS) or f"; choose from {', '.join(UPOS)}"

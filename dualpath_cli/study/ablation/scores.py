@@ -1,8 +1,10 @@
-"""The passes of an ablation, and their numbers: losses, differences, the excess of a class.
+"""The passes of an ablation, and their numbers: losses, differences, the excess of a
+class.
 
 Each pass is compared with the learned router's pass, window by window.
 
-Shapes: W windows of a source, B of a batch, T positions, C columns, P passes, R 1 + resamples.
+Shapes: W windows of a source, B of a batch, T positions, C columns, P passes, R 1 +
+resamples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +35,8 @@ class Scoring(Pass):
     """A source under one intervention, on all tokens or on some."""
 
     row: Row
-    masks: Masks | None = None  # True at overridden input tokens of each window; None: all
+    # True at overridden input tokens of each window; None: all
+    masks: Masks | None = None
     match: Match | None = None  # how closely random tokens match their class
 
     @property
@@ -49,32 +52,44 @@ class Scoring(Pass):
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
         self._module = module
-        self._scores: list[tuple[list[int], torch.Tensor]] = []  # places of windows, (B, 3)
+        # places of windows, (B, 3)
+        self._scores: list[tuple[list[int], torch.Tensor]] = []
         self._loops_run: list[float] = []
 
-    def step(self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]) -> None:
+    def step(
+        self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]
+    ) -> None:
         assert self._module.model is not None
         scored = targets != IGNORE
         trace = RoutingTrace()
         nll = forward(
-            self._module.model, tokens, targets, trace=trace, intervention=self.row.intervention,
-            token_mask=scored if self.masks is None else self._mask(self.masks, tokens, places),
-        )  # fmt: skip
+            self._module.model,
+            tokens,
+            targets,
+            trace=trace,
+            intervention=self.row.intervention,
+            token_mask=scored
+            if self.masks is None
+            else self._mask(self.masks, tokens, places),
+        )
         loops = _sums([layer.expected_loops for layer in trace.layers], scored)
         passes = _sums([layer.passes for layer in trace.layers], scored)
         columns = [nll.double().sum(1), loops, passes]
         self._scores.append((places, torch.stack(columns, dim=1)))
-        runs = [layer.loops_run for layer in trace.layers if layer.loops_run is not None]
+        runs = [
+            layer.loops_run for layer in trace.layers if layer.loops_run is not None
+        ]
         # A batch of padding, which only fills up a rank's share, halts at once.
         counts = bool(runs) and bool(scored.any())
         self._loops_run.append(float(np.mean(runs)) if counts else float("nan"))
 
     def end(self) -> Arrays:
-        """The scores of all ranks' windows, in their order; without loops their numbers are nan.
+        """The scores of all ranks' windows, in their order; without loops their numbers
+        are nan.
 
-        Of each window, (W,): `nats`, the sum of its tokens' losses; `loops` and `passes`, the sums
-        of expected loops and of sublayers passed, means over layers. `loops_run`, (), is the mean
-        number of steps that a batch ran in a layer.
+        Of each window, (W,): `nats`, the sum of its tokens' losses; `loops` and
+        `passes`, the sums of expected loops and of sublayers passed, means over layers.
+        `loops_run`, (), is the mean number of steps that a batch ran in a layer.
         """
         own = {
             place: row
@@ -83,12 +98,16 @@ class Scoring(Pass):
         }
         ranks = from_all_ranks((own, self._loops_run))
         found = {place: row for rows, _ in ranks for place, row in rows.items()}
-        nats, loops, passes = np.array([found[n] for n in range(self.windows.n_filled)]).T
+        nats, loops, passes = np.array(
+            [found[n] for n in range(self.windows.n_filled)]
+        ).T
         runs = torch.tensor([run for _, runs in ranks for run in runs])
         loops_run = np.array(float(runs.nanmean()))
         return {"nats": nats, "loops": loops, "passes": passes, "loops_run": loops_run}
 
-    def _mask(self, masks: Masks, tokens: torch.Tensor, places: list[int]) -> torch.Tensor:
+    def _mask(
+        self, masks: Masks, tokens: torch.Tensor, places: list[int]
+    ) -> torch.Tensor:
         """The masks of a batch's windows, (B, T), False at padding."""
         mask_BT = torch.zeros(tokens.shape, dtype=torch.bool)
         for row, place in enumerate(places):
@@ -97,17 +116,23 @@ class Scoring(Pass):
         return mask_BT.to(tokens.device)
 
 
-def _sums(of_layers: Sequence[torch.Tensor | None], scored: torch.Tensor) -> torch.Tensor:
-    """Sums over each window's tokens of a mean over layers, (B,); nan if no layer has a number."""
+def _sums(
+    of_layers: Sequence[torch.Tensor | None], scored: torch.Tensor
+) -> torch.Tensor:
+    """Sums over each window's tokens of a mean over layers, (B,); nan if no layer has a
+    number."""
     known = [layer.double() for layer in of_layers if layer is not None]
     if not known:
-        return torch.full((len(scored),), float("nan"), device=scored.device, dtype=torch.float64)
+        return torch.full(
+            (len(scored),), float("nan"), device=scored.device, dtype=torch.float64
+        )
     return (torch.stack(known).mean(0) * scored).sum(1)
 
 
 @dataclass(frozen=True)
 class Result:
-    """One intervention on one source; losses in nats per token. Without loops these are nan."""
+    """One intervention on one source; losses in nats per token. Without loops these are
+    nan."""
 
     suite: str
     intervention: Intervention
@@ -116,27 +141,32 @@ class Result:
     difference: float  # loss minus the learned router's loss on the same windows
     low: float  # of the difference's 95 % interval; nan with too few clusters of text
     high: float
-    expected_loops: float  # mean over tokens and layers of the step number under the step weights
-    passes: float  # mean over tokens and layers of the sublayers passed; K + 1 in a dual layer
+    # mean over tokens and layers of the step number under the step weights
+    expected_loops: float
+    # mean over tokens and layers of the sublayers passed; K + 1 in a dual layer
+    passes: float
     loops_run: float  # mean number of steps run by a batch in a layer
 
 
 Excess = dict[str, Any]
-"""The excess cost of overriding a class of tokens over equally many random ones: a row of
-token_classes.csv.
+"""The excess cost of overriding a class of tokens over equally many random ones: a row
+of token_classes.csv.
 
 - `tokens`, `share`: of the class, and its part of the source's tokens
-- `difference`, `random_difference`: loss with the class overridden minus the learned router's, in
-  nats per token of the source, and the mean of this over seeds for random tokens
-- `excess`, `low`, `high`: the difference of the two, small for a rare class; ends of its 95 %
-  interval, given the random draws
-- `per_forced`, ...: the excess per token of the class, which can be compared between sources
+- `difference`, `random_difference`: loss with the class overridden minus the learned
+  router's, in nats per token of the source, and the mean of this over seeds for random
+  tokens
+- `excess`, `low`, `high`: the difference of the two, small for a rare class; ends of
+  its 95 % interval, given the random draws
+- `per_forced`, ...: the excess per token of the class, which can be compared between
+  sources
 - `match_*`: how closely the random tokens match the class, see `Match`
 """
 
 
 def compare(passes: Sequence[Scoring]) -> list[Result]:
-    """A result for each pass over a source: its loss, and the difference to the first one's."""
+    """A result for each pass over a source: its loss, and the difference to the first
+    one's."""
     source, windows = passes[0].source, passes[0].windows
     nats_WP = np.stack([pass_.arrays["nats"] for pass_ in passes], axis=1)
     differences_WP, tokens_W1 = nats_WP - nats_WP[:, :1], windows.tokens[:, None]
@@ -147,32 +177,45 @@ def compare(passes: Sequence[Scoring]) -> list[Result]:
 
     return [
         Result(
-            pass_.row.suite, pass_.row.intervention, source, per_token(pass_, "nats"),
-            float(mean_P[p]), float(low_P[p]), float(high_P[p]),
-            per_token(pass_, "loops"), per_token(pass_, "passes"),
+            pass_.row.suite,
+            pass_.row.intervention,
+            source,
+            per_token(pass_, "nats"),
+            float(mean_P[p]),
+            float(low_P[p]),
+            float(high_P[p]),
+            per_token(pass_, "loops"),
+            per_token(pass_, "passes"),
             float(pass_.arrays["loops_run"]),
         )
         for p, pass_ in enumerate(passes)
-    ]  # fmt: skip
+    ]
 
 
 def excesses(passes: Sequence[Scoring]) -> list[Excess]:
-    """The excess of each class that passes over a source force, the learned router's pass first."""
+    """The excess of each class that passes over a source force, the learned router's
+    pass first."""
     return [
-        _excess(passes[0], pass_, [
-            other for other in passes
-            if other.row.token_class == pass_.row.token_class and other.match is not None
-        ])
+        _excess(
+            passes[0],
+            pass_,
+            [
+                other
+                for other in passes
+                if other.row.token_class == pass_.row.token_class
+                and other.match is not None
+            ],
+        )
         for pass_ in passes
         if pass_.row.token_class is not None and pass_.match is None
-    ]  # fmt: skip
+    ]
 
 
 def _excess(learned: Scoring, chosen: Scoring, random: Sequence[Scoring]) -> Excess:
     """The excess cost of overriding a class over the mean of random tokens over seeds.
 
-    Intervals cover the text, not the random draw of tokens. For a class without tokens the excess
-    is nan.
+    Intervals cover the text, not the random draw of tokens. For a class without tokens
+    the excess is nan.
     """
     forced, source, windows = chosen.row.token_class, learned.source, learned.windows
     assert forced is not None
@@ -183,18 +226,30 @@ def _excess(learned: Scoring, chosen: Scoring, random: Sequence[Scoring]) -> Exc
     if not tokens:
         random_W = np.full_like(learned_W, np.nan)
     excess_W2 = np.repeat((class_W - random_W)[:, None], 2, axis=1)
-    per = _ratios(source, excess_W2, np.column_stack([windows.tokens, chosen_W]), windows)
-    (mean, per_forced), (low, per_low), (high, per_high) = (ends.tolist() for ends in per)
+    per = _ratios(
+        source, excess_W2, np.column_stack([windows.tokens, chosen_W]), windows
+    )
+    (mean, per_forced), (low, per_low), (high, per_high) = (
+        ends.tolist() for ends in per
+    )
     match = Match.mean([pass_.match for pass_ in random if pass_.match is not None])
     return {
-        "token_class": forced.name, "upos": ",".join(forced.upos), "path": forced.path,
-        "source": source, "tokens": tokens, "share": tokens / count,
+        "token_class": forced.name,
+        "upos": ",".join(forced.upos),
+        "path": forced.path,
+        "source": source,
+        "tokens": tokens,
+        "share": tokens / count,
         "difference": float((class_W - learned_W).sum() / count),
         "random_difference": float((random_W - learned_W).sum() / count),
-        "excess": mean, "low": low, "high": high,
-        "per_forced": per_forced, "per_forced_low": per_low, "per_forced_high": per_high,
+        "excess": mean,
+        "low": low,
+        "high": high,
+        "per_forced": per_forced,
+        "per_forced_low": per_low,
+        "per_forced_high": per_high,
         **{f"match_{name}": value for name, value in vars(match).items()},
-    }  # fmt: skip
+    }
 
 
 def _ratios(

@@ -1,10 +1,12 @@
-"""`dualpath ablate`: the cost of interventions on one checkpoint, paired on identical windows.
+"""`dualpath ablate`: the cost of interventions on one checkpoint, paired on identical
+windows.
 
 1. every source is cut into the same windows as in `validate`;
-2. each source is scored under the learned router, then under each intervention of the suites
-   (`options.py`); finished passes of an earlier call are not scored again (`bench.py`);
-3. each intervention is compared with the learned router window by window, with a bootstrap
-   interval over documents (`scores.py`);
+2. each source is scored under the learned router, then under each intervention of the
+   suites (`options.py`); finished passes of an earlier call are not scored again
+   (`bench.py`);
+3. each intervention is compared with the learned router window by window, with a
+   bootstrap interval over documents (`scores.py`);
 4. tables are printed, and written as Markdown, CSV and JSON; figures are drawn.
 """
 
@@ -30,8 +32,21 @@ from dualpath_cli.report.figures import MUTED, SOURCES, panels, plain, save
 from dualpath_cli.report.table import Column, Columns, Table, interval, markdown, show
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study import bench
-from dualpath_cli.study.ablation.options import BASELINE, GATES, REPORT, SHORTER, Ablate, Row
-from dualpath_cli.study.ablation.scores import Excess, Result, Scoring, compare, excesses
+from dualpath_cli.study.ablation.options import (
+    BASELINE,
+    GATES,
+    REPORT,
+    SHORTER,
+    Ablate,
+    Row,
+)
+from dualpath_cli.study.ablation.scores import (
+    Excess,
+    Result,
+    Scoring,
+    compare,
+    excesses,
+)
 from dualpath_cli.study.controls import Masks, Match, members_of, random_others, tag
 from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.training.launch import StudyLaunch
@@ -59,7 +74,8 @@ def run(session: Session[StudyLaunch]) -> None:
         "tagger": tagger and tagger.facts,
         "classes": [asdict(forced) for forced in classes],
         "interventions": {
-            row.intervention.name: asdict(row.intervention) | {"random_seed": row.random_seed}
+            row.intervention.name: asdict(row.intervention)
+            | {"random_seed": row.random_seed}
             for row in rows
         },
         "skipped": skipped,
@@ -84,7 +100,9 @@ class Ablation(bench.Study[Scoring]):
         self.folder = self._options.folder / "scores"
         self.finished: dict[str, tuple[list[Result], list[Excess], list[Table]]] = {}
 
-    def passes(self, source: str, windows: Windows, tokenizer: Tokenizer) -> list[Scoring]:
+    def passes(
+        self, source: str, windows: Windows, tokenizer: Tokenizer
+    ) -> list[Scoring]:
         passes = [Scoring(source, windows, row) for row in self._rows]
         if self._tagger is not None:
             self._console.print(f"tagging {source}", highlight=False)
@@ -106,9 +124,16 @@ class Ablation(bench.Study[Scoring]):
         return passes
 
     def finish(self, source: str, passes: Sequence[Scoring]) -> None:
-        results, of_classes, tables = self.finished[source] = compare(passes), excesses(passes), []
+        results, of_classes, tables = self.finished[source] = (
+            compare(passes),
+            excesses(passes),
+            [],
+        )
         windows = passes[0].windows
-        title = f"{source}: nats per token over {windows.n_tokens:,} tokens, {clusters_of(windows)}"
+        title = (
+            f"{source}: nats per token over {windows.n_tokens:,} tokens, "
+            f"{clusters_of(windows)}"
+        )
         for suite in self._options.suites:
             rows = [row for row in results if row.suite in (suite, BASELINE)]
             if suite in ("paper", "experts", "kv-slots", *SHORTER):
@@ -123,13 +148,15 @@ class Ablation(bench.Study[Scoring]):
 
 
 LAST_LAYER = (
-    "The final RMSNorm removes the scale of the last layer's output: only g_d : g_w counts there. "
-    "Differences that depend on the size of its gates cannot be compared with other layers."
+    "The final RMSNorm removes the scale of the last layer's output: only g_d : g_w "
+    "counts there. Differences that depend on the size of its gates cannot be compared "
+    "with other layers."
 )
 
 
 def source_table(title: str, results: Sequence[Result], loops: int | None) -> Table:
-    """A table of one source's rows; `loops` is the trained K, if all layers have one."""
+    """A table of one source's rows; `loops` is the trained K, if all layers have
+    one."""
     columns: Columns[Result] = [
         (Column("intervention"), lambda row: label(row.intervention, loops)),
         (Column("loss", ".4f"), lambda row: row.loss),
@@ -153,11 +180,16 @@ def excess_table(title: str, rows: Sequence[Excess]) -> Table:
         (Column("class", "+.4f"), lambda row: row["difference"]),
         (Column("random", "+.4f"), lambda row: row["random_difference"]),
         (Column("excess", "+.4f"), lambda row: row["excess"]),
-        (Column("95 % interval", interval("+.4f")), lambda row: (row["low"], row["high"])),
+        (
+            Column("95 % interval", interval("+.4f")),
+            lambda row: (row["low"], row["high"]),
+        ),
         (Column("per forced", "+.3f"), lambda row: row["per_forced"]),
-        (Column("95 % interval", interval("+.3f")),
-         lambda row: (row["per_forced_low"], row["per_forced_high"])),
-    ]  # fmt: skip
+        (
+            Column("95 % interval", interval("+.3f")),
+            lambda row: (row["per_forced_low"], row["per_forced_high"]),
+        ),
+    ]
     return Table.of(rows, columns, title, _matched(rows))
 
 
@@ -171,14 +203,18 @@ def layer_table(title: str, results: Sequence[Result], last_is_dual: bool) -> Ta
         [override.name, *(differences.get((override, layer)) for layer in layers)]
         for override in overrides
     ]
-    columns = [Column("in one layer"), *(Column(str(layer), "+.4f") for layer in layers)]
+    columns = [
+        Column("in one layer"),
+        *(Column(str(layer), "+.4f") for layer in layers),
+    ]
     return Table(columns, rows, title, LAST_LAYER if last_is_dual else "")
 
 
 def by_layer(
     results: Iterable[Result],
 ) -> tuple[list[Intervention], list[int], Mapping[tuple[Intervention, int], float]]:
-    """The overrides and the layers of the suite `layers`, and the differences by both."""
+    """The overrides and the layers of the suite `layers`, and the differences by
+    both."""
     differences = {}
     for row in results:
         override = replace(row.intervention, layers=None)
@@ -189,7 +225,8 @@ def by_layer(
 
 
 def label(intervention: Intervention, loops: int | None) -> str:
-    """An intervention's name and, in brackets, its meaning; `loops` is the trained K."""
+    """An intervention's name and, in brackets, its meaning; `loops` is the trained
+    K."""
     meaning = meaning_of(intervention)
     if loops is not None and intervention == Intervention(loops=loops):
         meaning = "as trained"
@@ -197,7 +234,8 @@ def label(intervention: Intervention, loops: int | None) -> str:
 
 
 def meaning_of(intervention: Intervention) -> str | None:
-    """The paper's name of constant gates in all layers; None for other interventions."""
+    """The paper's name of constant gates in all layers; None for other
+    interventions."""
     gates = intervention.gates
     if not isinstance(gates, tuple) or intervention != Intervention(gates=gates):
         return None
@@ -207,7 +245,9 @@ def meaning_of(intervention: Intervention) -> str | None:
 def _matched(rows: Sequence[Excess]) -> str:
     """How closely the random tokens match the classes, for a caption."""
     texts = {
-        row["token_class"]: f"{row['token_class']}: {100 * row['match_same_position']:.0f} % at "
+        row[
+            "token_class"
+        ]: f"{row['token_class']}: {100 * row['match_same_position']:.0f} % at "
         f"the same position, runs of {row['match_random_run']:.2f} tokens for "
         f"{row['match_run']:.2f}"
         for row in rows
@@ -223,14 +263,19 @@ def write(
     excesses: Sequence[Excess],
     tables: Sequence[Table],
 ) -> list[Path]:
-    """Writes ablations.json (the report and all rows), .csv and .md; returns their paths.
+    """Writes ablations.json (the report and all rows), .csv and .md; returns their
+    paths.
 
     A missing number is null in JSON and empty in CSV; `tables` are those on the screen.
     """
-    rows = [without_nan({**asdict(row), "intervention": row.intervention.name}) for row in results]
+    rows = [
+        without_nan({**asdict(row), "intervention": row.intervention.name})
+        for row in results
+    ]
     excess_rows = list(map(without_nan, excesses))
     texts = {
-        REPORT: json.dumps({**report, "rows": rows, "excess": excess_rows}, indent=2) + "\n",
+        REPORT: json.dumps({**report, "rows": rows, "excess": excess_rows}, indent=2)
+        + "\n",
         "ablations.csv": format_csv(rows),
         "ablations.md": "\n".join(map(markdown, tables)),
     }
@@ -245,19 +290,26 @@ TITLE = "loss less that of the learned router (nats per token)"
 
 
 def draw(folder: Path, results: Sequence[Result], loops: int | None) -> list[Path]:
-    """Writes each figure with rows in the results, as PNG and PDF; returns their paths."""
-    return save(folder, {
-        "forced_loops": _forced_loops(results, loops), "layers": _layers(results),
-        "passes": _passes(results),
-    })  # fmt: skip
+    """Writes each figure with rows in the results, as PNG and PDF; returns their
+    paths."""
+    return save(
+        folder,
+        {
+            "forced_loops": _forced_loops(results, loops),
+            "layers": _layers(results),
+            "passes": _passes(results),
+        },
+    )
 
 
 def _forced_loops(results: Sequence[Result], trained: int | None) -> Figure | None:
-    """Difference to the learned router by forced K, a line a source; marks the trained K."""
+    """Difference to the learned router by forced K, a line a source; marks the trained
+    K."""
     points = [
         (loops, r)
         for r in results
-        if (loops := r.intervention.loops) and r.intervention == Intervention(loops=loops)
+        if (loops := r.intervention.loops)
+        and r.intervention == Intervention(loops=loops)
     ]
     if len({loops for loops, _ in points}) < 2:
         return None
@@ -267,22 +319,46 @@ def _forced_loops(results: Sequence[Result], trained: int | None) -> Figure | No
     for source, color in zip(sources, cycle(SOURCES), strict=False):
         line = [r for _, r in points if r.source == source]
         x = [loops for loops, r in points if r.source == source]
-        ax.fill_between(x, [r.low for r in line], [r.high for r in line], color=color, alpha=0.2,
-                        linewidth=0)  # fmt: skip
-        ax.plot(x, [r.difference for r in line], color=color, marker="o", markersize=4,
-                label=source)  # fmt: skip
+        ax.fill_between(
+            x,
+            [r.low for r in line],
+            [r.high for r in line],
+            color=color,
+            alpha=0.2,
+            linewidth=0,
+        )
+        ax.plot(
+            x,
+            [r.difference for r in line],
+            color=color,
+            marker="o",
+            markersize=4,
+            label=source,
+        )
     if trained is not None:
         ax.axvline(trained, color=MUTED, linewidth=0.8, linestyle=":")
-        ax.annotate(f"trained K = {trained}", (trained, 0.97), xycoords=("data", "axes fraction"),
-                    xytext=(4, 0), textcoords="offset points", va="top", color=MUTED)  # fmt: skip
-    ax.set(xlabel="forced loops", ylabel=TITLE, xticks=sorted({loops for loops, _ in points}))
+        ax.annotate(
+            f"trained K = {trained}",
+            (trained, 0.97),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="top",
+            color=MUTED,
+        )
+    ax.set(
+        xlabel="forced loops",
+        ylabel=TITLE,
+        xticks=sorted({loops for loops, _ in points}),
+    )
     _finish(ax)
     ax.legend(frameon=False)
     return figure
 
 
 def _passes(results: Sequence[Result]) -> Figure | None:
-    """Difference by the sublayers that a token passes: a panel a source, a line a suite."""
+    """Difference by the sublayers that a token passes: a panel a source, a line a
+    suite."""
     rows = [r for r in results if r.suite in SHORTER]
     if not rows:
         return None
@@ -291,11 +367,19 @@ def _passes(results: Sequence[Result]) -> Figure | None:
 
     for ax, source in zip(axes[0], sources, strict=True):
         learned = [r for r in results if r.source == source and r.suite == BASELINE]
-        for suite, color in zip(dict.fromkeys(r.suite for r in rows), SOURCES, strict=False):
+        for suite, color in zip(
+            dict.fromkeys(r.suite for r in rows), SOURCES, strict=False
+        ):
             line = [r for r in rows if r.source == source and r.suite == suite]
             line = sorted([*line, *learned], key=lambda r: r.passes)
-            ax.plot([r.passes for r in line], [r.difference for r in line], color=color,
-                    marker="o", markersize=4, label=suite)  # fmt: skip
+            ax.plot(
+                [r.passes for r in line],
+                [r.difference for r in line],
+                color=color,
+                marker="o",
+                markersize=4,
+                label=suite,
+            )
         ax.set(title=source, xlabel="sublayers that a token passes in a layer")
         ax.set_yscale("symlog", linthresh=1e-3)
         _finish(ax)
@@ -312,18 +396,25 @@ def _layers(results: Sequence[Result]) -> Figure | None:
     sources = list(dict.fromkeys(r.source for r in rows))
     overrides, layers, _ = by_layer(rows)
     width, height = 1.9 + 0.42 * len(layers), 1.1 + 0.24 * len(overrides)
-    figure, axes = panels(1.2 + width * len(sources), height, 1, len(sources), sharey=True)
+    figure, axes = panels(
+        1.2 + width * len(sources), height, 1, len(sources), sharey=True
+    )
     finite = (abs(r.difference) for r in rows if math.isfinite(r.difference))
     largest = max(finite, default=0) or 1.0
-    # Differences span decades: linear below a thousandth of the largest, logarithmic above.
+    # Differences span decades: linear below a thousandth of the largest, logarithmic
+    # above.
     norm = SymLogNorm(linthresh=largest / 1000, vmin=-largest, vmax=largest)
     for ax, source in zip(axes[0], sources, strict=True):
         _, _, differences = by_layer(r for r in rows if r.source == source)
-        grid = [[differences.get((o, layer), np.nan) for layer in layers] for o in overrides]
+        grid = [
+            [differences.get((o, layer), np.nan) for layer in layers] for o in overrides
+        ]
         image = ax.imshow(grid, cmap="RdBu_r", norm=norm, aspect="auto")
         ax.set(title=source, xlabel="only this layer", xticks=range(len(layers)))
         ax.set_xticklabels([str(layer) for layer in layers])
-        ax.set_yticks(range(len(overrides)), [meaning_of(o) or o.name for o in overrides])
+        ax.set_yticks(
+            range(len(overrides)), [meaning_of(o) or o.name for o in overrides]
+        )
     powers = [10.0**n for n in range(-9, 9) if largest / 1000 < 10.0**n <= largest]
     ticks = [*(-value for value in reversed(powers)), 0.0, *powers]
     label = "difference (nats per token)"

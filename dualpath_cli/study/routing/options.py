@@ -11,17 +11,17 @@ from dualpath_cli.study.parts_of_speech import check_pipeline
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingOptions(StudyOptions):
-    """Reads what a run's gates do token by token on its validation sets: a page to look at any
-    text, three figures and their numbers. --data.val '{NAME: PATH}' gives other texts,
-    --data.val_tokens N fewer tokens.
+    """Reads what a run's gates do token by token on its validation sets: a page to look
+    at any text, three figures and their numbers. --data.val '{NAME: PATH}' gives other
+    texts, --data.val_tokens N fewer tokens.
     """
 
     tagger: Place | None = None
-    """The spaCy pipeline for parts of speech, by name or path; by default en_core_web_sm, if
-    installed. none leaves parts of speech out."""
+    """The spaCy pipeline for parts of speech, by name or path; by default
+    en_core_web_sm, if installed. none leaves parts of speech out."""
     sequences: int = 12
-    """Number of sequences of each source on the page. A sequence is a document, or as much of one
-    as the model takes at once: a long document gives several."""
+    """Number of sequences of each source on the page. A sequence is a document, or as
+    much of one as the model takes at once: a long document gives several."""
     no_costs: bool = False
     """Leave out the cost of forcing loops or gates: most of the page's passes."""
     out: Place | None = None
@@ -37,9 +37,13 @@ class RoutingOptions(StudyOptions):
 
     def check(self, settings: Settings) -> None:
         if "dual" not in settings.model.block_kinds:
-            raise UserError("the model has no dual block, so there is no routing to read")
+            raise UserError(
+                "the model has no dual block, so there is no routing to read"
+            )
         if self.tagger is not None and not self.untagged:
             try:
                 check_pipeline(self.tagger)
             except UserError as error:
-                raise UserError(f"{error}; or without parts of speech: --tagger none") from None
+                raise UserError(
+                    f"{error}; or without parts of speech: --tagger none"
+                ) from None

@@ -1,10 +1,11 @@
-"""Read-outs of every token in every layer with gates, their sums over a source's tokens, and means.
+"""Read-outs of every token in every layer with gates, their sums over a source's
+tokens, and means.
 
-Each sum is kept 1 + 1,000 times, first plain, then resampled (`report/bootstrap.py`). Every
-statistic is computed from all of these, so memory does not grow with the text.
+Each sum is kept 1 + 1,000 times, first plain, then resampled (`report/bootstrap.py`).
+Every statistic is computed from all of these, so memory does not grow with the text.
 
-Shapes: B sequences, T positions, L layers with gates, K loops, C experts of a token, R 1 +
-resamples, P parts of speech, E experts.
+Shapes: B sequences, T positions, L layers with gates, K loops, C experts of a token, R
+1 + resamples, P parts of speech, E experts.
 """
 
 import math
@@ -27,9 +28,14 @@ from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.study.parts_of_speech import CLASSES, UPOS
 
 READOUTS = (
-    "gate_deep", "gate_wide", "update_deep", "update_wide", "cosine", "deep_share",
+    "gate_deep",
+    "gate_wide",
+    "update_deep",
+    "update_wide",
+    "cosine",
+    "deep_share",
     "expected_loops",
-)  # fmt: skip
+)
 """Fields of LayerTrace, each a number for every token and layer."""
 STEP_READOUTS = {"step_weights": 0.0, "step_sizes": math.nan, "step_cosines": math.nan}
 """Fields of LayerTrace, each K numbers; the value fills up layers of fewer steps."""
@@ -47,12 +53,15 @@ def most_steps(config: ModelConfig) -> int:
 
 
 def dual_layers(trace: RoutingTrace) -> torch.Tensor:
-    """The read-outs of the layers with gates: (B, T, L, READOUTS and K STEP_READOUTS each).
+    """The read-outs of the layers with gates: (B, T, L, READOUTS and K STEP_READOUTS
+    each).
 
     K is the largest number of steps of a layer.
     """
     dual = [layer for layer in trace.layers if layer.gate_deep is not None]
-    loops = max(layer.step_weights.shape[-1] for layer in dual if layer.step_weights is not None)
+    loops = max(
+        layer.step_weights.shape[-1] for layer in dual if layer.step_weights is not None
+    )
     layers = []
     for layer in dual:
         values = [getattr(layer, name) for name in READOUTS]
@@ -63,13 +72,16 @@ def dual_layers(trace: RoutingTrace) -> torch.Tensor:
 
 
 def experts_of(trace: RoutingTrace) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each token in the layers with gates, and their weights: (B, T, L, C) each.
+    """The experts of each token in the layers with gates, and their weights: (B, T, L,
+    C) each.
 
     A dense layer has -1 and nan; C is 0 if all are dense.
     """
     dual = [layer for layer in trace.layers if layer.gate_deep is not None]
     gates = [layer.gate_deep for layer in dual if layer.gate_deep is not None]
-    most = max(0 if layer.experts is None else layer.experts.shape[-1] for layer in dual)
+    most = max(
+        0 if layer.experts is None else layer.experts.shape[-1] for layer in dual
+    )
     chosen = torch.full((*gates[0].shape, len(dual), most), -1, device=gates[0].device)
     weights = torch.full(chosen.shape, math.nan, device=chosen.device)
     for place, layer in enumerate(dual):
@@ -86,8 +98,12 @@ def experts_by_layer(config: ModelConfig) -> list[int]:
 
 
 def by_name(values: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """The read-outs in an array of `dual_layers`, (..., columns), by name: (...) or (..., K)."""
-    split, loops = len(READOUTS), (values.shape[-1] - len(READOUTS)) // len(STEP_READOUTS)
+    """The read-outs in an array of `dual_layers`, (..., columns), by name: (...) or
+    (..., K)."""
+    split, loops = (
+        len(READOUTS),
+        (values.shape[-1] - len(READOUTS)) // len(STEP_READOUTS),
+    )
     found = {name: values[..., column] for column, name in enumerate(READOUTS)}
     for place, name in enumerate(STEP_READOUTS):
         found[name] = values[..., split + place * loops : split + (place + 1) * loops]
@@ -122,8 +138,11 @@ def columns(loops: int) -> tuple[str, ...]:
 class RoutingSums:
     """Sums over the tokens of one source, on this rank."""
 
-    def __init__(self, n_layers: int, loops: int, experts: int, device: torch.device) -> None:
-        """`n_layers` counts the layers with gates; `experts` is the largest number in a layer."""
+    def __init__(
+        self, n_layers: int, loops: int, experts: int, device: torch.device
+    ) -> None:
+        """`n_layers` counts the layers with gates; `experts` is the largest number in a
+        layer."""
         resamples = 1 + RESAMPLES
         shapes = {
             "tokens": (resamples,),
@@ -150,9 +169,9 @@ class RoutingSums:
     ) -> None:
         """Adds a batch.
 
-        `values` is of `dual_layers`, `chosen` of `experts_of`; `text` (B, T) is True at tokens that
-        count; `weights` (B, R) are 0 for a sequence that only fills up the batch; `tags` (B, T) are
-        places in UPOS, -1 without one.
+        `values` is of `dual_layers`, `chosen` of `experts_of`; `text` (B, T) is True at
+        tokens that count; `weights` (B, R) are 0 for a sequence that only fills up the
+        batch; `tags` (B, T) are places in UPOS, -1 without one.
         """
         sums = self._sums
         values = torch.where(text[..., None, None], values.double(), 0)
@@ -161,11 +180,14 @@ class RoutingSums:
         sums["sums"] += torch.einsum("br,blc->rlc", weights, values.sum(1))
         sums["gate_density"] += _density(g_w[text], g_d[text], GATE_BINS, 1.0)
         sums["contribution_density"] += _density(
-            torch.log1p(g_w * norm_w)[text], torch.log1p(g_d * norm_d)[text],
-            CONTRIBUTION_BINS, CONTRIBUTION_END,
-        )  # fmt: skip
+            torch.log1p(g_w * norm_w)[text],
+            torch.log1p(g_d * norm_d)[text],
+            CONTRIBUTION_BINS,
+            CONTRIBUTION_END,
+        )
         places = torch.arange(len(UPOS), device=tags.device)
-        has_tag = (torch.where(text, tags, -1)[..., None] == places).double()  # (B, T, P)
+        # (B, T, P)
+        has_tag = (torch.where(text, tags, -1)[..., None] == places).double()
         sums["tag_tokens"] += weights.T @ has_tag.sum(1)
         share = values[..., READOUTS.index("deep_share")]
         of_tags = torch.einsum("btp,btl->bpl", has_tag, share)
@@ -188,7 +210,9 @@ def _bin(values: torch.Tensor, bins: int, end: float) -> torch.Tensor:
     return (inside * (bins / end)).long().clamp(max=bins - 1)
 
 
-def _density(wide: torch.Tensor, deep: torch.Tensor, bins: int, end: float) -> torch.Tensor:
+def _density(
+    wide: torch.Tensor, deep: torch.Tensor, bins: int, end: float
+) -> torch.Tensor:
     """Counts pairs (tokens, L) in a square of bins for each layer: (L, deep, wide)."""
     layers = torch.arange(wide.shape[-1], device=wide.device)
     numbers = (layers * bins + _bin(deep, bins, end)) * bins + _bin(wide, bins, end)
@@ -197,7 +221,8 @@ def _density(wide: torch.Tensor, deep: torch.Tensor, bins: int, end: float) -> t
 
 
 def expert_loads(sums: Sums) -> Floats:
-    """Each expert's part of a layer's choices, (R, L, E): 0 beyond the layer's experts."""
+    """Each expert's part of a layer's choices, (R, L, E): 0 beyond the layer's
+    experts."""
     tokens = sums["expert_tokens"]
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(tokens / tokens.sum(-1, keepdims=True))
@@ -214,21 +239,31 @@ def expert_means(sums: Sums) -> dict[str, Floats]:
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = np.where(experts > 1, entr(load).sum(-1) / np.log(experts), 1.0)
     idle = experts - (load > 0).sum(-1)
-    means = {"load_max": load.max(-1) * experts, "load_entropy": entropy, "idle_experts": idle}
-    return {name: np.where(experts > 0, values, np.nan) for name, values in means.items()}
+    means = {
+        "load_max": load.max(-1) * experts,
+        "load_entropy": entropy,
+        "idle_experts": idle,
+    }
+    return {
+        name: np.where(experts > 0, values, np.nan) for name, values in means.items()
+    }
 
 
-LEAST_TOKENS = 10  # A part of speech with fewer tokens in a source is left out, as in the paper
+# A part of speech with fewer tokens in a source is left out, as in the paper
+LEAST_TOKENS = 10
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Means of one source, or of several with equal weight; nan where there are no tokens."""
+    """Means of one source, or of several with equal weight; nan where there are no
+    tokens."""
 
     layers: tuple[int, ...]  # numbers of the layers with gates
     means: Mapping[str, Floats]  # of each read-out, and the load of experts, (R, L)
-    tag_means: Floats  # deep share by part of speech, (R, P, L); nan where tokens are too few
-    class_differences: Mapping[str, Floats]  # deep share less that of other tokens, (R, L)
+    # deep share by part of speech, (R, P, L); nan where tokens are too few
+    tag_means: Floats
+    # deep share less that of other tokens, (R, L)
+    class_differences: Mapping[str, Floats]
     clusters: int  # documents or windows of the source; of several sources the least
 
     @classmethod
@@ -238,35 +273,51 @@ class Summary:
             tag_means = sums["tag_sums"] / sums["tag_tokens"][..., None]
             classes = {name: _difference(sums, upos) for name, upos in CLASSES.items()}
         tag_means[:, sums["tag_tokens"][0] < LEAST_TOKENS] = np.nan
-        means = {name: means_RLC[..., number] for number, name in enumerate(columns(loops))}
+        means = {
+            name: means_RLC[..., number] for number, name in enumerate(columns(loops))
+        }
         return cls(
-            tuple(layers), means | expert_means(sums), tag_means, classes, int(sums["clusters"])
+            tuple(layers),
+            means | expert_means(sums),
+            tag_means,
+            classes,
+            int(sums["clusters"]),
         )
 
     @classmethod
     def average(cls, several: Sequence["Summary"]) -> "Summary":
         first = several[0]
-        means = {name: np.mean([one.means[name] for one in several], 0) for name in first.means}
+        means = {
+            name: np.mean([one.means[name] for one in several], 0)
+            for name in first.means
+        }
         classes = {
             name: _mean_where_any([one.class_differences[name] for one in several])
             for name in CLASSES
         }
         return cls(
-            first.layers, means, _mean_where_any([one.tag_means for one in several]), classes,
+            first.layers,
+            means,
+            _mean_where_any([one.tag_means for one in several]),
+            classes,
             min(one.clusters for one in several),
-        )  # fmt: skip
+        )
 
     @cached_property
     def bands(self) -> dict[str, list[int]]:
-        """Early, middle and late layers, as places in `layers`: thirds, the last one the largest.
+        """Early, middle and late layers, as places in `layers`: thirds, the last one
+        the largest.
 
         In the paper layers 0 to 4, 5 to 9 and 10 to 15. Two layers are early and late.
         """
         count = len(self.layers)
         ends = [count // 3, 2 * count // 3] if count >= 3 else [count // 2, count // 2]
         places = list(range(count))
-        bands = {"early": places[: ends[0]], "middle": places[ends[0] : ends[1]],
-                 "late": places[ends[1] :]}  # fmt: skip
+        bands = {
+            "early": places[: ends[0]],
+            "middle": places[ends[0] : ends[1]],
+            "late": places[ends[1] :],
+        }
         return {name: band for name, band in bands.items() if band}
 
     def named(self, places: Sequence[int]) -> str:
@@ -275,20 +326,27 @@ class Summary:
         return f"layer {first}" if first == last else f"layers {first} to {last}"
 
     def interval(self, values: Floats) -> tuple[Floats, Floats]:
-        """The ends of the 95 % interval of values (R, ...); nan where there is no interval."""
+        """The ends of the 95 % interval of values (R, ...); nan where there is no
+        interval."""
         return interval(values, self.clusters)
 
     def estimate(self, values: Floats) -> dict[str, Any]:
         """Mean and interval of values (R, ...) for JSON: None for nan."""
         low, high = self.interval(values)
-        return {"mean": for_json(values[0]), "low": for_json(low), "high": for_json(high)}
+        return {
+            "mean": for_json(values[0]),
+            "low": for_json(low),
+            "high": for_json(high),
+        }
 
     def report(self) -> dict[str, Any]:
         """All means with intervals, for JSON: lists are over the layers with gates."""
         share = self.means["deep_share"]
         return {
             "mean_over_layers": {"deep_share": self.estimate(share.mean(1))},
-            "layers": {name: self.estimate(values) for name, values in self.means.items()},
+            "layers": {
+                name: self.estimate(values) for name, values in self.means.items()
+            },
             "upos": {
                 UPOS[place]: {
                     "deep_share": self.estimate(self.tag_means[:, place].mean(1)),
@@ -297,7 +355,10 @@ class Summary:
                 for place in self.known_tags
             },
             "classes": {
-                name: {"difference": self.estimate(values.mean(1)), "layers": self.estimate(values)}
+                name: {
+                    "difference": self.estimate(values.mean(1)),
+                    "layers": self.estimate(values),
+                }
                 for name, values in self.class_differences.items()
                 if np.isfinite(values[0]).all()
             },
@@ -317,7 +378,8 @@ def _difference(sums: Sums, upos: Sequence[str]) -> Floats:
     if min(tokens[0, member].sum(), tokens[0, ~member].sum()) < LEAST_TOKENS:
         return np.full((len(tokens), total.shape[-1]), np.nan)
     inside, outside = (
-        total[:, chosen].sum(1) / tokens[:, chosen].sum(1)[:, None] for chosen in (member, ~member)
+        total[:, chosen].sum(1) / tokens[:, chosen].sum(1)[:, None]
+        for chosen in (member, ~member)
     )
     return np.asarray(inside - outside)
 

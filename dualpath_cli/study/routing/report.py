@@ -57,21 +57,31 @@ def write(
     sums: Mapping[str, Sums],
     console: Console,
 ) -> None:
-    """Writes summary, figures and page of a run; prints the means of sources, and the files."""
+    """Writes summary, figures and page of a run; prints the means of sources, and the
+    files."""
     options, model = launch.options, launch.settings.model
     out, layers = options.folder, gated_layers(model)
-    summaries = {name: Summary.from_sums(sums[name], layers, most_steps(model)) for name in sources}
+    summaries = {
+        name: Summary.from_sums(sums[name], layers, most_steps(model))
+        for name in sources
+    }
     average = Summary.average(list(summaries.values()))
     for name, source_facts in sources.items():
         source_facts |= {"tokens": int(sums[name]["tokens"][0])}
-        source_facts |= {key: float(sums[name][key]) for key in ("loss", "bits_per_byte")}
+        source_facts |= {
+            key: float(sums[name][key]) for key in ("loss", "bits_per_byte")
+        }
         if sums[name]["experts"].any():
             loads = zip(expert_loads(sums[name])[0], sums[name]["experts"], strict=True)
-            source_facts["expert_loads"] = [for_json(load[: int(count)]) for load, count in loads]
+            source_facts["expert_loads"] = [
+                for_json(load[: int(count)]) for load, count in loads
+            ]
     content = {
         **facts,
         "layers": layers,
-        "bands": {name: [layers[n] for n in band] for name, band in average.bands.items()},
+        "bands": {
+            name: [layers[n] for n in band] for name, band in average.bands.items()
+        },
         "bootstrap": bootstrap.FACTS,
         "sources": {name: sources[name] | summaries[name].report() for name in sources},
         "average": average.report(),
@@ -87,9 +97,11 @@ def write(
     page.write(out / PAGE, _title(launch), page_facts(content), layers, shown, values)
     write_text(out / SUMMARY, json.dumps(content, indent=2, allow_nan=False) + "\n")
     show(console, means(_title(launch), summaries, average), box=False)
-    few = [f"{name} has {clusters_text(**facts['clusters'])}"
-           for name, facts in sources.items()
-           if facts["clusters"]["count"] < LEAST_CLUSTERS]  # fmt: skip
+    few = [
+        f"{name} has {clusters_text(**facts['clusters'])}"
+        for name, facts in sources.items()
+        if facts["clusters"]["count"] < LEAST_CLUSTERS
+    ]
     if few:
         text = f"{', '.join(few)}: fewer than {LEAST_CLUSTERS} have no interval"
         console.print(text, highlight=False, soft_wrap=True)
@@ -105,11 +117,13 @@ def write(
 
 
 def means(run: str, sources: Mapping[str, Summary], average: Summary) -> Table:
-    """A row a source, the mean over its layers; a row a band of layers, the mean over sources."""
+    """A row a source, the mean over its layers; a row a band of layers, the mean over
+    sources."""
     columns = [
-        Column("mean over tokens"), Column("deep share, 95 % interval", with_interval(".3f")),
+        Column("mean over tokens"),
+        Column("deep share, 95 % interval", with_interval(".3f")),
         *(Column(name, ".3f") for name in ("g_d", "g_w", "cosine", "loops")),
-    ]  # fmt: skip
+    ]
     every = list(range(len(average.layers)))
     lines = [(name, summary, every) for name, summary in sources.items()]
     if len(every) > 1:
@@ -132,13 +146,28 @@ def _title(launch: StudyLaunch) -> str:
 
 
 def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Terms and facts about a page's numbers; `report` is the content of summary.json."""
-    model, tagger, checkpoint = (report[name] for name in ("model", "tagger", "checkpoint"))
-    tagged = ", ".join(f"{k} {v}" for k, v in tagger.items()) if tagger else "not tagged"
+    """Terms and facts about a page's numbers; `report` is the content of
+    summary.json."""
+    model, tagger, checkpoint = (
+        report[name] for name in ("model", "tagger", "checkpoint")
+    )
+    tagged = (
+        ", ".join(f"{k} {v}" for k, v in tagger.items()) if tagger else "not tagged"
+    )
     facts = [
-        ("checkpoint", f"{Path(checkpoint['path']).name}, sha256 {checkpoint['sha256']}"),
-        ("model", f"{model['n_layers']} layers, width {model['d_model']}, K = {model['loops']}"),
-        ("computed with", f"torch {report['torch']}, {report['device']}, {report['precision']}"),
+        (
+            "checkpoint",
+            f"{Path(checkpoint['path']).name}, sha256 {checkpoint['sha256']}",
+        ),
+        (
+            "model",
+            f"{model['n_layers']} layers, width {model['d_model']}, K = "
+            f"{model['loops']}",
+        ),
+        (
+            "computed with",
+            f"torch {report['torch']}, {report['device']}, {report['precision']}",
+        ),
         ("parts of speech", tagged),
     ]
     for name, source in report["sources"].items():
@@ -161,22 +190,38 @@ def depth(sources: Mapping[str, Summary], mean: Summary) -> Figure:
         for color, (label, line) in zip(cycle(SOURCES), sources.items(), strict=False):
             values = line.means[name]
             low, high = line.interval(values)
-            ax.fill_between(line.layers, low, high, color=color, alpha=0.18, linewidth=0)
-            ax.plot(line.layers, values[0], color=color, marker="o", markersize=3,
-                    linewidth=1.2, label=label)  # fmt: skip
+            ax.fill_between(
+                line.layers, low, high, color=color, alpha=0.18, linewidth=0
+            )
+            ax.plot(
+                line.layers,
+                values[0],
+                color=color,
+                marker="o",
+                markersize=3,
+                linewidth=1.2,
+                label=label,
+            )
         if len(sources) > 1:
-            ax.plot(mean.layers, mean.means[name][0], color=INK, linewidth=2.2, label="mean")
+            ax.plot(
+                mean.layers, mean.means[name][0], color=INK, linewidth=2.2, label="mean"
+            )
         plain(ax)
         ax.set(xlabel="layer", xticks=mean.layers[:: 1 if len(mean.layers) <= 8 else 2])
         ax.set_title(title, fontsize=9)
         ax.axhline(even, color=MUTED, linewidth=0.8, linestyle=":")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center",
-                  frameon=False, fontsize=8)  # fmt: skip
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        loc="outside right center",
+        frameon=False,
+        fontsize=8,
+    )
     return figure
 
 
 def bands(sums: Mapping[str, Sums], average: Summary) -> Figure:
-    """Joint densities of gates and of gated updates, in bands of layers, averaged over sources.
+    """Joint densities of gates and of gated updates, in bands of layers, averaged over
+    sources.
 
     The paper's figure `gate_density`: (g_w, g_d) above, log(1 + g ‖Δ‖) below.
     """
@@ -184,16 +229,23 @@ def bands(sums: Mapping[str, Sums], average: Summary) -> Figure:
     figure, axes = panels(2.3 * len(names) + 0.8, 4.6, 2, len(names), square=True)
     gates, contributions = (
         {
-            name: np.mean([_density(source[kind][places].sum(0)) for source in sums.values()], 0)
+            name: np.mean(
+                [_density(source[kind][places].sum(0)) for source in sums.values()], 0
+            )
             for name, places in names.items()
         }
         for kind in ("gate_density", "contribution_density")
     )
     for row, densities, extent, end, label in (
         (axes[0], gates, 1.0, 1.0, "$g_w$"),
-        (axes[1], contributions, CONTRIBUTION_END, _end_of(contributions.values()),
-         r"$\log(1 + g_w \|\Delta_w\|)$"),
-    ):  # fmt: skip
+        (
+            axes[1],
+            contributions,
+            CONTRIBUTION_END,
+            _end_of(contributions.values()),
+            r"$\log(1 + g_w \|\Delta_w\|)$",
+        ),
+    ):
         for ax, name in zip(row, names, strict=True):
             most = max(float(density.max()) for density in densities.values()) or 1.0
             image = _square(ax, densities[name], extent, end, most)
@@ -218,40 +270,57 @@ def _end_of(densities: Any) -> float:
     """The end of the axes of contributions, just past the last bin with a token."""
     used = [np.flatnonzero(density.sum(0) + density.sum(1)) for density in densities]
     last = max((int(bins[-1]) for bins in used if len(bins)), default=0)
-    return CONTRIBUTION_END * min(CONTRIBUTION_BINS, int(1.05 * last) + 2) / CONTRIBUTION_BINS
+    return (
+        CONTRIBUTION_END
+        * min(CONTRIBUTION_BINS, int(1.05 * last) + 2)
+        / CONTRIBUTION_BINS
+    )
 
 
-def _square(ax: Axes, density: Floats, extent: float, end: float, most: float) -> AxesImage:
+def _square(
+    ax: Axes, density: Floats, extent: float, end: float, most: float
+) -> AxesImage:
     """A density (deep, wide) with equal axes and the diagonal of equal weights."""
     image = ax.imshow(
-        density, origin="lower", extent=(0, extent, 0, extent), cmap="cividis",
-        norm=LogNorm(most / 1000, most, clip=True), interpolation="nearest",
-    )  # fmt: skip
+        density,
+        origin="lower",
+        extent=(0, extent, 0, extent),
+        cmap="cividis",
+        norm=LogNorm(most / 1000, most, clip=True),
+        interpolation="nearest",
+    )
     ax.plot([0, end], [0, end], color="white", linewidth=0.7, linestyle="--")
     ax.set(xlim=(0, end), ylim=(0, end), aspect="equal")
     return image
 
 
 def heat_maps(sources: Mapping[str, Summary], average: Summary) -> Figure | None:
-    """Mean deep share by part of speech and layer: a map a source, and one of their mean.
+    """Mean deep share by part of speech and layer: a map a source, and one of their
+    mean.
 
-    The paper's figure `pos_main`, panels a to d. Tags are sorted by the mean over sources and
-    layers, the deepest at the bottom; one with fewer than ten tokens in a source is grey there.
+    The paper's figure `pos_main`, panels a to d. Tags are sorted by the mean over
+    sources and layers, the deepest at the bottom; one with fewer than ten tokens in a
+    source is grey there.
     """
     tags = average.known_tags
     if not tags:
         return None
-    maps = dict(sources) | ({"mean of the sources": average} if len(sources) > 1 else {})
+    maps = dict(sources) | (
+        {"mean of the sources": average} if len(sources) > 1 else {}
+    )
     across = 2 if len(maps) in (2, 4) else min(3, len(maps))
     down = -(-len(maps) // across)
     width = min(2.4, max(1.5, 0.3 * len(average.layers))) * across + 1.8
-    figure, axes = panels(width, (0.17 * len(tags) + 0.7) * down, down, across,
-                          sharex=True, sharey=True)  # fmt: skip
+    figure, axes = panels(
+        width, (0.17 * len(tags) + 0.7) * down, down, across, sharex=True, sharey=True
+    )
     shown = [summary.tag_means[0, tags] for summary in maps.values()]
     reach = max(float(np.nanmax(np.abs(values - 0.5))) for values in shown)
     for ax in axes.flat[len(maps) :]:
         ax.axis("off")
-    for number, (ax, name, values) in enumerate(zip(axes.flat, maps, shown, strict=False)):
+    for number, (ax, name, values) in enumerate(
+        zip(axes.flat, maps, shown, strict=False)
+    ):
         image = heat_map(ax, values, 0.5, reach)
         ax.set_facecolor("#B9BDC7")  # where a source has too few tokens
         ax.set_title(name, fontsize=8)

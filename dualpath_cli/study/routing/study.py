@@ -1,17 +1,19 @@
 """`dualpath routing`: reads what one checkpoint's gates do on texts, and shows it.
 
 1. every source is cut into the windows that `validate` scores, and tagged;
-2. one pass over each source writes a row for every token, and sums (`tokens.py`, `readouts.py`);
-   a source that an earlier call finished is not read again (`bench.py`);
-3. further passes read the page's sequences alone: the model's next tokens after each loop, and the
-   cost of forcing loops or gates (`page/passes.py`);
+2. one pass over each source writes a row for every token, and sums (`tokens.py`,
+   `readouts.py`); a source that an earlier call finished is not read again
+   (`bench.py`);
+3. further passes read the page's sequences alone: the model's next tokens after each
+   loop, and the cost of forcing loops or gates (`page/passes.py`);
 4. summary, figures and page come from rows and sums (`report.py`).
 
-A sequence is a window of a text: end-of-text, then up to as many tokens as the model is long. Every
-token of the text is read once; end-of-text and the first token of a packed block are context alone.
+A sequence is a window of a text: end-of-text, then up to as many tokens as the model is
+long. Every token of the text is read once; end-of-text and the first token of a packed
+block are context alone.
 
-Shapes: B sequences, T positions, L layers with gates, K loops, C experts of a token, R 1 +
-resamples.
+Shapes: B sequences, T positions, L layers with gates, K loops, C experts of a token, R
+1 + resamples.
 """
 
 import json
@@ -54,10 +56,12 @@ from dualpath_cli.training.session import Session
 
 @dataclass
 class Reading(Pass):
-    """One source without an intervention: a row for every token, and sums over all tokens."""
+    """One source without an intervention: a row for every token, and sums over all
+    tokens."""
 
     token_values: Sequence[bytes]  # of each id
-    tags: list[npt.NDArray[np.int64]] | None  # place in UPOS of each token, -1 for end-of-text
+    # place in UPOS of each token, -1 for end-of-text
+    tags: list[npt.NDArray[np.int64]] | None
 
     last_is_input = True
 
@@ -90,14 +94,18 @@ class Reading(Pass):
             table = token_table(path, self.token_values, layers, loops, chosen)
             self._rows = files.enter_context(table)
 
-    def step(self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]) -> None:
+    def step(
+        self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]
+    ) -> None:
         assert self._module.model is not None
         trace = RoutingTrace()
         nll = self._module.model(tokens, targets, trace=trace)
         self._loss.update(nll, targets)
         values, (chosen, expert_weights) = dual_layers(trace), experts_of(trace)
         text = is_text(tokens, targets, self._loss.bytes_of_token)
-        facts = (fact.to(tokens.device) for fact in self._facts_of(places, tokens.shape[1]))
+        facts = (
+            fact.to(tokens.device) for fact in self._facts_of(places, tokens.shape[1])
+        )
         self._sums.update(values, chosen, text, *facts)
         # A loss belongs to the token that was to be predicted.
         nats = nll.roll(1, 1).float()
@@ -105,18 +113,28 @@ class Reading(Pass):
         self._write(places, [column.cpu().numpy() for column in columns])
 
     def end(self) -> Arrays:
-        """Sums, loss and bits per byte of all ranks, numbers of clusters and experts."""
-        loss = {name: value.cpu().numpy() for name, value in self._loss.compute().items()}
-        facts = {"clusters": np.array(self._clusters.count), "experts": np.array(self._experts)}
+        """Sums, loss and bits per byte of all ranks, numbers of clusters and
+        experts."""
+        loss = {
+            name: value.cpu().numpy() for name, value in self._loss.compute().items()
+        }
+        facts = {
+            "clusters": np.array(self._clusters.count),
+            "experts": np.array(self._experts),
+        }
         return self._sums.compute(self._module.trainer.strategy) | loss | facts
 
-    def _facts_of(self, places: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _facts_of(
+        self, places: list[int], length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and tags of these sequences, for `RoutingSums.update`."""
         weights_BR = np.zeros((len(places), 1 + RESAMPLES))
         tags_BT = np.full((len(places), length), -1)
         for row, place in enumerate(places):
             if place != FILLER:
-                weights_BR[row] = resample_weights(self.source, self._clusters.of_window[place])
+                weights_BR[row] = resample_weights(
+                    self.source, self._clusters.of_window[place]
+                )
                 if self.tags is not None:
                     tags_BT[row, : len(self.tags[place])] = self.tags[place]
         return torch.from_numpy(weights_BR), torch.from_numpy(tags_BT)
@@ -124,8 +142,8 @@ class Reading(Pass):
     def _write(self, places: list[int], columns: list[npt.NDArray[Any]]) -> None:
         """Writes the rows of all ranks' sequences, in the order of their places.
 
-        `columns` are tokens, whether each is text, losses (B, T), read-outs (B, T, L, columns),
-        experts and their weights (B, T, L, C).
+        `columns` are tokens, whether each is text, losses (B, T), read-outs (B, T, L,
+        columns), experts and their weights (B, T, L, C).
         """
         ranks = from_all_ranks((places, columns))
         if self._rows is None:
@@ -141,9 +159,12 @@ class Reading(Pass):
                     tags = self.tags[place][positions]
                     upos = [None if tag < 0 else UPOS[tag] for tag in tags]
                 self._rows.add(
-                    self.source, self.windows.numbers[place], tokens[row, positions], upos,
+                    self.source,
+                    self.windows.numbers[place],
+                    tokens[row, positions],
+                    upos,
                     *(array[row, positions] for array in values),
-                )  # fmt: skip
+                )
 
 
 def run(session: Session[StudyLaunch]) -> None:
@@ -167,7 +188,10 @@ def run(session: Session[StudyLaunch]) -> None:
         module.sources[source]["key"] = reading.path.stem
         write_details(options.folder, source, of_page)
     tables = [reading.path.with_suffix(reading.table) for reading in readings.values()]
-    table_facts = {"checkpoint": module.facts["checkpoint"]["sha256"], "layers": json.dumps(layers)}
+    table_facts = {
+        "checkpoint": module.facts["checkpoint"]["sha256"],
+        "layers": json.dumps(layers),
+    }
     merge(tables, options.folder / TOKENS, table_facts)
     facts = {**module.facts, "tagger": tagger and tagger.facts}
     sums = {source: reading.arrays for source, reading in readings.items()}
@@ -199,7 +223,13 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
         reading = Reading(source, windows, tokenizer.token_values(), tags)
         sources, ranks = len(settings.data.val), self._session.trainer.world_size
         of_page = page_passes(
-            source, windows, settings.model, options, sources, tokenizer.vocab_size, ranks
+            source,
+            windows,
+            settings.model,
+            options,
+            sources,
+            tokenizer.vocab_size,
+            ranks,
         )
         return [reading, *of_page]
 

@@ -28,10 +28,12 @@ class Example(NamedTuple):
     number: int  # of the sequence in the source, from 0 on
     length: int  # tokens of the whole sequence
     tokens: list[str]  # the text of each token, see `token_texts`
-    upos: list[str] | None  # part of speech of each token; None where nothing was tagged
+    # part of speech of each token; None where nothing was tagged
+    upos: list[str] | None
     values: dict[str, npt.NDArray[Any]]
-    """By name: `nats`, the loss of each token given those before it, (N,); the read-outs as in
-    `TokenTable`, (N, L, ...); on the page also the arrays of `page.passes.write_details`."""
+    """By name: `nats`, the loss of each token given those before it, (N,); the
+    read-outs as in `TokenTable`, (N, L, ...); on the page also the arrays of
+    `page.passes.write_details`."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +54,37 @@ ROWS = 1 << 16  # of a row group, which is held in memory
 def token_table(
     path: Path, token_values: Sequence[bytes], layers: int, loops: int, chosen: int
 ) -> Iterator["TokenTable"]:
-    """Writes a source's table, whole or not at all; `token_values` are the bytes of each id.
+    """Writes a source's table, whole or not at all; `token_values` are the bytes of
+    each id.
 
     `chosen` is C, or 0 if no layer has experts.
     """
     text, whole, number = pa.string(), pa.int32(), pa.float32()
     of_experts = {"experts": whole, "expert_weights": number} if chosen else {}
-    schema = pa.schema([
-        ("source", text), ("sequence", whole), ("position", whole), ("token_id", whole),
-        ("token", text), ("upos", text), ("nats", number),
-        *((name, pa.list_(number, layers)) for name in READOUTS),
-        *((name, pa.list_(pa.list_(number, loops), layers)) for name in STEP_READOUTS),
-        *((name, pa.list_(pa.list_(of, chosen), layers)) for name, of in of_experts.items()),
-    ])  # fmt: skip
-    with replacing(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as file:
+    schema = pa.schema(
+        [
+            ("source", text),
+            ("sequence", whole),
+            ("position", whole),
+            ("token_id", whole),
+            ("token", text),
+            ("upos", text),
+            ("nats", number),
+            *((name, pa.list_(number, layers)) for name in READOUTS),
+            *(
+                (name, pa.list_(pa.list_(number, loops), layers))
+                for name in STEP_READOUTS
+            ),
+            *(
+                (name, pa.list_(pa.list_(of, chosen), layers))
+                for name, of in of_experts.items()
+            ),
+        ]
+    )
+    with (
+        replacing(path) as partial,
+        pq.ParquetWriter(partial, schema, compression="zstd") as file,
+    ):
         table = TokenTable(file, token_values)
         yield table
         table.flush()
@@ -74,11 +93,11 @@ def token_table(
 class TokenTable:
     """Writes the rows of a source.
 
-    `sequence` counts within the source, `position` within the sequence's text tokens, both from 0;
-    `upos` is null where nothing was tagged; `nats` is the token's loss given those before it. Each
-    of `READOUTS` is a list over the layers with gates, (L,), each of `STEP_READOUTS` a list of
-    lists, (L, K). Of models with experts also `experts` and `expert_weights`, (L, C), with -1 and
-    nan in dense layers.
+    `sequence` counts within the source, `position` within the sequence's text tokens,
+    both from 0; `upos` is null where nothing was tagged; `nats` is the token's loss
+    given those before it. Each of `READOUTS` is a list over the layers with gates,
+    (L,), each of `STEP_READOUTS` a list of lists, (L, K). Of models with experts also
+    `experts` and `expert_weights`, (L, C), with -1 and nan in dense layers.
     """
 
     def __init__(self, file: pq.ParquetWriter, token_values: Sequence[bytes]) -> None:
@@ -96,7 +115,8 @@ class TokenTable:
         experts: npt.NDArray[np.integer],
         expert_weights: npt.NDArray[np.floating],
     ) -> None:
-        """`values` (N, L, columns) is of `dual_layers`, the last two (N, L, C) of `experts_of`."""
+        """`values` (N, L, columns) is of `dual_layers`, the last two (N, L, C) of
+        `experts_of`."""
         columns = {
             "source": [source] * len(ids),
             "sequence": np.full(len(ids), sequence),
@@ -124,7 +144,10 @@ def merge(tables: Sequence[Path], path: Path, facts: Mapping[str, str]) -> None:
     """Joins the tables of sources to one, with some facts as its metadata."""
     schema = pq.read_schema(tables[0])
     schema = schema.with_metadata({**(schema.metadata or {}), **facts})
-    with replacing(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as file:
+    with (
+        replacing(path) as partial,
+        pq.ParquetWriter(partial, schema, compression="zstd") as file,
+    ):
         for table in tables:
             for batch in pq.ParquetFile(table).iter_batches(ROWS):
                 file.write_batch(batch.replace_schema_metadata(schema.metadata))
@@ -133,7 +156,8 @@ def merge(tables: Sequence[Path], path: Path, facts: Mapping[str, str]) -> None:
 def token_texts(values: Iterable[bytes]) -> list[str]:
     """The text of each token; joined they are the whole text.
 
-    A character in several tokens is part of the last one; bytes of no character are U+FFFD.
+    A character in several tokens is part of the last one; bytes of no character are
+    U+FFFD.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts = [decoder.decode(value) for value in values]

@@ -1,4 +1,5 @@
-"""What tests of sweeps share: a small recipe, the words of a sweep, a stand-in for `fit`."""
+"""What tests of sweeps share: a small recipe, the words of a sweep, a stand-in for
+`fit`."""
 
 import json
 import sys
@@ -37,18 +38,29 @@ def write_recipe(folder: Path, **sections: Any) -> Path:
     """A recipe for a sweep of small models, ten steps each."""
     recipe: dict[str, Any] = {
         "model": {
-            "vocab_size": 272, "n_layers": 2, "d_model": 32, "n_heads": 2, "n_kv_heads": 2,
-            "max_seq_len": 16, "ffn_multiple_of": 8,
+            "vocab_size": 272,
+            "n_layers": 2,
+            "d_model": 32,
+            "n_heads": 2,
+            "n_kv_heads": 2,
+            "max_seq_len": 16,
+            "ffn_multiple_of": 8,
         },
         "optim": {"lr": 4e-3, "lr_start": 4e-5, "lr_end": 4e-4, "warmup_steps": 2},
         "run": {
-            "max_tokens": 10 * STEP, "batch_tokens": STEP, "micro_batch": 2, "compile": False,
-            "tensorboard": False, "save_every": 5, "log_every": 1, "validate_every": 0,
+            "max_tokens": 10 * STEP,
+            "batch_tokens": STEP,
+            "micro_batch": 2,
+            "compile": False,
+            "tensorboard": False,
+            "save_every": 5,
+            "log_every": 1,
+            "validate_every": 0,
             "gates_every": 0,
         },
         "data": {"path": "data", "workers": 0, "val": {"held_out": "val.jsonl"}},
         "trainer": {"accelerator": "cpu", "devices": 1},
-    }  # fmt: skip
+    }
     for name, section in sections.items():
         recipe[name] = recipe[name] | section
     path = folder / "base.yaml"
@@ -67,14 +79,37 @@ def starts(out: Path) -> dict[str, list[str]]:
 def asked(folder: Path, *words: str, **sections: Any) -> Design:
     """A sweep of PureWide, PureLoop and a dual model; later words win."""
     recipe = write_recipe(folder, **sections)
-    plain = ["--config", str(recipe), "--budget", "100K", "--alphas", "50", "--loops", "2",
-             "--out", str(folder / "sweep"), "--seeds", "2"]  # fmt: skip
+    plain = [
+        "--config",
+        str(recipe),
+        "--budget",
+        "100K",
+        "--alphas",
+        "50",
+        "--loops",
+        "2",
+        "--out",
+        str(folder / "sweep"),
+        "--seeds",
+        "2",
+    ]
     found = read(COMMANDS["sweep"], [*plain, *words])
     line = found.upon(found.recipes)
     return request.read(line.options, line.recipe)
 
 
-WORDS = ["--budget", "100K", "--alphas", "50", "--loops", "2", "--seeds", "2", "--tflops", "0.01"]
+WORDS = [
+    "--budget",
+    "100K",
+    "--alphas",
+    "50",
+    "--loops",
+    "2",
+    "--seeds",
+    "2",
+    "--tflops",
+    "0.01",
+]
 
 
 def start(run: PlannedRun, slot: int, jobs: int) -> Any:
@@ -86,8 +121,11 @@ def start(run: PlannedRun, slot: int, jobs: int) -> Any:
 
 
 def no_data(settings: Settings) -> Any:
-    """In place of `to_train`: the launch of a run whose tokenizer fills the vocabulary."""
-    return SimpleNamespace(manifest=SimpleNamespace(vocab_size=settings.model.vocab_size))
+    """In place of `to_train`: the launch of a run whose tokenizer fills the
+    vocabulary."""
+    return SimpleNamespace(
+        manifest=SimpleNamespace(vocab_size=settings.model.vocab_size)
+    )
 
 
 @pytest.fixture

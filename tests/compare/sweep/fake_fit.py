@@ -1,7 +1,7 @@
 """Stands in for `dualpath fit`: writes a run folder as that does, and trains nothing.
 
-FAKE_FAILING and FAKE_DIVERGING name recipes whose runs end so. The first step of a run is done at
-once; FAKE_SECONDS is how long each further one takes.
+FAKE_FAILING and FAKE_DIVERGING name recipes whose runs end so. The first step of a run
+is done at once; FAKE_SECONDS is how long each further one takes.
 """
 
 import os
@@ -19,7 +19,8 @@ from dualpath_cli.run.checkpoint_files import STATE, describe, fault_of, write_m
 
 
 def fit(path: Path, environment: Mapping[str, str], log: TextIO) -> int:
-    """Writes the run of a recipe, from its newest checkpoint on; returns the exit code."""
+    """Writes the run of a recipe, from its newest checkpoint on; returns the exit
+    code."""
     recipe = yaml.safe_load(path.read_text())
     run = recipe["run"]
     folder = Path(run["dir"], run["recipe"], run["name"])
@@ -53,8 +54,13 @@ def fit(path: Path, environment: Mapping[str, str], log: TextIO) -> int:
         return 2
     gpus = environment.get("CUDA_VISIBLE_DEVICES")
     with (folder / "starts").open("a") as file:
-        file.write(f"{start} {environment.get('OMP_NUM_THREADS')} {gpus} {time.time()}\n")
-    steps, seconds = run["max_tokens"] // run["batch_tokens"], environment.get("FAKE_SECONDS", "0")
+        file.write(
+            f"{start} {environment.get('OMP_NUM_THREADS')} {gpus} {time.time()}\n"
+        )
+    steps, seconds = (
+        run["max_tokens"] // run["batch_tokens"],
+        environment.get("FAKE_SECONDS", "0"),
+    )
     header, rows = "step,tokens,loss,bits_per_byte,tokens_per_second,seconds\n", ""
     for row in range(1, steps + 1):
         rows += f"{row},{row * run['batch_tokens']},2.0,1.0,1000.0,{row / 10}\n"

@@ -13,16 +13,25 @@ from dualpath_cli.flops.count import mean_layer_flops, parameters_non_embedding
 from dualpath_cli.spec.config import ModelConfig
 
 SMALL = ModelConfig(
-    vocab_size=4096, n_layers=4, d_model=64, n_heads=2, n_kv_heads=2, max_seq_len=256, d_ffn=64,
-    d_ffn_wide=64, ffn_multiple_of=64,
-)  # fmt: skip
+    vocab_size=4096,
+    n_layers=4,
+    d_model=64,
+    n_heads=2,
+    n_kv_heads=2,
+    max_seq_len=256,
+    d_ffn=64,
+    d_ffn_wide=64,
+    ffn_multiple_of=64,
+)
 
 
 def wanted(**changes: Any) -> Wanted:
     plain: dict[str, Any] = {
-        "budgets": [600_000], "alphas": [25, 50, 75], "loops": [2, 4],
+        "budgets": [600_000],
+        "alphas": [25, 50, 75],
+        "loops": [2, 4],
         "controls": CONTROLS,
-    }  # fmt: skip
+    }
     return Wanted(**plain | changes)
 
 
@@ -43,11 +52,14 @@ def flops(cell: Cell, part: str) -> float:
     loops=st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True),
     total=st.booleans(),
 )
-def test_every_cell_is_within_a_percent_of_the_budget_or_named(budget, alphas, loops, total):
+def test_every_cell_is_within_a_percent_of_the_budget_or_named(
+    budget, alphas, loops, total
+):
     match = "total" if total else "linear"
     asked = wanted(budgets=[budget], alphas=alphas, loops=loops, match=match)
     cells, notes = solve(asked, SMALL)
-    passes = 2 * SMALL.max_seq_len * SMALL.d_model  # of attention scores, one pass of a token
+    # of attention scores, one pass of a token
+    passes = 2 * SMALL.max_seq_len * SMALL.d_model
     for cell in cells:
         model = model_of(cell)
         per_layer = mean_layer_flops(model)
@@ -69,9 +81,18 @@ def test_every_cell_is_within_a_percent_of_the_budget_or_named(budget, alphas, l
 def test_controls_spend_what_the_dual_ones_spend():
     cells = {cell.name: cell for cell in solve(wanted(), SMALL)[0]}
     assert list(cells) == [
-        "wide", "loop_k2", "loop_k4", "a25_k2", "a25_k4", "a50_k2", "a50_k4", "a75_k2", "a75_k4",
-        "expanded_k2", "expanded_k4",
-    ]  # fmt: skip
+        "wide",
+        "loop_k2",
+        "loop_k4",
+        "a25_k2",
+        "a25_k4",
+        "a50_k2",
+        "a50_k4",
+        "a75_k2",
+        "a75_k4",
+        "expanded_k2",
+        "expanded_k4",
+    ]
     for cell in cells.values():
         assert flops(cell, "linear_total") == pytest.approx(4 * 600_000, rel=0.01)
     wide, expanded = model_of(cells["wide"]), model_of(cells["expanded_k4"])
@@ -81,7 +102,9 @@ def test_controls_spend_what_the_dual_ones_spend():
 
 
 def test_a_sweep_of_what_cannot_be_is_refused_with_a_way_out():
-    with pytest.raises(UserError, match=r"no configuration can be: .*a50_k4.* would do"):
+    with pytest.raises(
+        UserError, match=r"no configuration can be: .*a50_k4.* would do"
+    ):
         solve(wanted(budgets=[10_000], alphas=[50], loops=[4], controls=[]), SMALL)
 
 
@@ -94,9 +117,11 @@ def test_a_sweep_of_what_cannot_be_is_refused_with_a_way_out():
 def test_places_of_one_deep_path_cost_the_same(budget, layers, gqa, total):
     backbone = replace(SMALL, n_layers=layers, n_kv_heads=1 if gqa else 2)
     asked = wanted(
-        budgets=[budget], controls=["wide", "loop"], positions=True,
+        budgets=[budget],
+        controls=["wide", "loop"],
+        positions=True,
         match="total" if total else "linear",
-    )  # fmt: skip
+    )
     cells, _ = solve(asked, backbone)
     families: dict[str, set[tuple[float, int]]] = {}
     for cell in cells:
@@ -109,7 +134,9 @@ def test_places_of_one_deep_path_cost_the_same(budget, layers, gqa, total):
         name, _, place = cell.name.partition("_layer")
         deep = [n for n, kind in enumerate(model.block_kinds) if kind != "wide"]
         assert deep == ([] if cell.name == "wide" else [int(place)])
-        families.setdefault(name, set()).add((sum(part.values()), parameters_non_embedding(model)))
+        families.setdefault(name, set()).add(
+            (sum(part.values()), parameters_non_embedding(model))
+        )
 
     assert all(len(its) == 1 for its in families.values())
 

@@ -1,4 +1,5 @@
-"""What the words of `dualpath sweep` mean and refuse, and the recipes and the cost of its runs."""
+"""What the words of `dualpath sweep` mean and refuse, and the recipes and the cost of
+its runs."""
 
 import io
 import json
@@ -15,7 +16,13 @@ from dualpath_cli.compare.sweep import runner
 from dualpath_cli.compare.sweep.cells import solve
 from dualpath_cli.compare.sweep.command import _shared, check_different
 from dualpath_cli.compare.sweep.request import Design
-from dualpath_cli.compare.sweep.runs import Cost, PlannedRun, costs, plan_runs, write_recipes
+from dualpath_cli.compare.sweep.runs import (
+    Cost,
+    PlannedRun,
+    costs,
+    plan_runs,
+    write_recipes,
+)
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.report.console import plain_console
@@ -38,7 +45,12 @@ def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path):
 
 
 def test_settings_are_recipe_values(tmp_path):
-    words = ["--set", "optim.decay=[matrices],[matrices, gains]", "--set", "model.gain_init=-7,-2"]
+    words = [
+        "--set",
+        "optim.decay=[matrices],[matrices, gains]",
+        "--set",
+        "model.gain_init=-7,-2",
+    ]
     words += ["--set", "model.gate=convex", "--set", "model.gate=fixed,convex"]
     words += ["--set", "run.compile=false"]  # of no numbers: in all runs alike
     request = asked(tmp_path, *words)
@@ -52,10 +64,14 @@ def test_settings_are_recipe_values(tmp_path):
 
 def files(out: Path) -> dict[Path, bytes]:
     """All that a sweep has written."""
-    return {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    return {
+        path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()
+    }
 
 
-def test_a_sweep_that_is_refused_leaves_the_one_before_as_it_was(words, tmp_path, capsys):
+def test_a_sweep_that_is_refused_leaves_the_one_before_as_it_was(
+    words, tmp_path, capsys
+):
     words = [*words, "--yes", "--seeds", "1", "--controls", "wide"]
     assert main(words) == 0
     before = files(tmp_path / "sweep")
@@ -100,8 +116,24 @@ def test_each_configuration_is_checked_before_anything_is_trained(
     data = {"path": str(texts / "train"), "val": {"held_out": str(texts / "val.jsonl")}}
     recipe = write_recipe(tmp_path, data=data | {"max_epochs": None})
     out = tmp_path / "sweep"
-    words = ["--config", str(recipe), "--out", str(out), "--budget", "100K", "--alphas", "50",
-             "--loops", "2", "--controls", "none", "--seeds", "1", "--set", varied]  # fmt: skip
+    words = [
+        "--config",
+        str(recipe),
+        "--out",
+        str(out),
+        "--budget",
+        "100K",
+        "--alphas",
+        "50",
+        "--loops",
+        "2",
+        "--controls",
+        "none",
+        "--seeds",
+        "1",
+        "--set",
+        varied,
+    ]
     assert main(["sweep", *words, "--slurm"]) == 2
     assert not out.exists()
     assert said in capsys.readouterr().err
@@ -121,25 +153,39 @@ NAMES = {
     "model.gate=two_gates,convex; model.combination=router,mean": [
         "wide",
         *(f"loop_k2-combination_{name}" for name in ("router", "mean")),
-        *(f"a50_k2-gate_{gate}-combination_{name}"
-          for gate in ("two_gates", "convex") for name in ("router", "mean")),
+        *(
+            f"a50_k2-gate_{gate}-combination_{name}"
+            for gate in ("two_gates", "convex")
+            for name in ("router", "mean")
+        ),
     ],
     "run.loop_schedule=null,[[0,1],[0.5,2]]; --controls=wide": [
-        "wide", "a50_k2-loop_schedule_null", "a50_k2-loop_schedule_0_1+0.5_2",
+        "wide",
+        "a50_k2-loop_schedule_null",
+        "a50_k2-loop_schedule_0_1+0.5_2",
     ],
     "model.n_experts=0,4; model.top_k=1,2; optim.lr_scale.router=1,3": [
         "wide-n_experts_0",
-        *(f"wide-n_experts_4-top_k_{k}-lr_scale_router_{scale}"
-          for k in (1, 2) for scale in (1, 3)),
-        "loop_k2-lr_scale_router_1", "loop_k2-lr_scale_router_3",
-        *(f"a50_k2-n_experts_{n}-lr_scale_router_{scale}"
-          for n in ("0", "4-top_k_1", "4-top_k_2") for scale in (1, 3)),
+        *(
+            f"wide-n_experts_4-top_k_{k}-lr_scale_router_{scale}"
+            for k in (1, 2)
+            for scale in (1, 3)
+        ),
+        "loop_k2-lr_scale_router_1",
+        "loop_k2-lr_scale_router_3",
+        *(
+            f"a50_k2-n_experts_{n}-lr_scale_router_{scale}"
+            for n in ("0", "4-top_k_1", "4-top_k_2")
+            for scale in (1, 3)
+        ),
     ],
     "optim.lr_scale={hidden: 2},{}; optim.base_width=16,32; --controls=wide": [
         f"{cell}-lr_scale_{scale}-base_width_{width}"
-        for cell in ("wide", "a50_k2") for scale in ("hidden_2", "") for width in (16, 32)
+        for cell in ("wide", "a50_k2")
+        for scale in ("hidden_2", "")
+        for width in (16, 32)
     ],
-}  # fmt: skip
+}
 """The configurations of some words: what is `--set`, then other options."""
 
 
@@ -181,7 +227,12 @@ def test_spellings_of_one_value_are_refused(tmp_path):
         words = [*words, "--controls", "none"]
         with pytest.raises(UserError, match="would be the same run twice; leave one"):
             check_different(runs_for(asked(tmp_path, *words)))
-    words = ["--set", "run.max_tokens=640,704", "--set", "trainer.precision=32-true,bf16-mixed"]
+    words = [
+        "--set",
+        "run.max_tokens=640,704",
+        "--set",
+        "trainer.precision=32-true,bf16-mixed",
+    ]
     runs = runs_for(asked(tmp_path, *words))
     check_different(runs)
     assert len(runs) == 2 * 3 * 4
@@ -190,14 +241,24 @@ def test_spellings_of_one_value_are_refused(tmp_path):
 def test_each_recipe_stands_alone(tmp_path):
     runs = runs_for(asked(tmp_path, "--set", "model.gain_init=-7,-2"))
     write_recipes(runs)
-    assert len({run.path for run in runs}) == len({run.folder for run in runs}) == len(runs) == 12
+    assert (
+        len({run.path for run in runs})
+        == len({run.folder for run in runs})
+        == len(runs)
+        == 12
+    )
     for run in runs:
         assert settings_from(recipes.load(str(run.path))) == run.settings
         assert run.settings.seed_everything == run.seed
-        assert run.folder == tmp_path / "sweep/runs" / run.configuration / f"seed_{run.seed}"
+        assert (
+            run.folder
+            == tmp_path / "sweep/runs" / run.configuration / f"seed_{run.seed}"
+        )
         first = run.path.read_text().splitlines()[0]
         assert first.startswith(f"# {run.configuration}, seed {run.seed}: ")
-    assert [run.seed for run in runs] == [0] * 6 + [1] * 6, "the first seed of all comes first"
+    assert [run.seed for run in runs] == [0] * 6 + [1] * 6, (
+        "the first seed of all comes first"
+    )
 
 
 def test_optimizers_and_rates_are_varied_and_the_other_rates_keep_their_ratio(tmp_path):
@@ -232,7 +293,10 @@ def test_the_plan_counts_as_fit_counts(tmp_path):
 def test_experts_take_the_flops_of_the_dense_paths_that_they_replace(tmp_path):
     words = ["--budget", "400K", "--set", "model.n_experts=0,4"]
     rows = costs_of(tmp_path, *words, "--positions")
-    names = ["wide", *(f"{cell}_layer{n}" for cell in ("loop_k2", "a50_k2") for n in (0, 1))]
+    names = [
+        "wide",
+        *(f"{cell}_layer{n}" for cell in ("loop_k2", "a50_k2") for n in (0, 1)),
+    ]
     assert list(rows) == [f"{name}-n_experts_{n}" for name in names for n in (0, 4)]
     for dense, sparse in zip(*[iter(rows.values())] * 2, strict=True):
         assert sparse.linear_flops == pytest.approx(dense.linear_flops, rel=0.03)
@@ -241,8 +305,12 @@ def test_experts_take_the_flops_of_the_dense_paths_that_they_replace(tmp_path):
             assert row.spent == pytest.approx(row.linear_flops / 400_000, rel=1e-6)
             assert row.relative == row.parameters / rows["wide-n_experts_0"].parameters
     runs = runs_for(asked(tmp_path, "--budget", "400K", model={"n_experts": 4}))
-    assert [run.settings.model.n_experts for run in runs[:3]] == [4, 0, 4], "the recipe's"
-    with pytest.raises(UserError, match="top_k=2 experts of n_experts=1 cannot be chosen"):
+    assert [run.settings.model.n_experts for run in runs[:3]] == [4, 0, 4], (
+        "the recipe's"
+    )
+    with pytest.raises(
+        UserError, match="top_k=2 experts of n_experts=1 cannot be chosen"
+    ):
         runs_for(asked(tmp_path, "--set", "model.n_experts=1"))
 
 
@@ -253,7 +321,9 @@ def test_a_schedule_of_loops_costs_its_steps(tmp_path):
         costs_of(tmp_path, *words, run={"train_loops": [k]})["a50_k2"].training_flops
         for k in (1, 2)
     )
-    cost = costs_of(tmp_path, *words, run={"loop_schedule": [[0, 1], [0.4, 2]]})["a50_k2"]
+    cost = costs_of(tmp_path, *words, run={"loop_schedule": [[0, 1], [0.4, 2]]})[
+        "a50_k2"
+    ]
     assert cost.training_flops == pytest.approx(0.4 * one + 0.6 * two)
 
 
@@ -263,7 +333,9 @@ def test_a_gate_of_ones_own_is_solved_for(tmp_path):
     assert row.linear_flops == pytest.approx(100_000, rel=0.01)
 
 
-def test_the_time_left_follows_from_the_flops_of_the_runs_that_ended(tmp_path, monkeypatch):
+def test_the_time_left_follows_from_the_flops_of_the_runs_that_ended(
+    tmp_path, monkeypatch
+):
     runs, now, out = runs_for(asked(tmp_path)), [0.0], io.StringIO()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     left = runner._Left(runs, plain_console(file=out))
@@ -278,7 +350,9 @@ def test_the_time_left_follows_from_the_flops_of_the_runs_that_ended(tmp_path, m
         assert f"sweep: {n} of 6 runs, {minutes:.1f} min left\n" in out.getvalue()
 
 
-@pytest.mark.parametrize("log", [b"tokens\n9\n", b"step\nsix\n", b"tokens,step\n9\n", b"\xff\n"])
+@pytest.mark.parametrize(
+    "log", [b"tokens\n9\n", b"step\nsix\n", b"tokens,step\n9\n", b"\xff\n"]
+)
 def test_a_run_with_a_damaged_log_has_none_of_its_steps_done(log, tmp_path):
     run = runs_for(asked(tmp_path))[0]
     run.folder.mkdir(parents=True)
@@ -288,10 +362,13 @@ def test_a_run_with_a_damaged_log_has_none_of_its_steps_done(log, tmp_path):
     assert run.share_done == 0
 
 
-def test_jobs_that_share_a_gpu_are_not_side_by_side_and_want_one_each(tmp_path, monkeypatch):
+def test_jobs_that_share_a_gpu_are_not_side_by_side_and_want_one_each(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     (on_cpu, *_), (on_gpu, *_) = (
-        runs_for(asked(tmp_path, trainer={"accelerator": name})) for name in ("cpu", "auto")
+        runs_for(asked(tmp_path, trainer={"accelerator": name}))
+        for name in ("cpu", "auto")
     )
     assert [runner.side_by_side(on_cpu, jobs) for jobs in (1, 8)] == [1, 8]
     assert [runner.side_by_side(on_gpu, jobs) for jobs in (1, 2, 8)] == [1, 2, 2]

@@ -1,4 +1,5 @@
-"""`dualpath sweep` from its words to finished runs, with a stand-in for `fit`, and with itself."""
+"""`dualpath sweep` from its words to finished runs, with a stand-in for `fit`, and with
+itself."""
 
 import contextlib
 import os
@@ -35,12 +36,16 @@ def test_rates_are_an_axis_and_a_run_whose_numbers_go_wrong_is_an_answer(
     lines = [line for line in said.splitlines() if ", after 0.0 min" in line]
     cells = ("wide", "loop_k2", "a50_k2")
     names = [f"{cell}-lr_{lr}-seed_0" for cell in cells for lr in (0.004, 0.008, 0.002)]
-    ends = ["went wrong" if name == "wide-lr_0.008-seed_0" else "finished" for name in names]
+    ends = [
+        "went wrong" if name == "wide-lr_0.008-seed_0" else "finished" for name in names
+    ]
     assert [line.partition(", after")[0] for line in lines] == [
-        f"{end} {name}, {n} of 9" for n, (end, name) in enumerate(zip(ends, names, strict=True), 1)
+        f"{end} {name}, {n} of 9"
+        for n, (end, name) in enumerate(zip(ends, names, strict=True), 1)
     ]
     assert lines[1].endswith("min: dualpath fit: failed: steps 1 to 10 were skipped")
-    edges = [line for line in said.splitlines() if "best at 0.002" in line]  # all score alike
+    # all score alike
+    edges = [line for line in said.splitlines() if "best at 0.002" in line]
     assert [line.split()[1] for line in edges] == list(cells)
     assert said.endswith(f"next: dualpath compare {tmp_path / 'sweep'} --best lr\n")
     assert main(words) == 0, "and is not tried again"
@@ -52,7 +57,9 @@ def test_rates_are_an_axis_and_a_run_whose_numbers_go_wrong_is_an_answer(
     assert capsys.readouterr().out.endswith(f"dualpath compare {tmp_path / 'sweep'}\n")
 
 
-def test_what_is_finished_is_left_alone_and_more_seeds_are_added(words, tmp_path, capsys):
+def test_what_is_finished_is_left_alone_and_more_seeds_are_added(
+    words, tmp_path, capsys
+):
     out = tmp_path / "sweep"
     assert main([*words, "--yes"]) == 0
     assert main([*words, "--yes", "--seeds", "3"]) == 0
@@ -66,26 +73,36 @@ def test_what_is_finished_is_left_alone_and_more_seeds_are_added(words, tmp_path
         shutil.rmtree(run / "checkpoints")
     (runs[0] / "validation.csv").unlink()
     assert main([*words, "--yes", "--seeds", "3"]) == 0
-    assert "8 of 9 are finished already" in capsys.readouterr().out, "validated is finished"
+    assert "8 of 9 are finished already" in capsys.readouterr().out, (
+        "validated is finished"
+    )
 
 
 def test_a_run_that_fails_stops_no_other_one(words, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FAKE_FAILING", "loop_k2")
     assert main([*words, "--yes", "--jobs", "2"]) == 1
     said = capsys.readouterr().err
-    assert "2 of 6 runs failed, the first one loop_k2-seed_0: dualpath fit: failed: broken" in said
+    assert (
+        "2 of 6 runs failed, the first one loop_k2-seed_0: dualpath fit: failed: broken"
+        in said
+    )
     monkeypatch.delenv("FAKE_FAILING")
     (checkpoint,) = (tmp_path / "sweep/runs/wide/seed_0/checkpoints").glob("step-*")
     (checkpoint / "state.json").write_text("")  # damaged
     assert main([*words, "--yes"]) == 1
     said = capsys.readouterr().err
-    assert "1 of 6 runs failed, the first one wide-seed_0: dualpath fit: no whole check" in said
+    assert (
+        "1 of 6 runs failed, the first one wide-seed_0: dualpath fit: no whole check"
+        in said
+    )
     assert len(starts(tmp_path / "sweep")) == 6, "all others were trained"
     shutil.rmtree(checkpoint.parents[1])
     assert main([*words, "--yes"]) == 0
 
 
-def test_slots_get_a_gpu_each_and_share_where_there_are_more_runs(monkeypatch, words, tmp_path):
+def test_slots_get_a_gpu_each_and_share_where_there_are_more_runs(
+    monkeypatch, words, tmp_path
+):
     monkeypatch.setattr(runner, "visible_gpus", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     write_recipe(tmp_path, trainer={"accelerator": "auto"})
@@ -103,7 +120,11 @@ def test_a_second_sweep_in_the_same_folder_is_refused(words, tmp_path, capsys):
 def test_a_run_that_another_process_writes_is_waited_for_and_named(
     words, tmp_path, monkeypatch, capsys
 ):
-    run, begun, done = tmp_path / "sweep/runs/wide/seed_0", threading.Event(), threading.Event()
+    run, begun, done = (
+        tmp_path / "sweep/runs/wide/seed_0",
+        threading.Event(),
+        threading.Event(),
+    )
 
     def hold() -> None:
         with alone(run / FIT, run):
@@ -126,19 +147,29 @@ def test_a_run_that_another_process_writes_is_waited_for_and_named(
     assert main([*words, "--yes", "--seeds", "1"]) == 0
     holder.join()
     said = capsys.readouterr().out
-    assert said.count(f"wide-seed_0 waits: {run} is being written by another process\n") == 1
+    assert (
+        said.count(f"wide-seed_0 waits: {run} is being written by another process\n")
+        == 1
+    )
     assert len(starts(tmp_path / "sweep")) == 3
 
 
-def test_a_plan_notes_rows_of_the_embedding_that_no_token_uses(words, monkeypatch, capsys):
+def test_a_plan_notes_rows_of_the_embedding_that_no_token_uses(
+    words, monkeypatch, capsys
+):
     launch = SimpleNamespace(manifest=SimpleNamespace(vocab_size=200))
     monkeypatch.setattr(command, "to_train", lambda _: launch)
     assert main(words) == 0
-    note = "note: model.vocab_size=272 has rows for no token: the tokenizer has 200 entries"
+    note = (
+        "note: model.vocab_size=272 has rows for no token: the tokenizer has 200 "
+        "entries"
+    )
     assert capsys.readouterr().out.count(note) == 1, "for all configurations"
 
 
-def test_nothing_runs_without_a_yes_and_experts_off_the_budget_are_named(words, tmp_path, capsys):
+def test_nothing_runs_without_a_yes_and_experts_off_the_budget_are_named(
+    words, tmp_path, capsys
+):
     """The multiple of 8 of an expert's width is coarse in a small model."""
     assert main([*words, "--set", "model.n_experts=0,8", "--set", "model.top_k=7"]) == 0
     said, named = capsys.readouterr().out, []
@@ -158,10 +189,12 @@ def begin(words: list[str], tmp_path: Path) -> "subprocess.Popen[str]":
     """Starts a sweep as a process of its own, and waits until its runs are at work."""
     command = [sys.executable, "-c", SWEEP, *words, "--yes"]
     process = subprocess.Popen(
-        [*command, "--jobs", "2", "--seeds", "1"], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [*command, "--jobs", "2", "--seeds", "1"],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env=os.environ | {"FAKE_SECONDS": "900"},
-    )  # fmt: skip
+    )
     deadline = time.monotonic() + 200
     while len(list((tmp_path / "sweep").glob("runs/*/*/metrics.csv"))) < 2:
         assert time.monotonic() < deadline
@@ -198,7 +231,10 @@ def test_a_killed_sweep_leaves_no_process_behind_and_goes_on(words, tmp_path):
     process.kill()
     process.communicate(timeout=200)
     deadline = time.monotonic() + 200
-    while str(tmp_path) in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout:
+    while (
+        str(tmp_path)
+        in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout
+    ):
         assert time.monotonic() < deadline, "its runs went on without it"
         time.sleep(0.1)
     assert main([*words, "--yes", "--seeds", "1"]) == 0
@@ -207,7 +243,10 @@ def test_a_killed_sweep_leaves_no_process_behind_and_goes_on(words, tmp_path):
 @pytest.mark.parametrize(
     ("out", "said"),
     [
-        *((out, "is the folder of a run") for out in ("run", "run/sweeps/first", "link/below")),
+        *(
+            (out, "is the folder of a run")
+            for out in ("run", "run/sweeps/first", "link/below")
+        ),
         ("notes", "holds 'thesis.txt'"),
         ("other", "holds 'agent.py'"),
     ],
@@ -217,7 +256,8 @@ def test_a_folder_of_something_else_is_refused_before_anything_is_written(
 ):
     (tmp_path / "run/checkpoints/step-00000010").mkdir(parents=True)
     (tmp_path / "run/recipe.yaml").write_text("model: {}\n")
-    (tmp_path / "run/sweep.yaml").write_text("cells: []\n")  # as an earlier version would have
+    # as an earlier version would have
+    (tmp_path / "run/sweep.yaml").write_text("cells: []\n")
     (tmp_path / "link").symlink_to("run")
     for folder in ("notes", "other"):
         (tmp_path / folder).mkdir()
@@ -233,7 +273,9 @@ def test_a_folder_of_something_else_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("left", [[], ["sweep.lock", f"sweep.yaml.{'0' * 16}.partial"]])
-def test_a_sweep_that_was_killed_as_it_began_goes_on_also_beside_the_recipe(left, words, tmp_path):
+def test_a_sweep_that_was_killed_as_it_began_goes_on_also_beside_the_recipe(
+    left, words, tmp_path
+):
     (tmp_path / "recipe.yaml").write_text("model: {}\n")  # of the user's own, in no run
     (tmp_path / "sweep").mkdir()
     for name in left:
@@ -242,16 +284,25 @@ def test_a_sweep_that_was_killed_as_it_began_goes_on_also_beside_the_recipe(left
         assert main([*words, "--slurm"]) == 0
 
 
-def run_task(script: Path, task: int, tools: Path, srun: str) -> "subprocess.CompletedProcess[str]":
+def run_task(
+    script: Path, task: int, tools: Path, srun: str
+) -> "subprocess.CompletedProcess[str]":
     """Runs a task of an array by bash, with stand-ins for srun and scontrol."""
     (tools / "bin").mkdir(parents=True, exist_ok=True)
     (tools / "bin" / "activate").write_text("")
     for name, body in (("srun", srun), ("scontrol", 'echo requeued "$@"')):
         (tools / name).write_text(f"#!/bin/bash\n{body}\n")
         (tools / name).chmod(0o755)
-    environment = {**os.environ, "DUALPATH_VENV": str(tools), "SLURM_ARRAY_TASK_ID": str(task),
-                   "SLURM_ARRAY_JOB_ID": "7", "PATH": f"{tools}:{os.environ['PATH']}"}  # fmt: skip
-    return subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True)
+    environment = {
+        **os.environ,
+        "DUALPATH_VENV": str(tools),
+        "SLURM_ARRAY_TASK_ID": str(task),
+        "SLURM_ARRAY_JOB_ID": "7",
+        "PATH": f"{tools}:{os.environ['PATH']}",
+    }
+    return subprocess.run(
+        ["bash", str(script)], env=environment, capture_output=True, text=True
+    )
 
 
 def test_slurm_runs_a_task_for_each_run(words, tmp_path):
@@ -264,7 +315,9 @@ def test_slurm_runs_a_task_for_each_run(words, tmp_path):
     for task in range(6):
         done = run_task(script, task, tmp_path / "tools", srun='echo "$@"')
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("--cpus-per-task=1 dualpath fit "), "srun takes no job's own"
+        assert done.stdout.startswith("--cpus-per-task=1 dualpath fit "), (
+            "srun takes no job's own"
+        )
         said.append(done.stdout.split()[-1])
     recipes = sorted((tmp_path / "sweep" / "recipes").iterdir())
     assert sorted(said) == [str(path) for path in recipes]
@@ -277,7 +330,9 @@ def test_a_task_whose_time_is_up_is_queued_again_and_a_run_that_went_wrong_is_no
     assert main(words) == 0
     done = run_task(script, 0, tmp_path / "tools", srun="exit 1")
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
-    warned = "trap 'exit 1' USR1; sleep 0.5; kill -USR1 $PPID; while :; do sleep 0.1; done"
+    warned = (
+        "trap 'exit 1' USR1; sleep 0.5; kill -USR1 $PPID; while :; do sleep 0.1; done"
+    )
     done = run_task(script, 2, tmp_path / "tools", srun=warned)
     assert (done.returncode, done.stdout) == (1, "requeued requeue 7_2\n")
     wrong = tmp_path / "sweep/runs/loop_k2/seed_0/went_wrong.txt"
@@ -295,7 +350,9 @@ def train_here(run: PlannedRun, slot: int, jobs: int) -> Any:
     return SimpleNamespace(poll=lambda: code, returncode=code)
 
 
-@pytest.mark.parametrize("where", ["here", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "where", ["here", pytest.param("processes", marks=pytest.mark.slow)]
+)
 def test_a_sweep_plans_trains_and_ends(where, texts, tmp_path, output_of, monkeypatch):
     if where == "here":
         monkeypatch.setattr(runner, "start", train_here)
@@ -303,8 +360,22 @@ def test_a_sweep_plans_trains_and_ends(where, texts, tmp_path, output_of, monkey
     val = {"held_out": str(texts / "val.jsonl")}
     recipe = write_recipe(tmp_path, data={"path": str(texts / "train"), "val": val})
     out = tmp_path / "sweep"
-    words = ["sweep", "--config", recipe, "--budget", "100K", "--alphas", "50", "--loops", "2",
-             "--controls", "wide", "--yes", "--out", out]  # fmt: skip
+    words = [
+        "sweep",
+        "--config",
+        recipe,
+        "--budget",
+        "100K",
+        "--alphas",
+        "50",
+        "--loops",
+        "2",
+        "--controls",
+        "wide",
+        "--yes",
+        "--out",
+        out,
+    ]
     said = output_of(*words, "--seeds", "1")
     assert "--tflops" in said
     assert said.splitlines()[-1] == f"next: dualpath compare {out}"
@@ -317,7 +388,9 @@ def test_a_sweep_plans_trains_and_ends(where, texts, tmp_path, output_of, monkey
         folder = out / "runs" / name / "seed_0"
         ends = [r for r in read_csv(folder / "validation.csv") if int(r["step"]) == 10]
         assert [r["set"] for r in ends] == ["held_out"]
-        speeds = [float(r["tokens_per_second"]) for r in read_csv(folder / "metrics.csv")]
+        speeds = [
+            float(r["tokens_per_second"]) for r in read_csv(folder / "metrics.csv")
+        ]
         assert min(speeds) <= 640 / 3600 / float(row["hours"]) <= max(speeds)
         model = yaml.safe_load((folder / "recipe.yaml").read_text())["model"]
         assert (model["block"] == "wide") == (name == "wide")

@@ -1,4 +1,5 @@
-"""The ablation of a checkpoint: its rows, its numbers, its tables and files, its continuation."""
+"""The ablation of a checkpoint: its rows, its numbers, its tables and files, its
+continuation."""
 
 import dataclasses
 import hashlib
@@ -24,19 +25,33 @@ from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation.options import SUITES, Ablate, Row
 from dualpath_cli.study.ablation.scores import Result, Scoring, compare, excesses
-from dualpath_cli.study.ablation.study import draw, excess_table, layer_table, source_table
+from dualpath_cli.study.ablation.study import (
+    draw,
+    excess_table,
+    layer_table,
+    source_table,
+)
 from dualpath_cli.study.controls import Match
 from dualpath_cli.study.parts_of_speech import ForcedClass
 from tests.study.conftest import Studied, Study, model_of
 from tests.training.tiny_run import SEQ_LEN
 
 TINY = ModelConfig(n_layers=3, loops=2, d_ffn=1600, d_ffn_wide=11392)
-NAMES = ["learned", *(f"K={loops}" for loops in range(1, 11)), "gates=1,0", "gates=0,1",
-         "gates=0.5,0.5", "gates=1,1", "shuffled"]  # fmt: skip
+NAMES = [
+    "learned",
+    *(f"K={loops}" for loops in range(1, 11)),
+    "gates=1,0",
+    "gates=0,1",
+    "gates=0.5,0.5",
+    "gates=1,1",
+    "shuffled",
+]
 EXPERTS = {"d_ffn_wide": 400, "n_experts": 3}
 
 
-def rows_of(*suites: str, config: ModelConfig = TINY, **options) -> tuple[list[str], list[str]]:
+def rows_of(
+    *suites: str, config: ModelConfig = TINY, **options
+) -> tuple[list[str], list[str]]:
     """Names of the rows of suites, and of those that are left out."""
     rows, skipped = Ablate(ckpt_path="RUN", suite=suites, **options).rows(config)
     assert all(reason.startswith("the model ") for reason in skipped.values())
@@ -47,7 +62,7 @@ def names(*suites: str, **options) -> list[str]:
     return rows_of(*suites, **options)[0]
 
 
-def test_every_row_but_the_trained_loops_comes_in_each_layer_that_has_what_is_overridden():
+def test_every_row_but_the_trained_loops_comes_in_each_layer_that_it_overrides():
     listed = names("layers", loops="1,2")
     assert listed[1:4] == ["K=1 layers=0", "K=1 layers=1", "K=1 layers=2"]
     assert not any(name.startswith("K=2 ") for name in listed)
@@ -65,19 +80,44 @@ def test_no_two_rows_of_all_suites_have_one_name():
 @pytest.mark.parametrize(
     ("suite", "model", "chosen", "rows"),
     [
-        ("paper", {}, {"loops": "1,20", "seeds": 2}, ["K=1", "K=20", *NAMES[11:], "shuffled:1"]),
+        (
+            "paper",
+            {},
+            {"loops": "1,20", "seeds": 2},
+            ["K=1", "K=20", *NAMES[11:], "shuffled:1"],
+        ),
         ("kv-slots", {"loops": 4}, {}, ["kv_slots=1", "kv_slots=2", "kv_slots=3"]),
-        ("experts", EXPERTS, {"seeds": 2},
-         ["experts=1", "experts=3", "experts=random", "experts=random:1"]),
-        ("token-classes", {}, {"classes": ("verbs=VERB:deep",), "seeds": 2},
-         [f"gates=1,0 tokens={name}verbs{n}"
-          for name, n in (("", ""), ("random-as-", ""), ("random-as-", ":1"))]),
-        ("token-classes", {}, {"seeds": 1},
-         [f"gates={gates} tokens={random}{name}" for name in ("arithmetic", "function")
-          for gates in ("0,1", "1,0") for random in ("", "random-as-")]),
+        (
+            "experts",
+            EXPERTS,
+            {"seeds": 2},
+            ["experts=1", "experts=3", "experts=random", "experts=random:1"],
+        ),
+        (
+            "token-classes",
+            {},
+            {"classes": ("verbs=VERB:deep",), "seeds": 2},
+            [
+                f"gates=1,0 tokens={name}verbs{n}"
+                for name, n in (("", ""), ("random-as-", ""), ("random-as-", ":1"))
+            ],
+        ),
+        (
+            "token-classes",
+            {},
+            {"seeds": 1},
+            [
+                f"gates={gates} tokens={random}{name}"
+                for name in ("arithmetic", "function")
+                for gates in ("0,1", "1,0")
+                for random in ("", "random-as-")
+            ],
+        ),
     ],
-)  # fmt: skip
-def test_the_rows_of_a_suite_follow_the_model_and_what_was_chosen(suite, model, chosen, rows):
+)
+def test_the_rows_of_a_suite_follow_the_model_and_what_was_chosen(
+    suite, model, chosen, rows
+):
     config = dataclasses.replace(TINY, **model)
     assert names(suite, config=config, **chosen) == ["learned", *rows]
 
@@ -93,7 +133,9 @@ def test_the_rows_of_a_suite_follow_the_model_and_what_was_chosen(suite, model, 
         ({"loops": 1, "combination": "mean"}, NAMES),
     ],
 )
-def test_the_papers_sixteen_rows_but_those_that_make_no_sense_for_a_model(changes, kept):
+def test_the_papers_sixteen_rows_but_those_that_make_no_sense_for_a_model(
+    changes, kept
+):
     assert len(NAMES) == 16
     listed, skipped = rows_of("paper", config=dataclasses.replace(TINY, **changes))
     assert listed == kept
@@ -120,9 +162,10 @@ def scored(row: Row, nats: tuple[float, float], match: Match | None = None) -> S
     pass_ = Scoring("text", LONG_AND_SHORT, row, masks, match)
     pass_.arrays = {
         "nats": np.repeat(nats, 10).astype(float),
-        "loops": np.repeat([4.0, 6.0], 10), "passes": np.repeat([3.0, 5.0], 10),
+        "loops": np.repeat([4.0, 6.0], 10),
+        "passes": np.repeat([3.0, 5.0], 10),
         "loops_run": np.array(2.0),
-    }  # fmt: skip
+    }
     return pass_
 
 
@@ -130,7 +173,9 @@ LEARNED = scored(Row("baseline", Intervention()), (10, 1))
 
 
 def test_losses_and_differences_are_means_per_token():
-    learned, other = compare([LEARNED, scored(Row("paper", Intervention(loops=1)), (12, 4))])
+    learned, other = compare(
+        [LEARNED, scored(Row("paper", Intervention(loops=1)), (12, 4))]
+    )
     assert (learned.loss, other.loss) == (11 / 10, 16 / 10)
     assert (learned.difference, learned.low, learned.high) == (0, 0, 0)
     assert other.difference == 5 / 10
@@ -139,22 +184,34 @@ def test_losses_and_differences_are_means_per_token():
     assert (other.expected_loops, other.passes, other.loops_run) == (1.0, 0.8, 2.0)
 
 
-def test_the_excess_is_over_the_mean_of_the_random_tokens_and_per_forced_token_of_the_class():
+def test_the_excess_is_over_the_mean_of_random_tokens_and_per_forced_token():
     forced, other = (ForcedClass("some", ("NUM",), path) for path in ("wide", "deep"))
-    change, match = Intervention(gates=(0.0, 1.0), tokens="some"), Match(1.0, 0.0, 2.0, 2.0)
-    random = [scored(Row("token-classes", change, forced, seed), nats, match)
-              for seed, nats in enumerate([(11, 1), (13, 2)])]  # fmt: skip
+    change, match = (
+        Intervention(gates=(0.0, 1.0), tokens="some"),
+        Match(1.0, 0.0, 2.0, 2.0),
+    )
+    random = [
+        scored(Row("token-classes", change, forced, seed), nats, match)
+        for seed, nats in enumerate([(11, 1), (13, 2)])
+    ]
     random.append(scored(Row("token-classes", change, other, 0), (99, 9), match))
     (row,) = excesses([LEARNED, scored(Row("", change, forced), (14, 2)), *random])
-    assert (row["difference"], row["random_difference"], row["excess"]) == (0.5, 0.25, 0.25)
+    assert (row["difference"], row["random_difference"], row["excess"]) == (
+        0.5,
+        0.25,
+        0.25,
+    )
     assert (row["tokens"], row["share"], row["match_moved"]) == (30, 0.3, match.moved)
-    # A quarter of a nat a token both in long windows and in short ones, whichever are drawn.
+    # A quarter of a nat a token both in long windows and in short ones, whichever are
+    # drawn.
     assert (row["low"], row["high"]) == (2 / 8, 0.5 / 2)
     random = [scored(Row("", change, forced, 0), (10, 1), match)]
     (row,) = excesses([LEARNED, scored(Row("", change, forced), (14, 1.5)), *random])
     assert row["excess"] == pytest.approx((10 * 4 + 10 * 0.5) / 100)
     assert row["per_forced"] == pytest.approx((10 * 4 + 10 * 0.5) / 30)
-    assert 0.5 < row["per_forced_low"] < row["per_forced"] < row["per_forced_high"] < 4 / 2
+    assert (
+        0.5 < row["per_forced_low"] < row["per_forced"] < row["per_forced_high"] < 4 / 2
+    )
 
 
 # Tables and files
@@ -162,35 +219,72 @@ def test_the_excess_is_over_the_mean_of_the_random_tokens_and_per_forced_token_o
 NAN = float("nan")
 
 
-def result(source: str = "text", suite: str = "paper", difference: float = 0.5, **override):
-    """A row of an intervention given by keywords; without any, of the learned router."""
+def result(
+    source: str = "text", suite: str = "paper", difference: float = 0.5, **override
+):
+    """A row of an intervention given by keywords; without any, of the learned
+    router."""
     intervention = Intervention(**override)
     suite = suite if override else "baseline"
     return Result(
-        suite, intervention, source, 2 + difference, difference, 0.25, 0.75, 1.5, 2.25, 2.0
+        suite,
+        intervention,
+        source,
+        2 + difference,
+        difference,
+        0.25,
+        0.75,
+        1.5,
+        2.25,
+        2.0,
     )
 
 
 DEEP = (1.0, 0.0)
 EXCESS = {
-    "token_class": "arithmetic", "upos": "NUM,SYM", "path": "wide", "source": "gsm8k",
-    "tokens": 30, "share": 0.3, "difference": 0.5, "random_difference": 0.125,
-    "excess": 0.375, "low": 0.25, "high": 0.5,
-    "per_forced": 1.25, "per_forced_low": 0.875, "per_forced_high": 1.5,
-    "match_same_position": 0.75, "match_moved": 1.5, "match_run": 2.0, "match_random_run": 1.75,
-}  # fmt: skip
+    "token_class": "arithmetic",
+    "upos": "NUM,SYM",
+    "path": "wide",
+    "source": "gsm8k",
+    "tokens": 30,
+    "share": 0.3,
+    "difference": 0.5,
+    "random_difference": 0.125,
+    "excess": 0.375,
+    "low": 0.25,
+    "high": 0.5,
+    "per_forced": 1.25,
+    "per_forced_low": 0.875,
+    "per_forced_high": 1.5,
+    "match_same_position": 0.75,
+    "match_moved": 1.5,
+    "match_run": 2.0,
+    "match_random_run": 1.75,
+}
 
 
 def test_each_suite_has_its_columns():
     shorter = source_table("title", [result(), result(suite="halting", halting=0.1)], 4)
     assert shorter.rows[1] == ["halting=0.1", 2.5, 0.5, (0.25, 0.75), 1.5, 2.0, 2.25]
     table = excess_table("title", [EXCESS])
-    forced = ["arithmetic wide", 30, 30.0, 0.5, 0.125, 0.375, (0.25, 0.5), 1.25, (0.875, 1.5)]
+    forced = [
+        "arithmetic wide",
+        30,
+        30.0,
+        0.5,
+        0.125,
+        0.375,
+        (0.25, 0.5),
+        1.25,
+        (0.875, 1.5),
+    ]
     assert table.rows == [forced]
     assert "75 % at the same position" in table.caption
-    rows = [result(difference=0.1, loops=1, layers=(0,)),
-            result(difference=0.2, loops=1, layers=(10,)),
-            result(difference=0.3, gates=DEEP, layers=(10,))]  # fmt: skip
+    rows = [
+        result(difference=0.1, loops=1, layers=(0,)),
+        result(difference=0.2, loops=1, layers=(10,)),
+        result(difference=0.3, gates=DEEP, layers=(10,)),
+    ]
     table = layer_table("title", rows, last_is_dual=False)
     assert table.rows == [["K=1", 0.1, 0.2], ["gates=1,0", None, 0.3]]
     assert table.caption == "" != layer_table("title", rows, last_is_dual=True).caption
@@ -198,9 +292,13 @@ def test_each_suite_has_its_columns():
 
 def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path, drawn):
     rows = [
-        result(), result(loops=1), result(loops=2), result(suite="layers", loops=1, layers=(0,)),
-        result(suite="layers", loops=1, layers=(1,)), result(suite="halting", halting=0.5),
-    ]  # fmt: skip
+        result(),
+        result(loops=1),
+        result(loops=2),
+        result(suite="layers", loops=1, layers=(0,)),
+        result(suite="layers", loops=1, layers=(1,)),
+        result(suite="halting", halting=0.5),
+    ]
     rows = [dataclasses.replace(row, difference=NAN, low=NAN, high=NAN) for row in rows]
     assert len(draw(tmp_path, rows, 2)) == 6
     # Figures of suites that are no longer asked for go.
@@ -248,9 +346,17 @@ def whole(studied: Study) -> Studied:
 
 def test_every_row_is_the_loss_of_the_model_under_its_intervention(whole, texts):
     report, rows = table_of(whole.folder)
-    wanted = {i.name: i for i in (Intervention(), Intervention(loops=1), Intervention(loops=4),
-                                  Intervention(gates=(0.0, 1.0)), Intervention(gates="shuffled"),
-                                  Intervention(halting=0.3))}  # fmt: skip
+    wanted = {
+        i.name: i
+        for i in (
+            Intervention(),
+            Intervention(loops=1),
+            Intervention(loops=4),
+            Intervention(gates=(0.0, 1.0)),
+            Intervention(gates="shuffled"),
+            Intervention(halting=0.3),
+        )
+    }
     losses = {row["intervention"]: float(row["loss"]) for row in rows}
     for name, intervention in wanted.items():
         naive = naive_loss(whole.run, texts / "val.jsonl", intervention)
@@ -263,8 +369,13 @@ def test_every_row_is_the_loss_of_the_model_under_its_intervention(whole, texts)
 def test_the_command_writes_every_row_of_every_suite(whole, texts):
     folder, (report, rows) = whole.folder, table_of(whole.folder)
     assert folder == whole.run / "ablations" / "step-00000006"
-    figures = {f"{n}.{kind}" for n in ("forced_loops", "passes", "layers") for kind in KINDS}
-    assert {path.name for path in folder.iterdir()} == FILES | figures | {"scores", OURS}
+    figures = {
+        f"{n}.{kind}" for n in ("forced_loops", "passes", "layers") for kind in KINDS
+    }
+    assert {path.name for path in folder.iterdir()} == FILES | figures | {
+        "scores",
+        OURS,
+    }
     checkpoint = whole.run / "checkpoints" / "step-00000006"
     assert report["checkpoint"]["sha256"] == hash_of_weights(checkpoint)
     config = ModelConfig(**report["model"])
@@ -277,13 +388,23 @@ def test_the_command_writes_every_row_of_every_suite(whole, texts):
         assert {k: str(v) for k, v in written.items()} == row
         assert written["low"] <= written["difference"] <= written["high"]
     (trained,) = [row for row in report["rows"] if row["intervention"] == "K=3"]
-    line = f"| K=3 (as trained) | {trained['loss']:.4f} | +0.0000 | +0.0000 to +0.0000 |\n"
+    line = (
+        f"| K=3 (as trained) | {trained['loss']:.4f} | +0.0000 | +0.0000 to +0.0000 |\n"
+    )
     assert line in (folder / "ablations.md").read_text()
 
 
 def test_texts_a_token_limit_and_a_folder_can_be_given(run, texts, tmp_path):
     out = tmp_path / "tables"
-    words = ["ablate", "--ckpt_path", str(run), "--data.val_tokens", "0.02K", "--out", str(out)]
+    words = [
+        "ablate",
+        "--ckpt_path",
+        str(run),
+        "--data.val_tokens",
+        "0.02K",
+        "--out",
+        str(out),
+    ]
     words += ["--loops", "1"]
     (tmp_path / "one.txt").write_text("h")
     one = f"one: {tmp_path / 'one.txt'}"
@@ -301,14 +422,22 @@ def test_texts_a_token_limit_and_a_folder_can_be_given(run, texts, tmp_path):
     assert all(row["low"] == "" for row in rows if row["source"] == "one")
 
 
-def test_a_class_of_tokens_stands_against_as_many_random_ones(run, by_letter, monkeypatch):
+def test_a_class_of_tokens_stands_against_as_many_random_ones(
+    run, by_letter, monkeypatch
+):
     masks: dict[str, list[torch.Tensor]] = {}
     models = DualPathLM.forward
 
     def watched(self, tokens, *arguments, intervention, token_mask, **keywords):
         masks.setdefault(intervention.name, []).append(tokens[token_mask])
-        return models(self, tokens, *arguments, intervention=intervention,
-                      token_mask=token_mask, **keywords)  # fmt: skip
+        return models(
+            self,
+            tokens,
+            *arguments,
+            intervention=intervention,
+            token_mask=token_mask,
+            **keywords,
+        )
 
     monkeypatch.setattr(DualPathLM, "forward", watched)
     words = ["--suite", "token-classes", "--seeds", "2"]
@@ -318,16 +447,29 @@ def test_a_class_of_tokens_stands_against_as_many_random_ones(run, by_letter, mo
         name: [values[id].startswith(b"h") for ids in batches for id in ids.tolist()]
         for name, batches in masks.items()
     }
-    of_class, random = chosen["gates=0,1 tokens=h"], chosen["gates=0,1 tokens=random-as-h"]
+    of_class, random = (
+        chosen["gates=0,1 tokens=h"],
+        chosen["gates=0,1 tokens=random-as-h"],
+    )
     assert all(of_class)
     assert not any(random)
-    assert len(of_class) == len(random) == len(chosen["gates=0,1 tokens=random-as-h:1"]) > 10
+    assert (
+        len(of_class)
+        == len(random)
+        == len(chosen["gates=0,1 tokens=random-as-h:1"])
+        > 10
+    )
 
     loss = {row["intervention"]: row["loss"] for row in report["rows"]}
     row, empty = report["excess"]
     assert (row["token_class"], row["tokens"]) == ("h", len(of_class))
-    controls = [loss["gates=0,1 tokens=random-as-h"], loss["gates=0,1 tokens=random-as-h:1"]]
-    assert row["excess"] == pytest.approx(loss["gates=0,1 tokens=h"] - np.mean(controls))
+    controls = [
+        loss["gates=0,1 tokens=random-as-h"],
+        loss["gates=0,1 tokens=random-as-h:1"],
+    ]
+    assert row["excess"] == pytest.approx(
+        loss["gates=0,1 tokens=h"] - np.mean(controls)
+    )
     assert row["low"] <= row["excess"] <= row["high"]
     # A class that no token is of says nothing.
     assert (empty["tokens"], empty["difference"], empty["excess"]) == (0, 0, None)
@@ -344,8 +486,12 @@ def test_a_class_of_tokens_stands_against_as_many_random_ones(run, by_letter, mo
 def test_what_makes_no_sense_for_a_loop_model_is_said(trained, capsys):
     run = trained(model={"block": "loop"}, run={"gates_every": 0})
     # Where nothing is tagged, no tagger is needed.
-    report, rows = ablate(run, "--suite", "paper", "token-classes", "--tagger", "nowhere")
-    assert re.search(r"left out gates.*: the model has no dual block", capsys.readouterr().out)
+    report, rows = ablate(
+        run, "--suite", "paper", "token-classes", "--tagger", "nowhere"
+    )
+    assert re.search(
+        r"left out gates.*: the model has no dual block", capsys.readouterr().out
+    )
     done = [row["intervention"] for row in rows]
     assert done == [name for name in NAMES if name.startswith(("learned", "K="))]
     assert set(NAMES) - set(done) < set(report["skipped"])
@@ -363,7 +509,9 @@ def short(studied: Study) -> Studied:
 SHORT = names("paper", loops="1-2")
 
 
-def test_what_is_finished_and_whole_is_not_scored_again(short, texts, tmp_path, forwards):
+def test_what_is_finished_and_whole_is_not_scored_again(
+    short, texts, tmp_path, forwards
+):
     def scored(*words: str) -> list[str]:
         forwards.names.clear()
         rows[:] = ablate(run, *words)[1]
@@ -380,13 +528,17 @@ def test_what_is_finished_and_whole_is_not_scored_again(short, texts, tmp_path, 
     copy.write_text(copy.read_text().replace("shell", "cells"))
     assert scored("--loops", "1-2", *other) == SHORT
     assert scored("--loops", "1-2", "--data.val_tokens", "20") == SHORT
-    # Both fields of a file are texts, and the one that was scored is known by its tokens.
+    # Both fields of a file are texts, and the one that was scored is known by its
+    # tokens.
     rows_of_two = [
         {"text": row["text"], "content": row["text"].replace("shell", "cells") + "!"}
         for row in map(json.loads, (texts / "val.jsonl").read_text().splitlines())
     ]
     copy.write_text("\n".join(map(json.dumps, rows_of_two)))
-    content = ("--data.val.held_out", json.dumps({"path": str(copy), "field": "content"}))
+    content = (
+        "--data.val.held_out",
+        json.dumps({"path": str(copy), "field": "content"}),
+    )
     assert scored("--loops", "1-2", *other) == []
     assert scored("--loops", "1-2", *content) == SHORT
     assert scored("--loops", "1-2", *content) == []

@@ -20,21 +20,49 @@ from tests.study.conftest import data_of
 slow = pytest.mark.slow
 
 NASTY = (
-    "He", " said", ",", " \"it's\"", "\n", "</script><!--", "<img src=x onerror=hit()>", "&lt;",
-    "\u2028", "\ufffd", "\t", "  two", "\u202eleft", "\x00", "\r\n", "", "{{data}}", "é", "日本",
-    "x" * 90, "`${hit()}`", "\\u003c",
-)  # fmt: skip
+    "He",
+    " said",
+    ",",
+    ' "it\'s"',
+    "\n",
+    "</script><!--",
+    "<img src=x onerror=hit()>",
+    "&lt;",
+    "\u2028",
+    "\ufffd",
+    "\t",
+    "  two",
+    "\u202eleft",
+    "\x00",
+    "\r\n",
+    "",
+    "{{data}}",
+    "é",
+    "日本",
+    "x" * 90,
+    "`${hit()}`",
+    "\\u003c",
+)
 LAYERS = (1, 4, 9)
 
 
-VALUES = [b"never", *(f" w{n}".encode() for n in range(1, 40)), b"\xff", b"</script>", b" \n"]
+VALUES = [
+    b"never",
+    *(f" w{n}".encode() for n in range(1, 40)),
+    b"\xff",
+    b"</script>",
+    b" \n",
+]
 """The bytes of token ids that are named as next ones."""
 
 
-def example(tokens, source="gsm8k", number=0, layers=3, loops=4, upos=True, early=True) -> Example:
+def example(
+    tokens, source="gsm8k", number=0, layers=3, loops=4, upos=True, early=True
+) -> Example:
     """Random read-outs, in float32 as models have them, of many sizes.
 
-    If `early` also what each state says, which often is what the one before said, and costs.
+    If `early` also what each state says, which often is what the one before said, and
+    costs.
     """
     draw = np.random.default_rng([len(tokens), number, layers, loops])
     shape = (len(tokens), layers)
@@ -46,14 +74,24 @@ def example(tokens, source="gsm8k", number=0, layers=3, loops=4, upos=True, earl
     cosines[..., 0] = np.nan  # the first step has none
     values = {
         "nats": draw.exponential(3, len(tokens)).astype(np.float32),
-        "gate_deep": deep, "gate_wide": wide, "update_deep": updates[0], "update_wide": updates[1],
+        "gate_deep": deep,
+        "gate_wide": wide,
+        "update_deep": updates[0],
+        "update_wide": updates[1],
         "cosine": draw.uniform(-1, 1, shape).astype(np.float32),
-        "deep_share": gated[0] / gated.sum(0), "step_weights": weights, "step_cosines": cosines,
+        "deep_share": gated[0] / gated.sum(0),
+        "step_weights": weights,
+        "step_cosines": cosines,
         "step_sizes": (10 ** draw.uniform(-4, 1, (*shape, loops))).astype(np.float32),
         "expected_loops": (weights * np.arange(1, loops + 1)).sum(-1),
-    }  # fmt: skip
+    }
     if early:
-        said = draw.random((len(tokens), layers * (loops + 3), len(VALUES) - 1)).argsort(-1) + 1
+        said = (
+            draw.random((len(tokens), layers * (loops + 3), len(VALUES) - 1)).argsort(
+                -1
+            )
+            + 1
+        )
         said = said[..., :3]
         for state in range(1, said.shape[1]):
             as_before = draw.random(len(tokens)) < 0.7
@@ -62,11 +100,17 @@ def example(tokens, source="gsm8k", number=0, layers=3, loops=4, upos=True, earl
         values |= {
             "said": said.reshape(*shape, loops + 3, 3).astype(np.int32),
             "shares": shares.reshape(*shape, loops + 3, 3).astype(np.float32),
-            "next_ids": draw.choice(np.arange(1, len(VALUES)), len(tokens)).astype(np.int32),
+            "next_ids": draw.choice(np.arange(1, len(VALUES)), len(tokens)).astype(
+                np.int32
+            ),
             "next_nats": draw.exponential(3, len(tokens)).astype(np.float32),
             "costs": draw.normal(0, 2, (len(tokens), 1 + layers, 5)).astype(np.float32),
         }
-        values["next_ids"][-1], values["next_nats"][-1], values["costs"][-1] = -1, 0, np.nan
+        values["next_ids"][-1], values["next_nats"][-1], values["costs"][-1] = (
+            -1,
+            0,
+            np.nan,
+        )
     tags = draw.choice(["NOUN", "NUM", "", "X"], len(tokens)).tolist() if upos else None
     return Example(source, number, len(tokens), list(tokens), tags, values)
 
@@ -114,7 +158,9 @@ def shown(example: Example, token: int, layer: int | None) -> dict[str, str]:
         "cosine": fixed(value("cosine")),
         "share": fixed(value("deep_share")),
         "loops": three(value("expected_loops")),
-        "weights": " ".join(f"{k}: {fixed(w)}" for k, w in zip(steps, weights, strict=True)),
+        "weights": " ".join(
+            f"{k}: {fixed(w)}" for k, w in zip(steps, weights, strict=True)
+        ),
         "updates": [
             f"{k} {three(size)} {fixed(cosine)}"
             for k, size, cosine in zip(steps, sizes, cosines, strict=True)
@@ -122,14 +168,26 @@ def shown(example: Example, token: int, layer: int | None) -> dict[str, str]:
     }
 
 
-WORDS = ("The", " quick", " brown", " fox", "\n", "jumps", " over", " 12", " dogs", ".") * 12
+WORDS = (
+    "The",
+    " quick",
+    " brown",
+    " fox",
+    "\n",
+    "jumps",
+    " over",
+    " 12",
+    " dogs",
+    ".",
+) * 12
 FIRST = example(NASTY)
 SECOND = example(WORDS, number=3, upos=False)._replace(length=4096)
 OTHER = example(WORDS[:40], source="text", number=7)
 for _name, _at in (("deep_share", 0), ("nats", 0), ("cosine", (0, 1))):
     FIRST.values[_name][_at] = np.nan
 FIRST.values["update_deep"][2, 0] = np.inf
-SECOND.values["deep_share"][[3, 5, 7]] = [[0.0], [1.0], [0.5]]  # ends and middle of the colours
+# ends and middle of the colours
+SECOND.values["deep_share"][[3, 5, 7]] = [[0.0], [1.0], [0.5]]
 
 
 FORCED = ("K = 1", "K = 2", "deep only", "wide only", "both open")
@@ -141,11 +199,17 @@ def word(id: int) -> str:
 
 
 def said_rows(one, token: int, row: int) -> list[list[str]]:
-    """The table's texts: label, then token and percent of each rank; a mark at flips."""
+    """The table's texts: label, then token and percent of each rank; a mark at
+    flips."""
     said, shares = one.values["said"][token], one.values["shares"][token]
     loops = said.shape[1] - 3
     if row:
-        labels = ["input", *(f"loop {k}" for k in range(1, loops + 1)), "wide", "output"]
+        labels = [
+            "input",
+            *(f"loop {k}" for k in range(1, loops + 1)),
+            "wide",
+            "output",
+        ]
         before = [None, *range(loops), 0, 0]
         states = [(row - 1, place) for place in range(loops + 3)]
         previous = [None if b is None else (row - 1, b) for b in before]
@@ -174,7 +238,8 @@ def signed(value: float) -> str:
 
 @pytest.fixture
 def visit(chromium, tmp_path: Path):
-    """Opens a page of examples, and at the end asserts that it met no error and no network."""
+    """Opens a page of examples, and at the end asserts that it met no error and no
+    network."""
     met, contexts = [], []
 
     def opened(width=1300, scheme="light", *, whole=None, fragment=""):
@@ -203,9 +268,13 @@ def visit(chromium, tmp_path: Path):
 
 
 def panel(tab) -> dict[str, str]:
-    fields = "list => Object.fromEntries(list.map(e => [e.dataset.field, e.textContent]))"
+    fields = (
+        "list => Object.fromEntries(list.map(e => [e.dataset.field, e.textContent]))"
+    )
     weights = "list => list.map(e => e.textContent).join(' ')"
-    rows = "list => list.map(e => [...e.children].map(cell => cell.textContent).join(' '))"
+    rows = (
+        "list => list.map(e => [...e.children].map(cell => cell.textContent).join(' '))"
+    )
     return {
         **tab.eval_on_selector_all("#panel [data-field]", fields),
         "weights": tab.eval_on_selector_all(".weights span", weights),
@@ -233,7 +302,8 @@ def place(tab) -> str:
 
 def table(tab, selector: str) -> list[list[str]]:
     rows = (
-        "e => [...e.querySelectorAll('tbody tr')].map(r => [...r.children].map(c => c.textContent))"
+        "e => [...e.querySelectorAll('tbody tr')].map(r => [...r.children].map(c => "
+        "c.textContent))"
     )
     return tab.locator(f"{selector} table").evaluate(rows)
 
@@ -246,7 +316,9 @@ def test_a_token_takes_about_what_is_reckoned_with(layers, loops, tmp_path):
         each = example([f" {n}" for n in range(tokens)], layers=layers, loops=loops)
         write(path, "t", [], range(layers), model([each], "abcde"), VALUES)
         sizes.append(path.stat().st_size)
-    reckoned = page.MOST_BYTES / page.tokens_with_room(1, layers, loops, 5 * (layers + 1))
+    reckoned = page.MOST_BYTES / page.tokens_with_room(
+        1, layers, loops, 5 * (layers + 1)
+    )
     assert 0.8 < (sizes[1] - sizes[0]) / 255 / reckoned < 2
 
 
@@ -267,19 +339,27 @@ def test_the_file_is_alone_and_its_data_are_safe(tmp_path):
     write(path, title, facts, LAYERS, whole, VALUES)
     text = path.read_text()
     assert not re.search(r"https?:|//\w+\.\w|@import|url\(", text)
-    assert (text.count("<script"), text.count("</script>"), text.count("<!--")) == (2, 2, 0)
+    assert (text.count("<script"), text.count("</script>"), text.count("<!--")) == (
+        2,
+        2,
+        0,
+    )
     assert "<dt>model</dt><dd>&lt;b&gt;&amp;</dd>" in text
     assert html.escape(title) in text
     data = data_of(path)
     assert data["examples"][0]["tokens"] == list(NASTY)
-    named = {VALUES[id].decode("utf-8", "replace") for id in np.unique(one.values["said"])}
+    named = {
+        VALUES[id].decode("utf-8", "replace") for id in np.unique(one.values["said"])
+    }
     assert named <= set(data["words"])
 
 
 def test_a_token_pointed_at_shows_its_exact_numbers(visit):
     tab = visit()
     for number in range(len(NASTY)):
-        token(tab, number).dispatch_event("mouseover", {"clientX": number, "bubbles": True})
+        token(tab, number).dispatch_event(
+            "mouseover", {"clientX": number, "bubbles": True}
+        )
         assert panel(tab) == shown(FIRST, number, None)
     token(tab, 2).hover()
     assert place(tab) == "gsm8k · sequence 0 · position 2"
@@ -299,11 +379,14 @@ def test_a_token_shows_its_experts_and_their_load_in_the_sequence(visit):
     draw = np.random.default_rng(0)
     experts = draw.random((len(WORDS), 3, 6)).argsort(-1)[..., :2].astype(float)
     experts[:, 2] = -1
-    weights = np.where(experts < 0, np.nan, draw.dirichlet(np.ones(2), experts.shape[:2]))
+    weights = np.where(
+        experts < 0, np.nan, draw.dirichlet(np.ones(2), experts.shape[:2])
+    )
     own = {"experts": experts, "expert_weights": weights}
     chosen = SECOND._replace(values=SECOND.values | own)
     tab = visit(whole=dataclasses.replace(model([chosen]), experts=[6, 6, 0]))
-    assert tab.locator("#of-token dt").all_inner_texts() == ["loss, nats"]  # no parts of speech
+    # no parts of speech
+    assert tab.locator("#of-token dt").all_inner_texts() == ["loss, nats"]
     token(tab, 4).hover()
     assert panel(tab)["experts"] == "–"  # there is no mean of experts
     tab.focus("#layer")
@@ -311,11 +394,18 @@ def test_a_token_shows_its_experts_and_their_load_in_the_sequence(visit):
         press(tab, "ArrowRight")
         order = (-weights[4, layer]).argsort()
         own = zip(experts[4, layer, order], weights[4, layer, order], strict=True)
-        assert panel(tab)["experts"] == ", ".join(f"{n:.0f} ({fixed(w)})" for n, w in own)
+        assert panel(tab)["experts"] == ", ".join(
+            f"{n:.0f} ({fixed(w)})" for n, w in own
+        )
         counts = np.bincount(experts[:, layer].astype(int).ravel(), minlength=6)
-        titles = tab.eval_on_selector_all(".loads span", "l => l.map(e => [e.title, e.className])")
+        titles = tab.eval_on_selector_all(
+            ".loads span", "l => l.map(e => [e.title, e.className])"
+        )
         assert titles == [
-            [f"expert {n}: {three(load)} of an even load", "now" if n in experts[4, layer] else ""]
+            [
+                f"expert {n}: {three(load)} of an even load",
+                "now" if n in experts[4, layer] else "",
+            ]
             for n, load in enumerate(6 * counts / counts.sum())
         ]
     press(tab, "ArrowRight")
@@ -326,9 +416,13 @@ def test_a_token_shows_its_experts_and_their_load_in_the_sequence(visit):
 # In full
 
 COLOURS = """list => {
-  const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const canvas = document.createElement("canvas");
+  const context = canvas.getContext("2d", { willReadFrequently: true });
   const rgb = (...layers) => {
-    for (const colour of layers) { context.fillStyle = colour; context.fillRect(0, 0, 1, 1); }
+    for (const colour of layers) {
+      context.fillStyle = colour;
+      context.fillRect(0, 0, 1, 1);
+    }
     return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
   };
   const page = getComputedStyle(document.body).backgroundColor;
@@ -346,11 +440,21 @@ def test_every_token_stands_literally_and_in_order(visit):
     tab = visit()
     # A lone carriage return or NUL also stays in the page's text.
     assert tokens_of(tab) == list(NASTY)
-    assert tab.evaluate("document.querySelectorAll('.token img, .token script').length") == 0
+    assert (
+        tab.evaluate("document.querySelectorAll('.token img, .token script').length")
+        == 0
+    )
     marks = "list => list.map(e => getComputedStyle(e, '::before').content)"
     assert tab.eval_on_selector_all(".source:first-child .mark", marks) == [
-        '"↵"', '"◌"', '"⇥"', '"◌"', '"␀"', '"␍"', '"↵"', '"∅"',
-    ]  # fmt: skip
+        '"↵"',
+        '"◌"',
+        '"⇥"',
+        '"◌"',
+        '"␀"',
+        '"␍"',
+        '"↵"',
+        '"∅"',
+    ]
     press(tab, "n")
     assert tokens_of(tab) == list(WORDS)
     assert "first 120 of 4,096 tokens" in tab.inner_text("[data-source=gsm8k]")
@@ -403,7 +507,9 @@ def test_what_each_state_says_is_shown_with_its_flips(visit):
     marked = 0
     for row in range(len(LAYERS) + 1):
         for number in (0, 3, 11, len(FIRST.tokens) - 1):
-            token(tab, number).dispatch_event("mouseover", {"clientX": number, "bubbles": True})
+            token(tab, number).dispatch_event(
+                "mouseover", {"clientX": number, "bubbles": True}
+            )
             assert table(tab, "#early") == said_rows(FIRST, number, row)
             marked += tab.locator("#early .flip").count()
             next_id = FIRST.values["next_ids"][number]
@@ -424,10 +530,13 @@ def test_costs_are_those_of_the_layer_and_of_all(visit):
     for row in (1, 3):
         press(tab, *["ArrowRight"] * (row if row == 1 else 2))
         for number in (1, 7, len(FIRST.tokens) - 1):
-            token(tab, number).dispatch_event("mouseover", {"clientX": number, "bubbles": True})
+            token(tab, number).dispatch_event(
+                "mouseover", {"clientX": number, "bubbles": True}
+            )
             costs = FIRST.values["costs"][number]
             assert table(tab, "#costs") == [
-                [name, signed(costs[row, n]), signed(costs[0, n])] for n, name in enumerate(FORCED)
+                [name, signed(costs[row, n]), signed(costs[0, n])]
+                for n, name in enumerate(FORCED)
             ]
     press(tab, "m")
     assert [line[1] for line in table(tab, "#costs")] == ["–"] * len(FORCED)
@@ -457,9 +566,11 @@ def test_a_link_leads_back_to_layer_token_and_colour(visit):
 def test_a_link_that_leads_nowhere_says_so(visit):
     tab = visit()
     for fragment, missing in {
-        "nowhere:1/layer=4/token=1": "sequence", "%E0%A4%A:1": "sequence",
-        "gsm8k:3/layer=77": "layer", "gsm8k:3/layer=4/token=__proto__/colour=constructor": "token",
-    }.items():  # fmt: skip
+        "nowhere:1/layer=4/token=1": "sequence",
+        "%E0%A4%A:1": "sequence",
+        "gsm8k:3/layer=77": "layer",
+        "gsm8k:3/layer=4/token=__proto__/colour=constructor": "token",
+    }.items():
         tab.goto((tab.url.partition("#")[0]) + "#" + fragment)
         tab.reload()
         tab.wait_for_selector(".token")
@@ -469,8 +580,13 @@ def test_a_link_that_leads_nowhere_says_so(visit):
 # The density plot
 
 
-def inside(one, low: tuple[float, float], high: tuple[float, float], layer=None) -> np.ndarray:
-    gates = [one.values["gate_deep"].astype(float), one.values["gate_wide"].astype(float)]
+def inside(
+    one, low: tuple[float, float], high: tuple[float, float], layer=None
+) -> np.ndarray:
+    gates = [
+        one.values["gate_deep"].astype(float),
+        one.values["gate_wide"].astype(float),
+    ]
     gates = [g.mean(1) if layer is None else g[:, layer] for g in gates]
     gates = [np.rint(g * 1000) / 1000 for g in gates]
     return np.logical_and.reduce(
@@ -480,17 +596,25 @@ def inside(one, low: tuple[float, float], high: tuple[float, float], layer=None)
 
 def picked(tab, source: str) -> np.ndarray:
     selector = f"[data-source={source}] .token"
-    return np.array(tab.eval_on_selector_all(selector, "l => l.map(e => e.matches('.picked'))"))
+    return np.array(
+        tab.eval_on_selector_all(selector, "l => l.map(e => e.matches('.picked'))")
+    )
 
 
 @slow
 def test_numbers_select_tokens_by_their_gates_and_escape_clears(visit):
     tab = visit()
     press(tab, "ArrowRight")
-    for name, value in (("gate g_d from", "0.25"), ("gate g_d to", "0.8"), ("gate g_w to", "0.6")):
+    for name, value in (
+        ("gate g_d from", "0.25"),
+        ("gate g_d to", "0.8"),
+        ("gate g_w to", "0.6"),
+    ):
         tab.get_by_label(name).fill(value)
-    expected = {"gsm8k": inside(FIRST, (0.25, 0), (0.8, 0.6), 0),
-                "text": inside(OTHER, (0.25, 0), (0.8, 0.6), 0)}  # fmt: skip
+    expected = {
+        "gsm8k": inside(FIRST, (0.25, 0), (0.8, 0.6), 0),
+        "text": inside(OTHER, (0.25, 0), (0.8, 0.6), 0),
+    }
     marked = sum(each.sum() for each in expected.values())
     for source, each in expected.items():
         assert (picked(tab, source) == each).all()
@@ -512,7 +636,9 @@ def test_a_rectangle_that_is_drawn_selects_its_tokens(visit):
     box = tab.locator("#plot").bounding_box()
     tab.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.2 * box["height"])
     tab.mouse.down()
-    tab.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.9 * box["height"], steps=4)
+    tab.mouse.move(
+        box["x"] + 0.7 * box["width"], box["y"] + 0.9 * box["height"], steps=4
+    )
     tab.mouse.up()
     ends = [float(each.input_value()) for each in tab.locator("#range input").all()]
     low, high = (ends[0], ends[2]), (ends[1], ends[3])

@@ -1,4 +1,5 @@
-"""`dualpath routing`: its rows, its numbers, its files, its continuation, its mistakes."""
+"""`dualpath routing`: its rows, its numbers, its files, its continuation, its
+mistakes."""
 
 import json
 import re
@@ -32,8 +33,15 @@ from tests.training.tiny_run import SEQ_LEN, weights
 
 FIGURES = {"depth", "gate_density", "parts_of_speech"}
 FILES = {"routing.parquet", "passes", "page", "summary.json", "index.html"}
-PER_LAYER = ["gate_deep", "gate_wide", "update_deep", "update_wide", "cosine", "deep_share",
-             "expected_loops"]  # fmt: skip
+PER_LAYER = [
+    "gate_deep",
+    "gate_wide",
+    "update_deep",
+    "update_wide",
+    "cosine",
+    "deep_share",
+    "expected_loops",
+]
 
 
 def routing(run: Path, *words: str) -> Path:
@@ -59,7 +67,9 @@ def summary_of(folder: Path) -> dict:
 def rows_of(folder: Path) -> dict[str, np.ndarray]:
     """The columns of the table, sorted by source, sequence and position."""
     table = pq.read_table(folder / "routing.parquet")
-    table = table.sort_by([(name, "ascending") for name in ("source", "sequence", "position")])
+    table = table.sort_by(
+        [(name, "ascending") for name in ("source", "sequence", "position")]
+    )
     return {name: np.array(table[name].to_pylist()) for name in table.column_names}
 
 
@@ -89,13 +99,20 @@ def test_every_token_has_a_row_with_what_the_model_did(whole, texts):
                 assert rows["token"][row] == values[id].decode()
                 upos = {b"h": "NUM", b" ": "SPACE"}.get(values[id][:1], "NOUN")
                 assert rows["upos"][row] == upos
-                assert rows["nats"][row] == pytest.approx(float(losses[position, id]), rel=1e-4)
+                assert rows["nats"][row] == pytest.approx(
+                    float(losses[position, id]), rel=1e-4
+                )
                 for name in (*PER_LAYER, "step_weights", "step_sizes", "step_cosines"):
-                    layers = [getattr(layer, name)[0, position + 1] for layer in trace.layers]
+                    layers = [
+                        getattr(layer, name)[0, position + 1] for layer in trace.layers
+                    ]
                     np.testing.assert_allclose(
-                        rows[name][row].astype(float), torch.stack(layers),
-                        rtol=1e-3, atol=1e-4, err_msg=name,
-                    )  # fmt: skip
+                        rows[name][row].astype(float),
+                        torch.stack(layers),
+                        rtol=1e-3,
+                        atol=1e-4,
+                        err_msg=name,
+                    )
                 row += 1
             sequence += 1
     assert row == len(rows["token"]) > 100
@@ -119,7 +136,9 @@ def test_the_summary_is_what_plain_means_over_the_rows_give(whole):
     summary, rows = summary_of(whole.folder), rows_of(whole.folder)
     averages = []
     for source in ("a", "b"):
-        columns = {name: column[rows["source"] == source] for name, column in rows.items()}
+        columns = {
+            name: column[rows["source"] == source] for name, column in rows.items()
+        }
         report = summary["sources"][source]
         assert report["tokens"] == len(columns["nats"])
         assert report["sequences"] == len(set(columns["sequence"]))
@@ -129,12 +148,18 @@ def test_the_summary_is_what_plain_means_over_the_rows_give(whole):
             assert report["layers"][name]["mean"] == pytest.approx(mean, rel=1e-5), name
         for tag in ("NUM", "NOUN", "SPACE"):
             mean = columns["deep_share"][columns["upos"] == tag].mean(0)
-            assert report["upos"][tag]["layers"]["mean"] == pytest.approx(mean, rel=1e-5)
-        present = {n for n, upos in CLASSES.items() if np.isin(columns["upos"], upos).any()}
+            assert report["upos"][tag]["layers"]["mean"] == pytest.approx(
+                mean, rel=1e-5
+            )
+        present = {
+            n for n, upos in CLASSES.items() if np.isin(columns["upos"], upos).any()
+        }
         assert report["classes"].keys() == present
         for name in present:
             member = np.isin(columns["upos"], CLASSES[name])
-            inside, outside = (columns["deep_share"][its].mean(0) for its in (member, ~member))
+            inside, outside = (
+                columns["deep_share"][its].mean(0) for its in (member, ~member)
+            )
             found = report["classes"][name]
             assert found["layers"]["mean"] == pytest.approx(inside - outside, rel=1e-4)
             assert found["difference"]["low"] < (inside - outside).mean()
@@ -150,12 +175,18 @@ def test_the_summary_is_what_plain_means_over_the_rows_give(whole):
 def test_the_command_writes_and_names_everything(whole):
     folder, shown = whole.folder, whole.shown
     assert folder == whole.run / "routing" / "step-00000006"
-    wanted = FILES | {OURS} | {f"{name}.{kind}" for name in FIGURES for kind in ("png", "pdf")}
+    wanted = (
+        FILES
+        | {OURS}
+        | {f"{name}.{kind}" for name in FIGURES for kind in ("png", "pdf")}
+    )
     assert {path.name for path in folder.iterdir()} == wanted
     facts = pq.read_schema(folder / "routing.parquet").metadata
     assert facts[b"checkpoint"] == summary_of(folder)["checkpoint"]["sha256"].encode()
     assert facts[b"layers"] == b"[0, 1]"
-    about = re.findall("<dt>(.*)</dt><dd>(.*)</dd>", (folder / "index.html").read_text())
+    about = re.findall(
+        "<dt>(.*)</dt><dd>(.*)</dd>", (folder / "index.html").read_text()
+    )
     assert dict(about)["a"].startswith("val.jsonl, sha256 ")
     assert f"written to {folder}\n" in shown
     layers = summary_of(folder)["average"]["layers"]
@@ -163,16 +194,27 @@ def test_the_command_writes_and_names_everything(whole):
     share, low, high = (layers["deep_share"][end][1] for end in ("mean", "low", "high"))
     others = ("gate_deep", "gate_wide", "cosine", "expected_loops")
     means = [f"{layers[name]['mean'][1]:.3f}" for name in others]
-    assert late.split()[3:] == [f"{share:.3f}", f"({low:.3f}", "to", f"{high:.3f})", *means]
+    assert late.split()[3:] == [
+        f"{share:.3f}",
+        f"({low:.3f}",
+        "to",
+        f"{high:.3f})",
+        *means,
+    ]
 
 
-def test_without_a_tagger_there_are_no_parts_of_speech(run, figures, monkeypatch, capsys):
+def test_without_a_tagger_there_are_no_parts_of_speech(
+    run, figures, monkeypatch, capsys
+):
     def absent(pipeline: str) -> str:
         raise UserError("parts of speech need the package spacy")
 
     monkeypatch.setattr(parts_of_speech, "check_pipeline", absent)
     folder = routing(run, "--no_costs", "--sequences", "4")
-    assert "tokens have no parts of speech: parts of speech need" in capsys.readouterr().out
+    assert (
+        "tokens have no parts of speech: parts of speech need"
+        in capsys.readouterr().out
+    )
     summary = summary_of(folder)
     assert summary["tagger"] is None
     assert summary["sources"]["held_out"]["upos"] == {}
@@ -183,7 +225,14 @@ def test_without_a_tagger_there_are_no_parts_of_speech(run, figures, monkeypatch
 
 
 def test_what_is_done_is_not_read_again(run, texts, by_letter, forwards, capsys):
-    words = [*sources_of(texts), "--no_costs", "--sequences", "2", "--data.val_tokens", "100"]
+    words = [
+        *sources_of(texts),
+        "--no_costs",
+        "--sequences",
+        "2",
+        "--data.val_tokens",
+        "100",
+    ]
     complete = routing(run, *words, "--out", str(run / "complete"))
     batches = len(forwards.names)
     out = ["--out", str(run / "parts")]
@@ -193,12 +242,15 @@ def test_what_is_done_is_not_read_again(run, texts, by_letter, forwards, capsys)
     kinds = sorted((path.name[:2], path.suffix) for path in left)
     # The reading and the lens of the first source; nothing half-written.
     assert kinds == [("a-", ".npz"), ("a-", ".npz"), ("a-", ".parquet")]
-    assert "2 of 4 passes are kept; the same command continues" in capsys.readouterr().out
+    assert (
+        "2 of 4 passes are kept; the same command continues" in capsys.readouterr().out
+    )
     forwards.names.clear()
     forwards.allowed = float("inf")
     parts = routing(run, *words, *out)
     assert 0 < len(forwards.names) < batches
-    # A source without its rows, or with half of its sums, is read again; what is whole is not.
+    # A source without its rows, or with half of its sums, is read again; what is whole
+    # is not.
     (tokens,) = [path for path in left if path.suffix == ".parquet"]
     (sums,) = [path for path in left if path.name == f"{tokens.stem}.npz"]
     tokens.unlink()
@@ -214,11 +266,15 @@ def test_what_is_done_is_not_read_again(run, texts, by_letter, forwards, capsys)
         assert (complete / name).read_text() == (parts / name).read_text(), name
 
 
-# What the page has beyond rows: the logit lens by values, costs by direct passes, what is kept
+# What the page has beyond rows: the logit lens by values, costs by direct passes, what
+# is kept
 
 MIXED = {
-    "n_layers": 3, "block": ["dual", "loop", "dual"], "loops": [3, 4, 2], "n_experts": [5, 0, 0],
-}  # fmt: skip
+    "n_layers": 3,
+    "block": ["dual", "loop", "dual"],
+    "loops": [3, 4, 2],
+    "n_experts": [5, 0, 0],
+}
 
 
 @pytest.fixture(scope="session")
@@ -235,12 +291,15 @@ def page_of(folder: Path) -> dict[str, np.ndarray]:
 
 def windows_of(run: Path, texts: Path, numbers) -> list[np.ndarray]:
     documents = read_documents(Source("a", texts / "val.jsonl"))
-    cut, _ = document_windows(documents, Tokenizer.load(run / "tokenizer.json"), SEQ_LEN)
+    cut, _ = document_windows(
+        documents, Tokenizer.load(run / "tokenizer.json"), SEQ_LEN
+    )
     return [cut[number] for number in numbers]
 
 
 def states_of(config: ModelConfig, w: reference.Weights, ids: list[int]) -> list[list]:
-    """Input, loops, wide path and output of each dual layer: lists of a vector a token."""
+    """Input, loops, wide path and output of each dual layer: lists of a vector a
+    token."""
     stream, found = [w["embed.weight"][id] for id in ids], []
     for layer, kind in enumerate(reference.kinds(config)):
         own = reference.below(w, f"blocks.{layer}")
@@ -260,7 +319,9 @@ def test_a_mixed_model_tells_of_its_dual_layers(mixed):
     assert rows["step_weights"].shape[1:] == (2, 3)
     assert (rows["step_weights"][:, 1, 2] == 0).all()  # layer 2 has two steps
     assert rows["step_weights"][:, 1, :2].min() > 0
-    assert all(np.isnan(rows[name][:, 1, 2]).all() for name in ("step_sizes", "step_cosines"))
+    assert all(
+        np.isnan(rows[name][:, 1, 2]).all() for name in ("step_sizes", "step_cosines")
+    )
     assert data_of(mixed.folder / "index.html")["layers"] == [0, 2]
 
 
@@ -278,12 +339,18 @@ def test_every_token_has_its_experts_where_a_layer_has_any(mixed, texts):
     assert (experts[:, 1] == -1).all()
     assert np.isnan(weights[:, 1]).all()
     # The load is over all tokens, and so are page and table.
-    loads = np.bincount(rows["experts"][:, 0].ravel(), minlength=5) / rows["experts"][:, 0].size
+    loads = (
+        np.bincount(rows["experts"][:, 0].ravel(), minlength=5)
+        / rows["experts"][:, 0].size
+    )
     summary = json.loads((mixed.folder / "summary.json").read_text())
     source = summary["sources"]["held_out"]
     assert source["expert_loads"] == [pytest.approx(loads), []]
-    means = {"load_max": 5 * loads.max(), "load_entropy": entropy(loads, base=5),
-             "idle_experts": (loads == 0).sum()}  # fmt: skip
+    means = {
+        "load_max": 5 * loads.max(),
+        "load_entropy": entropy(loads, base=5),
+        "idle_experts": (loads == 0).sum(),
+    }
     for name, mean in means.items():
         assert source["layers"][name]["mean"] == [pytest.approx(mean), None]
     data = data_of(mixed.folder / "index.html")["model"]
@@ -293,21 +360,30 @@ def test_every_token_has_its_experts_where_a_layer_has_any(mixed, texts):
 def test_the_lens_is_that_of_a_slow_model_in_float64(mixed, texts):
     page, run = page_of(mixed.folder), mixed.run
     config, vocabulary = model_of(run)[0].config, model_of(run)[1].vocab_size
-    w = {name.removeprefix("model."): value.double() for name, value in weights(run).items()}
+    w = {
+        name.removeprefix("model."): value.double()
+        for name, value in weights(run).items()
+    }
     row, beyond = 0, False
-    for window, count in zip(windows_of(run, texts, [0, 1]), page["counts"], strict=False):
+    for window, count in zip(
+        windows_of(run, texts, [0, 1]), page["counts"], strict=False
+    ):
         assert count == len(window) - 1
         layers = states_of(config, w, window.tolist())
         for position in range(1, len(window)):
             for layer, states in enumerate(layers):
                 for place, state in enumerate(states):
-                    normed = reference.rms_norm(state[position], w["norm.weight"], config.norm_eps)
+                    normed = reference.rms_norm(
+                        state[position], w["norm.weight"], config.norm_eps
+                    )
                     logits = w["head.weight"] @ normed
                     beyond |= bool((logits.topk(3).indices >= vocabulary).any())
                     shares = logits[:vocabulary].softmax(0)
                     said = page["said"][row, layer, place]
                     expected = shares.topk(3).values.tolist()
-                    assert page["shares"][row, layer, place] == pytest.approx(expected, rel=1e-3)
+                    assert page["shares"][row, layer, place] == pytest.approx(
+                        expected, rel=1e-3
+                    )
                     assert shares[said].tolist() == pytest.approx(expected, rel=1e-3)
             last = position == len(window) - 1
             assert page["next_ids"][row] == (-1 if last else window[position + 1])
@@ -323,11 +399,18 @@ def test_the_lens_is_that_of_a_slow_model_in_float64(mixed, texts):
 def test_costs_are_those_of_direct_passes(mixed, texts):
     page, run = page_of(mixed.folder), mixed.run
     model, _ = model_of(run)
-    changes = [{"loops": 1}, {"gates": (1.0, 0.0)}, {"gates": (0.0, 1.0)}, {"gates": (1.0, 1.0)}]
+    changes = [
+        {"loops": 1},
+        {"gates": (1.0, 0.0)},
+        {"gates": (0.0, 1.0)},
+        {"gates": (1.0, 1.0)},
+    ]
     assert page["forced"].tolist() == ["K = 1", "deep only", "wide only", "both open"]
     assert page["costs"].shape[1:] == (3, 4)
     start = 0
-    for window, count in zip(windows_of(run, texts, range(3)), page["counts"], strict=True):
+    for window, count in zip(
+        windows_of(run, texts, range(3)), page["counts"], strict=True
+    ):
         ids = torch.from_numpy(window[None].astype(np.int64))
         costs = page["costs"][start : start + count]
         assert np.isnan(costs[-1]).all()  # nothing comes after the last token
@@ -344,14 +427,20 @@ def test_costs_are_those_of_direct_passes(mixed, texts):
     assert np.nanstd(page["costs"], axis=0).min() > 1e-3
 
 
-def test_the_first_tokens_of_a_sequence_give_what_the_whole_one_gives(mixed, tmp_path, monkeypatch):
+def test_the_first_tokens_of_a_sequence_give_what_the_whole_one_gives(
+    mixed, tmp_path, monkeypatch
+):
     expected_page = page_of(mixed.folder)
-    monkeypatch.setattr("dualpath_cli.study.routing.page.passes.tokens_with_room", lambda *_: 4)
+    monkeypatch.setattr(
+        "dualpath_cli.study.routing.page.passes.tokens_with_room", lambda *_: 4
+    )
     folder = routing(mixed.copied(tmp_path), "--tagger", "none", "--sequences", "3")
     first, counts = page_of(folder), expected_page["counts"]
     assert first["counts"].tolist() == np.minimum(counts, 4).tolist() == [4, 4, 1]
     assert (first["next_ids"][:8] >= 0).all()  # what comes after the last one is known
-    starts = [np.cumsum(page["counts"]) - page["counts"] for page in (first, expected_page)]
+    starts = [
+        np.cumsum(page["counts"]) - page["counts"] for page in (first, expected_page)
+    ]
     for name in ("said", "shares", "next_ids", "costs"):
         for count, *at in zip(first["counts"], *starts, strict=True):
             read, expected = (
@@ -364,7 +453,9 @@ def test_the_first_tokens_of_a_sequence_give_what_the_whole_one_gives(mixed, tmp
     assert [example["length"] for example in head["examples"]] == counts.tolist()
 
 
-def test_passes_of_the_page_are_kept_and_counted(mixed, tmp_path, forwards, monkeypatch, capsys):
+def test_passes_of_the_page_are_kept_and_counted(
+    mixed, tmp_path, forwards, monkeypatch, capsys
+):
     run, words = mixed.copied(tmp_path), ["--tagger", "none", "--sequences", "3"]
     routing(run, *words)
     assert forwards.names == []
@@ -379,4 +470,6 @@ def test_passes_of_the_page_are_kept_and_counted(mixed, tmp_path, forwards, monk
     routing(run, "--tagger", "none", "--sequences", str(1 << 20))  # all that there are
     monkeypatch.setattr("dualpath_cli.study.routing.page.MOST_BYTES", 1)
     assert main(["routing", "--ckpt_path", str(run), "--sequences", str(1 << 20)]) == 2
-    assert re.search("no room for [0-9]+ sequences of held_out; give", capsys.readouterr().err)
+    assert re.search(
+        "no room for [0-9]+ sequences of held_out; give", capsys.readouterr().err
+    )

@@ -33,7 +33,9 @@ def batch(seed: int, sequences: int, length: int) -> dict[str, torch.Tensor]:
         "values": torch.from_numpy(values),
         "chosen": torch.from_numpy(chosen.copy()),
         "text": torch.from_numpy(text),
-        "weights": torch.from_numpy(np.stack([resample_weights("a", n) for n in range(sequences)])),
+        "weights": torch.from_numpy(
+            np.stack([resample_weights("a", n) for n in range(sequences)])
+        ),
         "tags": torch.from_numpy(draw.integers(-1, len(UPOS), (sequences, length))),
     }
 
@@ -69,7 +71,9 @@ def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
                     **dict(zip(READOUTS, read, strict=False)),
                     **{
                         f"{name}_{k + 1}": read[len(READOUTS) + place * LOOPS + k]
-                        for place, name in enumerate(("step", "step_size", "step_cosine"))
+                        for place, name in enumerate(
+                            ("step", "step_size", "step_cosine")
+                        )
                         for k in range(LOOPS)
                     },
                 }.items():
@@ -86,7 +90,9 @@ def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
                     expected["expert_tokens"][:, layer, expert] += weight
     for name, array in expected.items():
         assert array.any(), name
-        np.testing.assert_allclose(actual[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(
+            actual[name], array, rtol=1e-12, atol=1e-12, err_msg=name
+        )
 
 
 @settings(max_examples=20)
@@ -98,7 +104,9 @@ def test_batches_and_their_order_do_not_matter(seed, cuts, random):
     random.shuffle(batches)
     whole, split = sums_of(data), sums_of(*batches)
     for name, array in whole.items():
-        np.testing.assert_allclose(split[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(
+            split[name], array, rtol=1e-12, atol=1e-12, err_msg=name
+        )
 
 
 def test_nan_and_infinity_are_in_the_bins_of_the_ends():
@@ -114,14 +122,19 @@ def summary_of(layers: int = 6) -> Summary:
     columns = {"cosine": np.full((RESAMPLED, layers), 0.3)}
     nothing = np.full((RESAMPLED, len(UPOS), layers), np.nan)
     return Summary(
-        tuple(range(layers)), columns, nothing,
+        tuple(range(layers)),
+        columns,
+        nothing,
         {name: np.full((RESAMPLED, layers), np.nan) for name in CLASSES},
         clusters=100,
-    )  # fmt: skip
+    )
 
 
 def from_batch(data: dict[str, torch.Tensor]) -> Summary:
-    counts = {"clusters": np.array(len(data["text"])), "experts": np.array([EXPERTS] * LAYERS)}
+    counts = {
+        "clusters": np.array(len(data["text"])),
+        "experts": np.array([EXPERTS] * LAYERS),
+    }
     sums = sums_of(data) | counts
     return Summary.from_sums(sums, range(LAYERS), LOOPS)
 
@@ -137,7 +150,8 @@ def test_a_rare_part_of_speech_is_left_out_and_a_frequent_one_is_a_mean():
     data["tags"].view(-1)[:9] = UPOS.index("NUM")
     data["tags"].view(-1)[9:19] = UPOS.index("SYM")
     summary = from_batch(data)
-    assert {UPOS[place] for place in summary.known_tags} == {"NOUN", "SYM"}  # NUM has nine
+    # NUM has nine
+    assert {UPOS[place] for place in summary.known_tags} == {"NOUN", "SYM"}
     means = [summary.tag_means[0, place].mean() for place in summary.known_tags]
     assert means == sorted(means)
     report = summary.report()["upos"]
@@ -151,7 +165,9 @@ def test_sources_weigh_the_same_however_long_they_are():
     long = from_batch(batch(1, 20, 30))
     both = Summary.average([short, long])
     for name in short.means:
-        np.testing.assert_allclose(both.means[name], (short.means[name] + long.means[name]) / 2)
+        np.testing.assert_allclose(
+            both.means[name], (short.means[name] + long.means[name]) / 2
+        )
     # What one source does not have, the other one decides.
     noun = UPOS.index("NOUN")
     assert np.isnan(short.tag_means[0, noun]).all()

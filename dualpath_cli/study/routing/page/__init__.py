@@ -1,8 +1,8 @@
 """The page of a model's routing, token by token: one HTML file, no network.
 
-The file is `page.html` with its style, its scripts and its numbers: JSON, compressed, in base64.
-Numbers are written to the digits that the page shows, so each digit is that of the exact number,
-rounded.
+The file is `page.html` with its style, its scripts and its numbers: JSON, compressed,
+in base64. Numbers are written to the digits that the page shows, so each digit is that
+of the exact number, rounded.
 
 Shapes: M tokens of all examples, L layers with gates, K loops, R rows, one more than L.
 """
@@ -36,10 +36,11 @@ def numbers(values: npt.NDArray[Any], form: str) -> str:
 
 
 def tokens_with_room(sequences: int, layers: int, loops: int, forced: int) -> int:
-    """How many first tokens of each of some sequences a page of `MOST_BYTES` has room for.
+    """How many first tokens of each of some sequences a page of `MOST_BYTES` has room
+    for.
 
-    The passes of the page read no more. `forced` is the number of interventions. The bytes of a
-    token were measured on real texts, and are the largest of these.
+    The passes of the page read no more. `forced` is the number of interventions. The
+    bytes of a token were measured on real texts, and are the largest of these.
     """
     read_outs = (layers + 1) * (11.5 + 4.8 * loops)
     said = layers * (loops + 3) * 4.7
@@ -66,8 +67,13 @@ def write(
         "reach": _reach(examples),
         "tags": tags,
         "examples": [
-            {"source": e.source, "number": e.number, "length": e.length, "tokens": e.tokens,
-             "means": _mean_shares(e)}
+            {
+                "source": e.source,
+                "number": e.number,
+                "length": e.length,
+                "tokens": e.tokens,
+                "means": _mean_shares(e),
+            }
             for e in examples
         ],
         "model": {
@@ -78,21 +84,30 @@ def write(
             "experts": list(model.experts),
         },
         "words": [token_values[id].decode("utf-8", "replace") for id in ids.tolist()],
-    }  # fmt: skip
+    }
     data = {name: json.dumps(value, allow_nan=False) for name, value in head.items()}
     data |= _numbers(examples, tags, ids)
     text = ",".join(f'"{name}":{value}' for name, value in data.items())
     here = Path(__file__).parent
-    terms = (f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts)
+    terms = (
+        f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>"
+        for name, value in facts
+    )
     content = {
         "title": html.escape(title),
         "facts": "\n".join(terms),
         "style": (here / "style.css").read_text(encoding="utf-8"),
-        "packed": base64.b64encode(gzip.compress(f"{{{text}}}".encode(), mtime=0)).decode(),
-        "script": "\n".join((here / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS),
+        "packed": base64.b64encode(
+            gzip.compress(f"{{{text}}}".encode(), mtime=0)
+        ).decode(),
+        "script": "\n".join(
+            (here / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS
+        ),
     }
     template = (here / "page.html").read_text(encoding="utf-8")
-    write_text(path, re.sub(r"\{\{(\w+)\}\}", lambda match: content[match[1]], template))
+    write_text(
+        path, re.sub(r"\{\{(\w+)\}\}", lambda match: content[match[1]], template)
+    )
 
 
 def _numbers(
@@ -100,26 +115,38 @@ def _numbers(
 ) -> dict[str, str]:
     """The numbers of all tokens by the names that `texts.js` reads, token after token.
 
-    (M,), (M, R) with the mean of all layers first, or (M, R, K); of experts (M, L, experts), of
-    predictions (M, L, states, ranks). `ids` are those of the table of words.
+    (M,), (M, R) with the mean of all layers first, or (M, R, K); of experts (M, L,
+    experts), of predictions (M, L, states, ranks). `ids` are those of the table of
+    words.
     """
 
     def of(name: str) -> Any:
         return np.concatenate([example.values[name] for example in examples])
 
     short = {
-        "deep": of("gate_deep"), "wide": of("gate_wide"), "cosine": of("cosine"),
-        "share": of("deep_share"), "steps": of("step_weights"), "stepCosines": of("step_cosines"),
-    }  # fmt: skip
+        "deep": of("gate_deep"),
+        "wide": of("gate_wide"),
+        "cosine": of("cosine"),
+        "share": of("deep_share"),
+        "steps": of("step_weights"),
+        "stepCosines": of("step_cosines"),
+    }
     long = {
-        "sizeDeep": of("update_deep"), "sizeWide": of("update_wide"),
+        "sizeDeep": of("update_deep"),
+        "sizeWide": of("update_wide"),
         "loops": of("expected_loops"),
         "stepSizes": of("step_sizes"),
-    }  # fmt: skip
-    upos = [[1 + tags.index(tag) for tag in e.upos or ()] or [0] * len(e.tokens) for e in examples]
+    }
+    upos = [
+        [1 + tags.index(tag) for tag in e.upos or ()] or [0] * len(e.tokens)
+        for e in examples
+    ]
     found = {
-        "upos": numbers(np.concatenate([np.array(own, np.int64) for own in upos]), WHOLE),
-        "nats": numbers(np.maximum(of("nats"), 0), LONG),  # a loss may lie a rounding below
+        "upos": numbers(
+            np.concatenate([np.array(own, np.int64) for own in upos]), WHOLE
+        ),
+        # a loss may lie a rounding below
+        "nats": numbers(np.maximum(of("nats"), 0), LONG),
         **{name: numbers(_with_mean(values), SHORT) for name, values in short.items()},
         **{name: numbers(_with_mean(values), LONG) for name, values in long.items()},
     }
@@ -127,7 +154,8 @@ def _numbers(
         found["experts"] = numbers(of("experts").astype(np.int64), WHOLE)
         found["expertWeights"] = numbers(of("expert_weights"), SHORT)
     if "said" in examples[0].values:
-        place = np.full(2 + max(0, ids.max(initial=0)), -1)  # the last one is that of -1, no token
+        # the last one is that of -1, no token
+        place = np.full(2 + max(0, ids.max(initial=0)), -1)
         place[ids] = np.arange(len(ids))
         found["next"] = numbers(place[of("next_ids")], WHOLE)
         found["nextNats"] = numbers(np.maximum(of("next_nats"), 0), LONG)
@@ -146,18 +174,22 @@ def _ids(examples: Sequence[Example]) -> npt.NDArray[np.int64]:
         for name, values in example.values.items()
         if name in ("said", "next_ids")
     ]
-    ids, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *named]), return_counts=True)
+    ids, counts = np.unique(
+        np.concatenate([np.zeros(0, np.int64), *named]), return_counts=True
+    )
     ordered = ids[np.argsort(-counts, kind="stable")]
     return ordered[ordered >= 0]
 
 
 def _reach(examples: Sequence[Example]) -> float:
-    """The distance from one half that 98 % of the shares have at most: the range of colours.
+    """The distance from one half that 98 % of the shares have at most: the range of
+    colours.
 
     From 0.05 to 0.5 in steps of 0.05; 0.5 where there is no share.
     """
     far = np.abs(
-        np.concatenate([np.ravel(example.values["deep_share"]) for example in examples]) - 0.5
+        np.concatenate([np.ravel(example.values["deep_share"]) for example in examples])
+        - 0.5
     )
     if not np.isfinite(far).any():
         return 0.5
@@ -172,7 +204,9 @@ def _mean_shares(example: Example) -> list[float | None]:
 
 def _with_mean(values: Floats) -> Floats:
     """Puts the mean over layers before them: (M, L, ...) to (M, R, ...)."""
-    return np.concatenate([_mean(values, axis=1)[:, None], values], axis=1, dtype=np.float64)
+    return np.concatenate(
+        [_mean(values, axis=1)[:, None], values], axis=1, dtype=np.float64
+    )
 
 
 def _mean(values: Floats, axis: int) -> Floats:
