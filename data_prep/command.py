@@ -13,8 +13,9 @@ from data_prep.corpora import MIRROR, find
 from data_prep.settings import NEMOTRON, SAMPLE, Preparation, settings_from
 from data_prep.text import SHORTEST, Contamination, words_of
 from dualpath_cli.base.errors import RunFailed, UserError, of_system
+from dualpath_cli.base.output import say
+from dualpath_cli.base.processes import cores
 from dualpath_cli.base.ranges import Place, Size, check_ranges
-from dualpath_cli.base.system import cores, say
 from dualpath_cli.data.documents import (
     Source,
     parse_source,

@@ -20,7 +20,9 @@ from rich.filesize import decimal
 
 from data_prep.corpora import FILE_BYTES, FILE_TOKENS, Corpus, InputFile, RemoteFile
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import alone, replacing, say
+from dualpath_cli.base.files import replacing
+from dualpath_cli.base.locks import alone
+from dualpath_cli.base.output import say
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
 from dualpath_cli.data.rows import DAMAGED, OnRead, decompress, is_known, suffixes
 

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from dualpath_cli.base.errors import UserError, printable
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.output import printable
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.data.manifest import (
     AGAIN,

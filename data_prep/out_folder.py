@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import (
+from dualpath_cli.base.files import (
     OURS,
-    alone,
     is_special,
     read_json,
     remove,
-    say,
     set_aside,
     sync,
     unfinished,
     write_text,
 )
+from dualpath_cli.base.locks import alone
+from dualpath_cli.base.output import say
 
 _REQUEST, _REPLACED = "request.json", "replaced"
 

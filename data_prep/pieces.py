@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from data_prep.text import BANDS
-from dualpath_cli.base.system import replacing
+from dualpath_cli.base.files import replacing
 from dualpath_cli.data.tokenizer import Tokenizer
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]

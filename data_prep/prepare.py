@@ -38,7 +38,8 @@ from data_prep.shards import write_shards
 from data_prep.text import Contamination
 from data_prep.workers import PieceSettings, workers
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import read_json, say
+from dualpath_cli.base.files import read_json
+from dualpath_cli.base.output import say
 from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.data.rows import OnRead
 from dualpath_cli.data.storage import sizes

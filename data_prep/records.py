@@ -18,7 +18,7 @@ from data_prep.encoding import Encoded
 from data_prep.mix import EXACT, KEPT, NEAR, Pool, Portion, Verdicts
 from data_prep.pieces import REJECTED, Piece, file_number
 from data_prep.settings import SourceSettings
-from dualpath_cli.base.system import replacing
+from dualpath_cli.base.files import replacing
 from dualpath_cli.data.manifest import INDEX, MANIFEST, SourceCount, StoredFile
 from dualpath_cli.data.storage import sha256_of, sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer

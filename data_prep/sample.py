@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dualpath_cli.base.system import write_text
+from dualpath_cli.base.files import write_text
 from dualpath_cli.data.tokenizer import Tokenizer, train_bpe
 
 TRAIN = Path(__file__).parent / "sample_texts" / "train.jsonl.zst"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.pieces import Tokens, read_sealed, write_sealed
-from dualpath_cli.base.system import replacing, write_text
+from dualpath_cli.base.files import replacing, write_text
 from dualpath_cli.data.manifest import FORMATS, HEADER, INDEX, StoredFile, index_entries
 from dualpath_cli.data.storage import sha256_of
 

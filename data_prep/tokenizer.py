@@ -10,8 +10,9 @@ from itertools import chain, islice
 from rich.filesize import decimal
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import check_replaceable, write_text
+from dualpath_cli.base.output import say
 from dualpath_cli.base.ranges import Place, Size, check_ranges
-from dualpath_cli.base.system import check_replaceable, say, write_text
 from dualpath_cli.data.documents import (
     Source,
     parse_source,

@@ -25,7 +25,7 @@ from data_prep.pieces import REJECTED, Piece, PieceCounts, Tokens, token_type
 from data_prep.settings import SourceSettings
 from data_prep.text import Contamination, band_keys
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import replacing
+from dualpath_cli.base.files import replacing
 from dualpath_cli.data.documents import clean, document_id, format_of
 from dualpath_cli.data.rows import BadRow, Rows
 from dualpath_cli.data.tokenizer import Tokenizer

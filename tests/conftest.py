@@ -12,7 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from dualpath_cli.base.system import alone
+from dualpath_cli.base.locks import alone
 from dualpath_cli.cli.main import main
 from tests.data.s3 import s3_bucket, s3_server
 

@@ -31,7 +31,7 @@ from benchmarks.gpu import correct, decoding, kernels, runs, step
 from benchmarks.gpu.bench import MAIN, Bench, Cell, Rehearsal, Sizes
 from benchmarks.results import Rows, failed
 from dualpath_cli.base.errors import UserError, one_line
-from dualpath_cli.base.system import write_text
+from dualpath_cli.base.files import write_text
 
 PHASES: list[tuple[float, float, dict[str, Cell]]] = [
     (

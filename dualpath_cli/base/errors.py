@@ -4,13 +4,10 @@ one."""
 import difflib
 import errno
 import json
-import re
 from collections.abc import Iterable, Mapping
 
 # characters of a message; a longer one loses its middle, as both ends say what to do
 LONGEST = 800
-
-
 NEAR, FAR = 0.7, 0.4
 """The least similarity, of difflib, of a word that is suggested, and the most letters
 to change, as a part of the word: `ablation` has 0.71 and 0.38 to `ablate`, `score` 0.67
@@ -79,36 +76,6 @@ class Stopped(BaseException):
         self.text = text
         self.code = code
         self.quiet = quiet
-
-
-LAYOUT = "\n\t\xa0\u1680\u202f\u205f\u3000\u200c\u200d" + "".join(
-    map(chr, range(0x2000, 0x200B))
-)
-"""Characters that lay a text out, or join letters, and that no terminal obeys."""
-
-
-def printable(text: str, keep: str = LAYOUT) -> str:
-    """Returns a text with escapes for the characters that a terminal obeys or hides.
-
-    These are control characters, marks of writing direction, and others without a form,
-    except those to `keep`.
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
-
-
-def one_line(text: str) -> str:
-    """Returns a message as one line of bounded length.
-
-    Unprintable characters are escaped, and a word of 300 characters loses its middle.
-    """
-    plain = printable(text, keep="")
-    plain = re.sub(r"\S{300,}", lambda word: f"{word[0][:60]}...{word[0][-20:]}", plain)
-    if len(plain) <= LONGEST:
-        return plain
-    half = LONGEST // 2
-    return f"{plain[:half]} [...] {plain[-half:]}"
 
 
 _MISTAKES = {

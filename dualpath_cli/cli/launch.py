@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import is_first_rank, say
+from dualpath_cli.base.output import say
+from dualpath_cli.base.processes import is_first_rank
 from dualpath_cli.cli.words import Line, Words
 from dualpath_cli.recipe.parser import CLASSES, construct
 from dualpath_cli.recipe.recipes import Recipe, dump, merge

@@ -13,7 +13,7 @@ import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from dualpath_cli.base.system import say
+from dualpath_cli.base.output import say
 from dualpath_cli.cli.commands import Command
 from dualpath_cli.recipe.parser import CLASSES
 from dualpath_cli.training import classes

@@ -20,17 +20,10 @@ from dualpath_cli.base.errors import (
     UserError,
     did_you_mean,
     of_system,
-    one_line,
 )
-from dualpath_cli.base.system import (
-    Terminated,
-    claimed,
-    end_with_parent,
-    ended_by_signals,
-    escape_unprintable,
-    say,
-    to_nobody,
-)
+from dualpath_cli.base.files import claimed
+from dualpath_cli.base.output import escape_unprintable, one_line, say, to_nobody
+from dualpath_cli.base.processes import Terminated, end_with_parent, ended_by_signals
 from dualpath_cli.base.version import __version__
 from dualpath_cli.cli.commands import COMMANDS, Command
 

@@ -25,8 +25,9 @@ from typing import Any
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.output import say
+from dualpath_cli.base.processes import is_first_rank
 from dualpath_cli.base.ranges import Place, Size, at_home
-from dualpath_cli.base.system import is_first_rank, say
 from dualpath_cli.cli.commands import COMMANDS, Command
 from dualpath_cli.recipe.parser import A_CLASS, CLASSES, Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load, merge, parse

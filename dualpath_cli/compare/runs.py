@@ -10,7 +10,7 @@ from statistics import fmean, harmonic_mean, median
 from typing import Any
 
 from dualpath_cli.base.errors import UserError, did_you_mean
-from dualpath_cli.base.system import read_text
+from dualpath_cli.base.files import read_text
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.run_folder import (

@@ -7,12 +7,12 @@ from statistics import mean, stdev
 from typing import Any, TypeVar
 
 from dualpath_cli.base.errors import UserError, of_content
-from dualpath_cli.base.system import read_json, without_nan
+from dualpath_cli.base.files import read_json
 from dualpath_cli.compare.groups import Configuration, Group, mean_and_error
 from dualpath_cli.compare.runs import TrainedRun
 from dualpath_cli.evaluation.benchmarks import FOLDER, RESULTS, score_table
 from dualpath_cli.report.blocks import holm, signed_rank_p
-from dualpath_cli.report.table import Column, Columns, Table, with_error
+from dualpath_cli.report.table import Column, Columns, Table, with_error, without_nan
 from dualpath_cli.run.checkpoint_files import fault_of
 from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.run.run_folder import CHECKPOINTS, other_model

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from dualpath_cli.base.system import without_nan
 from dualpath_cli.compare.groups import Configuration, Group
 from dualpath_cli.compare.rates import resampled
 from dualpath_cli.compare.runs import AGGREGATE
@@ -30,6 +29,7 @@ from dualpath_cli.report.table import (
     interval,
     with_error,
     with_interval,
+    without_nan,
 )
 
 BLOCKS, PAIR, BEST = "randomised blocks", "paired t", "best rates, resampled"

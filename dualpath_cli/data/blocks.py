@@ -21,7 +21,8 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import alone, keep_in_use, remove_unused, replacing
+from dualpath_cli.base.files import replacing
+from dualpath_cli.base.locks import alone, keep_in_use, remove_unused
 from dualpath_cli.data import storage
 from dualpath_cli.data.manifest import (
     AGAIN,

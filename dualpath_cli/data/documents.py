@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError, did_you_mean, listed
+from dualpath_cli.base.output import say
 from dualpath_cli.base.pointers import refuse_pointer
-from dualpath_cli.base.system import is_first_rank, say
+from dualpath_cli.base.processes import is_first_rank
 from dualpath_cli.data.rows import (
     ENDINGS,
     BadRow,

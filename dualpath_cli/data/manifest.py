@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import read_bytes, write_text
 from dualpath_cli.base.pointers import StandIn, refuse_pointer
-from dualpath_cli.base.system import read_bytes, write_text
 from dualpath_cli.data.storage import exists, is_remote, local_copy, sha256_of, sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dualpath_cli.base.errors import UserError, did_you_mean, listed
+from dualpath_cli.base.files import MOST_BYTES
 from dualpath_cli.base.pointers import refuse_pointer
-from dualpath_cli.base.system import MOST_BYTES
 
 TEXTS = (".txt", ".md")  # files that are one text
 JSON_LINES = (".jsonl", ".ndjson")

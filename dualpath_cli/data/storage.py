@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import open_regular, replacing
+from dualpath_cli.base.files import open_regular, replacing
 
 SCHEME = "s3://"
 _OF_THIS_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)

@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dualpath_cli.base.errors import UserError, did_you_mean, of_content
-from dualpath_cli.base.system import read_json, read_text, write_text
+from dualpath_cli.base.files import read_json, read_text, write_text
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
 
 if TYPE_CHECKING:

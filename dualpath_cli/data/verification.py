@@ -17,7 +17,10 @@ from typing import BinaryIO, Literal
 import numpy as np
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import alone, cores, read_bytes, say, write_text
+from dualpath_cli.base.files import read_bytes, write_text
+from dualpath_cli.base.locks import alone
+from dualpath_cli.base.output import say
+from dualpath_cli.base.processes import cores
 from dualpath_cli.data.manifest import AGAIN, HEADER, Manifest, StoredFile, readable
 from dualpath_cli.data.storage import cache
 

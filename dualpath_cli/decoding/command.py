@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.files import replacing
 from dualpath_cli.base.ranges import Place, check_ranges
-from dualpath_cli.base.system import replacing
 from dualpath_cli.data.documents import format_of
 from dualpath_cli.data.rows import BadRow, kind_of, read_rows
 from dualpath_cli.data.tokenizer import Tokenizer

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from dualpath_cli.base.errors import RunFailed
-from dualpath_cli.base.system import say, write_text
+from dualpath_cli.base.files import write_text
+from dualpath_cli.base.output import say
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.writing import (

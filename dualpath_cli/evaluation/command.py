@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.files import inside
 from dualpath_cli.base.ranges import Place, check_ranges
-from dualpath_cli.base.system import inside
 from dualpath_cli.base.version import package_versions
 from dualpath_cli.evaluation.benchmarks import (
     FOLDER,

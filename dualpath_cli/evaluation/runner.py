@@ -23,7 +23,7 @@ from lm_eval.utils import handle_non_serializable
 from rich.console import Console
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import write_text
+from dualpath_cli.base.files import write_text
 from dualpath_cli.evaluation.benchmarks import (
     REQUESTS,
     RESULTS,

@@ -8,8 +8,9 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import inside
+from dualpath_cli.base.output import say
 from dualpath_cli.base.ranges import Place
-from dualpath_cli.base.system import inside, say
 from dualpath_cli.recipe.options import OwnClasses, path_of
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.checkpoint_files import files_of

@@ -10,8 +10,8 @@ from textwrap import fill
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.output import say
 from dualpath_cli.base.ranges import format_size
-from dualpath_cli.base.system import say
 from dualpath_cli.flops import count
 from dualpath_cli.flops.description import (
     Description,

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import inside
+from dualpath_cli.base.processes import visible_gpus
 from dualpath_cli.base.ranges import Place, check_path, check_ranges
-from dualpath_cli.base.system import inside, visible_gpus
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.spec.intervention import Intervention, parse_overrides
 

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from dualpath_cli.base.errors import UserError, did_you_mean, of_content
+from dualpath_cli.base.files import read_text
 from dualpath_cli.base.ranges import Size
-from dualpath_cli.base.system import read_text
 
 Recipe = dict[str, Any]
 

@@ -15,8 +15,7 @@ from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableT
 from rich.filesize import decimal
 from rich.segment import Segment
 
-from dualpath_cli.base.errors import printable
-from dualpath_cli.base.system import to_nobody
+from dualpath_cli.base.output import printable, to_nobody
 
 NARROWEST = 20
 """Least assumed columns of a terminal: rich draws nothing in one or two."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.base.system import replacing
+from dualpath_cli.base.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,18 +6,20 @@
     table = Table(columns, rows, title="two models", caption="loss in nats")
     show(plain_console(), table)
 
-`page.tables` writes HTML. CSV files hold records with all digits (`files.format_csv`),
+`page.tables` writes HTML. CSV files hold records with all digits (`format_csv`),
 not the texts of a table.
 """
 
+import csv
+import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from dualpath_cli.base.errors import printable
+from dualpath_cli.base.output import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -222,3 +224,27 @@ def markdown(table: Table, escape: Callable[[str], str] | None = None) -> str:
     lines += [line(map(text, row)) for row in table.cells() if row]
     lines += ["", escape(table.caption)] if table.caption else []
     return "\n".join([*lines, ""])
+
+
+def format_csv(
+    records: Sequence[Mapping[str, Any]],
+    columns: Sequence[str] | None = None,
+    header: bool = True,
+) -> str:
+    """Returns records as CSV text, None as nothing.
+
+    `columns` are by default the keys of the first record. Other keys are left out, and
+    missing ones stay empty.
+    """
+    text = io.StringIO()
+    names = list(records[0]) if columns is None else columns
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a record with None for nan: null in JSON, empty in CSV."""
+    return {key: None if value != value else value for key, value in record.items()}

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError, of_content
+from dualpath_cli.base.files import is_special, open_regular, read_json, write_text
 from dualpath_cli.base.pointers import refuse_pointer
-from dualpath_cli.base.system import is_special, open_regular, read_json, write_text
 
 Files = dict[str, dict[str, Any]]
 """By name inside the checkpoint: `bytes` and `sha256`."""

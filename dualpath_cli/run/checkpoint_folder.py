@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import (
+from dualpath_cli.base.files import (
     PARTIAL,
     check_replaceable,
     naming,

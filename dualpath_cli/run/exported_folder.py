@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dualpath_cli.base.errors import UserError, of_content
+from dualpath_cli.base.files import read_json, read_text
 from dualpath_cli.base.pointers import StandIn
-from dualpath_cli.base.system import read_json, read_text
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import hash_file, sizes_and_hashes
 from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS, Run

@@ -12,7 +12,7 @@ runs/<recipe>/<name>/
     bad_steps.csv    a row per skipped step
     went_wrong.txt   the message of a run that ended because its numbers went wrong
     wandb_id         the id of the W&B run
-    fit.lock         held while a fit runs (`system.alone`)
+    fit.lock         held while a fit runs (`locks.alone`)
     checkpoints/     step-00001000, ...; `last` points to the newest
 """
 
@@ -26,15 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import (
-    FIT,
-    PARTIAL,
-    inside,
-    is_first_rank,
-    read_json,
-    say,
-    write_text,
-)
+from dualpath_cli.base.files import PARTIAL, inside, read_json, write_text
+from dualpath_cli.base.locks import FIT
+from dualpath_cli.base.output import say
+from dualpath_cli.base.processes import is_first_rank
 from dualpath_cli.base.version import versions
 from dualpath_cli.recipe.recipes import Recipe, dump, merge, read
 from dualpath_cli.recipe.settings import (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import read_text
+from dualpath_cli.base.files import read_text
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run.exported_folder import LISTING
 from dualpath_cli.run.run_folder import (

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import open_regular
+from dualpath_cli.base.files import open_regular
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import (

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import inside, is_first_rank, say, write_text
+from dualpath_cli.base.files import inside, write_text
+from dualpath_cli.base.output import say
+from dualpath_cli.base.processes import is_first_rank
 from dualpath_cli.spec.config import LayerConfig, ModelConfig, ParameterGroup
 from dualpath_cli.spec.own_classes import (
     FOUND,

@@ -30,7 +30,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
-from dualpath_cli.base.system import open_regular, replacing
+from dualpath_cli.base.files import open_regular, replacing
 from dualpath_cli.data.documents import Source, source_files
 from dualpath_cli.data.manifest import MANIFEST, Manifest
 from dualpath_cli.data.storage import exists, local_copy

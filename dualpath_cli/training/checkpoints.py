@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from dualpath_cli.base.errors import NumbersFailed, RunFailed
-from dualpath_cli.base.system import PARTIAL, remove
+from dualpath_cli.base.files import PARTIAL, remove
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import Files, manifest_of

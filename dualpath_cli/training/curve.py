@@ -8,7 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dualpath_cli.base.system import replacing
+from dualpath_cli.base.files import replacing
 from dualpath_cli.report.figures import DEEP, MUTED, SOURCES, WIDE
 from dualpath_cli.run.run_folder import VALIDATION
 from dualpath_cli.run.tables import METRICS, ROUTING, TableRow, read_table

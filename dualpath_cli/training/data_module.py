@@ -20,7 +20,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader, dataloader
 
 from dualpath_cli.base.errors import RunFailed, UserError
-from dualpath_cli.base.system import STOPPING
+from dualpath_cli.base.processes import STOPPING
 from dualpath_cli.data.blocks import Blocks, OrderedBlocks
 from dualpath_cli.data.documents import Source, read_documents
 from dualpath_cli.data.manifest import MANIFEST

@@ -14,7 +14,9 @@ from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnv
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from dualpath_cli.base.errors import NumbersFailed, RunFailed, Stopped, UserError
-from dualpath_cli.base.system import FIT, Terminated, alone, read_text, write_text
+from dualpath_cli.base.files import read_text, write_text
+from dualpath_cli.base.locks import FIT, alone
+from dualpath_cli.base.processes import Terminated
 from dualpath_cli.data import order
 from dualpath_cli.data.manifest import Manifest, is_data_folder
 from dualpath_cli.data.storage import local_copy

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import cores
+from dualpath_cli.base.processes import cores
 from dualpath_cli.data.documents import FORMATS, Source, found, read_documents
 from dualpath_cli.data.manifest import Manifest, is_data_folder, readable
 from dualpath_cli.data.rows import is_known

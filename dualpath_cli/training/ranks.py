@@ -23,7 +23,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ParallelStrategy
 
 from dualpath_cli.base.errors import RunFailed, UserError
-from dualpath_cli.base.system import of_children
+from dualpath_cli.base.processes import of_children
 from dualpath_cli.training import internals
 
 PATIENCE = 10.0

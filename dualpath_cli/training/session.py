@@ -18,7 +18,8 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from rich.console import Console
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import is_first_rank, read_text, write_text
+from dualpath_cli.base.files import read_text, write_text
+from dualpath_cli.base.processes import is_first_rank
 from dualpath_cli.data.storage import local_copy
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.schedule import step_loops

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from dualpath_cli.base.system import STOPPING
+from dualpath_cli.base.processes import STOPPING
 from dualpath_cli.training import internals
 from dualpath_cli.training.checkpoints import Checkpoints
 

@@ -30,13 +30,14 @@ from rich.console import Console
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.base.errors import NumbersFailed
-from dualpath_cli.base.system import format_csv, write_text
+from dualpath_cli.base.files import write_text
 from dualpath_cli.flops.count import over_loops, training_flops_per_token
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.recipe.schedule import learning_rate, rate_factor
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.report.console import Progress, counted
+from dualpath_cli.report.table import format_csv
 from dualpath_cli.run.run_folder import VALIDATION, way_on
 from dualpath_cli.run.tables import (
     BAD_STEPS,

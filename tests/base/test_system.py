@@ -12,20 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from dualpath_cli.base import system
+from dualpath_cli.base import files
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import (
-    FIT,
-    alone,
+from dualpath_cli.base.files import (
     claimed,
-    is_held,
-    keep_in_use,
     naming,
-    remove_unused,
     replacing,
     replacing_folder,
     write_text,
 )
+from dualpath_cli.base.locks import FIT, alone, is_held, keep_in_use, remove_unused
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.sweep import command as command_of_sweep
 from tests.cli.processes import SERVER, start
@@ -87,7 +83,7 @@ def test_torch_names_no_disk_so_that_one_without_room_is_looked_for(
     monkeypatch.setattr(torch, "save", fail)
     with pytest.raises(RuntimeError), naming(tmp_path / "x"):
         torch.save({}, tmp_path / "x")
-    monkeypatch.setattr(system, "NO_ROOM", float("inf"))
+    monkeypatch.setattr(files, "NO_ROOM", float("inf"))
     with (
         pytest.raises(OSError, match="No space left") as caught,
         naming(tmp_path / "x"),
@@ -137,7 +133,7 @@ def killed(folder: Path, moment: str) -> None:
             return rename(path, target)
 
         patch.setattr(Path, "rename", dying)
-        patch.setattr(system, "_end_replacing", lambda *_: None)  # nor does it tidy up
+        patch.setattr(files, "_end_replacing", lambda *_: None)  # nor does it tidy up
         with (
             pytest.raises(KeyboardInterrupt),
             replacing_folder(folder, lambda before: None) as new,

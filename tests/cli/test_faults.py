@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpath_cli.base import system
-from dualpath_cli.base.errors import LONGEST, UserError, one_line
+from dualpath_cli.base import processes
+from dualpath_cli.base.errors import LONGEST, UserError
+from dualpath_cli.base.output import one_line
 from dualpath_cli.cli.main import main
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
@@ -40,16 +41,16 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch):
     monkeypatch.setattr(
         os, "sched_getaffinity", lambda pid: {3, 5, 7, 9}, raising=False
     )
-    assert system.cores() == 4
+    assert processes.cores() == 4
     many = {"trainer": {"accelerator": "cpu", "devices": 100}}
     with pytest.raises(UserError, match="devices=100 is too many for 4 cores; use 32"):
         checks.check_steps(settings_from(merge(recipe_of_home(), many)))
     given = re.compile(r"os\.(process_)?cpu_count|multiprocessing\.cpu_count")
-    package = Path(system.__file__).parents[1]
+    package = Path(processes.__file__).parents[1]
     users = {
         path.name for path in package.rglob("*.py") if given.search(path.read_text())
     }
-    assert users == {"system.py"}
+    assert users == {"processes.py"}
 
 
 def test_two_tasks_of_srun_on_one_device_are_named(monkeypatch):

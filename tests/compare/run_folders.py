@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from dualpath_cli.base.system import format_csv
 from dualpath_cli.compare.groups import Configuration, Group
 from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.flops.widths import Target, solve_widths
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.report.table import format_csv
 
 BUDGET = 600_000
 BATCH, STEPS, LOG_EVERY = 4096, 40, 10

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import format_csv
 from dualpath_cli.compare import runs
 from dualpath_cli.compare.groups import Configuration, Group, groups_of
 from dualpath_cli.compare.runs import (
@@ -23,6 +22,7 @@ from dualpath_cli.compare.runs import (
 )
 from dualpath_cli.compare.tables import group_tables
 from dualpath_cli.flops.count import flops_by_layer
+from dualpath_cli.report.table import format_csv
 from dualpath_cli.run.tables import read_csv
 from dualpath_cli.spec.config import ModelConfig
 from tests.compare.run_folders import (

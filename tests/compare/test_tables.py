@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli.base.system import format_csv
 from dualpath_cli.compare.groups import Configuration, groups_of
 from dualpath_cli.compare.rates import lowest, resampled
 from dualpath_cli.compare.runs import AGGREGATE, find_folders, read_run
@@ -29,7 +28,7 @@ from dualpath_cli.compare.tables import (
     tables_of_tests,
 )
 from dualpath_cli.report.blocks import block_spread, holm
-from dualpath_cli.report.table import Entry, Table
+from dualpath_cli.report.table import Entry, Table, format_csv
 from tests.compare.run_folders import configuration, group, model_of, wide, write_run
 from tests.conftest import Lazy
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.base.system import remove
+from dualpath_cli.base.files import remove
 from dualpath_cli.data.manifest import Manifest
 from tests.cli.processes import SERVER
 from tests.data.faulty_data import intact

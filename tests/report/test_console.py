@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.base.errors import printable
-from dualpath_cli.base.system import say
+from dualpath_cli.base.output import printable, say
 from dualpath_cli.decoding import texts
 from dualpath_cli.report.console import Progress, counted, plain_console
 from dualpath_cli.report.table import Column, Table, show
@@ -90,5 +89,5 @@ def test_only_one_function_prints_and_only_one_module_makes_consoles():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 prints |= {path.name} if node.func.id == "print" else set()
                 consoles |= {path.name} if node.func.id == "Console" else set()
-    assert prints == {"system.py", "ranks.py", "curve.py"}
+    assert prints == {"output.py", "ranks.py", "curve.py"}
     assert consoles == set()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.base.system import OURS, claimed
+from dualpath_cli.base.files import OURS, claimed
 from dualpath_cli.cli.main import main
 from dualpath_cli.run.run_folder import check_links
 from dualpath_cli.run.trained import find_run

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dualpath_cli.base import system
+from dualpath_cli.base import files
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.training.module import DualPathModule
@@ -205,13 +205,13 @@ def test_a_study_on_a_full_disk_ends_in_one_line_and_goes_on_with_what_it_kept(
 
     capsys.readouterr()
     with monkeypatch.context() as full:
-        full.setattr(system, "sync", sync)
+        full.setattr(files, "sync", sync)
         assert main(words) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"dualpath {command}: error: '{run}")
     assert os.strerror(number) in said
     assert said.count("\n") == 1
-    assert not list(run.rglob(f"*{system.PARTIAL}"))
+    assert not list(run.rglob(f"*{files.PARTIAL}"))
     kept = {path: path.stat().st_mtime_ns for path in passes if path.exists()}
     assert 0 < len(kept) < len(passes)
     assert main(words) == 0

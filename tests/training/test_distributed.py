@@ -331,7 +331,7 @@ IN_SHORT = [
     "-c",
     """
 import sys, time
-from dualpath_cli.base.system import Terminated, end_with_parent
+from dualpath_cli.base.processes import Terminated, end_with_parent
 try:
     end_with_parent()
 except Terminated:

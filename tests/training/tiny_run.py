@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from dualpath_cli.base.system import format_csv
 from dualpath_cli.base.version import versions
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.report.table import format_csv
 from dualpath_cli.run.checkpoint_files import describe, files_of, write_manifest
 from dualpath_cli.run.run_folder import newest_checkpoint
 from tests.conftest import Share

@@ -10,7 +10,8 @@ from dataclasses import asdict, replace
 from rich.console import Console
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import alone, format_csv, inside, write_text
+from dualpath_cli.base.files import inside, write_text
+from dualpath_cli.base.locks import alone
 from dualpath_cli.compare.groups import FAMILIES, RATES, edge_of, first_of, frames_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
 from dualpath_cli.compare.sweep import request, runner
@@ -24,7 +25,7 @@ from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.report.console import plain_console
-from dualpath_cli.report.table import show
+from dualpath_cli.report.table import format_csv, show
 from dualpath_cli.run.run_folder import RECIPE, check_same_recipe, facts_now
 from dualpath_cli.spec.own_checks import check_as_begun, import_classes, option_of
 from dualpath_cli.training.launch import to_train, unused_rows

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import unfinished
 from dualpath_cli.base.ranges import Place, check_range, check_ranges, parse_size
-from dualpath_cli.base.system import unfinished
 from dualpath_cli.compare.sweep.cells import CONTROLS, Wanted
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.recipe import recipes

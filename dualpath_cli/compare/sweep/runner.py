@@ -16,13 +16,9 @@ from types import FrameType
 from rich.console import Console
 
 from dualpath_cli.base.errors import RunFailed, Stopped, UserError
-from dualpath_cli.base.system import (
-    cores,
-    no_link,
-    of_children,
-    visible_gpus,
-    write_text,
-)
+from dualpath_cli.base.files import write_text
+from dualpath_cli.base.locks import no_link
+from dualpath_cli.base.processes import cores, of_children, visible_gpus
 from dualpath_cli.compare.sweep.runs import PlannedRun
 from dualpath_cli.report.console import Progress, duration
 

@@ -24,8 +24,9 @@ from statistics import median
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import write_text
+from dualpath_cli.base.locks import FIT, is_held
 from dualpath_cli.base.ranges import format_size
-from dualpath_cli.base.system import FIT, is_held, write_text
 from dualpath_cli.compare.groups import Family, matters
 from dualpath_cli.compare.runs import SeededRun
 from dualpath_cli.compare.sweep.cells import Cell

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dualpath_cli.base.system import say
+from dualpath_cli.base.output import say
 from dualpath_cli.base.version import package_versions
 from dualpath_cli.data.manifest import HUB, dataset_of
 from dualpath_cli.flops.count import active_parameters, has_experts

@@ -27,7 +27,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 
-from dualpath_cli.base.system import format_csv, read_text, replacing_folder
+from dualpath_cli.base.files import read_text, replacing_folder
 from dualpath_cli.base.version import package_versions
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.export.hf.card import model_card
@@ -35,6 +35,7 @@ from dualpath_cli.export.hf.code import flatten, own_files, registration
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.console import Progress
+from dualpath_cli.report.table import format_csv
 from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.run.exported_folder import (
     CARD,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import open_regular, read_json, read_text
 from dualpath_cli.base.pointers import refuse_pointer
-from dualpath_cli.base.system import open_regular, read_json, read_text
 from dualpath_cli.run.exported_folder import CONFIG, WEIGHTS, part_of, shards_of
 
 FAMILIES: dict[str, Literal["none", "before_rope"]]

@@ -23,13 +23,22 @@ from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
-from dualpath_cli.base.system import format_csv, without_nan, write_texts
+from dualpath_cli.base.files import write_texts
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import Windows
 from dualpath_cli.report import bootstrap
 from dualpath_cli.report.bootstrap import clusters_of
 from dualpath_cli.report.figures import MUTED, SOURCES, panels, plain, save
-from dualpath_cli.report.table import Column, Columns, Table, interval, markdown, show
+from dualpath_cli.report.table import (
+    Column,
+    Columns,
+    Table,
+    format_csv,
+    interval,
+    markdown,
+    show,
+    without_nan,
+)
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study import bench
 from dualpath_cli.study.ablation.options import (

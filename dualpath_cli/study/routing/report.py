@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from rich.console import Console
 
-from dualpath_cli.base.system import write_text
+from dualpath_cli.base.files import write_text
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 from dualpath_cli.recipe.settings import ValidationSet
 from dualpath_cli.report import bootstrap

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dualpath_cli.base.system import replacing
+from dualpath_cli.base.files import replacing
 from dualpath_cli.study.routing.readouts import READOUTS, STEP_READOUTS, by_name
 
 Floats = npt.NDArray[np.floating]

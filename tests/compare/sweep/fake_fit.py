@@ -14,7 +14,7 @@ from typing import TextIO
 
 import yaml
 
-from dualpath_cli.base.system import end_with_parent
+from dualpath_cli.base.processes import end_with_parent
 from dualpath_cli.run.checkpoint_files import STATE, describe, fault_of, write_manifest
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpath_cli.base.system import FIT, alone, cores
+from dualpath_cli.base.locks import FIT, alone
+from dualpath_cli.base.processes import cores
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.sweep import command, runner
 from dualpath_cli.compare.sweep.request import LOCK

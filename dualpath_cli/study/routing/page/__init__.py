@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.base.system import write_text
+from dualpath_cli.base.files import write_text
 from dualpath_cli.study.routing.tokens import Example, Floats, Model
 
 MOST_BYTES = 5_000_000  # of a page, for mail and browsers

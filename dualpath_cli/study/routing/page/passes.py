@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.system import replacing
+from dualpath_cli.base.files import replacing
 from dualpath_cli.data.windows import Windows
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE

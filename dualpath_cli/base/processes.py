@@ -1,0 +1,114 @@
+"""Cores and GPUs of a process, the signals that end it, and its parent."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+_PARENT = "DUALPATH_PARENT"  # the process that a child must not outlive
+
+
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
+
+
+def cores() -> int:
+    """Number of cores that this process may use: SLURM and taskset give a part of the
+    machine."""
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
+
+
+def visible_gpus() -> int | None:
+    """Number of GPUs that CUDA's driver shows to this process; None if unknown."""
+    if Path("/dev/kfd").exists():  # AMD's GPUs, which only ROCm counts
+        return None
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return count.value if ready else 0
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the first of all, by torchrun, SLURM or Lightning."""
+    return all(
+        os.environ.get(n, "0") == "0" for n in ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+    )
+
+
+STOPPING = [
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
+    if hasattr(signal, name)
+]
+"""Signals that a training ends by at the end of a step."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does: finished work is kept, its
+    processes end."""
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[list[KeyboardInterrupt]]:
+    """Makes SIGTERM raise Terminated inside the block.
+
+    Yields the exceptions raised for SIGTERM and Ctrl-C: a library may turn one into
+    another.
+    """
+    came: list[KeyboardInterrupt] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        came.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
+        # once: a parent of several threads sends one for each
+        if number == signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)
+        raise came[-1]
+
+    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    in_main = threading.current_thread() is threading.main_thread()
+    # Handlers that others have set stay.
+    taken = [
+        n for n, before in usual.items() if in_main and signal.getsignal(n) is before
+    ]
+    try:
+        for number in taken:
+            signal.signal(number, end)
+        yield came
+    finally:
+        for number in taken:
+            signal.signal(number, usual[number])  # type: ignore[arg-type]
+
+
+@contextmanager
+def of_children() -> Iterator[None]:
+    """Commands that are started inside the block end with this process."""
+    os.environ[_PARENT] = str(os.getpid())
+    try:
+        yield
+    finally:
+        del os.environ[_PARENT]
+
+
+def end_with_parent() -> None:
+    """Sends this process SIGTERM when the parent that started it by `of_children` ends.
+
+    Raises Terminated if the parent has ended by now.
+    """
+    parent = os.environ.pop(_PARENT, None)  # children of this process do not inherit it
+    if parent is None or not parent.isdecimal() or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
+    # the parent has ended, and another process took its place
+    if os.getppid() != int(parent):
+        raise Terminated
