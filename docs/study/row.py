@@ -1,22 +1,16 @@
-"""Keeps the finished runs of docs/study/row.md, and puts them back where a sweep
-continues.
+"""Keeps the finished runs of docs/study/row.md, and restores them for a sweep to go on.
 
-python docs/study/row.py keep runs/row       # scores into row.csv, small files into
-                                             row.tar.xz
-python docs/study/row.py restore runs/row    # before the declared commands, on another
-                                             machine
-python docs/study/row.py bends a50_k1:expanded_k2   # what stands beside a p, once all
-                                                    runs are in
-python docs/study/row.py seeds a50_k1:expanded_k2   # the difference seed by seed, not
-                                                    declared
-python docs/study/row.py noise a50_k1:expanded_k2   # what unequal noise does to the
-                                                    intervals
-python docs/study/row.py figure docs/study/row.png  # scores over rates, once all runs
-                                                    are in
+python docs/study/row.py ...
+    keep runs/row                 scores into row.csv, small files into row.tar.xz
+    restore runs/row              on another machine, before the page's commands
+    bends a50_k1:expanded_k2      the preregistered check beside a p-value
+    seeds a50_k1:expanded_k2      the difference seed by seed, not preregistered
+    noise a50_k1:expanded_k2      how unequal noise changes the intervals
+    figure docs/study/row.png     scores over rates
 
 `--study row_256` does the same for docs/study/row_256.md, `--study loops` for
-docs/study/loops.md. No score is shown but by the last four. A kept run has no
-checkpoints; `sweep` and `compare` take it as finished.
+docs/study/loops.md. Only the last four show scores, once all runs are in. A kept run
+has no checkpoints; `sweep` and `compare` take it as finished.
 """
 
 import argparse
@@ -39,12 +33,12 @@ from dualpath_cli.report.figures import FAMILY_COLORS
 SETS = ("novels", "peps", "rust_rfcs", "gsm8k")
 FILES = ("recipe.yaml", "versions.json", "metrics.csv", "validation.csv", "routing.csv")
 ARMS = (
-    ("expanded_k2", "in a row: twice the layers", "expanded"),
-    ("a50_k1", "side by side: dual, K = 1", "dual"),
+    ("expanded_k2", "sequential: twice the layers", "expanded"),
+    ("a50_k1", "parallel: dual, K = 1", "dual"),
     ("wide", "PureWide, not tested", "wide"),
 )
 DESIGNS = 10_000
-"""Designs that `bends` simulates, as declared, and `noise`."""
+"""Designs that `bends` (as preregistered) and `noise` simulate."""
 RESAMPLES = 2_000
 """Resamples of each design of `noise`; `compare` takes ten times as many."""
 
@@ -55,7 +49,7 @@ class Study(NamedTuple):
     fewest: int
     """Seeds below which nothing is tested."""
     margin: float
-    """The smallest difference that matters, as declared."""
+    """The smallest difference that matters, as preregistered."""
     table: Path
     archive: Path
 

@@ -26,7 +26,7 @@ OTHERS = ("wide", "loop_k4", "a50_k1")
 LINEAR = ("a50_k4", *OTHERS)
 """Arms of equal linear FLOPs, which have one variance at a width."""
 MATTERS = 0.014
-"""The lead that declared.md calls relevant."""
+"""The smallest lead that matters, as preregistered in declared.md."""
 
 Scores = Sequence[float]
 
@@ -93,12 +93,12 @@ def difference(part: str, one: str, other: str) -> tuple[float, Spread]:
 
 
 def welch(part: str, one: str, other: str) -> Any:
-    """SciPy's result of the test by the two arms alone."""
+    """SciPy's result of the test on these two arms only."""
     return ttest_ind(scores(part, one), scores(part, other), equal_var=False)
 
 
 def verdict(value: float, low: float, p_holm: float) -> str:
-    """As declared.md has it; `low` is where the 95 % interval begins."""
+    """The verdict of declared.md; `low` is the lower end of the 95 % interval."""
     if p_holm < LEVEL and value > 0:
         return "worse"
     if p_holm < LEVEL:
@@ -122,8 +122,8 @@ def interval(value: float, spread: Spread) -> str:
 
 
 def tests() -> Table:
-    """The declared tests of width 32; those of width 48, never made, count as p = 1 in
-    Holm, 6."""
+    """The preregistered tests of width 32; in *Holm, 6* those of width 48, which were
+    never run, count as p = 1."""
     found = [difference("table32", "a50_k4", other) for other in OTHERS]
     p = [spread.p(value) for value, spread in found]
     corrected = zip(p, holm(p), holm([*p, 1, 1, 1]), strict=False)

@@ -101,7 +101,7 @@ def test_each_run_began_after_its_commit_which_has_todays_declaration(study):
     ("name", "seeds", "units"),
     [("row", range(14, 28), "bf16"), ("row_256", range(4), "NVIDIA H")],
 )
-def test_runs_in_a_row_are_of_the_declared_seeds_and_began_after_their_declaration(
+def test_runs_are_of_the_preregistered_seeds_and_began_after_the_preregistration(
     name, seeds, units, study
 ):
     page = (STUDY / f"{name}.md").read_text(encoding="utf-8")
@@ -155,7 +155,9 @@ def test_the_page_of_the_row_says_what_its_commands_print(
     row.bends(study, "a50_k1:expanded_k2")
     share = re.search(r"share: ([\d.]+)", capsys.readouterr().out)[1]
     text = " ".join(lines)
-    assert f"in {float(share):.3f} of the 10,000 declared designs" in text
+    percent = {"row": f"{float(share):.0%}", "row_256": f"{float(share):.1%}"}[name]
+    shown = f"{percent.replace('%', ' %')} of 10,000 simulated designs ({share})"
+    assert shown in text.replace("In ", "")
     row.seeds(study, "a50_k1:expanded_k2")
     level = {"row": "90", "row_256": "95"}[name]
     shown = capsys.readouterr().out.replace("-", "−")
@@ -184,8 +186,8 @@ def test_an_arm_that_is_noisier_at_its_best_rate_is_held_less_often(
     assert passed[0] < max(better, worse) < passed[1]
 
 
-def test_runs_that_began_out_of_the_declared_order_are_named_on_the_page():
-    """Declared: for each two seeds all runs of `expanded`, then all of `k1`."""
+def test_runs_that_began_out_of_the_preregistered_order_are_named_on_the_page():
+    """The order: for each two seeds all runs of `expanded`, then all of `k1`."""
     kept = script("row").read(STUDY / "row.csv")
     rows = [row for row in kept if not row["sweep"].startswith("pilot")]
     rows.sort(key=lambda row: row["started"])
