@@ -38,7 +38,11 @@ def work_folder(out: Path, content: dict[str, Any], overwrite: bool) -> Iterator
 
 
 def publish(folder: Path, work: Path, out: Path) -> None:
-    """Gives a finished folder its name; a previous OUT moves into the work folder."""
+    """Syncs a finished folder of synced files, and gives it its name.
+
+    A previous OUT moves into the work folder.
+    """
+    sync(folder)
     remove(work / _REPLACED)
     # a folder cannot be replaced in one step as a file can
     set_aside(out, work / _REPLACED)
