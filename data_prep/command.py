@@ -12,7 +12,7 @@ from data_prep import sample
 from data_prep.corpora import MIRROR, find
 from data_prep.settings import NEMOTRON, SAMPLE, Preparation, settings_from
 from data_prep.text import SHORTEST, Contamination, words_of
-from dualpath_cli.base.errors import RunFailed, UserError, of_system
+from dualpath_cli.base.errors import RunFailed, UserError, describe_system_error
 from dualpath_cli.base.output import say
 from dualpath_cli.base.processes import cores
 from dualpath_cli.base.ranges import Place, Size, check_ranges
@@ -95,7 +95,7 @@ def run(options: Prepare) -> None:
         interrupt.args = (again,)
         raise
     except OSError as error:
-        code, reason = of_system(error)
+        code, reason = describe_system_error(error)
         if code == 2 or isinstance(error, BrokenPipeError):
             raise
         raise RunFailed(f"{reason}; {again}") from error

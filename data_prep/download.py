@@ -21,7 +21,7 @@ from rich.filesize import decimal
 from data_prep.corpora import FILE_BYTES, FILE_TOKENS, Corpus, InputFile, RemoteFile
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import replacing
-from dualpath_cli.base.locks import alone
+from dualpath_cli.base.locks import exclusive
 from dualpath_cli.base.output import say
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
 from dualpath_cli.data.rows import DAMAGED, OnRead, decompress, is_known, suffixes
@@ -65,7 +65,7 @@ class Downloads:
         path = self._folder / file.name
         if not _is_there(path, file):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with alone(path.with_name(f"{path.name}.lock"), path, wait=True):
+            with exclusive(path.with_name(f"{path.name}.lock"), path, wait=True):
                 # it may have been fetched while this one waited
                 if not _is_there(path, file):
                     self._fetch(file, path)

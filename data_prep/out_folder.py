@@ -9,16 +9,15 @@ from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import (
-    OURS,
+    find_unfinished,
     is_special,
     read_json,
     remove,
-    set_aside,
     sync,
-    unfinished,
     write_text,
 )
-from dualpath_cli.base.locks import alone
+from dualpath_cli.base.folders import OURS, set_aside
+from dualpath_cli.base.locks import exclusive
 from dualpath_cli.base.output import say
 
 _REQUEST, _REPLACED = "request.json", "replaced"
@@ -31,7 +30,7 @@ def work_folder(out: Path, content: dict[str, Any], overwrite: bool) -> Iterator
     `content` identifies the preparation; files of another content are not used.
     """
     work = _partial(out)
-    with alone(_lock(work), work):
+    with exclusive(_lock(work), work):
         work.mkdir(exist_ok=True)
         _claim(work, out, content, overwrite)
         yield work
@@ -58,7 +57,7 @@ def discard(work: Path) -> None:
 def _claim(work: Path, out: Path, content: dict[str, Any], overwrite: bool) -> None:
     note = work / _REQUEST
     before = _noted(work)
-    held = set(work.iterdir()) - set(unfinished(note))
+    held = set(work.iterdir()) - set(find_unfinished(note))
     if held and (before is None or before.keys() != content.keys()):
         raise UserError(
             f"'{work}' is wanted for unfinished work and holds something else; move it"
@@ -114,7 +113,7 @@ def remove_leftovers(out: Path, content: dict[str, Any]) -> None:
     with suppress(OSError):
         work.rmdir()  # left empty: it was killed just before
     # Under its lock, and the lock with it: the preparation may be about to do the same.
-    with suppress(UserError, OSError), alone(_lock(work), work):
+    with suppress(UserError, OSError), exclusive(_lock(work), work):
         if _noted(work) == content:
             say_removing(work)
             discard(work)

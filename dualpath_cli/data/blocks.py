@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import replacing
-from dualpath_cli.base.locks import alone, keep_in_use, remove_unused
+from dualpath_cli.base.locks import exclusive, keep_in_use, remove_unused
 from dualpath_cli.data import storage
 from dualpath_cli.data.manifest import (
     AGAIN,
@@ -128,7 +128,7 @@ class ChunkCache:
         path = self.folder / name
         if path.exists():
             return
-        with alone(Path(f"{path}.lock"), path, wait=True):
+        with exclusive(Path(f"{path}.lock"), path, wait=True):
             if not path.exists():
                 storage.download(f"{self.url}/{name}", path, self._sha256[name])
 

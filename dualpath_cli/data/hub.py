@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dualpath_cli.base.errors import RunFailed, UserError, of_content
+from dualpath_cli.base.errors import RunFailed, UserError, content_fault
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -62,7 +62,7 @@ def explained(what: str, page: str, api: "HfApi") -> Iterator[None]:
         LookupError,
     ) as error:
         # httpx's, of a transfer, or the answer of a server that is not the hub.
-        why = _line(of_content(error.__cause__ or error))
+        why = _line(content_fault(error.__cause__ or error))
         raise RunFailed(
             f"{what}: {api.endpoint} failed ({why}); check the network, and "
             "HF_ENDPOINT where it is set, then run this again"

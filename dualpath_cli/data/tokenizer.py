@@ -15,7 +15,7 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from dualpath_cli.base.errors import UserError, did_you_mean, of_content
+from dualpath_cli.base.errors import UserError, content_fault, did_you_mean
 from dualpath_cli.base.files import read_json, read_text, write_text
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
 
@@ -219,7 +219,7 @@ def _one_line(origin: str) -> Iterator[None]:
             and type(error).__name__ != "PanicException"
         ):
             raise
-        reason = " ".join(of_content(error).split())
+        reason = " ".join(content_fault(error).split())
         raise UserError(f"tokenizer '{origin}': cannot be used ({reason})") from None
 
 

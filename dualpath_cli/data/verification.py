@@ -18,7 +18,7 @@ import numpy as np
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import read_bytes, write_text
-from dualpath_cli.base.locks import alone
+from dualpath_cli.base.locks import exclusive
 from dualpath_cli.base.output import say
 from dualpath_cli.base.processes import cores
 from dualpath_cli.data.manifest import AGAIN, HEADER, Manifest, StoredFile, readable
@@ -151,7 +151,7 @@ def verify_chunks(folder: Path, manifest: Manifest, how: Verify) -> None:
     with ExitStack() as held:
         # where nothing can be remembered, each process reads for itself
         with suppress(OSError):
-            held.enter_context(alone(Path(f"{memory}.lock"), memory, wait=True))
+            held.enter_context(exclusive(Path(f"{memory}.lock"), memory, wait=True))
         chunks = Chunks(folder, manifest)
         # The first rank of the node, by torchrun and Lightning, or by Slurm.
         first = all(
