@@ -38,10 +38,16 @@ def check_range(name: str, value: float, allowed: Range) -> None:
     if low <= value <= high:
         return
 
-    least, most = (f"{n:g}" if isinstance(n, float) else f"{n:,}" for n in allowed)
-    wanted = f"at least {least}" if value < low else f"from {least} to {most}"
     shown = f"{value:g}" if isinstance(value, float) else value
-    raise ValueError(f"{name} must be {wanted}, not {shown}")
+    if value < low:
+        raise ValueError(f"{name} must be at least {_bound(low)}, not {shown}")
+    raise ValueError(
+        f"{name} must be from {_bound(low)} to {_bound(high)}, not {shown}"
+    )
+
+
+def _bound(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}"
 
 
 def check_name(what: str, name: str, way_out: str = "") -> None:
@@ -130,7 +136,9 @@ def parse_size(text: str, name: str) -> int:
         whole, fraction, exponent, suffix = match.groups()
         fraction = (fraction or "").rstrip("0")
         digits = int(whole.replace("_", "") + fraction)
-        power = int(exponent or 0) + SUFFIXES.get(suffix.upper(), 0) - len(fraction)
+        power = int(exponent or 0)
+        power += SUFFIXES.get(suffix.upper(), 0)
+        power -= len(fraction)
 
         # With a power below 0, digits of the fraction are left over.
         size = digits * 10 ** max(power, 0)
