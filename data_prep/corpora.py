@@ -23,7 +23,7 @@ from data_prep.settings import NEMOTRON, SAMPLE, SourceSettings
 from dualpath_cli.base.errors import UserError, did_you_mean, listed
 from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.data.documents import Source, source_files
-from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, connect, explained
+from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, explaining_errors, hub_client
 from dualpath_cli.data.manifest import HUB, dataset_of
 from dualpath_cli.data.rows import kind_of, suffixes
 
@@ -222,14 +222,16 @@ def hub_files(source: str) -> list[RemoteFile]:
     """
     from huggingface_hub.hf_api import RepoFile  # which takes long to import
 
-    dataset, api = dataset_of(source), connect()
+    dataset, api = dataset_of(source), hub_client()
     path = source.removeprefix(f"{HUB}{dataset}").strip("/")
     try:
         globs = map(glob_translate, [path] if has_magic(path) else [path, f"{path}/**"])
         named = re.compile("|".join(globs))
     except ValueError as error:
         raise UserError(f"source '{source}': no glob of the hub: {error}") from None
-    with explained(f"dataset '{dataset}'", f"{api.endpoint}/datasets/{dataset}", api):
+    with explaining_errors(
+        f"dataset '{dataset}'", f"{api.endpoint}/datasets/{dataset}", api
+    ):
         asked: list[Any] = ["gated", "sha"]
         info = api.dataset_info(dataset, expand=asked, timeout=FIRST_ANSWER_SECONDS)
         # optional only because not every request asks for it

@@ -17,10 +17,9 @@ from dualpath_cli.data.manifest import (
     HEADER,
     MANIFEST,
     Manifest,
-    readable,
-    sha256_of,
+    explaining_read_errors,
 )
-from dualpath_cli.data.storage import is_remote
+from dualpath_cli.data.storage import is_remote, sha256_of
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.verification import verify_chunks
 from dualpath_cli.report.console import plain_console
@@ -59,11 +58,10 @@ def run(options: Inspect) -> str:
             f"'{options.folder}' is not on a disk; copy it to one to inspect it"
         )
     manifest = Manifest.read(folder)
-    manifest.check_sizes(folder)
-    manifest.check_index(folder)
+    manifest.check_files(folder)
     manifest.check_tokenizer(folder)
     for file in manifest.beside:
-        with readable(folder / file.name):
+        with explaining_read_errors(folder / file.name):
             if sha256_of(folder / file.name) != file.sha256:
                 raise UserError(
                     f"{folder / file.name}: changed since it was prepared; {AGAIN}"

@@ -42,7 +42,7 @@ from dualpath_cli.base.files import read_json
 from dualpath_cli.base.output import say
 from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.data.rows import OnRead
-from dualpath_cli.data.storage import sizes
+from dualpath_cli.data.storage import file_sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 from dualpath_cli.report.console import Progress, counted, plain_console
 
@@ -100,7 +100,7 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
     _check_is_ours(out)
     try:
         manifest = Manifest.read(out)
-        manifest.check_sizes(out)
+        manifest.check_files(out)
     except UserError:
         if overwrite:
             return None
@@ -134,7 +134,7 @@ def _check_is_ours(out: Path) -> None:
             f"--out '{out}' exists and is not a data folder; choose another one"
         ) from None
     known = {MANIFEST, INDEX, TOKENIZER, *listed}
-    if strangers := sorted(sizes(out).keys() - known):
+    if strangers := sorted(file_sizes(out).keys() - known):
         named = f"--out '{out}' holds '{strangers[0]}'"
         raise UserError(f"{named}, which is no data; move it elsewhere")
 

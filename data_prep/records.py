@@ -20,7 +20,7 @@ from data_prep.pieces import REJECTED, Piece, file_number
 from data_prep.settings import SourceSettings
 from dualpath_cli.base.files import replacing
 from dualpath_cli.data.manifest import INDEX, MANIFEST, SourceCount, StoredFile
-from dualpath_cli.data.storage import sha256_of, sizes
+from dualpath_cli.data.storage import file_sizes, sha256_of
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 
 # called with the number of pieces gone through since the last call
@@ -145,7 +145,7 @@ def stored(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]:
     known = {*(chunk.name for chunk in chunks), INDEX, MANIFEST, TOKENIZER}
     return [
         StoredFile(name, size, sha256_of(folder / name))
-        for name, size in sorted(sizes(folder).items())
+        for name, size in sorted(file_sizes(folder).items())
         if name not in known
     ]
 

@@ -12,7 +12,13 @@ import numpy as np
 
 from data_prep.pieces import Tokens, read_sealed, write_sealed
 from dualpath_cli.base.files import replacing, write_text
-from dualpath_cli.data.manifest import FORMATS, HEADER, INDEX, StoredFile, index_entries
+from dualpath_cli.data.manifest import (
+    HEADER,
+    INDEX,
+    LITDATA_FORMATS,
+    StoredFile,
+    index_entries,
+)
 from dualpath_cli.data.storage import sha256_of
 
 _CONFIG: dict[str, Any] = {
@@ -82,7 +88,9 @@ def write_shards(
             write_sealed(note, json.dumps(asdict(file)).encode())
         lengths.append(length)
         chunks.append(file)
-    write_text(folder / INDEX, _index(chunks, lengths, FORMATS[np.dtype(dtype).name]))
+    write_text(
+        folder / INDEX, _index(chunks, lengths, LITDATA_FORMATS[np.dtype(dtype).name])
+    )
     return chunks, sha256_of(folder / INDEX)
 
 

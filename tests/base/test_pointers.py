@@ -134,7 +134,7 @@ def test_a_data_folder_with_a_pointer_is_refused_by_it(name, data):
 
 def check(folder: Path) -> None:
     manifest = Manifest.read(folder)
-    manifest.check_sizes(folder)
+    manifest.check_files(folder)
     manifest.check_tokenizer(folder)
 
 

@@ -16,7 +16,8 @@ from data_prep.corpora import find
 from data_prep.prepare import Request
 from data_prep.settings import Preparation, SourceSettings
 from dualpath_cli.data.manifest import Manifest
-from dualpath_cli.data.tokenizer import Tokenizer, byte_of_character
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.tokenizer_json import byte_of_character
 from tests.data.small_tokenizer import tokenizer_with
 
 

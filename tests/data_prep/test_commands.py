@@ -23,7 +23,8 @@ from data_prep import tokenizer as tokenizer_command
 from data_prep.settings import settings_from
 from dualpath_cli.base.errors import RunFailed, UserError
 from dualpath_cli.cli.main import main
-from dualpath_cli.data.manifest import Manifest, sha256_of
+from dualpath_cli.data.manifest import Manifest
+from dualpath_cli.data.storage import sha256_of
 from dualpath_cli.data.tokenizer import Tokenizer, train_bpe
 from dualpath_cli.recipe.recipes import find, read
 from tests.data.faulty_data import intact, source_count, write_data_folder
