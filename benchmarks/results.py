@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 
-from dualpath_cli.base.errors import UserError, one_line
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import write_text
+from dualpath_cli.base.output import one_line
 from dualpath_cli.base.version import package_versions, versions
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.report.table import Column, Table, markdown

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from docstring_parser import parse_from_object
 
-from dualpath_cli.base.ranges import PLACES, SIZES
+from dualpath_cli.base.ranges import PATH_FORM, SIZE_FORM
 from dualpath_cli.recipe.elsewhere import TABLE as ELSEWHERE
 from dualpath_cli.recipe.elsewhere import TRAINERS
 from dualpath_cli.recipe.parser import describe
@@ -32,8 +32,8 @@ Given here, these words are refused, and the message names their counterpart.
 
 """
 SHORT = {
-    PLACES: "path",
-    SIZES: "size",
+    PATH_FORM: "path",
+    SIZE_FORM: "size",
     "a mapping of names to values": "mapping",
     " (each mapping)": "",
     "a whole number": "whole number",

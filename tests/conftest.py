@@ -12,7 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from dualpath_cli.base.locks import alone
+from dualpath_cli.base.locks import exclusive
 from dualpath_cli.cli.main import main
 from tests.data.s3 import s3_bucket, s3_server
 
@@ -88,7 +88,7 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> Share:
     def folder(name: str, fill: Callable[[Path], object]) -> Path:
         path, filled = base / "shared" / name, base / "shared" / f"{name}.filled"
         path.mkdir(parents=True, exist_ok=True)
-        with alone(base / "shared" / f"{name}.lock", path, wait=True):
+        with exclusive(base / "shared" / f"{name}.lock", path, wait=True):
             if not filled.exists():
                 fill(path)
                 filled.touch()

@@ -30,8 +30,9 @@ from benchmarks import results
 from benchmarks.gpu import correct, decoding, kernels, runs, step
 from benchmarks.gpu.bench import MAIN, Bench, Cell, Rehearsal, Sizes
 from benchmarks.results import Rows, failed
-from dualpath_cli.base.errors import UserError, one_line
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import write_text
+from dualpath_cli.base.output import one_line
 
 PHASES: list[tuple[float, float, dict[str, Cell]]] = [
     (

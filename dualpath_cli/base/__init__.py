@@ -1,2 +1,1 @@
-"""What every room stands on: errors, ranges of numbers, the operating system, the
-version."""
+"""What every room stands on: errors, ranges of numbers, files, locks, the version."""

@@ -1,5 +1,4 @@
-"""The exceptions that end a command with one line, hints, and how any failure reads as
-one."""
+"""The exceptions that end a command with one line, and how any failure reads as one."""
 
 import difflib
 import errno
@@ -8,10 +7,11 @@ from collections.abc import Iterable, Mapping
 
 # characters of a message; a longer one loses its middle, as both ends say what to do
 LONGEST = 800
-NEAR, FAR = 0.7, 0.4
-"""The least similarity, of difflib, of a word that is suggested, and the most letters
-to change, as a part of the word: `ablation` has 0.71 and 0.38 to `ablate`, `score` 0.67
-to `compare`, `max_steps` 0.44 to `max_bad_steps`."""
+
+# Two bounds of a word that is suggested: `ablation` has 0.71 and 0.38 to `ablate`,
+# `score` 0.67 to `compare`, `max_steps` 0.44 to `max_bad_steps`.
+LEAST_SIMILARITY = 0.7  # of difflib
+MOST_CHANGES = 0.4  # letters to change, as a part of the word
 
 
 class UserError(Exception):
@@ -30,8 +30,7 @@ class RunFailed(Exception):
 
 
 class NumbersFailed(RunFailed):
-    """The numbers failed, not the machine: the same command would end in the same
-    way."""
+    """The numbers failed, not the machine: the same command would end like this."""
 
 
 def did_you_mean(
@@ -43,35 +42,46 @@ def did_you_mean(
     (of three letters or more). `shown` has the names to show in place of candidates.
     """
     known = list(candidates)
-    near = difflib.get_close_matches(word[:LONGEST], known, cutoff=NEAR)
-    near = [
-        candidate for candidate in near if _changes(word, candidate) <= FAR * len(word)
-    ]
-    near += [candidate for candidate in known if sorted(candidate) == sorted(word)]
+    most_changes = MOST_CHANGES * len(word)
+
+    similar = difflib.get_close_matches(word[:LONGEST], known, cutoff=LEAST_SIMILARITY)
+    near = [other for other in similar if _changes(word, other) <= most_changes]
+    near += [other for other in known if sorted(other) == sorted(word)]
     if len(word) >= 3:
-        near += [candidate for candidate in known if candidate.startswith(word)]
-    return f"; did you mean '{shown.get(near[0], near[0])}'?" if near else ""
+        near += [other for other in known if other.startswith(word)]
+
+    if not near:
+        return ""
+    return f"; did you mean '{shown.get(near[0], near[0])}'?"
 
 
 def _changes(word: str, other: str) -> int:
     """Letters that are replaced, left out or added from one word to the other."""
+    changes = 0
     parts = difflib.SequenceMatcher(None, word, other).get_opcodes()
-    return sum(max(i - h, k - j) for kind, h, i, j, k in parts if kind != "equal")
+    for kind, start, end, other_start, other_end in parts:
+        if kind != "equal":
+            changes += max(end - start, other_end - other_start)
+    return changes
 
 
 def listed(names: Iterable[str], most: int = 10) -> str:
-    """Returns names in a row, those beyond `most` as a count; "none" without any."""
+    """Returns names with commas, those beyond `most` as a count; "none" without any."""
     known = list(names)
-    more = f" and {len(known) - most:,} more" if len(known) > most else ""
-    return (", ".join(known[:most]) or "none") + more
+    shown = ", ".join(known[:most]) or "none"
+    if len(known) <= most:
+        return shown
+    return f"{shown} and {len(known) - most:,} more"
 
 
 class Stopped(BaseException):
     """A command that a signal has ended early, with nothing lost."""
 
     def __init__(self, text: str, code: int, quiet: bool) -> None:
-        """`text` says what happened and how to continue; a `quiet` rank prints
-        nothing."""
+        """`text` says what happened and how to continue.
+
+        A `quiet` rank prints nothing.
+        """
         super().__init__(text)
         self.text = text
         self.code = code
@@ -86,6 +96,8 @@ _MISTAKES = {
     errno.ELOOP: "it is a symbolic link, or links go in a circle; remove it",
     errno.EEXIST: "remove it, or give another name",
 }
+"""Ways out of a wrong path."""
+
 _FAILURES = {
     errno.ENOSPC: "free some space and give the same command again",
     errno.EDQUOT: "free some space and give the same command again",
@@ -93,22 +105,26 @@ _FAILURES = {
     errno.EPERM: "change its permissions, or choose another folder",
     errno.EROFS: "choose a folder that can be written",
 }
+"""Ways out of a failure of the machine."""
 
 
-def of_system(error: OSError) -> tuple[int, str]:
+def describe_system_error(error: OSError) -> tuple[int, str]:
     """Returns the exit code and the message of an error of the system.
 
     The code is 2 for a wrong path, and 1 for a failure of the machine.
     """
     number = error.errno or 0
     reason = error.strerror or str(error) or type(error).__name__
-    place = "" if error.filename is None else f"'{error.filename}': "
-    way_out = _MISTAKES.get(number) or _FAILURES.get(number)
-    text = f"{place}{reason}" + (f"; {way_out}" if way_out else "")
-    return (2 if number in _MISTAKES else 1), text
+    text = reason if error.filename is None else f"'{error.filename}': {reason}"
+
+    if number in _MISTAKES:
+        return 2, f"{text}; {_MISTAKES[number]}"
+    if number in _FAILURES:
+        return 1, f"{text}; {_FAILURES[number]}"
+    return 1, text
 
 
-def of_content(error: BaseException) -> str:
+def content_fault(error: BaseException) -> str:
     """Returns the fault of a file's content in words."""
     if isinstance(error, KeyError):
         return f"it lacks {error}"

@@ -14,63 +14,67 @@ from dualpath_cli.base.output import say
 
 FIT = "fit.lock"  # in a run folder, while a fit runs
 
-
-def no_link(path: str | Path, flags: int) -> int:
-    """os.open that follows no link and does not wait at a pipe."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-
+_WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+"""Errors of flock on a file system that has no locks."""
 
 _held: set[int] = set()  # descriptors of locks; a forked process closes its copies
-
 
 _uses = ExitStack()  # locks that end with this process
 
 
-def _let_go() -> None:
+def _close_copies() -> None:
     while _held:
         os.close(_held.pop())
 
 
-os.register_at_fork(after_in_child=_let_go)
+# A child that outlives this process would else keep its locks.
+os.register_at_fork(after_in_child=_close_copies)
+
+
+def open_without_links(path: str | Path, flags: int) -> int:
+    """os.open that follows no link and does not wait at a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 @contextmanager
 def locked(
     path: Path, create: int = 0, *, wait: bool = False, shared: bool = False
 ) -> Iterator[bool]:
-    """Holds a file, never a link; yields whether the file system has locks.
+    """Locks a file, never a link; yields whether the file system has locks.
 
-    Any number may hold a file `shared` at the same time. Raises BlockingIOError if
-    another process holds it otherwise, unless `wait`.
+    Any number of processes may hold a `shared` lock at the same time. Raises
+    BlockingIOError if another process has the lock otherwise, unless `wait`.
     """
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     while True:
-        descriptor = no_link(path, os.O_RDWR | create)
+        descriptor = open_without_links(path, os.O_RDWR | create)
         _held.add(descriptor)
         try:
-            try:
-                fcntl.flock(descriptor, kind | (0 if wait else fcntl.LOCK_NB))
-                known = True
-            except OSError as error:
-                if error.errno not in (
-                    errno.ENOSYS,
-                    errno.ENOLCK,
-                    errno.EOPNOTSUPP,
-                    errno.EINVAL,
-                ):
-                    raise
-                known = False
-            if os.fstat(descriptor).st_nlink:  # else removed before it was locked
-                yield known
+            has_locks = _flock(descriptor, wait, shared)
+            # Another process may have removed the file before it was locked.
+            if os.fstat(descriptor).st_nlink:
+                yield has_locks
                 return
         finally:
-            if descriptor in _held:  # else this is a fork, which has let it go
+            # A fork inside the block has closed its copy.
+            if descriptor in _held:
                 _held.remove(descriptor)
                 os.close(descriptor)
 
 
+def _flock(descriptor: int, wait: bool, shared: bool) -> bool:
+    """Locks an open file; returns whether the file system has locks."""
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _WITHOUT_LOCKS:
+            return False
+        raise
+    return True
+
+
 @contextmanager
-def alone(
+def exclusive(
     lock: Path,
     what: Path,
     way_out: str = "wait for its end",
@@ -78,26 +82,30 @@ def alone(
     wait: bool = False,
     keep: bool = False,
 ) -> Iterator[None]:
-    """Holds a lock file while the block runs.
+    """Locks the file `lock` while the block writes to `what`.
 
-    Raises UserError if another process writes `what`; `wait` waits for its end instead.
-    `keep` leaves the file. The lock is the operating system's (flock): it ends with its
-    process. Over NFS it holds between machines (Linux; not with local_lock). On a file
-    system without locks a warning is printed, and nothing is held.
+    Raises UserError if another process writes to `what`; `wait` waits for its end
+    instead. `keep` leaves the lock file. The lock is the operating system's (flock): it
+    ends with its process. Over NFS it holds between machines (Linux; not with
+    local_lock). On a file system without locks a warning is printed, and nothing is
+    locked.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
+
+    with ExitStack() as stack:
         try:
-            known = held.enter_context(locked(lock, os.O_CREAT, wait=wait))
+            has_locks = stack.enter_context(locked(lock, os.O_CREAT, wait=wait))
         except BlockingIOError:
             raise UserError(
                 f"'{what}' is being written by another process; {way_out}"
             ) from None
-        if not known:
+
+        if not has_locks:
             say(
                 f"'{what}' is on a file system without locks: let nothing else write "
                 "there"
             )
+
         try:
             yield
         finally:
@@ -106,8 +114,8 @@ def alone(
                 lock.unlink(missing_ok=True)
 
 
-def is_held(lock: Path) -> bool:
-    """Whether a process holds a lock file, as far as the file system knows."""
+def is_locked(lock: Path) -> bool:
+    """Whether a process has a lock file, as far as the file system knows."""
     try:
         with locked(lock):
             return False
@@ -122,19 +130,22 @@ def keep_in_use(folder: Path) -> None:
     The folder need not exist yet. The lock lies beside the folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _uses.enter_context(locked(_use_of(folder), os.O_CREAT, wait=True, shared=True))
+    lock = locked(_lock_of_users(folder), os.O_CREAT, wait=True, shared=True)
+    _uses.enter_context(lock)
 
 
 def remove_unused(folder: Path) -> None:
-    """Deletes a folder unless a process keeps it in use, or the file system has no
-    locks."""
-    lock = _use_of(folder)
+    """Deletes a folder unless a process keeps it in use.
+
+    On a file system without locks nothing is deleted.
+    """
+    lock = _lock_of_users(folder)
     # BlockingIOError: it is in use
-    with suppress(OSError), locked(lock, os.O_CREAT) as known:
-        if known:
+    with suppress(OSError), locked(lock, os.O_CREAT) as has_locks:
+        if has_locks:
             shutil.rmtree(folder, ignore_errors=True)
         lock.unlink()  # a process that waits for it makes a new one
 
 
-def _use_of(folder: Path) -> Path:
+def _lock_of_users(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.used")

@@ -7,10 +7,11 @@ from typing import TextIO
 
 from dualpath_cli.base.errors import LONGEST
 
-LAYOUT = "\n\t\xa0\u1680\u202f\u205f\u3000\u200c\u200d" + "".join(
-    map(chr, range(0x2000, 0x200B))
-)
+_SPACES = "".join(map(chr, range(0x2000, 0x200B)))
+LAYOUT = "\n\t\xa0\u1680\u202f\u205f\u3000\u200c\u200d" + _SPACES
 """Characters that lay a text out, or join letters, and that no terminal obeys."""
+
+_LONG_WORD = re.compile(r"\S{300,}")
 
 
 def printable(text: str, keep: str = LAYOUT) -> str:
@@ -21,6 +22,7 @@ def printable(text: str, keep: str = LAYOUT) -> str:
     """
     if text.isprintable():
         return text
+
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
@@ -30,16 +32,19 @@ def one_line(text: str) -> str:
     Unprintable characters are escaped, and a word of 300 characters loses its middle.
     """
     plain = printable(text, keep="")
-    plain = re.sub(r"\S{300,}", lambda word: f"{word[0][:60]}...{word[0][-20:]}", plain)
+    plain = _LONG_WORD.sub(lambda word: f"{word[0][:60]}...{word[0][-20:]}", plain)
     if len(plain) <= LONGEST:
         return plain
+
     half = LONGEST // 2
     return f"{plain[:half]} [...] {plain[-half:]}"
 
 
 def escape_unprintable() -> None:
-    """Escapes characters that the output's encoding lacks; a closed output goes
-    nowhere."""
+    """Lets stdout escape characters that its encoding lacks.
+
+    A closed stdout goes nowhere.
+    """
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as we live
     if sys.stdout.errors in ("strict", "surrogateescape"):
@@ -47,14 +52,16 @@ def escape_unprintable() -> None:
 
 
 def say(text: str, stream: TextIO | None = None, *, end: str = "\n") -> None:
-    """Prints a line, on stderr by default; a terminal gets it `printable`, a file as it
-    is."""
+    """Prints a line, on stderr by default.
+
+    A terminal gets it `printable`, a file as it is.
+    """
     stream = stream or sys.stderr
     on_terminal = stream is not None and stream.isatty()
     print(printable(text) if on_terminal else text, end=end, file=stream, flush=True)
 
 
-def to_nobody(stream: TextIO) -> None:
+def send_nowhere(stream: TextIO) -> None:
     """Sends the rest of a stream, whose reader has left, nowhere."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())

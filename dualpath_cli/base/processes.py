@@ -10,30 +10,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-_PARENT = "DUALPATH_PARENT"  # the process that a child must not outlive
-
-
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
+_PARENT = "DUALPATH_PARENT"  # names the process that a child must not outlive
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a parent's death sends
 
 
 def cores() -> int:
-    """Number of cores that this process may use: SLURM and taskset give a part of the
-    machine."""
-    return (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
+    """Number of cores that this process may use.
+
+    SLURM and taskset give it a part of the machine.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def visible_gpus() -> int | None:
     """Number of GPUs that CUDA's driver shows to this process; None if unknown."""
     if Path("/dev/kfd").exists():  # AMD's GPUs, which only ROCm counts
         return None
+
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return 0
+
     count = ctypes.c_int()
     ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
     return count.value if ready else 0
@@ -41,9 +41,8 @@ def visible_gpus() -> int | None:
 
 def is_first_rank() -> bool:
     """Whether this process is the first of all, by torchrun, SLURM or Lightning."""
-    return all(
-        os.environ.get(n, "0") == "0" for n in ("RANK", "SLURM_PROCID", "LOCAL_RANK")
-    )
+    ranks = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+    return all(os.environ.get(rank, "0") == "0" for rank in ranks)
 
 
 STOPPING = [
@@ -55,8 +54,10 @@ STOPPING = [
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does: finished work is kept, its
-    processes end."""
+    """SIGTERM, which ends a command as Ctrl-C does.
+
+    Finished work is kept, and the command's processes end.
+    """
 
 
 @contextmanager
@@ -66,32 +67,34 @@ def ended_by_signals() -> Iterator[list[KeyboardInterrupt]]:
     Yields the exceptions raised for SIGTERM and Ctrl-C: a library may turn one into
     another.
     """
-    came: list[KeyboardInterrupt] = []
+    raised: list[KeyboardInterrupt] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        came.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
-        # once: a parent of several threads sends one for each
-        if number == signal.SIGTERM:
+        is_sigterm = number == signal.SIGTERM
+        raised.append(Terminated() if is_sigterm else KeyboardInterrupt())
+        # Only once: a parent of several threads sends one for each.
+        if is_sigterm:
             signal.signal(number, signal.SIG_IGN)
-        raise came[-1]
+        raise raised[-1]
 
     usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-    in_main = threading.current_thread() is threading.main_thread()
-    # Handlers that others have set stay.
-    taken = [
-        n for n, before in usual.items() if in_main and signal.getsignal(n) is before
-    ]
+
+    # Handlers that others have set stay; only the main thread may set any.
+    replaced = []
+    if threading.current_thread() is threading.main_thread():
+        replaced = [n for n, before in usual.items() if signal.getsignal(n) is before]
+
     try:
-        for number in taken:
+        for number in replaced:
             signal.signal(number, end)
-        yield came
+        yield raised
     finally:
-        for number in taken:
+        for number in replaced:
             signal.signal(number, usual[number])  # type: ignore[arg-type]
 
 
 @contextmanager
-def of_children() -> Iterator[None]:
+def children_end_with_us() -> Iterator[None]:
     """Commands that are started inside the block end with this process."""
     os.environ[_PARENT] = str(os.getpid())
     try:
@@ -101,14 +104,17 @@ def of_children() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Sends this process SIGTERM when the parent that started it by `of_children` ends.
+    """Sends this process SIGTERM when the parent that started it ends.
 
-    Raises Terminated if the parent has ended by now.
+    Only a parent that started it inside `children_end_with_us`. Raises Terminated if
+    the parent has ended by now.
     """
     parent = os.environ.pop(_PARENT, None)  # children of this process do not inherit it
     if parent is None or not parent.isdecimal() or sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
-    # the parent has ended, and another process took its place
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    # Where the parent ended before the call, another process has taken its place.
     if os.getppid() != int(parent):
         raise Terminated

@@ -1,5 +1,4 @@
-"""What settings check of their fields: ranges of numbers, names, paths, and sizes such
-as 38.5B.
+"""Checks of settings: ranges of numbers, names, paths, and sizes such as 38.5B.
 
 Imports nothing slow: `dualpath flops` checks a model with it.
 """
@@ -18,36 +17,50 @@ LONGEST_NAME = 100
 
 
 def check_ranges(settings: object, ranges: Mapping[str, Range]) -> None:
-    """Raises ValueError for the first number, or number of a list, that is out of its
-    range."""
+    """Raises ValueError for the first number that is out of its range.
+
+    Of a list each number is checked; other values pass.
+    """
     for name, allowed in ranges.items():
         value = getattr(settings, name)
-        items = enumerate(value) if isinstance(value, list | tuple) else [(None, value)]
-        for n, item in items:
-            if isinstance(item, int | float):
-                check_range(name if n is None else f"{name}[{n}]", item, allowed)
+        values = {name: value}
+        if isinstance(value, list | tuple):
+            values = {f"{name}[{n}]": item for n, item in enumerate(value)}
+
+        for place, number in values.items():
+            if isinstance(number, int | float):
+                check_range(place, number, allowed)
 
 
 def check_range(name: str, value: float, allowed: Range) -> None:
     """Raises ValueError for a number that is out of its range, as `nan` is."""
     low, high = allowed
-    if not low <= value <= high:
-        least, most = (f"{n:g}" if isinstance(n, float) else f"{n:,}" for n in allowed)
-        wanted = f"at least {least}" if value < low else f"from {least} to {most}"
-        shown = f"{value:g}" if isinstance(value, float) else value
-        raise ValueError(f"{name} must be {wanted}, not {shown}")
+    if low <= value <= high:
+        return
+
+    shown = f"{value:g}" if isinstance(value, float) else value
+    if value < low:
+        raise ValueError(f"{name} must be at least {_bound(low)}, not {shown}")
+    raise ValueError(
+        f"{name} must be from {_bound(low)} to {_bound(high)}, not {shown}"
+    )
+
+
+def _bound(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}"
 
 
 def check_name(what: str, name: str, way_out: str = "") -> None:
-    """Raises ValueError unless a name can be part of a path, and stays in its
-    folder."""
+    """Raises ValueError unless a name can be part of a path, and stays in its folder.
+
+    `what` is what has the name, in the message.
+    """
     # Figures would set what stands between two dollars as a formula.
-    plain = (
-        name.isprintable()
-        and not set(name) & set("/\\$")
-        and name not in ("", ".", "..")
-    )
-    if not plain or len(name.encode()) > LONGEST_NAME:
+    has_forbidden = bool(set(name) & set("/\\$"))
+    is_folder = name in ("", ".", "..")
+    is_plain = name.isprintable() and not has_forbidden and not is_folder
+
+    if not is_plain or len(name.encode()) > LONGEST_NAME:
         raise ValueError(
             f"{what} must be a plain name, without '/', '\\', '$' and control "
             f"characters, of at most {LONGEST_NAME} bytes, not '{name:.60}'{way_out}"
@@ -57,14 +70,17 @@ def check_name(what: str, name: str, way_out: str = "") -> None:
 def check_path(what: str, path: str, remote: bool = False) -> None:
     """Raises ValueError unless a text can be a path; `remote` allows s3://.
 
-    Bytes of a file's name that are no UTF-8 are characters from U+DC80 to U+DCFF.
+    Bytes of a file's name that are not UTF-8 are characters from U+DC80 to U+DCFF.
     """
-    if not path or not all(c.isprintable() or "\udc80" <= c <= "\udcff" for c in path):
+    can_be_name = all(c.isprintable() or "\udc80" <= c <= "\udcff" for c in path)
+    if not path or not can_be_name:
         raise ValueError(
             f"{what} must be a path without control characters, not '{path:.60}'"
         )
+
     scheme, colon, _ = path.partition("://")
-    if colon and "/" not in scheme and not (remote and scheme == "s3"):
+    is_url = bool(colon) and "/" not in scheme
+    if is_url and not (remote and scheme == "s3"):
         places = "a path on this machine" + (" or s3://" if remote else "")
         raise ValueError(f"{what} must be {places}, not '{path:.60}'")
 
@@ -74,26 +90,24 @@ if TYPE_CHECKING:
 else:
 
     class Place(str):
-        """A path of an option or a recipe, to jsonargparse: a text that `at_home`
-        reads."""
+        """A path of an option or a recipe; jsonargparse reads it by `expand_home`."""
 
 
-PLACES = (
+PATH_FORM = (
     "a path, without variables (write out what '$' stands for), '~' being a home folder"
 )
 
 
-def at_home(path: Any) -> str:
-    """A path with the home folder for a leading ~, which shells leave in --out=~/x and
-    in recipes.
+def expand_home(path: Any) -> str:
+    """A path with the home folder in place of a leading ~.
 
-    Raises ValueError for other homes than there are, and for variables, which nobody
-    fills in.
+    Shells leave ~ in --out=~/x and in recipes. Raises ValueError for the home of an
+    unknown user, for variables, which nobody fills in, and for what is not a text.
     """
-    found = os.path.expanduser(path) if isinstance(path, str) else "~"
-    if "$" in found or found.startswith("~"):
-        raise ValueError(f"{PLACES}, not '{path}'")
-    return found
+    expanded = os.path.expanduser(path) if isinstance(path, str) else "~"
+    if "$" in expanded or expanded.startswith("~"):
+        raise ValueError(f"{PATH_FORM}, not '{path}'")
+    return expanded
 
 
 # powers of ten; B and G are the same
@@ -101,7 +115,7 @@ SUFFIXES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
 
 LARGEST = 10**18  # no count of this package is above it
 
-SIZES = "a whole number from 1 to 10^18 such as 80M, 38.5B, 80e6 or 80000000"
+SIZE_FORM = "a whole number from 1 to 10^18 such as 80M, 38.5B, 80e6 or 80000000"
 
 _SIZE = re.compile(
     r"(\d[\d_]*)(?:\.(\d+))?(?:[eE]\+?(\d{1,2}))?\s*([KMBGT]?)", re.IGNORECASE
@@ -109,8 +123,7 @@ _SIZE = re.compile(
 
 
 class Size(int):
-    """A whole number that may be written `38.5B` or `1e6`, in recipes and on the
-    command line."""
+    """A whole number that recipes and options may write as `38.5B` or `1e6`."""
 
 
 def parse_size(text: str, name: str) -> int:
@@ -122,21 +135,29 @@ def parse_size(text: str, name: str) -> int:
     if match and len(text) < 100:
         whole, fraction, exponent, suffix = match.groups()
         fraction = (fraction or "").rstrip("0")
-        power = int(exponent or 0) + SUFFIXES.get(suffix.upper(), 0) - len(fraction)
-        size = int(whole.replace("_", "") + fraction) * 10 ** max(power, 0)
+        digits = int(whole.replace("_", "") + fraction)
+        power = int(exponent or 0)
+        power += SUFFIXES.get(suffix.upper(), 0)
+        power -= len(fraction)
+
+        # With a power below 0, digits of the fraction are left over.
+        size = digits * 10 ** max(power, 0)
         if power >= 0 and 0 < size <= LARGEST:
             return size
-    raise UserError(f"{name} must be {SIZES}, not '{text:.60}'")
+
+    raise UserError(f"{name} must be {SIZE_FORM}, not '{text:.60}'")
 
 
 def format_size(value: int) -> str:
-    """Writes a number with a suffix where three decimals keep it exact; parse_size
-    reads it back.
+    """Writes a number with a suffix where three decimals keep it exact.
 
-    80000000 becomes 80M, 1280000000 becomes 1.28B, 4718592 stays 4718592.
+    `parse_size` reads it back. 80000000 becomes 80M, 1280000000 becomes 1.28B, 4718592
+    stays 4718592.
     """
     for suffix in ("T", "B", "M", "K"):
         unit = 10 ** SUFFIXES[suffix]
-        if unit <= value < 1000 * unit and value * 1000 % unit == 0:
-            return f"{value / unit:.3f}".rstrip("0").rstrip(".") + suffix
+        is_exact = value * 1000 % unit == 0
+        if unit <= value < 1000 * unit and is_exact:
+            digits = f"{value / unit:.3f}".rstrip("0").rstrip(".")
+            return digits + suffix
     return str(value)

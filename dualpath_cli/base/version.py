@@ -1,5 +1,4 @@
-"""The version of the package, which `pyproject.toml` reads from here, and those of its
-packages."""
+"""The version of the package, which `pyproject.toml` reads, and of those it needs."""
 
 import importlib.metadata
 import platform
@@ -30,29 +29,33 @@ def versions() -> dict[str, Any]:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Versions of installed packages, and of this one, which may be a checkout on the
-    path."""
-    return {
-        name: __version__ if name == "dualpath" else importlib.metadata.version(name)
-        for name in names
-    }
+    """Versions of installed packages, by their names."""
+    found = {}
+    for name in names:
+        # This one may be a checkout on the path, not installed.
+        is_ours = name == "dualpath"
+        found[name] = __version__ if is_ours else importlib.metadata.version(name)
+    return found
 
 
 def _git_commit() -> str | None:
-    """The checkout's commit, with `+changes` where files differ from it; None outside
-    of one."""
+    """The checkout's commit, with `+changes` where files differ from it.
 
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *words]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True
-        ).stdout.strip()
+    None outside of a checkout.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
 
     try:
-        # not in another's repository
+        # Fails where the package is installed inside of another repository.
         git("ls-files", "--error-unmatch", Path(__file__).name)
-        return git("rev-parse", "HEAD") + (
-            "+changes" if git("status", "--porcelain") else ""
-        )
+
+        commit = git("rev-parse", "HEAD")
+        has_changes = bool(git("status", "--porcelain"))
     except (OSError, subprocess.CalledProcessError):
         return None
+
+    return f"{commit}+changes" if has_changes else commit

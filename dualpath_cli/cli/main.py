@@ -18,11 +18,11 @@ from dualpath_cli.base.errors import (
     RunFailed,
     Stopped,
     UserError,
+    describe_system_error,
     did_you_mean,
-    of_system,
 )
-from dualpath_cli.base.files import claimed
-from dualpath_cli.base.output import escape_unprintable, one_line, say, to_nobody
+from dualpath_cli.base.folders import claimed_folder
+from dualpath_cli.base.output import escape_unprintable, one_line, say, send_nowhere
 from dualpath_cli.base.processes import Terminated, end_with_parent, ended_by_signals
 from dualpath_cli.base.version import __version__
 from dualpath_cli.cli.commands import COMMANDS, Command
@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         sys.stdout.flush()
     except OSError as error:  # reported here: Python would print a traceback at exit
-        to_nobody(sys.stdout)
+        send_nowhere(sys.stdout)
         code = code or _failed(name, error)
     return code
 
@@ -110,7 +110,7 @@ def _run(command: Command, words: Sequence[str]) -> None:
         return
     launch = resolve_name(command.launch)(found)
     out = getattr(launch, "out", None)
-    with claimed(out) if out else nullcontext():
+    with claimed_folder(out) if out else nullcontext():
         resolve_name(command.run)(command, launch)
 
 
@@ -125,7 +125,7 @@ def _failed(name: str, error: BaseException) -> int:
         case BrokenPipeError():  # `dualpath ... | head`
             return 128 + signal.SIGPIPE
         case OSError():
-            code, text = of_system(error)
+            code, text = describe_system_error(error)
             return _end(name, code, f"error: {text}")
         case MemoryError():
             return _end(
@@ -162,7 +162,7 @@ def _end(name: str, code: int, text: str, stream: TextIO | None = None) -> int:
             called = f"dualpath {name}" if name in COMMANDS else "dualpath"
             say(f"{called}: {one_line(text)}", stream)
     except OSError:
-        to_nobody(stream)
+        send_nowhere(stream)
     return code
 
 

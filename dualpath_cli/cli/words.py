@@ -27,7 +27,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_setti
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.output import say
 from dualpath_cli.base.processes import is_first_rank
-from dualpath_cli.base.ranges import Place, Size, at_home
+from dualpath_cli.base.ranges import Place, Size, expand_home
 from dualpath_cli.cli.commands import COMMANDS, Command
 from dualpath_cli.recipe.parser import A_CLASS, CLASSES, Parser, choices_of
 from dualpath_cli.recipe.recipes import Recipe, load, merge, parse
@@ -230,7 +230,7 @@ def _section_of(option: str, path: str) -> str:
 
 def _place(option: str, value: str) -> str:
     try:
-        return at_home(value)
+        return expand_home(value)
     except ValueError as error:
         raise UserError(f"{option} must be {error}") from None
 

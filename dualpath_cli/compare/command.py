@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import claimed, inside, read_text, write_texts
+from dualpath_cli.base.files import read_text, write_texts
+from dualpath_cli.base.folders import check_inside, claimed_folder
 from dualpath_cli.base.ranges import Place
 from dualpath_cli.compare.groups import Group, groups_of
 from dualpath_cli.compare.runs import (
@@ -89,7 +90,7 @@ def run(options: Compare) -> str:
     out: str | Path | None = options.out
     if out is None:
         way_out = "remove the link, or give a folder by --out"
-        out = inside(folder, folder / "comparison", way_out)
+        out = check_inside(folder, folder / "comparison", way_out)
     out = folder_of("--out", out)
     groups = groups_of(
         runs, baselines, options.any_length, options.best is not None, pairs
@@ -103,7 +104,7 @@ def run(options: Compare) -> str:
     rows = differences_of(
         groups, aggregate_only=options.aggregate_only, margin=options.margin
     )
-    with claimed(out):
+    with claimed_folder(out):
         return "\n".join(map(str, _answer(groups, rows, left_out, out)))
 
 

@@ -6,7 +6,7 @@ from operator import itemgetter
 from statistics import mean, stdev
 from typing import Any, TypeVar
 
-from dualpath_cli.base.errors import UserError, of_content
+from dualpath_cli.base.errors import UserError, content_fault
 from dualpath_cli.base.files import read_json
 from dualpath_cli.compare.groups import Configuration, Group, mean_and_error
 from dualpath_cli.compare.runs import TrainedRun
@@ -89,7 +89,7 @@ def _newest(
                 ValueError,
                 OverflowError,
             ) as error:
-                left_out.append(f"left out: {path}, {of_content(error)}")
+                left_out.append(f"left out: {path}, {content_fault(error)}")
 
 
 def _check_subject(run: TrainedRun, model: Record, step: int, sha256: str) -> None:

@@ -1,5 +1,4 @@
-"""Text in and tokens out: documents, tokenizers, data folders, and the batches of a
-run.
+"""Text in, tokens out: documents, tokenizers, data folders, and the batches of a run.
 
 But for `blocks` and `windows` it imports neither torch nor lightning.
 """

@@ -1,5 +1,4 @@
-"""Documents of a SOURCE: NAME=PATH or PATH, read as a stream of texts; a PATH may be a
-glob."""
+"""Documents of a SOURCE: NAME=PATH or PATH, read as a stream of texts."""
 
 import glob
 import os
@@ -27,7 +26,7 @@ from dualpath_cli.data.rows import (
     suffixes,
 )
 
-FORMATS = (
+SOURCE_FORMATS = (
     "a .txt, .md, .jsonl or .parquet file, all but .parquet also as .gz or .zst, a "
     "folder of them, or a quoted glob such as 'docs/**/*.rst' of any UTF-8 texts"
 )
@@ -37,34 +36,42 @@ _JSON = (
 )
 NAME = re.compile(r"[\w.-]+")  # the form of a source's name
 
-# fields that name a document, the first that is there
 IDS = ("id", "warc_record_id", "uuid")
+"""Fields that name a document; the first that a row has counts."""
 
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 20  # of rows that are read at a time
 
 
 @dataclass(frozen=True)
 class Source:
+    """Where documents come from."""
+
     name: str  # in tables and manifests; gsm8k, arc and triviaqa also choose the format
     path: Path  # a file, folder or glob; files are read in the order of their paths
-    # of a row, that holds the text where the name chooses no format
     field: str = "text"
+    """The field of a row that holds the text, where the name chooses no format."""
 
 
 @dataclass(frozen=True)
-class Format:
+class RowFormat:
+    """How a row becomes a text."""
+
     fields: tuple[str, ...]  # that a row must have
     _render: Callable[[dict[str, Any]], str]
 
     def render(self, row: dict[str, Any] | BadRow) -> str:
-        """Returns a row's text. Raises BadRow where a field is missing or holds no
-        valid text."""
+        """Returns a row's text.
+
+        Raises BadRow where a field is missing or holds no valid text.
+        """
         if isinstance(row, BadRow):
             raise row
+
         for field in self.fields:
             if field not in row:
                 hint = did_you_mean(field, row) or f" (fields: {listed(row)})"
                 raise BadRow(f"no field '{field}'{hint}")
+
         try:
             text = self._render(row)
             text.encode()
@@ -79,41 +86,52 @@ class Format:
         return text
 
 
-def format_of(name: str, kind: str, field: str = "text") -> Format:
-    """Returns the format of rows: by the kind of file, the source's name, or one
-    field."""
-    if kind == ".txt":
-        return _field("text")
-    return _NAMED.get(name) or _field(field)
+def format_of(name: str, kind: str, field: str = "text") -> RowFormat:
+    """Returns the format of a source's rows.
+
+    It depends on the kind of file and the source's name, else on a field.
+    """
+    if kind != ".txt" and name in _NAMED:
+        return _NAMED[name]
+
+    own_field = "text" if kind == ".txt" else field
+    return RowFormat((own_field,), lambda row: _string(row[own_field]))
 
 
 def document_id(row: dict[str, Any] | BadRow) -> str | None:
     """Returns the first of the fields `IDS` that a row has; None without one."""
     if isinstance(row, BadRow):
         return None
-    id = next(
-        (str(row[field]) for field in IDS if row.get(field) not in (None, "")), None
-    )
-    return id and id.encode(errors="backslashreplace").decode()
+
+    for field in IDS:
+        value = row.get(field)
+        if value not in (None, ""):
+            return str(value).encode(errors="backslashreplace").decode()
+    return None
 
 
 def parse_source(spec: str) -> Source:
-    """Reads `NAME=PATH` or `PATH` (named after the file or folder, without its
-    suffixes)."""
+    """Reads `NAME=PATH` or `PATH`.
+
+    Without a NAME it is that of the file or folder, without its suffixes.
+    """
     name, rest = split_name(spec)
     if rest.startswith("hf:"):
         raise UserError(
             f"source '{spec}': only `dualpath prepare` reads datasets of the Hugging "
-            f"Face hub; here give {FORMATS}"
+            f"Face hub; here give {SOURCE_FORMATS}"
         )
+
     source = Source(name or stem(Path(rest)), Path(rest))
     source_files(source)
     return source
 
 
 def split_name(spec: str) -> tuple[str | None, str]:
-    """Cuts `NAME=PATH` into its parts; a path may hold an equals sign:
-    quality=high/kind=actual."""
+    """Cuts `NAME=PATH` into its parts.
+
+    A path may hold an equals sign: quality=high/kind=actual.
+    """
     name, equals, rest = spec.partition("=")
     if equals and NAME.fullmatch(name) and not Path(spec).exists():
         return name, os.path.expanduser(rest)
@@ -121,96 +139,131 @@ def split_name(spec: str) -> tuple[str | None, str]:
 
 
 def source_files(source: Source) -> list[Path]:
-    """Returns a source's files: the file itself, those below a folder, or those of a
-    glob.
+    """Returns a source's files, in the order of their paths.
 
-    Links are followed, each real file is taken once, and hidden names are left out. In
-    a folder only names of known formats are taken. Beside .jsonl or .parquet files
-    Markdown is left out: it describes them. A line on stderr counts the files left out.
+    They are the file itself, those below a folder, or those of a glob. Links are
+    followed, each real file is taken once, and hidden names are left out. In a folder
+    only names of known formats are taken, without Markdown beside .jsonl or .parquet
+    files. A line on stderr counts the files left out.
     """
-    path, is_glob = source.path, glob.has_magic(str(source.path))
-    is_folder = str(path) != "." and path.is_dir()
+    path = source.path
     if path.is_file():
-        if not is_known(path):
-            way_out = _JSON if suffixes(path)[0] == ".json" else f"give {FORMATS}"
-            raise UserError(
-                f"source '{path}': its format is not known by its name; {way_out}"
-            )
+        _check_format(path)
         return [path]
-    # each file would be one text, with its braces
+
+    is_glob = glob.has_magic(str(path))
+    # Each file would be one text, with its braces.
     if is_glob and suffixes(path)[0] == ".json":
         raise UserError(f"source '{path}': .json files are not read by a glob; {_JSON}")
-    below = f"{glob.escape(str(path))}/**/"
-    files: dict[str, Path] = {}  # by where they really are
-    left_out: Counter[str] = Counter()
-    for file in sorted(found(f"{below}*" if is_folder else str(path))):
-        if not file.is_file():
-            refuse_pointer(file)
-            left_out["no file"] += not file.is_dir()
-        elif is_folder and not is_known(file):
-            left_out["".join(suffixes(file)) or "without suffix"] += 1
-        elif files.setdefault(os.path.realpath(file), file) != file:
-            left_out["linked again"] += 1
-    taken = list(files.values())
+
+    is_folder = str(path) != "." and path.is_dir()
     if is_folder:
-        left_out["hidden"] = sum(1 for _ in found(f"{below}.*"))
-    if is_folder and any(kind_of(file) != ".txt" for file in taken):
-        taken = [file for file in taken if suffixes(file)[0] != ".md"]
-        left_out[".md"] = len(files) - len(taken)
-    if kinds := [
-        f"{count:,} {kind}" for kind, count in left_out.most_common() if count
-    ]:
-        _say(f"left out of {path}: {listed(kinds)}")
-    if is_folder and not taken:
+        files, left_out = _files_of_folder(path)
+    else:
+        files, left_out = _distinct_files(str(path), only_known=False)
+
+    kinds = [f"{count:,} {kind}" for kind, count in left_out.most_common() if count]
+    if kinds:
+        _say_once(f"left out of {path}: {listed(kinds)}")
+
+    if files:
+        return files
+    if is_folder:
         raise UserError(
-            f"source '{path}': no readable file in the folder; give {FORMATS}"
+            f"source '{path}': no readable file in the folder; give {SOURCE_FORMATS}"
         )
-    if is_glob and not taken:
+    if is_glob:
         raise UserError(
             f"source '{path}': no file matches this glob, seen from '{Path.cwd()}'"
         )
-    if path.exists() and not taken:
+    if path.exists():
         raise UserError(
-            f"source '{path}' is a pipe or a device, not a file; give {FORMATS}"
+            f"source '{path}' is a pipe or a device, not a file; give {SOURCE_FORMATS}"
         )
-    if not taken:
-        raise UserError(
-            f"source '{path}' does not exist; give {FORMATS}{_sibling(path)}"
-        )
-    return taken
+    raise UserError(
+        f"source '{path}' does not exist; give {SOURCE_FORMATS}{_sibling(path)}"
+    )
 
 
-def found(pattern: str) -> Iterator[Path]:
-    """Yields the paths of a glob, whose `**` goes through links, but into each real
-    folder once."""
+def _check_format(path: Path) -> None:
+    if not is_known(path):
+        is_json = suffixes(path)[0] == ".json"
+        way_out = _JSON if is_json else f"give {SOURCE_FORMATS}"
+        raise UserError(
+            f"source '{path}': its format is not known by its name; {way_out}"
+        )
+
+
+def _files_of_folder(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """The files below a folder, and how many are left out of each kind."""
+    below = f"{glob.escape(str(folder))}/**/"
+    files, left_out = _distinct_files(f"{below}*", only_known=True)
+    left_out["hidden"] = sum(1 for _ in expand_glob(f"{below}.*"))
+
+    # Beside rows, Markdown describes them.
+    if any(kind_of(file) != ".txt" for file in files):
+        others = [file for file in files if suffixes(file)[0] != ".md"]
+        left_out[".md"] = len(files) - len(others)
+        files = others
+    return files, left_out
+
+
+def _distinct_files(pattern: str, only_known: bool) -> tuple[list[Path], Counter[str]]:
+    """The files of a glob, each real one once, and how many are left out."""
+    files: dict[str, Path] = {}  # by where they really are
+    left_out: Counter[str] = Counter()
+    for file in sorted(expand_glob(pattern)):
+        if not file.is_file():
+            refuse_pointer(file)
+            left_out["no file"] += not file.is_dir()
+        elif only_known and not is_known(file):
+            left_out["".join(suffixes(file)) or "without suffix"] += 1
+        elif files.setdefault(os.path.realpath(file), file) != file:
+            left_out["linked again"] += 1
+    return list(files.values()), left_out
+
+
+def expand_glob(pattern: str) -> Iterator[Path]:
+    """Yields the paths of a glob.
+
+    Its `**` goes through links, but into each real folder once.
+    """
     head, *tail = re.split(r"(?:^|(?<=/))\*\*(?:/|$)", pattern, maxsplit=1)
     if not tail:
         yield from map(Path, glob.glob(pattern))
-    for top in glob.glob(head or ".") if tail else ():
+        return
+
+    for top in glob.glob(head or "."):
         seen: set[str] = set()
         for folder, below, _ in os.walk(top, followlinks=True):
             real = os.path.realpath(folder)
-            below[:] = sorted(n for n in below if n[0] != "." and real not in seen)
-            if real not in seen:
+            is_new = real not in seen
+            # os.walk goes into the folders that are left in its list.
+            below[:] = sorted(name for name in below if name[0] != "." and is_new)
+            if is_new:
                 seen.add(real)
-                yield from found(os.path.join(glob.escape(folder), tail[0] or "*"))
+                rest = tail[0] or "*"
+                yield from expand_glob(os.path.join(glob.escape(folder), rest))
 
 
 @cache  # once, however often the files are asked for
-def _say(line: str) -> None:
+def _say_once(line: str) -> None:
     if is_first_rank():
         say(line)
 
 
 def clean(text: str) -> str:
-    """Returns a text in NFC with "\\n" line ends, without NULs and byte order mark;
-    idempotent."""
+    """Returns a text in NFC with "\\n" line ends, without NULs and byte order mark.
+
+    Cleaning twice changes nothing more.
+    """
     if "\0" in text:
         text = text.replace("\0", "")
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     # All byte order marks: each of two joined corpora may have written one.
     text = text.lstrip("\ufeff")
+
     # No `is_normalized` first: `normalize` begins with the same quick check, and where
     # that is undecided, as in Hindi, the text would be composed twice.
     return text if text.isascii() else unicodedata.normalize("NFC", text)
@@ -219,7 +272,7 @@ def clean(text: str) -> str:
 def read_documents(
     source: Source, on_read: OnRead = lambda count: None
 ) -> Iterator[str]:
-    """Yields the cleaned texts of a source: one of each text file, or one of each row.
+    """Yields the cleaned texts of a source, one of each text file or row.
 
     About a megabyte is held at a time. `on_read` is called with the number of bytes
     read from the disk, before decompression; these add up to the sizes of
@@ -236,10 +289,6 @@ def read_documents(
                 yield clean(text)
 
 
-def _field(name: str) -> Format:
-    return Format((name,), lambda row: _string(row[name]))
-
-
 def _question_answer(row: dict[str, Any]) -> str:
     answer = row["answer"]
     if isinstance(answer, dict):  # TriviaQA on the hub: value, aliases, ...
@@ -247,6 +296,7 @@ def _question_answer(row: dict[str, Any]) -> str:
     elif isinstance(answer, list):
         # every accepted answer: the first is the preferred one
         answer = answer[0]
+
     return f"Question: {_string(row['question'])}\nAnswer: {_string(answer)}"
 
 
@@ -262,17 +312,20 @@ def _string(value: Any) -> str:
 
 
 _NAMED = {
-    "gsm8k": Format(("question", "answer"), _question_answer),
-    "triviaqa": Format(("question", "answer"), _question_answer),
-    "arc": Format(("query", "choices", "gold"), _arc),
+    "gsm8k": RowFormat(("question", "answer"), _question_answer),
+    "triviaqa": RowFormat(("question", "answer"), _question_answer),
+    "arc": RowFormat(("query", "choices", "gold"), _arc),
 }
 
 
 def stem(path: Path) -> str:
-    """Returns a path's name without the endings of known formats; for a glob, its
-    folder's name."""
+    """Returns a path's name without the endings of known formats.
+
+    Of a glob it is the name of its folder.
+    """
     fixed = takewhile(lambda component: not glob.has_magic(component), path.parts)
-    name = (path if path.exists() else Path(*fixed)).resolve().name
+    place = path if path.exists() else Path(*fixed)
+    name = place.resolve().name
     for suffix in ENDINGS:
         if name.lower().endswith(suffix):
             name = name[: -len(suffix)]
@@ -280,9 +333,7 @@ def stem(path: Path) -> str:
 
 
 def _sibling(path: Path) -> str:
-    folder = path.parent
-    return (
-        did_you_mean(path.name, (p.name for p in folder.iterdir()))
-        if folder.is_dir()
-        else ""
-    )
+    """Suggests a file of the same folder."""
+    if not path.parent.is_dir():
+        return ""
+    return did_you_mean(path.name, (near.name for near in path.parent.iterdir()))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dualpath_cli.base.errors import RunFailed, UserError, of_content
+from dualpath_cli.base.errors import RunFailed, UserError, content_fault
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FIRST_ANSWER_SECONDS = 15.0  # the time to wait for a server that has not answered yet
 
 
-def connect() -> "HfApi":
+def hub_client() -> "HfApi":
     """The hub's client, with the user's token or with False; nothing is asked yet."""
     from huggingface_hub import HfApi, get_token
 
@@ -26,7 +26,7 @@ def connect() -> "HfApi":
 
 
 @contextmanager
-def explained(what: str, page: str, api: "HfApi") -> Iterator[None]:
+def explaining_errors(what: str, page: str, api: "HfApi") -> Iterator[None]:
     """Turns an error of the hub about `what`, whose address is `page`, into one line.
 
     UserError is for names, rights and terms, RunFailed for the network, a transfer or
@@ -42,15 +42,15 @@ def explained(what: str, page: str, api: "HfApi") -> Iterator[None]:
         ) from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
-        said = (
-            f"{what}: {api.endpoint} answered {status} ({_line(error.server_message)})"
-        )
+        reason = _one_line(error.server_message)
+        answer = f"{what}: {api.endpoint} answered {status} ({reason})"
         if status not in (401, 403, 404):
-            raise RunFailed(f"{said}; run this again later") from None
+            raise RunFailed(f"{answer}; run this again later") from None
+
         raise UserError(
-            f"{said}; check its name at {page}, accept its terms there if it has any, "
-            "log in by `hf auth login` or set HF_TOKEN to a token that may read it, "
-            "then run this again"
+            f"{answer}; check its name at {page}, accept its terms there if it has "
+            "any, log in by `hf auth login` or set HF_TOKEN to a token that may read "
+            "it, then run this again"
         ) from None
     except (
         errors.HTTPError,
@@ -62,15 +62,14 @@ def explained(what: str, page: str, api: "HfApi") -> Iterator[None]:
         LookupError,
     ) as error:
         # httpx's, of a transfer, or the answer of a server that is not the hub.
-        why = _line(of_content(error.__cause__ or error))
+        reason = _one_line(content_fault(error.__cause__ or error))
         raise RunFailed(
-            f"{what}: {api.endpoint} failed ({why}); check the network, and "
+            f"{what}: {api.endpoint} failed ({reason}); check the network, and "
             "HF_ENDPOINT where it is set, then run this again"
         ) from None
 
 
-def _line(text: str | None) -> str:
+def _one_line(text: str | None) -> str:
     """A reason in one line; without the queries of addresses, which may be signed."""
-    return " ".join(
-        re.sub(r"(https?://[^\s?]+)\?\S+", r"\1", text or "no reason given").split()
-    )
+    plain = re.sub(r"(https?://[^\s?]+)\?\S+", r"\1", text or "no reason given")
+    return " ".join(plain.split())

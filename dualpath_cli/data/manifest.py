@@ -1,5 +1,4 @@
-"""Manifest: what a data folder holds, so that a missing, cut or changed file is
-found."""
+"""Manifest: what a data folder holds, so that a missing or changed file is found."""
 
 import errno
 import hashlib
@@ -16,23 +15,28 @@ from typing import Any, Literal
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import read_bytes, write_text
 from dualpath_cli.base.pointers import StandIn, refuse_pointer
-from dualpath_cli.data.storage import exists, is_remote, local_copy, sha256_of, sizes
+from dualpath_cli.data.storage import exists, file_sizes, is_remote, local_copy
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 
 MANIFEST = "manifest.json"
 INDEX = "index.json"
+
 HEADER = 12
 """Bytes in front of a chunk's tokens: litdata's count of items, 1, and the bounds of
 that one."""
+
 HUB = "hf:"
 """Begins the path of a source on the Hugging Face hub: `hf:OWNER/NAME/PATH`."""
-FORMATS = {"uint16": "no_header_numpy:5", "uint32": "no_header_numpy:6"}
+
+LITDATA_FORMATS = {"uint16": "no_header_numpy:5", "uint32": "no_header_numpy:6"}
 """litdata's names of bare arrays, by the type of a token."""
+
 AGAIN = (
     "copy the folder here again, or prepare it again with `dualpath prepare ... "
     "--overwrite`"
 )
 """The way out where a data folder is damaged."""
+
 _MADE_BY = {
     "data/sample": "`dualpath prepare --source sample --out data/sample`",
     "data/text": (
@@ -43,51 +47,23 @@ _MADE_BY = {
         "data/nemotron-cc` (a file of 350 MB), or with `--config paper` instead (the "
         "whole mix)"
     ),
-}  # commands that make the data folder of a packaged recipe
+}
+"""Commands that make the data folder of a packaged recipe."""
+
 _SHA256 = re.compile("[0-9a-f]{64}")
 _MOST = 2**63  # bytes and tokens that 64 bits can count
 
 
-def _typed(kind: Any, value: Any) -> Any:
-    """Returns JSON as a value of a type, mappings as dataclasses; ValueError for
-    another type.
-
-    jsonargparse takes a minute for the thousands of entries in the manifest of the
-    paper's data.
-    """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if is_dataclass(kind) and isinstance(value, dict):
-        kinds = typing.get_type_hints(kind)
-        if kinds.keys() != value.keys():
-            wrong = min(kinds.keys() ^ value.keys())
-            raise ValueError(
-                f"'{wrong:.60}' is {'unknown' if wrong in value else 'missing'}"
-            )
-        made: Any = kind
-        return made(**{name: _typed(kinds[name], part) for name, part in value.items()})
-    if origin is list and isinstance(value, list):
-        return [_typed(arguments[0], part) for part in value]
-    if origin is dict and isinstance(value, dict):
-        return {name: _typed(arguments[1], part) for name, part in value.items()}
-    if kind is float and type(value) in (int, float) and math.isfinite(value):
-        return float(value)
-    if (
-        kind is Any
-        or type(value) is kind
-        or (origin is typing.Literal and value in arguments)
-    ):
-        return value
-    raise ValueError(f"'{value!s:.60}' is of another kind than it must be")
-
-
 def dataset_of(source: str) -> str:
-    """Returns the OWNER/NAME of a source on the hub, which an older one ends by
-    :CONFIG."""
-    return "/".join(source.removeprefix(HUB).split("/")[:2]).partition(":")[0]
+    """Returns the OWNER/NAME of a source on the hub."""
+    dataset = "/".join(source.removeprefix(HUB).split("/")[:2])
+    return dataset.partition(":")[0]  # older manifests have OWNER/NAME:CONFIG
 
 
 @dataclass(frozen=True)
 class StoredFile:
+    """A file of a data folder."""
+
     name: str  # path in the data folder
     bytes: int
     sha256: str
@@ -98,6 +74,7 @@ class StoredFile:
             raise ValueError(
                 f"'{self.name:.60}' is not the path of a file in the folder"
             )
+
         if not self.name.isprintable() or self.name == ".":
             raise ValueError(f"{self.name[:60]!r} is no name of a file")
         if not 0 <= self.bytes < _MOST:
@@ -119,13 +96,13 @@ class SourceCount:
     read: int  # documents met
     documents: int  # documents written, each counted once however often it is repeated
     validation: int  # documents held out, in val/NAME.jsonl
-    # documents left out, by reason; they are in rejected.jsonl.zst
     rejected: dict[str, int]
+    """Documents left out, by reason; they are in rejected.jsonl.zst."""
     exact_duplicates: int  # documents whose text is that of an earlier one
     near_duplicates: int  # documents that resemble an earlier one by MinHash
     unused: int  # documents beyond the tokens that were asked for
-    # how often the source's documents are in the data; up to 1 unless it is repeated
     passes: float
+    """How often the source's documents are in the data; up to 1 unless repeated."""
     tokens: int  # tokens written, repeats and each document's end-of-text included
     text_bytes: int  # UTF-8 bytes of the documents written, repeats included
     normalised: int  # documents whose text was changed by cleaning, of those met
@@ -133,11 +110,12 @@ class SourceCount:
 
     @property
     def public_name(self) -> str:
-        """The path of a dataset on the hub; of another source the name alone."""
+        """The path of a dataset on the hub; of another source only the name."""
         return self.path if self.path.startswith(HUB) else self.name
 
     @property
     def total_rejected(self) -> int:
+        """Documents left out, for any reason."""
         return sum(self.rejected.values())
 
 
@@ -164,10 +142,13 @@ class Manifest:
         names = [chunk.name for chunk in self.chunks]
         if not names:
             raise ValueError("it lists no chunks")
-        if outside := [name for name in names if "/" in name]:
+
+        outside = [name for name in names if "/" in name]
+        if outside:
             raise ValueError(f"chunk '{outside[0]:.60}' is not in the folder itself")
         if len(set(names)) < len(names):
             raise ValueError("it lists a chunk twice")
+
         if not 0 < self.tokens < _MOST:
             raise ValueError(f"it cannot hold {self.tokens:.6g} tokens")
         if not 0 <= self.eot_id < self.vocab_size <= 2**32:
@@ -178,24 +159,25 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of the tokens and what they mean: equal data, wherever and whenever
-        prepared."""
-        content = [
-            self.dtype,
-            self.tokenizer,
-            self.eot_id,
-            [c.sha256 for c in self.chunks],
-        ]
+        """sha256 of the tokens and what they mean.
+
+        Equal data have the same one, wherever and whenever they were prepared.
+        """
+        chunks = [chunk.sha256 for chunk in self.chunks]
+        content = [self.dtype, self.tokenizer, self.eot_id, chunks]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     @property
     def chunk_tokens(self) -> list[int]:
+        """Tokens in each chunk."""
         width = int(self.dtype.removeprefix("uint")) // 8
         return [(chunk.bytes - HEADER) // width for chunk in self.chunks]
 
     def chunk_blocks(self, size: int) -> list[int]:
-        """Blocks of `size` tokens of each chunk, whose last tokens make none and are
-        not read."""
+        """Blocks of `size` tokens in each chunk.
+
+        The last tokens of a chunk, fewer than `size`, are not read.
+        """
         return [tokens // size for tokens in self.chunk_tokens]
 
     @property
@@ -209,32 +191,18 @@ class Manifest:
     def read(cls, folder: str | Path) -> "Manifest":
         """Reads the manifest of a data folder, on a disk or at s3://bucket/prefix."""
         path = f"{folder}/{MANIFEST}"
-        with readable(folder):
-            found = exists(path)
-        if not (found or is_remote(folder) or Path(folder).is_dir()):
-            own = (
-                "`dualpath prepare --source NAME=FILES --tokenizer TOKENIZER --out "
-                f"{folder}`"
-            )
-            made_by = _MADE_BY.get(str(folder), own)
-            raise UserError(
-                f"data folder '{folder}' does not exist; make it with {made_by}"
-            )
-        if not found:
-            if is_remote(folder) or is_data_folder(folder):
-                raise UserError(f"data folder '{folder}' has no {MANIFEST}; {AGAIN}")
-            # Perhaps the user's texts: no advice may end in their loss.
-            raise UserError(
-                f"'{folder}' has no {MANIFEST}, so it is not a data folder; `dualpath "
-                f"prepare --source NAME={folder} --tokenizer TOKENIZER --out "
-                "ANOTHER_FOLDER` makes one of texts"
-            )
-        content = _json_object(path)
+        with explaining_read_errors(folder):
+            is_there = exists(path)
+        if not is_there:
+            raise _no_manifest(folder)
+
+        content = _read_object(path)
         try:
             stored = content.pop("fingerprint", None)
-            manifest: Manifest = _typed(cls, content)
+            manifest: Manifest = _as_type(cls, content)
         except ValueError as error:
             raise UserError(f"{path}: cannot be read ({error}); {AGAIN}") from None
+
         if manifest.fingerprint != stored:
             raise UserError(
                 f"{path}: its fingerprint does not fit its content; {AGAIN}"
@@ -242,70 +210,80 @@ class Manifest:
         return manifest
 
     def write(self, folder: Path) -> None:
+        """Writes `manifest.json` into a folder."""
         content = {"fingerprint": self.fingerprint, **asdict(self)}
-        write_text(
-            folder / MANIFEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        )
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        write_text(folder / MANIFEST, text + "\n")
 
-    def check_sizes(self, folder: str | Path) -> None:
-        """Checks presence and sizes. Takes milliseconds, on S3 a listing: chunks are
-        not read."""
-        with readable(folder):
-            listing = sizes(folder)
+    def check_files(self, folder: str | Path) -> None:
+        """Checks presence and sizes of the chunks, and litdata's index of them.
+
+        Takes milliseconds, on S3 a listing: chunks are not read.
+        """
+        with explaining_read_errors(folder):
+            listing = file_sizes(folder)
+
         for chunk in self.chunks:
             path = f"{folder}/{chunk.name}"
             if chunk.name not in listing:
                 raise UserError(f"{path}: chunk is missing; {AGAIN}")
-            if (size := listing[chunk.name]) != chunk.bytes:
+
+            size = listing[chunk.name]
+            if size != chunk.bytes:
                 if not is_remote(folder):
                     refuse_pointer(Path(path))
                 raise UserError(
                     f"{path}: {size} bytes instead of {chunk.bytes}; {AGAIN}"
                 )
-        index = f"{folder}/{INDEX}"
-        if INDEX not in listing:
-            raise UserError(f"{index}: missing; {AGAIN}")
-        with readable(index):
-            if sha256_of(local_copy(index)) != self.index_sha256:
-                raise UserError(f"{index}: changed since it was prepared; {AGAIN}")
 
-    def check_index(self, folder: str | Path) -> None:
-        """Checks that litdata's index lists the chunks of the manifest, no others."""
-        path = f"{folder}/{INDEX}"
-        content = _json_object(path)
-        expected, total = (
-            index_entries(self.chunks, self.chunk_tokens),
-            sum(self.chunk_tokens),
-        )
-        config = content.get("config")
-        formats = config.get("data_format") if isinstance(config, dict) else None
-        if content.get("chunks") != expected or formats != [FORMATS[self.dtype]]:
-            raise UserError(
-                f"{path}: does not list the chunks of the manifest; {AGAIN}"
-            )
+        if INDEX not in listing:
+            raise UserError(f"{folder}/{INDEX}: missing; {AGAIN}")
+        self._check_index(f"{folder}/{INDEX}")
+
+        total = sum(self.chunk_tokens)
         if total != self.tokens:
             stated = f"{self.tokens:,} tokens, but {total:,} in the chunks"
             raise UserError(f"{folder}/{MANIFEST}: {stated}; {AGAIN}")
 
-    def check_tokenizer(self, folder: str | Path) -> None:
-        """Checks that the folder's tokenizer is the one that made the tokens."""
+    def _check_index(self, path: str) -> None:
+        """Checks that litdata's index lists the chunks of the manifest, no others."""
+        content = _read_file(path)
+        if hashlib.sha256(content).hexdigest() != self.index_sha256:
+            raise UserError(f"{path}: changed since it was prepared; {AGAIN}")
+
+        index = _parse_object(path, content)
+        config = index.get("config")
+        formats = config.get("data_format") if isinstance(config, dict) else None
+        entries = index_entries(self.chunks, self.chunk_tokens)
+        if index.get("chunks") != entries or formats != [LITDATA_FORMATS[self.dtype]]:
+            raise UserError(
+                f"{path}: does not list the chunks of the manifest; {AGAIN}"
+            )
+
+    def check_tokenizer(self, folder: str | Path) -> Tokenizer:
+        """Returns the folder's tokenizer.
+
+        Raises UserError unless it is the one that made the tokens.
+        """
         path = f"{folder}/{TOKENIZER}"
         if not exists(path):
             raise UserError(f"{path} is missing; {AGAIN}")
+
         try:
             tokenizer = Tokenizer.load(local_copy(path))
         except StandIn:
             raise
         except UserError as error:
             raise UserError(f"{error}; {AGAIN}") from None
-        found = tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.eot_id
-        if found != (self.tokenizer, self.vocab_size, self.eot_id):
+
+        actual = (tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.eot_id)
+        if actual != (self.tokenizer, self.vocab_size, self.eot_id):
             raise UserError(f"{path}: not the tokenizer of these tokens; {AGAIN}")
+        return tokenizer
 
 
 def index_entries(chunks: list[StoredFile], lengths: list[int]) -> list[dict[str, Any]]:
-    """litdata's entries of chunks that hold one item each, of these numbers of
-    tokens."""
+    """litdata's entries of chunks, each an item of a number of tokens."""
     return [
         {
             "chunk_bytes": chunk.bytes,
@@ -318,17 +296,40 @@ def index_entries(chunks: list[StoredFile], lengths: list[int]) -> list[dict[str
 
 
 def is_data_folder(location: str | Path) -> bool:
-    """Whether a location is a prepared data folder, also one that has lost its
-    manifest."""
+    """Whether a location is a data folder, also one that has lost its manifest."""
+    if exists(f"{location}/{MANIFEST}"):
+        return True
+
     # Else the held-out and rejected documents beside the chunks would be taken for
     # texts.
-    return exists(f"{location}/{MANIFEST}") or (
-        exists(f"{location}/{INDEX}") and exists(f"{location}/{TOKENIZER}")
+    return exists(f"{location}/{INDEX}") and exists(f"{location}/{TOKENIZER}")
+
+
+def _no_manifest(folder: str | Path) -> UserError:
+    """Says how to get a data folder where there is none, or a damaged one."""
+    if not is_remote(folder) and not Path(folder).is_dir():
+        command = (
+            "`dualpath prepare --source NAME=FILES --tokenizer TOKENIZER --out "
+            f"{folder}`"
+        )
+        made_by = _MADE_BY.get(str(folder), command)
+        return UserError(
+            f"data folder '{folder}' does not exist; make it with {made_by}"
+        )
+
+    if is_remote(folder) or is_data_folder(folder):
+        return UserError(f"data folder '{folder}' has no {MANIFEST}; {AGAIN}")
+
+    # Perhaps the user's texts: no advice may end in their loss.
+    return UserError(
+        f"'{folder}' has no {MANIFEST}, so it is not a data folder; `dualpath "
+        f"prepare --source NAME={folder} --tokenizer TOKENIZER --out "
+        "ANOTHER_FOLDER` makes one of texts"
     )
 
 
 @contextmanager
-def readable(path: str | Path) -> Iterator[None]:
+def explaining_read_errors(path: str | Path) -> Iterator[None]:
     """Turns an OSError while a file is read into a UserError that names the file."""
     try:
         yield
@@ -341,9 +342,17 @@ def readable(path: str | Path) -> Iterator[None]:
         ) from None
 
 
-def _json_object(path: str) -> dict[str, Any]:
-    with readable(path):
-        text = read_bytes(local_copy(path))
+def _read_file(path: str) -> bytes:
+    with explaining_read_errors(path):
+        return read_bytes(local_copy(path))
+
+
+def _read_object(path: str) -> dict[str, Any]:
+    return _parse_object(path, _read_file(path))
+
+
+def _parse_object(path: str, text: bytes) -> dict[str, Any]:
+    """Parses a JSON object; `path` names its file in messages."""
     try:
         content = json.loads(text)
         json.dumps(content, ensure_ascii=False).encode()  # no half of a surrogate pair
@@ -351,6 +360,44 @@ def _json_object(path: str) -> dict[str, Any]:
         # not JSON, not UTF-8, a number without end
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{path}: cannot be read ({reason}); {AGAIN}") from None
+
     if not isinstance(content, dict):
         raise UserError(f"{path}: cannot be read (not a JSON object); {AGAIN}")
     return content
+
+
+def _as_type(kind: Any, value: Any) -> Any:
+    """Returns JSON as a value of a type, mappings as dataclasses.
+
+    Raises ValueError for JSON of another type.
+    """
+    # jsonargparse takes a minute for the thousands of entries in the manifest of the
+    # paper's data.
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
+
+    if is_dataclass(kind) and isinstance(value, dict):
+        return _as_dataclass(kind, value)
+    if origin is list and isinstance(value, list):
+        return [_as_type(arguments[0], part) for part in value]
+    if origin is dict and isinstance(value, dict):
+        return {name: _as_type(arguments[1], part) for name, part in value.items()}
+
+    if kind is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    if kind is Any or type(value) is kind:
+        return value
+    if origin is typing.Literal and value in arguments:
+        return value
+
+    raise ValueError(f"'{value!s:.60}' is of another kind than it must be")
+
+
+def _as_dataclass(kind: Any, value: dict[str, Any]) -> Any:
+    kinds = typing.get_type_hints(kind)
+    wrong = sorted(kinds.keys() ^ value.keys())
+    if wrong:
+        fault = "unknown" if wrong[0] in value else "missing"
+        raise ValueError(f"'{wrong[0]:.60}' is {fault}")
+
+    return kind(**{name: _as_type(kinds[name], part) for name, part in value.items()})

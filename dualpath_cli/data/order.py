@@ -1,5 +1,4 @@
-"""The order in which training reads its data: a function of the seed and the position
-alone.
+"""The order in which training reads its data: a function of seed and position only.
 
 A run reads an endless sequence of blocks, numbered from 0: all blocks of the data in
 one random order, then all of them in another, and so on. An optimizer step takes the
@@ -33,6 +32,7 @@ class SampleOrder:
         self.epoch_blocks = int(self.chunk_blocks.sum())
         """Blocks after which the data begin again."""
         self._first = np.cumsum(self.chunk_blocks) - self.chunk_blocks
+
         # Of the epoch `_held`: its chunks in their order, and where each ends.
         self._held = -1
         self._chunks = self._ends = self._first
@@ -43,6 +43,7 @@ class SampleOrder:
         place = self._place(epoch, rest)
         chunk = int(self._chunks[place])
         count = int(self.chunk_blocks[chunk])
+
         inside = permutation(count, self.seed, epoch, chunk)
         start = int(self._ends[place]) - count
         return chunk, int(self._first[chunk] + inside[rest - start])
@@ -54,12 +55,12 @@ class SampleOrder:
         return self.at(epoch * self.epoch_blocks + int(self._ends[place]))[0]
 
     def _place(self, epoch: int, rest: int) -> int:
-        """Returns the place, in the epoch's order of chunks, of the one that holds a
-        position."""
+        """Returns which chunk, in the epoch's order of chunks, holds a position."""
         if epoch != self._held:
             self._chunks = permutation(len(self.chunk_blocks), self.seed, epoch)
             self._ends = np.cumsum(self.chunk_blocks[self._chunks])
             self._held = epoch
+
         # passes empty chunks over
         return int(np.searchsorted(self._ends, rest, side="right"))
 

@@ -23,23 +23,26 @@ from dualpath_cli.base.pointers import refuse_pointer
 
 TEXTS = (".txt", ".md")  # files that are one text
 JSON_LINES = (".jsonl", ".ndjson")
-# kinds of files: one text, a JSON object a line, records
 KINDS = (".txt", ".jsonl", ".parquet")
-_NO_VALUE = (ValueError, OverflowError, LookupError, pa.ArrowException)
-"""Errors of Arrow for a value that Python cannot hold."""
+"""Kinds of files: one text, a JSON object a line, records."""
+CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}  # Arrow's names, by suffix
+ENDINGS = (*CODECS, *TEXTS, *JSON_LINES, ".parquet")
+"""Endings of names that say what a file holds."""
+
 OnRead = Callable[[int], None]
 """Called with the number of bytes read from the disk since the last call."""
-CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}  # Arrow's names, by suffix
-# of names that say what a file holds
-ENDINGS = (*CODECS, *TEXTS, *JSON_LINES, ".parquet")
+
 DAMAGED = (pa.ArrowException, OSError, EOFError, zlib.error)
 """Errors of a file that is cut off or damaged."""
+_NO_VALUE = (ValueError, OverflowError, LookupError, pa.ArrowException)
+"""Errors of Arrow for a value that Python cannot hold."""
+
 _BUFFER_BYTES = 1 << 20
 _BATCH_BYTES = 1 << 28  # decoded records of Parquet in memory
 
 
 class BadRow(ValueError):
-    """A row that is no document; the message is the reason, without the place."""
+    """A row that is not a document; the message is the reason, without the place."""
 
 
 class UnreadableFile(UserError):
@@ -59,15 +62,9 @@ class Rows:
     def parsed(self) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
         """Yields (number, object or fault) for each row except blank lines."""
         if isinstance(self.content, pa.RecordBatch):
-            try:
-                records = self.content.to_pylist()
-            except _NO_VALUE:
-                slices = (
-                    self.content.slice(n, 1) for n in range(self.content.num_rows)
-                )
-                records = list(map(_record, slices))
-            yield from enumerate(records, self.first)
+            yield from enumerate(_parse_records(self.content), self.first)
             return
+
         parse = _text_object if self.kind == ".txt" else _json_object
         for number, line in enumerate(self.content, self.first):
             if self.kind == ".jsonl" and line.isspace():
@@ -83,47 +80,44 @@ class Rows:
         return self.path + unit[self.kind]
 
     def raw(self, number: int) -> str:
-        """Returns a row as in the file: a record as JSON, bytes that are not UTF-8 as
-        escapes."""
+        """Returns a row as in the file.
+
+        A record is JSON; bytes that are not UTF-8 are escapes.
+        """
         offset = number - self.first
         if isinstance(self.content, pa.RecordBatch):
             record = self.content.slice(offset, 1)
-            row = _record(record)
-            return (
-                str(record) if isinstance(row, BadRow) else json.dumps(row, default=str)
-            )
-        return (
-            self.content[offset]
-            .decode("utf-8", errors="backslashreplace")
-            .rstrip("\r\n")
-        )
+            row = _parse_record(record)
+            if isinstance(row, BadRow):
+                return str(record)
+            return json.dumps(row, default=str)
+
+        line = self.content[offset].decode("utf-8", errors="backslashreplace")
+        return line.rstrip("\r\n")
 
 
 def suffixes(path: Path) -> tuple[str, str]:
-    """Returns the ending of a file's name and the ending of its codec, "" or lower
-    case."""
+    """Returns the ending of a file's name and that of its codec, in lower case.
+
+    Either is "" if the name lacks it.
+    """
     name = Path(path.name.lower())
-    return (
-        (Path(name.stem).suffix, name.suffix)
-        if name.suffix in CODECS
-        else (name.suffix, "")
-    )
+    if name.suffix in CODECS:
+        return Path(name.stem).suffix, name.suffix
+    return name.suffix, ""
 
 
 def is_known(path: Path) -> bool:
     """Whether the ending of a file's name is one of `ENDINGS`."""
-    return suffixes(path)[0] in (*TEXTS, *JSON_LINES) or suffixes(path) == (
-        ".parquet",
-        "",
-    )
+    return kind_of(path) != ".txt" or suffixes(path)[0] in TEXTS
 
 
 def kind_of(path: Path) -> str:
-    """Returns which of `KINDS` a file is by its name; an unknown ending means a
-    text."""
-    if suffixes(path) == (".parquet", ""):
+    """Returns which of `KINDS` a file is by its name; of unknown ending a text."""
+    ending, codec = suffixes(path)
+    if ending == ".parquet" and not codec:
         return ".parquet"
-    return ".jsonl" if suffixes(path)[0] in JSON_LINES else ".txt"
+    return ".jsonl" if ending in JSON_LINES else ".txt"
 
 
 def read_rows(
@@ -136,68 +130,82 @@ def read_rows(
     """Yields a file's rows, about `size` bytes at a time; a longer row goes alone.
 
     The columns `fields` of a Parquet file must be there; `optional` ones are read if
-    they are. The division into batches depends on the file and `size` alone. Raises
+    they are. The division into batches depends on the file and `size` only. Raises
     UnreadableFile where the file is cut off, damaged or lacks a column, StandIn for a
     pointer of Git LFS or git-annex.
     """
     refuse_pointer(path)
-    kind, number = kind_of(path), 1
+    kind = kind_of(path)
+    number = 1  # of the next row
     try:
         if kind == ".parquet":
-            batches = _records(path, [*fields], optional, on_read, size)
+            batches = _read_records(path, [*fields], optional, on_read, size)
         else:
-            batches = _lines(path, kind, on_read, size)
+            batches = _read_lines(path, kind, on_read, size)
         for content in batches:
             yield Rows(str(path), kind, number, content)
             number += len(content)
     except DAMAGED as error:
-        after = {
-            ".jsonl": f" after line {number - 1}",
-            ".parquet": f" after row {number - 1}",
-        }
-        where = after.get(kind, "") if number > 1 else ""
-        format = " as Parquet" if kind == ".parquet" else ""
+        where = _describe_progress(kind, number - 1)
         reason = str(error).splitlines()[0]
-        raise UnreadableFile(
-            f"{path}: cannot be read{format}{where}: {reason}"
-        ) from None
+        raise UnreadableFile(f"{path}: cannot be read{where}: {reason}") from None
 
 
-def _lines(path: Path, kind: str, on_read: OnRead, size: int) -> Iterator[list[bytes]]:
-    """Yields lines, decompressed by the file's name, or its whole text; `DAMAGED` if it
-    is."""
-    told = 0
+def _describe_progress(kind: str, rows: int) -> str:
+    """How a file is read, and the rows that were read before an error."""
+    if kind == ".parquet":
+        return f" as Parquet after row {rows}" if rows else " as Parquet"
+    if kind == ".jsonl" and rows:
+        return f" after line {rows}"
+    return ""
+
+
+# Texts and JSON lines
+
+
+def _read_lines(
+    path: Path, kind: str, on_read: OnRead, size: int
+) -> Iterator[list[bytes]]:
+    """Yields lines, decompressed by the file's name, or its whole text.
+
+    Raises one of `DAMAGED`.
+    """
+    reported = 0
     with path.open("rb", buffering=0) as file, decompress(file, path) as stream:
-        batches = _whole(stream) if kind == ".txt" else _batched(stream, size)
+        batches = _whole_text(stream) if kind == ".txt" else _lines(stream, size)
         for lines in batches:
-            on_read(file.tell() - told)
-            told = file.tell()
+            on_read(file.tell() - reported)
+            reported = file.tell()
             yield lines
 
 
-def _whole(stream: io.BufferedReader) -> Iterator[list[bytes]]:
+def _whole_text(stream: io.BufferedReader) -> Iterator[list[bytes]]:
     content = io.BytesIO()
     while block := stream.read(_BUFFER_BYTES):
         content.write(block)
         if content.tell() > MOST_BYTES:
             raise _too_long("text")
+
     yield [content.getvalue()]
 
 
-def _batched(stream: io.BufferedReader, size: int) -> Iterator[list[bytes]]:
+def _lines(stream: io.BufferedReader, size: int) -> Iterator[list[bytes]]:
     """Yields lines of `size` bytes or a little more together."""
     lines: list[bytes] = []
-    held = 0
+    lines_bytes = 0
     while line := stream.readline(MOST_BYTES + 1):
         if len(line) > MOST_BYTES:
             if lines:
                 yield lines
             raise _too_long("line")
+
         lines.append(line)
-        held += len(line)
-        if held >= size:
+        lines_bytes += len(line)
+        if lines_bytes >= size:
             yield lines
-            lines, held = [], 0
+            lines = []
+            lines_bytes = 0
+
     if lines:
         yield lines
 
@@ -221,163 +229,6 @@ def decompress(file: io.FileIO, path: Path) -> io.BufferedReader:
     elif codec:
         stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
     return io.BufferedReader(stream, _BUFFER_BYTES)
-
-
-def _records(
-    path: Path, fields: list[str], optional: Sequence[str], on_read: OnRead, size: int
-) -> Iterator[pa.RecordBatch]:
-    # By default Arrow holds a whole row group as stored on the disk.
-    with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
-        names = file.schema_arrow.names
-        if missing := [field for field in fields if field not in names]:
-            raise UnreadableFile(
-                f"{path}: no column '{missing[0]}'{did_you_mean(missing[0], names)} "
-                f"(columns: {listed(names)})"
-            )
-        extra = [name for name in optional if name in names and name not in fields]
-        on_disk, read, told = path.stat().st_size, 0, 0
-        columns, rows = [*fields, *extra], _batch_rows(file.metadata, size)
-        at_once = min(
-            rows, max(_BATCH_BYTES // max(_longest(path, file, columns, rows), 1), 1)
-        )
-        batches: Iterable[pa.RecordBatch] = file.iter_batches(at_once, columns=columns)
-        if at_once < rows:
-            batches = _joined(batches, rows)
-        for held in _held(batches, size):
-            # Arrow does not report its position: the share of rows approximates that of
-            # bytes.
-            read += sum(batch.num_rows for batch in held)
-            share = on_disk * read // max(file.metadata.num_rows, read)
-            on_read(share - told)
-            told = share
-            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-
-
-def _batch_rows(metadata: pq.FileMetaData, size: int) -> int:
-    """Returns how many records of the row group with the longest ones are about `size`
-    bytes."""
-    groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
-    longest = max(
-        (g.total_byte_size // g.num_rows for g in groups if g.num_rows), default=0
-    )
-    return min(max(size // max(longest, 1), 1), 256)
-
-
-def _longest(
-    path: Path, file: pq.ParquetFile, columns: Sequence[str], rows: int
-) -> int:
-    """Returns the most bytes of a decoded value; 0 where any `rows` of them fit into
-    the memory.
-
-    A value may be far longer than its part of the file: a dictionary holds it once for
-    any number of rows, DELTA_BYTE_ARRAY stores only its difference to the value before,
-    and a codec makes gigabytes of equal bytes out of nothing.
-    """
-    longest = 0
-    for group in range(file.metadata.num_row_groups):
-        found = file.metadata.row_group(group)
-        for chunk in map(found.column, range(found.num_columns)):
-            name, stored = chunk.path_in_schema, chunk.total_uncompressed_size
-            is_read = any(f"{name}.".startswith(f"{own}.") for own in columns)
-            if not is_read or stored * rows <= _BATCH_BYTES:
-                continue
-
-            is_bomb = stored > max(_BATCH_BYTES, 100 * chunk.total_compressed_size)
-            if is_bomb or "DELTA_BYTE_ARRAY" in chunk.encodings:
-                longest = max(longest, stored)
-            elif chunk.has_dictionary_page:
-                entry = _longest_in_dictionary(path, file.metadata, group, name)
-                longest = max(longest, stored if entry is None else entry)
-    return longest
-
-
-def _longest_in_dictionary(
-    path: Path, metadata: pq.FileMetaData, group: int, column: str
-) -> int | None:
-    """Returns the most bytes of an entry; None where Arrow does not show the
-    dictionary."""
-    with pq.ParquetFile(
-        path,
-        metadata=metadata,
-        read_dictionary=[column],
-        pre_buffer=False,
-        buffer_size=_BUFFER_BYTES,
-    ) as file:
-        # The first row brings the whole dictionary.
-        batches = file.iter_batches(1, row_groups=[group], columns=[column])
-        values = next(iter(batches)).column(0)
-    if not isinstance(values, pa.DictionaryArray):
-        return None
-    return pc.max(pc.binary_length(values.dictionary)).as_py() or 0
-
-
-def _joined(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yields batches of `rows` records, or of about `_BATCH_BYTES`."""
-    held: list[pa.RecordBatch] = []
-    missing, held_bytes = rows, 0
-
-    for batch in batches:
-        while batch.num_rows:
-            part = batch.slice(0, missing)
-            batch = batch.slice(part.num_rows)
-            held.append(part)
-            missing -= part.num_rows
-            held_bytes += part.nbytes
-
-            if not missing or held_bytes >= _BATCH_BYTES:
-                yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-                held = []
-                missing, held_bytes = rows, 0
-
-    if held:
-        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-
-
-def _held(
-    batches: Iterable[pa.RecordBatch], size: int
-) -> Iterator[list[pa.RecordBatch]]:
-    """Yields records of `size` bytes or a little more together."""
-    held: list[pa.RecordBatch] = []
-    held_bytes = 0
-    for batch in batches:
-        for records in _halved(batch, size):
-            if records.nbytes > MOST_BYTES:
-                if held:
-                    yield held
-                raise _too_long("row")
-            held.append(records)
-            held_bytes += records.nbytes
-            if held_bytes >= size:
-                yield held
-                held, held_bytes = [], 0
-    if held:
-        yield held
-
-
-def _halved(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
-    """Yields halves of halves until each has at most `size` bytes or one record."""
-    if batch.nbytes <= size or batch.num_rows <= 1:
-        yield batch
-        return
-    middle = batch.num_rows // 2
-    for half in (batch.slice(0, middle), batch.slice(middle)):
-        # A copy: a slice would go to another process together with its whole array.
-        yield from _halved(half.take(pa.array(range(half.num_rows))), size)
-
-
-def _record(record: pa.RecordBatch) -> dict[str, Any] | BadRow:
-    """Returns the one row of a record batch as Python holds it."""
-    for name, values in zip(record.schema.names, record.columns, strict=True):
-        try:
-            values.to_pylist()
-        except UnicodeDecodeError:
-            return BadRow(f"column '{name}': not UTF-8")
-        except _NO_VALUE as error:
-            return BadRow(
-                f"column '{name}': cannot be read: {str(error).splitlines()[0]}"
-            )
-    row: dict[str, Any] = record.to_pylist()[0]
-    return row
 
 
 def _text_object(content: bytes) -> dict[str, Any]:
@@ -407,3 +258,201 @@ def _json_object(line: bytes) -> dict[str, Any]:
             return row
         reason = f"a JSON {type(row).__name__}, not an object with fields"
     raise BadRow(reason)
+
+
+# Records of Parquet
+
+
+def _read_records(
+    path: Path, fields: list[str], optional: Sequence[str], on_read: OnRead, size: int
+) -> Iterator[pa.RecordBatch]:
+    """Yields records of about `size` bytes together.
+
+    Raises UnreadableFile for a column that is missing.
+    """
+    # By default Arrow holds a whole row group as stored on the disk.
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+        names = file.schema_arrow.names
+        missing = [field for field in fields if field not in names]
+        if missing:
+            raise UnreadableFile(
+                f"{path}: no column '{missing[0]}'{did_you_mean(missing[0], names)} "
+                f"(columns: {listed(names)})"
+            )
+        extra = [name for name in optional if name in names and name not in fields]
+        columns = [*fields, *extra]
+
+        on_disk = path.stat().st_size
+        reported = 0
+        read = 0  # rows
+        for group in _grouped(_batches(path, file, columns, size), size):
+            # Arrow does not report its position: the share of rows approximates that of
+            # bytes.
+            read += sum(batch.num_rows for batch in group)
+            share = on_disk * read // max(file.metadata.num_rows, read)
+            on_read(share - reported)
+            reported = share
+            yield from _as_one(group)
+
+
+def _batches(
+    path: Path, file: pq.ParquetFile, columns: Sequence[str], size: int
+) -> Iterable[pa.RecordBatch]:
+    """Yields records as Arrow decodes them, no more at a time than fit into memory."""
+    rows = _rows_of_size(file.metadata, size)
+    longest = max(_longest(path, file, columns, rows), 1)
+    at_once = min(rows, max(_BATCH_BYTES // longest, 1))
+
+    batches: Iterable[pa.RecordBatch] = file.iter_batches(at_once, columns=columns)
+    return batches if at_once == rows else _joined(batches, rows)
+
+
+def _as_one(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Copies record batches into one; more only where Arrow cannot hold so much."""
+    table = pa.Table.from_batches(batches).combine_chunks()
+    joined: list[pa.RecordBatch] = table.to_batches()
+    return joined
+
+
+def _rows_of_size(metadata: pq.FileMetaData, size: int) -> int:
+    """Returns how many records are about `size` bytes, by the longest row group."""
+    groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+    longest = 0
+    for group in groups:
+        if group.num_rows:
+            longest = max(longest, group.total_byte_size // group.num_rows)
+    return min(max(size // max(longest, 1), 1), 256)
+
+
+def _longest(
+    path: Path, file: pq.ParquetFile, columns: Sequence[str], rows: int
+) -> int:
+    """Returns the most bytes of a decoded value; 0 where `rows` of any are few.
+
+    A value may be far longer than its part of the file: a dictionary holds it once for
+    any number of rows, DELTA_BYTE_ARRAY stores only its difference to the value before,
+    and a codec makes gigabytes of equal bytes out of nothing.
+    """
+    longest = 0
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        for chunk in map(group.column, range(group.num_columns)):
+            name = chunk.path_in_schema
+            stored = chunk.total_uncompressed_size
+            is_read = any(f"{name}.".startswith(f"{column}.") for column in columns)
+            if not is_read or stored * rows <= _BATCH_BYTES:
+                continue
+
+            is_bomb = stored > max(_BATCH_BYTES, 100 * chunk.total_compressed_size)
+            if is_bomb or "DELTA_BYTE_ARRAY" in chunk.encodings:
+                longest = max(longest, stored)
+            elif chunk.has_dictionary_page:
+                entry = _longest_in_dictionary(path, file.metadata, number, name)
+                longest = max(longest, stored if entry is None else entry)
+    return longest
+
+
+def _longest_in_dictionary(
+    path: Path, metadata: pq.FileMetaData, group: int, column: str
+) -> int | None:
+    """Returns the most bytes of an entry; None where Arrow hides the dictionary."""
+    with pq.ParquetFile(
+        path,
+        metadata=metadata,
+        read_dictionary=[column],
+        pre_buffer=False,
+        buffer_size=_BUFFER_BYTES,
+    ) as file:
+        # The first row brings the whole dictionary.
+        batches = file.iter_batches(1, row_groups=[group], columns=[column])
+        values = next(iter(batches)).column(0)
+
+    if not isinstance(values, pa.DictionaryArray):
+        return None
+    return pc.max(pc.binary_length(values.dictionary)).as_py() or 0
+
+
+def _joined(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yields batches of `rows` records, or of about `_BATCH_BYTES`."""
+    parts: list[pa.RecordBatch] = []
+    parts_bytes = 0
+    missing = rows
+
+    for batch in batches:
+        while batch.num_rows:
+            part = batch.slice(0, missing)
+            batch = batch.slice(part.num_rows)
+            parts.append(part)
+            parts_bytes += part.nbytes
+            missing -= part.num_rows
+
+            if not missing or parts_bytes >= _BATCH_BYTES:
+                yield from _as_one(parts)
+                parts = []
+                parts_bytes = 0
+                missing = rows
+
+    if parts:
+        yield from _as_one(parts)
+
+
+def _grouped(
+    batches: Iterable[pa.RecordBatch], size: int
+) -> Iterator[list[pa.RecordBatch]]:
+    """Yields records of `size` bytes or a little more together."""
+    group: list[pa.RecordBatch] = []
+    group_bytes = 0
+    for batch in batches:
+        for records in _halved(batch, size):
+            if records.nbytes > MOST_BYTES:
+                if group:
+                    yield group
+                raise _too_long("row")
+
+            group.append(records)
+            group_bytes += records.nbytes
+            if group_bytes >= size:
+                yield group
+                group = []
+                group_bytes = 0
+
+    if group:
+        yield group
+
+
+def _halved(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
+    """Yields halves of halves until each has at most `size` bytes or one record."""
+    if batch.nbytes <= size or batch.num_rows <= 1:
+        yield batch
+        return
+
+    middle = batch.num_rows // 2
+    for half in (batch.slice(0, middle), batch.slice(middle)):
+        # A copy: a slice would go to another process together with its whole array.
+        copy = half.take(pa.array(range(half.num_rows)))
+        yield from _halved(copy, size)
+
+
+def _parse_records(records: pa.RecordBatch) -> list[dict[str, Any] | BadRow]:
+    """Returns the rows of a record batch as Python holds them."""
+    try:
+        rows: list[dict[str, Any] | BadRow] = records.to_pylist()
+        return rows
+    except _NO_VALUE:
+        # Some value is at fault: only one by one do the other rows come.
+        return [_parse_record(records.slice(n, 1)) for n in range(records.num_rows)]
+
+
+def _parse_record(record: pa.RecordBatch) -> dict[str, Any] | BadRow:
+    """Returns the one row of a record batch as Python holds it."""
+    for name, values in zip(record.schema.names, record.columns, strict=True):
+        try:
+            values.to_pylist()
+        except UnicodeDecodeError:
+            return BadRow(f"column '{name}': not UTF-8")
+        except _NO_VALUE as error:
+            reason = str(error).splitlines()[0]
+            return BadRow(f"column '{name}': cannot be read: {reason}")
+
+    row: dict[str, Any] = record.to_pylist()[0]
+    return row

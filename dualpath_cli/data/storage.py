@@ -19,6 +19,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import open_regular, replacing
 
 SCHEME = "s3://"
+
 _OF_THIS_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
@@ -27,28 +28,35 @@ def is_remote(location: str | Path) -> bool:
     return str(location).startswith(SCHEME)
 
 
-def sizes(folder: str | Path) -> dict[str, int]:
-    """The bytes of every file below a folder by its path in there; empty without a
-    folder."""
+def file_sizes(folder: str | Path) -> dict[str, int]:
+    """The bytes of every file below a folder, by its path in the folder.
+
+    Empty without a folder.
+    """
     if not is_remote(folder):
         paths = [path for path in Path(folder).rglob("*") if path.is_file()]
         return {
             path.relative_to(folder).as_posix(): path.stat().st_size for path in paths
         }
+
     with _s3(str(folder)) as (files, root):
-        found = files.find(root, detail=True)
-        if not found:  # raises where there is no such bucket
+        entries = files.find(root, detail=True)
+        if not entries:  # raises where there is no such bucket
             files.call_s3("list_objects_v2", Bucket=root.partition("/")[0], MaxKeys=1)
-    named = {
-        key.removeprefix(f"{root}/"): entry["size"] for key, entry in found.items()
-    }
-    # A key that ends with a slash is a folder that some browser made, not a file.
-    return {name: size for name, size in named.items() if not name.endswith("/")}
+
+    sizes = {}
+    for key, entry in entries.items():
+        # A key that ends with a slash is a folder that some browser made, not a file.
+        if not key.endswith("/"):
+            sizes[key.removeprefix(f"{root}/")] = entry["size"]
+    return sizes
 
 
 def exists(location: str | Path) -> bool:
+    """Whether there is a file, or an object, at a location."""
     if not is_remote(location):
         return Path(location).is_file()
+
     with _s3(str(location)) as (files, path):
         bucket, _, key = path.partition("/")
         try:
@@ -61,29 +69,32 @@ def exists(location: str | Path) -> bool:
 
 
 def local_copy(location: str | Path) -> Path:
-    """Returns a file on the disk with the content of a location: itself, or a copy of
-    the object.
+    """Returns a file on the disk with the content of a location.
 
-    The copy has the object's name and is kept by its ETag, so a replaced object is
-    fetched again, and processes that fetch it at the same time do not disturb each
-    other.
+    Of an object it is a copy in the cache, with the object's name.
     """
     if not is_remote(location):
         return Path(location)
+
     url = str(location)
     with _s3(url) as (files, key):
         content = files.open(key)  # all of it of one ETag
         etag = content.details["ETag"]
-    name = hashlib.sha256(f"{url}\n{etag}".encode()).hexdigest()[:32]
-    path = cache() / "files" / name / url.rsplit("/", 1)[-1]
-    if not path.exists():
-        with (
-            replacing(path, shared=True) as partial,
-            _s3(url),
-            content,
-            partial.open("wb") as file,
-        ):
-            shutil.copyfileobj(content, file, 1 << 20)
+
+    # By the ETag, so that a replaced object is fetched again, and processes that fetch
+    # it at the same time do not disturb each other.
+    folder = hashlib.sha256(f"{url}\n{etag}".encode()).hexdigest()[:32]
+    path = cache_folder() / "files" / folder / url.rsplit("/", 1)[-1]
+    if path.exists():
+        return path
+
+    with (
+        replacing(path, shared=True) as partial,
+        _s3(url),
+        content,
+        partial.open("wb") as file,
+    ):
+        shutil.copyfileobj(content, file, 1 << 20)
     return path
 
 
@@ -94,32 +105,41 @@ def sha256_of(path: Path) -> str:
 
 
 def download(url: str, path: Path, sha256: str) -> None:
-    """Copies an object to a path, complete or not at all; waits for a store for a
-    minute."""
+    """Copies an object to a path, complete or not at all.
+
+    Waits for a store for a minute.
+    """
     with replacing(path) as partial:
         with _s3(url, attempts=10) as (files, key):
             # One connection at a time, which goes on where it was cut; several do not.
             files.get_file(key, str(partial), max_concurrency=1)
+
         if sha256_of(partial) != sha256:
             raise UserError(
                 f"{url}: changed since it was prepared (its sha256 differs)"
             )
 
 
-def cache() -> Path:
+def cache_folder() -> Path:
     """The folder for copies of objects, and for the memory of `verification`."""
-    if folder := os.environ.get("DUALPATH_CACHE"):
+    folder = os.environ.get("DUALPATH_CACHE")
+    if folder:
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dualpath"
+
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "dualpath"
 
 
 @contextmanager
 def _s3(url: str, attempts: int = 3) -> Iterator[tuple[Any, str]]:
-    """Yields the store and the key of a location; a failure becomes a UserError that
-    names it."""
+    """Yields the store and the key of a location.
+
+    A failure becomes a UserError that names the location.
+    """
     key = "/".join(filter(None, url.removeprefix(SCHEME).split("/")))
     if not key:
         raise UserError(f"'{url}' names no bucket; give s3://BUCKET/PREFIX")
+
     try:
         from botocore.exceptions import BotoCoreError
         from s3fs import S3FileSystem
@@ -130,23 +150,26 @@ def _s3(url: str, attempts: int = 3) -> Iterator[tuple[Any, str]]:
         raise UserError(
             "s3:// locations need the package s3fs: pip install 'dualpath[s3]'"
         ) from None
+
+    config = {
+        "connect_timeout": 5,
+        "read_timeout": 60,
+        "retries": {"total_max_attempts": attempts, "mode": "standard"},
+    }
+    endpoint = os.environ.get("AWS_ENDPOINT_URL")
     try:
-        config = {
-            "connect_timeout": 5,
-            "read_timeout": 60,
-            "retries": {"total_max_attempts": attempts, "mode": "standard"},
-        }
-        # equal settings share one in a process
-        endpoint = os.environ.get("AWS_ENDPOINT_URL")
+        # Equal settings share one in a process.
         files = S3FileSystem(
             endpoint_url=endpoint, use_listings_cache=False, config_kwargs=config
         )
         yield files, key
     except (BotoCoreError, OSError, ValueError, *S3_RETRYABLE_ERRORS) as error:
         # s3fs makes EIO of a store's unknown answer, which it notes as the cause.
-        of_disk = isinstance(error, OSError) and error.errno in _OF_THIS_DISK
-        if getattr(error, "filename", None) or (of_disk and error.__cause__ is None):
+        is_disk_error = isinstance(error, OSError) and error.errno in _OF_THIS_DISK
+        names_file = bool(getattr(error, "filename", None))
+        if names_file or (is_disk_error and error.__cause__ is None):
             raise
+
         reason = " ".join(str(error).split()) or type(error).__name__
         if reason == key:
             reason = "there is no such object"

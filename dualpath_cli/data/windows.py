@@ -23,10 +23,13 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.model.loss import IGNORE
 
-Tokens = npt.NDArray[np.integer]
+Window = npt.NDArray[np.integer]
+"""Token ids, (tokens,); in a window the first one is not scored."""
 
-# batches are padded to a multiple of this many positions: fewer shapes, faster kernels
 PAD_TO = 16
+"""Batches are padded to a multiple of so many positions: fewer shapes, faster
+kernels."""
+
 LEAST_DOCUMENTS = 10  # documents to draw from at least, if the source has so many
 
 
@@ -36,9 +39,8 @@ def document_windows(
     length: int,
     max_tokens: int | None = None,
     seed: int = 0,
-) -> tuple[list[Tokens], list[int]]:
-    """Cuts documents into windows of end-of-text and up to `length` tokens of one of
-    them.
+) -> tuple[list[Window], list[int]]:
+    """Cuts documents into windows of end-of-text and up to `length` of their tokens.
 
     With `max_tokens`, windows with that number of scored tokens are drawn: first
     documents, in the random order of `seed`, until these hold enough; then windows of
@@ -49,62 +51,82 @@ def document_windows(
     Returns the windows in the order of the text, and each one's document, numbered from
     0.
     """
-    chosen: Iterable[tuple[int, Tokens]]
     if max_tokens is None:
-        chosen = (
-            (n, np.asarray(tokenizer.encode(text))) for n, text in enumerate(documents)
-        )
-    else:
-        chosen = _drawn_documents(documents, tokenizer, max_tokens, seed)
-    cut = [
-        (np.concatenate(([tokenizer.eot_id], tokens[start : start + length])), number)
-        for number, tokens in chosen
-        for start in range(0, len(tokens), length)
-    ]
-    windows, numbers = [window for window, _ in cut], [number for _, number in cut]
-    if max_tokens is None:
-        return windows, numbers
-    scored = [len(window) - 1 for window in windows]
-    totals, given = np.bincount(numbers, scored), np.zeros(1 + max(numbers, default=0))
-    most = _tenth(max_tokens)
-    if totals.clip(max=most).sum() < max_tokens:
-        most = max_tokens
-    left, kept = max_tokens, {}
-    for place in np.random.default_rng((seed, 1)).permutation(len(windows)).tolist():
-        if left and given[numbers[place]] < most:
-            kept[place] = windows[place][: 1 + left]
-            left -= len(kept[place]) - 1
-            given[numbers[place]] += scored[place]
-    return [kept[place] for place in sorted(kept)], [
-        numbers[place] for place in sorted(kept)
-    ]
+        encoded = (np.asarray(tokenizer.encode(text)) for text in documents)
+        return _cut(enumerate(encoded), tokenizer.eot_id, length)
+
+    drawn = _drawn_documents(documents, tokenizer, max_tokens, seed)
+    windows, numbers = _cut(drawn, tokenizer.eot_id, length)
+    return _drawn_windows(windows, numbers, max_tokens, seed)
+
+
+def _cut(
+    documents: Iterable[tuple[int, Window]], eot_id: int, length: int
+) -> tuple[list[Window], list[int]]:
+    """Cuts numbered documents into windows, and returns each one's number."""
+    windows = []
+    numbers = []
+    for number, tokens in documents:
+        for start in range(0, len(tokens), length):
+            window = np.concatenate(([eot_id], tokens[start : start + length]))
+            windows.append(window)
+            numbers.append(number)
+    return windows, numbers
 
 
 def _drawn_documents(
     documents: Iterable[str], tokenizer: Tokenizer, max_tokens: int, seed: int
-) -> list[tuple[int, Tokens]]:
-    """Numbers and tokens, in the order of the text, of the first documents in a random
-    order.
+) -> list[tuple[int, Window]]:
+    """Numbers and tokens, in the order of the text, of the first in a random order.
 
-    The fewest that hold `max_tokens`, where a document counts up to a tenth of these.
+    The fewest documents that hold `max_tokens`, where each counts up to a tenth of
+    these.
     """
-    draw = np.random.default_rng((seed, 0))
-    most, held = _tenth(max_tokens), 0
-    # the last one in the random order on top
-    drawn: list[tuple[float, int, Tokens]] = []
+    random = np.random.default_rng((seed, 0))
+    most = _tenth(max_tokens)
+    counted = 0  # tokens of the drawn documents
+
+    # A heap, with the last one in the random order on top.
+    drawn: list[tuple[float, int, Window]] = []
     for number, text in enumerate(documents):
-        place = float(draw.random())
-        if held >= max_tokens and place > -drawn[0][0]:
+        place = float(random.random())
+        if counted >= max_tokens and place > -drawn[0][0]:
             continue
+
         tokens = np.asarray(tokenizer.encode(text))
         heapq.heappush(drawn, (-place, number, tokens))
-        held += min(len(tokens), most)
-        while held - (last := min(len(drawn[0][2]), most)) >= max_tokens:
+        counted += min(len(tokens), most)
+        while counted - (last := min(len(drawn[0][2]), most)) >= max_tokens:
             heapq.heappop(drawn)
-            held -= last
-    return sorted(
-        ((number, tokens) for _, number, tokens in drawn), key=lambda pair: pair[0]
-    )
+            counted -= last
+
+    numbered = [(number, tokens) for _, number, tokens in drawn]
+    return sorted(numbered, key=lambda pair: pair[0])
+
+
+def _drawn_windows(
+    windows: Sequence[Window], numbers: Sequence[int], max_tokens: int, seed: int
+) -> tuple[list[Window], list[int]]:
+    """Draws windows with `max_tokens` scored tokens, of all documents alike."""
+    scored = [len(window) - 1 for window in windows]
+    totals = np.bincount(numbers, scored)  # by document
+    most = _tenth(max_tokens)
+    if totals.clip(max=most).sum() < max_tokens:
+        most = max_tokens  # too few documents
+
+    left = max_tokens
+    taken = np.zeros(1 + max(numbers, default=0))  # tokens, by document
+    kept = {}
+    order = np.random.default_rng((seed, 1)).permutation(len(windows))
+    for place in order.tolist():
+        number = numbers[place]
+        if left and taken[number] < most:
+            kept[place] = windows[place][: 1 + left]
+            left -= len(kept[place]) - 1
+            taken[number] += scored[place]
+
+    places = sorted(kept)
+    return [kept[place] for place in places], [numbers[place] for place in places]
 
 
 def _tenth(max_tokens: int) -> int:
@@ -117,9 +139,8 @@ def folder_windows(
     max_tokens: int | None = None,
     seed: int = 0,
     verify: bool = True,
-) -> list[Tokens]:
-    """Returns the blocks of `length` + 1 tokens of a prepared data folder, in their
-    order.
+) -> list[Window]:
+    """Returns the blocks of `length` + 1 tokens of a data folder, in their order.
 
     With `max_tokens`, the most blocks that hold no more tokens, at least one, drawn at
     random.
@@ -128,40 +149,39 @@ def folder_windows(
 
     blocks = Blocks(str(folder), length + 1, verify=verify)
     chosen = np.arange(len(blocks))
-    if max_tokens is not None and (count := max(1, max_tokens // length)) < len(blocks):
-        chosen = np.sort(
-            np.random.default_rng(seed).choice(chosen, count, replace=False)
-        )
+    count = len(blocks) if max_tokens is None else max(1, max_tokens // length)
+    if count < len(blocks):
+        drawn = np.random.default_rng(seed).choice(chosen, count, replace=False)
+        chosen = np.sort(drawn)
     return [np.asarray(blocks[block]) for block in chosen.tolist()]
 
 
-def check_ids(tokens: Tokens, vocab_size: int, place: str) -> None:
+def check_ids(tokens: Window, vocab_size: int, place: str) -> None:
     """Refuses ids beyond the vocabulary, with which a GPU fails without a message."""
-    if (highest := int(tokens.max())) >= vocab_size:
+    highest = int(tokens.max())
+    if highest >= vocab_size:
         raise UserError(
             f"{place}: holds the token id {highest}, beyond the vocabulary of "
             f"{vocab_size} entries; `--data.verify always` says in which chunk"
         )
 
 
-class Windows(Dataset[Tokens]):
-    """Windows held in memory, longest first, so that a batch holds windows of like
-    length.
+class Windows(Dataset[Window]):
+    """Windows in memory, the longest first: those of a batch are of like length.
 
-    Empty windows, which score nothing, are appended so that batches divide evenly among
-    ranks: sharded models must run in step.
+    Empty windows, which score nothing, are appended up to a multiple.
     """
 
     def __init__(
         self,
-        windows: Iterable[Tokens],
+        windows: Iterable[Window],
         documents: Sequence[int] | None = None,
         multiple_of: int = 1,
     ) -> None:
         """`documents` are the numbers of the windows' documents; None where unknown."""
-        numbered = sorted(
-            enumerate(windows), key=lambda pair: len(pair[1]), reverse=True
-        )
+        numbered = list(enumerate(windows))
+        numbered.sort(key=lambda pair: len(pair[1]), reverse=True)
+
         self.windows = [window for _, window in numbered]
         self.numbers = [number for number, _ in numbered]
         """Place of each window among those that were cut, from 0 on."""
@@ -169,36 +189,40 @@ class Windows(Dataset[Tokens]):
         """Number of each window's document in the source; None where it is unknown."""
         self.n_filled = len(self.windows)
         """Number of real windows; those after them fill up batches."""
-        self.tokens = np.array(
-            [len(window) - 1 for window in self.windows], dtype=np.int64
-        )
+
+        scored = [len(window) - 1 for window in self.windows]
+        self.tokens = np.array(scored, dtype=np.int64)
         """Scored tokens of each real window."""
         self.n_tokens = int(self.tokens.sum())
+
+        # So that batches divide evenly among ranks: sharded models must run in step.
         missing = -len(self.windows) % multiple_of
         self.windows += [np.zeros(1, dtype=np.int64)] * missing
 
     def __len__(self) -> int:
         return len(self.windows)
 
-    def __getitem__(self, index: int) -> Tokens:
+    def __getitem__(self, index: int) -> Window:
         return self.windows[index]
 
     def batches(self, micro_batch: int, length: int, ranks: int = 1) -> list[range]:
-        """Places of the windows of each batch, of all ranks, in order; ranks take every
-        other one.
+        """Places of the windows of each batch of all ranks, in order.
 
-        On each rank a batch holds no more positions than `micro_batch` windows of
-        `length` tokens, or one window. So batches of full windows have the shape that a
-        model is compiled for. Short windows come more at a time: small batches mostly
-        wait for their launches.
+        Ranks take every other window. On each rank a batch has no more positions than
+        `micro_batch` windows of `length` tokens, or one window.
         """
-        found, start = [], 0
+        # So batches of full windows have the shape that a model is compiled for. Short
+        # windows come more at a time: small batches mostly wait for their launches.
+        positions = micro_batch * padded(length)
+        batches = []
+        start = 0
         while start < len(self.windows):
-            most = micro_batch * padded(length) // padded(len(self.windows[start]) - 1)
-            stop = min(start + max(1, most) * ranks, len(self.windows))
-            found.append(range(start, stop))
+            longest = padded(len(self.windows[start]) - 1)
+            on_a_rank = max(1, positions // longest)
+            stop = min(start + on_a_rank * ranks, len(self.windows))
+            batches.append(range(start, stop))
             start = stop
-        return found
+        return batches
 
 
 def padded(length: int) -> int:
@@ -207,19 +231,21 @@ def padded(length: int) -> int:
 
 
 def collate(
-    windows: list[Tokens], last_is_input: bool = False
+    windows: list[Window], last_is_input: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stacks windows to input tokens and targets, (B, T) int64 each, padded on the
-    right.
+    """Stacks windows to input tokens and targets, (B, T) int64 each, right-padded.
 
     The last token of a window is only a target. With `last_is_input` it is an input
-    without a target, in a full window one position beyond those of training. Attention
-    is causal, so neither this input nor padding, which comes after all tokens, changes
-    a loss. Targets of padding are IGNORE.
+    without a target, in a full window one position beyond those of training. Targets of
+    padding are IGNORE.
     """
-    positions = padded(max(len(window) for window in windows) - (not last_is_input))
+    # Attention is causal: neither this input nor padding, which comes after all tokens,
+    # changes a loss.
+    longest = max(len(window) for window in windows)
+    positions = padded(longest if last_is_input else longest - 1)
     tokens = torch.zeros(len(windows), positions, dtype=torch.int64)
     targets = torch.full((len(windows), positions), IGNORE, dtype=torch.int64)
+
     for row, window in enumerate(windows):
         ids = torch.from_numpy(window.astype(np.int64))
         inputs = ids if last_is_input else ids[:-1]
@@ -247,13 +273,12 @@ class LanguageModelLoss(Metric):
     bytes_of_token: torch.Tensor
 
     def __init__(self, token_bytes: Sequence[int]) -> None:
-        """`token_bytes` holds the number of UTF-8 bytes of each token id, 0 for special
-        tokens."""
+        """`token_bytes` are the UTF-8 bytes of each token id, 0 for special tokens."""
         super().__init__()
         for name in _SUMS:
-            self.add_state(
-                name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum"
-            )
+            zero = torch.zeros((), dtype=torch.float64)
+            self.add_state(name, zero, dist_reduce_fx="sum")
+
         table = torch.tensor(token_bytes, dtype=torch.int64)
         self.register_buffer("bytes_of_token", table, persistent=False)
 
@@ -262,6 +287,7 @@ class LanguageModelLoss(Metric):
         scored = targets != IGNORE
         nll = nll.double() * scored
         n_bytes = self.bytes_of_token[targets.clamp(min=0)] * scored
+
         self.nats += nll.sum()
         self.tokens += scored.sum()
         self.text_nats += (nll * (n_bytes > 0)).sum()
@@ -275,7 +301,7 @@ class LanguageModelLoss(Metric):
         return dict(zip(_SUMS, total.tolist(), strict=True))
 
     def add(self, sums: Mapping[str, float]) -> None:
-        """Adds the result of `sums`; on one rank alone."""
+        """Adds the result of `sums`; on one rank only."""
         for name, value in sums.items():
             getattr(self, name).add_(value)
 

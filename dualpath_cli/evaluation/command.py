@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dualpath_cli.base.errors import UserError, did_you_mean
-from dualpath_cli.base.files import inside
+from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.base.version import package_versions
 from dualpath_cli.evaluation.benchmarks import (
@@ -126,13 +126,15 @@ class Evaluate(Where, OwnClasses, Overrides):
         """
         if self.out is not None:
             out = folder_of("--out", self.out)
-            folder = out if trained is None else inside(out, out / _name_of(trained))
+            folder = out
+            if trained is not None:
+                folder = check_inside(out, out / _name_of(trained))
         else:
             assert trained is not None
             way_out = "remove the link, or give a folder by --out"
             run = trained.run.folder
-            folder = inside(run, run / FOLDER / _name_of(trained), way_out)
-        inside(folder, folder / (REQUESTS if trained is None else SAMPLES))
+            folder = check_inside(run, run / FOLDER / _name_of(trained), way_out)
+        check_inside(folder, folder / (REQUESTS if trained is None else SAMPLES))
         return folder
 
     def facts(self, trained: Trained) -> dict[str, Any]:

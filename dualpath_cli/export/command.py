@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import inside
+from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.output import say
 from dualpath_cli.base.ranges import Place
 from dualpath_cli.recipe.options import OwnClasses, path_of
@@ -46,7 +46,7 @@ def run(options: Export) -> str:
     if options.out is None:
         name = f"{settings.run.recipe}-{settings.run.name}-step-{run.step:08d}"
         way_out = "remove the link, or give a folder by --out"
-        out = inside(run.folder, run.folder / "export" / name, way_out)
+        out = check_inside(run.folder, run.folder / "export" / name, way_out)
     else:
         out = path_of("--out", options.out)
     out = check_out(out, run.folder, options.overwrite)

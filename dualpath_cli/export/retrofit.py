@@ -212,8 +212,8 @@ def _found(given: str) -> tuple[Path, str | None]:
         raise UserError(
             f"{shown} does not exist; give a folder, a GGUF file, or OWNER/NAME"
         )
-    api = hub.connect()
-    with hub.explained(shown, f"{api.endpoint}/{given}", api):
+    api = hub.hub_client()
+    with hub.explaining_errors(shown, f"{api.endpoint}/{given}", api):
         files = ["*.json", "*.jinja", "*.safetensors", CARD]
         return Path(api.snapshot_download(given, allow_patterns=files)), None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import inside
+from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.processes import visible_gpus
 from dualpath_cli.base.ranges import Place, check_path, check_ranges
 from dualpath_cli.recipe.settings import Settings
@@ -91,7 +91,7 @@ class StudyOptions(OfRun):
         out: str | Path | None = self.out
         if out is None:
             way_out = "remove the link, or give a folder by --out"
-            out = inside(
+            out = check_inside(
                 run.folder, run.folder / self.kind / f"step-{run.step:08d}", way_out
             )
         return replace(self, out=str(folder_of("--out", out)))

@@ -18,7 +18,14 @@ from jsonargparse import ArgumentParser, Namespace, set_loader
 from jsonargparse.typing import register_type
 
 from dualpath_cli.base.errors import UserError, did_you_mean
-from dualpath_cli.base.ranges import PLACES, SIZES, Place, Size, at_home, parse_size
+from dualpath_cli.base.ranges import (
+    PATH_FORM,
+    SIZE_FORM,
+    Place,
+    Size,
+    expand_home,
+    parse_size,
+)
 from dualpath_cli.recipe.elsewhere import called_here
 from dualpath_cli.recipe.recipes import Loader
 
@@ -63,7 +70,7 @@ register_type(
 
 # A value never has this type, so that each is read, and becomes a plain text.
 register_type(
-    Place, serializer=str, deserializer=at_home, type_check=lambda v, _: False
+    Place, serializer=str, deserializer=expand_home, type_check=lambda v, _: False
 )
 
 
@@ -329,11 +336,11 @@ def reader_of(cls: type) -> Parser:
 
 _KINDS = {
     int: "a whole number",
-    Size: SIZES,
+    Size: SIZE_FORM,
     float: "a number",
     bool: "true or false",
     str: "text",
-    Place: PLACES,
+    Place: PATH_FORM,
     type(None): "null",
 }
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from dualpath_cli.base.errors import UserError, did_you_mean, of_content
+from dualpath_cli.base.errors import UserError, content_fault, did_you_mean
 from dualpath_cli.base.files import read_text
 from dualpath_cli.base.ranges import Size
 
@@ -155,7 +155,7 @@ def parse(text: str, name: str) -> Recipe:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
         what = getattr(error, "problem", None) or getattr(
-            error, "reason", of_content(error)
+            error, "reason", content_fault(error)
         )
         raise UserError(f"recipe {name}{where} cannot be read: {what}") from None
     if not isinstance(content, dict):  # content of any kind and size: not quoted

@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableT
 from rich.filesize import decimal
 from rich.segment import Segment
 
-from dualpath_cli.base.output import printable, to_nobody
+from dualpath_cli.base.output import printable, send_nowhere
 
 NARROWEST = 20
 """Least assumed columns of a terminal: rich draws nothing in one or two."""
@@ -68,7 +68,7 @@ class _Console(Console):
         self.quiet = True
         if not self._goes_on:
             raise BrokenPipeError
-        to_nobody(cast(TextIO, self.file))
+        send_nowhere(cast(TextIO, self.file))
 
 
 LINE_EVERY = 15.0  # seconds between two lines where no terminal shows the bar

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.base.errors import UserError, of_content
+from dualpath_cli.base.errors import UserError, content_fault
 from dualpath_cli.base.files import is_special, open_regular, read_json, write_text
 from dualpath_cli.base.pointers import refuse_pointer
 
@@ -100,7 +100,7 @@ def sizes_and_hashes(checkpoint: Path) -> Files:
             if type(facts["bytes"]) is not int or type(facts["sha256"]) is not str:
                 raise ValueError(f"'{name}' has no size or no hash")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path.name} cannot be read: {of_content(error)}") from None
+        raise UserError(f"{path.name} cannot be read: {content_fault(error)}") from None
     return dict(files)
 
 

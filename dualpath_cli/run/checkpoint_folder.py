@@ -29,13 +29,13 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import (
     PARTIAL,
     check_replaceable,
-    naming,
+    naming_disk_errors,
     read_json,
     remove,
-    set_aside,
     sync,
     write_text,
 )
+from dualpath_cli.base.folders import set_aside
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE, Files, write_manifest
 from dualpath_cli.run.exported_folder import PREFIX
@@ -74,7 +74,7 @@ def write(checkpoint: dict[str, Any], folder: Path, alone: bool) -> None:
     Raises OSError for a full disk, else RuntimeError, on all ranks if one fails.
     """
     tensors: dict[str, torch.Tensor] = checkpoint.pop("tensors")
-    with naming(folder):
+    with naming_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(_plain(checkpoint, tensors, _STATE), indent=1)
         if alone or torch.distributed.get_rank() == 0:

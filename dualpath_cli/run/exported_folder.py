@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dualpath_cli.base.errors import UserError, of_content
+from dualpath_cli.base.errors import UserError, content_fault
 from dualpath_cli.base.files import read_json, read_text
 from dualpath_cli.base.pointers import StandIn
 from dualpath_cli.run import run_folder
@@ -60,7 +60,8 @@ def read_folder(folder: Path) -> Run:
         model = {name: config[key] for name, key in written.items() if key in config}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"'{folder / CONFIG}' describes no model of dualpath: {of_content(error)}"
+            f"'{folder / CONFIG}' describes no model of dualpath: "
+            f"{content_fault(error)}"
         ) from None
     way_out = f"put {CONFIG} back, or export the run again"
     run_folder.check_same_recipe(folder, {"model": model}, ("model",), way_out=way_out)
@@ -170,7 +171,7 @@ def shards_of(folder: Path) -> list[Path]:
         names = sorted({*read_json(folder / SHARDS)["weight_map"].values()})
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{folder / SHARDS} names no files: {of_content(error)}"
+            f"{folder / SHARDS} names no files: {content_fault(error)}"
         ) from None
 
     for name in names:

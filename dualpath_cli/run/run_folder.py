@@ -12,7 +12,7 @@ runs/<recipe>/<name>/
     bad_steps.csv    a row per skipped step
     went_wrong.txt   the message of a run that ended because its numbers went wrong
     wandb_id         the id of the W&B run
-    fit.lock         held while a fit runs (`locks.alone`)
+    fit.lock         held while a fit runs (`locks.exclusive`)
     checkpoints/     step-00001000, ...; `last` points to the newest
 """
 
@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import PARTIAL, inside, read_json, write_text
+from dualpath_cli.base.files import PARTIAL, read_json, write_text
+from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.locks import FIT
 from dualpath_cli.base.output import say
 from dualpath_cli.base.processes import is_first_rank
@@ -391,7 +392,7 @@ def check_links(folder: Path) -> None:
     write into."""
     way_out = "move that folder here, or let the whole run folder be a link"
     for name in (f"{CHECKPOINTS}/manifests", "classes", "tensorboard", "wandb"):
-        inside(folder, folder / name, way_out)
+        check_inside(folder, folder / name, way_out)
 
 
 def check_free(folder: Path) -> None:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import inside, write_text
+from dualpath_cli.base.files import write_text
+from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.output import say
 from dualpath_cli.base.processes import is_first_rank
 from dualpath_cli.spec.config import LayerConfig, ModelConfig, ParameterGroup
@@ -329,7 +330,7 @@ def check_as_begun(
 def keep_sources(folder: Path, config: ModelConfig) -> None:
     for path, text in sources(config).items():
         copy = _copy(folder, path)
-        inside(folder, copy.parent)
+        check_inside(folder, copy.parent)
         write_text(copy, text)
 
 

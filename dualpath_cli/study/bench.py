@@ -35,7 +35,7 @@ from dualpath_cli.data.documents import Source, source_files
 from dualpath_cli.data.manifest import MANIFEST, Manifest
 from dualpath_cli.data.storage import exists, local_copy
 from dualpath_cli.data.tokenizer import Tokenizer
-from dualpath_cli.data.windows import Tokens, Windows, collate
+from dualpath_cli.data.windows import Window, Windows, collate
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.recipe.settings import ValidationSet
 from dualpath_cli.report.bootstrap import clusters_of
@@ -279,7 +279,7 @@ class StudyModule(DualPathModule):
         self._missing: list[Pass] = []
         self._batches: list[range] = []  # of the current pass
 
-    def val_dataloader(self) -> list[DataLoader[Tokens]]:
+    def val_dataloader(self) -> list[DataLoader[Window]]:
         """A loader for each pass that no earlier call finished.
 
         Made here, as the number of ranks is not known earlier.

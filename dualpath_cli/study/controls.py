@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.tokenizer import Tokenizer
-from dualpath_cli.data.windows import Tokens
+from dualpath_cli.data.windows import Window
 from dualpath_cli.report.seeds import seed_from
 from dualpath_cli.study.parts_of_speech import Tagger
 
@@ -28,7 +28,7 @@ Masks = list[npt.NDArray[np.bool_]]
 speech."""
 
 
-def tag(ids: Sequence[Tokens], tokenizer: Tokenizer, tagger: Tagger) -> Tags:
+def tag(ids: Sequence[Window], tokenizer: Tokenizer, tagger: Tagger) -> Tags:
     """The part of speech of each token; end-of-text has none, the empty string."""
     values = tokenizer.token_values()
     values[tokenizer.eot_id] = b"\n\n"  # separates the words of two documents

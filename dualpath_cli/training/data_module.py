@@ -28,7 +28,7 @@ from dualpath_cli.data.order import StepSequences
 from dualpath_cli.data.storage import exists, local_copy
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import (
-    Tokens,
+    Window,
     Windows,
     check_ids,
     collate,
@@ -88,7 +88,7 @@ class DualPathDataModule(LightningDataModule):
                     "--run.compile, or, if files were just written, try again"
                 )
 
-    def train_dataloader(self) -> DataLoader[Tokens]:
+    def train_dataloader(self) -> DataLoader[Window]:
         """This rank's share of each step, from the trainer's current step to its
         last."""
         verify = self.settings.verify != "never"
@@ -119,7 +119,7 @@ class DualPathDataModule(LightningDataModule):
             pin_memory=torch.cuda.is_available(),
         )
 
-    def val_dataloader(self) -> list[DataLoader[Tokens]]:
+    def val_dataloader(self) -> list[DataLoader[Window]]:
         """One loader a validation set, in the order of `settings.val`."""
         return [self.loader(self.windows(name)) for name in self.settings.val]
 
@@ -182,7 +182,7 @@ def _end_by(run: int) -> None:
     os._exit(0)
 
 
-def split_blocks(blocks: list[Tokens], vocab_size: int, place: str) -> Batch:
+def split_blocks(blocks: list[Window], vocab_size: int, place: str) -> Batch:
     """Stacks blocks of T + 1 tokens to inputs and next tokens, (B, T) int64 each."""
     stacked = np.stack(blocks)
     check_ids(stacked, vocab_size, place)

@@ -15,7 +15,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from dualpath_cli.base.errors import NumbersFailed, RunFailed, Stopped, UserError
 from dualpath_cli.base.files import read_text, write_text
-from dualpath_cli.base.locks import FIT, alone
+from dualpath_cli.base.locks import FIT, exclusive
 from dualpath_cli.base.processes import Terminated
 from dualpath_cli.data import order
 from dualpath_cli.data.manifest import Manifest, is_data_folder
@@ -96,7 +96,7 @@ def fit(session: Session[TrainingLaunch]) -> None:
     trainer.val_check_interval = run.validate_every or run.steps
     trainer.check_val_every_n_epoch = None
     way_out = "wait until it ends, or give this run a name (--run.name NAME)"
-    lock = alone(launch.folder / FIT, launch.folder, way_out)
+    lock = exclusive(launch.folder / FIT, launch.folder, way_out)
     with lock if trainer.is_global_zero else nullcontext():
         _begin_folder(session, same)
         if not launched:

@@ -13,8 +13,13 @@ from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.processes import cores
-from dualpath_cli.data.documents import FORMATS, Source, found, read_documents
-from dualpath_cli.data.manifest import Manifest, is_data_folder, readable
+from dualpath_cli.data.documents import (
+    SOURCE_FORMATS,
+    Source,
+    expand_glob,
+    read_documents,
+)
+from dualpath_cli.data.manifest import Manifest, explaining_read_errors, is_data_folder
 from dualpath_cli.data.rows import is_known
 from dualpath_cli.data.storage import exists, is_remote, local_copy
 from dualpath_cli.data.tokenizer import Tokenizer
@@ -406,7 +411,7 @@ def check_validation_sets(settings: Settings, folder: str | Path) -> None:
     for name, of_set in settings.data.validation_sets.items():
         path = of_set.path
         place = f"data.val.{name}: '{path}'"
-        with readable(place):
+        with explaining_read_errors(place):
             if is_data_folder(path):
                 if of_set.field != "text":
                     raise UserError(
@@ -420,7 +425,7 @@ def check_validation_sets(settings: Settings, folder: str | Path) -> None:
                         f"{place} was prepared with another tokenizer than the run's; "
                         "give the text instead, or prepare the folder again"
                     )
-            elif not exists(path) and (is_remote(path) or not any(found(path))):
+            elif not exists(path) and (is_remote(path) or not any(expand_glob(path))):
                 raise UserError(
                     f"{place}: no such file or prepared data folder; --data.val "
                     "'{NAME: PATH}' replaces all sets, '{}' means none"
@@ -428,7 +433,8 @@ def check_validation_sets(settings: Settings, folder: str | Path) -> None:
             elif is_remote(path):
                 if not is_known(Path(path)):
                     raise UserError(
-                        f"{place}: its format is not known by its name; give {FORMATS}"
+                        f"{place}: its format is not known by its name; give "
+                        f"{SOURCE_FORMATS}"
                     )
             elif not any(read_documents(Source(name, Path(path), of_set.field))):
                 raise UserError(f"{place} holds no text to validate on")
@@ -438,8 +444,7 @@ def _whole(folder: str, settings: Settings, place: str) -> Manifest:
     """The manifest of a data folder; UserError unless a chunk is as long as one
     block."""
     manifest = Manifest.read(folder)
-    manifest.check_sizes(folder)
-    manifest.check_index(folder)
+    manifest.check_files(folder)
     block, longest = settings.model.max_seq_len + 1, max(manifest.chunk_tokens)
     if longest < block:
         raise UserError(

@@ -23,7 +23,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ParallelStrategy
 
 from dualpath_cli.base.errors import RunFailed, UserError
-from dualpath_cli.base.processes import of_children
+from dualpath_cli.base.processes import children_end_with_us
 from dualpath_cli.training import internals
 
 PATIENCE = 10.0
@@ -74,7 +74,7 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         """
         self.cluster_environment.validate_settings(self.num_processes, self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
-            with of_children():
+            with children_end_with_us():
                 internals.start_other_ranks(self)
             threading.Thread(target=self._watch, daemon=True).start()
         internals.share_cores(self.num_processes)

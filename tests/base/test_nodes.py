@@ -9,7 +9,8 @@ import pytest
 
 from data_prep import out_folder
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import replacing_folder, write_text
+from dualpath_cli.base.files import write_text
+from dualpath_cli.base.folders import replacing_folder
 from dualpath_cli.run import checkpoint_folder
 from tests.conftest import Said
 from tests.data_prep.conftest import write_jsonl

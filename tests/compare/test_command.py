@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from dualpath_cli.base.files import OURS
+from dualpath_cli.base.folders import OURS
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare import runs
 from dualpath_cli.compare.groups import Group, groups_of

@@ -152,7 +152,7 @@ def source_count(name: str, **counts: Any) -> SourceCount:
 def intact(manifest: Manifest, folder: Path) -> bool:
     """Whether every byte of a data folder is as its manifest says; reads all of
     them."""
-    manifest.check_sizes(folder)
+    manifest.check_files(folder)
     manifest.check_tokenizer(folder)
     files = (*manifest.chunks, *manifest.beside)
     return all(sha256_of(folder / file.name) == file.sha256 for file in files)

@@ -1,10 +1,7 @@
 """Byte-level vocabularies that need no files."""
 
-from dualpath_cli.data.tokenizer import (
-    Tokenizer,
-    byte_of_character,
-    definition_from_gpt2_files,
-)
+from dualpath_cli.data.tokenizer import Tokenizer, definition_from_gpt2_files
+from dualpath_cli.data.tokenizer_json import byte_of_character
 
 
 def definition_with(merges: list[str]) -> dict:

@@ -24,7 +24,7 @@ def put(bucket: Any, key: str, content: bytes) -> None:
 def test_no_library_of_s3_is_imported_for_local_files(tmp_path):
     program = (
         "import sys; from dualpath_cli.data import manifest, storage; "
-        f"storage.sizes({str(tmp_path)!r}); storage.local_copy('x'); "
+        f"storage.file_sizes({str(tmp_path)!r}); storage.local_copy('x'); "
         "assert not {'s3fs', 'botocore', 'torch', 'litdata'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -40,9 +40,9 @@ def test_a_folder_on_s3_has_the_sizes_of_the_same_folder_on_a_disk(bucket, tmp_p
     put(bucket, "some/folder/val/", b"")  # what browsers make of an empty folder
     expected = {"a.bin": 2, "val/b.jsonl": 0, "c": 3}
     for same in (folder, "s3://bucket/some/folder", "s3://bucket/some//folder/"):
-        assert storage.sizes(same) == expected
-    assert storage.sizes("s3://bucket/some/fold") == {}
-    assert storage.sizes(tmp_path / "none") == {}
+        assert storage.file_sizes(same) == expected
+    assert storage.file_sizes("s3://bucket/some/fold") == {}
+    assert storage.file_sizes(tmp_path / "none") == {}
 
 
 def test_more_objects_are_listed_than_one_answer_holds(bucket, monkeypatch):
@@ -50,7 +50,7 @@ def test_more_objects_are_listed_than_one_answer_holds(bucket, monkeypatch):
     for number in range(8):
         put(bucket, f"many/{number}", b"")
     assert len(bucket.list_objects_v2(Bucket="bucket")["Contents"]) == 3
-    assert len(storage.sizes("s3://bucket/many")) == 8
+    assert len(storage.file_sizes("s3://bucket/many")) == 8
 
 
 def test_a_copy_is_kept_until_the_object_changes(bucket, monkeypatch):
@@ -63,7 +63,7 @@ def test_a_copy_is_kept_until_the_object_changes(bucket, monkeypatch):
     put(bucket, "a/index.json", b"two")
     assert storage.local_copy("s3://bucket/a/index.json").read_bytes() == b"two"
     assert first.read_bytes() == b"one", "another process may be reading it"
-    assert not list(storage.cache().rglob("*.partial"))
+    assert not list(storage.cache_folder().rglob("*.partial"))
 
 
 def test_one_file_is_copied_by_many_at_once(bucket):
@@ -82,7 +82,8 @@ def test_one_file_is_copied_by_many_at_once(bucket):
     for thread in threads:
         thread.join()
     assert found == [True] * 6
-    assert len([path for path in storage.cache().rglob("*") if path.is_file()]) == 1
+    copies = [path for path in storage.cache_folder().rglob("*") if path.is_file()]
+    assert len(copies) == 1
 
 
 def test_downloads_are_checked(bucket, tmp_path):
@@ -156,7 +157,7 @@ def test_a_failing_disk_is_not_taken_for_a_failing_store(bucket, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(storage.shutil, "copyfileobj", fail)
         with pytest.raises(
-            OSError, match=rf"{os.strerror(errno.EIO)}: '{storage.cache()}"
+            OSError, match=rf"{os.strerror(errno.EIO)}: '{storage.cache_folder()}"
         ):
             storage.local_copy("s3://bucket/a")
     monkeypatch.setattr("aiobotocore.client.AioBaseClient._make_api_call", unknown)
@@ -172,7 +173,7 @@ def test_what_is_missing_is_not_there_and_a_bucket_or_store_that_is_not_is_one_l
         UserError, match=r"'s3://bucket/none' has no manifest\.json; copy"
     ):
         Manifest.read("s3://bucket/none")
-    ways = (storage.sizes, storage.exists, storage.local_copy)
+    ways = (storage.file_sizes, storage.exists, storage.local_copy)
 
     def refused(url: str, reason: str) -> None:
         for way in ways:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data import tokenizer as tokenizer_module
-from dualpath_cli.data.tokenizer import GPT2_FINGERPRINT, Tokenizer, byte_of_character
+from dualpath_cli.data.tokenizer import GPT2_FINGERPRINT, Tokenizer
+from dualpath_cli.data.tokenizer_json import byte_of_character
 from tests.data.small_tokenizer import definition_with
 from tests.training.tiny_run import MERGES
 

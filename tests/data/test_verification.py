@@ -83,7 +83,7 @@ def test_what_was_verified_before_ctrl_c_is_remembered(data, read, monkeypatch):
 )
 def test_a_damaged_memory_is_not_trusted(data, read, content):
     verify(data)
-    (memory,) = verification.cache().glob("verified/*.json")
+    (memory,) = verification.cache_folder().glob("verified/*.json")
     memory.write_bytes(content)
     verify(data)
     assert len(read) == 2 * CHUNKS

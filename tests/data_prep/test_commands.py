@@ -23,7 +23,8 @@ from data_prep import tokenizer as tokenizer_command
 from data_prep.settings import settings_from
 from dualpath_cli.base.errors import RunFailed, UserError
 from dualpath_cli.cli.main import main
-from dualpath_cli.data.manifest import Manifest, sha256_of
+from dualpath_cli.data.manifest import Manifest
+from dualpath_cli.data.storage import sha256_of
 from dualpath_cli.data.tokenizer import Tokenizer, train_bpe
 from dualpath_cli.recipe.recipes import find, read
 from tests.data.faulty_data import intact, source_count, write_data_folder
@@ -378,7 +379,7 @@ def test_a_flipped_byte_of_any_file_is_found_and_named(original, capsys):
 def test_a_flipped_byte_of_the_manifest_is_found_unless_nothing_can_tell(
     original, data, mask
 ):
-    from data_prep.inspection import Inspect, run
+    from data_prep.inspection import Inspect, inspect
 
     path = original / "manifest.json"
     before = path.read_bytes()
@@ -403,7 +404,7 @@ def test_a_flipped_byte_of_the_manifest_is_found_unless_nothing_can_tell(
         except (ValueError, KeyError, AttributeError, TypeError):
             unseen = False
         try:
-            run(Inspect(str(original), samples=0))
+            inspect(Inspect(str(original), samples=0))
         except (UserError, RunFailed):
             return
         assert unseen

@@ -232,7 +232,7 @@ def test_records_that_share_their_bytes_come_a_few_at_a_time(
 
     expected = records()
     decoded: list[int] = []
-    held = rows._held
+    held = rows._grouped
 
     def seen(
         batches: Iterable[pa.RecordBatch], size: int
@@ -240,7 +240,7 @@ def test_records_that_share_their_bytes_come_a_few_at_a_time(
         return held(_noting(batches, decoded), size)
 
     monkeypatch.setattr(rows, "_BATCH_BYTES", 10**5)
-    monkeypatch.setattr(rows, "_held", seen)
+    monkeypatch.setattr(rows, "_grouped", seen)
     assert records() == expected, "not the same"
     assert max(decoded) < 3 * 10**5
 

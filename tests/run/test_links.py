@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.base.files import OURS, claimed
+from dualpath_cli.base.folders import OURS, claimed_folder
 from dualpath_cli.cli.main import main
 from dualpath_cli.run.run_folder import check_links
 from dualpath_cli.run.trained import find_run
@@ -122,7 +122,7 @@ def test_a_run_folder_may_itself_be_a_link_and_hold_links_that_stay_inside(place
     out = Ablate(ckpt_path=RUN).read(run).folder
 
     assert out == Path(RUN, "ablations/step-00000002")
-    with claimed(out):
+    with claimed_folder(out):
         assert (place / "moved/store/step-00000002" / OURS).exists()
 
 

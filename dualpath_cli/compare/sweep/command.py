@@ -10,8 +10,9 @@ from dataclasses import asdict, replace
 from rich.console import Console
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import inside, write_text
-from dualpath_cli.base.locks import alone
+from dualpath_cli.base.files import write_text
+from dualpath_cli.base.folders import check_inside
+from dualpath_cli.base.locks import exclusive
 from dualpath_cli.compare.groups import FAMILIES, RATES, edge_of, first_of, frames_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
 from dualpath_cli.compare.sweep import request, runner
@@ -39,7 +40,7 @@ def run(options: Sweep, recipe: Recipe) -> str:
     design = request.read(options, recipe)
     new = [path for path in (design.out, *design.out.parents) if not path.exists()]
     try:
-        with alone(design.out / request.LOCK, design.out):
+        with exclusive(design.out / request.LOCK, design.out):
             return _run(design, plain_console())
     except UserError:
         with suppress(OSError):  # the first folder with a file in it ends this
@@ -138,7 +139,7 @@ def check_links(design: Design, runs: Sequence[PlannedRun]) -> None:
         written = [run.path.parent, run.log.parent]
         written += [] if run.is_finished else [run.folder]
         for folder in written:
-            inside(design.out, folder, way_out)
+            check_inside(design.out, folder, way_out)
 
 
 def check_settings(firsts: Sequence[PlannedRun]) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import unfinished
+from dualpath_cli.base.files import find_unfinished
 from dualpath_cli.base.ranges import Place, check_range, check_ranges, parse_size
 from dualpath_cli.compare.sweep.cells import CONTROLS, Wanted
 from dualpath_cli.flops.widths import Match
@@ -183,7 +183,7 @@ def _check_own(out: Path) -> None:
     if any(line.startswith("cells:") for line in text.splitlines()):
         return  # a sweep's; files of this name by other tools have no cells
     # A sweep locks its folder and writes sweep.yaml before all else.
-    if others := {*here.iterdir()}.difference([here / LOCK, *unfinished(sweep)]):
+    if others := {*here.iterdir()}.difference([here / LOCK, *find_unfinished(sweep)]):
         raise UserError(
             f"--out {out} holds '{min(others).name}', but no {SWEEP} of a sweep; "
             f"{another}"

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from dualpath_cli.base.errors import RunFailed, Stopped, UserError
 from dualpath_cli.base.files import write_text
-from dualpath_cli.base.locks import no_link
-from dualpath_cli.base.processes import cores, of_children, visible_gpus
+from dualpath_cli.base.locks import open_without_links
+from dualpath_cli.base.processes import children_end_with_us, cores, visible_gpus
 from dualpath_cli.compare.sweep.runs import PlannedRun
 from dualpath_cli.report.console import Progress, duration
 
@@ -231,7 +231,7 @@ def start(run: PlannedRun, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
     runs to stop. If the sweep is killed, the run stops by itself, with a checkpoint.
     """
     run.log.parent.mkdir(parents=True, exist_ok=True)
-    with open(run.log, "ab", opener=no_link) as log, of_children():
+    with open(run.log, "ab", opener=open_without_links) as log, children_end_with_us():
         return subprocess.Popen(
             command_of(run),
             env=environment(run, slot, jobs),

@@ -25,7 +25,7 @@ from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import write_text
-from dualpath_cli.base.locks import FIT, is_held
+from dualpath_cli.base.locks import FIT, is_locked
 from dualpath_cli.base.ranges import format_size
 from dualpath_cli.compare.groups import Family, matters
 from dualpath_cli.compare.runs import SeededRun
@@ -104,7 +104,7 @@ class PlannedRun(SeededRun):
 
     @property
     def is_being_written(self) -> bool:
-        return is_held(self.folder / FIT)
+        return is_locked(self.folder / FIT)
 
 
 def files_of(out: Path, configuration: str, seed: object) -> tuple[Path, Path, Path]:

@@ -27,7 +27,8 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 
-from dualpath_cli.base.files import read_text, replacing_folder
+from dualpath_cli.base.files import read_text
+from dualpath_cli.base.folders import replacing_folder
 from dualpath_cli.base.version import package_versions
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.export.hf.card import model_card

@@ -31,8 +31,9 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from dualpath_cli.base.errors import UserError, of_content
-from dualpath_cli.data.tokenizer import Tokenizer, name_end_of_text
+from dualpath_cli.base.errors import UserError, content_fault
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.tokenizer_json import name_end_of_text
 from dualpath_cli.export.hf.pretrained_files import FAMILIES, FITS, Files
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.checkpoint_files import hash_file
@@ -263,7 +264,7 @@ class Pretrained:
             with redirect_stderr(StringIO()):  # some progress bars have no switch
                 return function(*arguments, **options)
         except Exception as error:  # damaged and foreign files raise nearly anything
-            reason = " ".join(of_content(error).split())[:160]
+            reason = " ".join(content_fault(error).split())[:160]
             raise UserError(f"{self.shown} cannot be read: {reason}") from None
 
 

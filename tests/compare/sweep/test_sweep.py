@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpath_cli.base.locks import FIT, alone
+from dualpath_cli.base.locks import FIT, exclusive
 from dualpath_cli.base.processes import cores
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.sweep import command, runner
@@ -113,7 +113,7 @@ def test_slots_get_a_gpu_each_and_share_where_there_are_more_runs(
 
 
 def test_a_second_sweep_in_the_same_folder_is_refused(words, tmp_path, capsys):
-    with alone(tmp_path / "sweep" / LOCK, tmp_path / "sweep"):
+    with exclusive(tmp_path / "sweep" / LOCK, tmp_path / "sweep"):
         assert main([*words, "--yes", "--seeds", "1"]) == 2
     assert "is being written by another process" in capsys.readouterr().err
 
@@ -128,7 +128,7 @@ def test_a_run_that_another_process_writes_is_waited_for_and_named(
     )
 
     def hold() -> None:
-        with alone(run / FIT, run):
+        with exclusive(run / FIT, run):
             begun.set()
             done.wait(300)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dualpath_cli.base.files import OURS
+from dualpath_cli.base.folders import OURS
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.documents import Source, read_documents
 from dualpath_cli.data.tokenizer import Tokenizer

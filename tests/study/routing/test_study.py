@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import OURS
+from dualpath_cli.base.folders import OURS
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.documents import Source, read_documents
 from dualpath_cli.data.tokenizer import Tokenizer
