@@ -28,8 +28,14 @@ class WidePath(nn.Module):
         super().__init__()
         # ModelConfig refuses wide blocks without a width
         assert config.d_ffn_wide is not None
-        dense = SwiGLU(config.d_model, config.effective_width(config.d_ffn_wide))
-        self.sublayer = Sublayer(config, Experts(config) if config.n_experts else dense)
+
+        ffn: nn.Module
+        if config.n_experts:
+            ffn = Experts(config)
+        else:
+            ffn = SwiGLU(config.d_model, config.effective_width(config.d_ffn_wide))
+        self.sublayer = Sublayer(config, ffn)
+
         # not a scalar: FSDP2 shards dimension 0
         self.gain = nn.Parameter(torch.empty(1))
 
@@ -49,6 +55,7 @@ class DualPathBlock(nn.Module):
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         self.kind = config.block
+
         if self.kind != "wide":
             self.deep = DeepPath(config)
         if self.kind != "loop":
@@ -59,6 +66,7 @@ class DualPathBlock(nn.Module):
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D) in the type of x."""
         h_deep = h_wide = None
+
         if self.kind == "dual":
             g_d, g_w = layer.gates(self.gates(x_BTD))
             h_deep = layer.run_deep(self.deep, x_BTD, g_d)
@@ -68,6 +76,7 @@ class DualPathBlock(nn.Module):
             y_BTD = h_deep = layer.run_deep(self.deep, x_BTD)
         else:
             y_BTD = h_wide = layer.run_wide(self.wide, x_BTD)
+
         layer.record_updates(x_BTD, h_deep, h_wide)
         return y_BTD.to(x_BTD.dtype)
 

@@ -52,9 +52,11 @@ class AuxiliaryLoss:
     @property
     def loads(self) -> dict[int, torch.Tensor]:
         """The loads of the layers, from 0 on, that have experts."""
-        return {
-            n: one.load for n, one in enumerate(self.layers) if one.load is not None
-        }
+        loads = {}
+        for number, layer in enumerate(self.layers):
+            if layer.load is not None:
+                loads[number] = layer.load
+        return loads
 
     def add_layer(self) -> LayerAuxiliary:
         """Appends an empty LayerAuxiliary, for the next block to fill, and returns
@@ -90,9 +92,11 @@ class SublayerPass:
         forced = None if self.intervention is None else self.intervention.experts
         if forced == RANDOM:
             assert self.draws is not None
-            scores_BTE = self.draws[..., : scores_BTE.shape[-1]]
+            n_experts = scores_BTE.shape[-1]
+            scores_BTE = self.draws[..., :n_experts]
         elif forced is not None:
             top_k = forced
+
         return scores_BTE.topk(top_k, sorted=False).indices
 
     def record_experts(
@@ -100,7 +104,8 @@ class SublayerPass:
     ) -> None:
         """Records each token's experts, and their weights."""
         if self.trace is not None:
-            self.trace.experts, self.trace.expert_weights = chosen_BTC, weights_BTC
+            self.trace.experts = chosen_BTC
+            self.trace.expert_weights = weights_BTC
 
 
 @dataclass
@@ -134,7 +139,11 @@ class LayerPass:
     def wide(self) -> SublayerPass:
         """Arguments for the sublayer of the wide path."""
         return SublayerPass(
-            self.positions, self.auxiliary, self.trace, self.intervention, self.draws
+            positions=self.positions,
+            auxiliary=self.auxiliary,
+            trace=self.trace,
+            intervention=self.intervention,
+            draws=self.draws,
         )
 
     def step(self, k: int) -> SublayerPass:
@@ -144,14 +153,13 @@ class LayerPass:
     def gates(self, learned: Gates) -> Gates:
         """g_d and g_w, (B, T, 1) each: as learned, or as overridden."""
         g_d, g_w = learned
-        if self.intervention is not None and self.intervention.gates is not None:
-            forced = self.intervention.gates
+        forced = None if self.intervention is None else self.intervention.gates
+        if forced is not None:
             g_d, g_w = overridden(learned, forced, self.token_mask, self.order)
+
         if self.trace is not None:
-            self.trace.gate_deep, self.trace.gate_wide = (
-                g_d.squeeze(-1),
-                g_w.squeeze(-1),
-            )
+            self.trace.gate_deep = g_d.squeeze(-1)
+            self.trace.gate_wide = g_w.squeeze(-1)
         return g_d, g_w
 
     def run_deep(
@@ -225,14 +233,19 @@ def overridden(
     g_d, g_w = learned
     if forced == SHUFFLED:
         assert order_B2T is not None
-        return g_d.gather(1, order_B2T[:, 0, :, None]), g_w.gather(
-            1, order_B2T[:, 1, :, None]
-        )
+        from_deep_BT1 = order_B2T[:, 0, :, None]
+        from_wide_BT1 = order_B2T[:, 1, :, None]
+        return g_d.gather(1, from_deep_BT1), g_w.gather(1, from_wide_BT1)
+
     assert not isinstance(forced, str)
+    deep, wide = forced
     if token_mask is None:
-        return torch.full_like(g_d, forced[0]), torch.full_like(g_w, forced[1])
+        return torch.full_like(g_d, deep), torch.full_like(g_w, wide)
+
     mask_BT1 = token_mask[..., None]
-    return torch.where(mask_BT1, forced[0], g_d), torch.where(mask_BT1, forced[1], g_w)
+    deep_BT1 = torch.where(mask_BT1, deep, g_d)
+    wide_BT1 = torch.where(mask_BT1, wide, g_w)
+    return deep_BT1, wide_BT1
 
 
 def shuffled_positions(
@@ -246,11 +259,12 @@ def shuffled_positions(
     """
     batch, length = tokens.shape
     order_LB2T = torch.arange(length).repeat(n_layers, batch, 2, 1)
+
     for row, real, generator in _generators(tokens, token_mask, seed):
-        keys = torch.rand(
-            n_layers, 2, len(real), generator=generator, dtype=torch.float64
-        )
+        shape = (n_layers, 2, len(real))
+        keys = torch.rand(shape, generator=generator, dtype=torch.float64)
         order_LB2T[:, row][..., real] = real[keys.argsort(-1)]
+
     return order_LB2T.to(tokens.device)
 
 
@@ -264,10 +278,11 @@ def expert_draws(
     """The random scores by which a random choice ranks experts, (L, B, T, E); 0 at
     padding."""
     draws_LBTE = torch.zeros(n_layers, *tokens.shape, experts)
+
     for row, real, generator in _generators(tokens, token_mask, seed):
-        draws_LBTE[:, row, real] = torch.rand(
-            n_layers, len(real), experts, generator=generator
-        )
+        shape = (n_layers, len(real), experts)
+        draws_LBTE[:, row, real] = torch.rand(shape, generator=generator)
+
     return draws_LBTE.to(tokens.device)
 
 
@@ -282,7 +297,9 @@ def _generators(
     """
     tokens_BT = tokens.long().cpu()
     mask_BT = torch.ones_like(tokens_BT) if token_mask is None else token_mask.cpu()
-    for row in range(len(tokens_BT)):
+
+    for row, tokens_T in enumerate(tokens_BT):
         (real,) = mask_BT[row].nonzero(as_tuple=True)
-        content = tokens_BT[row, real].numpy().tobytes()
-        yield row, real, torch.Generator().manual_seed(seed_from(seed, content) >> 1)
+        content = tokens_T[real].numpy().tobytes()
+        own_seed = seed_from(seed, content) >> 1
+        yield row, real, torch.Generator().manual_seed(own_seed)

@@ -33,32 +33,22 @@ class NextTokenLoss(nn.Module):
         logits the positions are split into parts of about equal size, and the backward
         pass computes the logits again.
         """
-        positions, targets = x_BTD.flatten(0, 1), targets_BT.flatten()
-        n_parts = min(
-            len(targets), -(-len(targets) * head_VD.shape[0] // _most_logits(x_BTD))
-        )
+        x_ND = x_BTD.flatten(0, 1)
+        targets_N = targets_BT.flatten()
+        n_logits = len(targets_N) * head_VD.shape[0]
+        n_parts = min(len(targets_N), -(-n_logits // _most_logits(x_BTD)))
+
         if n_parts <= 1:
-            nll = _nll(positions, head_VD, targets)
+            nll_N = _nll(x_ND, head_VD, targets_N)
         else:
-            nll = torch.cat(
-                [
-                    checkpoint(
-                        _nll,
-                        x,
-                        head_VD,
-                        t,
-                        use_reentrant=False,
-                        preserve_rng_state=False,
-                    )
-                    for x, t in zip(
-                        positions.tensor_split(n_parts),
-                        targets.tensor_split(n_parts),
-                        strict=True,
-                    )
-                ]
-            )
+            xs = x_ND.tensor_split(n_parts)
+            targets = targets_N.tensor_split(n_parts)
+            parts = zip(xs, targets, strict=True)
+            nll_N = torch.cat([_nll_again(x, head_VD, target) for x, target in parts])
+
         # a copy: hooks on an output take no views
-        return nll.view(targets_BT.shape).clone()
+        nll_BT = nll_N.view(targets_BT.shape)
+        return nll_BT.clone()
 
 
 def _most_logits(x: torch.Tensor) -> int:
@@ -72,3 +62,18 @@ def _nll(
     logits_NV = F.linear(x_ND, head_VD)
     logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
     return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORE, reduction="none")
+
+
+def _nll_again(
+    x_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor
+) -> torch.Tensor:
+    """`_nll`, whose logits the backward pass computes again."""
+    nll_N: torch.Tensor = checkpoint(
+        _nll,
+        x_ND,
+        head_VD,
+        targets_N,
+        use_reentrant=False,
+        preserve_rng_state=False,
+    )
+    return nll_N

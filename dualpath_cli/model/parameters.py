@@ -65,9 +65,11 @@ def kind_of(
         for role in own_roles(config):
             if place := PLACES[role].fullmatch(name):
                 return own_kind(place[1], own_class(config, role), role, dimensions)
+
     for pattern, kind in KINDS.items():
         if fnmatchcase(name, pattern):
             return kind
+
     raise ValueError(
         f"parameter '{name}' is of no known kind: enter it in model/parameters.py"
     )
@@ -80,11 +82,11 @@ def matrices_in(name: str, config: ModelConfig | None) -> int:
     """The number of equal matrices that are stacked in a parameter: one for each
     expert."""
     place = EXPERTS.fullmatch(name)
-    return (
-        1
-        if place is None or config is None
-        else config.layers[int(place[1])].n_experts or 1
-    )
+    if place is None or config is None:
+        return 1
+
+    layer = config.layers[int(place[1])]
+    return layer.n_experts or 1
 
 
 def initial_value(
@@ -106,11 +108,13 @@ def initial_value(
         ValueError: for a name that is not in the table.
     """
     kind, start = kind_of(name, config, len(shape))
-    generator = torch.Generator().manual_seed(seed_from(seed, name) >> 1)
     value = torch.empty(shape, dtype=torch.float32, device="cpu")
+
     constants = {"gain_init": config.gain_init, "one": 1.0, "zero": 0.0}
     if start in constants:
         return value.fill_(constants[start])
+
+    generator = torch.Generator().manual_seed(seed_from(seed, name) >> 1)
     depth = 2 * config.n_layers if start == "normal_by_depth" else 1
     std = std_factors.get(kind, 1.0) * config.init_std / math.sqrt(depth)
     return value.normal_(std=std, generator=generator)

@@ -44,6 +44,7 @@ class Scales(NamedTuple):
     def _film(self, normed_BTD: torch.Tensor, norm: int) -> torch.Tensor:
         if self.film is None:
             return normed_BTD
+
         gamma_D, beta_D = self.film[norm]
         return (1 + gamma_D) * normed_BTD + beta_D
 
@@ -68,6 +69,7 @@ class Sublayer(nn.Module):
         # at s = 9e-4 a bf16 residual would swallow the update (docs/paper.md).
         attn_BTD = self.attn(scales.attn_input(self.attn_norm(x_BTD)), here)
         u_BTD = x_BTD + scales.gain * attn_BTD.to(x_BTD.dtype)
+
         ffn_BTD = self.ffn(scales.ffn_input(self.ffn_norm(u_BTD)), here)
         return u_BTD + scales.gain * ffn_BTD.to(x_BTD.dtype)
 
