@@ -27,14 +27,14 @@ class CudaGraph(Generic[T]):
         `others` share their memory with this graph, and never run at the same time.
         """
         with torch.cuda.device(device):
-            self._side: torch.cuda.Stream = (
-                others[0]._side if others else torch.cuda.Stream()
-            )
+            self._side: torch.cuda.Stream
+            self._side = others[0]._side if others else torch.cuda.Stream()
             self._side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._side):
                 for _ in range(3):
                     warm_up()
             torch.cuda.current_stream().wait_stream(self._side)
+
             self._graph = torch.cuda.CUDAGraph()
             pool = others[0]._graph.pool() if others else None
             # the graph needs workspaces in its memory

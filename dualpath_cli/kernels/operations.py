@@ -10,7 +10,8 @@ def unused(name: str) -> str:
     Exported folders contain copies. For two operations of one name torch would drop the
     first, and the next call of the first would use freed memory.
     """
-    free, number = name, 1
+    free = name
+    number = 1
     while hasattr(torch.ops.dualpath, free):
         number += 1
         free = f"{name}_{number}"
