@@ -15,7 +15,7 @@ import torch
 
 from dualpath_cli.run.weights import from_all_ranks, own_part
 
-Kind = Literal["loss", "gradient", "outlier"]
+SkipReason = Literal["loss", "gradient", "outlier"]
 
 # steps until all matrices must have a gradient; late behind a matrix of zeros
 PATIENCE = 5
@@ -28,7 +28,7 @@ class BadStep:
     """A skipped step: the reason, and the mean loss of its micro-batches on this rank,
     ()."""
 
-    kind: Kind
+    kind: SkipReason
     loss: torch.Tensor
 
 
@@ -55,25 +55,31 @@ class StepGuard:
         self.mean = 0.0
         self.variance = 0.0
 
-    def judge(self, norm: float) -> Kind | None:
+    def judge(self, norm: float) -> SkipReason | None:
         """Returns the reason to skip a step with this gradient norm, or None."""
-        kind: Kind | None = None
-        if not math.isfinite(norm):
-            kind = "gradient"
-        elif self.sigma is not None and norm > 0:
-            limit = math.inf
-            if self.seen >= HISTORY:
-                limit = self.mean + self.sigma * math.sqrt(self.variance)
-            if math.log(norm) > limit:
-                kind = "outlier"
-            self._see(min(math.log(norm), limit))
-        if kind is None:
+        reason = self._reason(norm)
+        if reason is None:
             self.in_a_row = 0
         else:
             self.in_a_row += 1
             self.skipped += 1
             self.unreported += 1
-        return kind
+        return reason
+
+    def _reason(self, norm: float) -> SkipReason | None:
+        if not math.isfinite(norm):
+            return "gradient"
+        if self.sigma is None or norm <= 0:
+            return None
+
+        size = math.log(norm)
+        limit = math.inf
+        if self.seen >= HISTORY:
+            limit = self.mean + self.sigma * math.sqrt(self.variance)
+
+        # An outlier enters the statistics as the limit that it passed.
+        self._see(min(size, limit))
+        return "outlier" if size > limit else None
 
     def _see(self, value: float) -> None:
         self.seen += 1
@@ -84,7 +90,8 @@ class StepGuard:
 
     def report(self) -> int:
         """Returns the number of steps skipped since the last call."""
-        count, self.unreported = self.unreported, 0
+        count = self.unreported
+        self.unreported = 0
         return count
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,15 +111,14 @@ def largest_gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, float
     """
     own = {}
     for name, parameter in parameters.items():
-        if parameter.grad is not None:
-            part = own_part(parameter.grad)
-            # Under fsdp a rank may hold no row of a small matrix.
-            largest = (
-                torch.linalg.vector_norm(part, torch.inf).item()
-                if part.numel()
-                else 0.0
-            )
-            own[name] = largest
+        if parameter.grad is None:
+            continue
+
+        # Under fsdp a rank may have no row of a small matrix.
+        part = own_part(parameter.grad)
+        own[name] = 0.0
+        if part.numel():
+            own[name] = torch.linalg.vector_norm(part, torch.inf).item()
 
     ranks = from_all_ranks(own)
     return {name: max(rank[name] for rank in ranks) for name in own}
