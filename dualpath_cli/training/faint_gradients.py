@@ -34,32 +34,32 @@ class FaintGradients(Callback):
         """Judges the clipped gradients of the step, by the largest entry of each
         matrix."""
         module: DualPathModule = pl_module
-        if self.judged or trainer.global_step < PATIENCE or module.bad_step is not None:
+        step = trainer.global_step
+        if self.judged or step < PATIENCE or module.bad_step is not None:
             return
         self.judged = True
 
         names: dict[torch.Tensor, str]
         names = {parameter: name for name, parameter in module.model.named_parameters()}
-        matrices = {
-            names[one]: one
-            for one in _moved_by_adamw(trainer.optimizers[0])
-            if one.ndim > 1
-        }
+        matrices: dict[str, torch.Tensor] = {}
+        for parameter in _moved_by_adamw(trainer.optimizers[0]):
+            if parameter.ndim > 1:
+                matrices[names[parameter]] = parameter
+
+        # A router may have no gradient yet.
         eps = module.optim.eps
-        faint = {
-            name: size
-            for name, size in largest_gradients(matrices).items()
-            if 0 < size < eps  # a router may have none yet
-        }
-        if faint:
-            step = trainer.global_step
-            kinds = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in faint})
-            self.say(
-                f"warning: {', '.join(kinds)} hardly train: gradients of step {step} "
-                f"are at most {max(faint.values()):.0e}, below optim.eps={eps:g}, so "
-                f"AdamW moves these {len(faint)} matrices by a fraction of their "
-                "learning rate; lower optim.eps, or raise model.gain_init"
-            )
+        largest = largest_gradients(matrices)
+        faint = {name: size for name, size in largest.items() if 0 < size < eps}
+        if not faint:
+            return
+
+        kinds = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in faint})
+        self.say(
+            f"warning: {', '.join(kinds)} hardly train: gradients of step {step} "
+            f"are at most {max(faint.values()):.0e}, below optim.eps={eps:g}, so "
+            f"AdamW moves these {len(faint)} matrices by a fraction of their "
+            "learning rate; lower optim.eps, or raise model.gain_init"
+        )
 
 
 def _moved_by_adamw(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
