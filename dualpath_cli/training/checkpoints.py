@@ -87,14 +87,16 @@ class Checkpoints(Callback):
         Raises NumbersFailed, on all ranks, if weights are not finite; RunFailed if it
         cannot write.
         """
+        run = self.folder.parent
         if not finite_weights(trainer.lightning_module):
             message = (
                 f"after step {trainer.global_step} weights are not finite, and were "
                 "not saved; lower optim.lr (under another --run.name); "
-                f"{run_folder.way_on(self.folder.parent)}"
+                f"{run_folder.way_on(run)}"
             )
             # the first rank reports
             raise NumbersFailed(message if trainer.is_global_zero else "")
+
         final = self.folder / f"step-{trainer.global_step:08d}"
         partial = final.with_name(final.name + PARTIAL)
         try:
@@ -106,8 +108,9 @@ class Checkpoints(Callback):
             reason = " ".join(str(error).split())[:160]
             raise RunFailed(
                 f"checkpoint '{final}' could not be written: {reason}; "
-                f"{run_folder.way_on(self.folder.parent)}"
+                f"{run_folder.way_on(run)}"
             ) from error
+
         trainer.strategy.barrier("checkpoint written")
         files = hashed(partial)
         if trainer.is_global_zero:
@@ -120,26 +123,32 @@ class Checkpoints(Callback):
         oldest."""
         # First those left by going back: beside the new one they would pass for the
         # run's own.
-        self._drop(step for step in self._found() if step > self.saved_step)
+        left = [step for step in self._found() if step > self.saved_step]
+        self._drop(left)
         publish(partial, final, files)
-        steps, every = sorted(self._found()), self.settings.keep_every
+
+        steps = sorted(self._found())
+        every = self.settings.keep_every
         oldest = steps[: -self.settings.keep] if self.settings.keep else []
         self._drop(step for step in oldest if not every or step % every)
 
     def _found(self) -> dict[int, Path]:
         # By their names here: of a link to a checkpoint elsewhere only the link is
         # dropped.
-        found = [
-            path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)
-        ]
-        return {run_folder.step_of(path): path for path in found}
+        found = {}
+        for path in self.folder.glob("step-*"):
+            if STEP.fullmatch(path.name):
+                found[run_folder.step_of(path)] = path
+        return found
 
     def _drop(self, steps: Iterable[int]) -> None:
         found = self._found()
-        for old in [found[step] for step in steps]:
+        for step in steps:
+            old = found[step]
             # Renamed first: an interrupted removal must not leave half a checkpoint
             # under its name.
-            remove(old.rename(old.with_name(f"{old.name}.dropped{PARTIAL}")))
+            dropped = old.with_name(f"{old.name}.dropped{PARTIAL}")
+            remove(old.rename(dropped))
             remove(manifest_of(old))
 
 
@@ -151,9 +160,9 @@ def finite_weights(model: nn.Module) -> bool:
     """
     local = [own_part(parameter.detach()) for parameter in model.parameters()]
     # A rank's shard of a small parameter may be empty, and has no maximum then.
-    largest = nn.utils.get_total_norm(
-        [part for part in local if part.numel()], math.inf
-    )
+    filled = [part for part in local if part.numel()]
+    largest = nn.utils.get_total_norm(filled, math.inf)
+
     finite = largest.isfinite().to(local[0].device, torch.int32)
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)

@@ -53,7 +53,9 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         nodes = strategy.num_nodes  # type: ignore[attr-defined]
         processes = strategy.num_processes  # type: ignore[attr-defined]
         super().__init__(strategy.cluster_environment, processes, nodes)
-        self._command, self._timeout, self._continues = command, timeout, continues
+        self._command = command
+        self._timeout = timeout
+        self._continues = continues
         self._before = self.cluster_environment.node_rank() * processes
         self._store: dist.TCPStore | None = None
         self._come = 0
@@ -72,14 +74,18 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         Raises:
             RunFailed: if ranks do not join in time.
         """
-        self.cluster_environment.validate_settings(self.num_processes, self.num_nodes)
-        if not self.cluster_environment.creates_processes_externally:
+        cluster = self.cluster_environment
+        cluster.validate_settings(self.num_processes, self.num_nodes)
+        if not cluster.creates_processes_externally:
             with of_children():
                 internals.start_other_ranks(self)
             threading.Thread(target=self._watch, daemon=True).start()
+
         internals.share_cores(self.num_processes)
-        if self.num_processes * self.num_nodes > 1 and not dist.is_initialized():
+        ranks = self.num_processes * self.num_nodes
+        if ranks > 1 and not dist.is_initialized():
             self._meet()
+
         return function(*args, **named)
 
     def kill(self, signum: int) -> None:
@@ -94,35 +100,41 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         end = time.monotonic() + WAIT
         while self.procs and time.monotonic() < end:
             if dead := self._dead():
-                return dead[1]
+                _, fate = dead
+                return fate
             time.sleep(POLL)
         return None
 
     def _dead(self) -> tuple[int, str] | None:
         """Exit code of a child that ended with an error, and the message."""
         for rank, process in enumerate(self.procs, self._before + 1):
-            if code := process.poll():
-                name = (
-                    f"signal {signal.Signals(-code).name}"
-                    if code < 0
-                    else f"exit code {code}"
-                )
-                hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-                return code, f"rank {rank} ended by {name}{hint}"
+            code = process.poll()
+            if not code:
+                continue
+
+            # A negative code is a signal's number.
+            name = f"exit code {code}"
+            if code < 0:
+                name = f"signal {signal.Signals(-code).name}"
+            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+            return code, f"rank {rank} ended by {name}{hint}"
+
         return None
 
     def _watch(self) -> None:
         while not self._told:
             if dead := self._dead():
-                if dead[0] > 0:
+                code, fate = dead
+                if code > 0:
                     time.sleep(PATIENCE)
-                self._end(dead[1])
+                self._end(fate)
             time.sleep(0.5)
 
     def _end(self, fate: str) -> None:
         """Ends all ranks: the main thread may wait forever for the dead rank."""
         if self._told:  # the main thread has reported meanwhile
             return
+
         with suppress(OSError):  # nobody reads stderr
             print(
                 f"dualpath {self._command}: failed: {fate}{self._continues()}",
@@ -135,19 +147,23 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
     def _meet(self) -> None:
         """Waits for all ranks in Python, where signals arrive; PyTorch would wait in
         C++."""
-        local = self.cluster_environment.local_rank()
-        begin, silent = time.monotonic(), not local
+        cluster = self.cluster_environment
+        local = cluster.local_rank()
+        limit = self._timeout.total_seconds()
+        begin = time.monotonic()
+        reports = local == 0  # once
+
         while missing := self._missing(self._before + local):
-            cluster = self.cluster_environment
             place = f"{cluster.main_address}:{cluster.main_port}"
-            waited, limit = time.monotonic() - begin, self._timeout.total_seconds()
+            waited = time.monotonic() - begin
             if waited > limit:
                 raise RunFailed(
                     f"{missing} did not join at {place} within {limit / 60:g} minutes "
                     f"(run.rank_timeout){self._continues()}"
                 )
-            if silent and waited > SILENCE:
-                silent = False
+
+            if reports and waited > SILENCE:
+                reports = False
                 print(
                     f"dualpath {self._command}: waiting at {place} for {missing}",
                     file=sys.stderr,
@@ -157,38 +173,46 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
 
     def _missing(self, rank: int) -> str:
         """Announces this rank; returns a rank that has not joined yet, or nothing."""
-        ranks, environment = (
-            self.num_processes * self.num_nodes,
-            self.cluster_environment,
-        )
-        if self._store is None:
-            # torchrun serves the store: all ranks are clients.
-            serves = (
-                rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-            )
-            host, port = environment.main_address, environment.main_port
-            if not serves and not _answers(host, port):
-                return f"rank 0 of {ranks}"
-            self._store = dist.TCPStore(
-                host,
-                port,
-                None,
-                serves,
-                self._timeout,
-                wait_for_workers=False,
-                multi_tenant=True,
-            )
-            self._store.set(f"dualpath/{rank}", "")
-        if rank:  # thousands may ask
-            return (
-                "" if self._store.check(["dualpath/all"]) else f"all of {ranks} ranks"
-            )
-        while self._come < ranks and self._store.check([f"dualpath/{self._come}"]):
+        ranks = self.num_processes * self.num_nodes
+        store = self._store
+        if store is None:
+            store = self._connect(rank)
+        if store is None:
+            return f"rank 0 of {ranks}"
+
+        # Thousands of ranks may ask: they ask for one key.
+        if rank:
+            return "" if store.check(["dualpath/all"]) else f"all of {ranks} ranks"
+
+        while self._come < ranks and store.check([f"dualpath/{self._come}"]):
             self._come += 1
         if self._come < ranks:
             return f"rank {self._come} of {ranks}"
-        self._store.set("dualpath/all", "")
+
+        store.set("dualpath/all", "")
         return ""
+
+    def _connect(self, rank: int) -> dist.TCPStore | None:
+        """Announces this rank in the store; None while rank 0 does not serve it yet."""
+        host = self.cluster_environment.main_address
+        port = self.cluster_environment.main_port
+        # torchrun serves the store: all ranks are clients.
+        by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        serves = rank == 0 and not by_torchrun
+        if not serves and not _answers(host, port):
+            return None
+
+        self._store = dist.TCPStore(
+            host,
+            port,
+            None,
+            serves,
+            self._timeout,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        self._store.set(f"dualpath/{rank}", "")
+        return self._store
 
 
 def _answers(host: str, port: int) -> bool:
@@ -207,6 +231,7 @@ def launch_by(
     strategy = trainer.strategy
     if not isinstance(strategy, ParallelStrategy):
         return
+
     lacking = [name for name in NAMED if name not in os.environ]
     alone = isinstance(strategy.cluster_environment, LightningEnvironment)
     if trainer.num_nodes > 1 and alone and lacking:
@@ -216,19 +241,21 @@ def launch_by(
             f"MASTER_PORT=29500 NODE_RANK=N on each node ({', '.join(lacking)} lacking "
             "here)"
         )
+
     internals.set_launcher(strategy, Ranks(strategy, command, timeout, continues))
 
 
 def lost_contact(error: BaseException) -> bool:
     """Whether an error means that another rank cannot be reached."""
-    words = (
+    if isinstance(error, dist.DistError):
+        return True
+
+    # gloo has no exception class for it.
+    marks = (
         "Connection closed by peer",
         "Timed out",
         "Connection reset",
         "gloo/transport",
     )
-    # gloo has no exception class for it.
-    in_words = isinstance(error, RuntimeError) and any(
-        word in str(error) for word in words
-    )
-    return in_words or isinstance(error, dist.DistError)
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(mark in text for mark in marks)

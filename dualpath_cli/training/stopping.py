@@ -47,13 +47,14 @@ class Stopping(Callback):
     ) -> None:
         """Stops after `seconds` as after a signal; ranks wait `timeout` for each
         other."""
-        self._timeout = timeout
         self.checkpoints = checkpoints
         self.seconds = seconds
-        self._deadline = math.inf
         self.signum = 0
+        self._timeout = timeout
+        self._deadline = math.inf
         self._noted = 0.0
         self._before: dict[int, Any] = {}
+
         self._group: Any = None
         self._pending: tuple[Any, torch.Tensor] | None = None
 
@@ -101,22 +102,22 @@ class Stopping(Callback):
 
     def _note(self, signum: int, frame: Any) -> None:
         now = time.monotonic()
-        if self.signum and now - self._noted > SECOND:
+        if not self.signum:
+            self.signum = signum
+            self._noted = now
+        elif now - self._noted > SECOND:
             if self._launcher is not None:
                 self._launcher.kill(signal.SIGKILL)
             # safe: a checkpoint gets its name only when it is whole
             os._exit(128 + signum)
-        if not self.signum:
-            self.signum, self._noted = signum, now
 
     def _stop_if_agreed(self, trainer: Trainer) -> None:
         signum = self._agreed(trainer)
         if not signum:
             return
-        if (
-            not trainer.sanity_checking
-            and trainer.global_step != self.checkpoints.saved_step
-        ):
+
+        saved = trainer.global_step == self.checkpoints.saved_step
+        if not trainer.sanity_checking and not saved:
             self.checkpoints.save(trainer)
         raise StopTraining(signum)
 
@@ -130,14 +131,17 @@ class Stopping(Callback):
             self.signum = TIME_OVER
         if trainer.world_size == 1:
             return self.signum
-        before, noted = self._pending, torch.tensor(self.signum)
-        signum = 0
-        if before is not None:
-            before[0].wait()
-            signum = int(before[1])
-        if not signum:
-            work = dist.all_reduce(
-                noted, dist.ReduceOp.MAX, group=self._group, async_op=True
-            )
-            self._pending = work, noted
-        return signum
+
+        noted = torch.tensor(self.signum)
+        if self._pending is not None:
+            work, most = self._pending
+            work.wait()
+            agreed = int(most)
+            if agreed:
+                return agreed
+
+        work = dist.all_reduce(
+            noted, dist.ReduceOp.MAX, group=self._group, async_op=True
+        )
+        self._pending = (work, noted)
+        return 0
