@@ -99,8 +99,7 @@ def check_license(name: str | None) -> None:
 
 
 def check_out(out: Path, read: Path, overwrite: bool) -> Path:
-    """Returns the folder to write; raises UserError unless it is free, or may be
-    replaced."""
+    """Returns the folder to write; raises UserError unless it may be written."""
     out = out.resolve()  # a link's target is replaced
     if out.exists() and not out.is_dir():
         kind = "file" if out.is_file() else "pipe, a socket or a device"

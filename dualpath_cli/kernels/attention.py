@@ -41,11 +41,11 @@ def attend(
     v_BSHN: torch.Tensor,
     mask: Mask | None = None,
 ) -> torch.Tensor:
-    """Causal attention of the last T of S positions, (B, T, H, N) in the type of the
-    values.
+    """Causal attention of the last T of S positions, (B, T, H, N).
 
-    Keys and values may have fewer heads, each for an equal number of neighbouring query
-    heads. Without a `mask` every token looks at itself and at all earlier tokens.
+    The result has the type of the values. Keys and values may have fewer heads, each
+    for an equal number of neighbouring query heads. Without a `mask` every token looks
+    at itself and at all earlier tokens.
     """
     T = q_BTHN.shape[1]
     S = k_BSHN.shape[1]

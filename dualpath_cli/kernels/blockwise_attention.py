@@ -1,5 +1,4 @@
-"""Causal attention for the CPU as matrix products over blocks of queries, forward and
-backward.
+"""Causal attention for the CPU as matrix products over blocks of queries.
 
 Products, softmax and its derivative are each one call on a block of queries and all
 keys up to the block's end. The backward pass computes attention weights again from
@@ -124,8 +123,7 @@ def _queries(T: int) -> int:
 
 
 def _groups(q_BTHN: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yields sequences and heads: as many heads as WEIGHTS allows; with all, several
-    sequences."""
+    """Yields sequences and heads, as many as WEIGHTS allows."""
     B, T, H, _ = q_BTHN.shape
     weights_of_head = _queries(T) * T
     most = max(1, WEIGHTS // weights_of_head)
@@ -140,8 +138,7 @@ def _groups(q_BTHN: torch.Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _blocks(T: int) -> Iterator[tuple[slice, slice]]:
-    """Yields a block's queries and the keys that its last query sees; last queries
-    first."""
+    """Yields a block's queries and the keys they see; last queries first."""
     for start in reversed(range(0, T, _queries(T))):
         end = min(start + _queries(T), T)
         yield slice(start, end), slice(0, end)

@@ -21,10 +21,10 @@ class CudaGraph(Generic[T]):
         warm_up: Callable[[], object],
         others: Sequence["CudaGraph[T]"] = (),
     ) -> None:
-        """`warm_up` does the same work, thrice before: compiles, and lets libraries
-        load kernels.
+        """`warm_up` does the same work, thrice before the capture.
 
-        `others` share their memory with this graph, and never run at the same time.
+        It compiles, and lets libraries load kernels. `others` share their memory with
+        this graph, and never run at the same time.
         """
         with torch.cuda.device(device):
             self._side: torch.cuda.Stream

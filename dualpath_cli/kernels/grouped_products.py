@@ -1,5 +1,4 @@
-"""Products of groups of rows, each with its matrix, forward and backward: the experts
-of an FFN.
+"""Products of groups of rows, each with its matrix: the experts of an FFN.
 
 Shapes: R rows sorted by group, E groups, D inputs, H outputs of a group's matrix.
 """

@@ -15,8 +15,7 @@ from torch import nn
 
 
 class Rope(NamedTuple):
-    """Cosine and sine of every position's angles, with a dimension B if sequences
-    differ."""
+    """Cosine and sine of each position's angles; with B if sequences differ."""
 
     cos: torch.Tensor
     """(T, 1, 1, M) or (B, T, 1, 1, M)."""
@@ -33,8 +32,7 @@ def rope_of(angles: torch.Tensor, dtype: torch.dtype) -> Rope:
 
 
 def rotate(x_BTHN: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Rotates each head's channel pairs by the position's angles; returns the tables'
-    type."""
+    """Rotates each head's channel pairs; returns the tables' type."""
     return _turn(_halves(x_BTHN), *rope).flatten(-2)
 
 

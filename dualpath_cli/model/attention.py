@@ -16,8 +16,7 @@ from dualpath_cli.spec.config import ModelConfig
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions, QK-norm per head and grouped keys and
-    values."""
+    """Causal attention with rotary positions, QK-norm and grouped keys."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -58,8 +57,10 @@ class Attention(nn.Module):
     def _rotated_and_normed(
         self, x_BTC: torch.Tensor, norm: nn.Module, rope: Rope
     ) -> torch.Tensor:
-        """Queries or keys, rotated and normalised, (B, T, H, N); float32, the type of
-        tables and weights."""
+        """Queries or keys, rotated and normalised, (B, T, H, N).
+
+        In float32, the type of tables and weights.
+        """
         x_BTHN = self._by_head(x_BTC)
         if isinstance(norm, RotatedNorm):
             return norm(x_BTHN, rope)

@@ -18,8 +18,7 @@ from dualpath_cli.spec.config import LayerConfig
 
 
 class WidePath(nn.Module):
-    """Eq. 4: ``h_wide = Phi_wide(x; s_w)``, ``s_w = softplus(beta)``: a wider FFN,
-    applied once.
+    """Eq. 4: ``h_wide = Phi_wide(x; s_w)``, ``s_w = softplus(beta)``.
 
     The FFN may be experts, which the paper names as its next step (`model/experts.py`).
     """
@@ -49,8 +48,10 @@ class WidePath(nn.Module):
 
 
 class DualPathBlock(nn.Module):
-    """One layer, Eq. 5: ``y = g_d h_deep + g_w h_wide``; `loop` and `wide` blocks keep
-    one path."""
+    """One layer, Eq. 5: ``y = g_d h_deep + g_w h_wide``.
+
+    `loop` and `wide` blocks have one path.
+    """
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
@@ -81,8 +82,10 @@ class DualPathBlock(nn.Module):
         return y_BTD.to(x_BTD.dtype)
 
     def gates(self, x_BTD: torch.Tensor) -> Gates:
-        """The learned g_d and g_w, (B, T, 1) each, in the weights' type also under
-        autocast."""
+        """The learned g_d and g_w, (B, T, 1) each, in the weights' type.
+
+        Also under autocast.
+        """
         with torch.autocast(x_BTD.device.type, enabled=False):
             gates: Gates = self.gate(x_BTD.to(self.wide.gain.dtype))
         return gates

@@ -20,8 +20,10 @@ from dualpath_cli.spec.own_classes import own_class
 
 
 class StepRouter(nn.Module):
-    """Eq. 3: ``pi_k q_k`` with ``q_k = sigmoid(w . [h_k, step index] + b)``, the
-    paper's router."""
+    """Eq. 3, the paper's router: ``pi_k q_k``.
+
+    ``q_k = sigmoid(w . [h_k, step index] + b)``.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -59,8 +59,7 @@ class DeepPath(nn.Module):
         return self.sublayer(h_BTD, self.scales(k), layer.step(k))
 
     def scales(self, k: int) -> Scales:
-        """``s_k = softplus(alpha_k)`` and the FiLM of step k; forced steps beyond K use
-        K's."""
+        """``s_k = softplus(alpha_k)`` and the FiLM of step k; beyond K, those of K."""
         last = min(k, self.config.loops) - 1
         gain = F.softplus(self.gains[last])
         film = self.film[last] if self.config.step_conditioning == "film" else None
@@ -69,8 +68,7 @@ class DeepPath(nn.Module):
     def step_weights(
         self, states: Sequence[torch.Tensor], step_indices: Sequence[float]
     ) -> list[torch.Tensor]:
-        """The weight of each state (B, T, D) in h_deep, (B, T, 1), by the router (Eq.
-        3).
+        """The weights of states (B, T, D) in h_deep, (B, T, 1) each (Eq. 3).
 
         Combination `mean` gives equal weights; `final` gives one weight, the last
         state's.
@@ -91,8 +89,7 @@ class DeepPath(nn.Module):
 def mixture(
     weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """``sum_k w_k h_k``, (B, T, D); if weights are fewer than states, of the last
-    states."""
+    """``sum_k w_k h_k`` over the last states that have a weight, (B, T, D)."""
     weighed = states[-len(weights) :]
     terms = (w_BT1 * h_BTD for w_BT1, h_BTD in zip(weights, weighed, strict=True))
     return reduce(torch.add, terms)

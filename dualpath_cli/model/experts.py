@@ -31,11 +31,10 @@ from dualpath_cli.spec.config import BALANCE_RATES, LayerConfig
 
 
 class Experts(nn.Module):
-    """``y = sum_{i in C} g_i SwiGLU_i(x)``, see above. Each matrix stacks the rows of
-    all experts.
+    """``y = sum_{i in C} g_i SwiGLU_i(x)``, see above.
 
-    Parameters have the names of a SwiGLU, and FSDP2 divides rows, not experts, among
-    devices.
+    Each matrix stacks the rows of all experts. Parameters have the names of a SwiGLU,
+    and FSDP2 divides rows, not experts, among devices.
     """
 
     def __init__(self, config: LayerConfig) -> None:
@@ -94,8 +93,7 @@ class Experts(nn.Module):
         return logits_BTE
 
     def sorted(self, chosen_BTC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The choices sorted by expert, (R = S C), and the end of each expert's
-        choices, int32."""
+        """The choices (R = S C) sorted by expert, and each expert's end, int32."""
         experts_R, order_R = chosen_BTC.flatten().sort(stable=True)
         each_E = torch.arange(self.n, device=experts_R.device)
         ends_E = torch.searchsorted(experts_R, each_E, right=True, out_int32=True)
@@ -104,8 +102,7 @@ class Experts(nn.Module):
     def outputs(
         self, x_BTD: torch.Tensor, order_R: torch.Tensor, ends_E: torch.Tensor
     ) -> torch.Tensor:
-        """Outputs of the chosen experts for their tokens, (R, D), in the order of the
-        choices."""
+        """Outputs of the chosen experts, (R, D), in the order of the choices."""
         # Autocast misses grouped products.
         device = x_BTD.device.type
         if torch.is_autocast_enabled(device):
@@ -133,8 +130,7 @@ class Experts(nn.Module):
         return projection.weight.to(dtype).unflatten(0, (self.n, -1))
 
     def loss(self, scores_BTE: torch.Tensor, chosen_BTC: torch.Tensor) -> torch.Tensor:
-        """The auxiliary loss, a 0-d tensor; `rate` where all experts have the same
-        load."""
+        """The auxiliary loss, a 0-d tensor; `rate` where loads are equal."""
         # c_i, the choices of each expert in a sequence
         choices_BX = chosen_BTC.flatten(1)
         ones_BX = torch.ones_like(choices_BX, dtype=scores_BTE.dtype)

@@ -15,8 +15,7 @@ Gates = tuple[torch.Tensor, torch.Tensor]
 
 
 class PathGate(nn.Module):
-    """``g_d, g_w = sigmoid(l_d), sigmoid(l_w)`` of ``l = x W_g + b_g``, the paper's
-    gate.
+    """``g_d, g_w = sigmoid(x W_g + b_g)``, the paper's gate.
 
     The other kinds are variants of the authors' revision (docs/paper.md).
     """

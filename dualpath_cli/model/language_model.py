@@ -64,18 +64,17 @@ class DualPathLM(nn.Module):
         head: bool = True,
         model_pass: ModelPass = PLAIN,
     ) -> torch.Tensor:
-        """Maps tokens (B, T) to logits (B, T, V), or with targets to losses in nats (B,
-        T).
+        """Maps tokens (B, T) to logits (B, T, V), or with targets to losses (B, T).
 
-        Targets are the next tokens; positions whose target is ``loss.IGNORE`` get 0. An
-        empty `trace` is filled with one LayerTrace per layer, under the `intervention`
-        if there is one. An intervention applies where `token_mask` (B, T) is True: at
-        tokens that are not padding, or that are of the class `Intervention.tokens`;
-        without a mask, everywhere. `auxiliary` collects the auxiliary losses of
-        feed-forwards, which the returned losses exclude. `embeds` (B, T, D) replace the
-        tokens' embeddings. Without `head`, the head's input (B, T, D) is returned.
-        `model_pass` is for `decoding`, whose `forward` also takes padding, a cache, and
-        interventions that leave steps or paths out.
+        Losses are in nats. Targets are the next tokens; positions whose target is
+        ``loss.IGNORE`` get 0. An empty `trace` is filled with one LayerTrace per layer,
+        under the `intervention` if there is one. An intervention applies where
+        `token_mask` (B, T) is True: at tokens that are not padding, or that are of the
+        class `Intervention.tokens`; without a mask, everywhere. `auxiliary` collects
+        the auxiliary losses of feed-forwards, which the returned losses exclude.
+        `embeds` (B, T, D) replace the tokens' embeddings. Without `head`, the head's
+        input (B, T, D) is returned. `model_pass` is for `decoding`, whose `forward`
+        also takes padding, a cache, and interventions that leave steps or paths out.
 
         Raises:
             ValueError: if the intervention makes no sense for this model, needs the
@@ -116,8 +115,7 @@ class DualPathLM(nn.Module):
         tokens: torch.Tensor,
         token_mask: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """`shuffled_positions` and `expert_draws`, where the intervention needs
-        them."""
+        """`shuffled_positions` and `expert_draws`, if an intervention needs them."""
         if intervention is None:
             return None, None
 
@@ -156,8 +154,7 @@ class DualPathLM(nn.Module):
             )
 
     def tie_weights(self) -> None:
-        """Lets the head share the embedding's weight where the configuration says
-        so."""
+        """Lets the head share the embedding's weight if the configuration says so."""
         if self.config.tie_embeddings:
             self.head.weight = self.embed.weight
 
@@ -168,8 +165,7 @@ class DualPathLM(nn.Module):
         copy: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_,
         std_factors: Mapping[Kind, float] = {},
     ) -> None:
-        """Draws every parameter (see `parameters.KINDS`); without a seed, draws a seed
-        first.
+        """Draws every parameter, see `parameters.KINDS`; draws a missing seed, too.
 
         `copy` puts a whole value, float32 on the CPU, into a parameter; `std_factors`
         are those of `initial_value`.

@@ -1,5 +1,4 @@
-"""The parts of a pass besides the equations: read-outs, overrides, and the entry for
-decoding.
+"""A pass besides the equations: read-outs, overrides, the entry for decoding.
 
 Training takes plain passes, each method of which is one call of the equations.
 `decoding` derives passes that keep keys and values, and that leave steps and paths out.
@@ -35,8 +34,7 @@ class LayerAuxiliary:
 
 @dataclass
 class AuxiliaryLoss:
-    """Pass an empty one to ``DualPathLM.forward``: it gets one LayerAuxiliary per
-    layer.
+    """Pass an empty one to ``DualPathLM.forward``: it gets one entry per layer.
 
     Each application of a feed-forward adds a term, so K loops add K terms.
     """
@@ -45,8 +43,7 @@ class AuxiliaryLoss:
 
     @property
     def total(self) -> torch.Tensor | float:
-        """Sum over layers, a 0-d tensor in nats per token; 0.0 where none has a
-        loss."""
+        """Sum over layers, in nats per token, a 0-d tensor; 0.0 without a loss."""
         return sum((layer.loss for layer in self.layers), 0.0)
 
     @property
@@ -59,16 +56,14 @@ class AuxiliaryLoss:
         return loads
 
     def add_layer(self) -> LayerAuxiliary:
-        """Appends an empty LayerAuxiliary, for the next block to fill, and returns
-        it."""
+        """Appends an empty LayerAuxiliary for the next block, and returns it."""
         self.layers.append(LayerAuxiliary())
         return self.layers[-1]
 
 
 @dataclass
 class SublayerPass:
-    """The arguments of one application of a sublayer, besides its input and its
-    gain."""
+    """The arguments of one application of a sublayer, besides input and gain."""
 
     positions: Positions
     auxiliary: LayerAuxiliary | None = None
@@ -87,8 +82,7 @@ class SublayerPass:
         return k_BTHN, v_BTHN
 
     def chosen(self, scores_BTE: torch.Tensor, top_k: int) -> torch.Tensor:
-        """The `top_k` experts of the largest scores, (B, T, C), or those that an
-        override takes."""
+        """The `top_k` experts of the largest scores, (B, T, C), or overridden ones."""
         forced = None if self.intervention is None else self.intervention.experts
         if forced == RANDOM:
             assert self.draws is not None
@@ -132,8 +126,7 @@ class LayerPass:
 
     @property
     def writes(self) -> bool:
-        """Whether the layer records anything: then activation checkpointing must not
-        rerun it."""
+        """Whether the layer records anything, and so must not be recomputed."""
         return self.trace is not None
 
     def wide(self) -> SublayerPass:
@@ -199,8 +192,10 @@ class LayerPass:
 
 
 class ModelPass:
-    """A pass through the whole model: makes its positions, and the `LayerPass` of each
-    layer."""
+    """A pass through the whole model.
+
+    Makes its positions, and the `LayerPass` of each layer.
+    """
 
     leaves_out = False
     """Whether the pass supports the interventions `halting`, `skip` and `kv_slots`."""
@@ -251,8 +246,7 @@ def overridden(
 def shuffled_positions(
     tokens: torch.Tensor, token_mask: torch.Tensor | None, n_layers: int, seed: int
 ) -> torch.Tensor:
-    """The positions that g_d and g_w are taken from, permutations of T: (L, B, 2, T)
-    int64.
+    """Permutations of T that g_d and g_w are taken by, int64 (L, B, 2, T).
 
     Padding, where `token_mask` (B, T) is False, keeps its own gates, and no token gets
     the gates of padding.
@@ -275,8 +269,7 @@ def expert_draws(
     experts: int,
     seed: int,
 ) -> torch.Tensor:
-    """The random scores by which a random choice ranks experts, (L, B, T, E); 0 at
-    padding."""
+    """Random scores that rank experts, (L, B, T, E); 0 at padding."""
     draws_LBTE = torch.zeros(n_layers, *tokens.shape, experts)
 
     for row, real, generator in _generators(tokens, token_mask, seed):
@@ -289,8 +282,7 @@ def expert_draws(
 def _generators(
     tokens: torch.Tensor, token_mask: torch.Tensor | None, seed: int
 ) -> Iterator[tuple[int, torch.Tensor, torch.Generator]]:
-    """Each row of `tokens` (B, T), with its positions that are not padding and its
-    generator.
+    """Rows of `tokens` (B, T), their unpadded positions and their generators.
 
     Draws depend on the seed and on the row's tokens alone: not on the batch, the
     padding or the device.

@@ -16,8 +16,7 @@ MAX_LOGITS_COMPILED = 2**30
 
 
 class NextTokenLoss(nn.Module):
-    """Head and cross-entropy together; a module, so that it compiles in place as blocks
-    do.
+    """Head and cross-entropy together, a module that compiles in place.
 
     One graph turns bf16 logits into losses and gradients without writing float32 ones.
     """
@@ -25,13 +24,12 @@ class NextTokenLoss(nn.Module):
     def forward(
         self, x_BTD: torch.Tensor, head_VD: torch.Tensor, targets_BT: torch.Tensor
     ) -> torch.Tensor:
-        """Returns every position's negative log-likelihood in nats, (B, T); 0 at target
-        IGNORE.
+        """Returns the negative log-likelihood of every position in nats, (B, T).
 
-        `x_BTD` is the normalised residual stream and `head_VD` the output matrix. The
-        loss is float32 also where autocast makes the logits bf16. Above MAX_LOGITS
-        logits the positions are split into parts of about equal size, and the backward
-        pass computes the logits again.
+        Positions whose target is IGNORE get 0. `x_BTD` is the normalised residual
+        stream and `head_VD` the output matrix. The loss is float32 also where autocast
+        makes the logits bf16. Above MAX_LOGITS logits the positions are split into
+        parts of about equal size, and the backward pass computes the logits again.
         """
         x_ND = x_BTD.flatten(0, 1)
         targets_N = targets_BT.flatten()

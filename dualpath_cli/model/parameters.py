@@ -1,5 +1,4 @@
-"""Every parameter of the model by its name: its kind in the optimizer, and its initial
-value.
+"""Every parameter by its name: its kind in the optimizer, its initial value.
 
 Initialisation, the optimizer and counts share one table, and refuse a parameter that it
 lacks. The kinds of a custom class's parameters are in the class's `parameter_kinds`, a
@@ -55,8 +54,7 @@ PLACES: dict[Role, re.Pattern[str]] = {
 def kind_of(
     name: str, config: ModelConfig | None = None, dimensions: int = 2
 ) -> ParameterKind:
-    """Returns the kind of a parameter with `dimensions`; `config` may name custom
-    classes.
+    """Returns the kind of a parameter; `config` may name custom classes.
 
     Raises:
         ValueError: for a name that is not in the table.
@@ -79,8 +77,7 @@ EXPERTS = re.compile(r"blocks\.(\d+)\.wide\.sublayer\.ffn\.(gate|up|down)_proj\.
 
 
 def matrices_in(name: str, config: ModelConfig | None) -> int:
-    """The number of equal matrices that are stacked in a parameter: one for each
-    expert."""
+    """The number of matrices stacked in a parameter: one for each expert."""
     place = EXPERTS.fullmatch(name)
     if place is None or config is None:
         return 1

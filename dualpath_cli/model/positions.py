@@ -25,8 +25,7 @@ class Positions(NamedTuple):
 def whole_sequences(
     config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor
 ) -> Positions:
-    """The positions of tokens (B, T), the first of which is at 0, on the device of
-    `like`.
+    """The positions of tokens (B, T) from 0 on, on the device of `like`.
 
     With a `document_start` in the configuration, each document packed into a sequence
     is on its own: positions count from its start, and its tokens look at no earlier
@@ -79,8 +78,7 @@ def in_document(documents_BT: torch.Tensor) -> Callable[..., torch.Tensor]:
 
 
 def rope_tables(config: ModelConfig, n_positions: int, like: torch.Tensor) -> Rope:
-    """Returns the tables for `n_positions` positions from 0 on, on the device of
-    `like`."""
+    """Returns the tables of positions from 0 on, on the device of `like`."""
     places_T = torch.arange(n_positions, device=like.device)
     return rope_at(config, places_T, like)
 

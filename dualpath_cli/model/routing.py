@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 @dataclass
 class LayerTrace:
-    """One layer's routing; a field stays None where the layer's block has no such
-    choice."""
+    """One layer's routing; a field is None if the block has no such choice."""
 
     gate_deep: torch.Tensor | None = None
     """g_d of every token, (B, T) (Eq. 5)."""
@@ -73,8 +72,7 @@ class LayerTrace:
 
     @property
     def expected_loops(self) -> torch.Tensor | None:
-        """Mean of k under the step weights, (B, T), from 1 to K; 0 for a skipped
-        path."""
+        """Mean of k under the step weights, (B, T), from 1 to K; 0 if skipped."""
         if self.step_weights is None:
             return None
 
@@ -88,8 +86,7 @@ class LayerTrace:
 
     @property
     def passes(self) -> torch.Tensor:
-        """Sublayers applied to each token, (B, T): the steps taken, and one for the
-        wide path."""
+        """Sublayers applied to each token, (B, T): its steps, and the wide path."""
         taken = (self.steps_taken, self.wide_taken)
         return torch.stack([path.long() for path in taken if path is not None]).sum(0)
 
@@ -120,12 +117,11 @@ class LayerTrace:
         loops: int,
         active: list[torch.Tensor] | None = None,
     ) -> None:
-        """Records the states (B, T, D) of the steps run, from x = h_0 on, and the
-        weights (B, T, 1) of the last states; all other of the `loops` steps get weight
-        0.
+        """Records the steps that were run, by their states (B, T, D) after x = h_0.
 
-        `active` marks the tokens that took each step, (B, T, 1); None: all took every
-        step.
+        `weights` (B, T, 1) are of the last states; all other of the `loops` steps get
+        weight 0. `active` marks the tokens that took each step, (B, T, 1); None: all
+        took every step.
         """
         self.loops_run = len(states)
         if active is None:
@@ -154,8 +150,7 @@ class LayerTrace:
         deep_BTD: torch.Tensor | None,
         wide_BTD: torch.Tensor | None,
     ) -> None:
-        """Records the updates h_deep - x and h_wide - x; h_deep, h_wide (B, T, D) each
-        or None.
+        """Records h_deep - x and h_wide - x; h_deep and h_wide are (B, T, D) or None.
 
         In float32 at least, also under autocast. All tokens took the wide path unless
         `wide_taken` is set already.
@@ -186,8 +181,7 @@ def _update(x_BTD: torch.Tensor, h_BTD: torch.Tensor | None) -> torch.Tensor | N
 
 
 def _updates_of_steps(states: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sizes and cosines of the steps between h_0 .. h_K, (B, T, K) each: see
-    `LayerTrace`.
+    """Sizes and cosines of the steps between h_0 .. h_K, (B, T, K) each.
 
     In float32 at least, also under autocast: updates may be a thousandth of the state.
     """
@@ -219,8 +213,7 @@ def _filled(states: list[torch.Tensor], count: int) -> list[torch.Tensor]:
 
 @dataclass
 class RoutingTrace:
-    """Pass an empty one to ``forward(tokens, trace=trace)``: it gets one LayerTrace per
-    layer."""
+    """Pass an empty one as ``trace``: it gets one LayerTrace per layer."""
 
     layers: list[LayerTrace] = field(default_factory=list)
     keeps_states: bool = False

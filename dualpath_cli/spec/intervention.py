@@ -20,8 +20,7 @@ RANDOM: Literal["random"] = "random"
 
 @dataclass(frozen=True)
 class Intervention:
-    """A row of the paper's inference-time ablations (table `ablations`), or several in
-    one.
+    """A row of the paper's inference-time ablations, or several in one.
 
     The default changes nothing.
 
@@ -134,8 +133,7 @@ class Intervention:
 
     @property
     def name(self) -> str:
-        """A short name: `learned`, `K=3`, `gates=1,0`, `shuffled`, with a seed
-        `shuffled:7`.
+        """A short name: `learned`, `K=3`, `gates=1,0`, `shuffled`, `shuffled:7`.
 
         Also `experts=1`, `experts=random:7`, `halting=0.1`, `skip=0.2`, `kv_slots=1`;
         layers and tokens follow: `gates=0,1 layers=0,2 tokens=arithmetic`.
@@ -186,8 +184,10 @@ class Intervention:
         return self if self.layers is None or layer in self.layers else None
 
     def problem(self, config: ModelConfig) -> str | None:
-        """Why a model cannot have this intervention, as the end of a message; None if
-        it can."""
+        """Why a model cannot have this intervention; None if it can.
+
+        The end of a message.
+        """
         if self.layers is not None and self.layers[-1] >= config.n_layers:
             return (
                 f"the model has no layer {self.layers[-1]}: they go up to "

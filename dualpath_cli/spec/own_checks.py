@@ -1,5 +1,4 @@
-"""Custom classes: imported if the user allows, tried, counted, and compared with a
-run's classes.
+"""Custom classes: imported with permission, tried, counted, compared.
 
 Importing a class runs its code. The user trusts a recipe on the command line; a run or
 folder that is read may come from anybody. A run folder keeps the source of classes
@@ -45,12 +44,11 @@ def import_classes(
     read: Sequence[Path] = (),
     named: Mapping[str, Any] = {},
 ) -> None:
-    """Imports a model's custom classes into `FOUND` and tries them; no other function
-    does.
+    """Imports a model's custom classes into `FOUND` and tries them.
 
-    The user allows all classes by giving the recipe or OPTION, or allows those in
-    `named`, the model section of the command line. Nothing inside the folders `read` is
-    imported.
+    No other function imports them. The user allows all classes by giving the recipe or
+    OPTION, or allows those in `named`, the model section of the command line. Nothing
+    inside the folders `read` is imported.
     """
     roles = own_roles(config)
     folders = {folder.resolve() for folder in read}
@@ -76,8 +74,7 @@ def import_classes(
 def check_as_trained(
     run: Any, config: ModelConfig, allowed: bool, named: Mapping[str, Any] = {}
 ) -> None:
-    """Imports the classes of a `Run` that is read; says which have changed since its
-    training."""
+    """Imports a run's classes; says which have changed since its training."""
     import_classes(config, allowed=allowed, read=[run.folder], named=named)
     if not own_roles(config):
         return
@@ -88,8 +85,7 @@ def check_as_trained(
 
 
 def option_of(config: ModelConfig) -> str:
-    """The option that a command needs to read this model: ` --own-classes`, or
-    nothing."""
+    """The option by which a command reads this model: ` --own-classes`, or nothing."""
     return " --own-classes" if own_roles(config) else ""
 
 
@@ -111,8 +107,7 @@ def explained(start: str, what: str, more: str = "") -> Iterator[None]:
 
 
 def _check_places(module: str, start: str, read: set[Path]) -> None:
-    """Refuses a module if importing it runs, or looks into, a file inside a folder in
-    `read`.
+    """Refuses a module whose import would touch a file in a folder of `read`.
 
     The check itself runs no code.
     """
@@ -147,8 +142,7 @@ def _check_places(module: str, start: str, read: set[Path]) -> None:
 
 
 def find_class(path: str, start: str, read: Sequence[Path] = ()) -> Any:
-    """Imports a class of any kind by its dotted path, from nowhere inside the folders
-    `read`.
+    """Imports a class by its dotted path, from nowhere inside folders `read`.
 
     `start` begins the message of a UserError.
     """
@@ -219,8 +213,7 @@ def own_shapes(config: ModelConfig, role: Role) -> dict[str, tuple[int, ...]]:
 
 
 def _try_classes(config: ModelConfig) -> None:
-    """Tries each class on a few tokens, in float32 on the CPU; the first fault is a
-    UserError.
+    """Tries each class on a few tokens; raises UserError for the first fault.
 
     Such faults would show late, or not at all. B batch, T positions, D model width, K
     loops.
@@ -319,8 +312,7 @@ def _faults_of_weights(
 def _faults_of_mass(
     module: Any, weights: list[Any], h_KBTD: Any, indices: Sequence[float]
 ) -> Iterator[str]:
-    """The faults of a combination's weights, (B, T, 1) each, as shares of a mass of
-    1."""
+    """The faults of a combination's weights, (B, T, 1) each, as shares of 1."""
     import torch
 
     all_BT1 = torch.ones(BATCH, LENGTH, 1)
@@ -384,8 +376,7 @@ def keep_sources(folder: Path, config: ModelConfig) -> None:
 
 
 def _changed(facts: Mapping[str, Any], config: ModelConfig) -> list[str]:
-    """Paths of the classes whose source differs from the one that a run's facts
-    record."""
+    """Paths of the classes whose source differs from that in a run's facts."""
     before = facts.get("classes")
     if not isinstance(before, dict):
         return []

@@ -1,5 +1,4 @@
-"""The load of experts: counted over micro-batches and ranks, and evened out by moving
-their biases.
+"""The load of experts: counted, and evened out by moving their biases.
 
 The rule is algorithm 1 of arXiv 2408.15664. Loads are whole numbers, so that biases do
 not depend on the division of a step among micro-batches and ranks.
@@ -33,8 +32,10 @@ class ExpertLoads:
 
     @torch.no_grad()
     def end_step(self, model: DualPathLM, made: bool) -> None:
-        """Sums a step's loads over ranks and moves the biases; a skipped step moves
-        nothing."""
+        """Sums a step's loads over ranks and moves the biases.
+
+        A skipped step moves nothing.
+        """
         loads = self.of_step
         self.of_step = {}
         if not loads or not made:
@@ -68,8 +69,10 @@ class ExpertLoads:
 
 
 def load_statistics(load: torch.Tensor) -> tuple[float, float, int]:
-    """Largest load over the mean, entropy over ln n (1: equal loads), number of idle
-    experts."""
+    """Largest load over the mean, entropy over ln n, number of idle experts.
+
+    The entropy is 1 for equal loads.
+    """
     n = len(load)
     shares = load.double() / load.sum()
     largest = n * shares.max().item()

@@ -1,5 +1,4 @@
-"""Checkpoints: written under a partial name, synced, hashed and renamed; then `last` is
-moved."""
+"""Checkpoints: written under a partial name, hashed, renamed; then `last`."""
 
 import math
 from collections.abc import Iterable
@@ -24,8 +23,7 @@ from dualpath_cli.training.ranks import lost_contact
 
 
 class Checkpoints(Callback):
-    """Saves every `run.save_every` steps and after the last one; keeps the newest
-    `run.keep`.
+    """Saves every `run.save_every` steps and at the end; keeps `run.keep`.
 
     It runs after all callbacks that write rows, so that the rows of a checkpoint's step
     exist.
@@ -60,8 +58,10 @@ class Checkpoints(Callback):
             self.save(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps the progress for a checkpoint within the validation, after which it is
-        repeated."""
+        """Keeps the progress for a checkpoint within the validation.
+
+        A run continued from it repeats the validation.
+        """
         if trainer.state.fn == TrainerFn.FITTING:
             self._progress = trainer.fit_loop.state_dict()
 
@@ -71,8 +71,7 @@ class Checkpoints(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Puts the progress from before a validation into a checkpoint saved during
-        it."""
+        """Puts the progress from before a validation into its checkpoints."""
         if self._progress:
             checkpoint["loops"]["fit_loop"] = self._progress
 
@@ -81,8 +80,7 @@ class Checkpoints(Callback):
             self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:
-        """Writes ``checkpoints/step-N`` whole, moves `last` to it and drops the oldest
-        ones.
+        """Writes ``checkpoints/step-N``, moves `last` to it, drops the oldest.
 
         Raises NumbersFailed, on all ranks, if weights are not finite; RunFailed if it
         cannot write.
@@ -119,8 +117,7 @@ class Checkpoints(Callback):
         self.saved_step = trainer.global_step
 
     def _publish(self, partial: Path, final: Path, files: Files) -> None:
-        """Gives a checkpoint its name, without others of a part that was left, and the
-        oldest."""
+        """Gives a checkpoint its name; drops those of a left part, and the oldest."""
         # First those left by going back: beside the new one they would pass for the
         # run's own.
         left = [step for step in self._found() if step > self.saved_step]

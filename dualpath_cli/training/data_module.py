@@ -1,5 +1,4 @@
-"""DualPathDataModule: the training stream from litdata shards, and named validation
-sets."""
+"""DualPathDataModule: the training stream, and named validation sets."""
 
 import os
 import re
@@ -43,8 +42,7 @@ TokenBatch = tuple[
 
 
 class DualPathDataModule(LightningDataModule):
-    """Streams training blocks of `seq_len` + 1 tokens and serves the validation
-    windows."""
+    """Streams blocks of `seq_len` + 1 tokens, and serves validation windows."""
 
     trainer: Trainer
 
@@ -72,8 +70,7 @@ class DualPathDataModule(LightningDataModule):
         self.data_since = data_since
 
     def setup(self, stage: str) -> None:
-        """Checks that all ranks start alike: one may not yet see files of another
-        machine."""
+        """Checks that all ranks start alike: one may not see another's files yet."""
         module = self.trainer.lightning_module
         plan = {
             "the checkpoint": Path(str(self.trainer.ckpt_path)).name,
@@ -92,8 +89,7 @@ class DualPathDataModule(LightningDataModule):
                     )
 
     def train_dataloader(self) -> DataLoader[Tokens]:
-        """This rank's share of each step, from the trainer's current step to its
-        last."""
+        """This rank's share of each step, from the current step to the last."""
         verify = self.settings.verify != "never"
         blocks = Blocks(self.settings.path, self.seq_len + 1, verify=verify)
         own = StepSequences(
@@ -216,8 +212,7 @@ _FORWARDED = "Caught UserError in "
 
 
 def loading_fault(error: BaseException) -> UserError | RunFailed | None:
-    """The fault of the data or of a loader process; None for other errors and one-line
-    errors."""
+    """The fault of the data or of a loader process, if an error is one."""
     try:
         # PyTorch's handler raises wherever the process is. Outside of the main thread
         # no handler runs, and none can be set.

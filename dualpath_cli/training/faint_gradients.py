@@ -1,5 +1,4 @@
-"""A warning of matrices that AdamW hardly moves, because their gradients are below its
-epsilon.
+"""A warning of matrices whose gradients are below AdamW's epsilon.
 
 AdamW moves a weight by ``m / (sqrt(v) + eps)`` of its learning rate, with the means m
 of its gradient and v of the square. Gradients of one size g so give g / (g + eps): 1
@@ -21,8 +20,7 @@ from dualpath_cli.training.muon import HIDDEN, Muon
 
 
 class FaintGradients(Callback):
-    """Names these matrices once: after step PATIENCE, or the first step of a continued
-    run."""
+    """Names these matrices once, after step PATIENCE or a continued run's first."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
@@ -31,8 +29,7 @@ class FaintGradients(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, *ignored: Any
     ) -> None:
-        """Judges the clipped gradients of the step, by the largest entry of each
-        matrix."""
+        """Judges a step's clipped gradients, by the largest entry of each matrix."""
         module: DualPathModule = pl_module
         step = trainer.global_step
         if self.judged or step < PATIENCE or module.bad_step is not None:

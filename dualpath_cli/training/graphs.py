@@ -30,8 +30,10 @@ PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
 
 @dataclass
 class Losses:
-    """Of a micro-batch: the loss to minimise, (); nats per position, (B, T); loads of
-    experts."""
+    """Of a micro-batch: the loss to minimise, (), and what is logged.
+
+    `nll` is in nats per position, (B, T); `loads` are those of experts, by layer.
+    """
 
     loss: torch.Tensor
     nll: torch.Tensor
@@ -64,8 +66,7 @@ class MicroBatchGraph:
     """Records and replays the micro-batches of a module."""
 
     def __init__(self, work: Callable[..., Losses], module: nn.Module) -> None:
-        """`work` adds the gradients of tokens and targets, (B, T) each, and returns the
-        losses."""
+        """`work` adds the gradients of tokens and targets, (B, T) each."""
         self._work = work
         self._module = module
         self._steps = 0

@@ -1,5 +1,4 @@
-"""Which optimizer steps are skipped, and whether all matrices get a gradient in the
-first steps.
+"""Which optimizer steps are skipped, and whether all matrices train.
 
 The global gradient norm alone decides. It is the same on all ranks (gradients are
 averaged under `ddp`, the norm is summed over shards under `fsdp` and `hsdp`), and it is
@@ -25,8 +24,7 @@ HISTORY = 100
 
 @dataclass(frozen=True)
 class BadStep:
-    """A skipped step: the reason, and the mean loss of its micro-batches on this rank,
-    ()."""
+    """A skipped step: the reason, and this rank's mean loss, ()."""
 
     kind: SkipReason
     loss: torch.Tensor
@@ -95,8 +93,7 @@ class StepGuard:
         return count
 
     def state_dict(self) -> dict[str, Any]:
-        """The state with which a continued run judges steps as if it had never
-        stopped."""
+        """The state with which a continued run judges as if it had never stopped."""
         return {name: value for name, value in vars(self).items() if name != "sigma"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -104,10 +101,9 @@ class StepGuard:
 
 
 def largest_gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """The largest absolute value in each gradient, over all ranks; gradients of None
-    are left out.
+    """The largest absolute value in each gradient, over all ranks.
 
-    A gradient must be finite.
+    Gradients of None are left out. A gradient must be finite.
     """
     own = {}
     for name, parameter in parameters.items():
@@ -125,7 +121,9 @@ def largest_gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, float
 
 
 def without_gradient(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Parameters whose gradient is exactly zero on all ranks. A gradient of None does
-    not count."""
+    """Parameters whose gradient is exactly zero on all ranks.
+
+    A gradient of None does not count.
+    """
     sizes = largest_gradients(parameters)
     return {name: p for name, p in parameters.items() if sizes.get(name) == 0}

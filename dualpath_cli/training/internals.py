@@ -43,8 +43,7 @@ def validate_between_batches(trainer: "Trainer") -> None:
 
 
 def begin_steps_outside_of_autocast(trainer: "Trainer") -> None:
-    """Makes a `training_step` begin outside of the precision's context of a forward
-    pass.
+    """Makes a `training_step` begin outside of the forward pass's autocast.
 
     Gains backward passes and optimizer in the types of their tensors: by Lightning's
     manual optimization they would run within autocast.
@@ -103,8 +102,7 @@ def start_other_ranks(launcher: Any) -> None:
 
 
 def share_cores(processes: int) -> None:
-    """Gives each of `processes` its share of the cores, as the launcher's `launch`
-    does."""
+    """Gives each process its share of the cores, as the launcher does."""
     from lightning.fabric.strategies.launchers.subprocess_script import (
         _set_num_threads_if_needed,
     )

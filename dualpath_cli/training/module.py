@@ -137,8 +137,10 @@ class DualPathModule(StepState):
             self.trainer.should_stop = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Names all tensors, by any strategy alike, and adds the state of the guard and
-        of the next row of metrics.csv."""
+        """Names all tensors, alike for any strategy, and adds the state of steps.
+
+        That is the guard's, and that of the next row of metrics.csv.
+        """
         for key in ("state_dict", "optimizer_states"):
             checkpoint.pop(key, None)
         optimizers = self.trainer.optimizers
@@ -152,8 +154,7 @@ class DualPathModule(StepState):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Loads weights in place, the optimizers' state, and what `on_save_checkpoint`
-        added."""
+        """Loads weights in place, the optimizers' state, and the state of steps."""
         fill(self.model, Path(checkpoint["folder"]))
         # for Lightning, which loads it once more
         checkpoint["state_dict"] = self.state_dict()

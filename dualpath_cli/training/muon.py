@@ -1,5 +1,4 @@
-"""Muon for hidden matrices, and PyTorch's AdamW for all other parameters, as one
-optimizer.
+"""Muon for hidden matrices and AdamW for other parameters, as one optimizer.
 
 The update of a matrix is its orthogonalised momentum: equally large in all directions,
 whatever the size of its gradient. Muon is by Keller Jordan

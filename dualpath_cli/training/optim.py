@@ -1,5 +1,4 @@
-"""The optimizer of a run, with a group for each kind of parameters, and its
-schedule."""
+"""The optimizer of a run, with a group per kind of parameters; its schedule."""
 
 from collections.abc import Iterable
 

@@ -83,8 +83,7 @@ def build_model(
     reduce_dtype: torch.dtype | None = None,
     std_factors: Mapping[Kind, float] = {},
 ) -> DualPathLM:
-    """Returns a model on torch's default device or, sharded by FSDP2, on the devices of
-    a mesh.
+    """Returns a model on torch's default device or, sharded, on a mesh.
 
     Of a mesh of two dimensions the first replicates and the second shards. Gradients
     are reduced in `reduce_dtype`; None is the gradients' type. Initial weights depend
@@ -127,8 +126,7 @@ def build_model(
 
 
 def sharded_as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor that every rank holds whole, sharded like a parameter if that is
-    sharded."""
+    """Returns a tensor that each rank has whole, sharded if the parameter is."""
     if not isinstance(parameter, DTensor):
         return value
 
@@ -145,10 +143,10 @@ def _copy_sharded(parameter: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def allow_graphs(variants: int) -> None:
-    """Lets torch.compile keep graphs for `variants` of blocks; beyond its limit it runs
-    eagerly.
+    """Lets torch.compile keep graphs for `variants` of blocks.
 
-    A variant is a kind of block with its widths and number of loops.
+    Beyond its limit it would run eagerly. A variant is a kind of block with its widths
+    and number of loops.
     """
     config = torch.compiler.config
     # A variant has at most 4 graphs: with and without gradients, of any and of the
@@ -158,8 +156,7 @@ def allow_graphs(variants: int) -> None:
 
 @cache
 def can_compile(device: torch.device) -> bool:
-    """Whether torch.compile works, tried once on a tiny function; prints the reason if
-    not.
+    """Whether torch.compile works, tried once; prints the reason if not.
 
     On the CPU it needs a C++ compiler and Python's headers, on a GPU Triton.
     """
@@ -182,8 +179,7 @@ def can_compile(device: torch.device) -> bool:
 
 
 def checkpoint_block(block: DualPathBlock, checkpointing: Checkpointing) -> None:
-    """Makes a block recompute activations, before compiling and sharding, by another
-    class."""
+    """Makes a block recompute activations, before compiling and sharding."""
     if checkpointing == "none":
         return
 
@@ -193,8 +189,10 @@ def checkpoint_block(block: DualPathBlock, checkpointing: Checkpointing) -> None
 
 
 def chosen(setting: Literal["auto"] | Checkpointing, compiled: bool) -> Checkpointing:
-    """Resolves `auto`: `selective` costs no time in compiled blocks, within 3 % on an
-    H200."""
+    """Resolves `auto`.
+
+    `selective` costs no time in compiled blocks, within 3 % on an H200.
+    """
     if setting != "auto":
         return setting
     return "selective" if compiled else "none"
@@ -252,14 +250,12 @@ class SelectiveBlock(FullBlock):
 
 
 class FullyShardedStrategy(ModelParallelStrategy):
-    """FSDP2 over all devices of all nodes, or within groups of devices, each a
-    replica."""
+    """FSDP2 over all devices, or within groups of devices, each a replica."""
 
     def __init__(
         self, timeout: timedelta, replicate: bool, shard_size: int | None
     ) -> None:
-        """`replicate` makes groups of `shard_size` devices; None: of all devices of a
-        node."""
+        """`replicate` makes groups of `shard_size` devices; None: of a node's."""
         super().__init__(timeout=timeout)
         self._replicate = replicate
         self._shard_size = shard_size
@@ -333,8 +329,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Keeps gradients, of the whole model, on their rank until a step's last
-        micro-batch.
+        """Keeps gradients on their rank until a step's last micro-batch.
 
         `training/step.py` enters this context for the other micro-batches.
         """
@@ -352,8 +347,10 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
 
 class CompressedDDPStrategy(DDPStrategy):
-    """DDP that sends gradients in bfloat16, by PyTorch's hook, which Lightning ignores
-    on a CPU."""
+    """DDP that sends gradients in bfloat16.
+
+    Lightning ignores PyTorch's hook on a CPU.
+    """
 
     def configure_ddp(self) -> None:
         super().configure_ddp()
@@ -362,8 +359,7 @@ class CompressedDDPStrategy(DDPStrategy):
 
 
 def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The part of a strategy's mesh for FSDP2: without Lightning's tensor
-    parallelism."""
+    """The part of a mesh for FSDP2: without Lightning's tensor parallelism."""
     names = mesh.mesh_dim_names or ()
     return mesh["data_parallel"] if "data_parallel" in names else mesh
 

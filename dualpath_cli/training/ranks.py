@@ -37,8 +37,7 @@ NAMED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 
 
 class Ranks(internals.launcher_class()):  # type: ignore[misc]
-    """Lightning's launcher, for ranks that it starts and for ranks started from
-    outside."""
+    """Lightning's launcher, for ranks started by it and from outside."""
 
     def __init__(
         self,
@@ -47,8 +46,7 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         timeout: timedelta,
         continues: Callable[[], str],
     ) -> None:
-        """Ranks wait `timeout` for each other; `continues` ends the message of a
-        death."""
+        """Ranks wait `timeout` for each other; `continues` ends a death's message."""
         assert strategy.cluster_environment is not None
         nodes = strategy.num_nodes  # type: ignore[attr-defined]
         processes = strategy.num_processes  # type: ignore[attr-defined]
@@ -68,8 +66,9 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         trainer: Trainer | None = None,
         **named: Any,
     ) -> Any:
-        """Starts this machine's ranks if nobody else does, waits for all, and calls
-        `function`.
+        """Starts this machine's ranks if nobody else does, and calls `function`.
+
+        All ranks wait for each other first.
 
         Raises:
             RunFailed: if ranks do not join in time.
@@ -94,8 +93,7 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         super().kill(signum)
 
     def death(self) -> str | None:
-        """Returns the message on a child that has ended with an error, for the caller
-        to report."""
+        """Returns the message on a child that has ended with an error."""
         self._told = True
         end = time.monotonic() + WAIT
         while self.procs and time.monotonic() < end:
@@ -145,8 +143,10 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         os._exit(1)
 
     def _meet(self) -> None:
-        """Waits for all ranks in Python, where signals arrive; PyTorch would wait in
-        C++."""
+        """Waits for all ranks in Python, where signals arrive.
+
+        PyTorch would wait in C++.
+        """
         cluster = self.cluster_environment
         local = cluster.local_rank()
         limit = self._timeout.total_seconds()
@@ -216,8 +216,7 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
 
 
 def _answers(host: str, port: int) -> bool:
-    """Whether a server listens at the port; PyTorch's client would log each failed
-    try."""
+    """Whether a server listens; PyTorch's client would log each failed try."""
     with suppress(OSError):
         socket.create_connection((host, port), timeout=1.0).close()
         return True

@@ -34,12 +34,11 @@ _BY_STEP = (".deep.gains", ".deep.film")
 
 
 def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
-    """Trains on tokens and targets, (N, T) each; returns the mean loss in nats per
-    token, ().
+    """Trains on tokens and targets, (N, T) each; returns the mean loss, ().
 
-    A step that the guard skips changes neither weights nor moments; schedule, step
-    count and data go on. Raises UserError if a matrix gets no gradient in the first
-    steps.
+    The loss is in nats per token. A step that the guard skips changes neither weights
+    nor moments; schedule, step count and data go on. Raises UserError if a matrix gets
+    no gradient in the first steps.
     """
     optimizer: Any = module.optimizers()
     schedule: Any = module.lr_schedulers()
@@ -115,8 +114,7 @@ def add_gradients(
 
 
 def losses_of(module: StepState, tokens: torch.Tensor, targets: torch.Tensor) -> Losses:
-    """The losses of a micro-batch, (B, T) each, with the loops of the trainer's
-    step."""
+    """The losses of a micro-batch, (B, T) each, with the step's loops."""
     loops = module.forced_loops
     forced = None if loops is None else Intervention(loops=loops)
     auxiliary = AuxiliaryLoss()
@@ -162,8 +160,7 @@ def _router_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 def settle_router(model: nn.Module, most: int) -> None:
-    """Replaces the gradients of routers after a backward pass through one loop, without
-    router.
+    """Replaces the gradients of routers after a step with one loop.
 
     They become None, so that the optimizer skips them. They become zero if no step so
     far had more than one loop (`most`): sharded checkpoints need the optimizer's state
@@ -194,8 +191,7 @@ def at_rest(model: nn.Module, most: int) -> Iterator[None]:
 def _resting_entries(
     name: str, parameter: torch.Tensor, most: int
 ) -> torch.Tensor | None:
-    """True at this rank's entries of loop steps after the first `most`; None: no
-    such entries."""
+    """True at this rank's entries of steps after the first `most`, if any."""
     part = own_part(parameter)
     if name.endswith(_BY_STEP) and most < len(parameter):
         steps = torch.arange(len(parameter), device=parameter.device)

@@ -45,8 +45,7 @@ class Stopping(Callback):
     def __init__(
         self, checkpoints: Checkpoints, timeout: timedelta, seconds: float | None = None
     ) -> None:
-        """Stops after `seconds` as after a signal; ranks wait `timeout` for each
-        other."""
+        """Stops after `seconds` as after a signal; ranks wait at most `timeout`."""
         self.checkpoints = checkpoints
         self.seconds = seconds
         self.signum = 0
@@ -76,8 +75,10 @@ class Stopping(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Restores the handlers: a failed run stops at no step, and the process may
-        train again."""
+        """Restores the handlers after a failure.
+
+        The failed run stops at no step, and the process may train again.
+        """
         if not isinstance(exception, StopTraining):
             self.teardown(trainer, pl_module, "fit")
 
@@ -122,10 +123,10 @@ class Stopping(Callback):
         raise StopTraining(signum)
 
     def _agreed(self, trainer: Trainer) -> int:
-        """The signal that any rank had noted by the previous call, or 0; the same on
-        all ranks.
+        """The signal that any rank had noted by the previous call, or 0.
 
-        One call late, so that no rank waits: signals are exchanged between two calls.
+        The same on all ranks. One call late, so that no rank waits: signals are
+        exchanged between two calls.
         """
         if not self.signum and time.monotonic() > self._deadline:
             self.signum = TIME_OVER

@@ -72,8 +72,10 @@ the dense."""
 
 
 def peak_tflops(device: torch.device) -> float | None:
-    """A device's dense bfloat16 peak in TFLOP/s; None if unknown, as for a slice of a
-    GPU (MIG)."""
+    """A device's dense bfloat16 peak in TFLOP/s.
+
+    None if unknown, as for a slice of a GPU (MIG).
+    """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     if re.search("NVL|MIG", name):
         return None
@@ -97,10 +99,10 @@ class CsvTable:
     _rows: list[CsvRow] | None = None  # all rows of the file, where these are known
 
     def open(self, continued_from: int) -> list[TableRow]:
-        """Writes the header; keeps, and returns, an existing file's rows up to
-        `continued_from`.
+        """Writes the header, and an existing file's rows up to `continued_from`.
 
-        Raises UserError for a table that another program has damaged.
+        Returns these rows. Raises UserError for a table that another program has
+        damaged.
         """
         before = read_table(self.path) if continued_from else []
         kept = [row for row in before if row.step <= continued_from]
@@ -115,8 +117,7 @@ class CsvTable:
             file.write(text)
 
     def put(self, step: int, rows: Sequence[CsvRow]) -> None:
-        """Writes all rows of a step or none, in place of rows of the same and of later
-        steps."""
+        """Writes all rows of a step or none, in place of those from this step on."""
         before = read_table(self.path) if self._rows is None else self._rows
         keys = KEYS[self.path.name]
 
@@ -145,8 +146,7 @@ def _shortened(rows: Sequence[CsvRow]) -> list[CsvRow]:
 
 
 class MetricsLog(Callback):
-    """Measures training; writes metrics.csv, validation.csv, all loggers and the
-    progress."""
+    """Measures training for metrics.csv, validation.csv, loggers and progress."""
 
     def __init__(
         self, run_folder: Path, settings: RunSettings, console: Console
@@ -367,8 +367,7 @@ class RoutingLog(Callback):
 
     @torch.no_grad()
     def read_out(self, model: DualPathLM, tokens: torch.Tensor) -> list[CsvRow]:
-        """Means over the tokens (B, T) per layer; columns that a layer lacks stay
-        empty."""
+        """Means over tokens (B, T) per layer; columns that a layer lacks stay empty."""
         trace = RoutingTrace()
         with torch.compiler.set_stance("force_eager"):
             model(tokens, trace=trace)
@@ -397,8 +396,7 @@ def _gains(parameter: torch.Tensor) -> list[float]:
 
 
 class BadSteps(Callback):
-    """Records the steps that the module's guard skipped; `limit` in a row end the
-    run."""
+    """Records skipped steps; `limit` consecutive ones end the run."""
 
     def __init__(
         self, run_folder: Path, limit: int, say: Callable[[str], None]
@@ -423,8 +421,10 @@ class BadSteps(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, *ignored: Any
     ) -> None:
-        """Records the step if it was skipped; NumbersFailed, on all ranks, after too
-        many."""
+        """Records the step if it was skipped.
+
+        Raises NumbersFailed, on all ranks, after too many.
+        """
         module: DualPathModule = pl_module
         step = trainer.global_step
         if module.bad_step is None:

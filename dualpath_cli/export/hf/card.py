@@ -1,5 +1,4 @@
-"""The model card: the facts that a run recorded about a model, for readers of its
-folder."""
+"""The model card: the facts that a run recorded about a model."""
 
 import re
 import sys

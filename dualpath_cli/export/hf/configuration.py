@@ -13,8 +13,7 @@ from dualpath_cli.spec.config import RENAMED, ModelConfig
 
 
 class DualPathConfig(PretrainedConfig):
-    """The fields of ModelConfig, under their own names and under transformers'
-    names."""
+    """The fields of ModelConfig, under our names and those of transformers."""
 
     model_type = "dualpath"
     keys_to_ignore_at_inference = ["cache", "past_key_values"]

@@ -1,5 +1,4 @@
-"""Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, and that is a
-RUN.
+"""Writes the folder that transformers loads, and that is a RUN.
 
     config.json, generation_config.json             the model's settings
     configuration_dualpath.py, modeling_dualpath.py its code; own_*.py: custom
@@ -64,8 +63,7 @@ class Weights:
     def __init__(
         self, tensors: Mapping[str, torch.Tensor], folder: Path | None = None
     ) -> None:
-        """Takes tensors by name. With a `folder`, values are read from there while
-        writing."""
+        """Takes tensors by name; from a `folder`, values are read while writing."""
         self._tensors = dict(tensors)
         self._folder = folder
         self.dtype = reduce(torch.promote_types, (t.dtype for t in tensors.values()))
@@ -125,8 +123,10 @@ def write_folder(
     progress: Progress,
     license: str | None = None,
 ) -> None:
-    """Writes the folder, whole or not at all; the same arguments give the same
-    bytes."""
+    """Writes the folder, whole or not at all.
+
+    The same arguments give the same bytes.
+    """
     texts = _texts(run, settings, weights, license)
     with replacing_folder(out, lambda before: check_ours(before, out)) as partial:
         for name, text in texts.items():

@@ -103,8 +103,10 @@ class _Past(Cache):
             self.documents_BS = numbers_BS if numbers_BS.any() else None
 
     def begin(self, intervention: Intervention | None) -> None:
-        """Begins a pass, as the model's own cache does. Raises ValueError for fewer
-        slots."""
+        """Begins a pass, as the model's own cache does.
+
+        Raises ValueError for fewer slots.
+        """
         if intervention is not None and intervention.kv_slots is not None:
             raise ValueError(
                 "kv_slots: transformers' cache keeps the keys and values of all steps"
@@ -124,8 +126,10 @@ class _Past(Cache):
     def extend(
         self, count: int, documents_BT: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Enters T positions; returns the numbers of all S, None if nothing is
-        padding."""
+        """Enters T positions; returns the numbers of all S.
+
+        None if nothing is padding.
+        """
         own_BT = documents_BT
         if own_BT is None:
             own_BT = torch.zeros_like(self.tokens)
@@ -147,8 +151,7 @@ class DualPathOutput(CausalLMOutputWithPast):
 
 
 class RecomputedBlock(DualPathBlock):
-    """A block that computes its activations again for gradients if transformers' switch
-    is on."""
+    """A block that recomputes activations if transformers' switch is on."""
 
     gradient_checkpointing = False
     _gradient_checkpointing_func: Any
@@ -246,8 +249,7 @@ class DualPathModel(DualPathLM):
         return torch.zeros_like(inputs_embeds[..., 0], dtype=torch.long)
 
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
-        """Autocast for a model in half precision; for other models the caller's
-        stays."""
+        """Autocast for a model in half precision; else the caller's stays."""
         dtypes = (p.dtype for name, p in self.named_parameters() if "q_proj" in name)
         dtype = next(dtypes)
         if dtype.itemsize != 2:
@@ -329,8 +331,7 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """`from_pretrained` of transformers; biases of experts get no gradient, as in
-        training."""
+        """`from_pretrained` of transformers; experts' biases get no gradient."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
 
@@ -350,8 +351,7 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Draws a module's weights that no checkpoint gave, seeded by
-        `torch.initial_seed`."""
+        """Draws weights that no checkpoint gave, seeded by `torch.initial_seed`."""
         # A resized embedding or head is not in its place yet.
         place = "embed" if isinstance(module, nn.Embedding) else "head"
         for name, other in self.named_modules():
@@ -385,8 +385,7 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> DualPathOutput | tuple[Any, ...]:
-        """Maps tokens (B, T) to logits (B, T, V) in float32, and to the mean loss of
-        `labels`.
+        """Maps tokens (B, T) to logits (B, T, V) in float32, and to a mean loss.
 
         `attention_mask` (B, S) is 0 at padding, on either side; positions follow from
         it. `inputs_embeds` (B, T, D) replace the tokens' embeddings. `intervention` has

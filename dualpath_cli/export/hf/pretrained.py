@@ -64,8 +64,7 @@ class Pretrained:
     """A pretrained model in files that were checked; only `model` reads the weights."""
 
     def __init__(self, files: Files) -> None:
-        """Raises UserError for an unreadable model, or one with a feature that no block
-        has."""
+        """Raises UserError for an unreadable model, or one that no block computes."""
         transformers.utils.logging.set_verbosity_error()
         self.files = files
         self.folder = files.folder
@@ -135,8 +134,7 @@ class Pretrained:
         return {path.name: hash_file(path) for path in self.files.paths}
 
     def around_texts(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """The chat template, the token before a text and those after it, for an
-        exported folder."""
+        """The chat template and the tokens around a text, for an exported folder."""
         chat = self.files.chat()
         values = tokenizer.token_values()
         names = [value.decode(errors="replace") for value in values]
@@ -197,8 +195,7 @@ class Pretrained:
 
     @torch.no_grad()
     def difference(self, model: DualPathLM) -> float:
-        """How far the model's logits are from those of transformers, relative to their
-        norm.
+        """The relative distance of the model's logits from those of transformers.
 
         On one sequence of random tokens, with positions up to COMPARED; in float32.
         """
@@ -238,8 +235,7 @@ class Pretrained:
         return self._call(kind.from_dict, public, attn_implementation="eager")
 
     def _has_tied_head(self, theirs: Mapping[str, torch.Tensor]) -> bool:
-        """Whether files with a head beside a tied embedding have the same values in
-        both."""
+        """Whether a head beside a tied embedding has the same values."""
         if self._gguf:
             return True
 

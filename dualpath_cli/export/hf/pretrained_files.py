@@ -58,8 +58,10 @@ OFF = {
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file: its type by safetensors' name, None in a GGUF file, and its
-    shape."""
+    """A tensor in a file.
+
+    `dtype` is safetensors' name of its type, None in a GGUF file.
+    """
 
     dtype: str | None
     shape: tuple[int, ...]
@@ -112,8 +114,7 @@ class Files:
             self._check_gguf()
 
     def check_tensors(self, wanted: Mapping[str, tuple[int, ...]], layers: int) -> None:
-        """Compares the files with the tensors that the model has, by transformers'
-        names.
+        """Compares the files with the tensors of the model, by transformers' names.
 
         Raises UserError for the first that is missing, too much, of another shape, or
         of a type that is not a weight by itself.
@@ -147,8 +148,7 @@ class Files:
             raise self._too_much(left[0], layers)
 
     def chat(self) -> Chat:
-        """The chat template and the tokens around a text, as far as the files name
-        them."""
+        """The chat template and the tokens around a text, where files name them."""
         if self.gguf is not None:
             return self._chat_of_gguf()
 
@@ -228,8 +228,7 @@ class Files:
         return paths
 
     def _stored(self) -> dict[str, Stored]:
-        """The tensors in the files, by the names there; a bare model's get their
-        prefix."""
+        """The tensors in the files, by name; a bare model's get their prefix."""
         stored: dict[str, Stored] = {}
         if self.gguf is not None:
             for tensor in self._reader.tensors:
@@ -267,8 +266,7 @@ class Files:
         return read_json(path) if path.exists() else {}
 
     def _check_gguf(self) -> None:
-        """Refuses keys of a GGUF file that its layers heed and transformers passes
-        over."""
+        """Refuses keys that a GGUF file's layers heed and transformers ignores."""
         kind = self.settings.get("general.architecture")
         if kind not in ("llama", "qwen3"):  # Mistral's is llama
             raise UserError(f"{self.shown} has layers of architecture {kind}; {FITS}")
