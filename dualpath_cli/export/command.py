@@ -94,7 +94,8 @@ def check_license(name: str | None) -> None:
     """Raises UserError unless a name can be a licence's on the hub."""
     if name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
         raise UserError(
-            f"--license '{name}' is no name of the hub's, such as apache-2.0 or other"
+            f"--license '{name}' is not a licence on the hub, such as apache-2.0 or "
+            "other"
         )
 
 
@@ -115,7 +116,7 @@ def check_out(out: Path, read: Path, overwrite: bool) -> Path:
         )
 
     if out.exists() and not overwrite:
-        raise UserError(f"'{out}' is there already; give another --out, or --overwrite")
+        raise UserError(f"'{out}' exists already; give another --out, or --overwrite")
 
     check_ours(out, out)
     return out

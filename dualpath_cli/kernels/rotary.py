@@ -1,4 +1,4 @@
-"""Rotary positions of queries and keys, alone or followed by the RMSNorm of each head.
+"""Rotary positions of queries and keys, with or without the RMSNorm of heads.
 
 Half-split: channel i of a head rotates together with channel i + N/2. The halves are a
 separate dimension, which torch.compile reads in place; splitting and joining them would

@@ -43,7 +43,7 @@ class WidePath(nn.Module):
         return self.sublayer(x_BTD, self.scales(), layer.wide())
 
     def scales(self) -> Scales:
-        """``s_w = softplus(beta)`` alone."""
+        """``s_w = softplus(beta)``, without FiLM."""
         return Scales(F.softplus(self.gain[0]))
 
 

@@ -284,7 +284,7 @@ def _generators(
 ) -> Iterator[tuple[int, torch.Tensor, torch.Generator]]:
     """Rows of `tokens` (B, T), their unpadded positions and their generators.
 
-    Draws depend on the seed and on the row's tokens alone: not on the batch, the
+    Draws depend only on the seed and on the row's tokens: not on the batch, the
     padding or the device.
     """
     tokens_BT = tokens.long().cpu()

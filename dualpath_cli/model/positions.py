@@ -53,7 +53,7 @@ def document_mask(documents_BT: torch.Tensor) -> Mask:
 
     `documents_BT` numbers the documents of a sequence. In training on a GPU the mask
     lists the blocks of 128 x 128 positions that are not empty, and attention computes
-    these alone. Without gradients the mask is dense: evaluation runs eagerly, and an
+    only these. Without gradients the mask is dense: evaluation runs eagerly, and an
     eager FlexAttention would hold all scores in float32.
     """
     # An eager FlexAttention would hold all scores, in float32.

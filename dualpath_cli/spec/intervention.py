@@ -127,8 +127,8 @@ class Intervention:
         constant = only_gates and isinstance(self.gates, tuple)
         if self.tokens is not None and not constant:
             raise ValueError(
-                f"tokens='{self.tokens}' needs constant gates alone: all tokens share "
-                "the loop"
+                f"tokens='{self.tokens}' needs constant gates and nothing "
+                "else: all tokens share the loop"
             )
 
     @property

@@ -290,7 +290,7 @@ def _faults_of_weights(
     same_token = [weight[1:, 1:2] for weight in weights]
     if not all(map(_close, same_token, of_one_token)):
         yield (
-            "a token's weights must depend on its own states alone: caches keep no "
+            "a token's weights must depend only on its own states: caches keep no "
             "others"
         )
 

@@ -1,6 +1,6 @@
 """Which optimizer steps are skipped, and whether all matrices train.
 
-The global gradient norm alone decides. It is the same on all ranks (gradients are
+Only the global gradient norm decides. It is the same on all ranks (gradients are
 averaged under `ddp`, the norm is summed over shards under `fsdp` and `hsdp`), and it is
 not finite if a loss is not.
 """

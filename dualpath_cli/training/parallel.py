@@ -6,8 +6,8 @@ with sharding on the meta device no rank ever holds the whole model.
 
 `run.activation_checkpointing`: `none` keeps all activations of a block for its backward
 pass. `selective` keeps the outputs of matrix products and attention, and recomputes all
-else (in eager mode on a GPU not verified for FlexAttention). `full` keeps the block's
-input alone.
+else (in eager mode on a GPU not verified for FlexAttention). `full` keeps only
+the block's input.
 
 `trainer.strategy`; each reduces gradients once a step, with the step's last
 micro-batch:

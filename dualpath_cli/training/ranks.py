@@ -88,7 +88,7 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         return function(*args, **named)
 
     def kill(self, signum: int) -> None:
-        """Sends the children a signal; a child that then ends is no failure."""
+        """Sends the children a signal; a child that then ends has not failed."""
         self._told = True
         super().kill(signum)
 

@@ -135,7 +135,7 @@ class CsvTable:
 
 
 def _shortened(rows: Sequence[CsvRow]) -> list[CsvRow]:
-    """The rows, with 6 digits of each number that is not whole."""
+    """The rows, with six digits of each float."""
     shortened = []
     for row in rows:
         values = {}

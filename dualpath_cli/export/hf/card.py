@@ -18,8 +18,8 @@ from dualpath_cli.run.tables import read_table
 ABOUT = """\
 A language model of the paper "A Dual-Path Architecture for Scaling Compute and Capacity
 in LLMs". A `dual` layer runs a deep sublayer K times (`loops`) with shared weights
-beside a wide sublayer, and gates per token add them up. A `loop` layer has the deep
-sublayer alone, a `wide` layer the wide one. Written by dualpath {}."""
+beside a wide sublayer, and gates per token add them up. A `loop` layer has only
+the deep sublayer, a `wide` layer the wide one. Written by dualpath {}."""
 USE = """```python
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 

@@ -196,7 +196,7 @@ def _with_local_imports(path: str, text: str) -> str:
             if module.split(".")[0] not in ALLOWED:
                 raise UserError(
                     f"{path} cannot go into a folder for transformers, as its file "
-                    f"imports {module}; let it import torch, Python's own modules and "
-                    f"`from {CONFIG} import ...` alone"
+                    f"imports {module}; let it import only torch, Python's own "
+                    f"modules and `from {CONFIG} import ...`"
                 )
     return "".join(lines)
