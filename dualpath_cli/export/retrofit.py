@@ -115,6 +115,7 @@ def retrofit(options: Retrofit) -> str:
             "around_texts": around,
         },
     }
+    # Nothing is written before all checks have passed.
     parameters = _write(model, recipe, tokenizer, facts, out, license)
 
     quoted = shlex.quote(str(out))

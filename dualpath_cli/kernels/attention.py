@@ -52,6 +52,7 @@ def attend(
     dtype = v_BSHN.dtype
     device = v_BSHN.device.type
 
+    # By blocks only whole sequences, in bfloat16 on the CPU.
     by_blocks = T == S and T in BY_BLOCKS and dtype == torch.bfloat16
     if by_blocks and device == "cpu":
         assert not isinstance(mask, BlockMask)

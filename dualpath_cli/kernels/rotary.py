@@ -81,6 +81,7 @@ class _RotatedNorm(torch.autograd.Function):
         x_BTH2M = _halves(x_BTHN.to(cos.dtype))
         turned_BTH2M = _turn(x_BTH2M, cos, sin)
         scale_BTH11 = _scale(x_BTH2M, eps)
+        # The norm is a scale of each head, as a rotation keeps the mean square.
         normed_BTH2M = turned_BTH2M * scale_BTH11 * _halves(weight_N)
         return normed_BTH2M.flatten(-2)
 

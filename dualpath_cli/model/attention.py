@@ -39,6 +39,7 @@ class Attention(nn.Module):
         q_BTHN = self._rotated_and_normed(q_BTC, self.q_norm, positions.rope)
         k_BTHN, v_BTHN = self.keys_and_values(x_BTD, positions)
 
+        # With a cache, also the keys and values of earlier tokens.
         k_BSHN, v_BSHN = here.seen(k_BTHN, v_BTHN)
         y_BTHN = attend(q_BTHN, k_BSHN, v_BSHN, positions.mask)
         return self.o_proj(y_BTHN.flatten(2))

@@ -81,6 +81,7 @@ class DeepPath(nn.Module):
             whole_BT1 = torch.ones_like(states[0][..., :1])
             return [whole_BT1 / len(states)] * len(states)
 
+        # In the parameters' type, also under autocast.
         with torch.autocast(states[0].device.type, enabled=False):
             precise = [h_BTD.to(self.gains.dtype) for h_BTD in states]
             return list(self.router(precise, step_indices))

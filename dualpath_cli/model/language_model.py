@@ -84,6 +84,7 @@ class DualPathLM(nn.Module):
         self._check(intervention, token_mask, model_pass)
 
         x_BTD = self.embed(tokens) if embeds is None else embeds
+        # float32 but for studies: bfloat16 would swallow the updates of small gains.
         if self.config.residual_dtype == "bfloat16":
             x_BTD = x_BTD.bfloat16()
 

@@ -291,6 +291,7 @@ def _generators(
     mask_BT = torch.ones_like(tokens_BT) if token_mask is None else token_mask.cpu()
 
     for row, tokens_T in enumerate(tokens_BT):
+        # Only of tokens that are not padding, which must not change the draws.
         (real,) = mask_BT[row].nonzero(as_tuple=True)
         content = tokens_T[real].numpy().tobytes()
         own_seed = seed_from(seed, content) >> 1

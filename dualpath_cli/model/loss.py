@@ -33,6 +33,7 @@ class NextTokenLoss(nn.Module):
         """
         x_ND = x_BTD.flatten(0, 1)
         targets_N = targets_BT.flatten()
+        # Rounded up: no part has more logits than the limit.
         n_logits = len(targets_N) * head_VD.shape[0]
         n_parts = min(len(targets_N), -(-n_logits // _most_logits(x_BTD)))
 

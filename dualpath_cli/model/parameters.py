@@ -112,6 +112,7 @@ def initial_value(
         return value.fill_(constants[start])
 
     generator = torch.Generator().manual_seed(seed_from(seed, name) >> 1)
+    # Projections into the residual stream start smaller in deeper models.
     depth = 2 * config.n_layers if start == "normal_by_depth" else 1
     std = std_factors.get(kind, 1.0) * config.init_std / math.sqrt(depth)
     return value.normal_(std=std, generator=generator)

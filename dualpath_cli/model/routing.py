@@ -68,6 +68,7 @@ class LayerTrace:
         deep_BT = self.gate_deep * self.update_deep
         wide_BT = self.gate_wide * self.update_wide
         both_BT = deep_BT + wide_BT
+        # 0 / 0 where both updates are zero
         return torch.where(both_BT > 0, deep_BT / both_BT, 0.5)
 
     @property

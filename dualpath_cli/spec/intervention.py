@@ -124,6 +124,7 @@ class Intervention:
                 "layers restrict an override, such as gates=1,0: give one, too"
             )
 
+        # All tokens share a loop: only gates can differ between classes of tokens.
         constant = only_gates and isinstance(self.gates, tuple)
         if self.tokens is not None and not constant:
             raise ValueError(
@@ -239,6 +240,7 @@ class Intervention:
         deep = [number for number in numbers if config.block_kinds[number] != "wide"]
         loops = {number: config.layers[number].loops for number in deep}
         single = [number for number in deep if loops[number] == 1]
+        # These combinations need no router to run more loops.
         mixes = config.combination not in ("final", "mean")
         if single and mixes and (self.loops or 1) > 1:
             place = "the model" if config.same_loops == 1 else f"layer {single[0]}"
@@ -289,6 +291,7 @@ def parse_overrides(words: Sequence[str]) -> Intervention | None:
 
     try:
         change = Intervention(**fields) if fields else None
+        # Limits of a command; from Python there are none.
         most = {"loops": (1, 1000), "kv_slots": (1, 1000), "seed": (0, (1 << 62) - 1)}
         check_ranges(change or Intervention(), most)
     except ValueError as error:

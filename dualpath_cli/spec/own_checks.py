@@ -98,6 +98,7 @@ def explained(start: str, what: str, more: str = "") -> Iterator[None]:
     """Turns an exception of the user's code into a UserError of one line."""
     try:
         yield
+    # one line already
     except UserError:
         raise
     except Exception as error:
@@ -295,6 +296,7 @@ def _faults_of_weights(
         )
 
     module.zero_grad()
+    # Each step counts differently, so that gradients do not cancel.
     terms = [(weight * (k + 1)).square().sum() for k, weight in enumerate(weights)]
     total = torch.stack(terms).sum()
     if total.requires_grad:
@@ -381,6 +383,7 @@ def _changed(facts: Mapping[str, Any], config: ModelConfig) -> list[str]:
     if not isinstance(before, dict):
         return []
 
+    # A class that the facts lack counts as unchanged.
     now = hashes(config)
     return [path for path in now if before.get(path, now[path]) != now[path]]
 

@@ -83,6 +83,7 @@ def own_kind(name: str, cls: type, role: Role, dimensions: int) -> ParameterKind
     matrices: Kind = "gate" if role == "gate" else "router"
     kinds["matrices"] = matrices
 
+    # The class decides first, then names and shapes.
     for pattern, (group, start) in getattr(cls, "parameter_kinds", {}).items():
         if fnmatchcase(name, pattern):
             return ParameterKind(kinds[group], start)

@@ -79,7 +79,8 @@ def load_statistics(load: torch.Tensor) -> tuple[float, float, int]:
 
     entropy = 1.0
     if n > 1:
-        entropy = torch.special.entr(shares).sum().item() / math.log(n)
+        nats = torch.special.entr(shares).sum().item()
+        entropy = nats / math.log(n)
 
     idle = int((load == 0).sum())
     return largest, entropy, idle

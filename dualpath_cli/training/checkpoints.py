@@ -125,8 +125,9 @@ class Checkpoints(Callback):
         publish(partial, final, files)
 
         steps = sorted(self._found())
+        keep = self.settings.keep
         every = self.settings.keep_every
-        oldest = steps[: -self.settings.keep] if self.settings.keep else []
+        oldest = steps[:-keep] if keep else []
         self._drop(step for step in oldest if not every or step % every)
 
     def _found(self) -> dict[int, Path]:
@@ -156,11 +157,13 @@ def finite_weights(model: nn.Module) -> bool:
     of an optimizer step with 9M parameters and 1,024 tokens.
     """
     local = [own_part(parameter.detach()) for parameter in model.parameters()]
+    device = local[0].device
     # A rank's shard of a small parameter may be empty, and has no maximum then.
     filled = [part for part in local if part.numel()]
     largest = nn.utils.get_total_norm(filled, math.inf)
 
-    finite = largest.isfinite().to(local[0].device, torch.int32)
+    finite = largest.isfinite().to(device, torch.int32)
     if torch.distributed.is_initialized():
-        torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)
+        minimum = torch.distributed.ReduceOp.MIN
+        torch.distributed.all_reduce(finite, minimum)
     return bool(finite.item())

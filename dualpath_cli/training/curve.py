@@ -82,14 +82,23 @@ class RunTables:
 
 def _draw_bits(ax: "Axes", tables: RunTables) -> None:
     """Bits per byte of training, and of each validation set."""
-    column = "bits_per_byte"
-    style: dict[str, Any] = {"color": MUTED, "lw": 0.9, "alpha": 0.7}
-    _draw_line(ax, tables, tables.metrics, column, "training", **style)
+    _draw_line(
+        ax,
+        tables,
+        tables.metrics,
+        "bits_per_byte",
+        "training",
+        color=MUTED,
+        lw=0.9,
+        alpha=0.7,
+    )
 
     names = dict.fromkeys(row["set"] for row in tables.validation)
     for name, color in zip(names, cycle(SOURCES), strict=False):
         rows = [row for row in tables.validation if row["set"] == name]
-        _draw_line(ax, tables, rows, column, name, color=color, marker=".", ls="")
+        _draw_line(
+            ax, tables, rows, "bits_per_byte", name, color=color, marker=".", ls=""
+        )
     ax.legend(frameon=False, fontsize=8)
 
 
@@ -108,9 +117,17 @@ def _draw_layers(
     layers = sorted({int(row["layer"]) for row in tables.routing})
     for layer in layers:
         rows = [row for row in tables.routing if int(row["layer"]) == layer]
-        alpha = 0.35 + 0.65 * (layer + 1) / len(layers)
-        own_label = label if layer == layers[-1] else None
-        _draw_line(ax, tables, rows, column, own_label, color=color, alpha=alpha)
+        depth = (layer + 1) / len(layers)
+        last = layer == layers[-1]
+        _draw_line(
+            ax,
+            tables,
+            rows,
+            column,
+            label if last else None,
+            color=color,
+            alpha=0.35 + 0.65 * depth,
+        )
 
 
 def _draw_line(

@@ -121,13 +121,15 @@ class DualPathModule(StepState):
         """Publishes `val/<set>/loss` and `val/<set>/bits_per_byte`."""
         for name, metric in zip(self.val_names, self.val_losses, strict=True):
             assert isinstance(metric, LanguageModelLoss)
-            result = {key: value.item() for key, value in metric.compute().items()}
-            self.val_results[name] = result
+            result = {}
+            for key, value in metric.compute().items():
+                result[key] = value.item()
             metric.reset()
+            self.val_results[name] = result
 
             # The metric has reduced the values over ranks.
-            for key, value in result.items():
-                self.log(f"val/{name}/{key}", value, logger=False)
+            for key, number in result.items():
+                self.log(f"val/{name}/{key}", number, logger=False)
 
     def on_train_batch_end(
         self, outputs: Any, batch: TokenBatch, batch_idx: int
@@ -193,7 +195,9 @@ class DualPathModule(StepState):
         kinds = {"embedding", "head", "hidden", "gate"} - set(own_roles(self.config))
         matrices: dict[str, torch.Tensor] = {}
         for name, parameter in self.model.named_parameters():
+            if parameter.ndim < 2:
+                continue
             kind = kind_of(name, self.config, parameter.ndim).kind
-            if parameter.ndim > 1 and kind in kinds:
+            if kind in kinds:
                 matrices[name] = parameter
         return matrices

@@ -123,8 +123,7 @@ def losses_of(module: StepState, tokens: torch.Tensor, targets: torch.Tensor) ->
 
     # Adds nothing; DDP waits for gradients of all weights.
     if loops == 1 and module.device_mesh is None:
-        router = _router_of(module.model)
-        unused = sum(parameter.sum() for parameter in router)
+        unused = sum(parameter.sum() for parameter in _router_of(module.model))
         loss = loss + 0 * unused
 
     return Losses(loss, nll, auxiliary.loads)

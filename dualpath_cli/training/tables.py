@@ -205,8 +205,10 @@ class MetricsLog(Callback):
         validates = bool(module.val_names) and every > 0
         due = validates and self.step > 0 and self.step % every == 0
 
-        folder = self.validation.path.parent
-        lacks = due and not is_validated(folder, self.step, module.val_names)
+        lacks = False
+        if due:
+            folder = self.validation.path.parent
+            lacks = not is_validated(folder, self.step, module.val_names)
         return bool(trainer.strategy.broadcast(lacks))
 
     def on_train_batch_start(

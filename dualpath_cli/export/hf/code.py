@@ -47,6 +47,7 @@ def flatten(name: str, beside: Sequence[str] = ()) -> str:
 
     imports = sorted({line for module in modules for line in module.imports})
     if elsewhere:
+        # Names of the file beside are imported from there.
         nodes = [node for module in modules for node in module.ours]
         names: set[str] = set()
         for node in nodes:
@@ -187,6 +188,7 @@ def _with_local_imports(path: str, text: str) -> str:
         else:
             continue
 
+        # The folder has a copy of the configuration.
         if isinstance(node, ast.ImportFrom) and modules == [CONFIG]:
             line = node.lineno - 1
             lines[line] = lines[line].replace(CONFIG, ".configuration_dualpath", 1)

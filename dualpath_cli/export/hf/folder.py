@@ -78,6 +78,7 @@ class Weights:
     @classmethod
     def of_checkpoint(cls, checkpoint: Path, config: ModelConfig) -> "Weights":
         """The parameters in a verified checkpoint."""
+        # Only names and shapes are needed.
         with torch.device("meta"):
             model = DualPathLM(config)
         found = tensors_in(checkpoint, PREFIX)
@@ -139,6 +140,7 @@ def write_folder(
         for path in partial.glob(f"model*{WEIGHTS[5:]}*"):
             hashes[path.name] = hash_file(path)
         (partial / LISTING).write_text(listing(hashes))
+        # Read back as a command will, before the folder gets its name.
         read_folder(partial)
 
 

@@ -207,6 +207,7 @@ class DualPathModel(DualPathLM):
             trace = RoutingTrace(keeps_states=True)
 
         past = past_key_values if cache is None else cache
+        # Draws over a whole text cannot go on from a cache.
         if use_cache is None:
             fits = intervention is None or not intervention.needs_whole_text
             use_cache = self.defaults.use_cache and not self.training and fits

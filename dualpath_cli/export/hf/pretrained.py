@@ -106,6 +106,7 @@ class Pretrained:
         Raises UserError unless it is a byte-level BPE with at most `vocab_size`
         entries.
         """
+        # A GGUF file contains a tokenizer, which transformers converts.
         if self._gguf and not (self.folder / "tokenizer.json").exists():
             theirs = self._load(transformers.AutoTokenizer)
             definition = json.loads(theirs.backend_tokenizer.to_str())

@@ -156,6 +156,7 @@ class Files:
         template = tokenizer.get("chat_template")
         if isinstance(template, list):
             template = _default_template(template)
+        # A file of its own comes first, as in transformers.
         if (self.folder / "chat_template.jinja").exists():
             template = read_text(self.folder / "chat_template.jinja")
 
