@@ -116,7 +116,7 @@ def retrofit(options: Retrofit) -> str:
         },
     }
     # Nothing is written before all checks have passed.
-    parameters = _write(model, recipe, tokenizer, facts, out, license)
+    parameters = _write_model(model, recipe, tokenizer, facts, out, license)
 
     quoted = shlex.quote(str(out))
     recipe_in_folder = shlex.quote(f"{out}/{RECIPE}")
@@ -167,7 +167,7 @@ def _check_difference(difference: float, config: ModelConfig, shown: str) -> Non
         )
 
 
-def _write(
+def _write_model(
     model: "DualPathLM",
     recipe: Settings,
     tokenizer: Tokenizer,

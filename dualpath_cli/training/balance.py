@@ -23,12 +23,12 @@ class ExpertLoads:
     """Choices of each expert, int64 (E,) by layer."""
 
     def __init__(self) -> None:
-        self.of_step: dict[int, torch.Tensor] = {}
+        self.in_step: dict[int, torch.Tensor] = {}
         self.since_report: dict[int, torch.Tensor] = {}
 
     def add(self, loads: Mapping[int, torch.Tensor]) -> None:
         """Adds the loads of a micro-batch on this rank."""
-        _add(self.of_step, loads)
+        _add(self.in_step, loads)
 
     @torch.no_grad()
     def end_step(self, model: DualPathLM, made: bool) -> None:
@@ -36,8 +36,8 @@ class ExpertLoads:
 
         A skipped step moves nothing.
         """
-        loads = self.of_step
-        self.of_step = {}
+        loads = self.in_step
+        self.in_step = {}
         if not loads or not made:
             return
 

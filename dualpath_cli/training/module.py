@@ -176,7 +176,7 @@ class DualPathModule(StepState):
 
     def configure_optimizers(self) -> Any:
         self.trained = list(self.parameters())
-        self.resting = self._matrices()
+        self.untrained = self._matrices()
 
         # Muon's products have the type of the model's.
         in_bf16 = str(self.trainer.precision).startswith("bf16")

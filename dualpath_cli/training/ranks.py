@@ -56,8 +56,8 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         self._continues = continues
         self._before = self.cluster_environment.node_rank() * processes
         self._store: dist.TCPStore | None = None
-        self._come = 0
-        self._told = False
+        self._joined = 0
+        self._reported = False
 
     def launch(
         self,
@@ -89,21 +89,21 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
 
     def kill(self, signum: int) -> None:
         """Sends the children a signal; a child that then ends has not failed."""
-        self._told = True
+        self._reported = True
         super().kill(signum)
 
     def death(self) -> str | None:
         """Returns the message on a child that has ended with an error."""
-        self._told = True
+        self._reported = True
         end = time.monotonic() + WAIT
         while self.procs and time.monotonic() < end:
-            if dead := self._dead():
+            if dead := self._dead_child():
                 _, fate = dead
                 return fate
             time.sleep(POLL)
         return None
 
-    def _dead(self) -> tuple[int, str] | None:
+    def _dead_child(self) -> tuple[int, str] | None:
         """Exit code of a child that ended with an error, and the message."""
         for rank, process in enumerate(self.procs, self._before + 1):
             code = process.poll()
@@ -120,8 +120,8 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         return None
 
     def _watch(self) -> None:
-        while not self._told:
-            if dead := self._dead():
+        while not self._reported:
+            if dead := self._dead_child():
                 code, fate = dead
                 if code > 0:
                     time.sleep(PATIENCE)
@@ -130,7 +130,7 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
 
     def _end(self, fate: str) -> None:
         """Ends all ranks: the main thread may wait forever for the dead rank."""
-        if self._told:  # the main thread has reported meanwhile
+        if self._reported:  # the main thread has reported meanwhile
             return
 
         with suppress(OSError):  # nobody reads stderr
@@ -184,10 +184,10 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         if rank:
             return "" if store.check(["dualpath/all"]) else f"all of {ranks} ranks"
 
-        while self._come < ranks and store.check([f"dualpath/{self._come}"]):
-            self._come += 1
-        if self._come < ranks:
-            return f"rank {self._come} of {ranks}"
+        while self._joined < ranks and store.check([f"dualpath/{self._joined}"]):
+            self._joined += 1
+        if self._joined < ranks:
+            return f"rank {self._joined} of {ranks}"
 
         store.set("dualpath/all", "")
         return ""

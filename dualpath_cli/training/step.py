@@ -4,8 +4,8 @@ A batch of the loader is this rank's share of a step, and `train_step` is all th
 happens to it. Lightning calls it (manual optimization), and counts a call as a step.
 
 A step's number of loops (run.train_loops, run.loop_schedule) is forced as in `ablate`.
-Weights of loop steps that the schedule has not reached yet rest: their gradient is
-zero, and `at_rest` undoes decay.
+Weights of loop steps that the schedule has not reached yet do not move: their gradient
+is zero, and `freeze_later_loops` undoes decay.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,16 +54,16 @@ def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
         optimizer.zero_grad()
 
     for number, (tokens, targets) in enumerate(micro_batches, start=1):
-        # Ranks share the sum of a step's gradients, once.
-        shared = number == len(micro_batches)
-        with nullcontext() if shared else unshared(module.trainer.strategy):
+        # Ranks sum the gradients of a step once, with its last micro-batch.
+        last = number == len(micro_batches)
+        with nullcontext() if last else no_gradient_sync(module.trainer.strategy):
             made = add_gradients_of(tokens, targets)
 
         losses.append(made.loss)
         module.count(made, targets)
 
     if module.forced_loops == 1:
-        settle_router(model, module.most_loops)
+        reset_router_gradients(model, module.most_loops)
 
     module.grad_norm = clip_gradients(module)
     # The only wait for the device in an optimizer step: 0.2 ms on a CPU with 9M
@@ -77,8 +77,8 @@ def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
         module.bad_step = BadStep(reason, torch.stack(losses).float().mean())
         optimizer.zero_grad()  # the optimizer leaves weights without a gradient alone
 
-    resting = module.step_loops is not None
-    with at_rest(model, module.most_loops) if resting else nullcontext():
+    grows = module.step_loops is not None
+    with freeze_later_loops(model, module.most_loops) if grows else nullcontext():
         optimizer.step()
 
     module.expert_loads.end_step(model, made=module.bad_step is None)
@@ -136,7 +136,7 @@ def graph_of(module: StepState, parts: int) -> MicroBatchGraph:
 
 
 @contextmanager
-def unshared(strategy: Strategy) -> Iterator[None]:
+def no_gradient_sync(strategy: Strategy) -> Iterator[None]:
     """Within it, backward passes leave gradients on their rank."""
     if isinstance(strategy, ParallelStrategy):
         with strategy.block_backward_sync():
@@ -158,7 +158,7 @@ def _router_of(model: nn.Module) -> list[nn.Parameter]:
     ]
 
 
-def settle_router(model: nn.Module, most: int) -> None:
+def reset_router_gradients(model: nn.Module, most: int) -> None:
     """Replaces the gradients of routers after a step with one loop.
 
     They become None, so that the optimizer skips them. They become zero if no step so
@@ -170,24 +170,24 @@ def settle_router(model: nn.Module, most: int) -> None:
 
 
 @contextmanager
-def at_rest(model: nn.Module, most: int) -> Iterator[None]:
+def freeze_later_loops(model: nn.Module, most: int) -> Iterator[None]:
     """Keeps the weights of loop steps after the first `most` unchanged, bit by bit."""
     kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            rests = _resting_entries(name, parameter, most)
-            if rests is not None:
+            later = _entries_of_later_loops(name, parameter, most)
+            if later is not None:
                 part = own_part(parameter)
-                kept.append((part, part.clone(), rests))
+                kept.append((part, part.clone(), later))
 
     yield
 
     with torch.no_grad():
-        for part, before, rests in kept:
-            part.copy_(torch.where(rests, before, part))
+        for part, before, later in kept:
+            part.copy_(torch.where(later, before, part))
 
 
-def _resting_entries(
+def _entries_of_later_loops(
     name: str, parameter: torch.Tensor, most: int
 ) -> torch.Tensor | None:
     """True at this rank's entries of steps after the first `most`, if any."""
@@ -195,9 +195,9 @@ def _resting_entries(
     if name.endswith(_BY_STEP) and most < len(parameter):
         steps = torch.arange(len(parameter), device=parameter.device)
         own_steps = own_part(sharded_as(parameter, steps))
-        rests = own_steps >= most
+        later = own_steps >= most
         to_all_columns = (-1, *[1] * (part.ndim - 1))
-        return rests.view(to_all_columns)
+        return later.view(to_all_columns)
 
     if _ROUTER in name and most == 1:
         return torch.ones_like(part, dtype=torch.bool)

@@ -54,7 +54,7 @@ class StepState(LightningModule):
         """The norm of the last step's gradient, before clipping."""
         self.bad_step: BadStep | None = None
         """The last step, if it was skipped."""
-        self.resting: dict[str, torch.Tensor] = {}
+        self.untrained: dict[str, torch.Tensor] = {}
         """Matrices that had no gradient up to now."""
         self.graph: MicroBatchGraph | None = None
         """Of the micro-batches, where they run as one."""
@@ -93,14 +93,14 @@ class StepState(LightningModule):
 
     def check_gradients(self) -> None:
         """Raises UserError if a matrix got no gradient in the first steps."""
-        if not self.resting:
+        if not self.untrained:
             return
 
-        self.resting = without_gradient(self.resting)
-        if not self.resting or self.trainer.global_step + 1 < PATIENCE:
+        self.untrained = without_gradient(self.untrained)
+        if not self.untrained or self.trainer.global_step + 1 < PATIENCE:
             return
 
-        kinds = {re.sub(r"\.\d+\.", ".*.", name) for name in self.resting}
+        kinds = {re.sub(r"\.\d+\.", ".*.", name) for name in self.untrained}
         way_out = "other values of model.init_std and model.gain_init"
         if self.compile_blocks:
             way_out = f"--run.compile false, or another torch than {torch.__version__}"

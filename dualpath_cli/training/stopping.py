@@ -52,14 +52,14 @@ class Stopping(Callback):
         self._timeout = timeout
         self._deadline = math.inf
         self._noted = 0.0
-        self._before: dict[int, Any] = {}
+        self._replaced: dict[int, Any] = {}
 
         self._group: Any = None
         self._pending: tuple[Any, torch.Tensor] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Replaces Lightning's handlers, at the time when Lightning would set them."""
-        internals.replace_signal_handlers(trainer, self._listen)
+        internals.replace_signal_handlers(trainer, self._set_handlers)
         self._launcher = trainer.strategy.launcher
         if trainer.world_size > 1:
             # A group on the CPU, so as not to wait for a GPU.
@@ -68,9 +68,9 @@ class Stopping(Callback):
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
     ) -> None:
-        for signum, handler in self._before.items():
+        for signum, handler in self._replaced.items():
             signal.signal(signum, handler)
-        self._before = {}
+        self._replaced = {}
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -95,13 +95,13 @@ class Stopping(Callback):
         """Stops within a validation; the continued run repeats it."""
         self._stop_if_agreed(trainer)
 
-    def _listen(self) -> None:
+    def _set_handlers(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._before = {
-                signum: signal.signal(signum, self._note) for signum in STOPPING
+            self._replaced = {
+                signum: signal.signal(signum, self._on_signal) for signum in STOPPING
             }
 
-    def _note(self, signum: int, frame: Any) -> None:
+    def _on_signal(self, signum: int, frame: Any) -> None:
         now = time.monotonic()
         if not self.signum:
             self.signum = signum

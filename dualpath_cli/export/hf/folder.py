@@ -87,7 +87,7 @@ class Weights:
         names = [name for name, _ in model.named_parameters()]
         return cls({name: found[name] for name in names}, checkpoint)
 
-    def write(self, folder: Path, progress: Progress) -> None:
+    def write_files(self, folder: Path, progress: Progress) -> None:
         """Writes files of at most MOST_BYTES.
 
         The weights of one file at a time are in memory.
@@ -132,7 +132,7 @@ def write_folder(
     with replacing_folder(out, lambda before: check_ours(before, out)) as partial:
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
-        weights.write(partial, progress)
+        weights.write_files(partial, progress)
 
         hashes = {}
         for name, text in texts.items():
