@@ -37,8 +37,8 @@ print(*tokenizer.batch_decode(tokens, skip_special_tokens=True), sep="\\n")
 outputs = model(**inputs, output_routing=True)
 for layer in outputs.routing.layers:
     print(layer.deep_share, layer.expected_loops)
-    print([model.lens(state).argmax(-1) for state in layer.deep_states])  # tokens after
-                                                                          each loop
+    # tokens after each loop
+    print([model.lens(state).argmax(-1) for state in layer.deep_states])
 ```
 
 Each training document followed an end-of-text token, the tokenizer's `bos_token`. The
