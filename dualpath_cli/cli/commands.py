@@ -131,17 +131,19 @@ _RECORDS = (
         "Generate text, optionally with fewer loops or a smaller KV cache.",
         "dualpath_cli.decoding.command:Generate",
     ),
-    _alone(
+    Command(
         "export",
         "Write a trained model as a folder for transformers, the hub, and all "
         "commands.",
-        "dualpath_cli.export.command:Export",
+        options="dualpath_cli.export.command:Export",
+        run="dualpath_cli.export.command:export",
     ),
-    _alone(
+    Command(
         "retrofit",
         "Turn a pretrained Llama into a looped or dual-path model that computes the "
         "same.",
-        "dualpath_cli.export.retrofit:Retrofit",
+        options="dualpath_cli.export.retrofit:Retrofit",
+        run="dualpath_cli.export.retrofit:retrofit",
     ),
 )
 

@@ -1,2 +1,1 @@
-"""`dualpath export`: a trained model in the formats of other tools, from any
-checkpoint."""
+"""`dualpath export`: a trained model in the formats of other tools."""

@@ -12,9 +12,11 @@ from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.output import say
 from dualpath_cli.base.ranges import Place
 from dualpath_cli.recipe.options import OwnClasses, path_of
+from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.exported_folder import check_ours, is_exported
+from dualpath_cli.run.run_folder import Run
 from dualpath_cli.run.tables import lost, read_tables
 from dualpath_cli.run.trained import find
 from dualpath_cli.spec.own_checks import option_of
@@ -40,28 +42,28 @@ class Export(OwnClasses):
         check_license(self.license)
 
 
-def run(options: Export) -> str:
+def export(options: Export) -> str:
     found = find(options.ckpt_path, options.own_classes)
-    run, settings = found.run, found.settings
-    if options.out is None:
-        name = f"{settings.run.recipe}-{settings.run.name}-step-{run.step:08d}"
-        way_out = "remove the link, or give a folder by --out"
-        out = check_inside(run.folder, run.folder / "export" / name, way_out)
-    else:
-        out = path_of("--out", options.out)
-    out = check_out(out, run.folder, options.overwrite)
-    for line in lost(run.folder, settings, run.step, read_tables(run.folder, run.step)):
+    run = found.run
+    settings = found.settings
+    out = _out_of(options, run, settings)
+    tables = read_tables(run.folder, run.step)
+    for line in lost(run.folder, settings, run.step, tables):
         say(line, sys.stdout)
-    from dualpath_cli.export.hf import folder
+
+    # Slow imports, after the checks.
+    from dualpath_cli.export.hf.folder import Weights, write_folder
     from dualpath_cli.run.weights import verify
 
     console = plain_console()
     size = sum(path.stat().st_size for path in files_of(run.checkpoint))
     with Progress(console, "checking", bytes_of_bytes, size) as progress:
         verify(run.checkpoint, progress.advance)
-    weights = folder.Weights.read(run.checkpoint, settings.model)
+
+    weights = Weights.of_checkpoint(run.checkpoint, settings.model)
     with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
-        folder.write(run, settings, weights, out, progress, options.license)
+        write_folder(run, settings, weights, out, progress, options.license)
+
     shown = f"{settings.run.recipe}/{settings.run.name}, step {run.step:,}"
     return (
         f"{summary(shown, weights.parameters, out)}\n"
@@ -69,6 +71,17 @@ def run(options: Export) -> str:
         "or:   lm_eval --model hf --model_args "
         f"pretrained={out},trust_remote_code=True --tasks piqa"
     )
+
+
+def _out_of(options: Export, run: Run, settings: Settings) -> Path:
+    """The folder to write, which is free or may be replaced."""
+    if options.out is not None:
+        out = path_of("--out", options.out)
+    else:
+        name = f"{settings.run.recipe}-{settings.run.name}-step-{run.step:08d}"
+        way_out = "remove the link, or give a folder by --out"
+        out = check_inside(run.folder, run.folder / "export" / name, way_out)
+    return check_out(out, run.folder, options.overwrite)
 
 
 def summary(name: str, parameters: int, out: Path) -> str:
@@ -81,24 +94,29 @@ def check_license(name: str | None) -> None:
     """Raises UserError unless a name can be a licence's on the hub."""
     if name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
         raise UserError(
-            f"--license '{name}' is no name of the hub's, such as apache-2.0 or other"
+            f"--license '{name}' is not a licence on the hub, such as apache-2.0 or "
+            "other"
         )
 
 
 def check_out(out: Path, read: Path, overwrite: bool) -> Path:
-    """Returns the folder to write; raises UserError unless it is free, or may be
-    replaced."""
+    """Returns the folder to write; raises UserError unless it may be written."""
     out = out.resolve()  # a link's target is replaced
     if out.exists() and not out.is_dir():
         kind = "file" if out.is_file() else "pipe, a socket or a device"
         raise UserError(f"--out '{out}' is a {kind}; give a folder")
+
     if read.resolve() == out:
         raise UserError(f"--out '{out}' is the folder that is read; give another name")
-    if out.is_dir() and any(out.iterdir()) and not is_exported(out):
+
+    full = out.is_dir() and any(out.iterdir())
+    if full and not is_exported(out):
         raise UserError(
             f"--out '{out}' is a folder of something else; give another name"
         )
+
     if out.exists() and not overwrite:
-        raise UserError(f"'{out}' is there already; give another --out, or --overwrite")
+        raise UserError(f"'{out}' exists already; give another --out, or --overwrite")
+
     check_ours(out, out)
     return out

@@ -9,12 +9,13 @@ import re
 import shlex
 import tempfile
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, check_ranges
@@ -27,11 +28,15 @@ from dualpath_cli.flops.count import projection_flops
 from dualpath_cli.flops.widths import largest_width
 from dualpath_cli.recipe.options import path_of
 from dualpath_cli.recipe.recipes import dump
-from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.exported_folder import CARD, CONFIG
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, Run
 from dualpath_cli.spec.config import BlockKind, ModelConfig
+
+if TYPE_CHECKING:
+    from dualpath_cli.export.hf.pretrained import Pretrained
+    from dualpath_cli.model import DualPathLM
 
 EXACT, NEAR = 1e-4, 2e-2
 """The most by which logits may be off, of their norm: by rounding, and with loops."""
@@ -70,52 +75,33 @@ class Retrofit:
     def __post_init__(self) -> None:
         check_ranges(self, {"alpha": (0.1, 99.9)})
         check_license(self.license)
-        kinds = {self.block} if isinstance(self.block, str) else set(self.block)
-        heeding = {"loops": ["loop", "dual"], "path": ["dual"], "alpha": ["dual"]}
-        for option, blocks in heeding.items():
-            if option in self.given and kinds.isdisjoint(blocks):
-                shown, choices = ", ".join(sorted(kinds)), " or ".join(blocks)
+
+        blocks = {self.block} if isinstance(self.block, str) else set(self.block)
+        effective = {"loops": ["loop", "dual"], "path": ["dual"], "alpha": ["dual"]}
+        for option, choices in effective.items():
+            if option in self.given and blocks.isdisjoint(choices):
                 raise UserError(
-                    f"--{option} has no effect on --block {shown}; leave it out, or "
-                    f"choose --block {choices}"
+                    f"--{option} has no effect on --block {', '.join(sorted(blocks))}; "
+                    f"leave it out, or choose --block {' or '.join(choices)}"
                 )
 
 
-def run(options: Retrofit) -> str:
-    place, gguf = _found(options.pretrained)
-    out = check_out(path_of("--out", options.out), place, options.overwrite)
-    shown = f"--pretrained '{options.pretrained}'"
-    try:
-        if gguf is not None:
-            import_module("gguf")
-        files = Files(place, gguf, shown)  # before the slow imports
-        from dualpath_cli.export.hf import folder, pretrained
-    except ImportError as error:
-        raise UserError(
-            f"retrofit needs {error.name}: pip install 'dualpath[retrofit]'"
-        ) from None
-    given = pretrained.Pretrained(files)
-    changes: dict[str, Any] = {"block": options.block, "loops": options.loops}
-    try:
-        config = with_new_path(replace(given.config, **changes), options)
-    except ValueError as error:
-        # a list of another length; a head size that no block can have
-        raise UserError(f"{shown}: {error}") from None
-    tokenizer, license = given.tokenizer(), options.license or given.license()
-    recipe = settings_from(
-        {"model": asdict(config), "run": {"recipe": _name(options), "name": "retrofit"}}
-    )
-    model = given.model(config, options.path)
-    difference = given.difference(model)
-    has_loops = config.most_loops > 1 and {*config.block_kinds} != {"wide"}
-    most = NEAR if has_loops else EXACT
-    if not difference <= most:
-        raise UserError(
-            f"{shown}: the logits would be off from those of transformers by "
-            f"{difference:.1e} of their norm, more than {most:.0e}; a setting in "
-            f"{CONFIG} changes what transformers computes, and no block has that"
-        )
-    around = given.around_texts(tokenizer)
+def retrofit(options: Retrofit) -> str:
+    folder, gguf = _find_pretrained(options.pretrained)
+    out = check_out(path_of("--out", options.out), folder, options.overwrite)
+    source = _open(options, folder, gguf)
+
+    config = _configuration(source, options)
+    tokenizer = source.tokenizer()
+    license = options.license or source.license()
+    run_names = {"recipe": _name(options), "name": "retrofit"}
+    recipe = settings_from({"model": asdict(config), "run": run_names})
+
+    model = source.model(config, options.path)
+    difference = source.difference(model)
+    _check_difference(difference, config, source.shown)
+    around = source.around_texts(tokenizer)
+
     facts = versions() | {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "id": uuid.uuid4().hex,
@@ -124,12 +110,75 @@ def run(options: Retrofit) -> str:
         "tokenizer": tokenizer.fingerprint,
         "retrofit": {
             "pretrained": options.pretrained,
-            "sha256": given.sha256(),
+            "sha256": source.sha256(),
             "difference": difference,
             "around_texts": around,
         },
     }
-    weights = folder.Weights.held(model)
+    # Nothing is written before all checks have passed.
+    parameters = _write_model(model, recipe, tokenizer, facts, out, license)
+
+    quoted = shlex.quote(str(out))
+    recipe_in_folder = shlex.quote(f"{out}/{RECIPE}")
+    return (
+        f"{summary(f'{recipe.run.recipe}/retrofit', parameters, out)}\n"
+        f"logits off from those of transformers by {difference:.1e} of their norm\n"
+        f"{_other_tokens(around, tokenizer)}"
+        f"next: dualpath validate --ckpt-path {quoted} --data.val.NAME FILE\n"
+        f"or:   dualpath fit --config RECIPE --config {recipe_in_folder} "
+        f"--run.init_from {quoted} --data.path DATA --model.max_seq_len LENGTH"
+    )
+
+
+def _open(options: Retrofit, folder: Path, gguf: str | None) -> "Pretrained":
+    """Checks the files before the slow imports."""
+    try:
+        if gguf is not None:
+            import_module("gguf")
+        files = Files(folder, gguf, f"--pretrained '{options.pretrained}'")
+        from dualpath_cli.export.hf.pretrained import Pretrained
+    except ImportError as error:
+        raise UserError(
+            f"retrofit needs {error.name}: pip install 'dualpath[retrofit]'"
+        ) from None
+
+    return Pretrained(files)
+
+
+def _configuration(source: "Pretrained", options: Retrofit) -> ModelConfig:
+    changes: dict[str, Any] = {"block": options.block, "loops": options.loops}
+    try:
+        return with_new_path(replace(source.config, **changes), options)
+    except ValueError as error:
+        # a list of another length; a head size that no block can have
+        raise UserError(f"{source.shown}: {error}") from None
+
+
+def _check_difference(difference: float, config: ModelConfig, shown: str) -> None:
+    """Raises UserError for a model that does not compute what the pretrained one
+    does."""
+    has_loops = config.most_loops > 1 and {*config.block_kinds} != {"wide"}
+    most = NEAR if has_loops else EXACT
+    if not difference <= most:  # also nan
+        raise UserError(
+            f"{shown}: the logits would be off from those of transformers by "
+            f"{difference:.1e} of their norm, more than {most:.0e}; a setting in "
+            f"{CONFIG} changes what transformers computes, and no block has that"
+        )
+
+
+def _write_model(
+    model: "DualPathLM",
+    recipe: Settings,
+    tokenizer: Tokenizer,
+    facts: Mapping[str, Any],
+    out: Path,
+    license: str | None,
+) -> int:
+    """Writes the exported folder; returns the number of parameters."""
+    from dualpath_cli.export.hf.folder import Weights, write_folder
+
+    weights = Weights.of_model(model)
     with tempfile.TemporaryDirectory() as text:
         begun = Path(text)  # the files of a run folder, without checkpoints
         tokenizer.save(begun)
@@ -137,38 +186,33 @@ def run(options: Retrofit) -> str:
         run_names = {"recipe": recipe.run.recipe, "name": recipe.run.name}
         (begun / RECIPE).write_text(dump({"model": facts["model"], "run": run_names}))
         (begun / VERSIONS).write_text(json.dumps(facts))
-        with Progress(
-            plain_console(), "writing", bytes_of_bytes, weights.bytes
-        ) as progress:
+
+        console = plain_console()
+        with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
             run = Run(begun, begun, 0)
-            folder.write(run, recipe, weights, out, progress, license=license)
-    quoted = shlex.quote(str(out))
-    return (
-        f"{summary(f'{recipe.run.recipe}/retrofit', weights.parameters, out)}\n"
-        f"logits off from those of transformers by {difference:.1e} of their norm\n"
-        f"{_beside(around, tokenizer)}"
-        f"next: dualpath validate --ckpt-path {quoted} --data.val.NAME FILE\n"
-        f"or:   dualpath fit --config RECIPE --config {shlex.quote(f'{out}/{RECIPE}')} "
-        f"--run.init_from {quoted} --data.path DATA --model.max_seq_len LENGTH"
-    )
+            write_folder(run, recipe, weights, out, progress, license=license)
+    return weights.parameters
 
 
-def _beside(around: dict[str, Any], tokenizer: Tokenizer) -> str:
+def _other_tokens(around: dict[str, Any], tokenizer: Tokenizer) -> str:
     """A line about tokens that only transformers puts around texts, if there are
     any."""
     end = tokenizer.token_values()[tokenizer.eot_id].decode()
-    own = [around["bos"][0]] if around["bos"] else []
-    others = sorted({*own, *around["ends"]} - {end})
+    others = set(around["ends"])
+    if around["bos"]:
+        others.add(around["bos"][0])
+    others.discard(end)
     if not others and around["chat_template"] is None:
         return ""
 
     template = "with" if around["chat_template"] else "without"
-    return (
+    line = (
         f"transformers reads the folder {template} a chat template; dualpath begins "
         f"and ends texts by {end}"
-        + (f", not by {', '.join(others)}" if others else "")
-        + "\n"
     )
+    if others:
+        line += f", not by {', '.join(sorted(others))}"
+    return line + "\n"
 
 
 def with_new_path(config: ModelConfig, options: Retrofit) -> ModelConfig:
@@ -177,34 +221,44 @@ def with_new_path(config: ModelConfig, options: Retrofit) -> ModelConfig:
     Raises UserError if the share is too small for any FFN.
     """
     deep = options.path == "deep"
-    d, width = config.d_model, config.d_ffn if deep else config.d_ffn_wide
+    d = config.d_model
+    width = config.d_ffn if deep else config.d_ffn_wide
     assert isinstance(width, int)
     projections = projection_flops(d, config.n_heads, config.n_kv_heads)
-    share = Fraction(str(options.alpha)) / 100
-    share = share if deep else 1 - share  # of the pretrained path
+    deep_share = Fraction(str(options.alpha)) / 100
+    share = deep_share if deep else 1 - deep_share  # of the pretrained path
+
     widths = []
     for layer in config.layers:
+        if layer.block != "dual":
+            widths.append(width)
+            continue
+        # The new path gets the rest of the FLOPs, and spends them in each of its loops.
         times, new_times = (layer.loops, 1) if deep else (1, layer.loops)
         flops = times * (projections + 6 * d * config.effective_width(width))
         new_flops = flops * (1 - share) / share / new_times
-        new = largest_width((new_flops - projections) / (6 * d), config.ffn_multiple_of)
-        widths.append(new if layer.block == "dual" else width)
+        ffn_width = (new_flops - projections) / (6 * d)
+        widths.append(largest_width(ffn_width, config.ffn_multiple_of))
+
     if min(widths) < 1:
         other = "smaller" if deep else "larger"
         raise UserError(
             f"--alpha {options.alpha:g} leaves the new path no FFN; give a {other} one"
         )
+
     new_widths: Any = widths[0] if len(set(widths)) == 1 else widths
     return replace(config, **{"d_ffn_wide" if deep else "d_ffn": new_widths})
 
 
-def _found(given: str) -> tuple[Path, str | None]:
+def _find_pretrained(given: str) -> tuple[Path, str | None]:
     """The folder of a pretrained model; of a GGUF file, the file's name in it."""
-    path, shown = Path(given), f"--pretrained '{given}'"
+    path = Path(given)
+    shown = f"--pretrained '{given}'"
     if path.is_dir():
         return path, None
     if path.is_file() and path.suffix == ".gguf":
         return path.parent, path.name
+
     if path.exists():
         kind = "file, but no GGUF" if path.is_file() else "pipe, a socket or a device"
         raise UserError(f"{shown} is a {kind}; give its folder")
@@ -212,6 +266,7 @@ def _found(given: str) -> tuple[Path, str | None]:
         raise UserError(
             f"{shown} does not exist; give a folder, a GGUF file, or OWNER/NAME"
         )
+
     api = hub.hub_client()
     with hub.explaining_errors(shown, f"{api.endpoint}/{given}", api):
         files = ["*.json", "*.jinja", "*.safetensors", CARD]
@@ -219,11 +274,8 @@ def _found(given: str) -> tuple[Path, str | None]:
 
 
 def _name(options: Retrofit) -> str:
-    """The recipe's name: of the pretrained model, with the kind of block
-    (`SmolLM2-135M-loop`)."""
-    name = re.sub(
-        r"[^\w.-]+", "-", Path(options.pretrained).resolve().name.removesuffix(".gguf")
-    )
-    return (
-        f"{name}-{options.block}" if isinstance(options.block, str) else f"{name}-mixed"
-    )
+    """The recipe's name: the pretrained model's and the block (`SmolLM2-135M-loop`)."""
+    file = Path(options.pretrained).resolve().name
+    name = re.sub(r"[^\w.-]+", "-", file.removesuffix(".gguf"))
+    block = options.block if isinstance(options.block, str) else "mixed"
+    return f"{name}-{block}"

@@ -1,2 +1,1 @@
-"""Kernels: operations for which PyTorch is too slow, each one call with its
-derivative."""
+"""Kernels: operations for which PyTorch is too slow, with their derivatives."""

@@ -41,35 +41,40 @@ def attend(
     v_BSHN: torch.Tensor,
     mask: Mask | None = None,
 ) -> torch.Tensor:
-    """Causal attention of the last T of S positions, (B, T, H, N) in the type of the
-    values.
+    """Causal attention of the last T of S positions, (B, T, H, N).
 
-    Keys and values may have fewer heads, each for an equal number of neighbouring query
-    heads. Without a `mask` every token looks at itself and at all earlier tokens.
+    The result has the type of the values. Keys and values may have fewer heads, each
+    for an equal number of neighbouring query heads. Without a `mask` every token looks
+    at itself and at all earlier tokens.
     """
-    T, S = q_BTHN.shape[1], k_BSHN.shape[1]
-    by_blocks = T == S and T in BY_BLOCKS and v_BSHN.dtype == torch.bfloat16
-    if by_blocks and v_BSHN.device.type == "cpu":
+    T = q_BTHN.shape[1]
+    S = k_BSHN.shape[1]
+    dtype = v_BSHN.dtype
+    device = v_BSHN.device.type
+
+    # By blocks only whole sequences, in bfloat16 on the CPU.
+    by_blocks = T == S and T in BY_BLOCKS and dtype == torch.bfloat16
+    if by_blocks and device == "cpu":
         assert not isinstance(mask, BlockMask)
         return _attend_by_blocks(q_BTHN, k_BSHN, v_BSHN, mask)
-    q_BHTN, k_BHSN, v_BHSN = (
-        x.to(v_BSHN.dtype).transpose(1, 2) for x in (q_BTHN, k_BSHN, v_BSHN)
-    )
+
+    q_BHTN = q_BTHN.to(dtype).transpose(1, 2)
+    k_BHSN = k_BSHN.to(dtype).transpose(1, 2)
+    v_BHSN = v_BSHN.transpose(1, 2)
     shared = k_BSHN.shape[2] != q_BTHN.shape[2]
+
     if isinstance(mask, BlockMask):
         y_BHTN = _flex_attention(
             q_BHTN, k_BHSN, v_BHSN, block_mask=mask, enable_gqa=shared
         )
     else:
         causal = mask is None and T == S
-        # the kernel's causal mask shows the first query one key
+        # The kernel's causal mask shows the first query only one key.
         if mask is None and 1 < T < S:
-            mask = torch.ones(T, S, dtype=torch.bool, device=q_BTHN.device).tril(S - T)
-        trains = (
-            mask is not None
-            and torch.is_grad_enabled()
-            and q_BHTN.device.type == "cuda"
-        )
+            all_TS = torch.ones(T, S, dtype=torch.bool, device=q_BTHN.device)
+            mask = all_TS.tril(S - T)
+
+        trains = mask is not None and torch.is_grad_enabled() and device == "cuda"
         with sdpa_kernel(MASKED) if trains else nullcontext():
             y_BHTN = F.scaled_dot_product_attention(
                 q_BHTN,
@@ -79,6 +84,7 @@ def attend(
                 is_causal=causal,
                 enable_gqa=shared,
             )
+
     return y_BHTN.transpose(1, 2)
 
 
@@ -88,33 +94,49 @@ def _attend_by_blocks(
     v_BTHN: torch.Tensor,
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    shared = q_BTHN.shape[2] // k_BTHN.shape[2]
+    _, _, H, N = q_BTHN.shape
+    shared = H // k_BTHN.shape[2]
     if shared > 1:
-        k_BTHN, v_BTHN = (x.repeat_interleave(shared, dim=2) for x in (k_BTHN, v_BTHN))
-    q_BTHN = q_BTHN * q_BTHN.shape[-1] ** -0.5  # before rounding
-    q_BTHN, k_BTHN = q_BTHN.to(v_BTHN.dtype), k_BTHN.to(v_BTHN.dtype)
-    return blockwise_attention(
-        q_BTHN, k_BTHN, v_BTHN, None if mask is None else mask[:, 0]
-    )
+        k_BTHN = k_BTHN.repeat_interleave(shared, dim=2)
+        v_BTHN = v_BTHN.repeat_interleave(shared, dim=2)
+
+    # Queries are scaled before they are rounded.
+    dtype = v_BTHN.dtype
+    scale = N**-0.5
+    q_BTHN = (q_BTHN * scale).to(dtype)
+    k_BTHN = k_BTHN.to(dtype)
+
+    seen_BTT = None
+    if mask is not None:
+        seen_BTT = mask[:, 0]
+    return blockwise_attention(q_BTHN, k_BTHN, v_BTHN, seen_BTT)
 
 
 def kernel_on_gpu(
     heads: int, head_dim: int, length: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[str, str]:
     """PyTorch's kernel for training on a CUDA device, and advice on a faster kernel."""
-    x_BHTN = torch.empty(
-        1, heads, length, head_dim, dtype=dtype, device=device, requires_grad=True
-    )
-    choice = SDPBackend(torch._fused_sdp_choice(x_BHTN, x_BHTN, x_BHTN, is_causal=True))
+    shape = (1, heads, length, head_dim)
+    x_BHTN = torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
+    choice = torch._fused_sdp_choice(x_BHTN, x_BHTN, x_BHTN, is_causal=True)
+    backend = SDPBackend(choice).name
+    kernel = KERNELS.get(backend, backend)
+
     number = torch.backends.cudnn.version() or 0
-    version = number // 10_000, number // 100 % 100
-    hopper = torch.cuda.get_device_capability(device)[0] == 9
-    advice = ""
-    if hopper and version < NEWER_CUDNN and dtype.itemsize == 2:
-        wanted = ".".join(map(str, NEWER_CUDNN))
-        advice = (
-            f"cuDNN {version[0]}.{version[1]} is older than {wanted}, whose kernel is "
-            "faster on this GPU: pip install "
-            f"'nvidia-cudnn-cu{str(torch.version.cuda)[:2]}>={wanted}'"
-        )
-    return KERNELS.get(choice.name, choice.name), advice
+    major = number // 10_000
+    minor = number // 100 % 100
+    older = (major, minor) < NEWER_CUDNN
+    capability, _ = torch.cuda.get_device_capability(device)
+    hopper = capability == 9
+    half_precision = dtype.itemsize == 2
+    if not (hopper and older and half_precision):
+        return kernel, ""
+
+    wanted = ".".join(map(str, NEWER_CUDNN))
+    cuda = str(torch.version.cuda)[:2]
+    package = f"nvidia-cudnn-cu{cuda}>={wanted}"
+    advice = (
+        f"cuDNN {major}.{minor} is older than {wanted}, whose kernel is faster on this "
+        f"GPU: pip install '{package}'"
+    )
+    return kernel, advice

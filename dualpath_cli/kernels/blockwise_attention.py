@@ -1,5 +1,4 @@
-"""Causal attention for the CPU as matrix products over blocks of queries, forward and
-backward.
+"""Causal attention for the CPU as matrix products over blocks of queries.
 
 Products, softmax and its derivative are each one call on a block of queries and all
 keys up to the block's end. The backward pass computes attention weights again from
@@ -42,25 +41,29 @@ def blockwise_attention(
     are not.
     """
     if AMX and seen_BTT is None:
-        q_BHTN, k_BHTN, v_BHTN = (x.transpose(1, 2) for x in (q_BTHN, k_BTHN, v_BTHN))
+        q_BHTN = q_BTHN.transpose(1, 2)
+        k_BHTN = k_BTHN.transpose(1, 2)
+        v_BHTN = v_BTHN.transpose(1, 2)
         out_BHTN = F.scaled_dot_product_attention(
             q_BHTN, k_BHTN, v_BHTN, is_causal=True, scale=1.0
         )
         return out_BHTN.transpose(1, 2).contiguous()
+
     (out_BTHN,) = _contiguous_like(q_BTHN)
     later_RR = _later(q_BTHN)
+    T = q_BTHN.shape[1]
+
     for b, heads in _groups(q_BTHN):
-        for queries, keys in _blocks(q_BTHN.shape[1]):
-            q_GRN, k_GSN = (
-                _by_head(q_BTHN[b, queries, heads]),
-                _by_head(k_BTHN[b, keys, heads]),
-            )
+        for queries, keys in _blocks(T):
+            q_GRN = _by_head(q_BTHN[b, queries, heads])
+            k_GSN = _by_head(k_BTHN[b, keys, heads])
             seen_bRS = None if seen_BTT is None else seen_BTT[b, queries, keys]
             p_GRS = _weights(q_GRN, k_GSN, later_RR, seen_bRS)
-            _put(
-                out_BTHN[b, queries, heads],
-                torch.bmm(p_GRS, _by_head(v_BTHN[b, keys, heads])),
-            )
+
+            v_GSN = _by_head(v_BTHN[b, keys, heads])
+            out_GRN = torch.bmm(p_GRS, v_GSN)
+            _put(out_BTHN[b, queries, heads], out_GRN)
+
     return out_BTHN
 
 
@@ -77,53 +80,65 @@ def _backward(
     wide = torch.promote_types(k_BTHN.dtype, torch.float32)
     later_RR = _later(q_BTHN)
     T = q_BTHN.shape[1]
+
     for b, heads in _groups(q_BTHN):
         for queries, keys in _blocks(T):
-            q_GRN, k_GSN = (
-                _by_head(q_BTHN[b, queries, heads]),
-                _by_head(k_BTHN[b, keys, heads]),
-            )
+            q_GRN = _by_head(q_BTHN[b, queries, heads])
+            k_GSN = _by_head(k_BTHN[b, keys, heads])
             v_GSN = _by_head(v_BTHN[b, keys, heads])
             grad_GRN = _by_head(grad_BTHN[b, queries, heads])
             seen_bRS = None if seen_BTT is None else seen_BTT[b, queries, keys]
+
+            # The weights p again, and the gradients of p and of the scores s.
             p_GRS = _weights(q_GRN, k_GSN, later_RR, seen_bRS)
             grad_p_GRS = torch.bmm(grad_GRN, v_GSN.transpose(1, 2))
             grad_s_GRS = torch.ops.aten._softmax_backward_data(
                 grad_p_GRS, p_GRS, -1, p_GRS.dtype
             )
-            _put(grad_q[b, queries, heads], torch.bmm(grad_s_GRS, k_GSN))
+
+            grad_q_GRN = torch.bmm(grad_s_GRS, k_GSN)
+            _put(grad_q[b, queries, heads], grad_q_GRN)
+
             grad_k_GSN = torch.bmm(grad_s_GRS.transpose(1, 2), q_GRN)
             grad_v_GSN = torch.bmm(p_GRS.transpose(1, 2), grad_GRN)
             if keys.stop == T:  # the first block processed: it sees all keys
-                sum_k_GTN, sum_v_GTN = grad_k_GSN.to(wide), grad_v_GSN.to(wide)
+                sum_k_GTN = grad_k_GSN.to(wide)
+                sum_v_GTN = grad_v_GSN.to(wide)
             else:
                 sum_k_GTN[:, keys].add_(grad_k_GSN)
                 sum_v_GTN[:, keys].add_(grad_v_GSN)
+
         _put(grad_k[b, :, heads], sum_k_GTN)
         _put(grad_v[b, :, heads], sum_v_GTN)
+
     return grad_q, grad_k, grad_v
 
 
 def _queries(T: int) -> int:
-    """Queries of a block. With more, more scores are masked away; with fewer, products
-    are too small for AMX."""
-    return min(T, 256 if AMX and T >= 512 else 128)
+    """The number of queries in a block."""
+    # With more, more scores are masked away; with fewer, products are too small for
+    # AMX.
+    most = 256 if AMX and T >= 512 else 128
+    return min(T, most)
 
 
 def _groups(q_BTHN: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yields sequences and heads: as many heads as WEIGHTS allows; with all, several
-    sequences."""
+    """Yields sequences and heads, as many as WEIGHTS allows."""
     B, T, H, _ = q_BTHN.shape
-    most = max(1, WEIGHTS // (_queries(T) * T))
-    n_heads, n_sequences = min(most, H), max(1, most // H)
+    weights_of_head = _queries(T) * T
+    most = max(1, WEIGHTS // weights_of_head)
+    n_heads = min(most, H)
+    n_sequences = max(1, most // H)
+
     for b in range(0, B, n_sequences):
+        sequences = slice(b, b + n_sequences)
         for head in range(0, H, n_heads):
-            yield slice(b, b + n_sequences), slice(head, head + n_heads)
+            heads = slice(head, head + n_heads)
+            yield sequences, heads
 
 
 def _blocks(T: int) -> Iterator[tuple[slice, slice]]:
-    """Yields a block's queries and the keys that its last query sees; last queries
-    first."""
+    """Yields a block's queries and the keys they see; last queries first."""
     for start in reversed(range(0, T, _queries(T))):
         end = min(start + _queries(T), T)
         yield slice(start, end), slice(0, end)
@@ -136,15 +151,17 @@ def _by_head(x_bRHN: torch.Tensor) -> torch.Tensor:
 
 def _put(place_bRHN: torch.Tensor, x_GRN: torch.Tensor) -> None:
     """Writes a tensor from `_by_head` back into its place."""
-    place_bRHN.transpose(1, 2).copy_(x_GRN.view(place_bRHN.transpose(1, 2).shape))
+    place_bHRN = place_bRHN.transpose(1, 2)
+    place_bHRN.copy_(x_GRN.view(place_bHRN.shape))
 
 
 def _later(q_BTHN: torch.Tensor) -> torch.Tensor:
     """The addend of a block's scores at its queries' keys: -inf for later keys."""
     R = _queries(q_BTHN.shape[1])
-    return torch.full(
+    infinite_RR = torch.full(
         (R, R), -torch.inf, dtype=q_BTHN.dtype, device=q_BTHN.device
-    ).triu_(1)
+    )
+    return infinite_RR.triu_(1)
 
 
 def _weights(
@@ -156,11 +173,15 @@ def _weights(
     """Attention weights of the last R of S positions, (G, R, S)."""
     R = q_GRN.shape[1]
     scores_GRS = torch.bmm(q_GRN, k_GSN.transpose(1, 2))
-    scores_GRS[:, :, -R:].add_(later_RR[:R, :R])
+    own_GRR = scores_GRS[:, :, -R:]
+    own_GRR.add_(later_RR[:R, :R])
+
     if seen_bRS is not None:
-        scores_GRS.unflatten(0, (len(seen_bRS), -1)).masked_fill_(
-            ~seen_bRS[:, None], -torch.inf
-        )
+        unseen_b1RS = ~seen_bRS[:, None]
+        n_sequences = len(seen_bRS)
+        scores_bHRS = scores_GRS.unflatten(0, (n_sequences, -1))
+        scores_bHRS.masked_fill_(unseen_b1RS, -torch.inf)
+
     return scores_GRS.softmax(-1)
 
 

@@ -21,20 +21,20 @@ class CudaGraph(Generic[T]):
         warm_up: Callable[[], object],
         others: Sequence["CudaGraph[T]"] = (),
     ) -> None:
-        """`warm_up` does the same work, thrice before: compiles, and lets libraries
-        load kernels.
+        """`warm_up` does the same work, thrice before the capture.
 
-        `others` share their memory with this graph, and never run at the same time.
+        It compiles, and lets libraries load kernels. `others` share their memory with
+        this graph, and never run at the same time.
         """
         with torch.cuda.device(device):
-            self._side: torch.cuda.Stream = (
-                others[0]._side if others else torch.cuda.Stream()
-            )
+            self._side: torch.cuda.Stream
+            self._side = others[0]._side if others else torch.cuda.Stream()
             self._side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._side):
                 for _ in range(3):
                     warm_up()
             torch.cuda.current_stream().wait_stream(self._side)
+
             self._graph = torch.cuda.CUDAGraph()
             pool = others[0]._graph.pool() if others else None
             # the graph needs workspaces in its memory

@@ -1,5 +1,4 @@
-"""Products of groups of rows, each with its matrix, forward and backward: the experts
-of an FFN.
+"""Products of groups of rows, each with its matrix: the experts of an FFN.
 
 Shapes: R rows sorted by group, E groups, D inputs, H outputs of a group's matrix.
 """
@@ -24,6 +23,7 @@ def grouped_products(
     """
     if has_kernel(x_RD, w_EHD):
         return F.grouped_mm(x_RD, w_EHD.mT, offs=ends_E)
+
     y_RH: torch.Tensor = group_by_group(x_RD, w_EHD, ends_E)
     return y_RH
 
@@ -33,9 +33,10 @@ def has_kernel(x_RD: torch.Tensor, w_EHD: torch.Tensor) -> bool:
 
     PyTorch's kernel for CPUs is also a loop over groups, with fewer types and strides.
     """
-    widths = w_EHD.shape[1:]
-    fits = not any(n * x_RD.itemsize % ROW_BYTES for n in widths)
-    return x_RD.device.type == "cuda" and x_RD.dtype == torch.bfloat16 and fits
+    on_gpu = x_RD.device.type == "cuda"
+    _, H, D = w_EHD.shape
+    fits = all(width * x_RD.itemsize % ROW_BYTES == 0 for width in (H, D))
+    return on_gpu and x_RD.dtype == torch.bfloat16 and fits
 
 
 @torch.library.custom_op(unused("group_by_group"), mutates_args=())
@@ -90,8 +91,9 @@ def _save_inputs(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 def _product_gradients(ctx, grad_RH: torch.Tensor):  # type: ignore[no-untyped-def]
     x_RD, w_EHD, ends_E = ctx.saved_tensors
-    grad_x = group_by_group(grad_RH, w_EHD.mT, ends_E)
-    return grad_x, _weight_gradient(grad_RH, x_RD, ends_E), None
+    grad_x_RD = group_by_group(grad_RH, w_EHD.mT, ends_E)
+    grad_w_EHD = _weight_gradient(grad_RH, x_RD, ends_E)
+    return grad_x_RD, grad_w_EHD, None
 
 
 group_by_group.register_autograd(_product_gradients, setup_context=_save_inputs)

@@ -19,7 +19,9 @@ def to_few(
 ) -> torch.Tensor:
     """``x W^T + b``, (..., O), of x (..., D), for one or two outputs."""
     if torch.compiler.is_compiling() and x.device.type in SUMMED:
-        return torch.stack([(x * w).sum(-1) for w in weight_OD], dim=-1) + bias_O
+        outputs = [(x * w_D).sum(-1) for w_D in weight_OD]
+        return torch.stack(outputs, dim=-1) + bias_O
+
     return F.linear(x, weight_OD, bias_O)
 
 

@@ -4,13 +4,13 @@ import torch
 
 
 def unused(name: str) -> str:
-    """The name of an operation, with a number if another copy of this code uses the
-    name.
+    """The name of an operation, numbered if another copy of this code has it.
 
     Exported folders contain copies. For two operations of one name torch would drop the
     first, and the next call of the first would use freed memory.
     """
-    free, number = name, 1
+    free = name
+    number = 1
     while hasattr(torch.ops.dualpath, free):
         number += 1
         free = f"{name}_{number}"

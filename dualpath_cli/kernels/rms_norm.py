@@ -5,8 +5,7 @@ from torch import nn
 
 
 class RMSNorm(nn.RMSNorm):
-    """``x / rms(x) * weight`` over the last dimension, computed and returned in the
-    weight's type.
+    """``x / rms(x) * weight`` over the last dimension, in the weight's type.
 
     torch's fused kernel needs one type, so a bf16 input is converted first.
     """

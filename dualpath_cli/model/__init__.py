@@ -1,5 +1,7 @@
-"""The model: the equations of the paper. Nothing here knows about training or
-decoding."""
+"""The model: the equations of the paper.
+
+Nothing here knows about training or decoding.
+"""
 
 from dualpath_cli.model.language_model import DualPathLM
 from dualpath_cli.model.layer_pass import AuxiliaryLoss

@@ -16,37 +16,40 @@ from dualpath_cli.spec.config import ModelConfig
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions, QK-norm per head and grouped keys and
-    values."""
+    """Causal attention with rotary positions, QK-norm and grouped keys."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        d_model = config.d_model
         q_width = config.n_heads * config.head_dim
         kv_width = config.n_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(config.d_model, q_width, bias=False)
-        self.k_proj = nn.Linear(config.d_model, kv_width, bias=False)
-        self.v_proj = nn.Linear(config.d_model, kv_width, bias=False)
-        self.o_proj = nn.Linear(q_width, config.d_model, bias=False)
-        self.q_norm, self.k_norm = _head_norm(config), _head_norm(config)
+
+        self.q_proj = nn.Linear(d_model, q_width, bias=False)
+        self.k_proj = nn.Linear(d_model, kv_width, bias=False)
+        self.v_proj = nn.Linear(d_model, kv_width, bias=False)
+        self.o_proj = nn.Linear(q_width, d_model, bias=False)
+        self.q_norm = _head_norm(config)
+        self.k_norm = _head_norm(config)
 
     def forward(self, x_BTD: torch.Tensor, here: SublayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D)."""
-        q_BTHN = self._rotated_and_normed(
-            self.q_proj(x_BTD), self.q_norm, here.positions.rope
-        )
-        k_BSHN, v_BSHN = here.seen(*self.keys_and_values(x_BTD, here.positions))
-        return self.o_proj(
-            attend(q_BTHN, k_BSHN, v_BSHN, here.positions.mask).flatten(2)
-        )
+        positions = here.positions
+        q_BTC = self.q_proj(x_BTD)
+        q_BTHN = self._rotated_and_normed(q_BTC, self.q_norm, positions.rope)
+        k_BTHN, v_BTHN = self.keys_and_values(x_BTD, positions)
+
+        # With a cache, also the keys and values of earlier tokens.
+        k_BSHN, v_BSHN = here.seen(k_BTHN, v_BTHN)
+        y_BTHN = attend(q_BTHN, k_BSHN, v_BSHN, positions.mask)
+        return self.o_proj(y_BTHN.flatten(2))
 
     def keys_and_values(
         self, x_BTD: torch.Tensor, positions: Positions
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of these tokens, (B, T, H, N) each; H is `n_kv_heads`."""
-        k_BTHN = self._rotated_and_normed(
-            self.k_proj(x_BTD), self.k_norm, positions.rope
-        )
+        k_BTC = self.k_proj(x_BTD)
+        k_BTHN = self._rotated_and_normed(k_BTC, self.k_norm, positions.rope)
         return k_BTHN, self._by_head(self.v_proj(x_BTD))
 
     def _by_head(self, x_BTC: torch.Tensor) -> torch.Tensor:
@@ -55,8 +58,10 @@ class Attention(nn.Module):
     def _rotated_and_normed(
         self, x_BTC: torch.Tensor, norm: nn.Module, rope: Rope
     ) -> torch.Tensor:
-        """Queries or keys, rotated and normalised, (B, T, H, N); float32, the type of
-        tables and weights."""
+        """Queries or keys, rotated and normalised, (B, T, H, N).
+
+        In float32, the type of tables and weights.
+        """
         x_BTHN = self._by_head(x_BTC)
         if isinstance(norm, RotatedNorm):
             return norm(x_BTHN, rope)
@@ -67,5 +72,6 @@ def _head_norm(config: ModelConfig) -> nn.Module:
     """The norm of each head's queries or keys."""
     if config.qk_norm == "none":
         return nn.Identity()
+
     kind = RMSNorm if config.qk_norm == "before_rope" else RotatedNorm
     return kind(config.head_dim, eps=config.norm_eps)

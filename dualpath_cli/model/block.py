@@ -18,8 +18,7 @@ from dualpath_cli.spec.config import LayerConfig
 
 
 class WidePath(nn.Module):
-    """Eq. 4: ``h_wide = Phi_wide(x; s_w)``, ``s_w = softplus(beta)``: a wider FFN,
-    applied once.
+    """Eq. 4: ``h_wide = Phi_wide(x; s_w)``, ``s_w = softplus(beta)``.
 
     The FFN may be experts, which the paper names as its next step (`model/experts.py`).
     """
@@ -28,8 +27,14 @@ class WidePath(nn.Module):
         super().__init__()
         # ModelConfig refuses wide blocks without a width
         assert config.d_ffn_wide is not None
-        dense = SwiGLU(config.d_model, config.effective_width(config.d_ffn_wide))
-        self.sublayer = Sublayer(config, Experts(config) if config.n_experts else dense)
+
+        ffn: nn.Module
+        if config.n_experts:
+            ffn = Experts(config)
+        else:
+            ffn = SwiGLU(config.d_model, config.effective_width(config.d_ffn_wide))
+        self.sublayer = Sublayer(config, ffn)
+
         # not a scalar: FSDP2 shards dimension 0
         self.gain = nn.Parameter(torch.empty(1))
 
@@ -38,17 +43,20 @@ class WidePath(nn.Module):
         return self.sublayer(x_BTD, self.scales(), layer.wide())
 
     def scales(self) -> Scales:
-        """``s_w = softplus(beta)`` alone."""
+        """``s_w = softplus(beta)``, without FiLM."""
         return Scales(F.softplus(self.gain[0]))
 
 
 class DualPathBlock(nn.Module):
-    """One layer, Eq. 5: ``y = g_d h_deep + g_w h_wide``; `loop` and `wide` blocks keep
-    one path."""
+    """One layer, Eq. 5: ``y = g_d h_deep + g_w h_wide``.
+
+    `loop` and `wide` blocks have one path.
+    """
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         self.kind = config.block
+
         if self.kind != "wide":
             self.deep = DeepPath(config)
         if self.kind != "loop":
@@ -59,6 +67,7 @@ class DualPathBlock(nn.Module):
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D) in the type of x."""
         h_deep = h_wide = None
+
         if self.kind == "dual":
             g_d, g_w = layer.gates(self.gates(x_BTD))
             h_deep = layer.run_deep(self.deep, x_BTD, g_d)
@@ -68,12 +77,15 @@ class DualPathBlock(nn.Module):
             y_BTD = h_deep = layer.run_deep(self.deep, x_BTD)
         else:
             y_BTD = h_wide = layer.run_wide(self.wide, x_BTD)
+
         layer.record_updates(x_BTD, h_deep, h_wide)
         return y_BTD.to(x_BTD.dtype)
 
     def gates(self, x_BTD: torch.Tensor) -> Gates:
-        """The learned g_d and g_w, (B, T, 1) each, in the weights' type also under
-        autocast."""
+        """The learned g_d and g_w, (B, T, 1) each, in the weights' type.
+
+        Also under autocast.
+        """
         with torch.autocast(x_BTD.device.type, enabled=False):
             gates: Gates = self.gate(x_BTD.to(self.wide.gain.dtype))
         return gates

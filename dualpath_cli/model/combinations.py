@@ -20,8 +20,10 @@ from dualpath_cli.spec.own_classes import own_class
 
 
 class StepRouter(nn.Module):
-    """Eq. 3: ``pi_k q_k`` with ``q_k = sigmoid(w . [h_k, step index] + b)``, the
-    paper's router."""
+    """Eq. 3, the paper's router: ``pi_k q_k``.
+
+    ``q_k = sigmoid(w . [h_k, step index] + b)``.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -38,23 +40,29 @@ class StepRouter(nn.Module):
         """
         pi_BT1 = torch.ones_like(states[0][..., :1])
         weights = []
-        for h_BTD, step_index in zip(states[:-1], step_indices[:-1], strict=True):
+        steps = zip(states[:-1], step_indices[:-1], strict=True)
+
+        for h_BTD, step_index in steps:
             q_BT1 = self.step_probability(h_BTD, step_index)
             weights.append(pi_BT1 * q_BT1)
             pi_BT1 = pi_BT1 * (1 - q_BT1)
+
         return [*weights, pi_BT1]
 
     def step_probability(self, h_BTD: torch.Tensor, step_index: float) -> torch.Tensor:
         """q_k of states (B, T, D), (B, T, 1)."""
-        w_h, w_index = self.weight[:, :-1], self.weight[:, -1]
-        # The index is the same for all tokens: it joins the bias instead of widening h
-        # by one.
-        return to_few(h_BTD, w_h, self.bias + step_index * w_index).sigmoid()
+        w_h = self.weight[:, :-1]
+        w_index = self.weight[:, -1]
+
+        # The index is the same for all tokens: it joins the bias instead of widening h.
+        bias = self.bias + step_index * w_index
+        return to_few(h_BTD, w_h, bias).sigmoid()
 
 
 def learned_combination(config: ModelConfig) -> nn.Module:
     """The router, or the custom class that the configuration names."""
     if config.combination == "router":
         return StepRouter(config)
+
     module: nn.Module = own_class(config, "combination")(config)
     return module

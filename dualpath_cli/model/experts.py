@@ -31,49 +31,60 @@ from dualpath_cli.spec.config import BALANCE_RATES, LayerConfig
 
 
 class Experts(nn.Module):
-    """``y = sum_{i in C} g_i SwiGLU_i(x)``, see above. Each matrix stacks the rows of
-    all experts.
+    """``y = sum_{i in C} g_i SwiGLU_i(x)``, see above.
 
-    Parameters have the names of a SwiGLU, and FSDP2 divides rows, not experts, among
-    devices.
+    Each matrix stacks the rows of all experts. Parameters have the names of a SwiGLU,
+    and FSDP2 divides rows, not experts, among devices.
     """
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        d, n, width = config.d_model, config.n_experts, config.expert_width
-        self.n, self.top_k, self.balance = n, config.top_k, config.balance
-        given = config.balance_rate
-        self.rate = BALANCE_RATES[config.balance] if given is None else given
-        self.router = nn.Linear(d, n, bias=False)
-        self.gate_proj = nn.Linear(d, n * width, bias=False)
-        self.up_proj = nn.Linear(d, n * width, bias=False)
-        self.down_proj = nn.Linear(width, n * d, bias=False)
-        if config.balance == "bias":
-            # A parameter, so that the bias is initialised, sharded, saved and exported,
-            # too.
-            self.balance_bias = nn.Parameter(torch.empty(n), requires_grad=False)
+        d_model = config.d_model
+        width = config.expert_width
+        self.n = config.n_experts
+        self.top_k = config.top_k
+
+        self.balance = config.balance
+        rate = config.balance_rate
+        self.rate = BALANCE_RATES[self.balance] if rate is None else rate
+
+        self.router = nn.Linear(d_model, self.n, bias=False)
+        self.gate_proj = nn.Linear(d_model, self.n * width, bias=False)
+        self.up_proj = nn.Linear(d_model, self.n * width, bias=False)
+        self.down_proj = nn.Linear(width, self.n * d_model, bias=False)
+
+        # A parameter, so that it is initialised, sharded, saved and exported, too.
+        if self.balance == "bias":
+            bias_E = torch.empty(self.n)
+            self.balance_bias = nn.Parameter(bias_E, requires_grad=False)
 
     def forward(self, x_BTD: torch.Tensor, here: SublayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D)."""
         logits_BTE = self.logits(x_BTD)
         scores_BTE = logits_BTE.softmax(-1)
-        biased_BTE = (
-            scores_BTE + self.balance_bias if self.balance == "bias" else scores_BTE
-        )
+        biased_BTE = scores_BTE
+        if self.balance == "bias":
+            biased_BTE = scores_BTE + self.balance_bias
+
         chosen_BTC = here.chosen(biased_BTE.detach(), self.top_k)
-        weights_BTC = logits_BTE.gather(-1, chosen_BTC).softmax(-1)
+        chosen_logits_BTC = logits_BTE.gather(-1, chosen_BTC)
+        weights_BTC = chosen_logits_BTC.softmax(-1)
         here.record_experts(chosen_BTC, weights_BTC)
+
         order_R, ends_E = self.sorted(chosen_BTC)
-        if here.auxiliary is not None:
-            here.auxiliary.load = torch.diff(
-                ends_E.long(), prepend=ends_E.new_zeros(1).long()
-            )
+        auxiliary = here.auxiliary
+        if auxiliary is not None:
+            first_E = ends_E.new_zeros(1).long()
+            auxiliary.load = torch.diff(ends_E.long(), prepend=first_E)
             if self.balance == "loss":
-                here.auxiliary.loss = here.auxiliary.loss + self.loss(
-                    scores_BTE, chosen_BTC
-                )
-        y_BTCD = self.outputs(x_BTD, order_R, ends_E).view(*chosen_BTC.shape, -1)
-        return (weights_BTC[..., None] * y_BTCD).sum(-2)
+                term = self.loss(scores_BTE, chosen_BTC)
+                auxiliary.loss = auxiliary.loss + term
+
+        # y = sum_{i in C} g_i SwiGLU_i(x)
+        y_RD = self.outputs(x_BTD, order_R, ends_E)
+        y_BTCD = y_RD.view(*chosen_BTC.shape, -1)
+        weighted_BTCD = weights_BTC[..., None] * y_BTCD
+        return weighted_BTCD.sum(-2)
 
     def logits(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """``W_r x``, (B, T, E), in the weights' type also under autocast."""
@@ -82,47 +93,54 @@ class Experts(nn.Module):
         return logits_BTE
 
     def sorted(self, chosen_BTC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The choices sorted by expert, (R = S C), and the end of each expert's
-        choices, int32."""
+        """The choices (R = S C) sorted by expert, and each expert's end, int32."""
         experts_R, order_R = chosen_BTC.flatten().sort(stable=True)
         each_E = torch.arange(self.n, device=experts_R.device)
-        return order_R, torch.searchsorted(
-            experts_R, each_E, right=True, out_int32=True
-        )
+        ends_E = torch.searchsorted(experts_R, each_E, right=True, out_int32=True)
+        return order_R, ends_E
 
     def outputs(
         self, x_BTD: torch.Tensor, order_R: torch.Tensor, ends_E: torch.Tensor
     ) -> torch.Tensor:
-        """Outputs of the chosen experts for their tokens, (R, D), in the order of the
-        choices."""
-        kind = x_BTD.device.type
-        if torch.is_autocast_enabled(kind):  # autocast misses grouped products
-            x_BTD = x_BTD.to(torch.get_autocast_dtype(kind))
-        gate_EHD, up_EHD, down_EDH = (
-            projection.weight.to(x_BTD.dtype).unflatten(0, (self.n, -1))
-            for projection in (self.gate_proj, self.up_proj, self.down_proj)
-        )
-        inverse_R = torch.empty_like(order_R).scatter_(
-            0, order_R, torch.arange(len(order_R), device=order_R.device)
-        )
+        """Outputs of the chosen experts, (R, D), in the order of the choices."""
+        # Autocast misses grouped products.
+        device = x_BTD.device.type
+        if torch.is_autocast_enabled(device):
+            x_BTD = x_BTD.to(torch.get_autocast_dtype(device))
+
+        gate_EHD = self._by_expert(self.gate_proj, x_BTD.dtype)
+        up_EHD = self._by_expert(self.up_proj, x_BTD.dtype)
+        down_EDH = self._by_expert(self.down_proj, x_BTD.dtype)
+
+        # A token's row, once for each of its experts, moves to the rows of the expert.
+        places_R = torch.arange(len(order_R), device=order_R.device)
+        inverse_R = torch.empty_like(order_R).scatter_(0, order_R, places_R)
         x_SD = x_BTD.flatten(0, 1)
-        x_SCD = x_SD[:, None].expand(-1, len(order_R) // len(x_SD), -1)
+        n_chosen = len(order_R) // len(x_SD)
+        x_SCD = x_SD[:, None].expand(-1, n_chosen, -1)
         x_RD = Permuted.apply(x_SCD.flatten(0, 1), order_R, inverse_R)
+
         gate_RH = grouped_products(x_RD, gate_EHD, ends_E)
         h_RH = F.silu(gate_RH) * grouped_products(x_RD, up_EHD, ends_E)
-        return Permuted.apply(
-            grouped_products(h_RH, down_EDH, ends_E), inverse_R, order_R
-        )
+        y_RD = grouped_products(h_RH, down_EDH, ends_E)
+        return Permuted.apply(y_RD, inverse_R, order_R)
+
+    def _by_expert(self, projection: nn.Linear, dtype: torch.dtype) -> torch.Tensor:
+        """The matrix of each expert, (E, rows, columns)."""
+        return projection.weight.to(dtype).unflatten(0, (self.n, -1))
 
     def loss(self, scores_BTE: torch.Tensor, chosen_BTC: torch.Tensor) -> torch.Tensor:
-        """The auxiliary loss, a 0-d tensor; `rate` where all experts have the same
-        load."""
+        """The auxiliary loss, a 0-d tensor; `rate` where loads are equal."""
+        # c_i, the choices of each expert in a sequence
         choices_BX = chosen_BTC.flatten(1)
-        counts_BE = torch.zeros_like(scores_BTE[:, 0]).scatter_add_(
-            1, choices_BX, torch.ones_like(choices_BX, dtype=scores_BTE.dtype)
-        )
+        ones_BX = torch.ones_like(choices_BX, dtype=scores_BTE.dtype)
+        none_BE = torch.zeros_like(scores_BTE[:, 0])
+        counts_BE = none_BE.scatter_add_(1, choices_BX, ones_BX)
+
+        # rate * n / (k T) sum_i c_i P_i
         shares_BE = counts_BE * (self.n / choices_BX.shape[1])
-        return self.rate * (shares_BE * scores_BTE.mean(1)).sum(-1).mean()
+        loss_B = (shares_BE * scores_BTE.mean(1)).sum(-1)
+        return self.rate * loss_B.mean()
 
 
 class Permuted(torch.autograd.Function):

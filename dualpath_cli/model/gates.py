@@ -15,8 +15,7 @@ Gates = tuple[torch.Tensor, torch.Tensor]
 
 
 class PathGate(nn.Module):
-    """``g_d, g_w = sigmoid(l_d), sigmoid(l_w)`` of ``l = x W_g + b_g``, the paper's
-    gate.
+    """``g_d, g_w = sigmoid(x W_g + b_g)``, the paper's gate.
 
     The other kinds are variants of the authors' revision (docs/paper.md).
     """
@@ -24,7 +23,8 @@ class PathGate(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.kind = config.gate
-        if n_outputs := GATE_OUTPUTS[self.kind]:
+        n_outputs = GATE_OUTPUTS[self.kind]
+        if n_outputs:
             self.proj = ToFew(config.d_model, n_outputs)
 
     def forward(self, x_BTD: torch.Tensor) -> Gates:
@@ -32,16 +32,19 @@ class PathGate(nn.Module):
         if self.kind == "fixed":
             half = torch.full_like(x_BTD[..., :1], 0.5)
             return half, half
+
         logits = self.proj(x_BTD)  # l_d, l_w; `convex` has one
         if self.kind == "convex":
             g_BT1 = logits.sigmoid()
             return g_BT1, 1 - g_BT1
+
         if self.kind == "two_gates":
             gates_BT2 = logits.sigmoid()
         elif self.kind == "softmax":
             gates_BT2 = logits.softmax(-1)
         else:
             raise NotImplementedError(f"gate '{self.kind}' has no equation")
+
         return gates_BT2[..., :1], gates_BT2[..., 1:]
 
 
@@ -49,5 +52,6 @@ def path_gate(config: ModelConfig) -> nn.Module:
     """The gate of a dual block, built-in or custom: maps x (B, T, D) to `Gates`."""
     if config.gate in GATE_OUTPUTS:
         return PathGate(config)
+
     module: nn.Module = own_class(config, "gate")(config)
     return module

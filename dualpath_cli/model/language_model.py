@@ -37,7 +37,8 @@ class DualPathLM(nn.Module):
         super().__init__()
         self.config = config
         device = torch.get_default_device()
-        # else torch's modules would first draw their own values
+
+        # On the meta device, or torch's modules would first draw their own values.
         with torch.device("meta"):
             self.embed = nn.Embedding(config.vocab_size, config.d_model)
             self.blocks = nn.ModuleList(map(DualPathBlock, config.layers))
@@ -45,6 +46,7 @@ class DualPathLM(nn.Module):
             self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.loss = NextTokenLoss()
         self.tie_weights()
+
         if device.type != "meta":
             self.to_empty(device=device)
             self.init_weights(seed)
@@ -62,18 +64,17 @@ class DualPathLM(nn.Module):
         head: bool = True,
         model_pass: ModelPass = PLAIN,
     ) -> torch.Tensor:
-        """Maps tokens (B, T) to logits (B, T, V), or with targets to losses in nats (B,
-        T).
+        """Maps tokens (B, T) to logits (B, T, V), or with targets to losses (B, T).
 
-        Targets are the next tokens; positions whose target is ``loss.IGNORE`` get 0. An
-        empty `trace` is filled with one LayerTrace per layer, under the `intervention`
-        if there is one. An intervention applies where `token_mask` (B, T) is True: at
-        tokens that are not padding, or that are of the class `Intervention.tokens`;
-        without a mask, everywhere. `auxiliary` collects the auxiliary losses of
-        feed-forwards, which the returned losses exclude. `embeds` (B, T, D) replace the
-        tokens' embeddings. Without `head`, the head's input (B, T, D) is returned.
-        `model_pass` is for `decoding`, whose `forward` also takes padding, a cache, and
-        interventions that leave steps or paths out.
+        Losses are in nats. Targets are the next tokens; positions whose target is
+        ``loss.IGNORE`` get 0. An empty `trace` is filled with one LayerTrace per layer,
+        under the `intervention` if there is one. An intervention applies where
+        `token_mask` (B, T) is True: at tokens that are not padding, or that are of the
+        class `Intervention.tokens`; without a mask, everywhere. `auxiliary` collects
+        the auxiliary losses of feed-forwards, which the returned losses exclude.
+        `embeds` (B, T, D) replace the tokens' embeddings. Without `head`, the head's
+        input (B, T, D) is returned. `model_pass` is for `decoding`, whose `forward`
+        also takes padding, a cache, and interventions that leave steps or paths out.
 
         Raises:
             ValueError: if the intervention makes no sense for this model, needs the
@@ -81,9 +82,12 @@ class DualPathLM(nn.Module):
                 missing.
         """
         self._check(intervention, token_mask, model_pass)
+
         x_BTD = self.embed(tokens) if embeds is None else embeds
+        # float32 but for studies: bfloat16 would swallow the updates of small gains.
         if self.config.residual_dtype == "bfloat16":
             x_BTD = x_BTD.bfloat16()
+
         positions = model_pass.positions(self.config, tokens, like=x_BTD)
         orders, draws = self._drawn(intervention, tokens, token_mask)
         for number, block in enumerate(self.blocks):
@@ -99,10 +103,12 @@ class DualPathLM(nn.Module):
             x_BTD = block(x_BTD, model_pass.layer(number, plain))
         if trace is not None and trace.keeps_states:
             trace.output = x_BTD
+
         x_BTD = self.norm(x_BTD)
-        if targets is None:
-            return self.head(x_BTD) if head else x_BTD
-        return self.loss(x_BTD, self.head.weight, targets)
+        if targets is not None:
+            return self.loss(x_BTD, self.head.weight, targets)
+
+        return self.head(x_BTD) if head else x_BTD
 
     def _drawn(
         self,
@@ -110,14 +116,19 @@ class DualPathLM(nn.Module):
         tokens: torch.Tensor,
         token_mask: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """`shuffled_positions` and `expert_draws`, where the intervention needs
-        them."""
-        layers, orders, draws = len(self.blocks), None, None
-        if intervention is not None and intervention.gates == SHUFFLED:
+        """`shuffled_positions` and `expert_draws`, if an intervention needs them."""
+        if intervention is None:
+            return None, None
+
+        orders = draws = None
+        layers = len(self.blocks)
+        if intervention.gates == SHUFFLED:
             orders = shuffled_positions(tokens, token_mask, layers, intervention.seed)
-        if intervention is not None and intervention.experts == RANDOM:
+
+        if intervention.experts == RANDOM:
             most = max(layer.n_experts for layer in self.config.layers)
             draws = expert_draws(tokens, token_mask, layers, most, intervention.seed)
+
         return orders, draws
 
     def _check(
@@ -129,20 +140,22 @@ class DualPathLM(nn.Module):
         """Raises ValueError for an intervention that cannot be carried out."""
         if intervention is None:
             return
+
         if problem := intervention.problem(self.config):
             raise ValueError(f"{intervention.name}: {problem}")
+
         if intervention.tokens and token_mask is None:
             raise ValueError(
                 f"{intervention.name}: token_mask must say which tokens those are"
             )
+
         if intervention.leaves_out and not model_pass.leaves_out:
             raise ValueError(
                 f"{intervention.name}: takes the forward of dualpath_cli.decoding"
             )
 
     def tie_weights(self) -> None:
-        """Lets the head share the embedding's weight where the configuration says
-        so."""
+        """Lets the head share the embedding's weight if the configuration says so."""
         if self.config.tie_embeddings:
             self.head.weight = self.embed.weight
 
@@ -153,15 +166,16 @@ class DualPathLM(nn.Module):
         copy: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_,
         std_factors: Mapping[Kind, float] = {},
     ) -> None:
-        """Draws every parameter (see `parameters.KINDS`); without a seed, draws a seed
-        first.
+        """Draws every parameter, see `parameters.KINDS`; draws a missing seed, too.
 
         `copy` puts a whole value, float32 on the CPU, into a parameter; `std_factors`
         are those of `initial_value`.
         """
         self.tie_weights()  # to_empty() gives each tied parameter a separate storage
         if seed is None:
-            seed = int(torch.randint(2**62, (), device="cpu").item())
+            drawn = torch.randint(2**62, (), device="cpu")
+            seed = int(drawn.item())
+
         for name, parameter in self.named_parameters():
             value = initial_value(name, parameter.shape, self.config, seed, std_factors)
             copy(parameter, value)

@@ -1,5 +1,4 @@
-"""The parts of a pass besides the equations: read-outs, overrides, and the entry for
-decoding.
+"""A pass besides the equations: read-outs, overrides, the entry for decoding.
 
 Training takes plain passes, each method of which is one call of the equations.
 `decoding` derives passes that keep keys and values, and that leave steps and paths out.
@@ -35,8 +34,7 @@ class LayerAuxiliary:
 
 @dataclass
 class AuxiliaryLoss:
-    """Pass an empty one to ``DualPathLM.forward``: it gets one LayerAuxiliary per
-    layer.
+    """Pass an empty one to ``DualPathLM.forward``: it gets one entry per layer.
 
     Each application of a feed-forward adds a term, so K loops add K terms.
     """
@@ -45,28 +43,27 @@ class AuxiliaryLoss:
 
     @property
     def total(self) -> torch.Tensor | float:
-        """Sum over layers, a 0-d tensor in nats per token; 0.0 where none has a
-        loss."""
+        """Sum over layers, in nats per token, a 0-d tensor; 0.0 without a loss."""
         return sum((layer.loss for layer in self.layers), 0.0)
 
     @property
     def loads(self) -> dict[int, torch.Tensor]:
         """The loads of the layers, from 0 on, that have experts."""
-        return {
-            n: one.load for n, one in enumerate(self.layers) if one.load is not None
-        }
+        loads = {}
+        for number, layer in enumerate(self.layers):
+            if layer.load is not None:
+                loads[number] = layer.load
+        return loads
 
     def add_layer(self) -> LayerAuxiliary:
-        """Appends an empty LayerAuxiliary, for the next block to fill, and returns
-        it."""
+        """Appends an empty LayerAuxiliary for the next block, and returns it."""
         self.layers.append(LayerAuxiliary())
         return self.layers[-1]
 
 
 @dataclass
 class SublayerPass:
-    """The arguments of one application of a sublayer, besides its input and its
-    gain."""
+    """The arguments of one application of a sublayer, besides input and gain."""
 
     positions: Positions
     auxiliary: LayerAuxiliary | None = None
@@ -85,14 +82,15 @@ class SublayerPass:
         return k_BTHN, v_BTHN
 
     def chosen(self, scores_BTE: torch.Tensor, top_k: int) -> torch.Tensor:
-        """The `top_k` experts of the largest scores, (B, T, C), or those that an
-        override takes."""
+        """The `top_k` experts of the largest scores, (B, T, C), or overridden ones."""
         forced = None if self.intervention is None else self.intervention.experts
         if forced == RANDOM:
             assert self.draws is not None
-            scores_BTE = self.draws[..., : scores_BTE.shape[-1]]
+            n_experts = scores_BTE.shape[-1]
+            scores_BTE = self.draws[..., :n_experts]
         elif forced is not None:
             top_k = forced
+
         return scores_BTE.topk(top_k, sorted=False).indices
 
     def record_experts(
@@ -100,7 +98,8 @@ class SublayerPass:
     ) -> None:
         """Records each token's experts, and their weights."""
         if self.trace is not None:
-            self.trace.experts, self.trace.expert_weights = chosen_BTC, weights_BTC
+            self.trace.experts = chosen_BTC
+            self.trace.expert_weights = weights_BTC
 
 
 @dataclass
@@ -127,14 +126,17 @@ class LayerPass:
 
     @property
     def writes(self) -> bool:
-        """Whether the layer records anything: then activation checkpointing must not
-        rerun it."""
+        """Whether the layer records anything, and so must not be recomputed."""
         return self.trace is not None
 
     def wide(self) -> SublayerPass:
         """Arguments for the sublayer of the wide path."""
         return SublayerPass(
-            self.positions, self.auxiliary, self.trace, self.intervention, self.draws
+            positions=self.positions,
+            auxiliary=self.auxiliary,
+            trace=self.trace,
+            intervention=self.intervention,
+            draws=self.draws,
         )
 
     def step(self, k: int) -> SublayerPass:
@@ -144,14 +146,13 @@ class LayerPass:
     def gates(self, learned: Gates) -> Gates:
         """g_d and g_w, (B, T, 1) each: as learned, or as overridden."""
         g_d, g_w = learned
-        if self.intervention is not None and self.intervention.gates is not None:
-            forced = self.intervention.gates
+        forced = None if self.intervention is None else self.intervention.gates
+        if forced is not None:
             g_d, g_w = overridden(learned, forced, self.token_mask, self.order)
+
         if self.trace is not None:
-            self.trace.gate_deep, self.trace.gate_wide = (
-                g_d.squeeze(-1),
-                g_w.squeeze(-1),
-            )
+            self.trace.gate_deep = g_d.squeeze(-1)
+            self.trace.gate_wide = g_w.squeeze(-1)
         return g_d, g_w
 
     def run_deep(
@@ -191,8 +192,10 @@ class LayerPass:
 
 
 class ModelPass:
-    """A pass through the whole model: makes its positions, and the `LayerPass` of each
-    layer."""
+    """A pass through the whole model.
+
+    Makes its positions, and the `LayerPass` of each layer.
+    """
 
     leaves_out = False
     """Whether the pass supports the interventions `halting`, `skip` and `kv_slots`."""
@@ -225,32 +228,37 @@ def overridden(
     g_d, g_w = learned
     if forced == SHUFFLED:
         assert order_B2T is not None
-        return g_d.gather(1, order_B2T[:, 0, :, None]), g_w.gather(
-            1, order_B2T[:, 1, :, None]
-        )
+        from_deep_BT1 = order_B2T[:, 0, :, None]
+        from_wide_BT1 = order_B2T[:, 1, :, None]
+        return g_d.gather(1, from_deep_BT1), g_w.gather(1, from_wide_BT1)
+
     assert not isinstance(forced, str)
+    deep, wide = forced
     if token_mask is None:
-        return torch.full_like(g_d, forced[0]), torch.full_like(g_w, forced[1])
+        return torch.full_like(g_d, deep), torch.full_like(g_w, wide)
+
     mask_BT1 = token_mask[..., None]
-    return torch.where(mask_BT1, forced[0], g_d), torch.where(mask_BT1, forced[1], g_w)
+    deep_BT1 = torch.where(mask_BT1, deep, g_d)
+    wide_BT1 = torch.where(mask_BT1, wide, g_w)
+    return deep_BT1, wide_BT1
 
 
 def shuffled_positions(
     tokens: torch.Tensor, token_mask: torch.Tensor | None, n_layers: int, seed: int
 ) -> torch.Tensor:
-    """The positions that g_d and g_w are taken from, permutations of T: (L, B, 2, T)
-    int64.
+    """Permutations of T that g_d and g_w are taken by, int64 (L, B, 2, T).
 
     Padding, where `token_mask` (B, T) is False, keeps its own gates, and no token gets
     the gates of padding.
     """
     batch, length = tokens.shape
     order_LB2T = torch.arange(length).repeat(n_layers, batch, 2, 1)
+
     for row, real, generator in _generators(tokens, token_mask, seed):
-        keys = torch.rand(
-            n_layers, 2, len(real), generator=generator, dtype=torch.float64
-        )
+        shape = (n_layers, 2, len(real))
+        keys = torch.rand(shape, generator=generator, dtype=torch.float64)
         order_LB2T[:, row][..., real] = real[keys.argsort(-1)]
+
     return order_LB2T.to(tokens.device)
 
 
@@ -261,28 +269,30 @@ def expert_draws(
     experts: int,
     seed: int,
 ) -> torch.Tensor:
-    """The random scores by which a random choice ranks experts, (L, B, T, E); 0 at
-    padding."""
+    """Random scores that rank experts, (L, B, T, E); 0 at padding."""
     draws_LBTE = torch.zeros(n_layers, *tokens.shape, experts)
+
     for row, real, generator in _generators(tokens, token_mask, seed):
-        draws_LBTE[:, row, real] = torch.rand(
-            n_layers, len(real), experts, generator=generator
-        )
+        shape = (n_layers, len(real), experts)
+        draws_LBTE[:, row, real] = torch.rand(shape, generator=generator)
+
     return draws_LBTE.to(tokens.device)
 
 
 def _generators(
     tokens: torch.Tensor, token_mask: torch.Tensor | None, seed: int
 ) -> Iterator[tuple[int, torch.Tensor, torch.Generator]]:
-    """Each row of `tokens` (B, T), with its positions that are not padding and its
-    generator.
+    """Rows of `tokens` (B, T), their unpadded positions and their generators.
 
-    Draws depend on the seed and on the row's tokens alone: not on the batch, the
+    Draws depend only on the seed and on the row's tokens: not on the batch, the
     padding or the device.
     """
     tokens_BT = tokens.long().cpu()
     mask_BT = torch.ones_like(tokens_BT) if token_mask is None else token_mask.cpu()
-    for row in range(len(tokens_BT)):
+
+    for row, tokens_T in enumerate(tokens_BT):
+        # Only of tokens that are not padding, which must not change the draws.
         (real,) = mask_BT[row].nonzero(as_tuple=True)
-        content = tokens_BT[row, real].numpy().tobytes()
-        yield row, real, torch.Generator().manual_seed(seed_from(seed, content) >> 1)
+        content = tokens_T[real].numpy().tobytes()
+        own_seed = seed_from(seed, content) >> 1
+        yield row, real, torch.Generator().manual_seed(own_seed)

@@ -16,8 +16,7 @@ MAX_LOGITS_COMPILED = 2**30
 
 
 class NextTokenLoss(nn.Module):
-    """Head and cross-entropy together; a module, so that it compiles in place as blocks
-    do.
+    """Head and cross-entropy together, a module that compiles in place.
 
     One graph turns bf16 logits into losses and gradients without writing float32 ones.
     """
@@ -25,40 +24,30 @@ class NextTokenLoss(nn.Module):
     def forward(
         self, x_BTD: torch.Tensor, head_VD: torch.Tensor, targets_BT: torch.Tensor
     ) -> torch.Tensor:
-        """Returns every position's negative log-likelihood in nats, (B, T); 0 at target
-        IGNORE.
+        """Returns the negative log-likelihood of every position in nats, (B, T).
 
-        `x_BTD` is the normalised residual stream and `head_VD` the output matrix. The
-        loss is float32 also where autocast makes the logits bf16. Above MAX_LOGITS
-        logits the positions are split into parts of about equal size, and the backward
-        pass computes the logits again.
+        Positions whose target is IGNORE get 0. `x_BTD` is the normalised residual
+        stream and `head_VD` the output matrix. The loss is float32 also where autocast
+        makes the logits bf16. Above MAX_LOGITS logits the positions are split into
+        parts of about equal size, and the backward pass computes the logits again.
         """
-        positions, targets = x_BTD.flatten(0, 1), targets_BT.flatten()
-        n_parts = min(
-            len(targets), -(-len(targets) * head_VD.shape[0] // _most_logits(x_BTD))
-        )
+        x_ND = x_BTD.flatten(0, 1)
+        targets_N = targets_BT.flatten()
+        # Rounded up: no part has more logits than the limit.
+        n_logits = len(targets_N) * head_VD.shape[0]
+        n_parts = min(len(targets_N), -(-n_logits // _most_logits(x_BTD)))
+
         if n_parts <= 1:
-            nll = _nll(positions, head_VD, targets)
+            nll_N = _nll(x_ND, head_VD, targets_N)
         else:
-            nll = torch.cat(
-                [
-                    checkpoint(
-                        _nll,
-                        x,
-                        head_VD,
-                        t,
-                        use_reentrant=False,
-                        preserve_rng_state=False,
-                    )
-                    for x, t in zip(
-                        positions.tensor_split(n_parts),
-                        targets.tensor_split(n_parts),
-                        strict=True,
-                    )
-                ]
-            )
+            xs = x_ND.tensor_split(n_parts)
+            targets = targets_N.tensor_split(n_parts)
+            parts = zip(xs, targets, strict=True)
+            nll_N = torch.cat([_nll_again(x, head_VD, target) for x, target in parts])
+
         # a copy: hooks on an output take no views
-        return nll.view(targets_BT.shape).clone()
+        nll_BT = nll_N.view(targets_BT.shape)
+        return nll_BT.clone()
 
 
 def _most_logits(x: torch.Tensor) -> int:
@@ -72,3 +61,18 @@ def _nll(
     logits_NV = F.linear(x_ND, head_VD)
     logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
     return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORE, reduction="none")
+
+
+def _nll_again(
+    x_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor
+) -> torch.Tensor:
+    """`_nll`, whose logits the backward pass computes again."""
+    nll_N: torch.Tensor = checkpoint(
+        _nll,
+        x_ND,
+        head_VD,
+        targets_N,
+        use_reentrant=False,
+        preserve_rng_state=False,
+    )
+    return nll_N

@@ -1,5 +1,4 @@
-"""Every parameter of the model by its name: its kind in the optimizer, and its initial
-value.
+"""Every parameter by its name: its kind in the optimizer, its initial value.
 
 Initialisation, the optimizer and counts share one table, and refuse a parameter that it
 lacks. The kinds of a custom class's parameters are in the class's `parameter_kinds`, a
@@ -55,8 +54,7 @@ PLACES: dict[Role, re.Pattern[str]] = {
 def kind_of(
     name: str, config: ModelConfig | None = None, dimensions: int = 2
 ) -> ParameterKind:
-    """Returns the kind of a parameter with `dimensions`; `config` may name custom
-    classes.
+    """Returns the kind of a parameter; `config` may name custom classes.
 
     Raises:
         ValueError: for a name that is not in the table.
@@ -65,9 +63,11 @@ def kind_of(
         for role in own_roles(config):
             if place := PLACES[role].fullmatch(name):
                 return own_kind(place[1], own_class(config, role), role, dimensions)
+
     for pattern, kind in KINDS.items():
         if fnmatchcase(name, pattern):
             return kind
+
     raise ValueError(
         f"parameter '{name}' is of no known kind: enter it in model/parameters.py"
     )
@@ -77,14 +77,13 @@ EXPERTS = re.compile(r"blocks\.(\d+)\.wide\.sublayer\.ffn\.(gate|up|down)_proj\.
 
 
 def matrices_in(name: str, config: ModelConfig | None) -> int:
-    """The number of equal matrices that are stacked in a parameter: one for each
-    expert."""
+    """The number of matrices stacked in a parameter: one for each expert."""
     place = EXPERTS.fullmatch(name)
-    return (
-        1
-        if place is None or config is None
-        else config.layers[int(place[1])].n_experts or 1
-    )
+    if place is None or config is None:
+        return 1
+
+    layer = config.layers[int(place[1])]
+    return layer.n_experts or 1
 
 
 def initial_value(
@@ -106,11 +105,14 @@ def initial_value(
         ValueError: for a name that is not in the table.
     """
     kind, start = kind_of(name, config, len(shape))
-    generator = torch.Generator().manual_seed(seed_from(seed, name) >> 1)
     value = torch.empty(shape, dtype=torch.float32, device="cpu")
+
     constants = {"gain_init": config.gain_init, "one": 1.0, "zero": 0.0}
     if start in constants:
         return value.fill_(constants[start])
+
+    generator = torch.Generator().manual_seed(seed_from(seed, name) >> 1)
+    # Projections into the residual stream start smaller in deeper models.
     depth = 2 * config.n_layers if start == "normal_by_depth" else 1
     std = std_factors.get(kind, 1.0) * config.init_std / math.sqrt(depth)
     return value.normal_(std=std, generator=generator)

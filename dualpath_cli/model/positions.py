@@ -25,23 +25,27 @@ class Positions(NamedTuple):
 def whole_sequences(
     config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor
 ) -> Positions:
-    """The positions of tokens (B, T), the first of which is at 0, on the device of
-    `like`.
+    """The positions of tokens (B, T) from 0 on, on the device of `like`.
 
     With a `document_start` in the configuration, each document packed into a sequence
     is on its own: positions count from its start, and its tokens look at no earlier
     document.
     """
-    rope = rope_tables(config, tokens.shape[1], like)
+    T = tokens.shape[1]
+    rope = rope_tables(config, T, like)
     if config.document_start is None:
         return Positions(rope)
+
+    # The place in a document: the place in the sequence minus its document's start.
     starts_BT = tokens == config.document_start
-    place_BT = torch.arange(starts_BT.shape[1], device=starts_BT.device).expand_as(
-        starts_BT
-    )
+    place_T = torch.arange(T, device=starts_BT.device)
+    place_BT = place_T.expand_as(starts_BT)
     begin_BT = torch.where(starts_BT, place_BT, 0).cummax(1).values
-    in_documents = Rope(*(table[place_BT - begin_BT] for table in rope))
-    return Positions(in_documents, document_mask(starts_BT.cumsum(1)))
+    within_BT = place_BT - begin_BT
+
+    in_documents = Rope(rope.cos[within_BT], rope.sin[within_BT])
+    documents_BT = starts_BT.cumsum(1)
+    return Positions(in_documents, document_mask(documents_BT))
 
 
 def document_mask(documents_BT: torch.Tensor) -> Mask:
@@ -49,11 +53,13 @@ def document_mask(documents_BT: torch.Tensor) -> Mask:
 
     `documents_BT` numbers the documents of a sequence. In training on a GPU the mask
     lists the blocks of 128 x 128 positions that are not empty, and attention computes
-    these alone. Without gradients the mask is dense: evaluation runs eagerly, and an
+    only these. Without gradients the mask is dense: evaluation runs eagerly, and an
     eager FlexAttention would hold all scores in float32.
     """
+    # An eager FlexAttention would hold all scores, in float32.
     blocks = documents_BT.device.type == "cuda" and torch.is_grad_enabled()
     create = create_block_mask if blocks else create_mask
+
     B, T = documents_BT.shape
     return create(in_document(documents_BT), B, None, T, T, device=documents_BT.device)
 
@@ -64,15 +70,17 @@ def in_document(documents_BT: torch.Tensor) -> Callable[..., torch.Tensor]:
     def seen(
         b: torch.Tensor, _: torch.Tensor, q: torch.Tensor, s: torch.Tensor
     ) -> torch.Tensor:
-        return (q >= s) & (documents_BT[b, q] == documents_BT[b, s])
+        causal = q >= s
+        same_document = documents_BT[b, q] == documents_BT[b, s]
+        return causal & same_document
 
     return seen
 
 
 def rope_tables(config: ModelConfig, n_positions: int, like: torch.Tensor) -> Rope:
-    """Returns the tables for `n_positions` positions from 0 on, on the device of
-    `like`."""
-    return rope_at(config, torch.arange(n_positions, device=like.device), like)
+    """Returns the tables of positions from 0 on, on the device of `like`."""
+    places_T = torch.arange(n_positions, device=like.device)
+    return rope_at(config, places_T, like)
 
 
 def rope_at(config: ModelConfig, places: torch.Tensor, like: torch.Tensor) -> Rope:
@@ -83,11 +91,12 @@ def rope_at(config: ModelConfig, places: torch.Tensor, like: torch.Tensor) -> Ro
     buffer would have to survive meta-device construction, sharding and checkpoints,
     without a gain.
     """
-    exponents = torch.arange(
-        0, config.head_dim, 2, dtype=torch.float64, device=like.device
-    )
-    frequencies = config.rope_base ** (-exponents / config.head_dim)
+    N = config.head_dim
+    exponents_M = torch.arange(0, N, 2, dtype=torch.float64, device=like.device)
+    frequencies_M = config.rope_base ** (-exponents_M / N)
     if config.rope_dtype == "bfloat16":
-        frequencies = frequencies.to(torch.bfloat16).double()
+        frequencies_M = frequencies_M.to(torch.bfloat16).double()
+
+    angles = places[..., None] * frequencies_M
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    return rope_of(places[..., None] * frequencies, dtype)
+    return rope_of(angles, dtype)

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 @dataclass
 class LayerTrace:
-    """One layer's routing; a field stays None where the layer's block has no such
-    choice."""
+    """One layer's routing; a field is None if the block has no such choice."""
 
     gate_deep: torch.Tensor | None = None
     """g_d of every token, (B, T) (Eq. 5)."""
@@ -63,49 +62,53 @@ class LayerTrace:
         """
         if self.gate_deep is None or self.gate_wide is None:
             return None
+
         assert self.update_deep is not None
         assert self.update_wide is not None
-        deep, wide = (
-            self.gate_deep * self.update_deep,
-            self.gate_wide * self.update_wide,
-        )
-        return torch.where(deep + wide > 0, deep / (deep + wide), 0.5)
+        deep_BT = self.gate_deep * self.update_deep
+        wide_BT = self.gate_wide * self.update_wide
+        both_BT = deep_BT + wide_BT
+        # 0 / 0 where both updates are zero
+        return torch.where(both_BT > 0, deep_BT / both_BT, 0.5)
 
     @property
     def expected_loops(self) -> torch.Tensor | None:
-        """Mean of k under the step weights, (B, T), from 1 to K; 0 for a skipped
-        path."""
+        """Mean of k under the step weights, (B, T), from 1 to K; 0 if skipped."""
         if self.step_weights is None:
             return None
+
         loops = self.step_weights.shape[-1]
-        steps = torch.arange(1, loops + 1, device=self.step_weights.device)
-        loops_BT = (self.step_weights * steps).sum(-1)
-        return (
-            loops_BT if self.steps_taken is None else loops_BT * (self.steps_taken > 0)
-        )
+        steps_K = torch.arange(1, loops + 1, device=self.step_weights.device)
+        loops_BT = (self.step_weights * steps_K).sum(-1)
+        if self.steps_taken is None:
+            return loops_BT
+
+        return loops_BT * (self.steps_taken > 0)
 
     @property
     def passes(self) -> torch.Tensor:
-        """Sublayers applied to each token, (B, T): the steps taken, and one for the
-        wide path."""
-        taken = [one for one in (self.steps_taken, self.wide_taken) if one is not None]
-        return torch.stack([one.long() for one in taken]).sum(0)
+        """Sublayers applied to each token, (B, T): its steps, and the wide path."""
+        taken = (self.steps_taken, self.wide_taken)
+        return torch.stack([path.long() for path in taken if path is not None]).sum(0)
 
     def append(self, later: "LayerTrace") -> None:
         """Appends the trace of the positions that follow."""
         for name, before in list(vars(self).items()):
             if isinstance(before, torch.Tensor):
-                setattr(self, name, torch.cat((before, getattr(later, name)), dim=1))
+                both = (before, getattr(later, name))
+                setattr(self, name, torch.cat(both, dim=1))
+
         if self.loops_run is not None and later.loops_run is not None:
             self.loops_run = max(self.loops_run, later.loops_run)
+
         # In steps that one of the traces did not run, no token moved.
         most = max(len(self.deep_states), len(later.deep_states))
-        both = zip(
-            _filled(self.deep_states, most),
-            _filled(later.deep_states, most),
-            strict=True,
-        )
-        self.deep_states = [torch.cat(states, dim=1) for states in both]
+        own_states = _filled(self.deep_states, most)
+        later_states = _filled(later.deep_states, most)
+        self.deep_states = [
+            torch.cat(states, dim=1)
+            for states in zip(own_states, later_states, strict=True)
+        ]
 
     def record_steps(
         self,
@@ -115,25 +118,30 @@ class LayerTrace:
         loops: int,
         active: list[torch.Tensor] | None = None,
     ) -> None:
-        """Records the states (B, T, D) of the steps run, from x = h_0 on, and the
-        weights (B, T, 1) of the last states; all other of the `loops` steps get weight
-        0.
+        """Records the steps that were run, by their states (B, T, D) after x = h_0.
 
-        `active` marks the tokens that took each step, (B, T, 1); None: all took every
-        step.
+        `weights` (B, T, 1) are of the last states; all other of the `loops` steps get
+        weight 0. `active` marks the tokens that took each step, (B, T, 1); None: all
+        took every step.
         """
         self.loops_run = len(states)
         if active is None:
-            self.steps_taken = torch.full_like(
-                states[0][..., 0], loops, dtype=torch.long
-            )
+            x_BT = states[0][..., 0]
+            self.steps_taken = torch.full_like(x_BT, loops, dtype=torch.long)
         else:
-            self.steps_taken = torch.cat(active, dim=-1).sum(-1)
-        unweighed = (self.loops_run - len(weights), loops - self.loops_run)
-        self.step_weights = F.pad(torch.cat(weights, dim=-1), unweighed)
+            active_BTK = torch.cat(active, dim=-1)
+            self.steps_taken = active_BTK.sum(-1)
+
+        # Zeros for steps without a weight: the first ones, and those that were not run.
+        not_run = loops - self.loops_run
+        unweighed = self.loops_run - len(weights)
+        weights_BTK = torch.cat(weights, dim=-1)
+        self.step_weights = F.pad(weights_BTK, (unweighed, not_run))
+
         sizes_BTK, cosines_BTK = _updates_of_steps([x_BTD, *states])
-        self.step_sizes = F.pad(sizes_BTK, (0, loops - self.loops_run))
-        self.step_cosines = F.pad(cosines_BTK, (0, loops - self.loops_run))
+        self.step_sizes = F.pad(sizes_BTK, (0, not_run))
+        self.step_cosines = F.pad(cosines_BTK, (0, not_run))
+
         if self.keeps_states:
             self.deep_states = states
 
@@ -143,45 +151,61 @@ class LayerTrace:
         deep_BTD: torch.Tensor | None,
         wide_BTD: torch.Tensor | None,
     ) -> None:
-        """Records the updates h_deep - x and h_wide - x; h_deep, h_wide (B, T, D) each
-        or None.
+        """Records h_deep - x and h_wide - x; h_deep and h_wide are (B, T, D) or None.
 
         In float32 at least, also under autocast. All tokens took the wide path unless
         `wide_taken` is set already.
         """
         if wide_BTD is not None and self.wide_taken is None:
             self.wide_taken = torch.ones_like(x_BTD[..., 0], dtype=torch.bool)
+
         if self.keeps_states:
-            self.x, self.wide_state = x_BTD, wide_BTD
-        precise = torch.promote_types(x_BTD.dtype, torch.float32)
+            self.x = x_BTD
+            self.wide_state = wide_BTD
+
         with torch.autocast(x_BTD.device.type, enabled=False):
-            deep, wide = (
-                None if h_BTD is None else h_BTD.to(precise) - x_BTD.to(precise)
-                for h_BTD in (deep_BTD, wide_BTD)
-            )
+            deep = _update(x_BTD, deep_BTD)
+            wide = _update(x_BTD, wide_BTD)
             self.update_deep = None if deep is None else deep.norm(dim=-1)
             self.update_wide = None if wide is None else wide.norm(dim=-1)
             if deep is not None and wide is not None:
                 self.cosine = F.cosine_similarity(deep, wide, dim=-1)
 
 
+def _update(x_BTD: torch.Tensor, h_BTD: torch.Tensor | None) -> torch.Tensor | None:
+    """``h - x`` in float32 at least, (B, T, D)."""
+    if h_BTD is None:
+        return None
+
+    precise = torch.promote_types(x_BTD.dtype, torch.float32)
+    return h_BTD.to(precise) - x_BTD.to(precise)
+
+
 def _updates_of_steps(states: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sizes and cosines of the steps between h_0 .. h_K, (B, T, K) each: see
-    `LayerTrace`.
+    """Sizes and cosines of the steps between h_0 .. h_K, (B, T, K) each.
 
     In float32 at least, also under autocast: updates may be a thousandth of the state.
     """
     precise = torch.promote_types(states[0].dtype, torch.float32)
+    sizes = []
+    cosines = []
+
     with torch.autocast(states[0].device.type, enabled=False):
         states = [h_BTD.to(precise) for h_BTD in states]
         updates = [after - before for before, after in pairwise(states)]
-        sizes = [
-            u.norm(dim=-1) / h.norm(dim=-1)
-            for u, h in zip(updates, states, strict=False)
-        ]
-        cosines = [F.cosine_similarity(u, v, dim=-1) for u, v in pairwise(updates)]
+
+        for update_BTD, before_BTD in zip(updates, states[:-1], strict=True):
+            relative_BT = update_BTD.norm(dim=-1) / before_BTD.norm(dim=-1)
+            sizes.append(relative_BT)
+
+        for before_BTD, update_BTD in pairwise(updates):
+            cosine_BT = F.cosine_similarity(before_BTD, update_BTD, dim=-1)
+            cosines.append(cosine_BT)
+
     none_BT = torch.full_like(sizes[0], torch.nan)
-    return torch.stack(sizes, -1), torch.stack([none_BT, *cosines], -1)
+    sizes_BTK = torch.stack(sizes, -1)
+    cosines_BTK = torch.stack([none_BT, *cosines], -1)
+    return sizes_BTK, cosines_BTK
 
 
 def _filled(states: list[torch.Tensor], count: int) -> list[torch.Tensor]:
@@ -190,8 +214,7 @@ def _filled(states: list[torch.Tensor], count: int) -> list[torch.Tensor]:
 
 @dataclass
 class RoutingTrace:
-    """Pass an empty one to ``forward(tokens, trace=trace)``: it gets one LayerTrace per
-    layer."""
+    """Pass an empty one as ``trace``: it gets one LayerTrace per layer."""
 
     layers: list[LayerTrace] = field(default_factory=list)
     keeps_states: bool = False
@@ -208,9 +231,12 @@ class RoutingTrace:
     def append(self, later: "RoutingTrace") -> None:
         """Appends the trace of the positions that follow."""
         if not self.layers:
-            self.layers, self.output = later.layers, later.output
+            self.layers = later.layers
+            self.output = later.output
             return
+
         for layer, more in zip(self.layers, later.layers, strict=True):
             layer.append(more)
+
         if self.output is not None and later.output is not None:
             self.output = torch.cat((self.output, later.output), dim=1)

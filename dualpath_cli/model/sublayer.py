@@ -1,5 +1,4 @@
-"""The sublayer Phi(x; s) that both paths are made of: attention, then feed-forward,
-scaled by s.
+"""The sublayer Phi(x; s) of both paths: attention, feed-forward, scaled by s.
 
 In a loop each step may also have a learned scale and shift after both norms: FiLM
 (Perez et al. 2018, arXiv 1709.07871), which is not in the paper.
@@ -32,25 +31,23 @@ class Scales(NamedTuple):
     D)."""
 
     def attn_input(self, normed_BTD: torch.Tensor) -> torch.Tensor:
-        """``(1 + gamma) x + beta`` of the attention's normed input x, (B, T, D); x
-        without FiLM."""
+        """``(1 + gamma) x + beta`` of the attention's input x; x without FiLM."""
         return self._film(normed_BTD, 0)
 
     def ffn_input(self, normed_BTD: torch.Tensor) -> torch.Tensor:
-        """``(1 + gamma) x + beta`` of the feed-forward's normed input x, (B, T, D);
-        else x."""
+        """``(1 + gamma) x + beta`` of the feed-forward's input x; x without FiLM."""
         return self._film(normed_BTD, 1)
 
     def _film(self, normed_BTD: torch.Tensor, norm: int) -> torch.Tensor:
         if self.film is None:
             return normed_BTD
+
         gamma_D, beta_D = self.film[norm]
         return (1 + gamma_D) * normed_BTD + beta_D
 
 
 class Sublayer(nn.Module):
-    """Phi(x; s), Eq. 1: ``u = x + s Attn(RMSNorm(x))``, ``Phi = u + s
-    FFN(RMSNorm(u))``."""
+    """Eq. 1: ``u = x + s Attn(RMSNorm(x))``, ``Phi = u + s FFN(RMSNorm(u))``."""
 
     def __init__(self, config: ModelConfig, ffn: nn.Module) -> None:
         """`ffn` is any feed-forward, such as SwiGLU."""
@@ -68,6 +65,7 @@ class Sublayer(nn.Module):
         # at s = 9e-4 a bf16 residual would swallow the update (docs/paper.md).
         attn_BTD = self.attn(scales.attn_input(self.attn_norm(x_BTD)), here)
         u_BTD = x_BTD + scales.gain * attn_BTD.to(x_BTD.dtype)
+
         ffn_BTD = self.ffn(scales.ffn_input(self.ffn_norm(u_BTD)), here)
         return u_BTD + scales.gain * ffn_BTD.to(x_BTD.dtype)
 

@@ -1,2 +1,1 @@
-"""A model as data: its configuration, interventions on it, its custom gates and
-combinations."""
+"""A model as data: its configuration, interventions, custom classes."""

@@ -20,8 +20,7 @@ RANDOM: Literal["random"] = "random"
 
 @dataclass(frozen=True)
 class Intervention:
-    """A row of the paper's inference-time ablations (table `ablations`), or several in
-    one.
+    """A row of the paper's inference-time ablations, or several in one.
 
     The default changes nothing.
 
@@ -62,10 +61,11 @@ class Intervention:
     overridden."""
 
     def __post_init__(self) -> None:
-        if self.loops is not None and (type(self.loops) is not int or self.loops < 1):
+        if self.loops is not None and not _is_whole(self.loops, 1):
             raise ValueError(
                 f"loops must be a whole number from 1 on, not {self.loops!r}"
             )
+
         if self.gates is not None and self.gates != SHUFFLED:
             pair = isinstance(self.gates, tuple) and len(self.gates) == 2
             if not pair or not all(_is_fraction(value) for value in self.gates):
@@ -73,77 +73,96 @@ class Intervention:
                     "gates must be (g_d, g_w), each from 0 to 1, or 'shuffled', not "
                     f"{self.gates!r}"
                 )
+
         if self.halting is not None and not _is_fraction(self.halting):
             raise ValueError(
                 f"halting must be a number from 0 to 1, not {self.halting!r}"
             )
+
         if self.skip is not None and not _is_fraction(self.skip):
             raise ValueError(f"skip must be a number from 0 to 1, not {self.skip!r}")
-        if self.kv_slots is not None and (
-            type(self.kv_slots) is not int or self.kv_slots < 1
-        ):
+
+        if self.kv_slots is not None and not _is_whole(self.kv_slots, 1):
             raise ValueError(
                 f"kv_slots must be a whole number from 1 on, not {self.kv_slots!r}"
             )
-        if self.experts not in (None, RANDOM) and (
-            type(self.experts) is not int or self.experts < 1
-        ):
+
+        if self.experts not in (None, RANDOM) and not _is_whole(self.experts, 1):
             raise ValueError(
                 "experts must be a whole number from 1 on, or 'random', not "
                 f"{self.experts!r}"
             )
+
         if self.kv_slots is not None and self.needs_whole_text:
             raise ValueError(
                 "kv_slots excludes shuffled gates and random experts, which need the "
                 "whole text"
             )
-        if type(self.seed) is not int or self.seed < 0:
+
+        if not _is_whole(self.seed, 0):
             raise ValueError(
                 f"seed must be a whole number from 0 on, not {self.seed!r}"
             )
+
         if self.layers is not None and not _are_layers(self.layers):
             raise ValueError(
                 "layers must be a tuple of numbers from 0 on in growing order, not "
                 f"{self.layers!r}"
             )
+
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Raises ValueError for fields that need others, or exclude them."""
         if self.seed and not self.needs_whole_text:
             raise ValueError(f"seed={self.seed} needs shuffled gates or random experts")
+
         others = (self.loops, self.experts, self.halting, self.skip, self.kv_slots)
-        alone = all(field is None for field in others)
-        if self.layers is not None and alone and self.gates is None:
+        only_gates = all(field is None for field in others)
+        if self.layers is not None and only_gates and self.gates is None:
             raise ValueError(
                 "layers restrict an override, such as gates=1,0: give one, too"
             )
-        if self.tokens is not None and not (alone and isinstance(self.gates, tuple)):
+
+        # All tokens share a loop: only gates can differ between classes of tokens.
+        constant = only_gates and isinstance(self.gates, tuple)
+        if self.tokens is not None and not constant:
             raise ValueError(
-                f"tokens='{self.tokens}' needs constant gates alone: all tokens share "
-                "the loop"
+                f"tokens='{self.tokens}' needs constant gates and nothing "
+                "else: all tokens share the loop"
             )
 
     @property
     def name(self) -> str:
-        """A short name: `learned`, `K=3`, `gates=1,0`, `shuffled`, with a seed
-        `shuffled:7`.
+        """A short name: `learned`, `K=3`, `gates=1,0`, `shuffled`, `shuffled:7`.
 
         Also `experts=1`, `experts=random:7`, `halting=0.1`, `skip=0.2`, `kv_slots=1`;
         layers and tokens follow: `gates=0,1 layers=0,2 tokens=arithmetic`.
         """
-        parts = [] if self.loops is None else [f"K={self.loops}"]
+        parts = []
+        if self.loops is not None:
+            parts.append(f"K={self.loops}")
+
         seed = f":{self.seed}" if self.seed else ""
         if self.gates == SHUFFLED:
             parts.append(SHUFFLED + seed)
+            seed = ""  # named once
         elif self.gates is not None:
-            parts.append("gates=" + ",".join(f"{value:g}" for value in self.gates))
-        if self.experts is not None:
-            # else named above
-            drawn = self.experts == RANDOM and self.gates != SHUFFLED
-            parts.append(f"experts={self.experts}{seed if drawn else ''}")
+            deep, wide = self.gates
+            parts.append(f"gates={deep:g},{wide:g}")
+
+        if self.experts == RANDOM:
+            parts.append(f"experts={RANDOM}{seed}")
+        elif self.experts is not None:
+            parts.append(f"experts={self.experts}")
+
         if self.halting is not None:
             parts.append(f"halting={self.halting:g}")
         if self.skip is not None:
             parts.append(f"skip={self.skip:g}")
         if self.kv_slots is not None:
             parts.append(f"kv_slots={self.kv_slots}")
+
         if self.layers is not None:
             parts.append("layers=" + ",".join(map(str, self.layers)))
         if self.tokens is not None:
@@ -158,33 +177,35 @@ class Intervention:
     @property
     def leaves_out(self) -> bool:
         """Whether tokens leave steps or paths out, or keep fewer keys and values."""
-        return any(
-            field is not None for field in (self.halting, self.skip, self.kv_slots)
-        )
+        fields = (self.halting, self.skip, self.kv_slots)
+        return any(field is not None for field in fields)
 
     def within(self, layer: int) -> "Intervention | None":
         """The intervention if it applies to a layer, from 0; else None."""
         return self if self.layers is None or layer in self.layers else None
 
     def problem(self, config: ModelConfig) -> str | None:
-        """Why a model cannot have this intervention, as the end of a message; None if
-        it can."""
+        """Why a model cannot have this intervention; None if it can.
+
+        The end of a message.
+        """
         if self.layers is not None and self.layers[-1] >= config.n_layers:
             return (
                 f"the model has no layer {self.layers[-1]}: they go up to "
                 f"{config.n_layers - 1}"
             )
+
         numbers = self.layers or range(config.n_layers)
-        kinds = [config.block_kinds[n] for n in numbers]
+        kinds = {config.block_kinds[number] for number in numbers}
         place = "the model" if self.layers is None else "that part of the model"
-        if (self.gates is not None or self.skip is not None) and "dual" not in kinds:
+
+        changes_gates = self.gates is not None or self.skip is not None
+        if changes_gates and "dual" not in kinds:
             return f"{place} has no dual block, so it has no gates"
+
         if self.experts is not None:
-            counts = [
-                config.layers[n].n_experts
-                for n in numbers
-                if config.layers[n].n_experts
-            ]
+            counts = [config.layers[number].n_experts for number in numbers]
+            counts = [count for count in counts if count]
             if not counts:
                 return f"{place} has no experts"
             if self.experts != RANDOM and self.experts > min(counts):
@@ -192,25 +213,15 @@ class Intervention:
                     f"a layer has {min(counts)} experts: take these or fewer, not "
                     f"{self.experts}"
                 )
-        if any(
-            field is not None for field in (self.loops, self.halting, self.kv_slots)
-        ):
-            if set(kinds) == {"wide"}:
+
+        changes_loops = (self.loops, self.halting, self.kv_slots)
+        if any(field is not None for field in changes_loops):
+            if kinds == {"wide"}:
                 return f"{place} has only wide blocks, so it has no loop"
-            mixes = config.combination not in ("final", "mean")
-            deep = [n for n in numbers if config.block_kinds[n] != "wide"]
-            single = [n for n in deep if config.layers[n].loops == 1]
-            if single and mixes and (self.loops or 1) > 1:
-                place = "the model" if config.same_loops == 1 else f"layer {single[0]}"
-                return (
-                    f"{place} was trained with one loop, so it has no router to weigh "
-                    "more"
-                )
-            most = self.loops or max(config.layers[n].loops for n in deep)
-            if self.kv_slots is not None and self.kv_slots >= most:
-                return (
-                    f"{self.kv_slots} slots leave nothing out of a loop of {most} steps"
-                )
+            problem = self._problem_of_loops(config, numbers)
+            if problem:
+                return problem
+
         if self.halting is not None and not config.routes_steps:
             return (
                 "the model has no router, so there is no remaining mass for a threshold"
@@ -220,7 +231,32 @@ class Intervention:
                 f"combination {config.combination} has no step_probability, so there "
                 "is no remaining mass for a threshold"
             )
+
         return None
+
+    def _problem_of_loops(
+        self, config: ModelConfig, numbers: Sequence[int]
+    ) -> str | None:
+        deep = [number for number in numbers if config.block_kinds[number] != "wide"]
+        loops = {number: config.layers[number].loops for number in deep}
+        single = [number for number in deep if loops[number] == 1]
+        # These combinations need no router to run more loops.
+        mixes = config.combination not in ("final", "mean")
+        if single and mixes and (self.loops or 1) > 1:
+            place = "the model" if config.same_loops == 1 else f"layer {single[0]}"
+            return (
+                f"{place} was trained with one loop, so it has no router to weigh more"
+            )
+
+        most = self.loops or max(loops.values())
+        if self.kv_slots is not None and self.kv_slots >= most:
+            return f"{self.kv_slots} slots leave nothing out of a loop of {most} steps"
+
+        return None
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return type(value) is int and value >= least
 
 
 def _is_fraction(value: object) -> bool:
@@ -230,9 +266,9 @@ def _is_fraction(value: object) -> bool:
 def _are_layers(layers: object) -> bool:
     if not isinstance(layers, tuple) or not layers:
         return False
-    return all(type(n) is int and n >= 0 for n in layers) and list(layers) == sorted(
-        set(layers)
-    )
+
+    numbers = all(_is_whole(number, 0) for number in layers)
+    return numbers and list(layers) == sorted(set(layers))
 
 
 def parse_overrides(words: Sequence[str]) -> Intervention | None:
@@ -244,36 +280,46 @@ def parse_overrides(words: Sequence[str]) -> Intervention | None:
     for word in " ".join(words).split():
         if word == LEARNED:
             continue
-        text = (
-            f"gates={word}"
-            if word.startswith(SHUFFLED)
-            else word.replace("K=", "loops=", 1)
-        )
-        key, equals, value = text.partition("=")
-        value, drawn, seed = (
-            value.partition(":") if key in ("gates", "experts") else (value, "", "")
-        )
-        if not equals or key not in _TYPES:
-            hint = did_you_mean(key, _TYPES) or f"; keys are K, {', '.join(_TYPES)}"
-            raise UserError(
-                f"--intervention '{word}': give KEY=VALUE or {SHUFFLED}{hint}"
-            )
-        found = {key: _read(key, value)} | (
-            {"seed": _read("seed", seed)} if drawn else {}
-        )
+
+        found = _parse_override(word)
         if not fields.keys().isdisjoint(found):
             raise UserError(
                 f"--intervention '{word}': its key is given twice, or also by its own "
                 "option"
             )
         fields |= found
+
     try:
         change = Intervention(**fields) if fields else None
+        # Limits of a command; from Python there are none.
         most = {"loops": (1, 1000), "kv_slots": (1, 1000), "seed": (0, (1 << 62) - 1)}
         check_ranges(change or Intervention(), most)
     except ValueError as error:
         raise UserError(f"--intervention: {error}") from None
     return change
+
+
+def _parse_override(word: str) -> dict[str, Any]:
+    """The fields in a word such as `K=3`, `gates=1,0` or `experts=random:7`."""
+    if word.startswith(SHUFFLED):
+        text = f"gates={word}"
+    else:
+        text = word.replace("K=", "loops=", 1)
+
+    key, equals, value = text.partition("=")
+    if not equals or key not in _TYPES:
+        hint = did_you_mean(key, _TYPES) or f"; keys are K, {', '.join(_TYPES)}"
+        raise UserError(f"--intervention '{word}': give KEY=VALUE or {SHUFFLED}{hint}")
+
+    # Choices by chance may name their seed.
+    seed = None
+    if key in ("gates", "experts") and ":" in value:
+        value, _, seed = value.partition(":")
+
+    fields = {key: _parse_value(key, value)}
+    if seed is not None:
+        fields["seed"] = _parse_value("seed", seed)
+    return fields
 
 
 _TYPES: dict[str, type] = dict.fromkeys(
@@ -282,13 +328,12 @@ _TYPES: dict[str, type] = dict.fromkeys(
 _TYPES |= {"gates": float, "halting": float, "skip": float, "tokens": str}
 
 
-def _read(key: str, text: str) -> Any:
-    """The value of a field of Intervention, unchecked; text that is no number stays
-    text."""
+def _parse_value(key: str, text: str) -> Any:
+    """The value of a field of Intervention, unchecked; text if it is not a number."""
+    parse = _TYPES[key]
     try:
-        several = key in ("gates", "layers")
-        return (
-            tuple(map(_TYPES[key], text.split(","))) if several else _TYPES[key](text)
-        )
+        if key in ("gates", "layers"):
+            return tuple(parse(part) for part in text.split(","))
+        return parse(text)
     except ValueError:
         return text

@@ -1,5 +1,4 @@
-"""Custom classes: imported if the user allows, tried, counted, and compared with a
-run's classes.
+"""Custom classes: imported with permission, tried, counted, compared.
 
 Importing a class runs its code. The user trusts a recipe on the command line; a run or
 folder that is read may come from anybody. A run folder keeps the source of classes
@@ -14,7 +13,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from functools import partial
 from importlib.machinery import PathFinder
 from itertools import product
 from pathlib import Path
@@ -35,8 +33,9 @@ from dualpath_cli.spec.own_classes import (
     own_roles,
 )
 
-KINDS = list(product(get_args(ParameterGroup), get_args(Start)))
-BATCH, LENGTH = 2, 3
+ALLOWED_KINDS = list(product(get_args(ParameterGroup), get_args(Start)))
+BATCH = 2
+LENGTH = 3
 
 
 def import_classes(
@@ -46,43 +45,48 @@ def import_classes(
     read: Sequence[Path] = (),
     named: Mapping[str, Any] = {},
 ) -> None:
-    """Imports a model's custom classes into `FOUND` and tries them; no other function
-    does.
+    """Imports a model's custom classes into `FOUND` and tries them.
 
-    The user allows all classes by giving the recipe or OPTION, or allows those in
-    `named`, the model section of the command line. Nothing inside the folders `read` is
-    imported.
+    No other function imports them. The user allows all classes by giving the recipe or
+    OPTION, or allows those in `named`, the model section of the command line. Nothing
+    inside the folders `read` is imported.
     """
-    for role in own_roles(config):
-        path, start = getattr(config, role), start_of(config, role)
+    roles = own_roles(config)
+    folders = {folder.resolve() for folder in read}
+
+    for role in roles:
+        path = getattr(config, role)
+        start = start_of(config, role)
         if not allowed and path not in named.values():
             raise UserError(
                 f"{start} is named by a run or folder, and importing it runs its code; "
                 "give --own-classes if you trust it"
             )
-        _check_places(
-            path.rpartition(".")[0], start, {place.resolve() for place in read}
-        )
+
+        module, _, _ = path.rpartition(".")
+        _check_places(module, start, folders)
         if path not in FOUND:
             FOUND[path] = _torch_module(path, start)
-    if own_roles(config):
+
+    if roles:
         _try_classes(config)
 
 
 def check_as_trained(
     run: Any, config: ModelConfig, allowed: bool, named: Mapping[str, Any] = {}
 ) -> None:
-    """Imports the classes of a `Run` that is read; says which have changed since its
-    training."""
+    """Imports a run's classes; says which have changed since its training."""
     import_classes(config, allowed=allowed, read=[run.folder], named=named)
-    for path in _changed(run.facts, config) if own_roles(config) else ():
+    if not own_roles(config):
+        return
+
+    for path in _changed(run.facts, config):
         if is_first_rank():
             say(f"{path} has changed since {run.checkpoint} was trained with it")
 
 
 def option_of(config: ModelConfig) -> str:
-    """The option that a command needs to read this model: ` --own-classes`, or
-    nothing."""
+    """The option by which a command reads this model: ` --own-classes`, or nothing."""
     return " --own-classes" if own_roles(config) else ""
 
 
@@ -95,51 +99,57 @@ def explained(start: str, what: str, more: str = "") -> Iterator[None]:
     """Turns an exception of the user's code into a UserError of one line."""
     try:
         yield
+    # one line already
     except UserError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UserError(f"{start}: {what} fails: {said}{more}") from error
+        text = " ".join(str(error).split())[:200]
+        reason = f"{type(error).__name__}: {text}"
+        raise UserError(f"{start}: {what} fails: {reason}{more}") from error
 
 
 def _check_places(module: str, start: str, read: set[Path]) -> None:
-    """Refuses a module if importing it runs, or looks into, a file inside a folder in
-    `read`.
+    """Refuses a module whose import would touch a file in a folder of `read`.
 
     The check itself runs no code.
     """
     here = Path.cwd()
     if str(here) not in sys.path and read.isdisjoint([here, *here.parents]):
         sys.path.append(str(here))  # last, so as not to hide installed packages
+
+    # As Python does, editable installs included.
     first, *rest = module.split(".")
-    try:  # as Python does, editable installs included
-        spec = importlib.util.find_spec(first) or PathFinder.find_spec(
-            first, [str(here)]
-        )
+    try:
+        spec = importlib.util.find_spec(first)
+        if spec is None:
+            spec = PathFinder.find_spec(first, [str(here)])
     except ValueError:  # a module that runs as a script has no spec
         return
+
     while spec is not None:
         search = list(spec.submodule_search_locations or [])
-        for found in [*search, spec.origin] if spec.has_location else search:
-            place = Path(str(found)).resolve()
+        files = [*search, spec.origin] if spec.has_location else search
+        for file in files:
+            place = Path(str(file)).resolve()
             for folder in read.intersection([place, *place.parents]):
                 raise UserError(
                     f"{start} would be imported from '{place}', inside of '{folder}', "
                     "which is read; move a trusted file out of there, or name a "
                     "smaller folder"
                 )
+
         # By the last name: for the whole path Python would import its namespace
         # packages.
         spec = PathFinder.find_spec(rest.pop(0), search) if rest else None
 
 
 def find_class(path: str, start: str, read: Sequence[Path] = ()) -> Any:
-    """Imports a class of any kind by its dotted path, from nowhere inside the folders
-    `read`.
+    """Imports a class by its dotted path, from nowhere inside folders `read`.
 
     `start` begins the message of a UserError.
     """
-    _check_places(path.rpartition(".")[0], start, {place.resolve() for place in read})
+    module, _, _ = path.rpartition(".")
+    _check_places(module, start, {folder.resolve() for folder in read})
     return _imported(path, start)
 
 
@@ -154,9 +164,11 @@ def _torch_module(path: str, start: str) -> Any:
     cls = _imported(path, start)
     from torch import nn
 
-    if not (inspect.isclass(cls) and issubclass(cls, nn.Module)) or cls is not getattr(
-        sys.modules[cls.__module__], cls.__name__, None
-    ):
+    at_top = False
+    if inspect.isclass(cls) and issubclass(cls, nn.Module):
+        module = sys.modules[cls.__module__]
+        at_top = getattr(module, cls.__name__, None) is cls
+    if not at_top:
         raise UserError(
             f"{start} must be a class of torch.nn.Module at the top of a file"
         )
@@ -164,9 +176,11 @@ def _torch_module(path: str, start: str) -> Any:
 
 
 def declared_flops(config: ModelConfig, role: Role) -> int:
-    cls, start = own_class(config, role), start_of(config, role)
+    cls = own_class(config, role)
+    start = start_of(config, role)
     with explained(start, "its static method flops(config)"):
         flops = cls.flops(config)
+
     if type(flops) is not int or flops < 0:
         raise UserError(
             f"{start}: flops(config) must give a whole number from 0 on, the FLOPs per "
@@ -179,10 +193,12 @@ def on_meta(config: ModelConfig, role: Role) -> Any:
     """A module of the class on the meta device, where it takes no memory."""
     import torch
 
-    cls, start = own_class(config, role), start_of(config, role)
+    cls = own_class(config, role)
+    start = start_of(config, role)
     with explained(start, "__init__(config)"), torch.device("meta"):
         module = cls(config)
         tensors = [*module.named_buffers(), *module.named_parameters()]
+
     for name, tensor in tensors:
         if not (isinstance(tensor, torch.nn.Parameter) and tensor.ndim):
             raise UserError(
@@ -194,51 +210,53 @@ def on_meta(config: ModelConfig, role: Role) -> Any:
 
 
 def own_shapes(config: ModelConfig, role: Role) -> dict[str, tuple[int, ...]]:
-    return {
-        name: tuple(p.shape) for name, p in on_meta(config, role).named_parameters()
-    }
+    named = on_meta(config, role).named_parameters()
+    return {name: tuple(parameter.shape) for name, parameter in named}
 
 
 def _try_classes(config: ModelConfig) -> None:
-    """Tries each class on a few tokens, in float32 on the CPU; the first fault is a
-    UserError.
+    """Tries each class on a few tokens; raises UserError for the first fault.
 
     Such faults would show late, or not at all. B batch, T positions, D model width, K
     loops.
     """
     for layer in dict.fromkeys(config.layers):
         for role in own_roles(layer):
+            start = start_of(layer, role)
             module = on_meta(layer, role).to_empty(device="cpu")
-            with explained(start_of(layer, role), "forward on a few tokens"):
+            with explained(start, "forward on a few tokens"):
                 for fault in _faults(role, module, layer):
-                    raise UserError(f"{start_of(layer, role)}: {fault}")
+                    raise UserError(f"{start}: {fault}")
 
 
 def _faults(role: Role, module: Any, config: LayerConfig) -> Iterator[str]:
     import torch
 
     named = dict(module.named_parameters())
-    for pattern, kind in dict(getattr(type(module), "parameter_kinds", {})).items():
+    kinds = dict(getattr(type(module), "parameter_kinds", {}))
+    for pattern, kind in kinds.items():
         if not any(fnmatchcase(name, pattern) for name in named):
             yield (
                 f"parameter_kinds has '{pattern}', which matches no parameter: "
                 f"{[*named]}"
             )
-        if kind not in KINDS:
+        if kind not in ALLOWED_KINDS:
             yield (
                 f"parameter_kinds['{pattern}'] must be one of docs/custom.md's, not "
                 f"{kind!r:.60}"
             )
+
+    # Weights that start at zero would hide their effect: once more with noise.
+    counts = (2,) if role == "gate" else (config.loops, config.loops + 1)
+    constants = {"gain_init": config.gain_init, "one": 1.0}
     generator = torch.Generator().manual_seed(0)
-    for noise in (0, 0.01):  # weights that start at zero would hide their effect
+    for noise in (0, 0.01):
         for name, parameter in named.items():
-            begin = own_kind(name, type(module), role, parameter.ndim).start
-            std = 0.02 if begin.startswith("normal") else noise
-            constant = {"gain_init": config.gain_init, "one": 1.0}.get(begin, 0.0)
-            parameter.data = constant + std * torch.randn(
-                parameter.shape, generator=generator
-            )
-        for count in (2,) if role == "gate" else (config.loops, config.loops + 1):
+            start = own_kind(name, type(module), role, parameter.ndim).start
+            std = 0.02 if start.startswith("normal") else noise
+            normal = torch.randn(parameter.shape, generator=generator)
+            parameter.data = constants.get(start, 0.0) + std * normal
+        for count in counts:
             yield from _faults_of_weights(role, module, config, count)
 
 
@@ -248,13 +266,12 @@ def _faults_of_weights(
     """The faults of the two gates, or of the weights of `count` steps."""
     import torch
 
-    close = partial(torch.allclose, atol=1e-4)  # one number computed in two ways
     indices = config.step_indices(count) if role == "combination" else []
 
     def weigh(h_KBTD: Any) -> list[Any]:
-        return list(
-            module(h_KBTD[0]) if role == "gate" else module(list(h_KBTD), indices)
-        )
+        if role == "gate":
+            return list(module(h_KBTD[0]))
+        return list(module(list(h_KBTD), indices))
 
     generator = torch.Generator().manual_seed(0)
     h_KBTD = torch.randn(count, BATCH, LENGTH, config.d_model, generator=generator)
@@ -269,15 +286,20 @@ def _faults_of_weights(
         yield (
             "forward gives no finite numbers; parameter_kinds sets the initial weights"
         )
-    if not all(map(close, [w[1:, 1:2] for w in weights], weigh(h_KBTD[:, 1:, 1:2]))):
+
+    # One token by itself, among no others.
+    of_one_token = weigh(h_KBTD[:, 1:, 1:2])
+    same_token = [weight[1:, 1:2] for weight in weights]
+    if not all(map(_close, same_token, of_one_token)):
         yield (
-            "a token's weights must depend on its own states alone: caches keep no "
+            "a token's weights must depend only on its own states: caches keep no "
             "others"
         )
+
     module.zero_grad()
-    total = torch.stack(
-        [(w * (k + 1)).square().sum() for k, w in enumerate(weights)]
-    ).sum()
+    # Each step counts differently, so that gradients do not cancel.
+    terms = [(weight * (k + 1)).square().sum() for k, weight in enumerate(weights)]
+    total = torch.stack(terms).sum()
     if total.requires_grad:
         total.backward()
     for name, parameter in module.named_parameters():
@@ -285,35 +307,57 @@ def _faults_of_weights(
             yield (
                 f"parameter {name} gets no gradient, and DDP would wait for one; use it"
             )
-    if role == "gate":
-        return
-    if not close(torch.stack(weights).sum(0), torch.ones(BATCH, LENGTH, 1)):
+
+    if role == "combination":
+        yield from _faults_of_mass(module, weights, h_KBTD, indices)
+
+
+def _faults_of_mass(
+    module: Any, weights: list[Any], h_KBTD: Any, indices: Sequence[float]
+) -> Iterator[str]:
+    """The faults of a combination's weights, (B, T, 1) each, as shares of 1."""
+    import torch
+
+    all_BT1 = torch.ones(BATCH, LENGTH, 1)
+    if not _close(torch.stack(weights).sum(0), all_BT1):
         yield "the weights of a token's steps must sum to 1, as in a mean of steps"
-    if hasattr(module, "step_probability"):
-        left_BT1 = torch.ones(BATCH, LENGTH, 1)
-        for weight, h_BTD, index in zip(weights, h_KBTD, indices[:-1], strict=False):
-            share_BT1 = left_BT1 * module.step_probability(h_BTD, index)
-            if not close(weight, share_BT1):
-                yield (
-                    "forward must weigh steps by step_probability times the remaining "
-                    "mass"
-                )
-            left_BT1 = left_BT1 - share_BT1
+    if not hasattr(module, "step_probability"):
+        return
+
+    left_BT1 = all_BT1
+    for weight, h_BTD, index in zip(weights, h_KBTD, indices[:-1], strict=False):
+        share_BT1 = left_BT1 * module.step_probability(h_BTD, index)
+        if not _close(weight, share_BT1):
+            yield (
+                "forward must weigh steps by step_probability times the remaining mass"
+            )
+        left_BT1 = left_BT1 - share_BT1
+
+
+def _close(one: Any, other: Any) -> bool:
+    """Whether tensors hold the same numbers, computed in two ways."""
+    import torch
+
+    return torch.allclose(one, other, atol=1e-4)
 
 
 def sources(config: ModelConfig) -> dict[str, str]:
     """The text of each class's file, by the class's path."""
     texts = {}
     for role in own_roles(config):
+        cls = own_class(config, role)
         with explained(start_of(config, role), "reading its file"):
-            file = inspect.getsourcefile(own_class(config, role)) or ""
-            texts[getattr(config, role)] = Path(file).read_text(encoding="utf-8")
+            file = inspect.getsourcefile(cls) or ""
+            text = Path(file).read_text(encoding="utf-8")
+        texts[getattr(config, role)] = text
     return texts
 
 
 def hashes(config: ModelConfig) -> dict[str, str]:
-    texts = sources(config).items()
-    return {path: hashlib.sha256(text.encode()).hexdigest() for path, text in texts}
+    return {
+        path: hashlib.sha256(text.encode()).hexdigest()
+        for path, text in sources(config).items()
+    }
 
 
 def check_as_begun(
@@ -335,15 +379,16 @@ def keep_sources(folder: Path, config: ModelConfig) -> None:
 
 
 def _changed(facts: Mapping[str, Any], config: ModelConfig) -> list[str]:
-    """Paths of the classes whose source differs from the one that a run's facts
-    record."""
+    """Paths of the classes whose source differs from that in a run's facts."""
     before = facts.get("classes")
     if not isinstance(before, dict):
         return []
-    return [
-        path for path, now in hashes(config).items() if before.get(path, now) != now
-    ]
+
+    # A class that the facts lack counts as unchanged.
+    now = hashes(config)
+    return [path for path in now if before.get(path, now[path]) != now[path]]
 
 
 def _copy(folder: Path, path: str) -> Path:
-    return folder / "classes" / f"{FOUND[path].__module__.replace('.', '/')}.py"
+    module = FOUND[path].__module__
+    return folder / "classes" / f"{module.replace('.', '/')}.py"

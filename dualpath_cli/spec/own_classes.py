@@ -28,8 +28,10 @@ FOUND: dict[str, Any] = {}  # classes by path, each imported with permission
 def own_roles(config: ModelConfig) -> list[Role]:
     """The roles that a model fills with custom classes, where a block uses them."""
     roles: list[Role] = []
-    if config.gate not in GATE_OUTPUTS and "dual" in config.block_kinds:
+    gates = "dual" in config.block_kinds
+    if config.gate not in GATE_OUTPUTS and gates:
         roles.append("gate")
+
     combines = config.routes_steps and set(config.block_kinds) != {"wide"}
     if config.combination not in COMBINATIONS and combines:
         roles.append("combination")
@@ -49,8 +51,10 @@ def own_class(config: ModelConfig, role: Role) -> Any:
 def gives_mass(config: ModelConfig) -> bool:
     """Whether steps have probabilities, as under the router, which leave mass to later
     steps."""
-    if not config.routes_steps or config.combination == "router":
-        return config.routes_steps
+    if not config.routes_steps:
+        return False
+    if config.combination == "router":
+        return True
     return hasattr(own_class(config, "combination"), "step_probability")
 
 
@@ -74,14 +78,16 @@ def own_kind(name: str, cls: type, role: Role, dimensions: int) -> ParameterKind
     The class's `parameter_kinds` decides. By default a weight of a norm starts at one,
     a matrix is drawn, and a vector starts at zero and decays as biases do.
     """
-    kinds: dict[ParameterGroup, Kind] = {
-        group: kind for kind, group in GROUP_OF.items()
-    }
+    kinds: dict[ParameterGroup, Kind]
+    kinds = {group: kind for kind, group in GROUP_OF.items()}
     matrices: Kind = "gate" if role == "gate" else "router"
     kinds["matrices"] = matrices
+
+    # The class decides first, then names and shapes.
     for pattern, (group, start) in getattr(cls, "parameter_kinds", {}).items():
         if fnmatchcase(name, pattern):
             return ParameterKind(kinds[group], start)
+
     if name.endswith("norm.weight"):
         return ParameterKind("norms", "one")
     if dimensions > 1:

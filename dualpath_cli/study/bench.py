@@ -42,7 +42,7 @@ from dualpath_cli.report.bootstrap import clusters_of
 from dualpath_cli.report.console import Progress, counted
 from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.run.exported_folder import hash_of_weights
-from dualpath_cli.training.data_module import Batch
+from dualpath_cli.training.data_module import TokenBatch
 from dualpath_cli.training.launch import StudyLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.session import Session
@@ -322,7 +322,7 @@ class StudyModule(DualPathModule):
         return f"{finished} of {len(passes)} passes are kept"
 
     def validation_step(
-        self, batch: Batch, batch_idx: int, dataloader_idx: int = 0
+        self, batch: TokenBatch, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Runs a batch; the last one of a pass ends it."""
         pass_ = self._missing[dataloader_idx]

@@ -1,5 +1,4 @@
-"""The load of experts: counted over micro-batches and ranks, and evened out by moving
-their biases.
+"""The load of experts: counted, and evened out by moving their biases.
 
 The rule is algorithm 1 of arXiv 2408.15664. Loads are whole numbers, so that biases do
 not depend on the division of a step among micro-batches and ranks.
@@ -17,59 +16,82 @@ from dualpath_cli.model.experts import Experts
 from dualpath_cli.training.parallel import sharded_as
 
 COLUMNS = ("load_max", "load_entropy", "idle_experts")
-"""Columns of metrics.csv, followed by `_` and the layer: see `numbers`."""
+"""Columns of metrics.csv, followed by `_` and the layer: see `load_statistics`."""
 
 
 class ExpertLoads:
     """Choices of each expert, int64 (E,) by layer."""
 
     def __init__(self) -> None:
-        self.of_step: dict[int, torch.Tensor] = {}
+        self.in_step: dict[int, torch.Tensor] = {}
         self.since_report: dict[int, torch.Tensor] = {}
 
     def add(self, loads: Mapping[int, torch.Tensor]) -> None:
         """Adds the loads of a micro-batch on this rank."""
-        _add(self.of_step, loads)
+        _add(self.in_step, loads)
 
     @torch.no_grad()
     def end_step(self, model: DualPathLM, made: bool) -> None:
-        """Sums a step's loads over ranks and moves the biases; a skipped step moves
-        nothing."""
-        loads, self.of_step = self.of_step, {}
+        """Sums a step's loads over ranks and moves the biases.
+
+        A skipped step moves nothing.
+        """
+        loads = self.in_step
+        self.in_step = {}
         if not loads or not made:
             return
+
         sums = torch.cat(list(loads.values()))
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums)
-        parts = sums.split([len(load) for load in loads.values()])
-        loads = dict(zip(loads, parts, strict=True))
+        sizes = [len(load) for load in loads.values()]
+        loads = dict(zip(loads, sums.split(sizes), strict=True))
         _add(self.since_report, loads)
+
         for layer, load in loads.items():
-            block = model.blocks[layer]
-            assert isinstance(block, DualPathBlock)
-            experts = block.wide.sublayer.ffn
-            assert isinstance(experts, Experts)
+            experts = _experts_of(model, layer)
             if experts.balance == "bias":
                 bias = experts.balance_bias
+                # +1 for an expert with less than the mean load, -1 for one with more
                 sign = (load.sum() - len(load) * load).sign().to(bias.dtype)
                 bias.add_(sharded_as(bias, sign * experts.rate))
 
     def report(self) -> dict[str, float]:
         """COLUMNS of each layer since the last report."""
-        loads, self.since_report = self.since_report, {}
-        return {
-            f"{name}_{layer}": value
-            for layer, load in loads.items()
-            for name, value in zip(COLUMNS, numbers(load), strict=True)
-        }
+        loads = self.since_report
+        self.since_report = {}
+
+        row = {}
+        for layer, load in loads.items():
+            for name, value in zip(COLUMNS, load_statistics(load), strict=True):
+                row[f"{name}_{layer}"] = value
+        return row
 
 
-def numbers(load: torch.Tensor) -> tuple[float, float, int]:
-    """Largest load over the mean, entropy over ln n (1: equal loads), number of idle
-    experts."""
-    n, shares = len(load), load.double() / load.sum()
-    entropy = torch.special.entr(shares).sum().item() / math.log(n) if n > 1 else 1.0
-    return n * shares.max().item(), entropy, int((load == 0).sum())
+def load_statistics(load: torch.Tensor) -> tuple[float, float, int]:
+    """Largest load over the mean, entropy over ln n, number of idle experts.
+
+    The entropy is 1 for equal loads.
+    """
+    n = len(load)
+    shares = load.double() / load.sum()
+    largest = n * shares.max().item()
+
+    entropy = 1.0
+    if n > 1:
+        nats = torch.special.entr(shares).sum().item()
+        entropy = nats / math.log(n)
+
+    idle = int((load == 0).sum())
+    return largest, entropy, idle
+
+
+def _experts_of(model: DualPathLM, layer: int) -> Experts:
+    block = model.blocks[layer]
+    assert isinstance(block, DualPathBlock)
+    experts = block.wide.sublayer.ffn
+    assert isinstance(experts, Experts)
+    return experts
 
 
 def _add(sums: dict[int, torch.Tensor], loads: Mapping[int, torch.Tensor]) -> None:

@@ -1,5 +1,4 @@
-"""Checkpoints: written under a partial name, synced, hashed and renamed; then `last` is
-moved."""
+"""Checkpoints: written under a partial name, hashed, renamed; then `last`."""
 
 import math
 from collections.abc import Iterable
@@ -24,8 +23,7 @@ from dualpath_cli.training.ranks import lost_contact
 
 
 class Checkpoints(Callback):
-    """Saves every `run.save_every` steps and after the last one; keeps the newest
-    `run.keep`.
+    """Saves every `run.save_every` steps and at the end; keeps `run.keep`.
 
     It runs after all callbacks that write rows, so that the rows of a checkpoint's step
     exist.
@@ -60,8 +58,10 @@ class Checkpoints(Callback):
             self.save(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps the progress for a checkpoint within the validation, after which it is
-        repeated."""
+        """Keeps the progress for a checkpoint within the validation.
+
+        A run continued from it repeats the validation.
+        """
         if trainer.state.fn == TrainerFn.FITTING:
             self._progress = trainer.fit_loop.state_dict()
 
@@ -71,8 +71,7 @@ class Checkpoints(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Puts the progress from before a validation into a checkpoint saved during
-        it."""
+        """Puts the progress from before a validation into its checkpoints."""
         if self._progress:
             checkpoint["loops"]["fit_loop"] = self._progress
 
@@ -81,20 +80,21 @@ class Checkpoints(Callback):
             self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:
-        """Writes ``checkpoints/step-N`` whole, moves `last` to it and drops the oldest
-        ones.
+        """Writes ``checkpoints/step-N``, moves `last` to it, drops the oldest.
 
         Raises NumbersFailed, on all ranks, if weights are not finite; RunFailed if it
         cannot write.
         """
+        run = self.folder.parent
         if not finite_weights(trainer.lightning_module):
             message = (
                 f"after step {trainer.global_step} weights are not finite, and were "
                 "not saved; lower optim.lr (under another --run.name); "
-                f"{run_folder.way_on(self.folder.parent)}"
+                f"{run_folder.way_on(run)}"
             )
             # the first rank reports
             raise NumbersFailed(message if trainer.is_global_zero else "")
+
         final = self.folder / f"step-{trainer.global_step:08d}"
         partial = final.with_name(final.name + PARTIAL)
         try:
@@ -106,8 +106,9 @@ class Checkpoints(Callback):
             reason = " ".join(str(error).split())[:160]
             raise RunFailed(
                 f"checkpoint '{final}' could not be written: {reason}; "
-                f"{run_folder.way_on(self.folder.parent)}"
+                f"{run_folder.way_on(run)}"
             ) from error
+
         trainer.strategy.barrier("checkpoint written")
         files = hashed(partial)
         if trainer.is_global_zero:
@@ -116,30 +117,36 @@ class Checkpoints(Callback):
         self.saved_step = trainer.global_step
 
     def _publish(self, partial: Path, final: Path, files: Files) -> None:
-        """Gives a checkpoint its name, without others of a part that was left, and the
-        oldest."""
+        """Gives a checkpoint its name; drops those of a left part, and the oldest."""
         # First those left by going back: beside the new one they would pass for the
         # run's own.
-        self._drop(step for step in self._found() if step > self.saved_step)
+        left = [step for step in self._found() if step > self.saved_step]
+        self._drop(left)
         publish(partial, final, files)
-        steps, every = sorted(self._found()), self.settings.keep_every
-        oldest = steps[: -self.settings.keep] if self.settings.keep else []
+
+        steps = sorted(self._found())
+        keep = self.settings.keep
+        every = self.settings.keep_every
+        oldest = steps[:-keep] if keep else []
         self._drop(step for step in oldest if not every or step % every)
 
     def _found(self) -> dict[int, Path]:
         # By their names here: of a link to a checkpoint elsewhere only the link is
         # dropped.
-        found = [
-            path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)
-        ]
-        return {run_folder.step_of(path): path for path in found}
+        found = {}
+        for path in self.folder.glob("step-*"):
+            if STEP.fullmatch(path.name):
+                found[run_folder.step_of(path)] = path
+        return found
 
     def _drop(self, steps: Iterable[int]) -> None:
         found = self._found()
-        for old in [found[step] for step in steps]:
+        for step in steps:
+            old = found[step]
             # Renamed first: an interrupted removal must not leave half a checkpoint
             # under its name.
-            remove(old.rename(old.with_name(f"{old.name}.dropped{PARTIAL}")))
+            dropped = old.with_name(f"{old.name}.dropped{PARTIAL}")
+            remove(old.rename(dropped))
             remove(manifest_of(old))
 
 
@@ -150,11 +157,13 @@ def finite_weights(model: nn.Module) -> bool:
     of an optimizer step with 9M parameters and 1,024 tokens.
     """
     local = [own_part(parameter.detach()) for parameter in model.parameters()]
+    device = local[0].device
     # A rank's shard of a small parameter may be empty, and has no maximum then.
-    largest = nn.utils.get_total_norm(
-        [part for part in local if part.numel()], math.inf
-    )
-    finite = largest.isfinite().to(local[0].device, torch.int32)
+    filled = [part for part in local if part.numel()]
+    largest = nn.utils.get_total_norm(filled, math.inf)
+
+    finite = largest.isfinite().to(device, torch.int32)
     if torch.distributed.is_initialized():
-        torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)
+        minimum = torch.distributed.ReduceOp.MIN
+        torch.distributed.all_reduce(finite, minimum)
     return bool(finite.item())

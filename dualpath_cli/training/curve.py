@@ -4,6 +4,7 @@
 """
 
 import sys
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,80 +19,130 @@ if TYPE_CHECKING:
 
 
 def draw(run: Path) -> Path:
-    """Draws bits per byte, gates and expected loops over training tokens; returns the
-    file."""
+    """Draws bits per byte, gates and expected loops over training tokens.
+
+    Returns the file.
+    """
     from matplotlib.ticker import EngFormatter
 
     from dualpath_cli.report.figures import panels, plain
 
-    metrics, validation, routing = (
-        read_table(run / name) for name in (METRICS, VALIDATION, ROUTING)
-    )
-    # none yet: all at step 0
-    counted = [row for row in metrics + validation if row.step]
-    per_step = counted[-1].number("tokens") / counted[-1].step if counted else 1.0
+    tables = RunTables.of_run(run)
+    titles = ["bits per byte"]
+    if tables.has_routing("gate_deep"):
+        titles.append("gate")
+    if tables.has_routing("expected_loops"):
+        titles.append("expected loops")
 
-    def line(
-        ax: "Axes", rows: list[TableRow], column: str, label: str | None, **style: Any
-    ) -> None:
-        """A column over training tokens; rows without a value are left out."""
-        points = [
-            (row.step * per_step, row.measured(column))
-            for row in rows
-            if row.text(column)
-        ]
-        ax.plot([x for x, _ in points], [y for _, y in points], label=label, **style)
-
-    def layers(ax: "Axes", column: str, color: str, label: str | None) -> None:
-        """A line for each layer; early layers are paler, and the last one has the
-        label."""
-        numbers = sorted({int(row["layer"]) for row in routing})
-        for n in numbers:
-            own = [row for row in routing if int(row["layer"]) == n]
-            alpha = 0.35 + 0.65 * (n + 1) / len(numbers)
-            line(
-                ax,
-                own,
-                column,
-                label if n == numbers[-1] else None,
-                color=color,
-                alpha=alpha,
-            )
-
-    columns = {"gate": "gate_deep", "expected loops": "expected_loops"}
-    shown = [
-        title
-        for title, column in columns.items()
-        if any(row.text(column) for row in routing)
-    ]
-    figure, axes = panels(4.2 * (1 + len(shown)), 3.4, columns=1 + len(shown))
-    for ax, title in zip(axes[0], ["bits per byte", *shown], strict=True):
+    figure, axes = panels(4.2 * len(titles), 3.4, columns=len(titles))
+    for ax, title in zip(axes[0], titles, strict=True):
         ax.set(title=title, xlabel="training tokens")
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         plain(ax)
         if title == "bits per byte":
-            line(
-                ax, metrics, "bits_per_byte", "training", color=MUTED, lw=0.9, alpha=0.7
-            )
-            names = dict.fromkeys(row["set"] for row in validation)
-            for name, color in zip(names, cycle(SOURCES), strict=False):
-                rows = [row for row in validation if row["set"] == name]
-                line(ax, rows, "bits_per_byte", name, color=color, marker=".", ls="")
-            ax.legend(frameon=False, fontsize=8)
+            _draw_bits(ax, tables)
         elif title == "gate":
-            layers(ax, "gate_deep", DEEP, "deep")
-            layers(ax, "gate_wide", WIDE, "wide")
-            ax.set_ylim(0, 1)
-            ax.legend(
-                frameon=False, fontsize=8, title="dark: late layers", title_fontsize=8
-            )
+            _draw_gates(ax, tables)
         else:
-            layers(ax, "expected_loops", DEEP, None)
+            _draw_layers(ax, tables, "expected_loops", DEEP, None)
     figure.suptitle("/".join(run.resolve().parts[-2:]), fontsize=10)
+
     target = run / "curve.png"
     with replacing(target) as partial:
         figure.savefig(partial, format="png", dpi=150)
     return target
+
+
+@dataclass(frozen=True)
+class RunTables:
+    """The tables of a run that are drawn."""
+
+    metrics: list[TableRow]
+    validation: list[TableRow]
+    routing: list[TableRow]
+    tokens_per_step: float
+
+    @classmethod
+    def of_run(cls, run: Path) -> "RunTables":
+        metrics = read_table(run / METRICS)
+        validation = read_table(run / VALIDATION)
+        routing = read_table(run / ROUTING)
+
+        # Without a step, all rows are at step 0.
+        tokens_per_step = 1.0
+        later = [row for row in metrics + validation if row.step]
+        if later:
+            tokens_per_step = later[-1].number("tokens") / later[-1].step
+        return cls(metrics, validation, routing, tokens_per_step)
+
+    def has_routing(self, column: str) -> bool:
+        """Whether a layer has values of a column of routing.csv."""
+        return any(row.text(column) for row in self.routing)
+
+
+def _draw_bits(ax: "Axes", tables: RunTables) -> None:
+    """Bits per byte of training, and of each validation set."""
+    _draw_line(
+        ax,
+        tables,
+        tables.metrics,
+        "bits_per_byte",
+        "training",
+        color=MUTED,
+        lw=0.9,
+        alpha=0.7,
+    )
+
+    names = dict.fromkeys(row["set"] for row in tables.validation)
+    for name, color in zip(names, cycle(SOURCES), strict=False):
+        rows = [row for row in tables.validation if row["set"] == name]
+        _draw_line(
+            ax, tables, rows, "bits_per_byte", name, color=color, marker=".", ls=""
+        )
+    ax.legend(frameon=False, fontsize=8)
+
+
+def _draw_gates(ax: "Axes", tables: RunTables) -> None:
+    """The gates of each layer's two paths."""
+    _draw_layers(ax, tables, "gate_deep", DEEP, "deep")
+    _draw_layers(ax, tables, "gate_wide", WIDE, "wide")
+    ax.set_ylim(0, 1)
+    ax.legend(frameon=False, fontsize=8, title="dark: late layers", title_fontsize=8)
+
+
+def _draw_layers(
+    ax: "Axes", tables: RunTables, column: str, color: str, label: str | None
+) -> None:
+    """A line for each layer; early layers are paler, and the last one has the label."""
+    layers = sorted({int(row["layer"]) for row in tables.routing})
+    for layer in layers:
+        rows = [row for row in tables.routing if int(row["layer"]) == layer]
+        depth = (layer + 1) / len(layers)
+        last = layer == layers[-1]
+        _draw_line(
+            ax,
+            tables,
+            rows,
+            column,
+            label if last else None,
+            color=color,
+            alpha=0.35 + 0.65 * depth,
+        )
+
+
+def _draw_line(
+    ax: "Axes",
+    tables: RunTables,
+    rows: list[TableRow],
+    column: str,
+    label: str | None,
+    **style: Any,
+) -> None:
+    """A column over training tokens; rows without a value are left out."""
+    measured = [row for row in rows if row.text(column)]
+    tokens = [row.step * tables.tokens_per_step for row in measured]
+    values = [row.measured(column) for row in measured]
+    ax.plot(tokens, values, label=label, **style)
 
 
 if __name__ == "__main__":

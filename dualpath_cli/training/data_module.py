@@ -1,5 +1,4 @@
-"""DualPathDataModule: the training stream from litdata shards, and named validation
-sets."""
+"""DualPathDataModule: the training stream, and named validation sets."""
 
 import os
 import re
@@ -10,7 +9,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +36,13 @@ from dualpath_cli.data.windows import (
 from dualpath_cli.recipe.settings import DataSettings
 from dualpath_cli.run.weights import from_all_ranks
 
-Batch = tuple[torch.Tensor, torch.Tensor]  # input tokens and target tokens, each (B, T)
+TokenBatch = tuple[
+    torch.Tensor, torch.Tensor
+]  # input tokens and target tokens, each (B, T)
 
 
 class DualPathDataModule(LightningDataModule):
-    """Streams training blocks of `seq_len` + 1 tokens and serves the validation
-    windows."""
+    """Streams blocks of `seq_len` + 1 tokens, and serves validation windows."""
 
     trainer: Trainer
 
@@ -71,37 +70,42 @@ class DualPathDataModule(LightningDataModule):
         self.data_since = data_since
 
     def setup(self, stage: str) -> None:
-        """Checks that all ranks start alike: one may not yet see files of another
-        machine."""
+        """Checks that all ranks start alike: one may not see another's files yet."""
         module = self.trainer.lightning_module
         plan = {
             "the checkpoint": Path(str(self.trainer.ckpt_path)).name,
             "the first step on its data": self.data_since,
             "run.compile": getattr(module, "compile_blocks", None),
         }
-        plans = from_all_ranks(plan)
-        for (rank, other), name in product(enumerate(plans), plan):
-            if other[name] != plans[0][name]:
-                raise UserError(
-                    f"ranks differ: {name} is {plans[0][name]} on rank 0 and "
-                    f"{other[name]} on rank {rank}; make the machines alike, give "
-                    "--run.compile, or, if files were just written, try again"
-                )
+        first, *others = from_all_ranks(plan)
+
+        for rank, other in enumerate(others, start=1):
+            for name in plan:
+                if other[name] != first[name]:
+                    raise UserError(
+                        f"ranks differ: {name} is {first[name]} on rank 0 and "
+                        f"{other[name]} on rank {rank}; make the machines alike, give "
+                        "--run.compile, or, if files were just written, try again"
+                    )
 
     def train_dataloader(self) -> DataLoader[Window]:
-        """This rank's share of each step, from the trainer's current step to its
-        last."""
+        """This rank's share of each step, from the current step to the last."""
         verify = self.settings.verify != "never"
         blocks = Blocks(self.settings.path, self.seq_len + 1, verify=verify)
-        ranks, steps = self.trainer.world_size, self.trainer.max_steps
         own = StepSequences(
             start=self.trainer.global_step,
-            stop=steps,
+            stop=self.trainer.max_steps,
             origin=self.data_since,
             sequences=self.step_sequences,
-            ranks=ranks,
+            ranks=self.trainer.world_size,
             rank=self.trainer.global_rank,
         )
+        make_batch = partial(
+            split_blocks,
+            vocab_size=self.tokenizer.vocab_size,
+            place=f"data.path '{self.settings.path}'",
+        )
+
         # Python 3.14 would start loaders by a server: each imports everything again,
         # and a signal to all processes of the run ends the server.
         forks = bool(self.settings.workers) and sys.platform == "linux"
@@ -111,11 +115,7 @@ class DualPathDataModule(LightningDataModule):
             num_workers=self.settings.workers,
             multiprocessing_context="fork" if forks else None,
             worker_init_fn=leave_signals_to_the_run if forks else None,
-            collate_fn=partial(
-                split_blocks,
-                vocab_size=self.tokenizer.vocab_size,
-                place=f"data.path '{self.settings.path}'",
-            ),
+            collate_fn=make_batch,
             pin_memory=torch.cuda.is_available(),
         )
 
@@ -126,23 +126,26 @@ class DualPathDataModule(LightningDataModule):
     def windows(self, name: str) -> Windows:
         """The windows of a validation set, divided among the ranks."""
         settings = self.settings
-        of_set = settings.validation_sets[name]
-        path, limit, seed = of_set.path, settings.val_tokens, settings.val_seed
+        source = settings.validation_sets[name]
+        path = source.path
+        place = f"data.val.{name} '{path}'"
+        limit = settings.val_tokens
+        seed = settings.val_seed
+
         numbers: list[int] | None = None
         if exists(f"{path}/{MANIFEST}"):
             verify = settings.verify != "never"
             windows = folder_windows(path, self.seq_len, limit, seed, verify)
             for window in windows:
-                check_ids(
-                    window, self.tokenizer.vocab_size, f"data.val.{name} '{path}'"
-                )
+                check_ids(window, self.tokenizer.vocab_size, place)
         else:
-            documents = read_documents(Source(name, local_copy(path), of_set.field))
+            documents = read_documents(Source(name, local_copy(path), source.field))
             windows, numbers = document_windows(
                 documents, self.tokenizer, self.seq_len, limit, seed
             )
+
         if not windows:
-            raise UserError(f"data.val.{name} '{path}' holds no text to validate on")
+            raise UserError(f"{place} holds no text to validate on")
         full = self.trainer.world_size * self.micro_batch
         return Windows(windows, numbers, multiple_of=full)
 
@@ -154,7 +157,8 @@ class DualPathDataModule(LightningDataModule):
         self, windows: Windows, collate: Callable[[list[Any]], Any] = collate
     ) -> DataLoader[Any]:
         """This rank's windows: every `ranks`-th window of each batch, in order."""
-        ranks, rank = self.trainer.world_size, self.trainer.global_rank
+        ranks = self.trainer.world_size
+        rank = self.trainer.global_rank
         own = [list(places[rank::ranks]) for places in self.batches(windows)]
         return DataLoader(windows, batch_sampler=own, collate_fn=collate)
 
@@ -182,7 +186,7 @@ def _end_by(run: int) -> None:
     os._exit(0)
 
 
-def split_blocks(blocks: list[Window], vocab_size: int, place: str) -> Batch:
+def split_blocks(blocks: list[Window], vocab_size: int, place: str) -> TokenBatch:
     """Stacks blocks of T + 1 tokens to inputs and next tokens, (B, T) int64 each."""
     stacked = np.stack(blocks)
     check_ids(stacked, vocab_size, place)
@@ -208,11 +212,11 @@ _FORWARDED = "Caught UserError in "
 
 
 def loading_fault(error: BaseException) -> UserError | RunFailed | None:
-    """The fault of the data or of a loader process; None for other errors and one-line
-    errors."""
+    """The fault of the data or of a loader process, if an error is one."""
     try:
-        with suppress(ValueError):  # outside of the main thread, where no handler runs
-            # PyTorch's handler raises wherever the process is.
+        # PyTorch's handler raises wherever the process is. Outside of the main thread
+        # no handler runs, and none can be set.
+        with suppress(ValueError):
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return _fault(error)
     except RuntimeError as late:
@@ -225,22 +229,28 @@ def _fault(error: BaseException) -> UserError | RunFailed | None:
         return None
     if isinstance(error, UserError) and not str(error).startswith(_FORWARDED):
         return None
-    messages = _USER_ERROR.findall("".join(traceback.format_exception(error)))
-    if messages := [text for text in messages if not text.startswith(_FORWARDED)]:
+
+    # A UserError of this process or, in the text, of a loader process.
+    found = _USER_ERROR.findall("".join(traceback.format_exception(error)))
+    messages = [text for text in found if not text.startswith(_FORWARDED)]
+    if messages:
         return UserError(messages[-1])
-    said = str(error)
-    if isinstance(error, RuntimeError) and _NO_SHARED_MEMORY.search(said):
+
+    text = str(error)
+    if isinstance(error, RuntimeError) and _NO_SHARED_MEMORY.search(text):
         return RunFailed(
             "the batches of the loader processes do not fit into shared memory "
             "(/dev/shm); load in this process by --data.workers 0, or give a container "
             "more by docker --shm-size: the same command continues"
         )
-    if isinstance(error, RuntimeError) and said.startswith("DataLoader worker"):
-        return _lost_loader(str(error).strip().splitlines()[0].rstrip(". "))
+    if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
+        return _lost_loader(text.strip().splitlines()[0].rstrip(". "))
+
     # The error if a loader process ends while its batch is in transit.
     files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     if isinstance(error, OSError | EOFError) and dataloader.__file__ in files:
         return _lost_loader(f"a DataLoader worker ended ({type(error).__name__})")
+
     return None
 
 

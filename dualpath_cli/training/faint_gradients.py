@@ -1,5 +1,4 @@
-"""A warning of matrices that AdamW hardly moves, because their gradients are below its
-epsilon.
+"""A warning of matrices whose gradients are below AdamW's epsilon.
 
 AdamW moves a weight by ``m / (sqrt(v) + eps)`` of its learning rate, with the means m
 of its gradient and v of the square. Gradients of one size g so give g / (g + eps): 1
@@ -21,8 +20,7 @@ from dualpath_cli.training.muon import HIDDEN, Muon
 
 
 class FaintGradients(Callback):
-    """Names these matrices once: after step PATIENCE, or the first step of a continued
-    run."""
+    """Names these matrices once, after step PATIENCE or a continued run's first."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
@@ -31,35 +29,34 @@ class FaintGradients(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, *ignored: Any
     ) -> None:
-        """Judges the clipped gradients of the step, by the largest entry of each
-        matrix."""
+        """Judges a step's clipped gradients, by the largest entry of each matrix."""
         module: DualPathModule = pl_module
-        if self.judged or trainer.global_step < PATIENCE or module.bad_step is not None:
+        step = trainer.global_step
+        if self.judged or step < PATIENCE or module.bad_step is not None:
             return
         self.judged = True
 
         names: dict[torch.Tensor, str]
         names = {parameter: name for name, parameter in module.model.named_parameters()}
-        matrices = {
-            names[one]: one
-            for one in _moved_by_adamw(trainer.optimizers[0])
-            if one.ndim > 1
-        }
+        matrices: dict[str, torch.Tensor] = {}
+        for parameter in _moved_by_adamw(trainer.optimizers[0]):
+            if parameter.ndim > 1:
+                matrices[names[parameter]] = parameter
+
+        # A router may have no gradient yet.
         eps = module.optim.eps
-        faint = {
-            name: size
-            for name, size in largest_gradients(matrices).items()
-            if 0 < size < eps  # a router may have none yet
-        }
-        if faint:
-            step = trainer.global_step
-            kinds = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in faint})
-            self.say(
-                f"warning: {', '.join(kinds)} hardly train: gradients of step {step} "
-                f"are at most {max(faint.values()):.0e}, below optim.eps={eps:g}, so "
-                f"AdamW moves these {len(faint)} matrices by a fraction of their "
-                "learning rate; lower optim.eps, or raise model.gain_init"
-            )
+        largest = largest_gradients(matrices)
+        faint = {name: size for name, size in largest.items() if 0 < size < eps}
+        if not faint:
+            return
+
+        kinds = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in faint})
+        self.say(
+            f"warning: {', '.join(kinds)} hardly train: gradients of step {step} "
+            f"are at most {max(faint.values()):.0e}, below optim.eps={eps:g}, so "
+            f"AdamW moves these {len(faint)} matrices by a fraction of their "
+            "learning rate; lower optim.eps, or raise model.gain_init"
+        )
 
 
 def _moved_by_adamw(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

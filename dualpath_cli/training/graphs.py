@@ -30,8 +30,10 @@ PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
 
 @dataclass
 class Losses:
-    """Of a micro-batch: the loss to minimise, (); nats per position, (B, T); loads of
-    experts."""
+    """Of a micro-batch: the loss to minimise, (), and what is logged.
+
+    `nll` is in nats per position, (B, T); `loads` are those of experts, by layer.
+    """
 
     loss: torch.Tensor
     nll: torch.Tensor
@@ -40,21 +42,22 @@ class Losses:
 
 def why_launched(settings: Settings, trainer: Trainer, micro_batch: int) -> str:
     """Why steps are launched kernel by kernel; empty if graphs are used."""
-    model, run = settings.model, settings.run
+    model = settings.model
+    run = settings.run
     flops = training_flops_per_token(model) * micro_batch * model.max_seq_len
+    busy = f"a micro-batch of {flops / 1e12:.0f} TFLOPs, which keeps the GPU busy"
+    loops_differ = bool(run.train_loops or run.loop_schedule)
+
     reasons = {
         "no CUDA GPU": trainer.strategy.root_device.type != "cuda",
         "several devices": trainer.world_size > 1,
         f"trainer.precision {trainer.precision}": trainer.precision not in PRECISIONS,
         "trainer.detect_anomaly": settings.trainer.detect_anomaly,
-        "loops that differ from step to step": bool(
-            run.train_loops or run.loop_schedule
-        ),
+        "loops that differ from step to step": loops_differ,
         "documents": model.document_start is not None,
         "experts": any(layer.n_experts > 1 for layer in model.layers),
         "custom classes": bool(own_roles(model)),
-        f"a micro-batch of {flops / 1e12:.0f} TFLOPs, which keeps the GPU busy": flops
-        > MOST_FLOPS,
+        busy: flops > MOST_FLOPS,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -63,9 +66,9 @@ class MicroBatchGraph:
     """Records and replays the micro-batches of a module."""
 
     def __init__(self, work: Callable[..., Losses], module: nn.Module) -> None:
-        """`work` adds the gradients of tokens and targets, (B, T) each, and returns the
-        losses."""
-        self._work, self._module = work, module
+        """`work` adds the gradients of tokens and targets, (B, T) each."""
+        self._work = work
+        self._module = module
         self._steps = 0
         self._first = False  # whether the next micro-batch is its step's first
         self._replay: Callable[[], Losses] | None = None
@@ -91,13 +94,17 @@ class MicroBatchGraph:
         if self._replay is None:
             self._inputs = [tokens.clone(), targets.clone()]
             self._replay = CudaGraph(self._record, tokens.device, self._begin)
-        for own, given in zip(self._inputs, (tokens, targets), strict=True):
-            own.copy_(given)
+
+        own_tokens, own_targets = self._inputs
+        own_tokens.copy_(tokens)
+        own_targets.copy_(targets)
+
         if self._first:
             torch._foreach_zero_(list(self._gradients.values()))
             self._first = False
         for parameter, gradient in self._gradients.items():
             parameter.grad = gradient  # a skipped step has none
+
         made = self._replay()
         return Losses(made.loss.clone(), made.nll, {})
 
@@ -105,8 +112,11 @@ class MicroBatchGraph:
         """Runs the micro-batch that will be recorded, and keeps its gradients."""
         self._module.zero_grad(set_to_none=True)
         self._record()
-        parameters = self._module.parameters()
-        self._gradients = {p: p.grad for p in parameters if p.grad is not None}
+        self._gradients = {
+            parameter: parameter.grad
+            for parameter in self._module.parameters()
+            if parameter.grad is not None
+        }
 
     def _record(self) -> Losses:
         return self._work(*self._inputs)

@@ -1,7 +1,6 @@
-"""Which optimizer steps are skipped, and whether all matrices get a gradient in the
-first steps.
+"""Which optimizer steps are skipped, and whether all matrices train.
 
-The global gradient norm alone decides. It is the same on all ranks (gradients are
+Only the global gradient norm decides. It is the same on all ranks (gradients are
 averaged under `ddp`, the norm is summed over shards under `fsdp` and `hsdp`), and it is
 not finite if a loss is not.
 """
@@ -15,7 +14,7 @@ import torch
 
 from dualpath_cli.run.weights import from_all_ranks, own_part
 
-Kind = Literal["loss", "gradient", "outlier"]
+SkipReason = Literal["loss", "gradient", "outlier"]
 
 # steps until all matrices must have a gradient; late behind a matrix of zeros
 PATIENCE = 5
@@ -25,10 +24,9 @@ HISTORY = 100
 
 @dataclass(frozen=True)
 class BadStep:
-    """A skipped step: the reason, and the mean loss of its micro-batches on this rank,
-    ()."""
+    """A skipped step: the reason, and this rank's mean loss, ()."""
 
-    kind: Kind
+    kind: SkipReason
     loss: torch.Tensor
 
 
@@ -55,25 +53,31 @@ class StepGuard:
         self.mean = 0.0
         self.variance = 0.0
 
-    def judge(self, norm: float) -> Kind | None:
+    def judge(self, norm: float) -> SkipReason | None:
         """Returns the reason to skip a step with this gradient norm, or None."""
-        kind: Kind | None = None
-        if not math.isfinite(norm):
-            kind = "gradient"
-        elif self.sigma is not None and norm > 0:
-            limit = math.inf
-            if self.seen >= HISTORY:
-                limit = self.mean + self.sigma * math.sqrt(self.variance)
-            if math.log(norm) > limit:
-                kind = "outlier"
-            self._see(min(math.log(norm), limit))
-        if kind is None:
+        reason = self._reason(norm)
+        if reason is None:
             self.in_a_row = 0
         else:
             self.in_a_row += 1
             self.skipped += 1
             self.unreported += 1
-        return kind
+        return reason
+
+    def _reason(self, norm: float) -> SkipReason | None:
+        if not math.isfinite(norm):
+            return "gradient"
+        if self.sigma is None or norm <= 0:
+            return None
+
+        size = math.log(norm)
+        limit = math.inf
+        if self.seen >= HISTORY:
+            limit = self.mean + self.sigma * math.sqrt(self.variance)
+
+        # An outlier enters the statistics as the limit that it passed.
+        self._see(min(size, limit))
+        return "outlier" if size > limit else None
 
     def _see(self, value: float) -> None:
         self.seen += 1
@@ -84,12 +88,12 @@ class StepGuard:
 
     def report(self) -> int:
         """Returns the number of steps skipped since the last call."""
-        count, self.unreported = self.unreported, 0
+        count = self.unreported
+        self.unreported = 0
         return count
 
     def state_dict(self) -> dict[str, Any]:
-        """The state with which a continued run judges steps as if it had never
-        stopped."""
+        """The state with which a continued run judges as if it had never stopped."""
         return {name: value for name, value in vars(self).items() if name != "sigma"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -97,29 +101,29 @@ class StepGuard:
 
 
 def largest_gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """The largest absolute value in each gradient, over all ranks; gradients of None
-    are left out.
+    """The largest absolute value in each gradient, over all ranks.
 
-    A gradient must be finite.
+    Gradients of None are left out. A gradient must be finite.
     """
     own = {}
     for name, parameter in parameters.items():
-        if parameter.grad is not None:
-            part = own_part(parameter.grad)
-            # Under fsdp a rank may hold no row of a small matrix.
-            largest = (
-                torch.linalg.vector_norm(part, torch.inf).item()
-                if part.numel()
-                else 0.0
-            )
-            own[name] = largest
+        if parameter.grad is None:
+            continue
+
+        # Under fsdp a rank may have no row of a small matrix.
+        part = own_part(parameter.grad)
+        own[name] = 0.0
+        if part.numel():
+            own[name] = torch.linalg.vector_norm(part, torch.inf).item()
 
     ranks = from_all_ranks(own)
     return {name: max(rank[name] for rank in ranks) for name in own}
 
 
 def without_gradient(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Parameters whose gradient is exactly zero on all ranks. A gradient of None does
-    not count."""
+    """Parameters whose gradient is exactly zero on all ranks.
+
+    A gradient of None does not count.
+    """
     sizes = largest_gradients(parameters)
     return {name: p for name, p in parameters.items() if sizes.get(name) == 0}

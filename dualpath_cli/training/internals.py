@@ -30,18 +30,20 @@ def validate_between_batches(trainer: "Trainer") -> None:
     Gains the validation that an interrupted run did not finish: Lightning counts this
     as done.
     """
-    loop, connector = trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    connector = trainer._logger_connector
     first = connector._first_loop_iter
+
     trainer.validating = True
     loop.restarting = False
     loop.run()
+
     trainer.training = True
     connector._first_loop_iter = first
 
 
 def begin_steps_outside_of_autocast(trainer: "Trainer") -> None:
-    """Makes a `training_step` begin outside of the precision's context of a forward
-    pass.
+    """Makes a `training_step` begin outside of the forward pass's autocast.
 
     Gains backward passes and optimizer in the types of their tensors: by Lightning's
     manual optimization they would run within autocast.
@@ -56,18 +58,22 @@ def count_steps_anew(checkpoint: dict[str, Any]) -> None:
     counted micro-batches. Checkpoints are written between two steps, and training is
     one long epoch.
     """
-    steps, progress = checkpoint["global_step"], checkpoint["loops"]["fit_loop"]
+    steps = checkpoint["global_step"]
+    progress = checkpoint["loops"]["fit_loop"]
     batches = progress["epoch_loop.batch_progress"]
 
     for counts in (batches["total"], batches["current"]):
         # A checkpoint from `on_train_batch_end` counts the last batch as not completed.
-        open_ones = counts["ready"] - counts["completed"]
-        counts |= dict.fromkeys(("ready", "started", "processed"), steps)
-        counts["completed"] = steps - open_ones
+        unfinished = counts["ready"] - counts["completed"]
+        counts["ready"] = steps
+        counts["started"] = steps
+        counts["processed"] = steps
+        counts["completed"] = steps - unfinished
 
     made = progress["epoch_loop.manual_optimization.optim_step_progress"]
     for counts in (made["total"], made["current"]):
-        counts |= dict.fromkeys(("ready", "completed"), steps)
+        counts["ready"] = steps
+        counts["completed"] = steps
 
 
 def launcher_class() -> Any:
@@ -96,8 +102,7 @@ def start_other_ranks(launcher: Any) -> None:
 
 
 def share_cores(processes: int) -> None:
-    """Gives each of `processes` its share of the cores, as the launcher's `launch`
-    does."""
+    """Gives each process its share of the cores, as the launcher does."""
     from lightning.fabric.strategies.launchers.subprocess_script import (
         _set_num_threads_if_needed,
     )
@@ -113,7 +118,8 @@ def set_parallel_sizes(
     Gains data parallelism over all devices, whose number the trainer knows late.
     Lightning's defaults mean tensor parallelism within a node.
     """
-    strategy._data_parallel_size, strategy._tensor_parallel_size = data, tensor
+    strategy._data_parallel_size = data
+    strategy._tensor_parallel_size = tensor
 
 
 def replace_mesh(strategy: "ModelParallelStrategy", mesh: "DeviceMesh") -> None:
@@ -122,4 +128,5 @@ def replace_mesh(strategy: "ModelParallelStrategy", mesh: "DeviceMesh") -> None:
     Gains `hsdp`: Lightning makes no mesh of replicas and shards.
     """
     assert strategy.lightning_module is not None
-    strategy._device_mesh = strategy.lightning_module._device_mesh = mesh
+    strategy.lightning_module._device_mesh = mesh
+    strategy._device_mesh = mesh

@@ -1,5 +1,4 @@
-"""Muon for hidden matrices, and PyTorch's AdamW for all other parameters, as one
-optimizer.
+"""Muon for hidden matrices and AdamW for other parameters, as one optimizer.
 
 The update of a matrix is its orthogonalised momentum: equally large in all directions,
 whatever the size of its gradient. Muon is by Keller Jordan
@@ -49,7 +48,10 @@ class Muon(torch.optim.Optimizer):
         `stacked` gives the number of matrices stacked in a parameter, such as those of
         experts: each matrix is updated by itself.
         """
-        self.settings, self.products, self.stacked = settings, products, stacked or {}
+        self.settings = settings
+        self.products = products
+        self.stacked = stacked or {}
+
         self.adamw = torch.optim.AdamW(
             [group for group in groups if group["name"] != HIDDEN],
             lr=settings.lr,
@@ -66,31 +68,44 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+
+        others = []
         for group in self.param_groups:
-            for matrix in group["params"] if group["name"] == HIDDEN else ():
+            if group["name"] != HIDDEN:
+                others.append(group)
+                continue
+            for matrix in group["params"]:
                 if matrix.grad is not None:
                     self._move(matrix, group["lr"], group["weight_decay"])
+
         # AdamW works on this optimizer's state and groups; a checkpoint replaces both.
         self.adamw.state = self.state
-        self.adamw.param_groups = [g for g in self.param_groups if g["name"] != HIDDEN]
+        self.adamw.param_groups = others
         self.adamw.step()
         return loss
 
     def _move(self, matrix: nn.Parameter, rate: float, decay: float) -> None:
         assert matrix.grad is not None
+        gradient = matrix.grad
         state = self.state[matrix]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(matrix)
+
+        # Nesterov: the gradient moves once more towards the momentum.
         weight = self.settings.muon_momentum
-        momentum = state["momentum_buffer"].lerp_(matrix.grad, 1 - weight)
+        momentum = state["momentum_buffer"].lerp_(gradient, 1 - weight)
+        ahead = gradient.lerp(momentum, weight)
+
         # Rounded before it is sent: the same numbers, and half the bytes.
-        ahead = matrix.grad.lerp(momentum, weight).to(self.products or matrix.dtype)
+        ahead = ahead.to(self.products or matrix.dtype)
         whole = ahead.full_tensor() if isinstance(ahead, DTensor) else ahead
+
         parts = whole.chunk(self.stacked.get(matrix, 1))
         for part in parts:
             part.copy_(orthogonal(part))
-        matrix.mul_(1 - rate * decay)
+
         factor = shape_factor(parts[0].shape, self.settings.muon_adjust)
+        matrix.mul_(1 - rate * decay)
         matrix.add_(sharded_as(matrix, whole), alpha=-rate * factor)
 
 
@@ -101,16 +116,22 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     type of `matrix`, which is first divided by its Frobenius norm.
     """
     a, b, c = COEFFICIENTS
+    # The Gram matrix of the shorter side is smaller.
     tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.mT if tall else matrix  # the Gram matrix of the shorter side is smaller
+    x = matrix.mT if tall else matrix
+
     # A matrix of zeros stays zero. The floor is the least number with an exact square:
     # a norm above is right, and one below is of entries so small that the quotient is
     # small as well.
     floor = torch.finfo(x.dtype).tiny ** 0.5
     x = x / x.norm().clamp(min=floor)
+
+    # x = a x + (b G + c G^2) x, with the Gram matrix G = x x^T
     for _ in range(STEPS):
         gram = x @ x.mT
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.addmm(x, polynomial, x, beta=a)
+
     return x.mT if tall else x
 
 

@@ -1,5 +1,4 @@
-"""The optimizer of a run, with a group for each kind of parameters, and its
-schedule."""
+"""The optimizer of a run, with a group per kind of parameters; its schedule."""
 
 from collections.abc import Iterable
 
@@ -30,32 +29,34 @@ def build_optimizer(
     """
     assert config is not None or settings.base_width is None
     width = 1 if config is None else config.d_model
+
     members: dict[Kind, list[nn.Parameter]] = {}
     stacked: dict[nn.Parameter, int] = {}
     for name, parameter in parameters:
         if not parameter.requires_grad:  # a bias that `training.balance` moves
             continue
         stacked[parameter] = matrices_in(name, config)
-        members.setdefault(kind_of(name, config, parameter.ndim).kind, []).append(
-            parameter
-        )
+        kind = kind_of(name, config, parameter.ndim).kind
+        members.setdefault(kind, []).append(parameter)
+
     decay = weight_decay(total_steps, settings)
     groups = []
     for kind, params in members.items():
         factor = rate_factor(kind, settings, width)
-        own = decay if GROUP_OF[kind] in settings.decay else 0.0
+        own_decay = decay if GROUP_OF[kind] in settings.decay else 0.0
         if settings.decay_sum is not None:  # rate times decay is the same for all kinds
-            own = own / factor if factor else 0.0
-        groups.append(
-            {
-                "params": params,
-                "name": kind,
-                "lr": settings.lr * factor,
-                "weight_decay": own,
-            }
-        )
+            own_decay = own_decay / factor if factor else 0.0
+        group = {
+            "params": params,
+            "name": kind,
+            "lr": settings.lr * factor,
+            "weight_decay": own_decay,
+        }
+        groups.append(group)
+
     if settings.name == "muon":
         return Muon(groups, settings, products, stacked)
+
     return torch.optim.AdamW(
         groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True
     )
@@ -65,6 +66,8 @@ def build_scheduler(
     optimizer: torch.optim.Optimizer, total_steps: int, settings: OptimSettings
 ) -> LambdaLR:
     """The schedule `learning_rate` for all groups, stepped once an optimizer step."""
-    return LambdaLR(
-        optimizer, lambda step: learning_rate(step, total_steps, settings) / settings.lr
-    )
+
+    def factor(step: int) -> float:
+        return learning_rate(step, total_steps, settings) / settings.lr
+
+    return LambdaLR(optimizer, factor)

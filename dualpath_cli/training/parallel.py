@@ -6,8 +6,8 @@ with sharding on the meta device no rank ever holds the whole model.
 
 `run.activation_checkpointing`: `none` keeps all activations of a block for its backward
 pass. `selective` keeps the outputs of matrix products and attention, and recomputes all
-else (in eager mode on a GPU not verified for FlexAttention). `full` keeps the block's
-input alone.
+else (in eager mode on a GPU not verified for FlexAttention). `full` keeps only
+the block's input.
 
 `trainer.strategy`; each reduces gradients once a step, with the step's last
 micro-batch:
@@ -83,53 +83,53 @@ def build_model(
     reduce_dtype: torch.dtype | None = None,
     std_factors: Mapping[Kind, float] = {},
 ) -> DualPathLM:
-    """Returns a model on torch's default device or, sharded by FSDP2, on the devices of
-    a mesh.
+    """Returns a model on torch's default device or, sharded, on a mesh.
 
     Of a mesh of two dimensions the first replicates and the second shards. Gradients
     are reduced in `reduce_dtype`; None is the gradients' type. Initial weights depend
     on `seed` and `std_factors` (of `model.parameters`), not on the number of devices.
     Without a seed weights are undefined until they are loaded (`run/weights.py`).
     """
-    device = (
-        torch.get_default_device() if mesh is None else torch.device(mesh.device_type)
-    )
     with torch.device("meta"):
         model = DualPathLM(config)
     for block in model.blocks:
         assert isinstance(block, DualPathBlock)
         checkpoint_block(block, checkpointing)
+
+    # Block by block: the graph of one layer serves all layers of its kind. In place, so
+    # that parameter names do not change.
     if compile_blocks:
-        # Block by block: the graph of one layer serves all layers of its kind. In
-        # place, so that parameter names do not change.
         for block in model.blocks:
             block.compile(options=BY_RULE)
         model.loss.compile(options=BY_RULE)
         allow_graphs(len(set(config.layers)))
+
+    # Weights are kept and gathered in float32, and autocast casts them: a unit's
+    # `param_dtype` would also round norms, gains and router, which the model keeps in
+    # float32.
     if mesh is not None:
-        # Weights are kept and gathered in float32, and autocast casts them: a unit's
-        # `param_dtype` would also round norms, gains and router, which the model keeps
-        # in float32.
         policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         # The root unit holds embedding, final norm and head: tied weights cannot be
         # split.
         fully_shard(model, mesh=mesh, mp_policy=policy)
+
+    device = torch.get_default_device()
+    if mesh is not None:
+        device = torch.device(mesh.device_type)
     model.to_empty(device=device)
     model.tie_weights()
     if seed is not None:
-        model.init_weights(
-            seed, lambda own, value: own.copy_(sharded_as(own, value)), std_factors
-        )
+        model.init_weights(seed, _copy_sharded, std_factors)
     return model
 
 
 def sharded_as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor that every rank holds whole, sharded like a parameter if that is
-    sharded."""
+    """Returns a tensor that each rank has whole, sharded if the parameter is."""
     if not isinstance(parameter, DTensor):
         return value
+
     return distribute_tensor(
         value.to(parameter.device, parameter.dtype),
         parameter.device_mesh,
@@ -138,11 +138,15 @@ def sharded_as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     )
 
 
-def allow_graphs(variants: int) -> None:
-    """Lets torch.compile keep graphs for `variants` of blocks; beyond its limit it runs
-    eagerly.
+def _copy_sharded(parameter: torch.Tensor, value: torch.Tensor) -> None:
+    parameter.copy_(sharded_as(parameter, value))
 
-    A variant is a kind of block with its widths and number of loops.
+
+def allow_graphs(variants: int) -> None:
+    """Lets torch.compile keep graphs for `variants` of blocks.
+
+    Beyond its limit it would run eagerly. A variant is a kind of block with its widths
+    and number of loops.
     """
     config = torch.compiler.config
     # A variant has at most 4 graphs: with and without gradients, of any and of the
@@ -152,22 +156,22 @@ def allow_graphs(variants: int) -> None:
 
 @cache
 def can_compile(device: torch.device) -> bool:
-    """Whether torch.compile works, tried once on a tiny function; prints the reason if
-    not.
+    """Whether torch.compile works, tried once; prints the reason if not.
 
     On the CPU it needs a C++ compiler and Python's headers, on a GPU Triton.
     """
     try:
-        torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
+        compiled = torch.compile(lambda x: x.sin() + 1)
+        compiled(torch.zeros(8, device=device))
     except Exception as error:  # the run can continue eagerly
-        reason = (
-            str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        )
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else repr(error)
         rank_zero_only(print)(
             "dualpath: running eagerly: torch.compile does not work here "
             f"({reason:.120})"
         )
         return False
+
     return True
 
 
@@ -175,23 +179,28 @@ def can_compile(device: torch.device) -> bool:
 
 
 def checkpoint_block(block: DualPathBlock, checkpointing: Checkpointing) -> None:
-    """Makes a block recompute activations, before compiling and sharding, by another
-    class."""
-    if checkpointing != "none":
-        # Silences a warning of every run: recomputed operations must not work in place.
-        logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
-        block.__class__ = {"selective": SelectiveBlock, "full": FullBlock}[
-            checkpointing
-        ]
+    """Makes a block recompute activations, before compiling and sharding."""
+    if checkpointing == "none":
+        return
+
+    # Silences a warning of every run: recomputed operations must not work in place.
+    logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
+    block.__class__ = SelectiveBlock if checkpointing == "selective" else FullBlock
 
 
 def chosen(setting: Literal["auto"] | Checkpointing, compiled: bool) -> Checkpointing:
-    """Resolves `auto`: `selective` costs no time in compiled blocks, within 3 % on an
-    H200."""
-    return ("selective" if compiled else "none") if setting == "auto" else setting
+    """Resolves `auto`.
+
+    `selective` costs no time in compiled blocks, within 3 % on an H200.
+    """
+    if setting != "auto":
+        return setting
+    return "selective" if compiled else "none"
 
 
-def keeps(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def keep_or_recompute(
+    context: Any, operation: Any, *args: Any, **kwargs: Any
+) -> CheckpointPolicy:
     """Torch's policy of `selective`: whether to keep an operation's output."""
     name = operation.name().partition(".")[0]
     if name in KEPT_OPERATIONS or name.startswith("dualpath::"):
@@ -206,6 +215,7 @@ class FullBlock(DualPathBlock):
         # Recomputes nothing without gradients, or while a trace is written.
         if layer.writes or not torch.is_grad_enabled():
             return super().forward(x_BTD, layer)
+
         forward = super().forward
 
         def with_own_losses(
@@ -213,7 +223,8 @@ class FullBlock(DualPathBlock):
         ) -> tuple[torch.Tensor, torch.Tensor | float, torch.Tensor | None]:
             # Recomputed blocks must not add to the caller's again.
             own = LayerAuxiliary()
-            return forward(x_BTD, replace(layer, auxiliary=own)), own.loss, own.load
+            y_BTD = forward(x_BTD, replace(layer, auxiliary=own))
+            return y_BTD, own.loss, own.load
 
         y_BTD, loss, load = checkpoint(
             with_own_losses,
@@ -222,14 +233,16 @@ class FullBlock(DualPathBlock):
             preserve_rng_state=False,
             **self.options,
         )
+
         if layer.auxiliary is not None:
-            layer.auxiliary.loss, layer.auxiliary.load = loss, load
+            layer.auxiliary.loss = loss
+            layer.auxiliary.load = load
         return y_BTD
 
 
 class SelectiveBlock(FullBlock):
     options: ClassVar = {
-        "context_fn": partial(create_selective_checkpoint_contexts, keeps)
+        "context_fn": partial(create_selective_checkpoint_contexts, keep_or_recompute)
     }
 
 
@@ -237,14 +250,12 @@ class SelectiveBlock(FullBlock):
 
 
 class FullyShardedStrategy(ModelParallelStrategy):
-    """FSDP2 over all devices of all nodes, or within groups of devices, each a
-    replica."""
+    """FSDP2 over all devices, or within groups of devices, each a replica."""
 
     def __init__(
         self, timeout: timedelta, replicate: bool, shard_size: int | None
     ) -> None:
-        """`replicate` makes groups of `shard_size` devices; None: of all devices of a
-        node."""
+        """`replicate` makes groups of `shard_size` devices; None: of a node's."""
         super().__init__(timeout=timeout)
         self._replicate = replicate
         self._shard_size = shard_size
@@ -252,9 +263,9 @@ class FullyShardedStrategy(ModelParallelStrategy):
     @property
     def shards(self) -> int:
         """The number of devices that share one set of weights."""
-        if not self._replicate:
-            return self.num_nodes * self.num_processes
-        return self._shard_size or self.num_processes
+        if self._replicate:
+            return self._shard_size or self.num_processes
+        return self.num_nodes * self.num_processes
 
     def check_shards(self) -> None:
         devices = self.num_nodes * self.num_processes
@@ -263,10 +274,10 @@ class FullyShardedStrategy(ModelParallelStrategy):
                 "trainer.strategy hsdp shards within a node, but each node has one "
                 "device; use ddp or fsdp, or give run.shard_size"
             )
+
         if devices % self.shards:
-            fitting = [
-                str(size) for size in range(2, devices + 1) if devices % size == 0
-            ]
+            sizes = range(2, devices + 1)
+            fitting = [str(size) for size in sizes if devices % size == 0]
             would = f"{' or '.join(fitting)} would, or " if fitting else ""
             raise UserError(
                 f"run.shard_size={self.shards} does not divide the {devices} devices "
@@ -277,11 +288,16 @@ class FullyShardedStrategy(ModelParallelStrategy):
         devices = self.num_nodes * self.num_processes
         internals.set_parallel_sizes(self, data=devices, tensor=1)
         super().setup_environment()
-        if self.shards < devices:
-            # Neighbouring ranks share a group, as launchers number ranks node by node.
-            sizes, names = (devices // self.shards, self.shards), ("replicate", "shard")
-            mesh = init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
-            internals.replace_mesh(self, mesh)
+        if self.shards == devices:
+            return
+
+        # Neighbouring ranks share a group, as launchers number ranks node by node.
+        mesh = init_device_mesh(
+            self.root_device.type,
+            (devices // self.shards, self.shards),
+            mesh_dim_names=("replicate", "shard"),
+        )
+        internals.replace_mesh(self, mesh)
 
     @property
     def lightning_restore_optimizer(self) -> bool:
@@ -299,27 +315,28 @@ class FullyShardedStrategy(ModelParallelStrategy):
         filepath: str | Path,
         storage_options: Any = None,
     ) -> None:
-        write(checkpoint, Path(self.broadcast(str(filepath))), alone=False)
+        folder = Path(self.broadcast(str(filepath)))
+        write(checkpoint, folder, alone=False)
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        return read(Path(self.broadcast(str(checkpoint_path))))
+        folder = Path(self.broadcast(str(checkpoint_path)))
+        return read(folder)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         Strategy.load_optimizer_state_dict(self, checkpoint)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Keeps gradients, of the whole model, on their rank until a step's last
-        micro-batch.
+        """Keeps gradients on their rank until a step's last micro-batch.
 
         `training/step.py` enters this context for the other micro-batches.
         """
         assert self.model is not None
-        units = [
-            module for module in self.model.modules() if isinstance(module, FSDPModule)
-        ]
+        modules = self.model.modules()
+        units = [module for module in modules if isinstance(module, FSDPModule)]
+
         for unit in units:
             unit.set_requires_gradient_sync(False, recurse=False)
         try:
@@ -330,8 +347,10 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
 
 class CompressedDDPStrategy(DDPStrategy):
-    """DDP that sends gradients in bfloat16, by PyTorch's hook, which Lightning ignores
-    on a CPU."""
+    """DDP that sends gradients in bfloat16.
+
+    Lightning ignores PyTorch's hook on a CPU.
+    """
 
     def configure_ddp(self) -> None:
         super().configure_ddp()
@@ -340,8 +359,7 @@ class CompressedDDPStrategy(DDPStrategy):
 
 
 def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The part of a strategy's mesh for FSDP2: without Lightning's tensor
-    parallelism."""
+    """The part of a mesh for FSDP2: without Lightning's tensor parallelism."""
     names = mesh.mesh_dim_names or ()
     return mesh["data_parallel"] if "data_parallel" in names else mesh
 
@@ -352,15 +370,14 @@ def build_strategy(name: str, settings: RunSettings) -> Strategy | str:
     timeout = timedelta(minutes=settings.rank_timeout)
     if name in ("fsdp", "hsdp"):
         return FullyShardedStrategy(timeout, name == "hsdp", settings.shard_size)
+
     if name == "ddp":
-        kind = (
-            CompressedDDPStrategy
-            if settings.reduce_dtype == "bfloat16"
-            else DDPStrategy
-        )
-        return kind(
+        compressed = settings.reduce_dtype == "bfloat16"
+        strategy = CompressedDDPStrategy if compressed else DDPStrategy
+        return strategy(
             timeout=timeout, gradient_as_bucket_view=True, broadcast_buffers=False
         )
+
     return "auto"
 
 

@@ -37,8 +37,7 @@ NAMED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 
 
 class Ranks(internals.launcher_class()):  # type: ignore[misc]
-    """Lightning's launcher, for ranks that it starts and for ranks started from
-    outside."""
+    """Lightning's launcher, for ranks started by it and from outside."""
 
     def __init__(
         self,
@@ -47,17 +46,18 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         timeout: timedelta,
         continues: Callable[[], str],
     ) -> None:
-        """Ranks wait `timeout` for each other; `continues` ends the message of a
-        death."""
+        """Ranks wait `timeout` for each other; `continues` ends a death's message."""
         assert strategy.cluster_environment is not None
         nodes = strategy.num_nodes  # type: ignore[attr-defined]
         processes = strategy.num_processes  # type: ignore[attr-defined]
         super().__init__(strategy.cluster_environment, processes, nodes)
-        self._command, self._timeout, self._continues = command, timeout, continues
+        self._command = command
+        self._timeout = timeout
+        self._continues = continues
         self._before = self.cluster_environment.node_rank() * processes
         self._store: dist.TCPStore | None = None
-        self._come = 0
-        self._told = False
+        self._joined = 0
+        self._reported = False
 
     def launch(
         self,
@@ -66,63 +66,73 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         trainer: Trainer | None = None,
         **named: Any,
     ) -> Any:
-        """Starts this machine's ranks if nobody else does, waits for all, and calls
-        `function`.
+        """Starts this machine's ranks if nobody else does, and calls `function`.
+
+        All ranks wait for each other first.
 
         Raises:
             RunFailed: if ranks do not join in time.
         """
-        self.cluster_environment.validate_settings(self.num_processes, self.num_nodes)
-        if not self.cluster_environment.creates_processes_externally:
+        cluster = self.cluster_environment
+        cluster.validate_settings(self.num_processes, self.num_nodes)
+        if not cluster.creates_processes_externally:
             with children_end_with_us():
                 internals.start_other_ranks(self)
             threading.Thread(target=self._watch, daemon=True).start()
+
         internals.share_cores(self.num_processes)
-        if self.num_processes * self.num_nodes > 1 and not dist.is_initialized():
+        ranks = self.num_processes * self.num_nodes
+        if ranks > 1 and not dist.is_initialized():
             self._meet()
+
         return function(*args, **named)
 
     def kill(self, signum: int) -> None:
-        """Sends the children a signal; a child that then ends is no failure."""
-        self._told = True
+        """Sends the children a signal; a child that then ends has not failed."""
+        self._reported = True
         super().kill(signum)
 
     def death(self) -> str | None:
-        """Returns the message on a child that has ended with an error, for the caller
-        to report."""
-        self._told = True
+        """Returns the message on a child that has ended with an error."""
+        self._reported = True
         end = time.monotonic() + WAIT
         while self.procs and time.monotonic() < end:
-            if dead := self._dead():
-                return dead[1]
+            if dead := self._dead_child():
+                _, fate = dead
+                return fate
             time.sleep(POLL)
         return None
 
-    def _dead(self) -> tuple[int, str] | None:
+    def _dead_child(self) -> tuple[int, str] | None:
         """Exit code of a child that ended with an error, and the message."""
         for rank, process in enumerate(self.procs, self._before + 1):
-            if code := process.poll():
-                name = (
-                    f"signal {signal.Signals(-code).name}"
-                    if code < 0
-                    else f"exit code {code}"
-                )
-                hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-                return code, f"rank {rank} ended by {name}{hint}"
+            code = process.poll()
+            if not code:
+                continue
+
+            # A negative code is a signal's number.
+            name = f"exit code {code}"
+            if code < 0:
+                name = f"signal {signal.Signals(-code).name}"
+            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+            return code, f"rank {rank} ended by {name}{hint}"
+
         return None
 
     def _watch(self) -> None:
-        while not self._told:
-            if dead := self._dead():
-                if dead[0] > 0:
+        while not self._reported:
+            if dead := self._dead_child():
+                code, fate = dead
+                if code > 0:
                     time.sleep(PATIENCE)
-                self._end(dead[1])
+                self._end(fate)
             time.sleep(0.5)
 
     def _end(self, fate: str) -> None:
         """Ends all ranks: the main thread may wait forever for the dead rank."""
-        if self._told:  # the main thread has reported meanwhile
+        if self._reported:  # the main thread has reported meanwhile
             return
+
         with suppress(OSError):  # nobody reads stderr
             print(
                 f"dualpath {self._command}: failed: {fate}{self._continues()}",
@@ -133,21 +143,27 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         os._exit(1)
 
     def _meet(self) -> None:
-        """Waits for all ranks in Python, where signals arrive; PyTorch would wait in
-        C++."""
-        local = self.cluster_environment.local_rank()
-        begin, silent = time.monotonic(), not local
+        """Waits for all ranks in Python, where signals arrive.
+
+        PyTorch would wait in C++.
+        """
+        cluster = self.cluster_environment
+        local = cluster.local_rank()
+        limit = self._timeout.total_seconds()
+        begin = time.monotonic()
+        reports = local == 0  # once
+
         while missing := self._missing(self._before + local):
-            cluster = self.cluster_environment
             place = f"{cluster.main_address}:{cluster.main_port}"
-            waited, limit = time.monotonic() - begin, self._timeout.total_seconds()
+            waited = time.monotonic() - begin
             if waited > limit:
                 raise RunFailed(
                     f"{missing} did not join at {place} within {limit / 60:g} minutes "
                     f"(run.rank_timeout){self._continues()}"
                 )
-            if silent and waited > SILENCE:
-                silent = False
+
+            if reports and waited > SILENCE:
+                reports = False
                 print(
                     f"dualpath {self._command}: waiting at {place} for {missing}",
                     file=sys.stderr,
@@ -157,43 +173,50 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
 
     def _missing(self, rank: int) -> str:
         """Announces this rank; returns a rank that has not joined yet, or nothing."""
-        ranks, environment = (
-            self.num_processes * self.num_nodes,
-            self.cluster_environment,
-        )
-        if self._store is None:
-            # torchrun serves the store: all ranks are clients.
-            serves = (
-                rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-            )
-            host, port = environment.main_address, environment.main_port
-            if not serves and not _answers(host, port):
-                return f"rank 0 of {ranks}"
-            self._store = dist.TCPStore(
-                host,
-                port,
-                None,
-                serves,
-                self._timeout,
-                wait_for_workers=False,
-                multi_tenant=True,
-            )
-            self._store.set(f"dualpath/{rank}", "")
-        if rank:  # thousands may ask
-            return (
-                "" if self._store.check(["dualpath/all"]) else f"all of {ranks} ranks"
-            )
-        while self._come < ranks and self._store.check([f"dualpath/{self._come}"]):
-            self._come += 1
-        if self._come < ranks:
-            return f"rank {self._come} of {ranks}"
-        self._store.set("dualpath/all", "")
+        ranks = self.num_processes * self.num_nodes
+        store = self._store
+        if store is None:
+            store = self._connect(rank)
+        if store is None:
+            return f"rank 0 of {ranks}"
+
+        # Thousands of ranks may ask: they ask for one key.
+        if rank:
+            return "" if store.check(["dualpath/all"]) else f"all of {ranks} ranks"
+
+        while self._joined < ranks and store.check([f"dualpath/{self._joined}"]):
+            self._joined += 1
+        if self._joined < ranks:
+            return f"rank {self._joined} of {ranks}"
+
+        store.set("dualpath/all", "")
         return ""
+
+    def _connect(self, rank: int) -> dist.TCPStore | None:
+        """Announces this rank in the store; None while rank 0 does not serve it yet."""
+        host = self.cluster_environment.main_address
+        port = self.cluster_environment.main_port
+        # torchrun serves the store: all ranks are clients.
+        by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        serves = rank == 0 and not by_torchrun
+        if not serves and not _answers(host, port):
+            return None
+
+        self._store = dist.TCPStore(
+            host,
+            port,
+            None,
+            serves,
+            self._timeout,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        self._store.set(f"dualpath/{rank}", "")
+        return self._store
 
 
 def _answers(host: str, port: int) -> bool:
-    """Whether a server listens at the port; PyTorch's client would log each failed
-    try."""
+    """Whether a server listens; PyTorch's client would log each failed try."""
     with suppress(OSError):
         socket.create_connection((host, port), timeout=1.0).close()
         return True
@@ -207,6 +230,7 @@ def launch_by(
     strategy = trainer.strategy
     if not isinstance(strategy, ParallelStrategy):
         return
+
     lacking = [name for name in NAMED if name not in os.environ]
     alone = isinstance(strategy.cluster_environment, LightningEnvironment)
     if trainer.num_nodes > 1 and alone and lacking:
@@ -216,19 +240,21 @@ def launch_by(
             f"MASTER_PORT=29500 NODE_RANK=N on each node ({', '.join(lacking)} lacking "
             "here)"
         )
+
     internals.set_launcher(strategy, Ranks(strategy, command, timeout, continues))
 
 
 def lost_contact(error: BaseException) -> bool:
     """Whether an error means that another rank cannot be reached."""
-    words = (
+    if isinstance(error, dist.DistError):
+        return True
+
+    # gloo has no exception class for it.
+    marks = (
         "Connection closed by peer",
         "Timed out",
         "Connection reset",
         "gloo/transport",
     )
-    # gloo has no exception class for it.
-    in_words = isinstance(error, RuntimeError) and any(
-        word in str(error) for word in words
-    )
-    return in_words or isinstance(error, dist.DistError)
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(mark in text for mark in marks)

@@ -4,14 +4,14 @@ A batch of the loader is this rank's share of a step, and `train_step` is all th
 happens to it. Lightning calls it (manual optimization), and counts a call as a step.
 
 A step's number of loops (run.train_loops, run.loop_schedule) is forced as in `ablate`.
-Weights of loop steps that the schedule has not reached yet rest: their gradient is
-zero, and `at_rest` undoes decay.
+Weights of loop steps that the schedule has not reached yet do not move: their gradient
+is zero, and `freeze_later_loops` undoes decay.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch.strategies import ParallelStrategy, Strategy
@@ -21,13 +21,11 @@ from torch.distributed.tensor import DTensor
 from dualpath_cli.model import AuxiliaryLoss
 from dualpath_cli.run.weights import own_part
 from dualpath_cli.spec.intervention import Intervention
-from dualpath_cli.training.data_module import Batch
+from dualpath_cli.training.data_module import TokenBatch
 from dualpath_cli.training.graphs import Losses, MicroBatchGraph
 from dualpath_cli.training.guard import BadStep
 from dualpath_cli.training.parallel import sharded_as
-
-if TYPE_CHECKING:
-    from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.step_state import StepState
 
 _ROUTER = ".deep.router."
 """In the names of weights that a single loop does not use."""
@@ -35,18 +33,17 @@ _BY_STEP = (".deep.gains", ".deep.film")
 """Ends of names of weights with a row for each loop step."""
 
 
-def train_step(module: "DualPathModule", batch: Batch) -> torch.Tensor:
-    """Trains on tokens and targets, (N, T) each; returns the mean loss in nats per
-    token, ().
+def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
+    """Trains on tokens and targets, (N, T) each; returns the mean loss, ().
 
-    A step that the guard skips changes neither weights nor moments; schedule, step
-    count and data go on. Raises UserError if a matrix gets no gradient in the first
-    steps.
+    The loss is in nats per token. A step that the guard skips changes neither weights
+    nor moments; schedule, step count and data go on. Raises UserError if a matrix gets
+    no gradient in the first steps.
     """
     optimizer: Any = module.optimizers()
     schedule: Any = module.lr_schedulers()
-    model, most_loops = module.model, module.most_loops
-    micro_batches = split(batch, module.micro_batch)
+    model = module.model
+    micro_batches = split_batch(batch, module.micro_batch)
     losses = []
 
     add_gradients_of: Callable[[torch.Tensor, torch.Tensor], Losses]
@@ -57,16 +54,16 @@ def train_step(module: "DualPathModule", batch: Batch) -> torch.Tensor:
         optimizer.zero_grad()
 
     for number, (tokens, targets) in enumerate(micro_batches, start=1):
-        # Ranks share the sum of a step's gradients, once.
-        shared = number == len(micro_batches)
-        with nullcontext() if shared else unshared(module.trainer.strategy):
+        # Ranks sum the gradients of a step once, with its last micro-batch.
+        last = number == len(micro_batches)
+        with nullcontext() if last else no_gradient_sync(module.trainer.strategy):
             made = add_gradients_of(tokens, targets)
 
         losses.append(made.loss)
         module.count(made, targets)
 
     if module.forced_loops == 1:
-        settle_router(model, most_loops)
+        reset_router_gradients(model, module.most_loops)
 
     module.grad_norm = clip_gradients(module)
     # The only wait for the device in an optimizer step: 0.2 ms on a CPU with 9M
@@ -80,7 +77,8 @@ def train_step(module: "DualPathModule", batch: Batch) -> torch.Tensor:
         module.bad_step = BadStep(reason, torch.stack(losses).float().mean())
         optimizer.zero_grad()  # the optimizer leaves weights without a gradient alone
 
-    with nullcontext() if module.step_loops is None else at_rest(model, most_loops):
+    grows = module.step_loops is not None
+    with freeze_later_loops(model, module.most_loops) if grows else nullcontext():
         optimizer.step()
 
     module.expert_loads.end_step(model, made=module.bad_step is None)
@@ -88,7 +86,7 @@ def train_step(module: "DualPathModule", batch: Batch) -> torch.Tensor:
     return torch.stack(losses).mean()
 
 
-def split(batch: Batch, size: int | None) -> list[Batch]:
+def split_batch(batch: TokenBatch, size: int | None) -> list[TokenBatch]:
     """Micro-batches of `size` sequences; None: one of them all."""
     tokens, targets = batch
     size = len(tokens) if size is None else size
@@ -96,7 +94,7 @@ def split(batch: Batch, size: int | None) -> list[Batch]:
 
 
 def add_gradients(
-    module: "DualPathModule",
+    module: StepState,
     tokens: torch.Tensor,
     targets: torch.Tensor,
     *,
@@ -110,34 +108,35 @@ def add_gradients(
     with module.trainer.precision_plugin.forward_context():
         made = losses_of(module, tokens, targets)
 
-    (backward or module.manual_backward)(made.loss / parts)
+    backward = backward or module.manual_backward
+    backward(made.loss / parts)
     return Losses(made.loss.detach(), made.nll.detach(), made.loads)
 
 
-def losses_of(
-    module: "DualPathModule", tokens: torch.Tensor, targets: torch.Tensor
-) -> Losses:
-    """The losses of a micro-batch, (B, T) each, with the loops of the trainer's
-    step."""
-    auxiliary, loops = AuxiliaryLoss(), module.forced_loops
+def losses_of(module: StepState, tokens: torch.Tensor, targets: torch.Tensor) -> Losses:
+    """The losses of a micro-batch, (B, T) each, with the step's loops."""
+    loops = module.forced_loops
     forced = None if loops is None else Intervention(loops=loops)
+    auxiliary = AuxiliaryLoss()
     nll = module.model(tokens, targets, auxiliary=auxiliary, intervention=forced)
     loss = nll.mean() + auxiliary.total
 
+    # Adds nothing; DDP waits for gradients of all weights.
     if loops == 1 and module.device_mesh is None:
-        # Adds nothing; DDP waits for gradients of all weights.
-        loss = loss + 0 * sum(parameter.sum() for parameter in _router_of(module.model))
+        unused = sum(parameter.sum() for parameter in _router_of(module.model))
+        loss = loss + 0 * unused
+
     return Losses(loss, nll, auxiliary.loads)
 
 
-def graph_of(module: "DualPathModule", parts: int) -> MicroBatchGraph:
+def graph_of(module: StepState, parts: int) -> MicroBatchGraph:
     """A CUDA graph of one of a step's `parts` micro-batches; it runs no hooks."""
     work = partial(add_gradients, module, parts=parts, backward=torch.Tensor.backward)
     return MicroBatchGraph(work, module)
 
 
 @contextmanager
-def unshared(strategy: Strategy) -> Iterator[None]:
+def no_gradient_sync(strategy: Strategy) -> Iterator[None]:
     """Within it, backward passes leave gradients on their rank."""
     if isinstance(strategy, ParallelStrategy):
         with strategy.block_backward_sync():
@@ -146,7 +145,7 @@ def unshared(strategy: Strategy) -> Iterator[None]:
         yield
 
 
-def clip_gradients(module: "DualPathModule") -> torch.Tensor:
+def clip_gradients(module: StepState) -> torch.Tensor:
     """Clips by the global L2 norm, `optim.clip`; returns the norm before, ()."""
     limit = module.optim.clip if module.optim.clip > 0 else float("inf")
     norm = nn.utils.clip_grad_norm_(module.trained, limit)
@@ -159,9 +158,8 @@ def _router_of(model: nn.Module) -> list[nn.Parameter]:
     ]
 
 
-def settle_router(model: nn.Module, most: int) -> None:
-    """Replaces the gradients of routers after a backward pass through one loop, without
-    router.
+def reset_router_gradients(model: nn.Module, most: int) -> None:
+    """Replaces the gradients of routers after a step with one loop.
 
     They become None, so that the optimizer skips them. They become zero if no step so
     far had more than one loop (`most`): sharded checkpoints need the optimizer's state
@@ -172,23 +170,36 @@ def settle_router(model: nn.Module, most: int) -> None:
 
 
 @contextmanager
-def at_rest(model: nn.Module, most: int) -> Iterator[None]:
+def freeze_later_loops(model: nn.Module, most: int) -> Iterator[None]:
     """Keeps the weights of loop steps after the first `most` unchanged, bit by bit."""
     kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            part = own_part(parameter)
-            if name.endswith(_BY_STEP) and most < len(parameter):
-                rows = torch.arange(len(parameter), device=parameter.device)
-                rests = own_part(sharded_as(parameter, rows)) >= most
-                kept.append(
-                    (part, part.clone(), rests.view(-1, *[1] * (part.ndim - 1)))
-                )
-            elif _ROUTER in name and most == 1:
-                kept.append(
-                    (part, part.clone(), torch.ones_like(part, dtype=torch.bool))
-                )
+            later = _entries_of_later_loops(name, parameter, most)
+            if later is not None:
+                part = own_part(parameter)
+                kept.append((part, part.clone(), later))
+
     yield
+
     with torch.no_grad():
-        for part, before, rests in kept:
-            part.copy_(torch.where(rests, before, part))
+        for part, before, later in kept:
+            part.copy_(torch.where(later, before, part))
+
+
+def _entries_of_later_loops(
+    name: str, parameter: torch.Tensor, most: int
+) -> torch.Tensor | None:
+    """True at this rank's entries of steps after the first `most`, if any."""
+    part = own_part(parameter)
+    if name.endswith(_BY_STEP) and most < len(parameter):
+        steps = torch.arange(len(parameter), device=parameter.device)
+        own_steps = own_part(sharded_as(parameter, steps))
+        later = own_steps >= most
+        to_all_columns = (-1, *[1] * (part.ndim - 1))
+        return later.view(to_all_columns)
+
+    if _ROUTER in name and most == 1:
+        return torch.ones_like(part, dtype=torch.bool)
+
+    return None

@@ -45,21 +45,21 @@ class Stopping(Callback):
     def __init__(
         self, checkpoints: Checkpoints, timeout: timedelta, seconds: float | None = None
     ) -> None:
-        """Stops after `seconds` as after a signal; ranks wait `timeout` for each
-        other."""
-        self._timeout = timeout
+        """Stops after `seconds` as after a signal; ranks wait at most `timeout`."""
         self.checkpoints = checkpoints
         self.seconds = seconds
-        self._deadline = math.inf
         self.signum = 0
+        self._timeout = timeout
+        self._deadline = math.inf
         self._noted = 0.0
-        self._before: dict[int, Any] = {}
+        self._replaced: dict[int, Any] = {}
+
         self._group: Any = None
         self._pending: tuple[Any, torch.Tensor] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Replaces Lightning's handlers, at the time when Lightning would set them."""
-        internals.replace_signal_handlers(trainer, self._listen)
+        internals.replace_signal_handlers(trainer, self._set_handlers)
         self._launcher = trainer.strategy.launcher
         if trainer.world_size > 1:
             # A group on the CPU, so as not to wait for a GPU.
@@ -68,15 +68,17 @@ class Stopping(Callback):
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
     ) -> None:
-        for signum, handler in self._before.items():
+        for signum, handler in self._replaced.items():
             signal.signal(signum, handler)
-        self._before = {}
+        self._replaced = {}
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Restores the handlers: a failed run stops at no step, and the process may
-        train again."""
+        """Restores the handlers after a failure.
+
+        The failed run stops at no step, and the process may train again.
+        """
         if not isinstance(exception, StopTraining):
             self.teardown(trainer, pl_module, "fit")
 
@@ -93,51 +95,54 @@ class Stopping(Callback):
         """Stops within a validation; the continued run repeats it."""
         self._stop_if_agreed(trainer)
 
-    def _listen(self) -> None:
+    def _set_handlers(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._before = {
-                signum: signal.signal(signum, self._note) for signum in STOPPING
+            self._replaced = {
+                signum: signal.signal(signum, self._on_signal) for signum in STOPPING
             }
 
-    def _note(self, signum: int, frame: Any) -> None:
+    def _on_signal(self, signum: int, frame: Any) -> None:
         now = time.monotonic()
-        if self.signum and now - self._noted > SECOND:
+        if not self.signum:
+            self.signum = signum
+            self._noted = now
+        elif now - self._noted > SECOND:
             if self._launcher is not None:
                 self._launcher.kill(signal.SIGKILL)
             # safe: a checkpoint gets its name only when it is whole
             os._exit(128 + signum)
-        if not self.signum:
-            self.signum, self._noted = signum, now
 
     def _stop_if_agreed(self, trainer: Trainer) -> None:
         signum = self._agreed(trainer)
         if not signum:
             return
-        if (
-            not trainer.sanity_checking
-            and trainer.global_step != self.checkpoints.saved_step
-        ):
+
+        saved = trainer.global_step == self.checkpoints.saved_step
+        if not trainer.sanity_checking and not saved:
             self.checkpoints.save(trainer)
         raise StopTraining(signum)
 
     def _agreed(self, trainer: Trainer) -> int:
-        """The signal that any rank had noted by the previous call, or 0; the same on
-        all ranks.
+        """The signal that any rank had noted by the previous call, or 0.
 
-        One call late, so that no rank waits: signals are exchanged between two calls.
+        The same on all ranks. One call late, so that no rank waits: signals are
+        exchanged between two calls.
         """
         if not self.signum and time.monotonic() > self._deadline:
             self.signum = TIME_OVER
         if trainer.world_size == 1:
             return self.signum
-        before, noted = self._pending, torch.tensor(self.signum)
-        signum = 0
-        if before is not None:
-            before[0].wait()
-            signum = int(before[1])
-        if not signum:
-            work = dist.all_reduce(
-                noted, dist.ReduceOp.MAX, group=self._group, async_op=True
-            )
-            self._pending = work, noted
-        return signum
+
+        noted = torch.tensor(self.signum)
+        if self._pending is not None:
+            work, most = self._pending
+            work.wait()
+            agreed = int(most)
+            if agreed:
+                return agreed
+
+        work = dist.all_reduce(
+            noted, dist.ReduceOp.MAX, group=self._group, async_op=True
+        )
+        self._pending = (work, noted)
+        return 0

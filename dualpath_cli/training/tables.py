@@ -18,7 +18,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,22 +49,22 @@ from dualpath_cli.run.tables import (
     is_validated,
     read_table,
 )
-from dualpath_cli.spec.config import Kind
+from dualpath_cli.spec.config import Kind, ModelConfig
 from dualpath_cli.training import internals
 from dualpath_cli.training.balance import COLUMNS
-from dualpath_cli.training.guard import Kind as Cause
+from dualpath_cli.training.guard import SkipReason
 from dualpath_cli.training.module import DualPathModule
 
-Row = dict[str, Any]
+CsvRow = dict[str, Any]
+"""A row to write: values by column."""
 
-SAID = 20  # skipped steps of a run that get a line each
+REPORTED = 20  # skipped steps of a run that get a line each
 
-_CAUSES: dict[Cause, str] = {
+_CAUSES: dict[SkipReason, str] = {
     "loss": "its loss is not finite",
     "gradient": "its gradient is not finite",
     "outlier": "its gradient norm is far above the mean",
 }
-
 
 PEAKS = {"H200": 989.4, "H100 PCIe": 756.0, "H100": 989.4, "A100": 312.0, "L4": 121.0}
 """Dense bfloat16 TFLOP/s of NVIDIA's data sheets, which print the sparse peak, twice
@@ -72,14 +72,18 @@ the dense."""
 
 
 def peak_tflops(device: torch.device) -> float | None:
-    """A device's dense bfloat16 peak in TFLOP/s; None if unknown, as for a slice of a
-    GPU (MIG)."""
+    """A device's dense bfloat16 peak in TFLOP/s.
+
+    None if unknown, as for a slice of a GPU (MIG).
+    """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     if re.search("NVL|MIG", name):
         return None
-    return next(
-        (peak for chip, peak in PEAKS.items() if re.search(rf"{chip}\b", name)), None
-    )
+
+    for chip, peak in PEAKS.items():
+        if re.search(rf"{chip}\b", name):
+            return peak
+    return None
 
 
 @dataclass
@@ -92,13 +96,13 @@ class CsvTable:
 
     path: Path
     columns: list[str]
-    _rows: list[Row] | None = None  # all rows of the file, where these are known
+    _rows: list[CsvRow] | None = None  # all rows of the file, where these are known
 
     def open(self, continued_from: int) -> list[TableRow]:
-        """Writes the header; keeps, and returns, an existing file's rows up to
-        `continued_from`.
+        """Writes the header, and an existing file's rows up to `continued_from`.
 
-        Raises UserError for a table that another program has damaged.
+        Returns these rows. Raises UserError for a table that another program has
+        damaged.
         """
         before = read_table(self.path) if continued_from else []
         kept = [row for row in before if row.step <= continued_from]
@@ -106,87 +110,105 @@ class CsvTable:
         self._rows = [*kept]
         return kept
 
-    def append(self, *rows: Row) -> None:
+    def append(self, *rows: CsvRow) -> None:
         self._rows = None
+        text = format_csv(_shortened(rows), self.columns, header=False)
         with self.path.open("a", newline="") as file:
-            file.write(format_csv(_short(rows), self.columns, header=False))
+            file.write(text)
 
-    def put(self, step: int, rows: Sequence[Row]) -> None:
-        """Writes all rows of a step or none, in place of rows of the same and of later
-        steps."""
+    def put(self, step: int, rows: Sequence[CsvRow]) -> None:
+        """Writes all rows of a step or none, in place of those from this step on."""
         before = read_table(self.path) if self._rows is None else self._rows
         keys = KEYS[self.path.name]
-        new = {tuple(str(row[key]) for key in keys) for row in rows}
+
+        def key_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+            return tuple(str(row[key]) for key in keys)
+
+        replaced = {key_of(row) for row in rows}
         kept = [
             row
             for row in before
-            if int(row["step"]) <= step
-            and tuple(str(row[key]) for key in keys) not in new
+            if int(row["step"]) <= step and key_of(row) not in replaced
         ]
-        self._rows = [*kept, *_short(rows)]
+        self._rows = [*kept, *_shortened(rows)]
         write_text(self.path, format_csv(self._rows, self.columns))
 
 
-def _short(rows: Sequence[Row]) -> list[Row]:
-    return [
-        {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in r.items()}
-        for r in rows
-    ]
+def _shortened(rows: Sequence[CsvRow]) -> list[CsvRow]:
+    """The rows, with six digits of each float."""
+    shortened = []
+    for row in rows:
+        values = {}
+        for column, value in row.items():
+            values[column] = f"{value:.6g}" if isinstance(value, float) else value
+        shortened.append(values)
+    return shortened
 
 
 class MetricsLog(Callback):
-    """Measures training; writes metrics.csv, validation.csv, all loggers and the
-    progress."""
+    """Measures training for metrics.csv, validation.csv, loggers and progress."""
 
     def __init__(
         self, run_folder: Path, settings: RunSettings, console: Console
     ) -> None:
         self.settings = settings
-        self.progress, self.status = Progress(console, "training", counted("steps")), ""
+        self.progress = Progress(console, "training", counted("steps"))
+        self.status = ""
         self.metrics = CsvTable(run_folder / METRICS, [*TABLE_COLUMNS[METRICS]])
         self.validation = CsvTable(
             run_folder / VALIDATION, [*TABLE_COLUMNS[VALIDATION]]
         )
         self.kinds: list[Kind] = []
+
         self.step = 0
         """The newest finished optimizer step."""
         self.logged_step = 0
         self.seconds = 0.0
+        """Time of training since the last row, up to the last pause."""
         self.since: float | None = None
+        """When training began or went on; None in a pause."""
         self.validation_due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.step = self.logged_step = trainer.global_step
-        self.kinds = [g["name"] for one in trainer.optimizers for g in one.param_groups]
-        sparse = [
-            n for n, layer in enumerate(pl_module.config.layers) if layer.n_experts
+        self.kinds = [
+            group["name"]
+            for optimizer in trainer.optimizers
+            for group in optimizer.param_groups
         ]
-        self.metrics.columns[5:5] = [  # after lr
-            *(f"lr_{kind}" for kind in self.kinds),
-            *(f"{name}_{layer}" for layer in sparse for name in COLUMNS),
-        ]
+        self._add_columns(pl_module.config)
+
         if trainer.is_global_zero:
             rows = self.metrics.open(self.step)
             self.total_seconds = rows[-1].number("seconds") if rows else 0.0
             self.validation.open(self.step)
             self.progress.begin(int(trainer.max_steps), done=self.step)
             self.progress.start()
+
         self.validation_due = self._lacks_validation(trainer, pl_module)
         if self.step == 0:
             self._log_validation(trainer, pl_module)
         self.since = time.perf_counter()
 
+    def _add_columns(self, config: ModelConfig) -> None:
+        """Adds the columns of this model, after the column `lr`."""
+        rates = [f"lr_{kind}" for kind in self.kinds]
+        loads = []
+        for number, layer in enumerate(config.layers):
+            if layer.n_experts:
+                loads += [f"{name}_{number}" for name in COLUMNS]
+        self.metrics.columns[5:5] = [*rates, *loads]
+
     def _lacks_validation(self, trainer: Trainer, module: DualPathModule) -> bool:
         """Whether the run was stopped before the end of this step's validation."""
         every = self.settings.validate_every
-        due = (
-            bool(module.val_names)
-            and self.step > 0
-            and every > 0
-            and self.step % every == 0
-        )
-        folder = self.validation.path.parent
-        lacks = due and not is_validated(folder, self.step, module.val_names)
+        validates = bool(module.val_names) and every > 0
+        due = validates and self.step > 0 and self.step % every == 0
+
+        lacks = False
+        if due:
+            folder = self.validation.path.parent
+            lacks = not is_validated(folder, self.step, module.val_names)
         return bool(trainer.strategy.broadcast(lacks))
 
     def on_train_batch_start(
@@ -209,34 +231,32 @@ class MetricsLog(Callback):
     def _log(self, trainer: Trainer, module: DualPathModule) -> None:
         # Reduced over ranks; reading the numbers waits for the device, before the clock
         # stops.
-        means = {
-            key: value.item() for key, value in module.train_loss.compute().items()
-        }
+        sums = module.train_loss.compute()
+        means = {key: value.item() for key, value in sums.items()}
         module.train_loss.reset()
         self._pause()
-        seconds, self.seconds = self.seconds, 0.0
+        seconds = self.seconds
+        self.seconds = 0.0
         self.since = time.perf_counter()
+
         steps = range(self.logged_step, self.step)
-        new_tokens = len(steps) * self.settings.batch_tokens
         self.logged_step = self.step
-        speed = new_tokens / seconds
-        loops = (
-            {}
-            if module.step_loops is None
-            else Counter(map(module.step_loops.at, steps))
-        )
-        flops = speed * over_loops(training_flops_per_token, module.config, loops)
+        speed = len(steps) * self.settings.batch_tokens / seconds
+        flops = speed * _flops_per_token(module, steps)
+
         rate = learning_rate(self.step - 1, trainer.max_steps, module.optim)
-        factors = {
-            k: rate_factor(k, module.optim, module.config.d_model) for k in self.kinds
+        width = module.config.d_model
+        rates = {
+            f"lr_{kind}": rate * rate_factor(kind, module.optim, width)
+            for kind in self.kinds
         }
-        row: Row = {
+        row: CsvRow = {
             "step": self.step,
             "tokens": self.step * self.settings.batch_tokens,
             "loss": means["loss"],
             "bits_per_byte": means["bits_per_byte"],
             "lr": rate,
-            **{f"lr_{kind}": rate * factor for kind, factor in factors.items()},
+            **rates,
             **module.expert_loads.report(),
             "grad_norm": module.grad_norm.item(),
             "skipped": module.guard.report(),
@@ -246,15 +266,15 @@ class MetricsLog(Callback):
         peak = self.settings.peak_tflops or peak_tflops(module.device)
         if peak is not None:
             row["mfu"] = flops / (peak * 1e12 * trainer.world_size)
+
+        numbers = {name: value for name, value in row.items() if name != "step"}
         for logger in trainer.loggers:
-            logger.log_metrics({k: v for k, v in row.items() if k != "step"}, self.step)
+            logger.log_metrics(numbers, self.step)
+
         if trainer.is_global_zero:
             self.total_seconds += seconds
             self.metrics.append({**row, "seconds": self.total_seconds})
-            self.status = (
-                f"loss {row['loss']:.3f}, {row['bits_per_byte']:.3f} bits/byte, "
-                f"{speed:,.0f} tokens/s"
-            ) + (f", MFU {row['mfu']:.1%}" if "mfu" in row else "")
+            self.status = _status(row)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero:
@@ -278,17 +298,36 @@ class MetricsLog(Callback):
         self.since = time.perf_counter()
 
     def _log_validation(self, trainer: Trainer, module: DualPathModule) -> None:
-        at = {"step": self.step, "tokens": self.step * self.settings.batch_tokens}
         for name, result in module.val_results.items():
-            named = {f"val/{name}/{key}": value for key, value in result.items()}
+            numbers = {f"val/{name}/{key}": value for key, value in result.items()}
             for logger in trainer.loggers:
-                logger.log_metrics(named, self.step)
+                logger.log_metrics(numbers, self.step)
+
         if trainer.is_global_zero:
+            tokens = self.step * self.settings.batch_tokens
             rows = [
-                {**at, "set": name, **result}
+                {"step": self.step, "tokens": tokens, "set": name, **result}
                 for name, result in module.val_results.items()
             ]
             self.validation.put(self.step, rows)
+
+
+def _flops_per_token(module: DualPathModule, steps: range) -> float:
+    """The mean over steps, whose loops may differ."""
+    loops: Mapping[int, int] = {}
+    if module.step_loops is not None:
+        loops = Counter(module.step_loops.at(step) for step in steps)
+    return over_loops(training_flops_per_token, module.config, loops)
+
+
+def _status(row: CsvRow) -> str:
+    status = (
+        f"loss {row['loss']:.3f}, {row['bits_per_byte']:.3f} bits/byte, "
+        f"{row['tokens_per_second']:,.0f} tokens/s"
+    )
+    if "mfu" in row:
+        status += f", MFU {row['mfu']:.1%}"
+    return status
 
 
 class RoutingLog(Callback):
@@ -309,42 +348,44 @@ class RoutingLog(Callback):
     ) -> None:
         if trainer.global_step % self.every:
             return
-        tokens, _ = batch
+
         # All ranks: under fsdp a forward pass is a collective.
+        tokens, _ = batch
         with trainer.precision_plugin.forward_context():
             rows = self.read_out(pl_module.model, tokens[:1])
+
         for logger in trainer.loggers:
             for row in rows:
-                layer = f"{row['layer']:02d}"
-                named = {
-                    f"routing/layer_{layer}/{k}": v
-                    for k, v in row.items()
-                    if k != "layer"
+                prefix = f"routing/layer_{row['layer']:02d}"
+                numbers = {
+                    f"{prefix}/{name}": value
+                    for name, value in row.items()
+                    if name != "layer"
                 }
-                logger.log_metrics(named, trainer.global_step)
+                logger.log_metrics(numbers, trainer.global_step)
+
         if trainer.is_global_zero:
             self.table.append(*({"step": trainer.global_step, **row} for row in rows))
 
     @torch.no_grad()
-    def read_out(self, model: DualPathLM, tokens: torch.Tensor) -> list[Row]:
-        """Means over the tokens (B, T) per layer; columns that a layer lacks stay
-        empty."""
+    def read_out(self, model: DualPathLM, tokens: torch.Tensor) -> list[CsvRow]:
+        """Means over tokens (B, T) per layer; columns that a layer lacks stay empty."""
         trace = RoutingTrace()
         with torch.compiler.set_stance("force_eager"):
             model(tokens, trace=trace)
-        rows: list[Row] = []
-        for i, (layer, block) in enumerate(
-            zip(trace.layers, model.blocks, strict=True)
-        ):
-            row: Row = {"layer": i}
-            for key in ("gate_deep", "gate_wide", "expected_loops"):
-                if (values := getattr(layer, key)) is not None:
-                    row[key] = values.float().mean().item()
+
+        rows: list[CsvRow] = []
+        for layer, block in zip(trace.layers, model.blocks, strict=True):
+            row: CsvRow = {"layer": len(rows)}
+            for column in ("gate_deep", "gate_wide", "expected_loops"):
+                values = getattr(layer, column)
+                if values is not None:
+                    row[column] = values.float().mean().item()
+
             assert isinstance(block, DualPathBlock)
             if block.kind != "wide":
-                row |= dict(
-                    zip(self.gain_columns, _gains(block.deep.gains), strict=False)
-                )
+                gains = _gains(block.deep.gains)
+                row |= dict(zip(self.gain_columns, gains, strict=False))
             if block.kind != "loop":
                 (row["gain_wide"],) = _gains(block.wide.gain)
             rows.append(row)
@@ -357,8 +398,7 @@ def _gains(parameter: torch.Tensor) -> list[float]:
 
 
 class BadSteps(Callback):
-    """Records the steps that the module's guard skipped; `limit` in a row end the
-    run."""
+    """Records skipped steps; `limit` consecutive ones end the run."""
 
     def __init__(
         self, run_folder: Path, limit: int, say: Callable[[str], None]
@@ -371,49 +411,59 @@ class BadSteps(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero:
             return
+
         skipped = pl_module.guard.skipped
         rows = self.table.open(trainer.global_step) if self.table.path.exists() else []
         if len(rows) < skipped:
-            there = f"{len(rows):,} of the {skipped:,} steps that were skipped"
             self.say(
-                f"{self.table.path} has rows of {there} up to step "
-                f"{trainer.global_step:,}"
+                f"{self.table.path} has rows of {len(rows):,} of the {skipped:,} steps "
+                f"that were skipped up to step {trainer.global_step:,}"
             )
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, *ignored: Any
     ) -> None:
-        """Records the step if it was skipped; NumbersFailed, on all ranks, after too
-        many."""
+        """Records the step if it was skipped.
+
+        Raises NumbersFailed, on all ranks, after too many.
+        """
         module: DualPathModule = pl_module
         step = trainer.global_step
         if module.bad_step is None:
             return
+
         # Over all ranks: they skip the same steps, and reach this line together.
         loss = float(trainer.strategy.reduce(module.bad_step.loss, reduce_op="mean"))
-        kind: Cause = module.bad_step.kind if math.isfinite(loss) else "loss"
-        if module.guard.skipped <= SAID:
-            self.say(f"step {step} is skipped: {_CAUSES[kind]}")
+        reason: SkipReason = module.bad_step.kind if math.isfinite(loss) else "loss"
+        if module.guard.skipped <= REPORTED:
+            self.say(f"step {step} is skipped: {_CAUSES[reason]}")
+
         if trainer.is_global_zero:
             if not self.table.path.exists():
                 self.table.open(0)
-            row = {"step": step, "kind": kind, "loss": loss}
-            self.table.append({**row, "grad_norm": module.grad_norm.item()})
-        if (in_a_row := module.guard.in_a_row) >= self.limit:
-            setting = (
-                "raise optim.skip_sigma" if kind == "outlier" else "lower optim.lr"
-            )
-            why = (
-                f"steps {step - in_a_row + 1} to {step} were skipped, the last because "
-                f"{_CAUSES[kind]}; {self.table.path} lists them; check the data, "
-                f"{setting} (under another --run.name) or raise run.max_bad_steps; "
-                f"{way_on(self.run_folder)}"
-            )
-            # the first rank reports
-            raise NumbersFailed(why if trainer.is_global_zero else "")
+            grad_norm = module.grad_norm.item()
+            row = {"step": step, "kind": reason, "loss": loss, "grad_norm": grad_norm}
+            self.table.append(row)
+
+        in_a_row = module.guard.in_a_row
+        if in_a_row < self.limit:
+            return
+
+        setting = "lower optim.lr"
+        if reason == "outlier":
+            setting = "raise optim.skip_sigma"
+        why = (
+            f"steps {step - in_a_row + 1} to {step} were skipped, the last because "
+            f"{_CAUSES[reason]}; {self.table.path} lists them; check the data, "
+            f"{setting} (under another --run.name) or raise run.max_bad_steps; "
+            f"{way_on(self.run_folder)}"
+        )
+        # the first rank reports
+        raise NumbersFailed(why if trainer.is_global_zero else "")
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if skipped := pl_module.guard.skipped:
+        skipped = pl_module.guard.skipped
+        if skipped:
             self.say(
                 f"{skipped:,} of {trainer.global_step:,} steps were skipped: see "
                 f"{self.table.path}"

@@ -49,7 +49,7 @@ def test_an_export_is_whole_or_not_there_and_replaced_on_request_alone(
     whole = contents(out)
     (out / RECIPE).unlink()
     before = contents(out)
-    assert "is there already; give another --out, or --overwrite" in said(*given)
+    assert "exists already; give another --out, or --overwrite" in said(*given)
     interrupt("--overwrite")
     assert contents(out) == before
     export(run, out, "--overwrite")

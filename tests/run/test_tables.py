@@ -344,9 +344,9 @@ def test_export_writes_all_rows_or_names_the_table(
 ):
     run, out = trained(), tmp_path / "hf"
     settings = settings_from(yaml.safe_load((run / "recipe.yaml").read_text()))
-    weights = Weights.read(run / "checkpoints/step-00000006", settings.model)
+    weights = Weights.of_checkpoint(run / "checkpoints/step-00000006", settings.model)
     # once, as they stay the same
-    monkeypatch.setattr(Weights, "read", lambda *_: weights)
+    monkeypatch.setattr(Weights, "of_checkpoint", lambda *_: weights)
     (run / "bad_steps.csv").write_text("step,kind,loss,grad_norm\n2,loss,nan,nan\n")
     words = ["export", "--ckpt_path", str(run), "--out", str(out), "--overwrite"]
     whole: list | None = None

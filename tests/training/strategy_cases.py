@@ -25,7 +25,7 @@ from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.run.checkpoint_folder import SafetensorsIO
 from dualpath_cli.spec.config import Checkpointing, ModelConfig
 from dualpath_cli.spec.own_checks import import_classes
-from dualpath_cli.training.data_module import Batch
+from dualpath_cli.training.data_module import TokenBatch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_strategy, reduce_dtype, sharding_mesh
 
@@ -162,7 +162,7 @@ class Stream:
     def __len__(self) -> int:
         return len(self.parts)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[TokenBatch]:
         for part in self.parts:
             yield part[:, :-1], part[:, 1:]
 

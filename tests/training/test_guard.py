@@ -238,7 +238,7 @@ def test_a_micro_batch_without_a_loss_is_named_and_left_out_of_the_mean(
 def test_only_the_first_steps_are_told_and_what_is_repeated_is_forgotten(
     fit, monkeypatch, capsys
 ):
-    monkeypatch.setattr(tables_of_a_run, "SAID", 2)
+    monkeypatch.setattr(tables_of_a_run, "REPORTED", 2)
     fault = scaled_gradient({2, 4, 5}, NAN)
     with monkeypatch.context() as patch:
         patch.setattr(training_step, "clip_gradients", fault)

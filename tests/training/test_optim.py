@@ -21,7 +21,7 @@ from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.recipe.schedule import cooldown_start, learning_rate
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.training import muon
-from dualpath_cli.training.balance import ExpertLoads, numbers
+from dualpath_cli.training.balance import ExpertLoads, load_statistics
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.muon import COEFFICIENTS, Muon, orthogonal
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
@@ -385,7 +385,7 @@ def test_without_biases_loads_are_counted_and_nothing_moves():
     [([3, 3, 3], (1, 1, 0)), ([0, 8, 0, 0], (4, 0, 3)), ([7], (1, 1, 0))],
 )
 def test_the_numbers_of_a_load(load, expected):
-    assert numbers(torch.tensor(load)) == pytest.approx(expected)
+    assert load_statistics(torch.tensor(load)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

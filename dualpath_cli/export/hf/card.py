@@ -1,5 +1,4 @@
-"""The model card: the facts that a run recorded about a model, for readers of its
-folder."""
+"""The model card: the facts that a run recorded about a model."""
 
 import re
 import sys
@@ -19,8 +18,8 @@ from dualpath_cli.run.tables import read_table
 ABOUT = """\
 A language model of the paper "A Dual-Path Architecture for Scaling Compute and Capacity
 in LLMs". A `dual` layer runs a deep sublayer K times (`loops`) with shared weights
-beside a wide sublayer, and gates per token add them up. A `loop` layer has the deep
-sublayer alone, a `wide` layer the wide one. Written by dualpath {}."""
+beside a wide sublayer, and gates per token add them up. A `loop` layer has only
+the deep sublayer, a `wide` layer the wide one. Written by dualpath {}."""
 USE = """```python
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -38,8 +37,8 @@ print(*tokenizer.batch_decode(tokens, skip_special_tokens=True), sep="\\n")
 outputs = model(**inputs, output_routing=True)
 for layer in outputs.routing.layers:
     print(layer.deep_share, layer.expected_loops)
-    print([model.lens(state).argmax(-1) for state in layer.deep_states])  # tokens after
-                                                                          each loop
+    # tokens after each loop
+    print([model.lens(state).argmax(-1) for state in layer.deep_states])
 ```
 
 Each training document followed an end-of-text token, the tokenizer's `bos_token`. The
@@ -57,64 +56,76 @@ def model_card(
     """README.md: front matter for the hub, then facts, losses and an example."""
     from huggingface_hub import ModelCard, ModelCardData  # tokenizers brings it
 
-    given = facts.get("data_sources")
-    sources = [str(name) for name in given] if isinstance(given, list) else []
+    listed = facts.get("data_sources")
+    sources = [str(name) for name in listed] if isinstance(listed, list) else []
+    datasets = {dataset_of(name) for name in sources if name.startswith(HUB)}
     front = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["dualpath", "looped-transformer", "custom_code"],
         license=license,
-        datasets=sorted({dataset_of(name) for name in sources if name.startswith(HUB)})
-        or None,
+        datasets=sorted(datasets) or None,
     )
+
     recipe = settings.as_recipe()
-    if origin := mapping_of(run.folder, facts, "retrofit"):
-        rows = [
-            ("pretrained model", str(origin.get("pretrained"))),
-            ("training since", "none"),
-        ]
-        hashes = mapping_of(run.folder, origin, "sha256")
-        rows += [(f"sha256 of {name}", str(value)) for name, value in hashes.items()]
-        if isinstance(difference := origin.get("difference"), float):
-            off = f"{difference:.1e} of their norm"
-            rows += [("logits off from the pretrained model's at first", off)]
-        shown = {"model": recipe["model"]}
+    shown = {"model": recipe["model"]}
+    origin = mapping_of(run.folder, facts, "retrofit")
+    if origin:
+        rows = _pretrained_rows(run, origin)
     else:
         rows = _training_rows(run, settings, facts, sources)
-        shown = {"model": recipe["model"], "optim": recipe["optim"]}
+        shown["optim"] = recipe["optim"]
+
     size = f"{parameters:,}"
     if has_experts(settings.model):
         size += f", of which a token uses {active_parameters(settings.model):,}"
+    table = _table([("parameters", size), *rows])
+
+    name = as_text(f"{settings.run.recipe}/{settings.run.name}")
     sections = [
-        f"# {as_text(f'{settings.run.recipe}/{settings.run.name}')}, step {run.step:,}",
+        f"# {name}, step {run.step:,}",
         ABOUT.format(package_versions(["dualpath"])["dualpath"]),
-        "## Model\n\n"
-        + _table([("parameters", size), *rows])
-        + f"\n\n```yaml\n{dump(shown)}```",
+        f"## Model\n\n{table}\n\n```yaml\n{dump(shown)}```",
         _validation(run, settings),
         f"## Use\n\n{USE}",
     ]
-    text = "\n\n".join(filter(None, sections))
+    text = "\n\n".join(section for section in sections if section)
     return str(ModelCard(f"---\n{front.to_yaml()}\n---\n\n{text}\n"))
+
+
+def _pretrained_rows(run: Run, origin: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [
+        ("pretrained model", str(origin.get("pretrained"))),
+        ("training since", "none"),
+    ]
+    hashes = mapping_of(run.folder, origin, "sha256")
+    for name, value in hashes.items():
+        rows.append((f"sha256 of {name}", str(value)))
+
+    difference = origin.get("difference")
+    if isinstance(difference, float):
+        off = f"{difference:.1e} of their norm"
+        rows.append(("logits off from the pretrained model's at first", off))
+    return rows
 
 
 def _training_rows(
     run: Run, settings: Settings, facts: Mapping[str, Any], sources: Sequence[str]
 ) -> list[tuple[str, str]]:
     packages = mapping_of(run.folder, facts, "packages")
+    versions = [f"{name} {version}" for name, version in packages.items()]
     begun = mapping_of(run.folder, facts, "init_from")
+    weights = [f"{key} {value}" for key, value in begun.items()]
+
     rows = [
-        ("began with the weights of", ", ".join(f"{k} {v}" for k, v in begun.items())),
+        ("began with the weights of", ", ".join(weights)),
         ("training tokens", f"{run.step * settings.run.batch_tokens:,}"),
         ("tokens a step", f"{settings.run.batch_tokens:,}"),
         ("precision", str(facts.get("precision", ""))),
         ("data", ", ".join(sources)),
         ("fingerprint of the data", str(facts.get("data_fingerprint", ""))),
         ("commit", str(facts.get("git_commit") or "")),
-        (
-            "packages",
-            ", ".join(f"{name} {version}" for name, version in packages.items()),
-        ),
+        ("packages", ", ".join(versions)),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -128,18 +139,23 @@ def _validation(run: Run, settings: Settings) -> str:
             f"{table} has no row of step {run.step}: the card names no losses",
             sys.stdout,
         )
+    if not rows:
+        return ""
+
+    # Raises UserError for what is not a number, which nobody should quote.
     for row in rows:
         row.measured("loss")
-        # raise UserError for no numbers, which nobody should quote
         row.measured("bits_per_byte")
+
     cells = [(row["set"], row["loss"], row["bits_per_byte"]) for row in rows]
     headings = ("set", "loss, nats a token", "bits per byte")
-    return "## Validation\n\n" + _table(cells, headings) if rows else ""
+    return "## Validation\n\n" + _table(cells, headings)
 
 
 def _table(rows: Iterable[Sequence[str]], headings: Sequence[str] = ("", "")) -> str:
-    table = Table([Column(heading) for heading in headings], list(rows))
-    return markdown(table, escape=as_text).rstrip("\n")
+    columns = [Column(heading) for heading in headings]
+    text = markdown(Table(columns, list(rows)), escape=as_text)
+    return text.rstrip("\n")
 
 
 _MARKS = re.compile(r"[^\w\s,;/()=%+'.-]|\.(?=[A-Za-z])|(?<![^\W_])_|_(?![^\W_])")
@@ -152,4 +168,8 @@ def as_text(value: str) -> str:
     Marks become `&#NUMBER;`, also in tables; an underscore within a word is no mark.
     """
     plain = "".join(c if c.isprintable() else " " for c in value)
-    return _MARKS.sub(lambda mark: f"&#{ord(mark[0])};", plain)
+
+    def escaped(mark: re.Match[str]) -> str:
+        return f"&#{ord(mark[0])};"
+
+    return _MARKS.sub(escaped, plain)

@@ -12,7 +12,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.spec.config import ModelConfig
@@ -41,34 +41,44 @@ def flatten(name: str, beside: Sequence[str] = ()) -> str:
     imported. All import each other by `from MODULE import NAME` at the top. Raises
     ValueError where two modules give the same name at their top level.
     """
-    elsewhere = {module.name for other in beside for module in _in_order(other)}
-    modules = [module for module in _in_order(name) if module.name not in elsewhere]
-    places: dict[str, str] = {}
-    for module in modules:
-        for given in _names(module.body):
-            if places.setdefault(given, module.name) != module.name:
-                raise ValueError(f"{given} is in {places[given]} and in {module.name}")
+    elsewhere = {module.name for other in beside for module in _with_imports(other)}
+    modules = [module for module in _with_imports(name) if module.name not in elsewhere]
+    _check_names(modules)
+
     imports = sorted({line for module in modules for line in module.imports})
     if elsewhere:
-        taken = [node for m in modules for node in m.ours if node.module in elsewhere]
-        wanted = sorted({alias.name for node in taken for alias in node.names})
-        imports.append(f"\nfrom .configuration_dualpath import {', '.join(wanted)}")
+        # Names of the file beside are imported from there.
+        nodes = [node for module in modules for node in module.ours]
+        names: set[str] = set()
+        for node in nodes:
+            if node.module in elsewhere:
+                names.update(alias.name for alias in node.names)
+        taken = ", ".join(sorted(names))
+        imports.append(f"\nfrom .configuration_dualpath import {taken}")
+
     parts = [LICENSE, modules[-1].docstring, "\n".join(imports)]
-    parts += [
-        f"# ---- {m.name}: {m.docstring.strip().splitlines()[0].strip(chr(34))}\n"
-        "\n"
-        f"{m.body}"
-        for m in modules
-    ]
+    for module in modules:
+        title = module.docstring.strip().splitlines()[0].strip('"')
+        parts.append(f"# ---- {module.name}: {title}\n\n{module.body}")
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _in_order(name: str) -> list[_Module]:
+def _check_names(modules: Sequence[_Module]) -> None:
+    """Raises ValueError where two modules define the same name at their top level."""
+    places: dict[str, str] = {}
+    for module in modules:
+        for name in _defined_names(module.body):
+            place = places.setdefault(name, module.name)
+            if place != module.name:
+                raise ValueError(f"{name} is in {place} and in {module.name}")
+
+
+def _with_imports(name: str) -> list[_Module]:
     """A module after all that it imports of the project."""
     found: dict[str, _Module] = {}
 
     def visit(name: str) -> None:
-        module = _read(name)
+        module = _read_module(name)
         for node in module.ours:
             if node.module not in found:
                 visit(str(node.module))
@@ -78,93 +88,117 @@ def _in_order(name: str) -> list[_Module]:
     return list(found.values())
 
 
-def _read(name: str) -> _Module:
+def _read_module(name: str) -> _Module:
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.origin is not None
     source = Path(spec.origin).read_text(encoding="utf-8")
     tree = ast.parse(source)
-    statements = [
-        node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)
-    ]
-    ours = [
-        node
-        for node in statements
-        if isinstance(node, ast.ImportFrom)
-        and str(node.module).split(".")[0] == PROJECT
-    ]
-    imports = [
-        (f"from {node.module} " if isinstance(node, ast.ImportFrom) else "")
-        + ast.unparse(ast.Import([alias]))
-        for node in statements
-        if node not in ours
-        for alias in node.names
-    ]
-    cut: list[ast.stmt] = [*statements]
+
+    statements: list[ast.stmt] = []
+    ours = []
+    imports = []
+    for node in tree.body:
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        statements.append(node)
+        if _is_ours(node):
+            ours.append(node)
+        else:
+            imports += _one_a_line(node)
+
     docstring = ""
     if ast.get_docstring(tree) is not None:
         docstring = ast.get_source_segment(source, tree.body[0]) or ""
-        cut.append(tree.body[0])
+        statements.append(tree.body[0])
+
+    # The rest, with its comments, is the body.
     lines = source.splitlines(keepends=True)
-    for node in cut:
-        for line in range(node.lineno - 1, node.end_lineno or node.lineno):
-            lines[line] = ""
+    for statement in statements:
+        first = statement.lineno - 1
+        last = statement.end_lineno or statement.lineno
+        lines[first:last] = [""] * (last - first)
     return _Module(name, docstring, ours, imports, "".join(lines).strip("\n"))
 
 
-def _names(body: str) -> Iterator[str]:
+def _is_ours(node: ast.Import | ast.ImportFrom) -> TypeGuard[ast.ImportFrom]:
+    if not isinstance(node, ast.ImportFrom):
+        return False
+    return str(node.module).split(".")[0] == PROJECT
+
+
+def _one_a_line(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """An import as lines of one name each."""
+    start = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
+    return [start + ast.unparse(ast.Import([alias])) for alias in node.names]
+
+
+def _defined_names(body: str) -> Iterator[str]:
+    """The names that a module's body defines at its top level."""
     for node in ast.parse(body).body:
+        targets: list[ast.expr] = []
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield node.name
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from (target.id for target in targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+
+        for target in targets:
+            if isinstance(target, ast.Name):
+                yield target.id
 
 
 def own_files(config: ModelConfig) -> dict[str, str]:
     """Names and texts of the files of a model's own classes."""
-    return {
-        f"{_name(path)}.py": _moved(path, text)
-        for path, text in sources(config).items()
-    }
+    files = {}
+    for path, text in sources(config).items():
+        files[f"{_module_of(path)}.py"] = _with_local_imports(path, text)
+    return files
 
 
 def registration(config: ModelConfig) -> str:
     """The end of the model's code, by which it finds the classes in those files."""
     lines = []
     for role in own_roles(config):
-        path, cls = getattr(config, role), own_class(config, role)
+        path = getattr(config, role)
+        cls = own_class(config, role)
         name = f"Own{role.capitalize()}"
-        lines.append(f"from .{_name(path)} import {cls.__name__} as {name}")
+        lines.append(f"from .{_module_of(path)} import {cls.__name__} as {name}")
         lines.append(f'FOUND["{path}"] = {name}')
-    return "".join(
-        f"{line}\n" for line in ["\n", "# ---- custom classes", *lines] if lines
-    )
+    if not lines:
+        return ""
+
+    return "\n".join(["\n", "# ---- custom classes", *lines, ""])
 
 
-def _name(path: str) -> str:
+def _module_of(path: str) -> str:
     module: str = FOUND[path].__module__
     return "own_" + module.replace(".", "_")
 
 
-def _moved(path: str, text: str) -> str:
+def _with_local_imports(path: str, text: str) -> str:
     """A file's text with its imports of the project as they are in the folder."""
     lines = text.splitlines(keepends=True)
     for node in ast.walk(ast.parse(text)):
-        modules = (
-            [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        )
-        if isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
             modules = ["." * node.level + (node.module or "")]
-            if modules == [CONFIG]:
-                line = node.lineno - 1
-                lines[line] = lines[line].replace(CONFIG, ".configuration_dualpath", 1)
-                continue
+        else:
+            continue
+
+        # The folder has a copy of the configuration.
+        if isinstance(node, ast.ImportFrom) and modules == [CONFIG]:
+            line = node.lineno - 1
+            lines[line] = lines[line].replace(CONFIG, ".configuration_dualpath", 1)
+            continue
+
         for module in modules:
             if module.split(".")[0] not in ALLOWED:
                 raise UserError(
                     f"{path} cannot go into a folder for transformers, as its file "
-                    f"imports {module}; let it import torch, Python's own modules and "
-                    f"`from {CONFIG} import ...` alone"
+                    f"imports {module}; let it import only torch, Python's own "
+                    f"modules and `from {CONFIG} import ...`"
                 )
     return "".join(lines)

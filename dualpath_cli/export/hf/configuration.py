@@ -13,8 +13,7 @@ from dualpath_cli.spec.config import RENAMED, ModelConfig
 
 
 class DualPathConfig(PretrainedConfig):
-    """The fields of ModelConfig, under their own names and under transformers'
-    names."""
+    """The fields of ModelConfig, under our names and those of transformers."""
 
     model_type = "dualpath"
     keys_to_ignore_at_inference = ["cache", "past_key_values"]
@@ -31,34 +30,34 @@ class DualPathConfig(PretrainedConfig):
 
         Raises ValueError if the fields make no model.
         """
-        known = {
-            ours: kwargs.pop(theirs)
-            for theirs, ours in self.attribute_map.items()
-            if theirs in kwargs
-        }
-        known |= {
-            ours: kwargs.pop(name) for ours, name in RENAMED.items() if name in kwargs
-        }
-        if "tie_word_embeddings" in kwargs:
-            known["tie_embeddings"] = kwargs.pop("tie_word_embeddings")
-        names = [field.name for field in dataclasses.fields(ModelConfig)]
-        known |= {name: kwargs.pop(name) for name in names if name in kwargs}
+        fields = [field.name for field in dataclasses.fields(ModelConfig)]
+        # Our name of each argument that may give a field, by the argument's name.
+        ours = dict(self.attribute_map)
+        ours |= {kept: name for name, kept in RENAMED.items()}
+        ours |= {"tie_word_embeddings": "tie_embeddings"}
+        ours |= {name: name for name in fields}
+        known = {}
+        for argument, name in ours.items():
+            if argument in kwargs:
+                known[name] = kwargs.pop(argument)
+
+        # transformers makes a configuration of defaults to compare with.
         if known.get("d_ffn") is None and known.get("d_ffn_wide") is None:
-            # transformers makes a configuration of defaults to compare with.
             known |= {"d_ffn": 2048, "d_ffn_wide": 4096}
         model = ModelConfig(**known)
+
         self.use_cache = kwargs.pop("use_cache", True)
         kwargs["tie_word_embeddings"] = model.tie_embeddings
         super().__init__(**kwargs)
-        for name in names:
+        for name in fields:
             setattr(self, RENAMED.get(name, name), getattr(model, name))
 
     @property
     def model(self) -> ModelConfig:
-        names = [field.name for field in dataclasses.fields(ModelConfig)]
-        return ModelConfig(
-            **{name: getattr(self, RENAMED.get(name, name)) for name in names}
-        )
+        values = {}
+        for field in dataclasses.fields(ModelConfig):
+            values[field.name] = getattr(self, RENAMED.get(field.name, field.name))
+        return ModelConfig(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """`to_dict` of transformers, with the name that PEFT's prompt tuning reads."""

@@ -1,5 +1,4 @@
-"""Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, and that is a
-RUN.
+"""Writes the folder that transformers loads, and that is a RUN.
 
     config.json, generation_config.json             the model's settings
     configuration_dualpath.py, modeling_dualpath.py its code; own_*.py: custom
@@ -65,50 +64,60 @@ class Weights:
     def __init__(
         self, tensors: Mapping[str, torch.Tensor], folder: Path | None = None
     ) -> None:
-        """Takes tensors by name. With a `folder`, values are read from there while
-        writing."""
-        self._tensors, self._folder = dict(tensors), folder
+        """Takes tensors by name; from a `folder`, values are read while writing."""
+        self._tensors = dict(tensors)
+        self._folder = folder
         self.dtype = reduce(torch.promote_types, (t.dtype for t in tensors.values()))
         self.bytes = sum(tensor.nbytes for tensor in tensors.values())
         self.parameters = sum(tensor.numel() for tensor in tensors.values())
 
     @classmethod
-    def held(cls, model: DualPathLM) -> "Weights":
-        return cls(
-            {name: parameter.detach() for name, parameter in model.named_parameters()}
-        )
+    def of_model(cls, model: DualPathLM) -> "Weights":
+        named = model.named_parameters()
+        return cls({name: parameter.detach() for name, parameter in named})
 
     @classmethod
-    def read(cls, checkpoint: Path, config: ModelConfig) -> "Weights":
+    def of_checkpoint(cls, checkpoint: Path, config: ModelConfig) -> "Weights":
         """The parameters in a verified checkpoint."""
+        # Only names and shapes are needed.
         with torch.device("meta"):
             model = DualPathLM(config)
         found = tensors_in(checkpoint, PREFIX)
         check_weights(model, found, checkpoint)
-        return cls(
-            {name: found[name] for name, _ in model.named_parameters()}, checkpoint
-        )
 
-    def write(self, folder: Path, progress: Progress) -> None:
-        """Writes files of at most MOST_BYTES; the weights of one file at a time are in
-        memory."""
+        names = [name for name, _ in model.named_parameters()]
+        return cls({name: found[name] for name in names}, checkpoint)
+
+    def write_files(self, folder: Path, progress: Progress) -> None:
+        """Writes files of at most MOST_BYTES.
+
+        The weights of one file at a time are in memory.
+        """
         tensors = {PREFIX + name: tensor for name, tensor in self._tensors.items()}
         split = split_torch_state_dict_into_shards(tensors, max_shard_size=MOST_BYTES)
+
         for file, names in split.filename_to_tensors.items():
-            held = {name: tensors[name] for name in names}
-            if self._folder is not None:
-                held = {
-                    name: torch.empty_like(t, device="cpu") for name, t in held.items()
-                }
-                read_weights(held, self._folder)
-            save_file(held, folder / file, {"format": "pt"})
-            progress.advance(sum(tensor.nbytes for tensor in held.values()))
+            values = self._values({name: tensors[name] for name in names})
+            save_file(values, folder / file, {"format": "pt"})
+            progress.advance(sum(tensor.nbytes for tensor in values.values()))
+
         if split.is_sharded:
             index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
             (folder / SHARDS).write_text(_as_json(index))
 
+    def _values(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """These tensors in memory."""
+        if self._folder is None:
+            return tensors
 
-def write(
+        values = {}
+        for name, tensor in tensors.items():
+            values[name] = torch.empty_like(tensor, device="cpu")
+        read_weights(values, self._folder)
+        return values
+
+
+def write_folder(
     run: Run,
     settings: Settings,
     weights: Weights,
@@ -116,37 +125,48 @@ def write(
     progress: Progress,
     license: str | None = None,
 ) -> None:
-    """Writes the folder, whole or not at all; the same arguments give the same
-    bytes."""
-    tokenizer, facts = Tokenizer.load(run.folder / TOKENIZER), run.facts
-    of_settings = _settings(run, settings, weights, tokenizer)
-    texts = own_files(settings.model) | {
-        **{name: _as_json(content) for name, content in of_settings.items()},
-        "configuration_dualpath.py": flatten(CONFIGURATION),
-        "modeling_dualpath.py": flatten(MODELING, beside=[CONFIGURATION])
-        + registration(settings.model),
-        CARD: model_card(run, settings, facts, weights.parameters, license),
-        VERSIONS: json.dumps(facts, indent=2) + "\n",
-        **{
-            name: read_text(run.folder / name, PUT_BACK) for name in (RECIPE, TOKENIZER)
-        },
-    }
-    for name, rows in read_tables(run.folder, run.step).items():
-        if rows:
-            texts[name] = format_csv(rows)
+    """Writes the folder, whole or not at all.
+
+    The same arguments give the same bytes.
+    """
+    texts = _texts(run, settings, weights, license)
     with replacing_folder(out, lambda before: check_ours(before, out)) as partial:
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
-        weights.write(partial, progress)
-        hashes = {
-            name: hashlib.sha256(text.encode()).hexdigest()
-            for name, text in texts.items()
-        }
-        hashes |= {
-            path.name: hash_file(path) for path in partial.glob(f"model*{WEIGHTS[5:]}*")
-        }
+        weights.write_files(partial, progress)
+
+        hashes = {}
+        for name, text in texts.items():
+            hashes[name] = hashlib.sha256(text.encode()).hexdigest()
+        for path in partial.glob(f"model*{WEIGHTS[5:]}*"):
+            hashes[path.name] = hash_file(path)
         (partial / LISTING).write_text(listing(hashes))
+        # Read back as a command will, before the folder gets its name.
         read_folder(partial)
+
+
+def _texts(
+    run: Run, settings: Settings, weights: Weights, license: str | None
+) -> dict[str, str]:
+    """The folder's files but for weights and hashes, by name."""
+    tokenizer = Tokenizer.load(run.folder / TOKENIZER)
+    facts = run.facts
+
+    texts = own_files(settings.model)
+    for name, content in _settings(run, settings, weights, tokenizer).items():
+        texts[name] = _as_json(content)
+    texts["configuration_dualpath.py"] = flatten(CONFIGURATION)
+    modeling = flatten(MODELING, beside=[CONFIGURATION])
+    texts["modeling_dualpath.py"] = modeling + registration(settings.model)
+
+    texts[CARD] = model_card(run, settings, facts, weights.parameters, license)
+    texts[VERSIONS] = json.dumps(facts, indent=2) + "\n"
+    for name in (RECIPE, TOKENIZER):
+        texts[name] = read_text(run.folder / name, PUT_BACK)
+    for name, rows in read_tables(run.folder, run.step).items():
+        if rows:
+            texts[name] = format_csv(rows)
+    return texts
 
 
 def _as_json(content: dict[str, Any]) -> str:
@@ -161,6 +181,7 @@ def _settings(
     drawn. tokenizer_config.json: decoding changes no space; batches are padded on the
     left; the chat template of a pretrained model.
     """
+    model = settings.model
     origin = {
         "run": f"{settings.run.recipe}/{settings.run.name}",
         "exported_with": package_versions(["dualpath"])["dualpath"],
@@ -168,12 +189,52 @@ def _settings(
         "tokens": run.step * settings.run.batch_tokens,
         "tokenizer_size": tokenizer.vocab_size,
     }
+    fields = dataclasses.asdict(model)
+    names, ids = _special_tokens(run, tokenizer)
+    config = {
+        "architectures": ["DualPathForCausalLM"],
+        "model_type": "dualpath",
+        "auto_map": {
+            "AutoConfig": "configuration_dualpath.DualPathConfig",
+            "AutoModelForCausalLM": "modeling_dualpath.DualPathForCausalLM",
+        },
+        "dtype": str(weights.dtype).removeprefix("torch."),
+        **{RENAMED.get(name, name): value for name, value in fields.items()},
+        "tie_word_embeddings": model.tie_embeddings,
+        "use_cache": True,
+        **ids,
+        "dualpath": origin,
+    }
+
+    generation = dict(ids)
+    unused = list(range(tokenizer.vocab_size, model.vocab_size))
+    if unused:
+        generation["suppress_tokens"] = unused
+
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **names,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": model.max_seq_len,
+        "padding_side": "left",
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    return {
+        CONFIG: config,
+        "generation_config.json": generation,
+        "tokenizer_config.json": tokenizer_config,
+    }
+
+
+def _special_tokens(
+    run: Run, tokenizer: Tokenizer
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Names and ids of the tokens around a text, and a pretrained chat template."""
     # End-of-text stands before and after each document, and is the padding.
+    end = tokenizer.token_values()[tokenizer.eot_id].decode()
     special = ("bos_token", "eos_token", "pad_token")
+    names: dict[str, Any] = dict.fromkeys(special, end)
     ids: dict[str, Any] = {f"{name}_id": tokenizer.eot_id for name in special}
-    names: dict[str, Any] = dict.fromkeys(
-        special, tokenizer.token_values()[tokenizer.eot_id].decode()
-    )
 
     # A pretrained model had its own around a text.
     around = run.facts.get("retrofit", {}).get("around_texts", {})
@@ -183,36 +244,4 @@ def _settings(
         ids["eos_token_id"] = sorted({tokenizer.eot_id, *around["ends"].values()})
     if around.get("chat_template"):
         names["chat_template"] = around["chat_template"]
-
-    unused = list(range(tokenizer.vocab_size, settings.model.vocab_size))
-    return {
-        CONFIG: {
-            "architectures": ["DualPathForCausalLM"],
-            "model_type": "dualpath",
-            "auto_map": {
-                "AutoConfig": "configuration_dualpath.DualPathConfig",
-                "AutoModelForCausalLM": "modeling_dualpath.DualPathForCausalLM",
-            },
-            "dtype": str(weights.dtype).removeprefix("torch."),
-            **{
-                RENAMED.get(k, k): v
-                for k, v in dataclasses.asdict(settings.model).items()
-            },
-            "tie_word_embeddings": settings.model.tie_embeddings,
-            "use_cache": True,
-            **ids,
-            "dualpath": origin,
-        },
-        "generation_config.json": {
-            **ids,
-            **({"suppress_tokens": unused} if unused else {}),
-        },
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            **names,
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": settings.model.max_seq_len,
-            "padding_side": "left",
-            "model_input_names": ["input_ids", "attention_mask"],
-        },
-    }
+    return names, ids

@@ -66,10 +66,10 @@ class _Slot:
     number: int
 
     def append(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> Pair:
-        k, v = self.past.update(
-            k_BTHN.transpose(1, 2), v_BTHN.transpose(1, 2), self.number
-        )
-        return k.transpose(1, 2), v.transpose(1, 2)
+        k_BHTN = k_BTHN.transpose(1, 2)
+        v_BHTN = v_BTHN.transpose(1, 2)
+        k_BHSN, v_BHSN = self.past.update(k_BHTN, v_BHTN, self.number)
+        return k_BHSN.transpose(1, 2), v_BHSN.transpose(1, 2)
 
 
 class _Past(Cache):
@@ -83,15 +83,18 @@ class _Past(Cache):
     def __init__(self, past: Any, config: ModelConfig, tokens: torch.Tensor) -> None:
         """Raises ValueError for a cache of a fixed size, or of another model."""
         super().__init__(config)
-        self.past, self.tokens, self.length = past, tokens, past.get_seq_length()
-        fits = isinstance(past, DynamicCache) and (
-            not self.length or hasattr(past, "intervention")
-        )
-        if not fits:
+        self.past = past
+        self.tokens = tokens
+        self.length = past.get_seq_length()
+
+        grows = isinstance(past, DynamicCache)
+        ours = not self.length or hasattr(past, "intervention")
+        if not (grows and ours):
             kind = type(past).__name__
             raise ValueError(
                 f"{CACHE} is a {kind} of another model, or not one that grows"
             )
+
         # one made for a configuration has too few
         past.layer_class_to_replicate = DynamicLayer
         if self.length:
@@ -100,31 +103,40 @@ class _Past(Cache):
             self.documents_BS = numbers_BS if numbers_BS.any() else None
 
     def begin(self, intervention: Intervention | None) -> None:
-        """Begins a pass, as the model's own cache does. Raises ValueError for fewer
-        slots."""
+        """Begins a pass, as the model's own cache does.
+
+        Raises ValueError for fewer slots.
+        """
         if intervention is not None and intervention.kv_slots is not None:
             raise ValueError(
                 "kv_slots: transformers' cache keeps the keys and values of all steps"
             )
+
         super().begin(intervention)
         self.past.intervention = intervention
         self.open()
+
         slots = (_Slot(self.past, number) for number in count(1))
-        self.layers = [
-            LayerCache(next(slots), [next(slots) for _ in layer.deep])
-            for layer in self.layers
-        ]
+        layers = []
+        for layer in self.layers:
+            wide = next(slots)
+            layers.append(LayerCache(wide, [next(slots) for _ in layer.deep]))
+        self.layers = layers
 
     def extend(
         self, count: int, documents_BT: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Enters T positions; returns the numbers of all S, None if nothing is
-        padding."""
-        given_BT = (
-            torch.zeros_like(self.tokens) if documents_BT is None else documents_BT
-        )
-        given_B1T1 = given_BT[:, None, :, None]
-        numbers_B1S1: torch.Tensor = self.past.update(given_B1T1, given_B1T1, 0)[0]
+        """Enters T positions; returns the numbers of all S.
+
+        None if nothing is padding.
+        """
+        own_BT = documents_BT
+        if own_BT is None:
+            own_BT = torch.zeros_like(self.tokens)
+
+        own_B1T1 = own_BT[:, None, :, None]
+        numbers_B1S1: torch.Tensor
+        numbers_B1S1, _ = self.past.update(own_B1T1, own_B1T1, 0)
         return None if documents_BT is None else numbers_B1S1[:, 0, :, 0]
 
 
@@ -139,17 +151,16 @@ class DualPathOutput(CausalLMOutputWithPast):
 
 
 class RecomputedBlock(DualPathBlock):
-    """A block that computes its activations again for gradients if transformers' switch
-    is on."""
+    """A block that recomputes activations if transformers' switch is on."""
 
     gradient_checkpointing = False
     _gradient_checkpointing_func: Any
 
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
-        if layer.writes or not (
-            self.gradient_checkpointing and torch.is_grad_enabled()
-        ):
+        recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
+        if layer.writes or not recomputes:
             return super().forward(x_BTD, layer)
+
         y_BTD: torch.Tensor = self._gradient_checkpointing_func(
             super().forward, x_BTD, layer
         )
@@ -183,54 +194,32 @@ class DualPathModel(DualPathLM):
 
         See `DualPathForCausalLM.forward` for the arguments.
         """
-        for name, value in kwargs.items():
-            if value is not None and value is not False and name not in UNUSED:
-                raise ValueError(
-                    f"{name} cannot be given: {REFUSED.get(name, 'no such argument')}"
-                )
+        _check_unknown(kwargs)
         if isinstance(intervention, dict):
-            # of JSON
-            lists = {
-                n: tuple(v) for n, v in intervention.items() if isinstance(v, list)
-            }
-            intervention = Intervention(**(intervention | lists))
+            intervention = _intervention_of(intervention)
         if input_ids is None:
-            if inputs_embeds is None:
-                raise ValueError("give input_ids or inputs_embeds")
-            if self.config.document_start is not None:
-                raise ValueError(
-                    "inputs_embeds need input_ids beside them: documents begin by those"
-                )
-            input_ids = torch.zeros_like(inputs_embeds[..., 0], dtype=torch.long)
+            input_ids = self._ids_beside(inputs_embeds)
+
         if output_hidden_states is None:
             output_hidden_states = self.defaults.output_hidden_states
-        trace = (
-            RoutingTrace(keeps_states=True)
-            if output_hidden_states or output_routing
-            else None
-        )
+        trace = None
+        if output_hidden_states or output_routing:
+            trace = RoutingTrace(keeps_states=True)
+
         past = past_key_values if cache is None else cache
+        # Draws over a whole text cannot go on from a cache.
         if use_cache is None:
             fits = intervention is None or not intervention.needs_whole_text
             use_cache = self.defaults.use_cache and not self.training and fits
         if past is None and use_cache:
             past = DynamicCache()
         layers = None if past is None else _Past(past, self.config, input_ids)
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise ValueError(
-                f"attention_mask must be (B, S), not {tuple(attention_mask.shape)}"
-            )
-        if attention_mask is not None:
-            # With nothing padded, causal attention has a faster kernel.
-            padded = not attention_mask.all()
-            attention_mask = (
-                attention_mask[:, -input_ids.shape[1] :].bool() if padded else None
-            )
+
         with self.autocast(input_ids.device):
             states = forward(
                 self,
                 input_ids,
-                attention_mask=attention_mask,
+                attention_mask=_own_mask(attention_mask, input_ids.shape[1]),
                 trace=trace,
                 cache=layers,
                 intervention=intervention,
@@ -238,8 +227,10 @@ class DualPathModel(DualPathLM):
                 embeds=inputs_embeds,
                 head=False,
             )
-        read = states.to(self.head.weight.dtype)  # for callers with a head of their own
-        found: dict[str, Any] = {CACHE: past, "last_hidden_state": read}
+
+        # The type is that of the head, for callers with a head of their own.
+        last = states.to(self.head.weight.dtype)
+        found: dict[str, Any] = {CACHE: past, "last_hidden_state": last}
         if trace is not None and output_routing:
             found["routing"] = trace
         if trace is not None and output_hidden_states:
@@ -247,15 +238,55 @@ class DualPathModel(DualPathLM):
             found["hidden_states"] = (*before, states)
         return DualPathOutput(**found)
 
+    def _ids_beside(self, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        """Ids without a meaning, (B, T), for a call with embeddings only."""
+        if inputs_embeds is None:
+            raise ValueError("give input_ids or inputs_embeds")
+        if self.config.document_start is not None:
+            raise ValueError(
+                "inputs_embeds need input_ids beside them: documents begin by those"
+            )
+
+        return torch.zeros_like(inputs_embeds[..., 0], dtype=torch.long)
+
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
-        """Autocast for a model in half precision; for other models the caller's
-        stays."""
-        kind = next(p.dtype for name, p in self.named_parameters() if "q_proj" in name)
-        return (
-            torch.autocast(device.type, dtype=kind)
-            if kind.itemsize == 2
-            else nullcontext()
+        """Autocast for a model in half precision; else the caller's stays."""
+        dtypes = (p.dtype for name, p in self.named_parameters() if "q_proj" in name)
+        dtype = next(dtypes)
+        if dtype.itemsize != 2:
+            return nullcontext()
+        return torch.autocast(device.type, dtype=dtype)
+
+
+def _check_unknown(arguments: dict[str, Any]) -> None:
+    """Raises ValueError for an argument that would change something."""
+    for name, value in arguments.items():
+        if value is not None and value is not False and name not in UNUSED:
+            reason = REFUSED.get(name, "no such argument")
+            raise ValueError(f"{name} cannot be given: {reason}")
+
+
+def _intervention_of(fields: dict[str, Any]) -> Intervention:
+    """The intervention with these fields, whose tuples may be lists of JSON."""
+    lists = {
+        name: tuple(value) for name, value in fields.items() if isinstance(value, list)
+    }
+    return Intervention(**(fields | lists))
+
+
+def _own_mask(attention_mask: torch.Tensor | None, length: int) -> torch.Tensor | None:
+    """The mask of the last `length` positions, (B, T), None if nothing is padding."""
+    if attention_mask is None:
+        return None
+    if attention_mask.dim() != 2:
+        raise ValueError(
+            f"attention_mask must be (B, S), not {tuple(attention_mask.shape)}"
         )
+
+    # With nothing padded, causal attention has a faster kernel.
+    if attention_mask.all():
+        return None
+    return attention_mask[:, -length:].bool()
 
 
 class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
@@ -284,13 +315,15 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         if device.type != "meta":
             self.model.to_empty(device=device)
         self.model.tie_weights()
-        there = {
-            part for name, _ in self.named_parameters() for part in name.split(".")
-        }
-        kept = [name for name in KEPT if name in there]
+
+        parts = set()
+        for name, _ in self.named_parameters():
+            parts.update(name.split("."))
+        kept = [name for name in KEPT if name in parts]
+
+        # Version 4 wants the name of a module; this one would find `gate` in
+        # `gate_proj`, too.
         if int(transformers.__version__.split(".")[0]) >= 5:
-            # Version 4 wants the name of a module; this one would find `gate` in
-            # `gate_proj`, too.
             kept = [r"\.gate\." if name == "gate" else name for name in kept]
         self._keep_in_fp32_modules_strict = kept
         # what version 5.0 made of it above
@@ -299,10 +332,10 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """`from_pretrained` of transformers; biases of experts get no gradient, as in
-        training."""
+        """`from_pretrained` of transformers; experts' biases get no gradient."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
+
         for name, parameter in model.named_parameters():
             if name.endswith("balance_bias"):
                 parameter.requires_grad_(False)
@@ -319,21 +352,21 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Draws a module's weights that no checkpoint gave, seeded by
-        `torch.initial_seed`."""
+        """Draws weights that no checkpoint gave, seeded by `torch.initial_seed`."""
         # A resized embedding or head is not in its place yet.
-        new = "embed" if isinstance(module, nn.Embedding) else "head"
-        name = next(
-            (name for name, other in self.named_modules() if other is module), new
-        )
-        prefix = name.removeprefix("model").removeprefix(".")
+        place = "embed" if isinstance(module, nn.Embedding) else "head"
+        for name, other in self.named_modules():
+            if other is module:
+                place = name
+                break
+        place = place.removeprefix("model").removeprefix(".")
+
         seed = int(torch.initial_seed()) % 2**62
+        config = self.config.model
         for own, parameter in module.named_parameters(recurse=False):
             if not getattr(parameter, "_is_hf_initialized", False):
-                value = initial_value(
-                    f"{prefix}.{own}", parameter.shape, self.config.model, seed
-                )
-                parameter.copy_(value)
+                name = f"{place}.{own}"
+                parameter.copy_(initial_value(name, parameter.shape, config, seed))
 
     def forward(
         self,
@@ -353,8 +386,7 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> DualPathOutput | tuple[Any, ...]:
-        """Maps tokens (B, T) to logits (B, T, V) in float32, and to the mean loss of
-        `labels`.
+        """Maps tokens (B, T) to logits (B, T, V) in float32, and to a mean loss.
 
         `attention_mask` (B, S) is 0 at padding, on either side; positions follow from
         it. `inputs_embeds` (B, T, D) replace the tokens' embeddings. `intervention` has
@@ -369,26 +401,28 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         an impossible intervention, a mask of other than 2 dimensions, and a cache of
         another model or of a fixed size.
         """
-        found = dict(
-            self.model(
-                input_ids,
-                attention_mask,
-                past_key_values,
-                inputs_embeds,
-                use_cache,
-                output_hidden_states,
-                output_routing,
-                intervention,
-                token_mask,
-                cache,
-                **kwargs,
-            )
+        output = self.model(
+            input_ids,
+            attention_mask,
+            past_key_values,
+            inputs_embeds,
+            use_cache,
+            output_hidden_states,
+            output_routing,
+            intervention,
+            token_mask,
+            cache,
+            **kwargs,
         )
+        found = dict(output)
         states = found.pop("last_hidden_state")
-        few = isinstance(logits_to_keep, int)
-        logits = self._logits(
-            states[:, slice(-logits_to_keep, None) if few else logits_to_keep]
-        )
+
+        # Positions, or the number of the last ones; 0: all.
+        kept: Any = logits_to_keep
+        if isinstance(logits_to_keep, int):
+            kept = slice(-logits_to_keep, None)
+        logits = self._logits(states[:, kept])
+
         loss = None
         if labels is not None:
             loss = self.loss_function(
@@ -397,9 +431,10 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
                 vocab_size=self.config.vocab_size,
                 num_items_in_batch=num_items_in_batch,
             )
-        output = DualPathOutput(loss=loss, logits=logits, **found)
+
+        outputs = DualPathOutput(loss=loss, logits=logits, **found)
         whole = self.config.return_dict if return_dict is None else return_dict
-        return output if whole else output.to_tuple()
+        return outputs if whole else outputs.to_tuple()
 
     def lens(self, states: torch.Tensor) -> torch.Tensor:
         """The logits (B, T, V) of states (B, T, D) of the stream or of a loop."""

@@ -65,20 +65,24 @@ class Pretrained:
     """A pretrained model in files that were checked; only `model` reads the weights."""
 
     def __init__(self, files: Files) -> None:
-        """Raises UserError for an unreadable model, or one with a feature that no block
-        has."""
+        """Raises UserError for an unreadable model, or one that no block computes."""
         transformers.utils.logging.set_verbosity_error()
-        self.files, self.folder, self.shown = files, files.folder, files.shown
+        self.files = files
+        self.folder = files.folder
+        self.shown = files.shown
         self._gguf = {} if files.gguf is None else {"gguf_file": files.gguf}
         self._theirs = self._config()
-        if feature := self._feature():
+
+        feature = self._unknown_feature()
+        if feature:
             raise UserError(f"{self.shown} has {feature}; {FITS}")
 
     @cached_property
     def config(self) -> ModelConfig:
         """The model with wide blocks; both paths have the pretrained FFN width."""
-        theirs, width = self._theirs, self._theirs.intermediate_size
-        # effective: floor(2 d_ffn / 3), rounded up to a multiple
+        theirs = self._theirs
+        width = theirs.intermediate_size
+        # The effective width is floor(2 d_ffn / 3), rounded up to a multiple.
         d_ffn = -(-3 * width // 2)
         return ModelConfig(
             theirs.vocab_size,
@@ -103,13 +107,15 @@ class Pretrained:
         Raises UserError unless it is a byte-level BPE with at most `vocab_size`
         entries.
         """
+        # A GGUF file contains a tokenizer, which transformers converts.
         if self._gguf and not (self.folder / "tokenizer.json").exists():
-            theirs = self._read(transformers.AutoTokenizer)
+            theirs = self._load(transformers.AutoTokenizer)
             definition = json.loads(theirs.backend_tokenizer.to_str())
             name_end_of_text(definition, theirs.eos_token)
             found = Tokenizer(definition, self.shown)
         else:
             found = Tokenizer.load(self.folder)
+
         if found.vocab_size > self.config.vocab_size:
             raise UserError(
                 f"{self.shown}: its tokenizer has {found.vocab_size} entries, its "
@@ -119,30 +125,32 @@ class Pretrained:
 
     def license(self) -> str | None:
         path = self.folder / "README.md"
-        card = (
-            self._called(huggingface_hub.ModelCard.load, path)
-            if path.is_file()
-            else None
-        )
-        return None if card is None else card.data.license
+        if not path.is_file():
+            return None
+
+        card = self._call(huggingface_hub.ModelCard.load, path)
+        license: str | None = card.data.license
+        return license
 
     def sha256(self) -> dict[str, str]:
         return {path.name: hash_file(path) for path in self.files.paths}
 
     def around_texts(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """The chat template, the token before a text and those after it, for an
-        exported folder."""
-        chat, values = self.files.chat(), tokenizer.token_values()
+        """The chat template and the tokens around a text, for an exported folder."""
+        chat = self.files.chat()
+        values = tokenizer.token_values()
+        names = [value.decode(errors="replace") for value in values]
+        ids = {name: id for id, name in enumerate(names)}
+
         bos = chat.bos
         if isinstance(bos, int):
             bos = values[bos].decode() if bos < len(values) else None
-        ids = {value.decode(errors="replace"): id for id, value in enumerate(values)}
-        ends = [id for id in chat.ends if id < len(values)]
-        return {
-            "chat_template": chat.template,
-            "bos": None if bos is None or bos not in ids else [bos, ids[bos]],
-            "ends": {values[id].decode(errors="replace"): id for id in ends},
-        }
+        begin = None
+        if bos is not None and bos in ids:
+            begin = [bos, ids[bos]]
+
+        ends = {names[id]: id for id in chat.ends if id < len(names)}
+        return {"chat_template": chat.template, "bos": begin, "ends": ends}
 
     @torch.no_grad()
     def model(self, config: ModelConfig, path: PathKind) -> DualPathLM:
@@ -152,11 +160,11 @@ class Pretrained:
         Raises UserError unless the files hold its pretrained weights, all finite, and
         nothing else.
         """
-        model, names = DualPathLM(config, seed=0), _names(config, path)
-        shapes = {
-            other: tuple(model.get_parameter(name).shape)
-            for name, other in names.items()
-        }
+        model = DualPathLM(config, seed=0)
+        names = _pretrained_names(config, path)
+        shapes = {}
+        for name, other in names.items():
+            shapes[other] = tuple(model.get_parameter(name).shape)
         self.files.check_tensors(shapes, config.n_layers)
 
         theirs = dict(self._model.named_parameters())
@@ -178,32 +186,34 @@ class Pretrained:
             if name.endswith((".deep.gains", ".wide.gain")):
                 parameter[0] = ONE
 
+        # A new path adds 0, and the pretrained FFN twice its output: see above.
+        new_path = "wide" if path == "deep" else "deep"
+        output = "sublayer.ffn.down_proj.weight"
         for n, kind in enumerate(config.block_kinds):
             if kind == "dual":
-                new = "wide" if path == "deep" else "deep"
-                output = "sublayer.ffn.down_proj.weight"
-                model.get_parameter(f"blocks.{n}.{new}.{output}").zero_()
+                model.get_parameter(f"blocks.{n}.{new_path}.{output}").zero_()
                 model.get_parameter(f"blocks.{n}.{path}.{output}").mul_(2)
         return model
 
     @torch.no_grad()
     def difference(self, model: DualPathLM) -> float:
-        """How far the model's logits are from those of transformers, relative to their
-        norm.
+        """The relative distance of the model's logits from those of transformers.
 
         On one sequence of random tokens, with positions up to COMPARED; in float32.
         """
         length = min(self.config.max_seq_len, COMPARED)
         chance = torch.Generator().manual_seed(0)
         tokens = torch.randint(self.config.vocab_size, (1, length), generator=chance)
+
         wanted = self._model(tokens, use_cache=False).logits
-        return float((model.eval()(tokens) - wanted).norm() / wanted.norm())
+        logits = model.eval()(tokens)
+        return float((logits - wanted).norm() / wanted.norm())
 
     @cached_property
     def _model(self) -> Any:
         """The model of transformers, with its plainest attention."""
         options = {} if self._gguf else {"use_safetensors": True}
-        theirs = self._read(
+        theirs = self._load(
             transformers.AutoModelForCausalLM,
             config=self._theirs,
             attn_implementation="eager",
@@ -219,47 +229,54 @@ class Pretrained:
         `_attn_implementation` may name code to fetch.
         """
         if self._gguf:
-            return self._read(transformers.AutoConfig)
+            return self._load(transformers.AutoConfig)
 
-        settings = {
-            k: v for k, v in self.files.settings.items() if not k.startswith("_")
-        }
+        settings = self.files.settings
+        public = {key: settings[key] for key in settings if not key.startswith("_")}
         kind = transformers.CONFIG_MAPPING[settings["model_type"]]
-        return self._called(kind.from_dict, settings, attn_implementation="eager")
+        return self._call(kind.from_dict, public, attn_implementation="eager")
 
     def _has_tied_head(self, theirs: Mapping[str, torch.Tensor]) -> bool:
-        """Whether files with a head beside a tied embedding have the same values in
-        both."""
+        """Whether a head beside a tied embedding has the same values."""
+        if self._gguf:
+            return True
+
         embedding = theirs["model.embed_tokens.weight"]
-        for path in self.files.paths if not self._gguf else ():
+        for path in self.files.paths:
             with safe_open(path, "pt") as file:
                 if "lm_head.weight" in file.keys():  # noqa: SIM118 - not a mapping
-                    return torch.equal(
-                        file.get_tensor("lm_head.weight").float(), embedding
-                    )
+                    head = file.get_tensor("lm_head.weight").float()
+                    return torch.equal(head, embedding)
         return True
 
-    def _feature(self) -> str | None:
+    def _unknown_feature(self) -> str | None:
         """A feature of the model that no block has, with its value."""
-        theirs, window = self._theirs, None
-        rope, width = theirs.rope_parameters["rope_type"], theirs.hidden_size
-        if getattr(theirs, "use_sliding_window", True):
-            window = getattr(theirs, "sliding_window", None)
+        theirs = self._theirs
+        rope = theirs.rope_parameters["rope_type"]
         if rope != "default":
             return f"rotary scaling ({rope})"
+
+        window = None
+        if getattr(theirs, "use_sliding_window", True):
+            window = getattr(theirs, "sliding_window", None)
         if window and window < theirs.max_position_embeddings:  # else it never acts
             return f"sliding windows ({window})"
-        if theirs.head_dim not in (None, width / theirs.num_attention_heads):
+
+        head_size = theirs.hidden_size / theirs.num_attention_heads
+        if theirs.head_dim not in (None, head_size):
             return f"another head size than width / heads ({theirs.head_dim})"
+
         if theirs.hidden_act not in ("silu", "swish"):
             return f"another activation than silu ({theirs.hidden_act})"
+
         return None
 
-    def _read(self, auto: Any, **options: Any) -> Any:
+    def _load(self, auto: Any, **options: Any) -> Any:
         options |= {"trust_remote_code": False, "local_files_only": True, **self._gguf}
-        return self._called(auto.from_pretrained, self.folder, **options)
+        return self._call(auto.from_pretrained, self.folder, **options)
 
-    def _called(self, function: Any, *arguments: Any, **options: Any) -> Any:
+    def _call(self, function: Any, *arguments: Any, **options: Any) -> Any:
+        """Calls a function of a library, quietly; raises UserError if it fails."""
         try:
             with redirect_stderr(StringIO()):  # some progress bars have no switch
                 return function(*arguments, **options)
@@ -268,7 +285,7 @@ class Pretrained:
             raise UserError(f"{self.shown} cannot be read: {reason}") from None
 
 
-def _names(config: ModelConfig, path: PathKind) -> dict[str, str]:
+def _pretrained_names(config: ModelConfig, path: PathKind) -> dict[str, str]:
     """The names of pretrained weights, by the names of our parameters.
 
     `path` is the pretrained path of dual blocks; the attention of the other path is a
@@ -284,11 +301,14 @@ def _names(config: ModelConfig, path: PathKind) -> dict[str, str]:
     layer = dict(LAYER)
     if config.qk_norm == "none":
         del layer["attn.q_norm"], layer["attn.k_norm"]
+
     for n, kind in enumerate(config.block_kinds):
         for ours, theirs in layer.items():
             for place in PATHS[kind]:
-                new = kind == "dual" and place != path
-                if not (new and ours.startswith("ffn")):  # the FFN of a new path is new
-                    name = f"blocks.{n}.{place}.sublayer.{ours}.weight"
-                    found[name] = f"model.layers.{n}.{theirs}.weight"
+                # The FFN of a new path is new.
+                new_path = kind == "dual" and place != path
+                if new_path and ours.startswith("ffn"):
+                    continue
+                name = f"blocks.{n}.{place}.sublayer.{ours}.weight"
+                found[name] = f"model.layers.{n}.{theirs}.weight"
     return found

@@ -40,6 +40,12 @@ OF_GGUF = {
     "rope.freq_base",
 }
 """The keys of a GGUF file that describe those families' layers."""
+SIZES_OF_GGUF = (
+    "attention.key_length",
+    "attention.value_length",
+    "rope.dimension_count",
+)
+"""The keys of a head's size, which must be width / heads."""
 OFF = {
     "rope.scaling.type": "none",
     "attention.causal": True,
@@ -52,8 +58,10 @@ OFF = {
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file: its type by safetensors' name, None in a GGUF file, and its
-    shape."""
+    """A tensor in a file.
+
+    `dtype` is safetensors' name of its type, None in a GGUF file.
+    """
 
     dtype: str | None
     shape: tuple[int, ...]
@@ -76,14 +84,15 @@ class Files:
 
     def __init__(self, folder: Path, gguf: str | None, shown: str) -> None:
         """Raises UserError for files that cannot be read, and for what no block has."""
-        self.folder, self.gguf, self.shown = folder, gguf, shown
+        self.folder = folder
+        self.gguf = gguf
+        self.shown = shown
         for file in folder.iterdir():
             refuse_pointer(file)
 
-        if (folder / "adapter_config.json").exists():
-            base = read_json(folder / "adapter_config.json").get(
-                "base_model_name_or_path"
-            )
+        adapter = folder / "adapter_config.json"
+        if adapter.exists():
+            base = read_json(adapter).get("base_model_name_or_path")
             raise UserError(
                 f"{shown} holds an adapter of '{base}' (adapter_config.json); merge it "
                 "into that model by peft's merge_and_unload, and give the folder that "
@@ -97,106 +106,109 @@ class Files:
         else:
             self.paths = [folder / gguf]
             self._reader = _read_gguf(self.paths[0], shown)
-            fields = self._reader.fields.items()
             # Tokens, scores and merges are long, and read by transformers.
-            self.settings = {
-                name: field.contents() for name, field in fields if not _is_list(field)
-            }
+            self.settings = {}
+            for name, field in self._reader.fields.items():
+                if not _is_list(field):
+                    self.settings[name] = field.contents()
             self._check_gguf()
 
     def check_tensors(self, wanted: Mapping[str, tuple[int, ...]], layers: int) -> None:
-        """Compares the files with the tensors that the model has, by transformers'
-        names.
+        """Compares the files with the tensors of the model, by transformers' names.
 
         Raises UserError for the first that is missing, too much, of another shape, or
         of a type that is not a weight by itself.
         """
         stored = self._stored()
-        names = (
-            {name: name for name in wanted}
-            if self.gguf is None
-            else self._of_gguf(wanted)
-        )
+        names = {name: name for name in wanted}
+        if self.gguf is not None:
+            names = self._of_gguf(wanted)
+
         for name, shape in wanted.items():
-            found = stored.pop(names[name], None)
+            own_name = names[name]
+            found = stored.pop(own_name, None)
             if found is None:
-                raise UserError(f"{self.shown} is incomplete: it lacks {names[name]}")
+                raise UserError(f"{self.shown} is incomplete: it lacks {own_name}")
             if found.shape != shape:
                 raise UserError(
-                    f"{self.shown}: {names[name]} is {found.shape}, and {CONFIG} asks "
+                    f"{self.shown}: {own_name} is {found.shape}, and {CONFIG} asks "
                     f"for {shape}; put the {CONFIG} of these weights back"
                 )
             if found.dtype is not None and found.dtype not in DTYPES:
                 raise UserError(
-                    f"{self.shown}: {names[name]} is of {found.dtype}, a quantised "
+                    f"{self.shown}: {own_name} is of {found.dtype}, a quantised "
                     "weight; give the model before its quantisation, or its GGUF file"
                 )
 
         left = [name for name in sorted(stored) if not name.endswith(OF_ROPE)]
+        # a tied head: the same values, or `Pretrained` says so
         if "lm_head.weight" in left and "lm_head.weight" not in wanted:
-            # a tied one: the same values, or `Pretrained` says so
             left.remove("lm_head.weight")
         if left:
             raise self._too_much(left[0], layers)
 
     def chat(self) -> Chat:
-        """The chat template and the tokens around a text, as far as the files name
-        them."""
+        """The chat template and the tokens around a text, where files name them."""
         if self.gguf is not None:
-            given = self.settings
-            bos = given.get("tokenizer.ggml.bos_token_id")
-            ends = [
-                given.get(f"tokenizer.ggml.{end}_token_id")
-                for end in ("eos", "eot", "eom")
-            ]
-            return Chat(given.get("tokenizer.chat_template"), bos, _ids(ends))
+            return self._chat_of_gguf()
 
-        of_tokenizer = self._optional("tokenizer_config.json")
-        template, bos = of_tokenizer.get("chat_template"), of_tokenizer.get("bos_token")
-        if isinstance(template, list):  # several by name
-            named = [one for one in template if isinstance(one, dict)]
-            template = next(
-                (one.get("template") for one in named if one.get("name") == "default"),
-                None,
-            )
+        tokenizer = self._optional("tokenizer_config.json")
+        template = tokenizer.get("chat_template")
+        if isinstance(template, list):
+            template = _default_template(template)
+        # A file of its own comes first, as in transformers.
         if (self.folder / "chat_template.jinja").exists():
             template = read_text(self.folder / "chat_template.jinja")
-        bos = bos.get("content") if isinstance(bos, dict) else bos
+
+        bos = tokenizer.get("bos_token")
+        if isinstance(bos, dict):
+            bos = bos.get("content")
 
         generation = self._optional("generation_config.json")
         end = generation.get("eos_token_id", self.settings.get("eos_token_id"))
-        return Chat(template, bos, _ids(end if isinstance(end, list) else [end]))
+        ends = end if isinstance(end, list) else [end]
+        return Chat(template, bos, _ids(ends))
+
+    def _chat_of_gguf(self) -> Chat:
+        start = "tokenizer.ggml"
+        bos = self.settings.get(f"{start}.bos_token_id")
+        ends = [
+            self.settings.get(f"{start}.{end}_token_id")
+            for end in ("eos", "eot", "eom")
+        ]
+        return Chat(self.settings.get("tokenizer.chat_template"), bos, _ids(ends))
 
     def _check_settings(self) -> None:
         """Refuses settings that name code, files or another format of weights."""
-        given = self.settings
-        if given.get("model_type") == "dualpath":
+        settings = self.settings
+        kind = settings.get("model_type")
+        if kind == "dualpath":
             raise UserError(
                 f"{self.shown} is a dual-path model already, written by export or "
                 "retrofit: give it as a RUN, or to fit as --run.init_from"
             )
-        kind = given.get("model_type")
         if kind not in list(FAMILIES):  # also where it is a list itself
             raise UserError(f"{self.shown} has layers of model_type {kind}; {FITS}")
-        if quantised := given.get("quantization_config"):
-            method = (
-                quantised.get("quant_method")
-                if isinstance(quantised, dict)
-                else quantised
-            )
+
+        method = settings.get("quantization_config")
+        if method:
+            if isinstance(method, dict):
+                method = method.get("quant_method")
             raise UserError(
                 f"{self.shown} is quantised (quantization_config: {method}); give the "
                 "model before its quantisation, or its GGUF file"
             )
-        if named := given.get("transformers_weights"):
+
+        file = settings.get("transformers_weights")
+        if file:
             raise UserError(
                 f"{self.shown}: {CONFIG} names the file of its weights "
-                f"(transformers_weights: {named}); name the file {WEIGHTS}, and remove "
+                f"(transformers_weights: {file}); name the file {WEIGHTS}, and remove "
                 "the key"
             )
 
-        rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
-        for place in (given, rope):
+        rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+        for place in (settings, rope):
             theta = place.get("rope_theta", 1.0) if isinstance(place, dict) else place
             if isinstance(theta, bool) or not isinstance(theta, int | float):
                 raise UserError(
@@ -206,10 +218,10 @@ class Files:
 
     def _weights(self) -> list[Path]:
         """The files that transformers reads: one, or else those of the index."""
-        one = self.folder / WEIGHTS
-        paths = (
-            [part_of(self.folder, WEIGHTS)] if one.exists() else shards_of(self.folder)
-        )
+        if (self.folder / WEIGHTS).exists():
+            return [part_of(self.folder, WEIGHTS)]
+
+        paths = shards_of(self.folder)
         if not paths:
             raise UserError(
                 f"{self.shown} holds no {WEIGHTS}; give a folder with safetensors"
@@ -217,26 +229,17 @@ class Files:
         return paths
 
     def _stored(self) -> dict[str, Stored]:
-        """The tensors in the files, by the names there; a bare model's get their
-        prefix."""
+        """The tensors in the files, by name; a bare model's get their prefix."""
+        stored: dict[str, Stored] = {}
         if self.gguf is not None:
-            tensors = self._reader.tensors
-            return {
-                t.name: Stored(None, tuple(map(int, reversed(t.shape))))
-                for t in tensors
-            }
+            for tensor in self._reader.tensors:
+                shape = tuple(int(size) for size in reversed(tensor.shape))
+                stored[tensor.name] = Stored(None, shape)
+            return stored
 
-        from safetensors import safe_open
-
-        stored = {}
         for path in self.paths:
             try:
-                with open_regular(path):  # a pipe would be waited for
-                    pass
-                with safe_open(path, "numpy") as file:
-                    for name in file.keys():  # noqa: SIM118 - not a mapping
-                        part = file.get_slice(name)
-                        stored[name] = Stored(part.get_dtype(), tuple(part.get_shape()))
+                stored |= _tensors_of(path)
             except Exception as error:  # a damaged file raises nearly anything
                 reason = " ".join(str(error).split())[:120]
                 raise UserError(
@@ -249,7 +252,8 @@ class Files:
         return stored
 
     def _too_much(self, name: str, layers: int) -> UserError:
-        layer = next((int(word) for word in name.split(".") if word.isdecimal()), 0)
+        numbers = [int(word) for word in name.split(".") if word.isdecimal()]
+        layer = numbers[0] if numbers else 0
         if layer >= layers:
             return UserError(
                 f"{self.shown} holds weights of a layer {layer + 1} ({name}), and its "
@@ -259,40 +263,39 @@ class Files:
         return UserError(f"{self.shown} has weights {name}; {FITS}")
 
     def _optional(self, name: str) -> dict[str, Any]:
-        return read_json(self.folder / name) if (self.folder / name).exists() else {}
+        path = self.folder / name
+        return read_json(path) if path.exists() else {}
 
     def _check_gguf(self) -> None:
-        """Refuses keys of a GGUF file that its layers heed and transformers passes
-        over."""
+        """Refuses keys that a GGUF file's layers heed and transformers ignores."""
         kind = self.settings.get("general.architecture")
         if kind not in ("llama", "qwen3"):  # Mistral's is llama
             raise UserError(f"{self.shown} has layers of architecture {kind}; {FITS}")
 
+        start = f"{kind}."
         of_layers = {
-            name.removeprefix(f"{kind}."): value
+            name.removeprefix(start): value
             for name, value in self.settings.items()
-            if name.startswith(f"{kind}.")
+            if name.startswith(start)
         }
-        window, length = (
-            of_layers.get("attention.sliding_window"),
-            of_layers.get("context_length"),
-        )
+        window = of_layers.get("attention.sliding_window")
+        length = of_layers.get("context_length")
         if window and length and window >= length:
             del of_layers["attention.sliding_window"]  # it never acts
 
         for name, value in of_layers.items():
-            if name not in OF_GGUF and not (name in OFF and OFF[name] == value):
+            changes_nothing = name in OFF and OFF[name] == value
+            if name not in OF_GGUF and not changes_nothing:
                 raise UserError(f"{self.shown} has {kind}.{name} {value}; {FITS}")
 
-        heads, width = (
-            of_layers.get("attention.head_count"),
-            of_layers.get("embedding_length"),
-        )
-        for name in (
+        heads = of_layers.get("attention.head_count")
+        width = of_layers.get("embedding_length")
+        sizes = (
             "attention.key_length",
             "attention.value_length",
             "rope.dimension_count",
-        ):
+        )
+        for name in sizes:
             size = of_layers.get(name)
             if size is not None and heads and size * heads != width:
                 raise UserError(
@@ -304,12 +307,34 @@ class Files:
         """The names of tensors in a GGUF file, by those of transformers."""
         import gguf
 
-        name = self.settings["general.architecture"]
-        kind = next(
-            kind for kind, other in gguf.MODEL_ARCH_NAMES.items() if other == name
-        )
-        known = gguf.get_tensor_name_map(kind, self.settings[f"{name}.block_count"])
+        architecture = self.settings["general.architecture"]
+        kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+        layers = self.settings[f"{architecture}.block_count"]
+        known = gguf.get_tensor_name_map(kinds[architecture], layers)
         return {name: str(known.get_name(name, (".weight",))) for name in names}
+
+
+def _default_template(templates: list[Any]) -> Any:
+    """The template named `default`, of several."""
+    for template in templates:
+        if isinstance(template, dict) and template.get("name") == "default":
+            return template.get("template")
+    return None
+
+
+def _tensors_of(path: Path) -> dict[str, Stored]:
+    """The tensors in a file of safetensors."""
+    from safetensors import safe_open
+
+    with open_regular(path):  # a pipe would be waited for
+        pass
+
+    stored = {}
+    with safe_open(path, "numpy") as file:
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            part = file.get_slice(name)
+            stored[name] = Stored(part.get_dtype(), tuple(part.get_shape()))
+    return stored
 
 
 def _read_gguf(path: Path, shown: str) -> Any:

@@ -1,0 +1,112 @@
+"""What an optimizer step reads and changes, as a part of Lightning's module.
+
+The rest of the module, with losses of validation and checkpoints, is in `module.py`.
+"""
+
+import re
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.windows import LanguageModelLoss
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.recipe.schedule import StepLoops
+from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.training.balance import ExpertLoads
+from dualpath_cli.training.graphs import Losses, MicroBatchGraph
+from dualpath_cli.training.guard import PATIENCE, BadStep, StepGuard, without_gradient
+
+
+class StepState(LightningModule):
+    """The model in training, and all that lasts from step to step."""
+
+    model: DualPathLM  # built for the strategy by `DualPathModule.configure_model`
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        optim: OptimSettings,
+        train_loss: LanguageModelLoss,
+        *,
+        compile_blocks: bool,
+        step_loops: StepLoops | None,
+        micro_batch: int | None,
+    ) -> None:
+        """See `DualPathModule`; `train_loss` collects the losses of steps."""
+        super().__init__()
+        self.automatic_optimization = False
+        self.config = config
+        self.optim = optim
+        self.compile_blocks = compile_blocks
+        self.step_loops = step_loops
+        self.micro_batch = micro_batch
+        self.model = None  # type: ignore[assignment]
+
+        self.train_loss = train_loss
+        self.expert_loads = ExpertLoads()
+        self.guard = StepGuard(optim.skip_sigma)
+
+        self.grad_norm = torch.zeros(())
+        """The norm of the last step's gradient, before clipping."""
+        self.bad_step: BadStep | None = None
+        """The last step, if it was skipped."""
+        self.untrained: dict[str, torch.Tensor] = {}
+        """Matrices that had no gradient up to now."""
+        self.graph: MicroBatchGraph | None = None
+        """Of the micro-batches, where they run as one."""
+        # Kept, as finding them takes 0.4 ms of a step.
+        self.trained: list[nn.Parameter] = []
+        """All parameters."""
+
+    @property
+    def forced_loops(self) -> int | None:
+        """The loops forced in the trainer's optimizer step; None: the model's loops."""
+        if self.step_loops is None:
+            return None
+
+        loops = self.step_loops.at(self.trainer.global_step)
+        return None if loops == self.config.loops else loops
+
+    @property
+    def most_loops(self) -> int:
+        """The most loops that steps up to this one can have run."""
+        if self.step_loops is None:
+            return self.config.most_loops
+
+        choices = self.step_loops.choices(self.trainer.global_step)
+        return max(choices) if choices else self.config.most_loops
+
+    def count(self, made: Losses, targets: torch.Tensor) -> None:
+        """Adds a micro-batch to the rows of metrics.csv; `targets` are (B, T).
+
+        Auxiliary losses and non-finite losses are not logged.
+        """
+        self.expert_loads.add(made.loads)
+
+        finite = made.nll.isfinite().all()
+        nll = torch.where(finite, made.nll, 0.0)
+        self.train_loss.update(nll, torch.where(finite, targets, IGNORE))
+
+    def check_gradients(self) -> None:
+        """Raises UserError if a matrix got no gradient in the first steps."""
+        if not self.untrained:
+            return
+
+        self.untrained = without_gradient(self.untrained)
+        if not self.untrained or self.trainer.global_step + 1 < PATIENCE:
+            return
+
+        kinds = {re.sub(r"\.\d+\.", ".*.", name) for name in self.untrained}
+        way_out = "other values of model.init_std and model.gain_init"
+        if self.compile_blocks:
+            way_out = f"--run.compile false, or another torch than {torch.__version__}"
+        text = (
+            f"{', '.join(sorted(kinds))} do not train: their gradients are exactly "
+            f"zero; try {way_out}"
+        )
+        # the first rank reports
+        raise UserError(text if self.trainer.is_global_zero else "")
