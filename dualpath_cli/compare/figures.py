@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from itertools import cycle
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -16,8 +15,9 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
 from dualpath_cli.base.ranges import format_size
-from dualpath_cli.compare.groups import FAMILIES, Configuration, Group
+from dualpath_cli.compare.configurations import FAMILIES, Configuration, Group
 from dualpath_cli.compare.runs import AGGREGATE
+from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.report.figures import FAMILY_COLORS, MUTED, panels, plain, shades
 
 MARKERS = {1: "o", 2: "^", 3: "s", 4: "D", 5: "p", 6: "h", 8: "*"}
@@ -25,8 +25,6 @@ COUNTS = FuncFormatter(lambda value, _: format_size(round(value)))  # 719M, 1.4B
 # share of a run whose losses, far above all that follows, do not set the scale
 START = 0.1
 TOKENS, LOSS, HOURS = 0, 1, 2  # places in a point of a curve
-
-Floats = npt.NDArray[np.float64]
 
 
 def captions(groups: Sequence[Group]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from dualpath_cli.base.errors import UserError, of_content
 from dualpath_cli.base.files import read_json
-from dualpath_cli.compare.groups import Configuration, Group, mean_and_error
+from dualpath_cli.compare.configurations import Configuration, Group, mean_and_error
 from dualpath_cli.compare.runs import TrainedRun
 from dualpath_cli.evaluation.benchmarks import FOLDER, RESULTS, score_table
 from dualpath_cli.report.blocks import holm, signed_rank_p

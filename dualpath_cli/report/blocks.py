@@ -15,7 +15,7 @@ other configurations, but has only S - 1 degrees of freedom.
 Shapes: C configurations, S seeds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf, sqrt
@@ -25,8 +25,6 @@ import numpy.typing as npt
 
 LEVEL = 0.05  # a corrected p-value below this rejects
 POWER = 0.8  # the probability of finding the smallest detectable difference
-
-Scores = Mapping[str, Mapping[int, float]]  # by configuration and seed
 
 
 @dataclass(frozen=True)
@@ -77,34 +75,41 @@ class SeedBlocks:
         return (len(self.names) - 1) * (len(self.seeds) - 1)
 
 
-def find_blocks(scores: Scores, one: str, other: str) -> SeedBlocks:
+def find_blocks(
+    seeds: Mapping[str, Collection[int]], one: str, other: str
+) -> SeedBlocks:
     """Returns the complete blocks with both configurations that detect their smallest
     difference.
 
-    The blocks depend only on which configurations have which seeds. More seeds make the
-    difference surer, more configurations its error. With fewer than two common seeds
-    they hold only the pair.
+    `seeds` are those of each configuration. More seeds make the difference surer, more
+    configurations its error. With fewer than two common seeds the blocks are only the
+    pair.
     """
-    shared = scores[one].keys() & scores[other].keys()
-    found = SeedBlocks(
-        tuple(n for n in scores if n in (one, other)), tuple(sorted(shared))
-    )
-    for seeds in sorted(
-        {tuple(sorted(shared & runs.keys())) for runs in scores.values()}
-    ):
+    shared = set(seeds[one]).intersection(seeds[other])
+    names = tuple(name for name in seeds if name in (one, other))
+    pair = SeedBlocks(names, tuple(sorted(shared)))
+    return min([pair, *_candidates(seeds, shared)], key=_detectable)
+
+
+def _candidates(
+    seeds: Mapping[str, Collection[int]], shared: Collection[int]
+) -> Iterator[SeedBlocks]:
+    """The blocks of those of the shared seeds that some configuration has, with all
+    configurations that have them."""
+    subsets = {tuple(sorted(set(own).intersection(shared))) for own in seeds.values()}
+    for subset in sorted(subsets):
         names = tuple(
-            name for name, runs in scores.items() if runs.keys() >= set(seeds)
+            name for name, own in seeds.items() if set(own).issuperset(subset)
         )
-        found = min(found, SeedBlocks(names, seeds), key=_detectable)
-    return found
+        yield SeedBlocks(names, subset)
 
 
 def _detectable(blocks: SeedBlocks) -> float:
     """The detectable difference, in standard deviations of e; infinite without a
     test."""
-    return (
-        noncentrality(blocks.df) * sqrt(2 / len(blocks.seeds)) if blocks.df > 0 else inf
-    )
+    if blocks.df <= 0:
+        return inf
+    return noncentrality(blocks.df) * sqrt(2 / len(blocks.seeds))
 
 
 def block_spread(values_CS: npt.ArrayLike) -> Spread:

@@ -12,7 +12,9 @@ import yaml
 from dualpath_cli.base.files import OURS
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare import runs
-from dualpath_cli.compare.groups import Group, groups_of
+from dualpath_cli.compare.baselines import groups_of
+from dualpath_cli.compare.configurations import Group
+from dualpath_cli.compare.differences import AFTER, SAME
 from dualpath_cli.compare.runs import TrainedRun, find_folders, read_run
 from dualpath_cli.compare.studies import (
     ablations_of,
@@ -21,7 +23,6 @@ from dualpath_cli.compare.studies import (
     table_of_classes,
     table_of_scores,
 )
-from dualpath_cli.compare.tables import AFTER, SAME
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
