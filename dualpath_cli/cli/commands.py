@@ -86,8 +86,8 @@ _RECORDS = (
     Command(
         "flops",
         "Solve FLOP-matched widths; count parameters and FLOPs.",
-        options="dualpath_cli.flops.command:Flops",
-        run="dualpath_cli.flops.command:run",
+        options="dualpath_cli.flops.description:Flops",
+        run="dualpath_cli.flops.command:describe",
     ),
     Command(
         "sweep",

@@ -17,7 +17,7 @@ from dualpath_cli.base.ranges import format_size
 from dualpath_cli.flops.count import passes, projection_flops, score_flops
 from dualpath_cli.spec.config import BlockKind, effective_width
 
-Match = Literal["linear", "total"]
+FlopMatch = Literal["linear", "total"]
 
 TOLERANCE = Fraction(1, 100)  # of `solve_within`: deviation of a block's FLOPs
 
@@ -33,7 +33,7 @@ class Target:
     block: BlockKind = "dual"  # kind of block that spends the budget
     alpha: float = 50  # percent of a dual block's FLOPs, gate aside, for the deep path
     loops: int = 4  # K of the deep path
-    match: Match = "linear"
+    match: FlopMatch = "linear"
     """linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and
     attention scores together meet the budget plus the reference_loops + 1 attention
     passes of a dual block; blocks with fewer passes then get wider FFNs."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 T = TypeVar("T")
-Format = str | Callable[[Any], str]
+ValueFormat = str | Callable[[Any], str]
 
 LOG_WIDTH = 100  # characters in a line of a caption if the output is no terminal
 WIDEST = 10_000  # characters of the widest table
@@ -37,7 +37,7 @@ class Column:
 
     heading: str
     """On the terminal `\\n` begins another line."""
-    format: Format | None = None
+    format: ValueFormat | None = None
     """A format such as `+.4f`, or a function of the value. A column without a format
     holds words and is aligned left, others are aligned right; `""` is for numbers that
     are text already."""

@@ -23,7 +23,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
 from dualpath_cli.compare.configurations import Family
 from dualpath_cli.flops.count import gate_flops
-from dualpath_cli.flops.widths import TOLERANCE, Match, Target, solve_widths
+from dualpath_cli.flops.widths import TOLERANCE, FlopMatch, Target, solve_widths
 from dualpath_cli.spec.config import ModelConfig
 
 CONTROLS = ("wide", "loop", "expanded")  # as --controls names them
@@ -36,7 +36,7 @@ class SweepCell:
     name: str
     family: Family
     budget: int  # F_M, FLOPs per token and layer, of the backbone's number of layers
-    match: Match  # the FLOPs that meet the budget
+    match: FlopMatch  # the FLOPs that meet the budget
     alpha: float | None  # percent of the FLOPs on the deep path; None for a single path
     model: dict[str, Any]  # fields of the model section that make it this configuration
     # matched FLOPs per token and layer, over the FLOPs that they should be
@@ -53,7 +53,7 @@ class Grid:
     alphas: Sequence[float]
     loops: Sequence[int]
     controls: Sequence[str]
-    match: Match = "linear"
+    match: FlopMatch = "linear"
     # one layer at a time is dual or loop, and all others PureWide
     positions: bool = False
 

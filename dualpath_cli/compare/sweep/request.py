@@ -9,7 +9,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import unfinished
 from dualpath_cli.base.ranges import Place, check_range, check_ranges, parse_size
 from dualpath_cli.compare.sweep.cells import CONTROLS, Grid
-from dualpath_cli.flops.widths import Match
+from dualpath_cli.flops.widths import FlopMatch
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.recipes import Recipe
@@ -79,7 +79,7 @@ class Sweep:
     positions: bool = False
     """Where does a loop pay? Give one layer at a time a deep path, at each place in
     turn; all other layers are PureWide of equal FLOPs."""
-    match: Match = "linear"
+    match: FlopMatch = "linear"
     """FLOPs that meet the budget: linear ones, or total ones with attention scores (the
     budget then grows by the passes of a dual block with the most loops)."""
     set: tuple[str, ...] = ()
