@@ -104,11 +104,15 @@ def _words_of_values(
     to its model."""
     firsts = {c: c.all_runs[0] for c in configurations}
     reference = firsts[configurations[0]]
-    keys = {key for run in firsts.values() for key in different_keys(reference, run)}
-    return {
-        c: {word_of(run, key) for key in keys if matters(key, run.settings.model)}
-        for c, run in firsts.items()
-    }
+    keys: set[str] = set()
+    for run in firsts.values():
+        keys |= different_keys(reference, run)
+
+    words = {}
+    for c, run in firsts.items():
+        model = run.settings.model
+        words[c] = {word_of(run, key) for key in keys if matters(key, model)}
+    return words
 
 
 def _check_known(option: str, asked: Collection[str], known: Collection[str]) -> None:

@@ -169,10 +169,8 @@ def siblings_of(
         runs = [_without_rate(run) for run in runs]
 
     def key_of(run: TrainedRun) -> tuple[int, int, str]:
-        # To three digits: a third of a budget, thrice, is the same budget.
-        budget = int(float(f"{run.settings.run.budget or 0:.3g}"))
         tokens = 0 if any_length else run.tokens
-        return budget, tokens, json.dumps(run.keys)
+        return _budget_of(run), tokens, json.dumps(run.keys)
 
     in_order = sorted(runs, key=lambda run: (run.rate, run.seed))
     found = []
@@ -180,6 +178,12 @@ def siblings_of(
         _check_seeds_differ(alike)
         found.append(Siblings(budget, tokens, tuple(alike)))
     return sorted(found, key=lambda its: (its.budget, its.tokens))
+
+
+def _budget_of(run: TrainedRun) -> int:
+    """To three digits: a third of a budget, thrice, is the same budget."""
+    budget = run.settings.run.budget or 0
+    return int(float(f"{budget:.3g}"))
 
 
 def partition(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

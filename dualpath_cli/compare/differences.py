@@ -22,6 +22,7 @@ from dualpath_cli.report.blocks import (
     find_blocks,
     holm,
 )
+from dualpath_cli.report.bootstrap import Floats
 
 BLOCKS, PAIR, BEST = "randomised blocks", "paired t", "best rates, resampled"
 AFTER = "not tested: the test before found no difference"  # of pairs in a fixed order
@@ -123,12 +124,15 @@ def differences_of(
 def _test_in_order(group: Group) -> list[Difference]:
     seeds = {c.name: c.seeds for c in group.configurations}
     rows: list[Difference] = []
-    for n, (one, other) in enumerate(group.pairs):
-        blocks = find_blocks(seeds, one.name, other.name)
-        row = _test(group, AGGREGATE, one, other, blocks)
-        if rows and not rows[-1].p < LEVEL:
+    goes_on = True
+    for order, (ours, other) in enumerate(group.pairs, start=1):
+        blocks = find_blocks(seeds, ours.name, other.name)
+        row = _test(group, AGGREGATE, ours, other, blocks)
+        row = replace(row, order=order)
+        if not goes_on:
             row = replace(row, p=nan, test=AFTER)
-        rows.append(replace(row, order=n + 1))
+        rows.append(row)
+        goes_on = row.p < LEVEL  # not for nan
     return rows
 
 
@@ -211,12 +215,17 @@ def _test_at_best_rates(
 ) -> Difference:
     """The test where rates were chosen: a row of the blocks is a configuration at one
     rate."""
-    scores_KS = {c: scores_by_rate(c.all_runs, AGGREGATE, seeds) for c in in_blocks}
-    spread = block_spread(np.concatenate(list(scores_KS.values())))
+    rows_of_blocks = [scores_by_rate(c.all_runs, AGGREGATE, seeds) for c in in_blocks]
+    spread = block_spread(np.concatenate(rows_of_blocks))
     error_of_a_mean = spread.error / 2**0.5
 
-    curves = [
-        (np.log(rates_of(c.all_runs)), scores_KS[c].mean(1)) for c in (ours, baseline)
-    ]
-    found = resampled(*curves, error=error_of_a_mean, df=spread.df)
+    found = resampled(
+        _curve(ours, seeds), _curve(baseline, seeds), error_of_a_mean, spread.df
+    )
     return replace(row, **found, test=BEST, configurations=len(in_blocks), df=spread.df)
+
+
+def _curve(c: Configuration, seeds: Sequence[int]) -> tuple[Floats, Floats]:
+    """Log rates and means (K,)."""
+    means = scores_by_rate(c.all_runs, AGGREGATE, seeds).mean(1)
+    return np.log(rates_of(c.all_runs)), means

@@ -169,13 +169,16 @@ def _uneven_batch(batch_tokens: int, seq_len: int, gpus: int) -> str:
 
 
 def _model_table(description: Description) -> PrintedTable:
-    heading = (description.reading or "recipe").replace("_", " ")
+    reading = description.reading or "recipe"
+    heading = reading.replace("_", " ")
     columns = [Column(""), Column(heading, _number)]
     table = Table(columns, _numbers(description))
 
     below: list[str] = []
     for note in _notes(description):
-        below += [note] if not below else ["", note]
+        if below:
+            below.append("")
+        below.append(note)
     return PrintedTable(_title(description), table, below)
 
 
@@ -215,12 +218,17 @@ def _plan_table(description: Description, plans: MemoryPlans) -> PrintedTable:
 
 def _step_line(cluster: Cluster, seq_len: int) -> str:
     """The shares of a step in words."""
+    gpus = f"{cluster.gpus:,} GPUs"
+    if cluster.gpus == 1:
+        gpus = "1 GPU"
+    accumulated = f"accumulated {cluster.accumulate} times"
+    if cluster.accumulate == 1:
+        accumulated = "accumulated once"
+
     sequences = cluster.gpus * cluster.micro_batch * cluster.accumulate
-    plural = "" if cluster.gpus == 1 else "s"
-    times = "once" if cluster.accumulate == 1 else f"{cluster.accumulate} times"
     return (
-        f"{sequences * seq_len:,} tokens a step: {cluster.gpus:,} GPU{plural} x "
-        f"{cluster.micro_batch} sequences of {seq_len:,}, accumulated {times}"
+        f"{sequences * seq_len:,} tokens a step: {gpus} x {cluster.micro_batch} "
+        f"sequences of {seq_len:,}, {accumulated}"
     )
 
 

@@ -86,6 +86,7 @@ def find_blocks(
     pair.
     """
     shared = set(seeds[one]).intersection(seeds[other])
+
     names = tuple(name for name in seeds if name in (one, other))
     pair = SeedBlocks(names, tuple(sorted(shared)))
     return min([pair, *_candidates(seeds, shared)], key=_detectable)
@@ -96,7 +97,10 @@ def _candidates(
 ) -> Iterator[SeedBlocks]:
     """The blocks of those of the shared seeds that some configuration has, with all
     configurations that have them."""
-    subsets = {tuple(sorted(set(own).intersection(shared))) for own in seeds.values()}
+    subsets = set()
+    for own in seeds.values():
+        subsets.add(tuple(sorted(set(own).intersection(shared))))
+
     for subset in sorted(subsets):
         names = tuple(
             name for name, own in seeds.items() if set(own).issuperset(subset)
@@ -118,13 +122,20 @@ def block_spread(values_CS: npt.ArrayLike) -> Spread:
     The difference of two rows is the difference of their means.
     """
     values = np.asarray(values_CS, np.float64)
-    left = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
-    df = (values.shape[0] - 1) * (values.shape[1] - 1)
-    variance = (left**2).sum() / df
+    configurations, seeds = values.shape
+    mean_of_seed = values.mean(0)
+    mean_of_configuration = values.mean(1, keepdims=True)
+    residuals = values - mean_of_seed - mean_of_configuration + values.mean()
+
+    df = (configurations - 1) * (seeds - 1)
+    variance = (residuals**2).sum() / df
+
+    # If all differences are the same, only rounding is left.
     rounding = 8 * np.finfo(np.float64).eps * np.abs(values).max()
-    if variance <= rounding**2:  # all differences are the same
+    if variance <= rounding**2:
         variance = 0.0
-    return Spread(float(np.sqrt(2 * variance / values.shape[1])), df)
+    error = float(np.sqrt(2 * variance / seeds))
+    return Spread(error, df)
 
 
 @cache
@@ -138,7 +149,11 @@ def noncentrality(df: int) -> float:
     from scipy.stats import nct, t
 
     bound = t.ppf(1 - LEVEL / 2, df)
-    return float(brentq(lambda size: nct.sf(bound, df, size) - POWER, 0.0, 3 * bound))
+
+    def missing_power(size: float) -> float:
+        return float(nct.sf(bound, df, size) - POWER)
+
+    return float(brentq(missing_power, 0.0, 3 * bound))
 
 
 def signed_rank_p(differences_N: Sequence[float]) -> float:
@@ -155,18 +170,19 @@ def signed_rank_p(differences_N: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns p-values corrected for their number (Holm 1979); nan (no test) stays,
-    uncounted.
+    """Returns p-values corrected for their number (Holm 1979); nan stays, uncounted.
 
     Rejecting all values below 0.05 rejects a true hypothesis in at most one of twenty
     families.
     """
-    order = sorted(
-        (n for n, p in enumerate(p_values) if p == p), key=lambda n: p_values[n]
-    )
+    tested = [n for n, p in enumerate(p_values) if p == p]  # not nan
+    tested.sort(key=lambda n: p_values[n])
+
     corrected = [float("nan")] * len(p_values)
     least = 0.0
-    for place, number in enumerate(order):
-        least = max(least, min(1.0, (len(order) - place) * p_values[number]))
+    for place, number in enumerate(tested):
+        hypotheses_left = len(tested) - place
+        # No p-value falls below that of a surer difference.
+        least = max(least, min(1.0, hypotheses_left * p_values[number]))
         corrected[number] = least
     return corrected

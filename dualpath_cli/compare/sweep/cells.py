@@ -85,7 +85,7 @@ def solve_cells(grid: Grid, backbone: ModelConfig) -> tuple[list[SweepCell], lis
     notes += [
         f"{cell.name} spends {cell.spent:.4f} of the budget: no width comes nearer"
         for cell in cells
-        if abs(cell.spent - 1) > TOLERANCE
+        if not _is_near(cell)
     ]
 
     if len(grid.budgets) > 1:
@@ -97,9 +97,14 @@ def _notes_on_controls(grid: Grid) -> list[str]:
     notes = []
     if "expanded" in grid.controls and grid.match == "total":
         notes.append("expanded is matched in linear FLOPs alone: left out")
-    if {"loop", "expanded"} & {*grid.controls} and 1 in grid.loops:
+    looped = "loop" in grid.controls or "expanded" in grid.controls
+    if looped and 1 in grid.loops:
         notes.append("no loop or expanded cell at K = 1: that is PureWide")
     return notes
+
+
+def _is_near(cell: SweepCell) -> bool:
+    return abs(cell.spent - 1) <= TOLERANCE
 
 
 def _check_valid(cells: Sequence[SweepCell], backbone: ModelConfig) -> None:
@@ -229,7 +234,7 @@ def _solve_together(kinds: Sequence[_Kind], multiple: int) -> list[SweepCell]:
     each within the tolerance; with the finest where none does."""
     while True:
         cells = [kind.solved(multiple) for kind in kinds]
-        near = all(abs(cell.spent - 1) <= TOLERANCE for cell in cells)
-        if near or multiple % 2:
+        all_near = all(_is_near(cell) for cell in cells)
+        if all_near or multiple % 2:
             return cells
         multiple //= 2

@@ -42,8 +42,7 @@ class ConfigurationCost:
 
 
 def measured_speeds(runs: Iterable[PlannedRun]) -> dict[Family, float]:
-    """FLOP/s of training by family, of the first run of each with a whole log of a step
-    here."""
+    """FLOP/s of training by family, of the first run of each that has logged a step."""
     speeds: dict[Family, float] = {}
     for run in runs:
         logged: list[float] = []
@@ -61,12 +60,12 @@ def costs_of(
     runs: Sequence[PlannedRun], speeds: Mapping[Family, float]
 ) -> list[ConfigurationCost]:
     """A row for each configuration; `speeds` are FLOP/s of training by family."""
-    by_name = partition(runs, lambda run: run.configuration)
     wides = _wide_parameters(runs)
-    return [
-        _cost(seeds, wides.get(seeds[0].cell.budget), speeds.get(seeds[0].cell.family))
-        for seeds in by_name.values()
-    ]
+    costs = []
+    for seeds in partition(runs, lambda run: run.configuration).values():
+        cell = seeds[0].cell
+        costs.append(_cost(seeds, wides.get(cell.budget), speeds.get(cell.family)))
+    return costs
 
 
 def _cost(
@@ -138,13 +137,17 @@ def plan_table(rows: Sequence[ConfigurationCost], jobs: int) -> Table:
 
 
 def _time_left(rows: Sequence[ConfigurationCost], jobs: int) -> str:
-    unfinished = [row for row in rows if row.left]
-    known = [row.hours * row.left for row in unfinished if row.hours is not None]
-    if len(known) < len(unfinished):
-        return "hours are known once a run of each family has begun, or by --tflops"
+    hours = 0.0
+    for row in rows:
+        if row.left and row.hours is None:
+            return "hours are known once a run of each family has begun, or by --tflops"
+        if row.left and row.hours is not None:
+            hours += row.left * row.hours
 
-    text = f"in all {_hours(sum(known) / jobs)}"
-    return f"{text}, {jobs} in parallel" if jobs > 1 else text
+    text = f"in all {_hours(hours / jobs)}"
+    if jobs > 1:
+        text += f", {jobs} in parallel"
+    return text
 
 
 def _hours(hours: float) -> str:

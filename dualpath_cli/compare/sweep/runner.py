@@ -124,8 +124,10 @@ class SweepProgress:
         def amounts(*_: object) -> str:
             return f"{self.ended} of {self._runs} runs"
 
+        total = sum(int(run.flops) for run in runs)
+        done = sum(self._done.values())
         self.bar = Progress(console, "sweep", amounts)
-        self.bar.begin(sum(int(run.flops) for run in runs), sum(self._done.values()))
+        self.bar.begin(total, done)
 
     def look(self, runs: Iterable[PlannedRun]) -> None:
         """Counts the steps of runs at work, now and then."""
@@ -142,6 +144,7 @@ class SweepProgress:
         done = max(self._done[run], int(run.flops * share))
         self.bar.drop(int(run.flops) - done)
         self._count(run, share)
+
         took = duration(time.monotonic() - begun)
         return f"{self.ended} of {self._runs}, after {took}"
 
