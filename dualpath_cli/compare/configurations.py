@@ -172,6 +172,7 @@ def siblings_of(
         tokens = 0 if any_length else run.tokens
         return _budget_of(run), tokens, json.dumps(run.keys)
 
+    # Rates and seeds ascend in every configuration.
     in_order = sorted(runs, key=lambda run: (run.rate, run.seed))
     found = []
     for (budget, tokens, _), alike in partition(in_order, key_of).items():
@@ -260,11 +261,14 @@ def _configuration(
     linear = sum(layer.linear_total for layer in layers)
     trained = count.over_loops(_total_flops, model, steps)
 
+    # Runs have a rate of their own only with --best lr.
     rows = _rows_of(runs)
-    best_rate, edge = None, ""
+    best_rate: float | None = None
+    edge = ""
     if runs[0].rate:
         rows = _rows_at_best_rate(name, runs)
-        best_rate, edge = rows[0].rate, edge_of(runs)
+        best_rate = rows[0].rate
+        edge = edge_of(runs)
 
     logged = [run.expected_loops for run in runs if run.expected_loops is not None]
     return Configuration(

@@ -114,6 +114,7 @@ def differences_of(
         else:
             rows += _test_against_baselines(group, aggregate_only)
 
+    # Pairs in a fixed order need no correction, and do not count in that of others.
     corrected = holm([nan if row.order else row.p for row in rows])
     return [
         replace(row, p_holm=p, margin=margin)
@@ -166,6 +167,7 @@ def _test(
     blocks: SeedBlocks,
 ) -> Difference:
     in_blocks = [c for c in group.configurations if c.name in blocks.names]
+    # Every configuration of the blocks has all of their seeds.
     values = {}
     for c in in_blocks:
         by_seed = c.by_seed(measure)
@@ -216,6 +218,7 @@ def _test_at_best_rates(
     """The test where rates were chosen: a row of the blocks is a configuration at one
     rate."""
     rows_of_blocks = [scores_by_rate(c.all_runs, AGGREGATE, seeds) for c in in_blocks]
+    # The noise is that of all rates of all configurations of the blocks.
     spread = block_spread(np.concatenate(rows_of_blocks))
     error_of_a_mean = spread.error / 2**0.5
 

@@ -239,7 +239,7 @@ def _set_limits(ax: Axes, values: Sequence[Floats]) -> None:
 def _name_baseline(ax: Axes, baseline: Configuration) -> None:
     ax.axhline(0, color=MUTED, linewidth=0.8)
     # A name may be longer than the axis is high or wide; there is room to its right.
-    ax.set_title(f"less that of {baseline.name}, same seed", loc="left", fontsize=9)
+    ax.set_title(f"minus that of {baseline.name}, same seed", loc="left", fontsize=9)
     ax.set_ylabel("difference (nats per token)")
 
 

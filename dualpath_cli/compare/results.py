@@ -115,6 +115,7 @@ def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
             ],
         ),
     }
+    # A file that this comparison has not would be that of an earlier one.
     for name in texts:
         if not texts[name]:
             (out / name).unlink(missing_ok=True)

@@ -196,6 +196,7 @@ def _speed(rows: Sequence[TableRow], settings: Settings) -> float:
         phase = () if loops is None else loops.choices(row.step - 1)
         phases.setdefault(phase, []).append(row.number("tokens_per_second"))
 
+    # Rows have equally many tokens: this is all tokens over their time.
     medians = [median(speeds) for speeds in phases.values()]
     lengths = [len(speeds) for speeds in phases.values()]
     return harmonic_mean(medians, weights=lengths)

@@ -251,11 +251,12 @@ def table_of_scores(rows: Sequence[Record]) -> Table:
     cells = []
     by_score = partition(rows, itemgetter("benchmark", "metric", "documents"))
     for score, its_rows in by_score.items():
-        means: list[tuple[float, float | None] | None] = []
+        by_name = partition(its_rows, itemgetter("configuration"))
+        cell = list(score)
         for name in names:
-            its = [row["score"] for row in its_rows if row["configuration"] == name]
-            means.append(mean_and_error(its) if its else None)
-        cells.append([*score, *means])
+            values = [row["score"] for row in by_name.get(name, [])]
+            cell.append(mean_and_error(values) if values else None)
+        cells.append(cell)
 
     caption = "± one standard error over seeds, not that of a difference; no tests"
     return Table(columns, cells, f"{rows[0]['group']}: benchmarks", caption)

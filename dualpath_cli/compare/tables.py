@@ -205,7 +205,7 @@ def tables_of_tests(rows: Sequence[Difference], total: int) -> list[Table]:
 
 
 def _pair_of(row: Difference) -> str:
-    return f"{row.configuration} less {row.baseline}"
+    return f"{row.configuration} minus {row.baseline}"
 
 
 def _first_words(row: Difference) -> str:
@@ -248,7 +248,7 @@ def _table_of_baseline(part: Sequence[Difference], tests: str) -> Table:
         ]
     caption += _notes_on_tests(part, {_first_words(row) for row in part})
     baseline = part[0].baseline
-    title = f"{part[0].group}: bits per byte less those of {baseline}, {tests} in all"
+    title = f"{part[0].group}: bits per byte minus those of {baseline}, {tests} in all"
     return _table_of_tests(part, columns, title, caption)
 
 

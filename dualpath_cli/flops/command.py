@@ -104,9 +104,10 @@ def _name_idle_options(options: Flops) -> None:
     }
     for name, is_idle in idle.items():
         if is_idle and name in options.given:
-            dense = " without --experts" if name == "top_k" else ""
-            idle_here = f"{flag(name)} has no effect on block '{options.block}'{dense}"
-            say(f"dualpath flops: note: {idle_here}")
+            note = f"{flag(name)} has no effect on block '{options.block}'"
+            if name == "top_k":
+                note += " without --experts"
+            say(f"dualpath flops: note: {note}")
 
 
 def _plans(

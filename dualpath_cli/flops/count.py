@@ -85,6 +85,7 @@ def layer_flops(layer: LayerConfig, seq_len: int | None = None) -> LayerFlops:
         assert d_ffn is not None  # ModelConfig refuses a path without a width
         return projections + 6 * d * layer.effective_width(d_ffn)
 
+    # With experts: those that a token chooses, and the matrix of the choice.
     wide = 0
     if kind != "loop" and layer.n_experts:
         chosen = 6 * d * layer.top_k * layer.expert_width
@@ -136,7 +137,8 @@ def mean_layer_flops(
     means: dict[str, int | float] = {}
     for part in layers[0]:
         total = sum(layer[part] for layer in layers)
-        means[part] = total // n if total % n == 0 else total / n
+        mean, rest = divmod(total, n)
+        means[part] = total / n if rest else mean
     return means
 
 
@@ -207,6 +209,7 @@ def active_parameters(config: ModelConfig) -> int:
     idle = 0
     for layer in config.layers:
         if layer.n_experts:
+            # gate, up and down projection
             expert = 3 * config.d_model * layer.expert_width
             idle += expert * (layer.n_experts - layer.top_k)
     return parameters(config) - idle

@@ -1,25 +1,12 @@
 """`dualpath flops --plan`: the memory of each GPU, by strategy.
 
-Weights, gradients and moments are float32. Each of s GPUs that share one set of weights
-holds 1 / s of its rows, which are padded to a multiple of s. Under ddp s is 1, under
-fsdp the number of GPUs, under hsdp the number in a group. docs/scaling.md compares the
-plan with counted bytes.
+Weights, gradients and moments are float32; activations are those of compiled blocks in
+bf16-mixed. Each of s GPUs that share one set of weights holds 1 / s of its rows, which
+are padded to a multiple of s. docs/scaling.md compares the plan with counted bytes.
 
-Activations are those of compiled blocks in bf16-mixed. With `selective` checkpointing a
-pass saves q, k, v, gate, up and the outputs of attention, o_proj and down_proj in bf16,
-and softmax statistics in float32; a block saves its input. With `none` a pass also
-saves, in bf16, the outputs of norms, rotation and SwiGLU that products and attention
-read, and, in float32, rotated q and k and the states after its halves; a block saves
-its weights in bf16. The last state of a loop is needed only by a router, and the
-outputs of both paths only by a learned gate. With `full` a block saves its input alone,
-and its backward pass needs all that `none` saves.
-
-Two facts decide the peak. Each step frees its gradients: with one micro-batch a step,
-gradients grow while activations are freed; with more, gradients are held beside all
-activations. And the compiled loss overwrites logits by their gradient. On one H200
-(torch 2.11, micro-batches of 4 and 8 sequences, `selective` and `none`) the most memory
-in eight steps was within 3 % of the plan's peak: docs/benchmarks/gpu.md. `full`,
-documents and experts were not measured.
+On one H200 (torch 2.11, micro-batches of 4 and 8 sequences, `selective` and `none`) the
+most memory in eight steps was within 3 % of the plan's peak: docs/benchmarks/gpu.md.
+`full`, documents and experts were not measured.
 """
 
 from dataclasses import dataclass
@@ -91,6 +78,8 @@ def plan(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Memory:
             trained = count.parameters(config) - _untrained(config, 1)
             unreduced = cluster.reduce_bytes * trained
 
+    # Each step frees its gradients: with one micro-batch a step, gradients grow while
+    # activations are freed; with more, gradients are held beside all activations.
     saved, working = _activations(config, cluster)
     accumulated = gradients if cluster.accumulate > 1 else 0
     in_backward = accumulated + unreduced + gathered + saved + working
@@ -123,7 +112,7 @@ def _activations(config: ModelConfig, cluster: Cluster) -> tuple[int, int]:
             saved += BFLOAT16 * weights
 
         backward = _backward(layer)
-        if cluster.checkpointing == "full":
+        if cluster.checkpointing == "full":  # recomputes all that `none` saves
             backward += saved_by_block(layer, "none")
         # Weights are cast for their products, and have gradients.
         of_block = tokens * backward + (BFLOAT16 + FLOAT32) * weights
@@ -135,6 +124,7 @@ def _loss(config: ModelConfig, tokens: int) -> int:
     """Bytes of the final norm's input and outputs; logits; the head's cast and
     gradient."""
     norm = tokens * config.d_model * (_residual(config) + FLOAT32 + BFLOAT16)
+    # The compiled loss overwrites logits by their gradient.
     parts = -(-tokens * config.vocab_size // MAX_LOGITS)
     logits = BFLOAT16 * -(-tokens // parts) * config.vocab_size
     head = config.vocab_size * config.d_model * (FLOAT32 + BFLOAT16)
@@ -154,6 +144,7 @@ def saved_by_block(
     if checkpointing == "full":
         return state
 
+    # q, k, v, gate, up and the outputs of attention, o_proj and down_proj, in bf16
     n = count.passes(layer.block, layer.loops)
     keys = layer.head_dim * layer.n_kv_heads
     width = sum(_widths(layer))
@@ -161,7 +152,8 @@ def saved_by_block(
     if layer.n_experts:
         products += (layer.top_k - 1) * d  # one output for each expert
 
-    numbers = n * layer.n_heads  # softmax statistics
+    # softmax statistics, the router's choices and gates, in float32
+    numbers = n * layer.n_heads
     mixed = layer.routes_steps and layer.block != "wide"
     if mixed:
         numbers += layer.loops - 1
@@ -170,14 +162,17 @@ def saved_by_block(
         gates = GATE_OUTPUTS.get(layer.gate, 2)  # a custom one: g_d, g_w
         numbers += gates
 
-    states = 1
+    states = 1  # the block's input
     if checkpointing == "none":
+        # The outputs of norms, rotation and SwiGLU that products and attention read,
+        # in bf16; rotated q and k, and the states after a pass's halves, in float32.
         products += n * (3 * d + keys) + width
         if layer.qk_norm != "none":
             numbers += n * (d + keys)
         states = 2 * n
-        if not mixed:
+        if not mixed:  # the last state of a loop is needed only by a router
             states -= 1
+        # The outputs of both paths are needed only by a learned gate.
         if layer.block == "dual" and not gates:
             states -= 2
     return states * state + BFLOAT16 * products + FLOAT32 * numbers

@@ -53,6 +53,7 @@ def by_part(layer: LayerConfig) -> dict[str, list[Shape]]:
     if layer.block != "loop":
         shapes["gains"] += [(1,)]
         if layer.n_experts:
+            # The choice of experts counts as the router's.
             shapes["wide"] = sublayer(layer, layer.expert_width, layer.n_experts)
             choice = [(layer.n_experts, layer.d_model), *untrained(layer)]
             shapes["router"] = [*shapes.get("router", []), *choice]
@@ -85,8 +86,8 @@ def sublayer(config: ModelConfig, width: int, experts: int = 1) -> list[Shape]:
     d = config.d_model
     kv = config.n_kv_heads * config.head_dim
     h = experts * width
-    attention = [(d, d), (kv, d), (kv, d), (d, d)]
-    ffn = [(h, d), (h, d), (experts * d, width)]
+    attention = [(d, d), (kv, d), (kv, d), (d, d)]  # q, k, v, output
+    ffn = [(h, d), (h, d), (experts * d, width)]  # gate, up, down
     norms: list[Shape] = [(d,), (d,)]
     if config.qk_norm != "none":
         norms += [(config.head_dim,), (config.head_dim,)]
@@ -112,11 +113,11 @@ def router(layer: LayerConfig) -> list[Shape]:
 def numbers(unit: list[Shape], shards: int = 1) -> int:
     """Numbers in a unit whose parameters are divided by rows among `shards` devices.
 
-    All devices hold equally many rows of a parameter, so that all send equally much:
-    rows are padded to a multiple of `shards`.
+    Rows are padded to a multiple of `shards`.
     """
     total = 0
     for rows, *columns in unit:
+        # All devices hold equally many rows of a parameter, and send equally much.
         padded = -(-rows // shards) * shards
         total += padded * prod(columns)
     return total

@@ -103,6 +103,7 @@ class Target:
         if self.block == "loop":
             return width(flops / self.loops), None
 
+        # The gate is spent before the paths' shares.
         flops -= self.off_the_top
         # str: 12.1 is 121/10, not its binary neighbour
         share = Fraction(str(self.alpha)) / 100
@@ -152,8 +153,7 @@ def solve_widths(target: Target) -> Widths:
     Loop and dual widths are the largest multiples whose effective width stays at or
     below the exact one. PureWide rounds up instead, first the effective width, then the
     configured one: this gives the paper's 24576 and 50624. A width whose exact value is
-    positive but below one multiple is raised to one multiple, as in the paper's F80M
-    a25 K4.
+    positive but below one multiple is raised to one multiple.
     """
     if not target.has_room:
         raise UserError(_no_room(target))
@@ -162,9 +162,11 @@ def solve_widths(target: Target) -> Widths:
     exact_deep, exact_wide = target.exact_widths()
     if target.block == "wide":
         assert exact_wide is not None
+        # First the effective width is rounded up, then the configured one.
         effective = _ceil(exact_wide, m)
         return Widths(None, _ceil(Fraction(3, 2) * effective, m))
 
+    # A width of 0 is raised to one multiple, as in the paper's F80M a25 K4.
     widths = {
         name: None if exact is None else largest_width(exact, m)
         for name, exact in (("d_ffn", exact_deep), ("d_ffn_wide", exact_wide))

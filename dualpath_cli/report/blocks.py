@@ -140,14 +140,11 @@ def block_spread(values_CS: npt.ArrayLike) -> Spread:
 
 @cache
 def noncentrality(df: int) -> float:
-    """The true difference, in standard errors, that a two-sided test finds with power
-    POWER.
-
-    The tail on the wrong side is left out: it is below 1e-4 at this difference.
-    """
+    """The true difference, in standard errors, that a test finds with power POWER."""
     from scipy.optimize import brentq
     from scipy.stats import nct, t
 
+    # The tail on the wrong side is left out: it is below 1e-4 at this difference.
     bound = t.ppf(1 - LEVEL / 2, df)
 
     def missing_power(size: float) -> float:

@@ -97,6 +97,7 @@ def resample_weights(source: str, cluster: int) -> Floats:
 def resampled_sums(source: str, clusters: Sequence[int], values_WC: Floats) -> Floats:
     """Returns sums over windows in these clusters, plain (first) and resampled, (R,
     C)."""
+    # Windows of a cluster are drawn together, so they are summed first.
     numbers, places = np.unique(clusters, return_inverse=True)
     totals = np.zeros((len(numbers), values_WC.shape[1]))
     np.add.at(totals, places, values_WC)
@@ -115,9 +116,7 @@ def interval(values_R: Floats, clusters: int) -> tuple[Floats, Floats]:
     sums.
 
     Expanded percentiles (Hesterberg 2015, "What teachers should know about the
-    bootstrap", section 5.3): plain percentiles over n = `clusters` would be too narrow,
-    by the square root of n / (n - 1) and by the tails of a normal distribution instead
-    of Student's. Both ends are nan if clusters or resamples are too few
+    bootstrap", section 5.3). Both ends are nan if clusters or resamples are too few
     (`LEAST_CLUSTERS`, `LEAST_KNOWN`).
     """
     from scipy.stats import norm, t
@@ -129,6 +128,8 @@ def interval(values_R: Floats, clusters: int) -> tuple[Floats, Floats]:
 
     ends = np.full((2, *plain.shape), np.nan)
     if clusters >= LEAST_CLUSTERS and known.any():
+        # Plain percentiles would be too narrow, by the square root of n / (n - 1) and
+        # by the tails of a normal distribution instead of Student's.
         students = t.ppf(0.025, clusters - 1)
         wider = np.sqrt(clusters / (clusters - 1))
         share = norm.cdf(students * wider)

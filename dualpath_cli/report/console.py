@@ -100,11 +100,12 @@ def duration(seconds: float) -> str:
     """Seconds as minutes, hours or days: `3.5 min`, `7.2 h`, `12.4 days`."""
     minutes = seconds / 60
     hours = minutes / 60
+    days = hours / 24
     if minutes < 120:
         return f"{minutes:.1f} min"
     if hours < 72:
         return f"{hours:.1f} h"
-    return f"{hours / 24:.1f} days"
+    return f"{days:.1f} days"
 
 
 class Progress:

@@ -49,6 +49,7 @@ def shades(color: str, count: int) -> list[str]:
     rgb = np.array(to_rgb(color))
     white = np.ones(3)
     black = np.zeros(3)
+    # From lighter, towards white, to darker, towards black.
     found = []
     for step in np.linspace(REACH, -REACH, count):
         towards = white if step > 0 else black

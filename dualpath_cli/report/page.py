@@ -72,6 +72,7 @@ def _section(table: Table) -> str:
             words = f"<strong>{words}</strong>"
         return f"<td{side}{order}>{words}</td>"
 
+    # An empty row is a line of the table in a terminal.
     rows = "\n".join(
         f"<tr>{''.join(map(text, row, sides))}</tr>" for row in table.cells() if row
     )

@@ -67,7 +67,7 @@ def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
     assert f"{left_out}\n" in out
     page = (sweep / "comparison/index.html").read_text()
     assert "Bits per byte of 12 runs" in page  # runs.csv has three rows of each
-    assert out.index("2.2") < out.index("less those of wide, 9 tests in all")
+    assert out.index("2.2") < out.index("minus those of wide, 9 tests in all")
     written = {path.name for path in (sweep / "comparison").iterdir()}
     assert written == {*WRITTEN, OURS}
     assert set(out.splitlines()[-len(WRITTEN) :]) == {

@@ -295,7 +295,7 @@ def test_bends_are_shown_where_rates_were_chosen_and_warned_of_where_they_differ
         (table,) = tables_of_tests([row], 1)
         assert cells_of(table)[0]["bends"].text == f"{bends[0]} and {bends[1]}"
         assert (
-            "WARNING: the bends of a less wide differ much" in table.caption
+            "WARNING: the bends of a minus wide differ much" in table.caption
         ) == warned
     (table,) = tables_of_tests([difference()], 1)
     assert "bends" not in cells_of(table)[0]

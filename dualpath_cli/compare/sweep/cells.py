@@ -147,6 +147,7 @@ class _Kind:
             "ffn_multiple_of": multiple,
         }
 
+        # The other layers are PureWide of equal FLOPs, and so nearly as close.
         if self.place is not None:
             wide = replace(target, block="wide", loops=1)
             width = solve_widths(wide).d_ffn_wide

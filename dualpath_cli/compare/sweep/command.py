@@ -49,6 +49,7 @@ def sweep(options: Sweep, recipe: Recipe) -> str:
     Raises RunFailed at the end, if runs failed, and Stopped after a signal.
     """
     design = read_request(options, recipe)
+    # A sweep that is refused leaves no new folders.
     new = [path for path in (design.out, *design.out.parents) if not path.exists()]
     try:
         with alone(design.out / LOCK, design.out):

@@ -130,6 +130,7 @@ def _model_of(
 
     kinds = section["block"]
     n = section.get("n_experts", 0)
+    # A loop block has no wide path, and so no experts.
     if kinds == "loop":
         section["n_experts"] = 0
     elif "loop" in kinds and isinstance(n, int):  # a list of kinds

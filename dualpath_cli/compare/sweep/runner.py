@@ -64,6 +64,7 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> None:
             if signals:
                 _stop(slots.values(), console, signals)
 
+            # A slot is a GPU, where there are several: a free one gets the next run.
             for slot in set(range(jobs)) - set(slots):
                 run = _next(waiting, console, written_by_others)
                 if run is not None:
