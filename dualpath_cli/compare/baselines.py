@@ -74,7 +74,7 @@ def _with_baselines(groups: Sequence[Group], asked: Sequence[str]) -> list[Group
     _check_known("--baseline", asked, names.union(*words.values()))
 
     def is_meant(c: Configuration, word: str) -> bool:
-        # A word that is no name is a value in which runs differ.
+        # A word that is not a name is a value in which runs differ.
         return word in words[c] if word not in names else word == c.name
 
     found = []

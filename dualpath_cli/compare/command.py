@@ -20,15 +20,15 @@ from dualpath_cli.run.run_folder import RECIPE
 @dataclass(frozen=True)
 class Compare(OwnClasses):
     """Reads finished runs and compares configurations of one budget: bits per byte with
-    paired tests over seeds, parameters, FLOPs, time. Runs that differ in their seed
-    alone are one configuration. It reads files only."""
+    paired tests over seeds, parameters, FLOPs, time. Runs that differ only in their
+    seed are one configuration. It only reads files."""
 
     runs: tuple[Place, ...] = field(default=(), metadata={"positional": True})
     """Run folders, or a folder of runs: of `dualpath sweep`, or the folder runs or
     runs/RECIPE of fit."""
     best: Literal["lr"] | None = None
     """Join runs that differ in their learning rate, at the lowest point of a parabola
-    over its log; intervals count that choice. The aggregate alone is tested."""
+    over its log; intervals count that choice. Only the aggregate is tested."""
     out: Place | None = None
     """Folder for tables, figures and the page; by default `comparison` in the folder of
     runs, or here for several RUNs."""
@@ -47,7 +47,7 @@ class Compare(OwnClasses):
     """Put all runs of a budget into one table, to compare at equal time; without this
     option each number of training tokens has its own table."""
     aggregate_only: bool = False
-    """Test the mean of the validation sets alone and not each set, so that fewer tests
+    """Test only the mean of the validation sets, not each set, so that fewer tests
     are corrected for; choose this before you see the numbers."""
 
     def __post_init__(self) -> None:

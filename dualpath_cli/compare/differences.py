@@ -138,7 +138,7 @@ def _test_in_order(group: Group) -> list[Difference]:
 
 
 def _test_against_baselines(group: Group, aggregate_only: bool) -> list[Difference]:
-    # Rates are chosen by the aggregate, which alone is tested.
+    # Rates are chosen by the aggregate, and only that is tested.
     chosen = any(c.best_rate for c in group.configurations)
     has_one_set = len(group.measures) == 2
     once = aggregate_only or chosen or has_one_set

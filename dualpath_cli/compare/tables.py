@@ -119,25 +119,22 @@ def group_tables(
     shown = _shown_costs(group, list(costs.values()))
 
     name = Column("configuration")
-    score = _score_column(aggregate)
-    columns = [COSTS[key] for key in shown]
-    columns = [name, score, *columns] if result_first else [name, *columns, score]
-    rows = []
-    for c, its_costs in costs.items():
-        values = [its_costs[key] for key in shown]
-        result = _score(c, aggregate, error=True)
-        rows.append(
-            [c.name, result, *values] if result_first else [c.name, *values, result]
-        )
+    columns = [name, *(COSTS[key] for key in shown)]
+    rows = [[c.name, *(its[key] for key in shown)] for c, its in costs.items()]
+    place = 1 if result_first else len(columns)
+    columns.insert(place, _score_column(aggregate))
+    for c, row in zip(costs, rows, strict=True):
+        row.insert(place, _score(c, aggregate, error=True))
 
     caption = _caption_of_group(group, shown)
     table = Table(columns, rows, group.name, caption)
     tables = [_with_shared_in_caption(table, "seeds")]
     if len(sets) > 1:
         columns = [name, *(_score_column(measure) for measure in sets)]
-        rows = [
-            [c.name, *(_score(c, measure, errors) for measure in sets)] for c in costs
-        ]
+        rows = []
+        for c in costs:
+            scores = [_score(c, measure, errors) for measure in sets]
+            rows.append([c.name, *scores])
         title = f"{group.name}: bits per byte by set"
         caption = _caption_of_marks(group) if errors else ""
         tables.append(Table(columns, rows, title, caption))

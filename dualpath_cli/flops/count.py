@@ -1,4 +1,4 @@
-"""FLOPs and parameters of any ModelConfig, counted from its fields alone.
+"""FLOPs and parameters of any ModelConfig, counted from its fields.
 
 Torch-free. The accounting is the paper's (appendix FLOP-matching): two FLOPs a
 multiply-add, per token and layer, matrices only; norms, activations and softmaxes are

@@ -213,7 +213,7 @@ def ways_out(target: Target) -> dict[str, int]:
     """Nearest whole alpha, largest K and smallest budget (to three digits) that have
     room.
 
-    Each changes one field alone; a field that cannot help is left out.
+    Each changes only one field; a field that cannot help is left out.
     """
     ways: dict[str, int] = {}
     if target.block == "dual":

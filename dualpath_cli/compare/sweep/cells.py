@@ -96,7 +96,7 @@ def solve_cells(grid: Grid, backbone: ModelConfig) -> tuple[list[SweepCell], lis
 def _notes_on_controls(grid: Grid) -> list[str]:
     notes = []
     if "expanded" in grid.controls and grid.match == "total":
-        notes.append("expanded is matched in linear FLOPs alone: left out")
+        notes.append("expanded is matched only in linear FLOPs: left out")
     looped = "loop" in grid.controls or "expanded" in grid.controls
     if looped and 1 in grid.loops:
         notes.append("no loop or expanded cell at K = 1: that is PureWide")

@@ -70,7 +70,7 @@ class Sweep:
     """FLOPs per token and layer of each model, such as 4M; several make several
     sweeps."""
     alphas: str = "25,50,75"
-    """Percent of a dual block's FLOPs in its deep path; none trains controls alone."""
+    """Percent of a dual block's FLOPs in its deep path; none trains only controls."""
     loops: str = "2,4"
     """Numbers K of loops, of dual and loop blocks alike."""
     controls: str = "wide,loop"
@@ -192,8 +192,8 @@ def _grid(options: Sweep) -> Grid:
     )
     if grid.positions and "expanded" in grid.controls:
         raise UserError(
-            "--positions goes with the controls wide and loop alone, not expanded; "
-            "leave it out of --controls"
+            "--positions goes only with the controls wide and loop, not expanded; "
+            "leave expanded out of --controls"
         )
     return grid
 

@@ -267,7 +267,7 @@ def _gpus(run: PlannedRun) -> list[str]:
 def start(run: PlannedRun, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
     """Starts the run; its output is appended to its log.
 
-    The run has its own session, so that Ctrl-C reaches the sweep alone, which asks its
+    The run has its own session, so that Ctrl-C reaches only the sweep, which asks its
     runs to stop. If the sweep is killed, the run stops by itself, with a checkpoint.
     """
     run.log.parent.mkdir(parents=True, exist_ok=True)
