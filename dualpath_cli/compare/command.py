@@ -102,7 +102,7 @@ def compare(options: Compare) -> str:
     )
 
     with claimed(out):
-        comparison = Comparison.of(groups, differences, left_out)
+        comparison = Comparison.with_studies(groups, differences, left_out)
         print_comparison(comparison)
         written = write_comparison(comparison, out)
     return "\n".join(map(str, written))

@@ -40,7 +40,7 @@ class Comparison:
     left_out: Sequence[str]  # a line for each run or report that is left out
 
     @classmethod
-    def of(
+    def with_studies(
         cls,
         groups: Sequence[Group],
         differences: Sequence[Difference],
