@@ -125,7 +125,7 @@ def _lines(group: Group) -> dict[str, list[Configuration]]:
     by_alpha = partition(duals, lambda c: f"α {round(c.alpha or 0)}")
 
     lines = {}
-    singles = {}
+    singles: dict[str, list[Configuration]] = {}
     for alpha, line in by_alpha.items():
         if len({c.loops for c in line}) == len(line):
             lines[alpha] = line
