@@ -270,7 +270,7 @@ def check_same_data(runs: Sequence[TrainedRun]) -> None:
         for name, here in run.data.items():
             other = first.setdefault(name, run)
             there = other.data[name]
-            if _same(here, there):
+            if other is run or _same(here, there):
                 continue
             raise UserError(
                 f"{other.folder} and {run.folder} cannot be compared: {name} "
