@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from dualpath_cli.compare.rates import Floats, lowest, resampled
+from dualpath_cli.compare.rates import lowest, resampled
 from dualpath_cli.report.blocks import Spread
+from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.report.figures import FAMILY_COLORS
 
 SETS = ("novels", "peps", "rust_rfcs", "gsm8k")

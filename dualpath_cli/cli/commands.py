@@ -86,22 +86,24 @@ _RECORDS = (
         options="dualpath_cli.recipe.options:Validate",
         task="dualpath_cli.training.session:validate",
     ),
-    _alone(
+    Command(
         "flops",
         "Solve FLOP-matched widths; count parameters and FLOPs.",
-        "dualpath_cli.flops.command:Flops",
+        options="dualpath_cli.flops.description:Flops",
+        run="dualpath_cli.flops.command:describe",
     ),
     Command(
         "sweep",
         "Train configurations of equal FLOPs, with seeds, and controls beside them.",
         varies=True,
         options="dualpath_cli.compare.sweep.request:Sweep",
-        run="dualpath_cli.compare.sweep.command:run",
+        run="dualpath_cli.compare.sweep.command:sweep",
     ),
-    _alone(
+    Command(
         "compare",
         "Set runs side by side: tables with tests over seeds, figures, a page.",
-        "dualpath_cli.compare.command:Compare",
+        options="dualpath_cli.compare.command:Compare",
+        run="dualpath_cli.compare.command:compare",
     ),
     Command(
         "ablate",

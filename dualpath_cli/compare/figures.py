@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from itertools import cycle
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -16,17 +15,23 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
 from dualpath_cli.base.ranges import format_size
-from dualpath_cli.compare.groups import FAMILIES, Configuration, Group
+from dualpath_cli.compare.configurations import (
+    FAMILIES,
+    Configuration,
+    Group,
+    partition,
+)
 from dualpath_cli.compare.runs import AGGREGATE
+from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.report.figures import FAMILY_COLORS, MUTED, panels, plain, shades
 
 MARKERS = {1: "o", 2: "^", 3: "s", 4: "D", 5: "p", 6: "h", 8: "*"}
 COUNTS = FuncFormatter(lambda value, _: format_size(round(value)))  # 719M, 1.4B
 # share of a run whose losses, far above all that follows, do not set the scale
 START = 0.1
-TOKENS, LOSS, HOURS = 0, 1, 2  # places in a point of a curve
-
-Floats = npt.NDArray[np.float64]
+TOKENS = 0  # places in a point of a curve
+LOSS = 1
+HOURS = 2
 
 
 def captions(groups: Sequence[Group]) -> dict[str, str]:
@@ -49,41 +54,8 @@ def quality(groups: Sequence[Group]) -> Figure:
     """Bits per byte against parameters: a panel a group."""
     figure, axes = panels(1.0 + 4.6 * len(groups), 4.6, 1, len(groups))
     for ax, group in zip(axes[0], groups, strict=True):
-        for label, line in _lines(group).items():
-            x, y = zip(*((c.parameters, c.mean(AGGREGATE)) for c in line), strict=True)
-            ax.plot(x, y, color=FAMILY_COLORS["dual"], linewidth=1.2)
-            ax.annotate(
-                label,
-                (x[0], y[0]),
-                xytext=(7, -3),
-                zorder=1,
-                fontsize=8,
-                textcoords="offset points",
-                color=FAMILY_COLORS["dual"],
-                path_effects=[withStroke(linewidth=2.5, foreground="white")],
-            )
-        for c in group.configurations:
-            ax.errorbar(
-                c.parameters,
-                c.mean(AGGREGATE),
-                yerr=c.standard_error(AGGREGATE),
-                color=FAMILY_COLORS[c.family],
-                marker=_marker(c),
-                markersize=7,
-                capsize=3,
-                markeredgecolor="white",
-                markeredgewidth=0.6,
-                linestyle="none",
-            )
-        single = all(len(c.seeds) == 1 for c in group.configurations)
-        ax.set(
-            title=group.name + (", single runs" if single else ""), xlabel="parameters"
-        )
-        ax.set_ylabel(f"bits per byte, {AGGREGATE}")
-        ax.title.set_fontsize(9)
-        ax.xaxis.set_major_formatter(COUNTS)
-        ax.margins(x=0.1, y=0.12)
-        plain(ax)
+        _draw_quality(ax, group)
+
     shown = [c for group in groups for c in group.configurations]
     errors = any(len(c.seeds) > 1 for c in shown)
     figure.legend(
@@ -99,23 +71,67 @@ def quality(groups: Sequence[Group]) -> Figure:
     return figure
 
 
+def _draw_quality(ax: Axes, group: Group) -> None:
+    """A mark a configuration, and a line through those of one alpha."""
+    for label, line in _lines(group).items():
+        x = [c.parameters for c in line]
+        y = [c.mean(AGGREGATE) for c in line]
+        ax.plot(x, y, color=FAMILY_COLORS["dual"], linewidth=1.2)
+        ax.annotate(
+            label,
+            (x[0], y[0]),
+            xytext=(7, -3),
+            zorder=1,
+            fontsize=8,
+            textcoords="offset points",
+            color=FAMILY_COLORS["dual"],
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
+        )
+
+    for c in group.configurations:
+        ax.errorbar(
+            c.parameters,
+            c.mean(AGGREGATE),
+            yerr=c.standard_error(AGGREGATE),
+            color=FAMILY_COLORS[c.family],
+            marker=_marker(c),
+            markersize=7,
+            capsize=3,
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+            linestyle="none",
+        )
+
+    single = all(len(c.seeds) == 1 for c in group.configurations)
+    title = f"{group.name}, single runs" if single else group.name
+    ax.set(title=title, xlabel="parameters")
+    ax.set_ylabel(f"bits per byte, {AGGREGATE}")
+    ax.title.set_fontsize(9)
+    ax.xaxis.set_major_formatter(COUNTS)
+    ax.margins(x=0.1, y=0.12)
+    plain(ax)
+
+
 def _marker(configuration: Configuration) -> str:
     """By K, which is 1 for one path without loops."""
     return MARKERS.get(configuration.loops or 1, "X")
 
 
 def _lines(group: Group) -> dict[str, list[Configuration]]:
-    """Dual configurations of an alpha in whole percents, by K; alone where several have
-    one K."""
-    found: dict[str, list[Configuration]] = {}
-    for c in sorted(group.configurations, key=lambda c: c.loops or 0):
-        if c.family == "dual":
-            found.setdefault(f"α {round(c.alpha or 0)}", []).append(c)
-    for alpha, line in list(found.items()):
-        if len({c.loops for c in line}) < len(line):
-            del found[alpha]
-            found |= {c.name: [c] for c in line}
-    return found
+    """Dual configurations of an alpha in whole percents, by K; each by itself where
+    several have one K."""
+    duals = [c for c in group.configurations if c.family == "dual"]
+    duals.sort(key=lambda c: c.loops or 0)
+    by_alpha = partition(duals, lambda c: f"α {round(c.alpha or 0)}")
+
+    lines = {}
+    singles: dict[str, list[Configuration]] = {}
+    for alpha, line in by_alpha.items():
+        if len({c.loops for c in line}) == len(line):
+            lines[alpha] = line
+        else:
+            singles |= {c.name: [c] for c in line}
+    return lines | singles
 
 
 def _legend(configurations: Sequence[Configuration]) -> list[Line2D]:
@@ -125,116 +141,129 @@ def _legend(configurations: Sequence[Configuration]) -> list[Line2D]:
         "loop": "PureLoop",
         "dual": "dual path",
     }
-    markers = {c.loops or 1: _marker(c) for c in configurations}
     handles = [
         Line2D([], [], color=FAMILY_COLORS[family], linewidth=5, label=names[family])
         for family in FAMILIES
         if any(c.family == family for c in configurations)
     ]
-    handles += [
-        Line2D(
-            [], [], color=MUTED, marker=shape, linestyle="none", label=f"K = {loops}"
+    markers = {c.loops or 1: _marker(c) for c in configurations}
+    for loops, shape in sorted(markers.items()):
+        label = f"K = {loops}"
+        handles.append(
+            Line2D([], [], color=MUTED, marker=shape, linestyle="none", label=label)
         )
-        for loops, shape in sorted(markers.items())
-    ]
     return handles
 
 
 def curves(groups: Sequence[Group]) -> Figure:
-    """Training loss against tokens, the same less the baseline's, and against measured
+    """Training loss against tokens, the same minus the baseline's, and against measured
     time."""
     compared = any(group.baselines for group in groups)
-    figure, axes = panels(
-        7.4 * len(groups), 3.6 * (2 + compared), 2 + compared, len(groups)
-    )
+    rows = 3 if compared else 2
+    figure, axes = panels(7.4 * len(groups), 3.6 * rows, rows, len(groups))
     for group, column in zip(groups, axes.T, strict=True):
-        _losses(column[0], group, TOKENS)
-        _losses(column[-1], group, HOURS)
+        _draw_losses(column[0], group, TOKENS)
+        _draw_losses(column[-1], group, HOURS)
         if group.baselines:
-            _losses(column[1], group, TOKENS, group.baselines[0])
+            _draw_losses(column[1], group, TOKENS, group.baselines[0])
         elif compared:
             column[1].set_axis_off()
     return figure
 
 
-def _losses(
+def _draw_losses(
     ax: Axes, group: Group, along: int, baseline: Configuration | None = None
 ) -> None:
     """A line a configuration, the mean over seeds, in a band from the lowest to the
     highest.
 
-    With a baseline, less its loss at the same seed, which saw the same text.
+    With a baseline, minus its loss at the same seed, which saw the same text.
     """
-    shown = [np.zeros((1, 1))] if baseline else []
     in_minutes = along == HOURS and max(c.hours for c in group.configurations) < 2
+    scaling = [np.zeros((1, 1))] if baseline else []  # losses that set the scale
     for c, color, dashes in _styles(group):
         if baseline and (c is baseline or not set(c.seeds) & set(baseline.seeds)):
             continue
         ours, *theirs = shared_points([c, baseline] if baseline else [c])
         if not ours.shape[1]:
             continue  # its seeds were logged at different steps
-        x = ours[..., along].mean(0) * (60 if in_minutes else 1)
-        values_SP = ours[..., LOSS] - (theirs[0][..., LOSS] if theirs else 0)
-        ax.fill_between(
-            x, values_SP.min(0), values_SP.max(0), color=color, alpha=0.12, linewidth=0
-        )
-        label = c.name.removeprefix("_")  # matplotlib hides names that begin with one
+
+        x = ours[..., along].mean(0)
+        if in_minutes:
+            x = 60 * x
+        values_SP = ours[..., LOSS]
+        if theirs:
+            values_SP = values_SP - theirs[0][..., LOSS]
+        scaling.append(values_SP[:, x >= START * x[-1]])
+
+        lowest = values_SP.min(0)
+        highest = values_SP.max(0)
+        ax.fill_between(x, lowest, highest, color=color, alpha=0.12, linewidth=0)
         ax.plot(
             x,
             values_SP.mean(0),
             color=color,
             linestyle=dashes,
             linewidth=1.1,
-            label=label,
+            label=c.name.removeprefix("_"),  # matplotlib hides names that begin so
         )
-        shown.append(values_SP[:, x >= START * x[-1]])
-    if shown:
-        lowest, highest = min(v.min() for v in shown), max(v.max() for v in shown)
-        room = 0.04 * (highest - lowest) or 0.1
-        ax.set_ylim(lowest - room, highest + room)
+
+    if scaling:
+        _set_limits(ax, scaling)
     ax.set_xlabel("training tokens")
     if along == HOURS:
         ax.set_xlabel(f"measured {'minutes' if in_minutes else 'hours'} of training")
     else:
         ax.xaxis.set_major_formatter(COUNTS)
+
     if baseline:
-        ax.axhline(0, color=MUTED, linewidth=0.8)
-        # A name may be longer than the axis is high or wide; there is room to its
-        # right.
-        ax.set_title(f"less that of {baseline.name}, same seed", loc="left", fontsize=9)
-        ax.set_ylabel("difference (nats per token)")
+        _name_baseline(ax, baseline)
     else:
         ax.set_title(group.name, fontsize=9)
         ax.set_ylabel("training loss (nats per token)")
-        if shown and along == TOKENS:
+        if scaling and along == TOKENS:
+            corner = (1.0, 1.0)
             ax.legend(
-                frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0)
+                frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=corner
             )
     plain(ax)
+
+
+def _set_limits(ax: Axes, values: Sequence[Floats]) -> None:
+    lowest = min(v.min() for v in values)
+    highest = max(v.max() for v in values)
+    room = 0.04 * (highest - lowest) or 0.1
+    ax.set_ylim(lowest - room, highest + room)
+
+
+def _name_baseline(ax: Axes, baseline: Configuration) -> None:
+    ax.axhline(0, color=MUTED, linewidth=0.8)
+    # A name may be longer than the axis is high or wide; there is room to its right.
+    ax.set_title(f"minus that of {baseline.name}, same seed", loc="left", fontsize=9)
+    ax.set_ylabel("difference (nats per token)")
 
 
 def _styles(group: Group) -> list[tuple[Configuration, str, str]]:
     """Each configuration with a shade of its family's colour, and dashes unlike its
     neighbours'."""
-    return [
-        style
-        for family in FAMILIES
-        if (its := [c for c in group.configurations if c.family == family])
-        for style in zip(
-            its,
-            shades(FAMILY_COLORS[family], len(its)),
-            cycle(("-", "--", "-.", ":")),
-            strict=False,
-        )
-    ]
+    styles: list[tuple[Configuration, str, str]] = []
+    for family in FAMILIES:
+        members = [c for c in group.configurations if c.family == family]
+        if not members:
+            continue
+        colors = shades(FAMILY_COLORS[family], len(members))
+        dashes = cycle(("-", "--", "-.", ":"))
+        styles += zip(members, colors, dashes, strict=False)
+    return styles
 
 
 def shared_points(configurations: Sequence[Configuration]) -> list[Floats]:
     """Each configuration's points at the seeds and tokens that all of them have: (S, P,
     3)."""
-    seeds = set(configurations[0].seeds).intersection(
-        *(c.seeds for c in configurations)
-    )
+    seeds_of_each = [set(c.seeds) for c in configurations]
+    seeds = set.intersection(*seeds_of_each)
+
+    # By configuration and seed: the points of a curve by their tokens.
     curves = [
         [
             {point[TOKENS]: point for point in run.curve}
@@ -243,9 +272,11 @@ def shared_points(configurations: Sequence[Configuration]) -> list[Floats]:
         ]
         for c in configurations
     ]
-    first = curves[0][0]
-    tokens = sorted(
-        set(first).intersection(*(curve for part in curves for curve in part))
-    )
-    points = ([[curve[place] for place in tokens] for curve in part] for part in curves)
-    return [np.reshape(of_one, (len(of_one), len(tokens), 3)) for of_one in points]
+    tokens_of_each = [set(curve) for part in curves for curve in part]
+    tokens = sorted(set.intersection(*tokens_of_each))
+
+    found = []
+    for part in curves:
+        points = [[curve[place] for place in tokens] for curve in part]
+        found.append(np.reshape(points, (len(part), len(tokens), 3)))
+    return found

@@ -12,12 +12,12 @@ Shapes: R resamples, K rates.
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dualpath_cli.report.blocks import Spread
+from dualpath_cli.report.bootstrap import Floats
 
-Floats = npt.NDArray[np.float64]
-RESAMPLES, SEED = 20_000, 0
+RESAMPLES = 20_000
+SEED = 0
 
 
 def lowest(logs_K: Floats, means_RK: Floats) -> tuple[Floats, Floats, Floats]:
@@ -26,19 +26,25 @@ def lowest(logs_K: Floats, means_RK: Floats) -> tuple[Floats, Floats, Floats]:
 
     Never beyond the three rates: a lowest mean at the edge is itself the lowest point.
     """
-    at = means_RK.argmin(-1).clip(1, len(logs_K) - 2)
-    near = at[..., None] + np.arange(-1, 2)
-    x, y = logs_K[near], np.take_along_axis(means_RK, near, -1)
-    slope = (y[..., 1] - y[..., 0]) / (x[..., 1] - x[..., 0])
-    after = (y[..., 2] - y[..., 1]) / (x[..., 2] - x[..., 1])
-    bend = (after - slope) / (x[..., 2] - x[..., 0])
-    convex = bend > 0
-    vertex = (x[..., 0] + x[..., 1]) / 2 - slope / np.where(convex, 2 * bend, 1)
-    place = np.where(convex, vertex, logs_K[means_RK.argmin(-1)]).clip(
-        x[..., 0], x[..., 2]
-    )
-    value = y[..., 0] + (place - x[..., 0]) * (slope + bend * (place - x[..., 1]))
-    return place, value, bend * ((x[..., 2] - x[..., 0]) / 2) ** 2
+    lowest_rate = means_RK.argmin(-1)
+    middle = lowest_rate.clip(1, len(logs_K) - 2)
+    near = middle[..., None] + np.arange(-1, 2)
+    x0, x1, x2 = np.moveaxis(logs_K[near], -1, 0)
+    y0, y1, y2 = np.moveaxis(np.take_along_axis(means_RK, near, -1), -1, 0)
+
+    # Newton's form: y0 + left_slope (x - x0) + curvature (x - x0) (x - x1)
+    left_slope = (y1 - y0) / (x1 - x0)
+    right_slope = (y2 - y1) / (x2 - x1)
+    curvature = (right_slope - left_slope) / (x2 - x0)
+
+    # Without a bend upwards there is no lowest point but the lowest mean.
+    convex = curvature > 0
+    vertex = (x0 + x1) / 2 - left_slope / np.where(convex, 2 * curvature, 1)
+    place = np.where(convex, vertex, logs_K[lowest_rate]).clip(x0, x2)
+
+    value = y0 + (place - x0) * (left_slope + curvature * (place - x1))
+    bend = curvature * ((x2 - x0) / 2) ** 2
+    return place, value, bend
 
 
 def resampled(
@@ -54,29 +60,35 @@ def resampled(
     `error` is the standard error of one mean, its variance known to `df` degrees of
     freedom, and the unit of both bends. By percentiles, which in simulation hold the
     true difference in 95 to 99 % where both curves bend alike, in less elsewhere
-    (docs/statistics.md). Half the 95 % interval over Student's quantile is the
-    difference's error, from which `detectable` follows.
+    (docs/statistics.md).
     """
-    (_, ours_at, our_bend), (_, theirs_at, their_bend) = lowest(*ours), lowest(*theirs)
+    _, our_value, our_bend = lowest(*ours)
+    _, their_value, their_bend = lowest(*theirs)
+
+    # The error itself is drawn, too: its variance is known to `df` degrees of freedom.
     rng = np.random.default_rng(SEED)
     scale = error / np.sqrt(rng.chisquare(df, (resamples, 1)) / df)
-    values = [
-        lowest(logs, means + scale * rng.normal(size=(resamples, len(means))))[1]
-        for logs, means in (ours, theirs)
-    ]
+    values = []
+    for logs, means in (ours, theirs):
+        noise = scale * rng.normal(size=(resamples, len(means)))
+        values.append(lowest(logs, means + noise)[1])
     differences = values[0] - values[1]
-    low, low_90, high_90, high = np.quantile(
-        differences, (0.025, 0.05, 0.95, 0.975)
-    ).tolist()
+
+    shares = (0.025, 0.05, 0.95, 0.975)
+    low, low_90, high_90, high = np.quantile(differences, shares).tolist()
     beyond = int(min((differences >= 0).sum(), (differences <= 0).sum()))
+
+    # Half the 95 % interval over Student's quantile is the difference's error.
+    quantile = Spread(1.0, df).reach
+    spread = Spread((high - low) / 2 / quantile, df)
     return {
-        "difference": float(ours_at - theirs_at),
+        "difference": float(our_value - their_value),
         "low": low,
         "high": high,
         "bend": float(our_bend / error),
         "bend_baseline": float(their_bend / error),
         "low_90": low_90,
         "high_90": high_90,
-        "detectable": Spread((high - low) / 2 / Spread(1.0, df).reach, df).detectable,
+        "detectable": spread.detectable,
         "p": min(1.0, 2 * (1 + beyond) / (1 + resamples)),
     }

@@ -27,7 +27,7 @@ from dualpath_cli.run.tables import METRICS, ROUTING, TableRow, lost, read_table
 AGGREGATE = "aggregate"  # the mean of a run's validation sets
 MOST_POINTS = 200  # points of a curve; of more rows each point is a mean
 
-Point = tuple[float, float, float]  # training tokens, loss in nats per token, hours
+CurvePoint = tuple[float, float, float]  # tokens, loss in nats per token, hours
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +54,13 @@ class SeededRun:
         """
         recipe = self.settings.as_recipe()
         recipe["run"]["max_tokens"] = self.tokens
-        part = decisive_part(recipe) | {
-            "trainer": {"precision": recipe["trainer"]["precision"]}
-        }
-        if sources := mapping_of(self.folder, facts, "classes"):
+        part = decisive_part(recipe)
+        part["trainer"] = {"precision": recipe["trainer"]["precision"]}
+
+        sources = mapping_of(self.folder, facts, "classes")
+        if sources:
             part["model"]["classes"] = sources
+
         names = ("seed_everything", "run.recipe")
         return {key: value for key, value in _flat(part).items() if key not in names}
 
@@ -73,7 +75,7 @@ class TrainedRun(SeededRun):
     tokens_per_second: float
     """Median over the rows of metrics.csv. Under a schedule of loops the harmonic mean
     of the phases' medians."""
-    curve: tuple[Point, ...]
+    curve: tuple[CurvePoint, ...]
     # by the router, mean over looped layers, as last logged
     expected_loops: float | None
     data: dict[str, str | float]
@@ -86,82 +88,105 @@ def find_folders(paths: Sequence[str]) -> list[Path]:
     """The run folders that some paths mean, each once, in the order of the paths."""
     found: list[Path] = []
     for path in map(Path, paths):
-        # A run, or a folder of runs: of a sweep, of fit, of fit's runs of one recipe.
-        layouts = ("", "runs/*/*/", "*/*/", "*/")
-        recipes = next(
-            filter(None, (sorted(path.glob(f"{x}{RECIPE}")) for x in layouts)), []
-        )
+        recipes = _recipes_in(path)
         if not recipes:
-            siblings = (
-                [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-            )
-            hint = "" if path.exists() else did_you_mean(path.name, siblings)
-            hint = hint or (
-                f"; a run folder holds {RECIPE}, a folder of runs NAME, RECIPE/NAME or "
-                "runs/RECIPE/NAME"
-            )
-            raise UserError(f"no run at '{path}'{hint}")
+            raise UserError(f"no run at '{path}'{_hint(path)}")
         found += [recipe.parent for recipe in recipes]
     return list({folder.resolve(): folder for folder in found}.values())
+
+
+def _recipes_in(path: Path) -> list[Path]:
+    # A run, or a folder of runs: of a sweep, of fit, of fit's runs of one recipe.
+    for layout in ("", "runs/*/*/", "*/*/", "*/"):
+        recipes = sorted(path.glob(f"{layout}{RECIPE}"))
+        if recipes:
+            return recipes
+    return []
+
+
+def _hint(path: Path) -> str:
+    if not path.exists() and path.parent.is_dir():
+        names = [sibling.name for sibling in path.parent.iterdir()]
+        if meant := did_you_mean(path.name, names):
+            return meant
+    return (
+        f"; a run folder holds {RECIPE}, a folder of runs NAME, RECIPE/NAME or "
+        "runs/RECIPE/NAME"
+    )
 
 
 def read_run(folder: Path) -> TrainedRun | str:
     """Reads a run folder. Of an unfinished run, returns the step it has reached, in
     words.
 
-    Raises UserError for a damaged file. The run may be training meanwhile: a last step
-    that is validated has its rows in all tables, so validation.csv is read first.
+    Raises UserError for a damaged file.
     """
     try:
         settings = settings_from(read_recipe(folder))
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
-    sets = set(settings.data.val)
-    if not sets or AGGREGATE in sets:
-        what = (
-            f"a validation set '{AGGREGATE}', as their mean is called"
-            if sets
-            else ("no validation set to compare; leave it out")
+    sets = settings.data.val
+    if not sets:
+        raise UserError(
+            f"run '{folder}' has no validation set to compare; leave it out"
         )
-        raise UserError(f"run '{folder}' has {what}")
-    last, table = settings.run.steps, folder / VALIDATION
-    final = {row["set"]: row for row in read_table(table) if row.step == last}
-    rows, routing = read_table(folder / METRICS), read_table(folder / ROUTING)
+    if AGGREGATE in sets:
+        raise UserError(
+            f"run '{folder}' has a validation set '{AGGREGATE}', as their mean is "
+            "called"
+        )
 
-    unscored = sorted(sets - final.keys())
+    # The run may be training meanwhile: a last step that is validated has its rows in
+    # all tables, so validation.csv is read first.
+    last = settings.run.steps
+    validation = read_table(folder / VALIDATION)
+    final = {row["set"]: row for row in validation if row.step == last}
+    rows = read_table(folder / METRICS)
+    routing = read_table(folder / ROUTING)
+
+    unscored = sorted(set(sets) - final.keys())
     if unscored or not rows:
-        reached = rows[-1].step if rows else 0
-        words = f"step {reached:,} of {last:,}"
-        if not unscored:
-            words += f": {METRICS} has no rows"
-        elif reached == last:
-            words += f": {VALIDATION} has no row of {', '.join(unscored)}"
-        return words
+        return _reached(rows, last, unscored)
 
-    scores = {name: final[name].measured("bits_per_byte") for name in settings.data.val}
+    scores = {name: final[name].measured("bits_per_byte") for name in sets}
     facts = facts_now(folder)
     data = _data(folder, settings, facts)
     for name, score in scores.items():
         if not math.isfinite(score):
             raise UserError(
-                f"{table} step {last}: {name} has {score} bits per byte; leave it out"
+                f"{folder / VALIDATION} step {last}: {name} has {score} bits per byte; "
+                "leave it out"
             )
         # A text is known by its bytes per token, nats per token over nats per byte. Of
         # a data folder the loss counts end-of-text too, but its fingerprint is known.
         if f"validation set {name}" not in data:
             length = final[name].measured("loss") / (score or math.inf) / math.log(2)
             data[f"bytes a token of {name}"] = length
+
+    tables = {METRICS: rows, ROUTING: routing}
     return TrainedRun(
         folder,
         settings,
-        SeededRun(folder, settings).decisive(facts),
-        {AGGREGATE: fmean(scores.values()), **scores},
-        _speed(rows, settings),
-        _curve(rows),
-        _expected_loops(routing),
-        data,
-        tuple(lost(folder, settings, last, {METRICS: rows, ROUTING: routing})),
+        keys=SeededRun(folder, settings).decisive(facts),
+        scores={AGGREGATE: fmean(scores.values()), **scores},
+        tokens_per_second=_speed(rows, settings),
+        curve=_curve(rows),
+        expected_loops=_expected_loops(routing),
+        data=data,
+        lost=tuple(lost(folder, settings, last, tables)),
     )
+
+
+def _reached(rows: Sequence[TableRow], last: int, unscored: Sequence[str]) -> str:
+    """The step that an unfinished run has reached, and what it lacks at its last
+    one."""
+    reached = rows[-1].step if rows else 0
+    words = f"step {reached:,} of {last:,}"
+    if not unscored:
+        return f"{words}: {METRICS} has no rows"
+    if reached == last:
+        return f"{words}: {VALIDATION} has no row of {', '.join(unscored)}"
+    return words
 
 
 def _speed(rows: Sequence[TableRow], settings: Settings) -> float:
@@ -170,20 +195,27 @@ def _speed(rows: Sequence[TableRow], settings: Settings) -> float:
     for row in rows:
         phase = () if loops is None else loops.choices(row.step - 1)
         phases.setdefault(phase, []).append(row.number("tokens_per_second"))
-    return harmonic_mean(
-        map(median, phases.values()), weights=map(len, phases.values())
-    )
+
+    # Rows have equally many tokens: this is all tokens over their time.
+    medians = [median(speeds) for speeds in phases.values()]
+    lengths = [len(speeds) for speeds in phases.values()]
+    return harmonic_mean(medians, weights=lengths)
 
 
-def _curve(rows: Sequence[TableRow]) -> tuple[Point, ...]:
+def _curve(rows: Sequence[TableRow]) -> tuple[CurvePoint, ...]:
     points = [
         (row.number("tokens"), row.measured("loss"), row.number("seconds") / 3600)
         for row in rows
         if not math.isnan(row.measured("loss"))  # every micro-batch was left out
     ]
     size = -(-len(points) // MOST_POINTS) or 1
-    parts = [points[start : start + size] for start in range(0, len(points), size)]
-    return tuple((p[-1][0], fmean(loss for _, loss, _ in p), p[-1][2]) for p in parts)
+
+    curve = []
+    for start in range(0, len(points), size):
+        part = points[start : start + size]
+        tokens, _, hours = part[-1]
+        curve.append((tokens, fmean(loss for _, loss, _ in part), hours))
+    return tuple(curve)
 
 
 def _expected_loops(rows: Sequence[TableRow]) -> float | None:
@@ -198,10 +230,11 @@ def _flat(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """The values of nested mappings by dotted key, in the keys' order."""
     found: dict[str, Any] = {}
     for name, value in sorted(recipe.items()):
-        nested = isinstance(value, dict) and value
-        found |= (
-            _flat(value, f"{before}{name}.") if nested else {f"{before}{name}": value}
-        )
+        key = f"{before}{name}"
+        if isinstance(value, dict) and value:
+            found |= _flat(value, f"{key}.")
+        else:
+            found[key] = value
     return found
 
 
@@ -210,38 +243,46 @@ def _data(
 ) -> dict[str, str | float]:
     """The data by name; no run folder keeps validation texts, so these have names and
     sizes."""
+    sets = sorted(settings.data.validation_sets.items())
     data: dict[str, str | float] = {
-        "validation sets": ", ".join(
-            f"{name}={of_set.public_name}"
-            for name, of_set in sorted(settings.data.validation_sets.items())
-        ),
+        "validation sets": ", ".join(f"{name}={its.public_name}" for name, its in sets),
         "data.val_tokens": str(settings.data.val_tokens),
         "data.val_seed": str(settings.data.val_seed),
         "training data": str(facts.get("data_fingerprint", "not known"))[:12],
     }
-    # of folders
+
+    # Only data folders have fingerprints.
     for name, fingerprint in mapping_of(folder, facts, "val_fingerprints").items():
         data[f"validation set {name}"] = str(fingerprint)[:12]
-    # not in a folder that was kept for its numbers alone
-    if (folder / TOKENIZER).exists():
-        data["tokenizer"] = hashlib.sha256(
-            read_text(folder / TOKENIZER).encode()
-        ).hexdigest()[:12]
+
+    # A folder that was kept only for its numbers has no tokenizer.
+    tokenizer = folder / TOKENIZER
+    if tokenizer.exists():
+        digest = hashlib.sha256(read_text(tokenizer).encode()).hexdigest()
+        data["tokenizer"] = digest[:12]
     return data
 
 
 def check_same_data(runs: Sequence[TrainedRun]) -> None:
     """Raises UserError for two runs whose data differ."""
-    first = {name: run for run in reversed(runs) for name in run.data}
-    for run in runs[1:]:
+    first: dict[str, TrainedRun] = {}
+    for run in runs:
         for name, here in run.data.items():
-            there = first[name].data[name]
-            if isinstance(here, float) and isinstance(there, float):
-                if math.isclose(here, there, rel_tol=1e-4):  # of the digits of a table
-                    continue
-                here, there = f"{here:.4f}", f"{there:.4f}"
-            if here != there:
-                raise UserError(
-                    f"{first[name].folder} and {run.folder} cannot be compared: {name} "
-                    f"{there} there, {here} here; leave one of them out"
-                )
+            other = first.setdefault(name, run)
+            there = other.data[name]
+            if other is run or _same(here, there):
+                continue
+            raise UserError(
+                f"{other.folder} and {run.folder} cannot be compared: {name} "
+                f"{_shown(there)} there, {_shown(here)} here; leave one of them out"
+            )
+
+
+def _same(here: str | float, there: str | float) -> bool:
+    if isinstance(here, float) and isinstance(there, float):
+        return math.isclose(here, there, rel_tol=1e-4)  # of the digits of a table
+    return here == there
+
+
+def _shown(value: str | float) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else value

@@ -6,9 +6,14 @@ from operator import itemgetter
 from statistics import mean, stdev
 from typing import Any, TypeVar
 
-from dualpath_cli.base.errors import UserError, content_fault
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import read_json
-from dualpath_cli.compare.groups import Configuration, Group, mean_and_error
+from dualpath_cli.compare.configurations import (
+    Configuration,
+    Group,
+    mean_and_error,
+    partition,
+)
 from dualpath_cli.compare.runs import TrainedRun
 from dualpath_cli.evaluation.benchmarks import FOLDER, RESULTS, score_table
 from dualpath_cli.report.blocks import holm, signed_rank_p
@@ -23,6 +28,8 @@ T = TypeVar("T")
 Record = dict[str, Any]
 MOST = 1e300  # of a number that any arithmetic here can take
 REPORTS = f"ablations/step-*/{REPORT}"  # in a run folder
+DAMAGE = (LookupError, AttributeError, TypeError, ValueError, OverflowError)
+"""Errors that a report raises whose content is not that of a report."""
 
 
 def ablations_of(
@@ -37,17 +44,17 @@ def ablations_of(
     rows: list[Record] = []
     classes: list[Record] = []
     left_out: list[str] = []
-    for name, configuration in ((g.name, c) for g in groups for c in g.configurations):
-        found = list(_newest(configuration, REPORTS, _checked, left_out))
+    for group, c in _configurations_of(groups):
+        found = list(_newest(c, REPORTS, _checked, left_out))
         reports = _of_same_texts(found, left_out)
-        if len(reports) > 1:
-            own = {"group": name, "configuration": configuration.name}
-            rows += [
-                own | row for row in differences_over_runs([r["rows"] for r in reports])
-            ]
-            classes += [
-                own | row for row in excess_over_runs([r["excess"] for r in reports])
-            ]
+        if len(reports) < 2:
+            continue
+
+        names = {"group": group.name, "configuration": c.name}
+        differences = differences_over_runs([report["rows"] for report in reports])
+        excesses = excess_over_runs([report["excess"] for report in reports])
+        rows += [names | row for row in differences]
+        classes += [names | row for row in excesses]
     return rows, classes, left_out
 
 
@@ -59,37 +66,43 @@ def evaluations_of(groups: Sequence[Group]) -> tuple[list[Record], list[str]]:
     """
     rows: list[Record] = []
     left_out: list[str] = []
-    for name, configuration in ((g.name, c) for g in groups for c in g.configurations):
-        last = configuration.runs[0].settings.run.steps
+    for group, c in _configurations_of(groups):
+        last = c.runs[0].settings.run.steps
         pattern = f"{FOLDER}/*-step-{last:08d}/{RESULTS}"
-        for run, scores in _newest(configuration, pattern, _scores, left_out):
-            own = {"group": name, "configuration": configuration.name, "seed": run.seed}
-            rows += [own | score for score in scores]
+        for run, scores in _newest(c, pattern, _scores, left_out):
+            names = {"group": group.name, "configuration": c.name, "seed": run.seed}
+            rows += [names | score for score in scores]
     return rows, left_out
+
+
+def _configurations_of(
+    groups: Sequence[Group],
+) -> Iterator[tuple[Group, Configuration]]:
+    for group in groups:
+        for configuration in group.configurations:
+            yield group, configuration
 
 
 def _newest(
     configuration: Configuration,
     pattern: str,
-    read: Callable[[TrainedRun, Any], T],
+    check: Callable[[TrainedRun, Any], T],
     left_out: list[str],
 ) -> Iterator[tuple[TrainedRun, T]]:
-    """The newest report of each run, as read; one that is refused adds a line to
-    `left_out`."""
+    """The newest report of each run, as `check` returns it; one that is refused adds a
+    line to `left_out`."""
     for run in configuration.runs:
-        for path in sorted(run.folder.glob(pattern))[-1:]:
-            try:
-                yield run, read(run, read_json(path))
-            except UserError as error:
-                left_out.append(f"left out: {error}")
-            except (
-                LookupError,
-                AttributeError,
-                TypeError,
-                ValueError,
-                OverflowError,
-            ) as error:
-                left_out.append(f"left out: {path}, {content_fault(error)}")
+        paths = sorted(run.folder.glob(pattern))
+        if not paths:
+            continue
+
+        newest = paths[-1]
+        try:
+            yield run, check(run, read_json(newest))
+        except UserError as error:
+            left_out.append(f"left out: {error}")
+        except DAMAGE as error:
+            left_out.append(f"left out: {newest}, {content_fault(error)}")
 
 
 def _check_subject(run: TrainedRun, model: Record, step: int, sha256: str) -> None:
@@ -97,7 +110,8 @@ def _check_subject(run: TrainedRun, model: Record, step: int, sha256: str) -> No
 
     `model`, `step` and `sha256` of the weights are the report's.
     """
-    if different := other_model(model, run.settings.as_recipe()["model"]):
+    own_model = run.settings.as_recipe()["model"]
+    if different := other_model(model, own_model):
         key, scored, own = different
         raise ValueError(f"of a model with {key}={scored}, the run's has {own}")
 
@@ -107,7 +121,8 @@ def _check_subject(run: TrainedRun, model: Record, step: int, sha256: str) -> No
 
     # A folder that was kept for its numbers has no checkpoints.
     checkpoint = run.folder / CHECKPOINTS / f"step-{step:08d}"
-    if fault_of(checkpoint) is None and hash_of_weights(checkpoint) != sha256:
+    is_kept = fault_of(checkpoint) is None
+    if is_kept and hash_of_weights(checkpoint) != sha256:
         raise ValueError(f"of other weights than those in {checkpoint}")
 
 
@@ -117,22 +132,24 @@ def _of_same_texts(
     """The reports whose texts are those of the first; each other one adds a line to
     `left_out`."""
     same: list[Record] = []
-    first: dict[str, tuple[Any, TrainedRun]] = {}
+    first_text: dict[str, Any] = {}
+    first_run: dict[str, TrainedRun] = {}
     for run, report in found:
         texts = _texts(report)
         others = [
-            name for name in texts if name in first and first[name][0] != texts[name]
+            name for name, text in texts.items() if first_text.get(name, text) != text
         ]
         if others:
             name = others[0]
             left_out.append(
                 f"left out: the ablation of {run.folder}, whose '{name}' is another "
-                f"text, or part of it, than that of {first[name][1].folder}"
+                f"text, or part of it, than that of {first_run[name].folder}"
             )
             continue
 
         same.append(report)
-        first = {name: (text, run) for name, text in texts.items()} | first
+        first_text = texts | first_text
+        first_run = dict.fromkeys(texts, run) | first_run
     return same
 
 
@@ -155,11 +172,14 @@ def _checked(run: TrainedRun, report: Record) -> Record:
     checkpoint = report["checkpoint"]
     _check_subject(run, report["model"], checkpoint["step"], checkpoint["sha256"])
     _texts(report)
+
     for row in report["rows"]:
         _check_finite(row, "loss", "difference")
     for row in report["excess"]:
         if row["excess"] is not None:  # else a class without tokens
             _check_finite(row, "excess", "per_forced")
+
+    # As two equal runs: what is missing for the means fails now.
     differences_over_runs([report["rows"]] * 2)
     excess_over_runs([report["excess"]] * 2)
     return report
@@ -179,22 +199,26 @@ def _scores(run: TrainedRun, report: Record) -> list[Record]:
     """The rows of evaluate's table, of the model as trained."""
     facts = report["model"]
     _check_subject(run, facts["model"], facts["step"], facts["sha256"])
-    if (override := facts["intervention"]) != "learned":
+    override = facts["intervention"]
+    if override != "learned":
         raise ValueError(f"scored under {override}")
+
     rows = []
     for name, by, documents, *scores in score_table(report["model"], report).rows:
         for metric, score in zip(("accuracy", "bits per byte"), scores, strict=True):
             if score is None:
                 continue
+            value = score[0]
             row = {
                 "benchmark": name,
                 "metric": metric,
                 "documents": documents,
-                "score": score[0],
+                "score": value,
             }
-            # A mean of benchmarks has no documents.
-            _check_finite(row, "score", *(["documents"] if by != "mean" else []))
-            rows.append(row | {"score": float(score[0])})
+            _check_finite(row, "score")
+            if by != "mean":  # a mean of benchmarks has no documents
+                _check_finite(row, "documents")
+            rows.append(row | {"score": float(value)})
     if not rows:
         raise ValueError("no score of a benchmark in it")
     return rows
@@ -221,24 +245,19 @@ def table_of_classes(rows: Sequence[Record]) -> Table:
 def table_of_scores(rows: Sequence[Record]) -> Table:
     """A row a score, with the mean over seeds of each configuration of a group."""
     names = list(dict.fromkeys(row["configuration"] for row in rows))
-    found: dict[tuple[Any, ...], dict[str, list[float]]] = {}
-    for row in rows:
-        of_score = found.setdefault(
-            (row["benchmark"], row["metric"], row["documents"]), {}
-        )
-        of_score.setdefault(row["configuration"], []).append(row["score"])
     columns = [Column("benchmark"), Column("by"), Column("documents", ",")]
     columns += [Column(name, with_error(".4f")) for name in names]
-    cells = [
-        [
-            *score,
-            *(
-                mean_and_error(values[name]) if name in values else None
-                for name in names
-            ),
-        ]
-        for score, values in found.items()
-    ]
+
+    cells = []
+    by_score = partition(rows, itemgetter("benchmark", "metric", "documents"))
+    for score, its_rows in by_score.items():
+        by_name = partition(its_rows, itemgetter("configuration"))
+        cell = list(score)
+        for name in names:
+            values = [row["score"] for row in by_name.get(name, [])]
+            cell.append(mean_and_error(values) if values else None)
+        cells.append(cell)
+
     caption = "± one standard error over seeds, not that of a difference; no tests"
     return Table(columns, cells, f"{rows[0]['group']}: benchmarks", caption)
 
@@ -246,16 +265,18 @@ def table_of_scores(rows: Sequence[Record]) -> Table:
 def differences_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
     """The cost of each ablation that all runs have: mean and standard deviation over
     them."""
-    keys = ("suite", "intervention", "source")
+    in_all = _in_all(runs, ("suite", "intervention", "source"))
     return [
         {
-            **dict(zip(keys, names, strict=True)),
+            "suite": suite,
+            "intervention": intervention,
+            "source": source,
             "runs": len(rows),
             "loss": mean(row["loss"] for row in rows),
             "difference": mean(row["difference"] for row in rows),
             "difference_sd": stdev(row["difference"] for row in rows),
         }
-        for names, rows in _in_all(runs, keys).items()
+        for (suite, intervention, source), rows in in_all.items()
     ]
 
 
@@ -266,8 +287,15 @@ def excess_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
     With Wilcoxon's signed-rank test on the runs' excesses. Holm's correction is over
     the paper's classes together, and over all other classes apart.
     """
-    records = [
-        {
+    records: list[Record] = []
+    of_paper: list[Record] = []
+    others: list[Record] = []
+    in_all = _in_all(runs, ("token_class", "path", "source"))
+    for (token_class, path, source), rows in in_all.items():
+        values = [row["excess"] for row in rows]
+        if None in values:  # a class without tokens
+            continue
+        record = {
             "forced": f"{token_class} {path}",
             "source": source,
             "runs": len(values),
@@ -278,19 +306,13 @@ def excess_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
             "above": sum(value > 0 for value in values),
             "p": signed_rank_p(values),
         }
-        for (token_class, path, source), rows in _in_all(
-            runs, ("token_class", "path", "source")
-        ).items()
-        # a class without tokens
-        if None not in (values := [row["excess"] for row in rows])
-    ]
-    for of_paper in (True, False):
-        family = [
-            r
-            for r in records
-            if (r["forced"].rpartition(" ")[0] in CLASSES) is of_paper
-        ]
-        for record, p in zip(family, holm([r["p"] for r in family]), strict=True):
+        records.append(record)
+        family = of_paper if token_class in CLASSES else others
+        family.append(record)
+
+    for family in (of_paper, others):
+        corrected = holm([record["p"] for record in family])
+        for record, p in zip(family, corrected, strict=True):
             record["p_holm"] = p
     return [without_nan(record) for record in records]
 
@@ -299,7 +321,11 @@ def _in_all(
     runs: Sequence[Sequence[Record]], keys: Sequence[str]
 ) -> dict[tuple[str, ...], list[Record]]:
     """The rows of runs by their values of some keys, where every run has such a row."""
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for row in chain.from_iterable(runs):
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return {values: rows for values, rows in groups.items() if len(rows) == len(runs)}
+
+    def values_of(row: Record) -> tuple[str, ...]:
+        return tuple(row[key] for key in keys)
+
+    by_values = partition(chain.from_iterable(runs), values_of)
+    return {
+        values: rows for values, rows in by_values.items() if len(rows) == len(runs)
+    }

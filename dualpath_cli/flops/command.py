@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import gcd
 from statistics import fmean
@@ -16,10 +16,10 @@ from dualpath_cli.flops import count
 from dualpath_cli.flops.description import (
     Description,
     Flops,
-    described,
+    describe_recipe,
     flag,
     settings_of,
-    solved,
+    solve_description,
 )
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Memory, Strategy, plan
 from dualpath_cli.flops.widths import TOLERANCE
@@ -27,51 +27,71 @@ from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.report.table import LOG_WIDTH, Column, Table, show
 from dualpath_cli.spec.config import by_layer
 
-Answer = tuple[Sequence[str], Table, Sequence[str]]
-"""Lines above a table, the table, and lines below."""
+
+@dataclass(frozen=True)
+class MemoryPlans:
+    """The memory of each GPU of a cluster, by strategy."""
+
+    cluster: Cluster
+    by_strategy: Mapping[Strategy, Memory]
+
+    def record(self) -> dict[str, Any]:
+        by_strategy = {name: vars(memory) for name, memory in self.by_strategy.items()}
+        return vars(self.cluster) | by_strategy
 
 
-def run(options: Flops) -> str:
+@dataclass(frozen=True)
+class PrintedTable:
+    """A table, with the lines above and below."""
+
+    above: Sequence[str]
+    table: Table
+    below: Sequence[str]
+
+
+def describe(options: Flops) -> str:
     """Prints a table, or returns JSON. Names options without effect on stderr."""
-    run, optim = RunSettings(), OptimSettings()
+    run = RunSettings()
+    optim = OptimSettings()
     if options.config:
         settings = settings_of(options.config)
-        description, run, optim = (
-            described(options, settings),
-            settings.run,
-            settings.optim,
-        )
+        description = describe_recipe(options, settings)
+        run = settings.run
+        optim = settings.optim
     else:
         _name_idle_options(options)
-        description = solved(options)
-    if options.plan:
-        cluster = _cluster(description, run, optim)
-        config = replace(description.config, max_seq_len=description.seq_len)
-        plans = {name: plan(config, name, cluster) for name in STRATEGIES}
+        description = solve_description(options)
+
+    plans = _plans(description, run, optim) if options.plan else None
     if options.format == "json":
         record = description.record()
-        if options.plan:
-            record["plan"] = vars(cluster) | {
-                name: vars(held) for name, held in plans.items()
-            }
+        if plans is not None:
+            record["plan"] = plans.record()
         return json.dumps(record, indent=2)
-    return _print(
-        *(_plan(description, cluster, plans) if options.plan else _model(description))
-    )
+
+    if plans is None:
+        _print(_model_table(description))
+    else:
+        _print(_plan_table(description, plans))
+    return ""
 
 
-def _print(above: Sequence[str], table: Table, below: Sequence[str]) -> str:
+def _print(printed: PrintedTable) -> None:
     # imports rich, which JSON does not need
     from dualpath_cli.report.console import plain_console
 
     console = plain_console()
     width = min(LOG_WIDTH, console.width)
-    for line in (*above, ""):
+
+    def print_line(line: str) -> None:
         console.print(fill(line, width, break_on_hyphens=False), highlight=False)
-    show(console, table, box=False)
-    for line in ("", *below) if below else ():
-        console.print(fill(line, width, break_on_hyphens=False), highlight=False)
-    return ""
+
+    for line in (*printed.above, ""):
+        print_line(line)
+    show(console, printed.table, box=False)
+    if printed.below:
+        for line in ("", *printed.below):
+            print_line(line)
 
 
 def _name_idle_options(options: Flops) -> None:
@@ -82,133 +102,176 @@ def _name_idle_options(options: Flops) -> None:
         "experts": options.block == "loop",
         "top_k": not options.experts,
     }
-    for name in idle:
-        if idle[name] and name in options.given:
-            dense = " without --experts" if name == "top_k" else ""
-            idle_here = f"{flag(name)} has no effect on block '{options.block}'{dense}"
-            say(f"dualpath flops: note: {idle_here}")
+    for name, is_idle in idle.items():
+        if is_idle and name in options.given:
+            note = f"{flag(name)} has no effect on block '{options.block}'"
+            if name == "top_k":
+                note += " without --experts"
+            say(f"dualpath flops: note: {note}")
+
+
+def _plans(
+    description: Description, run: RunSettings, optim: OptimSettings
+) -> MemoryPlans:
+    cluster = _cluster(description, run, optim)
+    config = replace(description.config, max_seq_len=description.seq_len)
+    by_strategy = {name: plan(config, name, cluster) for name in STRATEGIES}
+    return MemoryPlans(cluster, by_strategy)
 
 
 def _cluster(
     description: Description, run: RunSettings, optim: OptimSettings
 ) -> Cluster:
     """The cluster of `--plan`; UserError unless groups and batch divide evenly."""
-    options, seq_len = description.options, description.seq_len
-    gpus, batch_tokens = options.gpus, options.batch_tokens or run.batch_tokens
-    # the most that get equally many sequences of a step
+    options = description.options
+    seq_len = description.seq_len
+    batch_tokens = options.batch_tokens or run.batch_tokens
+
+    gpus = options.gpus
     if "gpus" not in options.given:
+        # the most that get equally many sequences of a step
         gpus = gcd(gpus, batch_tokens // seq_len)
+
     shard_size = options.shard_size or run.shard_size or gcd(8, gpus)
     if gpus % shard_size:
         raise UserError(
             f"--shard-size {shard_size} must divide --gpus {gpus}; "
             f"{gcd(shard_size, gpus)} would"
         )
+
     sequences, rest = divmod(batch_tokens, seq_len)
     if not sequences or rest or sequences % gpus:
-        fitting = max(1, -(-sequences // gpus)) * gpus * seq_len
-        papers = RunSettings().batch_tokens
-        untried = ", a larger batch than the paper's" if fitting > papers else ""
-        raise UserError(
-            f"a step of {batch_tokens:,} tokens is {batch_tokens / seq_len:,.6g} "
-            f"sequences of {seq_len:,}, which --gpus {gpus} cannot share equally; "
-            f"--batch-tokens {fitting} would do{untried}"
-        )
-    micro_batch = gcd(sequences // gpus, options.micro_batch or run.micro_batch)
-    asked = run.activation_checkpointing
+        raise UserError(_uneven_batch(batch_tokens, seq_len, gpus))
+    sequences_per_gpu = sequences // gpus
+    micro_batch = gcd(sequences_per_gpu, options.micro_batch or run.micro_batch)
+
+    checkpointing = run.activation_checkpointing
     return Cluster(
         gpus,
         shard_size,
         micro_batch,
-        sequences // gpus // micro_batch,
-        2 if run.reduce_dtype == "bfloat16" else 4,
-        optim.name,
-        "selective" if asked == "auto" else asked,
+        accumulate=sequences_per_gpu // micro_batch,
+        reduce_bytes=2 if run.reduce_dtype == "bfloat16" else 4,
+        optimizer=optim.name,
+        checkpointing="selective" if checkpointing == "auto" else checkpointing,
     )
 
 
-def _model(description: Description) -> Answer:
-    heading = (description.reading or "recipe").replace("_", " ")
-    table = Table([Column(""), Column(heading, _number)], _numbers(description))
-    notes = [line for note in _notes(description) for line in ("", note)]
-    return _title(description), table, notes[1:]
-
-
-def _plan(
-    description: Description, cluster: Cluster, plans: Mapping[Strategy, Memory]
-) -> Answer:
-    gpus, times, micro_batch = cluster.gpus, cluster.accumulate, cluster.micro_batch
-    tokens = gpus * micro_batch * times * description.seq_len
-    title = [
-        *_title(description),
-        f"{tokens:,} tokens a step: {gpus:,} GPU{'' if gpus == 1 else 's'} x "
-        f"{micro_batch} sequences of {description.seq_len:,}, accumulated "
-        f"{'once' if times == 1 else f'{times} times'}",
-    ]
-    words = (
-        "weights",
-        "gradients",
-        "the optimizer's moments",
-        "gradients before they are reduced",
-        "whole weights, gathered",
-        "saved activations",
-        "loss and backward pass at work",
-        "at once, at most",
+def _uneven_batch(batch_tokens: int, seq_len: int, gpus: int) -> str:
+    sequences_per_gpu = -(-(batch_tokens // seq_len) // gpus)
+    fitting = max(1, sequences_per_gpu) * gpus * seq_len
+    larger_than_the_papers = fitting > RunSettings().batch_tokens
+    untried = ", a larger batch than the paper's" if larger_than_the_papers else ""
+    return (
+        f"a step of {batch_tokens:,} tokens is {batch_tokens / seq_len:,.6g} "
+        f"sequences of {seq_len:,}, which --gpus {gpus} cannot share equally; "
+        f"--batch-tokens {fitting} would do{untried}"
     )
-    sizes = zip(*(vars(held).values() for held in plans.values()), strict=True)
-    rows = [[part, *each] for part, each in zip(words, sizes, strict=True)]
+
+
+def _model_table(description: Description) -> PrintedTable:
+    reading = description.reading or "recipe"
+    heading = reading.replace("_", " ")
+    columns = [Column(""), Column(heading, _number)]
+    table = Table(columns, _numbers(description))
+
+    below: list[str] = []
+    for note in _notes(description):
+        if below:
+            below.append("")
+        below.append(note)
+    return PrintedTable(_title(description), table, below)
+
+
+PARTS_OF_MEMORY = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "moments": "the optimizer's moments",
+    "unreduced": "gradients before they are reduced",
+    "gathered": "whole weights, gathered",
+    "saved": "saved activations",
+    "working": "loss and backward pass at work",
+    "peak": "at once, at most",
+}
+"""The fields of Memory in words."""
+
+
+def _plan_table(description: Description, plans: MemoryPlans) -> PrintedTable:
+    cluster = plans.cluster
     columns = [Column("GB on each GPU")]
-    columns += [
-        Column(name, lambda size: f"{size / 1e9:.3f}" if size else "-")
-        for name in plans
+    columns += [Column(name, _gigabytes) for name in plans.by_strategy]
+    rows = [
+        [words, *(getattr(memory, part) for memory in plans.by_strategy.values())]
+        for part, words in PARTS_OF_MEMORY.items()
     ]
+
     gradients = "float32" if cluster.reduce_bytes == 4 else "bfloat16"
     note = (
         "Weights and moments in float32, bf16-mixed, compiled, "
         f"{cluster.checkpointing} checkpointing; gradients travel in {gradients}. hsdp "
-        f"shards over {min(cluster.shard_size, gpus)} GPUs. At once is less than the "
-        "sum if a step is one micro-batch: gradients grow while activations are freed."
+        f"shards over {min(cluster.shard_size, cluster.gpus)} GPUs. At once is less "
+        "than the sum if a step is one micro-batch: gradients grow while activations "
+        "are freed."
     )
-    return title, Table(columns, rows), [note]
+    above = [*_title(description), _step_line(cluster, description.seq_len)]
+    return PrintedTable(above, Table(columns, rows), [note])
+
+
+def _step_line(cluster: Cluster, seq_len: int) -> str:
+    """The shares of a step in words."""
+    gpus = f"{cluster.gpus:,} GPUs"
+    if cluster.gpus == 1:
+        gpus = "1 GPU"
+    accumulated = f"accumulated {cluster.accumulate} times"
+    if cluster.accumulate == 1:
+        accumulated = "accumulated once"
+
+    sequences = cluster.gpus * cluster.micro_batch * cluster.accumulate
+    return (
+        f"{sequences * seq_len:,} tokens a step: {gpus} x {cluster.micro_batch} "
+        f"sequences of {seq_len:,}, {accumulated}"
+    )
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.3f}" if size else "-"
 
 
 def _title(description: Description) -> list[str]:
-    config, target = description.config, description.target
-    kinds = " + ".join(
-        f"{len(list(run))} {kind}" for kind, run in groupby(config.block_kinds)
-    )
-    deep = (
-        "" if set(config.block_kinds) == {"wide"} else f", K = {by_layer(config.loops)}"
-    )
-    title = [f"{kinds} blocks{deep}"]
+    config = description.config
+    deep = ""
+    if set(config.block_kinds) != {"wide"}:
+        deep = f", K = {by_layer(config.loops)}"
+
+    target = description.target
     if target is not None:
         split = f", alpha {target.alpha:g} %" if target.block == "dual" else ""
         budget = f"budget {format_size(target.budget)} linear FLOPs per token and layer"
         title = [f"{target.block} block{deep}{split}, {budget}"]
+    else:
+        runs = groupby(config.block_kinds)
+        kinds = " + ".join(f"{len(list(blocks))} {kind}" for kind, blocks in runs)
+        title = [f"{kinds} blocks{deep}"]
+
     if matched := description.matched:
         title.append(
             f"matched in total: linear + attention scores = {matched.matched_budget:,} "
             f"(budget + {matched.reference_passes} passes)"
         )
-    return [
-        *title,
+    title.append(
         f"{config.n_layers} layers, width {config.d_model}, {config.n_heads} heads, "
         f"{config.n_kv_heads} key/value heads, vocabulary {config.vocab_size}, "
-        f"{description.seq_len} tokens a sequence",
-    ]
+        f"{description.seq_len} tokens a sequence"
+    )
+    return title
 
 
 def _numbers(description: Description) -> list[tuple[str, Any]]:
     """Labels with numbers, blank for a heading; rows whose number is 0 or None are left
     out."""
-    config, layer, record = description.config, description.layer, description.record()
-    k, ratio = record["loops"], description.budget_ratio
-    passes = fmean(count.passes(layer.block, layer.loops) for layer in config.layers)
-    looped = _times(k) if isinstance(k, int) else f"K = {by_layer(k)}"
-    mixed = " (mean of layers)" if len(set(config.layers)) > 1 else ""
-    spent = "linear + attention" if description.matched else "linear total"
-    mean = ", mean of steps" if description.step_loops else ""
-    hours = description.names_hardware or description.target is not None
+    config = description.config
+    layer = description.layer
+    record = description.record()
     lines: list[tuple[str, Any]] = [
         ("d_ffn, deep path", record["d_ffn"]),
         ("  effective width", record["d_ffn_effective"]),
@@ -216,10 +279,16 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
         ("  effective width", record["d_ffn_wide_effective"]),
         (f"  experts, {config.top_k} active", record.get("n_experts")),
         ("  width of an expert", record.get("expert_width")),
-        (
-            "multiple of widths, ffn_multiple_of",
-            description.matched and config.ffn_multiple_of,
-        ),
+    ]
+    if description.matched:
+        multiple = config.ffn_multiple_of
+        lines.append(("multiple of widths, ffn_multiple_of", multiple))
+
+    k = record["loops"]
+    looped = _times(k) if isinstance(k, int) else f"K = {by_layer(k)}"
+    passes = fmean(count.passes(own.block, own.loops) for own in config.layers)
+    mixed = " (mean of layers)" if len(set(config.layers)) > 1 else ""
+    lines += [
         ("parameters", record["params"]),
         ("  active for a token", record.get("params_active")),
         ("  outside embedding and head", record["params_non_embedding"]),
@@ -231,11 +300,16 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
         ("  router", layer["router"]),
         (f"  attention scores, {_times(passes)}", layer["attention_scores"]),
         ("  total", layer["total"]),
-        (f"ratio to the budget, {spent}", ratio and f"{ratio:.4f}"),
-        (f"training FLOPs per token{mean}", description.training_flops),
-        ("training hours", hours and _hours(description.hours)),
-        ("KV cache bytes per token", record["kv_bytes_per_token"]),
     ]
+
+    if ratio := description.budget_ratio:
+        spent = "linear + attention" if description.matched else "linear total"
+        lines.append((f"ratio to the budget, {spent}", f"{ratio:.4f}"))
+    mean = ", mean of steps" if description.step_loops else ""
+    lines.append((f"training FLOPs per token{mean}", description.training_flops))
+    if description.names_hardware or description.target is not None:
+        lines.append(("training hours", _hours(description.hours)))
+    lines.append(("KV cache bytes per token", record["kv_bytes_per_token"]))
     return [(label, number) for label, number in lines if number]
 
 
@@ -255,35 +329,44 @@ def _hours(hours: float) -> str:
 
 def _notes(description: Description) -> list[str]:
     """Assumptions of training, widths above their share, and an unmet sum."""
-    options, notes, ratio = description.options, [], description.budget_ratio
+    notes = []
     # The paper's GPUs are a fair assumption for the paper's budgets, but not for every
     # recipe.
     if description.names_hardware or description.target is not None:
-        sustains = (
-            "1 GPU that sustains"
-            if options.gpus == 1
-            else f"{options.gpus} GPUs that each sustain"
-        )
-        assumed = (
-            " This hardware is assumed; name yours with --tokens, --gpus and --tflops. "
-            "The paper's runs took 12.8 to 21.4 hours, which implies 42 to 122 TFLOP/s "
-            "for each of its A100s."
-        )
-        notes.append(
-            f"Training: {description.tokens:,} tokens on {sustains} "
-            f"{options.sustained / 1e12:g} TFLOP/s, at three forward passes a token, "
-            f"head included.{'' if description.names_hardware else assumed}"
-        )
+        notes.append(_note_on_training(description))
+
     if target := description.target:
-        exact = dict(zip(("d_ffn", "d_ffn_wide"), target.exact_widths(), strict=True))
+        exact_deep, exact_wide = target.exact_widths()
+        exact = {"d_ffn": exact_deep, "d_ffn_wide": exact_wide}
         notes += [
             f"Above its share: {name} is raised to {target.multiple_of}, the smallest "
             f"multiple; the exact effective width is {float(exact[name] or 0):.1f}."
             for name in description.clamped
         ]
+
+    ratio = description.budget_ratio
     if description.matched and ratio is not None and abs(ratio - 1) > TOLERANCE:
         notes.append(
             f"In multiples of {description.config.ffn_multiple_of} the matched sum is "
             f"not met to within {float(100 * TOLERANCE):g} %."
         )
     return notes
+
+
+def _note_on_training(description: Description) -> str:
+    options = description.options
+    sustain = f"{options.gpus} GPUs that each sustain"
+    if options.gpus == 1:
+        sustain = "1 GPU that sustains"
+    note = (
+        f"Training: {description.tokens:,} tokens on {sustain} "
+        f"{options.sustained / 1e12:g} TFLOP/s, at three forward passes a token, "
+        "head included."
+    )
+    if description.names_hardware:
+        return note
+    return (
+        f"{note} This hardware is assumed; name yours with --tokens, --gpus and "
+        "--tflops. The paper's runs took 12.8 to 21.4 hours, which implies 42 to 122 "
+        "TFLOP/s for each of its A100s."
+    )

@@ -1,4 +1,4 @@
-"""FLOPs and parameters of any ModelConfig, counted from its fields alone.
+"""FLOPs and parameters of any ModelConfig, counted from its fields.
 
 Torch-free. The accounting is the paper's (appendix FLOP-matching): two FLOPs a
 multiply-add, per token and layer, matrices only; norms, activations and softmaxes are
@@ -77,26 +77,31 @@ def passes(kind: BlockKind, loops: int) -> int:
 
 def layer_flops(layer: LayerConfig, seq_len: int | None = None) -> LayerFlops:
     """Forward FLOPs per token of a layer; ``seq_len`` defaults to max_seq_len."""
-    d, kind = layer.d_model, layer.block
+    d = layer.d_model
+    kind = layer.block
     projections = projection_flops(d, layer.n_heads, layer.n_kv_heads)
 
     def sublayer(d_ffn: int | None) -> int:
         assert d_ffn is not None  # ModelConfig refuses a path without a width
         return projections + 6 * d * layer.effective_width(d_ffn)
 
+    # With experts: those that a token chooses, and the matrix of the choice.
     wide = 0
-    if kind != "loop":
-        n, width = layer.n_experts, layer.top_k * layer.expert_width
-        wide = (
-            projections + 6 * d * width + 2 * d * n if n else sublayer(layer.d_ffn_wide)
-        )
+    if kind != "loop" and layer.n_experts:
+        chosen = 6 * d * layer.top_k * layer.expert_width
+        choice = 2 * d * layer.n_experts
+        wide = projections + chosen + choice
+    elif kind != "loop":
+        wide = sublayer(layer.d_ffn_wide)
+
+    if seq_len is None:
+        seq_len = layer.max_seq_len
     return LayerFlops(
         deep=layer.loops * sublayer(layer.d_ffn) if kind != "wide" else 0,
         wide=wide,
         gate=gate_flops(layer) if kind == "dual" else 0,
         router=router_flops(layer) if kind != "wide" else 0,
-        attention_scores=passes(kind, layer.loops)
-        * score_flops(d, layer.max_seq_len if seq_len is None else seq_len),
+        attention_scores=passes(kind, layer.loops) * score_flops(d, seq_len),
     )
 
 
@@ -127,15 +132,14 @@ def mean_layer_flops(
 ) -> dict[str, int | float]:
     """FLOPs per token and layer by part, averaged over layers; whole if layers are
     equal."""
-    layers, n = (
-        [layer.as_dict() for layer in flops_by_layer(config, seq_len)],
-        config.n_layers,
-    )
-    sums = {part: sum(layer[part] for layer in layers) for part in layers[0]}
-    return {
-        part: value // n if value % n == 0 else value / n
-        for part, value in sums.items()
-    }
+    layers = [layer.as_dict() for layer in flops_by_layer(config, seq_len)]
+    n = config.n_layers
+    means: dict[str, int | float] = {}
+    for part in layers[0]:
+        total = sum(layer[part] for layer in layers)
+        mean, rest = divmod(total, n)
+        means[part] = total / n if rest else mean
+    return means
 
 
 def head_flops(config: ModelConfig) -> int:
@@ -163,7 +167,10 @@ def over_loops(
     """
     if not any(steps.values()):
         return counted(config)
-    total = sum(n * counted(replace(config, loops=loops)) for loops, n in steps.items())
+
+    total: float = 0  # whole, where steps are
+    for loops, n in steps.items():
+        total += n * counted(replace(config, loops=loops))
     return total / sum(steps.values())
 
 
@@ -173,11 +180,11 @@ def parameters_by_part(config: ModelConfig) -> dict[str, int]:
     Parts: embedding, head (0 when tied), final_norm, deep, wide, gains, conditioning,
     router, gate.
     """
-    d = config.d_model
+    embedding = config.vocab_size * config.d_model
     counts = {
-        "embedding": config.vocab_size * d,
-        "head": 0 if config.tie_embeddings else config.vocab_size * d,
-        "final_norm": d,
+        "embedding": embedding,
+        "head": 0 if config.tie_embeddings else embedding,
+        "final_norm": config.d_model,
     }
     counts |= dict.fromkeys(shapes.PARTS, 0)
     for layer, times in Counter(config.layers).items():
@@ -199,11 +206,12 @@ def has_experts(config: ModelConfig) -> bool:
 def active_parameters(config: ModelConfig) -> int:
     """Number of weights that one token uses: of a layer's experts, only the chosen
     ones."""
-    idle = sum(
-        3 * config.d_model * layer.expert_width * (layer.n_experts - layer.top_k)
-        for layer in config.layers
-        if layer.n_experts
-    )
+    idle = 0
+    for layer in config.layers:
+        if layer.n_experts:
+            # gate, up and down projection
+            expert = 3 * config.d_model * layer.expert_width
+            idle += expert * (layer.n_experts - layer.top_k)
     return parameters(config) - idle
 
 
@@ -213,14 +221,11 @@ def kv_bytes(config: ModelConfig) -> int:
     Each pass of a sublayer has a separate cache (`decoding.cache`): 1 in a wide layer,
     K in a loop layer, K + 1 in a dual layer.
     """
-    return sum(
-        passes(layer.block, layer.loops)
-        * 2
-        * layer.n_kv_heads
-        * layer.head_dim
-        * BFLOAT16
-        for layer in config.layers
-    )
+    total = 0
+    for layer in config.layers:
+        keys_and_values = 2 * layer.n_kv_heads * layer.head_dim
+        total += passes(layer.block, layer.loops) * keys_and_values * BFLOAT16
+    return total
 
 
 def parameters_non_embedding(config: ModelConfig) -> int:

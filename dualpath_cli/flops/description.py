@@ -1,5 +1,4 @@
-"""The options of `dualpath flops`; the model, solved for a budget or read from a
-recipe."""
+"""The options of `dualpath flops`; the model, solved for a budget or a recipe's."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,15 +15,15 @@ from dualpath_cli.base.ranges import (
     format_size,
 )
 from dualpath_cli.flops import count
-from dualpath_cli.flops.widths import Match, Target, solve_widths, solve_within
+from dualpath_cli.flops.widths import FlopMatch, Target, solve_widths, solve_within
 from dualpath_cli.recipe.recipes import Recipe, load, merge
 from dualpath_cli.recipe.schedule import check_loops, loop_counts
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.spec.config import RANGES, BlockKind, ModelConfig
 from dualpath_cli.spec.own_checks import import_classes
 
-Reading = Literal["as_written", "as_trained"]
-READINGS: dict[Reading, Mapping[str, Any]] = {
+PaperReading = Literal["as_written", "as_trained"]
+READINGS: dict[PaperReading, Mapping[str, Any]] = {
     "as_written": {
         "ffn_multiple_of": 64,
         "tie_embeddings": True,
@@ -77,7 +76,7 @@ class Flops:
     """Percent of a dual block's FLOPs that its deep path gets."""
     loops: int = field(default=4, metadata={"also": ("--k",)})
     """K, passes of the deep path."""
-    match: Match = "linear"
+    match: FlopMatch = "linear"
     """linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and
     attention scores meet the budget plus the K + 1 attention passes of a dual block, to
     within 1 percent; wide and loop blocks then get wider FFNs."""
@@ -120,7 +119,7 @@ class Flops:
     """Most sequences of a GPU at once. By default the recipe's, or 2."""
     batch_tokens: Size | None = None
     """Tokens of a step, such as 4194304. By default the recipe's, or 2097152."""
-    reading: Reading | None = None
+    reading: PaperReading | None = None
     """The authors' configuration (as_trained, the default for a budget), or the paper's
     text (as_written). By default a recipe is not changed."""
     format: Literal["table", "json"] = "table"
@@ -129,18 +128,14 @@ class Flops:
     """Names of the options that the user gave."""
 
     def __post_init__(self) -> None:
-        ranges: dict[str, Range] = {
-            name: RANGES[field] for name, field in _FIELDS.items()
-        }
-        ranges |= dict.fromkeys(("budget", "tokens", "batch_tokens"), (1, LARGEST))
-        ranges |= dict.fromkeys(("gpus", "shard_size", "micro_batch"), (1, 10**9))
-        check_ranges(self, ranges | {"tflops": (1e-6, 1e9)})
+        check_ranges(self, _ranges())
+
         if self.plan:
-            self._refuse(
-                ("tokens", "tflops"), "--plan shows the memory of one model in training"
-            )
+            because = "--plan shows the memory of one model in training"
+            self._refuse(("tokens", "tflops"), because)
         else:
             self._refuse(_PLAN, "only --plan shows how GPUs share a step")
+
         if self.config:
             self._refuse(_SOLVER, "--config describes the recipe's own model")
         elif self.budget is None:
@@ -150,23 +145,35 @@ class Flops:
             )
 
     def _refuse(self, refused: Collection[str], because: str) -> None:
-        if both := [flag(name) for name in self.given if name in refused]:
-            raise UserError(f"{because}; drop {', '.join(both)}")
+        flags = [flag(name) for name in self.given if name in refused]
+        if flags:
+            raise UserError(f"{because}; drop {', '.join(flags)}")
 
     @property
     def sustained(self) -> float:
         """FLOP/s of a GPU."""
-        return 1e12 * (
-            SUSTAINED[self.tflops] if isinstance(self.tflops, str) else self.tflops
-        )
+        if isinstance(self.tflops, str):
+            return 1e12 * SUSTAINED[self.tflops]
+        return 1e12 * self.tflops
+
+
+def _ranges() -> dict[str, Range]:
+    ranges: dict[str, Range] = {name: RANGES[field] for name, field in _FIELDS.items()}
+    ranges |= dict.fromkeys(("budget", "tokens", "batch_tokens"), (1, LARGEST))
+    ranges |= dict.fromkeys(("gpus", "shard_size", "micro_batch"), (1, 10**9))
+    ranges["tflops"] = (1e-6, 1e9)
+    return ranges
 
 
 def flag(name: str) -> str:
+    """The option of a field."""
     return "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True)
 class Description:
+    """A model, and the facts of its training that cost FLOPs or hours."""
+
     options: Flops
     config: ModelConfig
     # as_written, as_trained, or None where a recipe's model is neither
@@ -183,7 +190,9 @@ class Description:
     def matched(self) -> Target | None:
         """The target under match total; None under match linear and for a recipe's
         model."""
-        return self.target if self.target and self.target.match == "total" else None
+        if self.target is None or self.target.match == "linear":
+            return None
+        return self.target
 
     @property
     def layer(self) -> dict[str, int | float]:
@@ -195,12 +204,11 @@ class Description:
     def budget_ratio(self) -> float | None:
         """Spent part of the budget: linear FLOPs, and attention scores under match
         total."""
-        spent = self.layer["linear_total"]
+        linear = self.layer["linear_total"]
         if self.matched:
-            return (
-                spent + self.layer["attention_scores"]
-            ) / self.matched.matched_budget
-        return self.options.budget and spent / self.options.budget
+            spent = linear + self.layer["attention_scores"]
+            return spent / self.matched.matched_budget
+        return self.options.budget and linear / self.options.budget
 
     @property
     def training_flops(self) -> float:
@@ -221,16 +229,13 @@ class Description:
     def record(self) -> dict[str, Any]:
         """Every number by name, for JSON; `model` can be pasted as a recipe's
         section."""
-        config, kinds = self.config, set(self.config.block_kinds)
-        alpha = (
-            self.target.alpha if self.target and self.target.block == "dual" else None
-        )
-        deep, wide = kinds != {"wide"}, kinds != {"loop"}
-        record = {
-            "block": config.block
-            if isinstance(config.block, str)
-            else list(config.block),
-            "alpha": int(alpha) if alpha is not None and alpha == int(alpha) else alpha,
+        config = self.config
+        kinds = set(config.block_kinds)
+        deep = kinds != {"wide"}
+        wide = kinds != {"loop"}
+        record: dict[str, Any] = {
+            "block": config.block,
+            "alpha": self._alpha,
             "loops": config.loops if deep else 1,
             "d_ffn": config.d_ffn if deep else None,
             "d_ffn_wide": config.d_ffn_wide if wide else None,
@@ -245,39 +250,63 @@ class Description:
             "budget_ratio": self.budget_ratio,
             "reading": self.reading,
         }
+        if not isinstance(config.block, str):
+            record["block"] = list(config.block)  # by layer
+
         if any(layer.n_experts for layer in config.layers):
-            record |= {"n_experts": config.n_experts, "top_k": config.top_k}
-            widths = [own.expert_width for own in config.layers]
+            widths = [layer.expert_width for layer in config.layers]
+            record["n_experts"] = config.n_experts
+            record["top_k"] = config.top_k
             record["expert_width"] = widths[0] if len(set(widths)) == 1 else widths
             record["params_active"] = count.active_parameters(config)
         if self.matched:
-            record |= {"match": "total", "matched_budget": self.matched.matched_budget}
+            record["match"] = "total"
+            record["matched_budget"] = self.matched.matched_budget
         if self.names_hardware:
             record["training_flops_per_token"] = self.training_flops
             record["training_hours"] = round(self.hours, 3)
         return record | {"model": asdict(config)}
 
+    @property
+    def _alpha(self) -> float | int | None:
+        """Percent of the deep path, whole where it is; None for a single path, and for
+        a recipe's model."""
+        if self.target is None or self.target.block != "dual":
+            return None
+        alpha = self.target.alpha
+        return int(alpha) if alpha == int(alpha) else alpha
 
-def described(options: Flops, settings: Settings) -> Description:
+
+def describe_recipe(options: Flops, settings: Settings) -> Description:
     """A recipe's model, with the fields of `--reading` set over it."""
-    config, run = settings.model, settings.run
+    config = settings.model
     if options.reading is not None:
         try:
             config = replace(config, **READINGS[options.reading])
         except ValueError as error:
             raise UserError(f"--reading {options.reading}: {error}") from None
+
+    run = settings.run
     if options.tokens is not None:
         run = replace(run, max_tokens=options.tokens)
     check_loops(run, config)
-    own = vars(config).items()
-    reading = next(
-        (name for name, fields in READINGS.items() if fields.items() <= own), None
-    )
-    seq_len = options.seq_len or config.max_seq_len
-    steps = loop_counts(run)
     return Description(
-        options, config, reading, seq_len, run.max_tokens, step_loops=steps
+        options,
+        config,
+        reading=_reading_of(config),
+        seq_len=options.seq_len or config.max_seq_len,
+        tokens=run.max_tokens,
+        step_loops=loop_counts(run),
     )
+
+
+def _reading_of(config: ModelConfig) -> PaperReading | None:
+    """The reading whose fields a model has."""
+    own = vars(config).items()
+    for name, fields in READINGS.items():
+        if fields.items() <= own:
+            return name
+    return None
 
 
 def settings_of(names: Sequence[str]) -> Settings:
@@ -286,30 +315,31 @@ def settings_of(names: Sequence[str]) -> Settings:
     named = f"recipe '{' + '.join(names)}'"
     if not recipe.get("model"):
         raise UserError(f"{named} has no model section to describe")
+
     try:
         settings = settings_from(recipe)
         import_classes(settings.model, allowed=True)
-        return settings
     except UserError as error:
         raise UserError(f"{named}: {error}") from None
+    return settings
 
 
-def solved(options: Flops) -> Description:
+def solve_description(options: Flops) -> Description:
     """The model whose widths `--budget` buys."""
-    reading: Reading = options.reading or "as_trained"
-    chosen, multiple, target = (
-        dict(READINGS[reading]),
-        options.width_multiple,
-        _target(options),
-    )
-    if target.match == "total" and multiple is None:
-        target, widths = solve_within(
-            replace(target, multiple_of=chosen["ffn_multiple_of"])
-        )
+    reading: PaperReading = options.reading or "as_trained"
+    fields = dict(READINGS[reading])
+    target = _target(options)
+
+    # The paper solves in multiples of 64, and rounds effective widths up to another.
+    widths_decide = target.match == "total" or options.width_multiple is not None
+    if target.match == "total" and options.width_multiple is None:
+        coarsest = replace(target, multiple_of=fields["ffn_multiple_of"])
+        target, widths = solve_within(coarsest)
     else:
         widths = solve_widths(target)
-    if target.match == "total" or multiple is not None:
-        chosen["ffn_multiple_of"] = target.multiple_of
+    if widths_decide:
+        fields["ffn_multiple_of"] = target.multiple_of
+
     try:
         config = ModelConfig(
             vocab_size=options.vocab,
@@ -322,26 +352,36 @@ def solved(options: Flops) -> Description:
             loops=1 if target.block == "wide" else target.loops,
             d_ffn=widths.d_ffn,
             d_ffn_wide=widths.d_ffn_wide,
-            **chosen,
+            **fields,
         )
     except ValueError as error:  # widths above ModelConfig's range
         raise UserError(
             f"a budget of {format_size(target.budget)} is too large: {error}"
         ) from None
-    n = 0 if target.block == "loop" else options.experts
+
+    return Description(
+        options,
+        _with_experts(config, options),
+        reading,
+        seq_len=target.seq_len,
+        tokens=options.tokens or TRAINING_TOKENS,
+        target=target,
+        clamped=widths.clamped,
+    )
+
+
+def _with_experts(config: ModelConfig, options: Flops) -> ModelConfig:
+    n = 0 if options.block == "loop" else options.experts
     try:
-        config = replace(config, n_experts=n, top_k=options.top_k)
+        return replace(config, n_experts=n, top_k=options.top_k)
     except ValueError as error:
         raise UserError(f"--experts {n}: {error}") from None
-    tokens = options.tokens or TRAINING_TOKENS
-    return Description(
-        options, config, reading, target.seq_len, tokens, target, widths.clamped
-    )
 
 
 def _target(options: Flops) -> Target:
     assert options.budget is not None
-    dim, heads = options.dim, options.heads or max(1, options.dim // 64)
+    dim = options.dim
+    heads = options.heads or max(1, dim // 64)
     if dim % heads or dim // heads % 2:
         way_out = f"an odd width has none, --dim {dim + 1} would"
         if dim % 2 == 0:
@@ -349,12 +389,14 @@ def _target(options: Flops) -> Target:
         raise UserError(
             f"--dim {dim} does not split into {heads} heads of an even size; {way_out}"
         )
+
     kv_heads = options.kv_heads or heads
     if heads % kv_heads:
         raise UserError(
             f"--kv-heads {kv_heads} does not divide the {heads} query heads; "
             f"{_nearest_divisor(heads, kv_heads)} would"
         )
+
     return Target(
         options.budget,
         options.block,

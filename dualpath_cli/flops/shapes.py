@@ -1,9 +1,8 @@
-"""Shapes of a model's parameters by unit, from its configuration alone. FSDP2 divides
-their rows.
+"""Shapes of a model's parameters by unit, from its configuration.
 
-Torch-free. A unit is gathered and reduced at once: each block is one, and so is the
-root, with embedding, final norm and head. The shapes of a unit come in no particular
-order.
+Torch-free. FSDP2 divides rows of parameters, and gathers and reduces a unit at once:
+each block is one, and so is the root, with embedding, final norm and head. The shapes
+of a unit come in no particular order.
 """
 
 from itertools import chain
@@ -26,37 +25,42 @@ PARTS = ("deep", "wide", "gains", "conditioning", "router", "gate")
 def units(config: ModelConfig) -> list[list[Shape]]:
     """Shapes of the parameters of each block, then of the root; a tied head counts
     once."""
-    embedding, norm = (config.vocab_size, config.d_model), (config.d_model,)
-    head = [] if config.tie_embeddings else [embedding]
-    blocks = (
-        [*chain.from_iterable(by_part(layer).values())] for layer in config.layers
-    )
-    return [*blocks, [embedding, norm, *head]]
+    found = []
+    for layer in config.layers:
+        parts = by_part(layer).values()
+        found.append(list(chain.from_iterable(parts)))
+
+    embedding = (config.vocab_size, config.d_model)
+    root: list[Shape] = [embedding, (config.d_model,)]
+    if not config.tie_embeddings:
+        root.append(embedding)
+    return [*found, root]
 
 
 def by_part(layer: LayerConfig) -> dict[str, list[Shape]]:
     """Shapes of a block's parameters by part, for those PARTS that the block has."""
     shapes: dict[str, list[Shape]] = {"gains": []}
     if layer.block != "wide":
-        shapes["deep"] = sublayer(layer, layer.effective_width(layer.d_ffn or 0))
+        width = layer.effective_width(layer.d_ffn or 0)
+        shapes["deep"] = sublayer(layer, width)
         shapes["gains"] += [(layer.loops,)]
-        # a scale and a shift of both norms, by step
-        film = layer.step_conditioning == "film"
-        shapes["conditioning"] = [(layer.loops, 2, 2, layer.d_model)] if film else []
+        shapes["conditioning"] = []
+        if layer.step_conditioning == "film":
+            # a scale and a shift of both norms, by step
+            shapes["conditioning"] += [(layer.loops, 2, 2, layer.d_model)]
         shapes["router"] = router(layer)
+
     if layer.block != "loop":
-        n = layer.n_experts
-        width = (
-            layer.expert_width if n else layer.effective_width(layer.d_ffn_wide or 0)
-        )
-        shapes["wide"] = sublayer(layer, width, n or 1)
-        if n:
-            shapes["router"] = [
-                *shapes.get("router", []),
-                (n, layer.d_model),
-                *untrained(layer),
-            ]
         shapes["gains"] += [(1,)]
+        if layer.n_experts:
+            # The choice of experts counts as the router's.
+            shapes["wide"] = sublayer(layer, layer.expert_width, layer.n_experts)
+            choice = [(layer.n_experts, layer.d_model), *untrained(layer)]
+            shapes["router"] = [*shapes.get("router", []), *choice]
+        else:
+            width = layer.effective_width(layer.d_ffn_wide or 0)
+            shapes["wide"] = sublayer(layer, width)
+
     if layer.block == "dual":
         shapes["gate"] = gate(layer)
     return shapes
@@ -79,10 +83,15 @@ def untrained(layer: LayerConfig) -> list[Shape]:
 def sublayer(config: ModelConfig, width: int, experts: int = 1) -> list[Shape]:
     """Shapes of the attention, norms and feed-forward of a path; `experts` are stacked
     by rows."""
-    d, kv, h = config.d_model, config.n_kv_heads, experts * width
-    heads: list[Shape] = [] if config.qk_norm == "none" else [(config.head_dim,)] * 2
-    attention = [(d, d), (kv * config.head_dim, d), (kv * config.head_dim, d), (d, d)]
-    return [*attention, *heads, (d,), (d,), (h, d), (h, d), (experts * d, width)]
+    d = config.d_model
+    kv = config.n_kv_heads * config.head_dim
+    h = experts * width
+    attention = [(d, d), (kv, d), (kv, d), (d, d)]  # q, k, v, output
+    ffn = [(h, d), (h, d), (experts * d, width)]  # gate, up, down
+    norms: list[Shape] = [(d,), (d,)]
+    if config.qk_norm != "none":
+        norms += [(config.head_dim,), (config.head_dim,)]
+    return [*attention, *norms, *ffn]
 
 
 def gate(config: ModelConfig) -> list[Shape]:
@@ -104,7 +113,11 @@ def router(layer: LayerConfig) -> list[Shape]:
 def numbers(unit: list[Shape], shards: int = 1) -> int:
     """Numbers in a unit whose parameters are divided by rows among `shards` devices.
 
-    All devices hold equally many rows of a parameter, so that all send equally much:
-    rows are padded to a multiple of `shards`.
+    Rows are padded to a multiple of `shards`.
     """
-    return sum(-(-shape[0] // shards) * shards * prod(shape[1:]) for shape in unit)
+    total = 0
+    for rows, *columns in unit:
+        # All devices hold equally many rows of a parameter, and send equally much.
+        padded = -(-rows // shards) * shards
+        total += padded * prod(columns)
+    return total

@@ -17,7 +17,7 @@ from dualpath_cli.base.ranges import format_size
 from dualpath_cli.flops.count import passes, projection_flops, score_flops
 from dualpath_cli.spec.config import BlockKind, effective_width
 
-Match = Literal["linear", "total"]
+FlopMatch = Literal["linear", "total"]
 
 TOLERANCE = Fraction(1, 100)  # of `solve_within`: deviation of a block's FLOPs
 
@@ -33,7 +33,7 @@ class Target:
     block: BlockKind = "dual"  # kind of block that spends the budget
     alpha: float = 50  # percent of a dual block's FLOPs, gate aside, for the deep path
     loops: int = 4  # K of the deep path
-    match: Match = "linear"
+    match: FlopMatch = "linear"
     """linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and
     attention scores together meet the budget plus the reference_loops + 1 attention
     passes of a dual block; blocks with fewer passes then get wider FFNs."""
@@ -78,19 +78,16 @@ class Target:
         """FLOPs per token and layer to meet: linear, or linear and attention scores."""
         if self.match == "linear":
             return self.budget
-        return self.budget + self.reference_passes * score_flops(
-            self.d_model, self.seq_len
-        )
+        scores = score_flops(self.d_model, self.seq_len)
+        return self.budget + self.reference_passes * scores
 
     @property
     def linear_budget(self) -> int:
         """The part of matched_budget that is left for this block's linear FLOPs."""
         if self.match == "linear":
             return self.budget
-        scores = passes(self.block, self.loops) * score_flops(
-            self.d_model, self.seq_len
-        )
-        return self.matched_budget - scores
+        scores = score_flops(self.d_model, self.seq_len)
+        return self.matched_budget - passes(self.block, self.loops) * scores
 
     def exact_widths(self) -> tuple[Fraction | None, Fraction | None]:
         """Effective widths (deep, wide) that spend the budget exactly; None for a
@@ -105,6 +102,8 @@ class Target:
             return None, width(flops)
         if self.block == "loop":
             return width(flops / self.loops), None
+
+        # The gate is spent before the paths' shares.
         flops -= self.off_the_top
         # str: 12.1 is 121/10, not its binary neighbour
         share = Fraction(str(self.alpha)) / 100
@@ -117,12 +116,18 @@ class Target:
         total.
         """
         projections = projection_flops(self.d_model, self.n_heads, self.n_kv_heads)
+
+        def sublayer(width: int) -> int:
+            effective = effective_width(width, self.multiple_of)
+            return projections + 6 * self.d_model * effective
+
         flops = self.off_the_top
-        for width, times in ((d_ffn, self.loops), (d_ffn_wide, 1)):
-            if width is not None:
-                effective = effective_width(width, self.multiple_of)
-                flops += times * (projections + 6 * self.d_model * effective)
-        return flops + self.matched_budget - self.linear_budget
+        if d_ffn is not None:
+            flops += self.loops * sublayer(d_ffn)
+        if d_ffn_wide is not None:
+            flops += sublayer(d_ffn_wide)
+        scores = self.matched_budget - self.linear_budget
+        return flops + scores
 
     @property
     def has_room(self) -> bool:
@@ -148,16 +153,20 @@ def solve_widths(target: Target) -> Widths:
     Loop and dual widths are the largest multiples whose effective width stays at or
     below the exact one. PureWide rounds up instead, first the effective width, then the
     configured one: this gives the paper's 24576 and 50624. A width whose exact value is
-    positive but below one multiple is raised to one multiple, as in the paper's F80M
-    a25 K4.
+    positive but below one multiple is raised to one multiple.
     """
     if not target.has_room:
         raise UserError(_no_room(target))
+
     m = target.multiple_of
     exact_deep, exact_wide = target.exact_widths()
     if target.block == "wide":
         assert exact_wide is not None
-        return Widths(None, _ceil(Fraction(3, 2) * _ceil(exact_wide, m), m))
+        # First the effective width is rounded up, then the configured one.
+        effective = _ceil(exact_wide, m)
+        return Widths(None, _ceil(Fraction(3, 2) * effective, m))
+
+    # A width of 0 is raised to one multiple, as in the paper's F80M a25 K4.
     widths = {
         name: None if exact is None else largest_width(exact, m)
         for name, exact in (("d_ffn", exact_deep), ("d_ffn_wide", exact_wide))
@@ -178,7 +187,8 @@ def solve_within(target: Target) -> tuple[Target, Widths]:
     while True:
         widths = solve_widths(target)
         spent = target.spent(widths.d_ffn, widths.d_ffn_wide)
-        near = abs(spent - target.matched_budget) <= TOLERANCE * target.matched_budget
+        deviation = abs(spent - target.matched_budget)
+        near = deviation <= TOLERANCE * target.matched_budget
         if near or target.multiple_of % 2:
             return target, widths
         target = replace(target, multiple_of=target.multiple_of // 2)
@@ -203,40 +213,55 @@ def ways_out(target: Target) -> dict[str, int]:
     """Nearest whole alpha, largest K and smallest budget (to three digits) that have
     room.
 
-    Each changes one field alone; a field that cannot help is left out.
+    Each changes only one field; a field that cannot help is left out.
     """
     ways: dict[str, int] = {}
     if target.block == "dual":
         fitting = [a for a in range(1, 100) if replace(target, alpha=a).has_room]
         if fitting:
             ways["alpha"] = min(fitting, key=lambda a: abs(a - target.alpha))
+
     if target.block != "wide" and replace(target, loops=1).has_room:
-        fewer = range(1, target.loops)
-        ways["loops"] = bisect(
-            fewer, False, key=lambda k: not replace(target, loops=k).has_room
-        )
+
+        def lacks_room(loops: int) -> bool:
+            return not replace(target, loops=loops).has_room
+
+        # Room shrinks with K: this is the last K that has any.
+        ways["loops"] = bisect(range(1, target.loops), False, key=lacks_room)
+
+    budget = _least_budget(target)
+    to_three_digits = 10 ** max(0, len(str(budget)) - 3)
+    ways["budget"] = _ceil(budget, to_three_digits)
+    return ways
+
+
+def _least_budget(target: Target) -> int:
+    """The smallest budget with room for every path."""
     # Widths are linear in the budget: values at 1 and 2 give the budget where a width
     # becomes 0.
-    at_1, at_2 = (replace(target, budget=budget).exact_widths() for budget in (1, 2))
-    paths = zip(at_1, at_2, strict=True)
-    zeros = [1 - w / (v - w) for w, v in paths if w is not None and v is not None]
-    budget = max(1, floor(max(zeros)) + 1)
-    ways["budget"] = _ceil(budget, 10 ** max(0, len(str(budget)) - 3))
-    return ways
+    at_1 = replace(target, budget=1).exact_widths()
+    at_2 = replace(target, budget=2).exact_widths()
+    zeros = []
+    for width_1, width_2 in zip(at_1, at_2, strict=True):
+        if width_1 is not None and width_2 is not None:
+            zeros.append(1 - width_1 / (width_2 - width_1))
+    return max(1, floor(max(zeros)) + 1)
 
 
 def _no_room(target: Target) -> str:
     """One line: the path without room, and the alpha, K or budget that gives room."""
-    given = {
+    settings = {
         "wide": "",
         "loop": f" with K={target.loops}",
         "dual": f" with alpha={target.alpha:g} and K={target.loops}",
     }[target.block]
+
     names = {"alpha": "alpha {}", "loops": "K={}", "budget": "a budget of {}"}
     ways = [
         names[field].format(format_size(value) if field == "budget" else value)
         for field, value in ways_out(target).items()
     ]
+
     percent = ""
     if target.block == "dual" and target.alpha < 1:
         percent = (
@@ -244,7 +269,7 @@ def _no_room(target: Target) -> str:
             f"{target.alpha:g}?)"
         )
     return (
-        f"a budget of {format_size(target.budget)} leaves block "
-        f"'{target.block}'{given} nothing for an FFN after its attention projections; "
+        f"a budget of {format_size(target.budget)} leaves block '{target.block}'"
+        f"{settings} nothing for an FFN after its attention projections; "
         f"{' or '.join(ways)} would do{percent}"
     )

@@ -15,7 +15,7 @@ other configurations, but has only S - 1 degrees of freedom.
 Shapes: C configurations, S seeds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf, sqrt
@@ -25,8 +25,6 @@ import numpy.typing as npt
 
 LEVEL = 0.05  # a corrected p-value below this rejects
 POWER = 0.8  # the probability of finding the smallest detectable difference
-
-Scores = Mapping[str, Mapping[int, float]]  # by configuration and seed
 
 
 @dataclass(frozen=True)
@@ -77,34 +75,45 @@ class SeedBlocks:
         return (len(self.names) - 1) * (len(self.seeds) - 1)
 
 
-def find_blocks(scores: Scores, one: str, other: str) -> SeedBlocks:
+def find_blocks(
+    seeds: Mapping[str, Collection[int]], one: str, other: str
+) -> SeedBlocks:
     """Returns the complete blocks with both configurations that detect their smallest
     difference.
 
-    The blocks depend only on which configurations have which seeds. More seeds make the
-    difference surer, more configurations its error. With fewer than two common seeds
-    they hold only the pair.
+    `seeds` are those of each configuration. More seeds make the difference surer, more
+    configurations its error. With fewer than two common seeds the blocks are only the
+    pair.
     """
-    shared = scores[one].keys() & scores[other].keys()
-    found = SeedBlocks(
-        tuple(n for n in scores if n in (one, other)), tuple(sorted(shared))
-    )
-    for seeds in sorted(
-        {tuple(sorted(shared & runs.keys())) for runs in scores.values()}
-    ):
+    shared = set(seeds[one]).intersection(seeds[other])
+
+    names = tuple(name for name in seeds if name in (one, other))
+    pair = SeedBlocks(names, tuple(sorted(shared)))
+    return min([pair, *_candidates(seeds, shared)], key=_detectable)
+
+
+def _candidates(
+    seeds: Mapping[str, Collection[int]], shared: Collection[int]
+) -> Iterator[SeedBlocks]:
+    """The blocks of those of the shared seeds that some configuration has, with all
+    configurations that have them."""
+    subsets = set()
+    for own in seeds.values():
+        subsets.add(tuple(sorted(set(own).intersection(shared))))
+
+    for subset in sorted(subsets):
         names = tuple(
-            name for name, runs in scores.items() if runs.keys() >= set(seeds)
+            name for name, own in seeds.items() if set(own).issuperset(subset)
         )
-        found = min(found, SeedBlocks(names, seeds), key=_detectable)
-    return found
+        yield SeedBlocks(names, subset)
 
 
 def _detectable(blocks: SeedBlocks) -> float:
     """The detectable difference, in standard deviations of e; infinite without a
     test."""
-    return (
-        noncentrality(blocks.df) * sqrt(2 / len(blocks.seeds)) if blocks.df > 0 else inf
-    )
+    if blocks.df <= 0:
+        return inf
+    return noncentrality(blocks.df) * sqrt(2 / len(blocks.seeds))
 
 
 def block_spread(values_CS: npt.ArrayLike) -> Spread:
@@ -113,27 +122,35 @@ def block_spread(values_CS: npt.ArrayLike) -> Spread:
     The difference of two rows is the difference of their means.
     """
     values = np.asarray(values_CS, np.float64)
-    left = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
-    df = (values.shape[0] - 1) * (values.shape[1] - 1)
-    variance = (left**2).sum() / df
+    configurations, seeds = values.shape
+    mean_of_seed = values.mean(0)
+    mean_of_configuration = values.mean(1, keepdims=True)
+    residuals = values - mean_of_seed - mean_of_configuration + values.mean()
+
+    df = (configurations - 1) * (seeds - 1)
+    variance = (residuals**2).sum() / df
+
+    # If all differences are the same, only rounding is left.
     rounding = 8 * np.finfo(np.float64).eps * np.abs(values).max()
-    if variance <= rounding**2:  # all differences are the same
+    if variance <= rounding**2:
         variance = 0.0
-    return Spread(float(np.sqrt(2 * variance / values.shape[1])), df)
+    error = float(np.sqrt(2 * variance / seeds))
+    return Spread(error, df)
 
 
 @cache
 def noncentrality(df: int) -> float:
-    """The true difference, in standard errors, that a two-sided test finds with power
-    POWER.
-
-    The tail on the wrong side is left out: it is below 1e-4 at this difference.
-    """
+    """The true difference, in standard errors, that a test finds with power POWER."""
     from scipy.optimize import brentq
     from scipy.stats import nct, t
 
+    # The tail on the wrong side is left out: it is below 1e-4 at this difference.
     bound = t.ppf(1 - LEVEL / 2, df)
-    return float(brentq(lambda size: nct.sf(bound, df, size) - POWER, 0.0, 3 * bound))
+
+    def missing_power(size: float) -> float:
+        return float(nct.sf(bound, df, size) - POWER)
+
+    return float(brentq(missing_power, 0.0, 3 * bound))
 
 
 def signed_rank_p(differences_N: Sequence[float]) -> float:
@@ -150,18 +167,19 @@ def signed_rank_p(differences_N: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns p-values corrected for their number (Holm 1979); nan (no test) stays,
-    uncounted.
+    """Returns p-values corrected for their number (Holm 1979); nan stays, uncounted.
 
     Rejecting all values below 0.05 rejects a true hypothesis in at most one of twenty
     families.
     """
-    order = sorted(
-        (n for n, p in enumerate(p_values) if p == p), key=lambda n: p_values[n]
-    )
+    tested = [n for n, p in enumerate(p_values) if p == p]  # not nan
+    tested.sort(key=lambda n: p_values[n])
+
     corrected = [float("nan")] * len(p_values)
     least = 0.0
-    for place, number in enumerate(order):
-        least = max(least, min(1.0, (len(order) - place) * p_values[number]))
+    for place, number in enumerate(tested):
+        hypotheses_left = len(tested) - place
+        # No p-value falls below that of a surer difference.
+        least = max(least, min(1.0, hypotheses_left * p_values[number]))
         corrected[number] = least
     return corrected

@@ -22,6 +22,7 @@ from dualpath_cli.report.seeds import seed_from
 
 RESAMPLES = 1000
 SEED = 0
+CLUSTERS_AT_ONCE = 1000
 LEAST_CLUSTERS = 10
 """With fewer clusters no command gives an interval or a test. If a source has fewer
 documents, its windows are the clusters."""
@@ -80,33 +81,33 @@ class NumberedWindows(Protocol):
 
 def clusters_of(windows: NumberedWindows) -> Clusters:
     """Returns a source's documents; its windows if documents are too few or unknown."""
-    if windows.documents is not None and len(set(windows.documents)) >= LEAST_CLUSTERS:
-        return Clusters("documents", windows.documents)
+    documents = windows.documents
+    if documents is not None and len(set(documents)) >= LEAST_CLUSTERS:
+        return Clusters("documents", documents)
     return Clusters("windows", windows.numbers)
 
 
 def resample_weights(source: str, cluster: int) -> Floats:
     """Returns the weight of a cluster in each resample, (R,); the first weight is 1."""
-    drawn = np.random.default_rng((SEED, seed_from(source), cluster)).poisson(
-        1, RESAMPLES
-    )
+    rng = np.random.default_rng((SEED, seed_from(source), cluster))
+    drawn = rng.poisson(1, RESAMPLES)
     return np.concatenate(([1.0], drawn))
 
 
 def resampled_sums(source: str, clusters: Sequence[int], values_WC: Floats) -> Floats:
     """Returns sums over windows in these clusters, plain (first) and resampled, (R,
     C)."""
+    # Windows of a cluster are drawn together, so they are summed first.
     numbers, places = np.unique(clusters, return_inverse=True)
     totals = np.zeros((len(numbers), values_WC.shape[1]))
     np.add.at(totals, places, values_WC)
+
+    # By parts: the weights of all clusters may not fit in memory.
     sums_RC = np.zeros((1 + RESAMPLES, values_WC.shape[1]))
-    # the weights of all may not fit in memory
-    for start in range(0, len(numbers), 1000):
-        some = slice(start, start + 1000)
-        weights = np.stack(
-            [resample_weights(source, number) for number in numbers[some].tolist()]
-        )
-        sums_RC += weights.T @ totals[some]
+    for start in range(0, len(numbers), CLUSTERS_AT_ONCE):
+        part = slice(start, start + CLUSTERS_AT_ONCE)
+        weights = [resample_weights(source, n) for n in numbers[part].tolist()]
+        sums_RC += np.stack(weights).T @ totals[part]
     return sums_RC
 
 
@@ -115,20 +116,24 @@ def interval(values_R: Floats, clusters: int) -> tuple[Floats, Floats]:
     sums.
 
     Expanded percentiles (Hesterberg 2015, "What teachers should know about the
-    bootstrap", section 5.3): plain percentiles over n = `clusters` would be too narrow,
-    by the square root of n / (n - 1) and by the tails of a normal distribution instead
-    of Student's. Both ends are nan if clusters or resamples are too few
+    bootstrap", section 5.3). Both ends are nan if clusters or resamples are too few
     (`LEAST_CLUSTERS`, `LEAST_KNOWN`).
     """
     from scipy.stats import norm, t
 
-    plain, resampled = values_R[0], values_R[1:]
+    plain = values_R[0]
+    resampled = values_R[1:]
+    enough = np.isfinite(resampled).mean(0) >= LEAST_KNOWN
+    known = np.isfinite(plain) & enough
+
     ends = np.full((2, *plain.shape), np.nan)
-    known = np.isfinite(plain) & (np.isfinite(resampled).mean(0) >= LEAST_KNOWN)
     if clusters >= LEAST_CLUSTERS and known.any():
-        share = norm.cdf(
-            t.ppf(0.025, clusters - 1) * np.sqrt(clusters / (clusters - 1))
-        )
+        # Plain percentiles would be too narrow, by the square root of n / (n - 1) and
+        # by the tails of a normal distribution instead of Student's.
+        students = t.ppf(0.025, clusters - 1)
+        wider = np.sqrt(clusters / (clusters - 1))
+        share = norm.cdf(students * wider)
         quantiles = (share, 1 - share)
         ends[:, known] = np.nanquantile(resampled[:, known], quantiles, axis=0)
-    return ends[0], ends[1]
+    low, high = ends
+    return low, high

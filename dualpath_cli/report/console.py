@@ -22,8 +22,10 @@ NARROWEST = 20
 
 
 def plain_console(*, goes_on: bool = False, **options: Any) -> Console:
-    """A console without markup; BrokenPipeError if its reader left; silent then if
-    `goes_on`."""
+    """A console without markup.
+
+    If stdout is closed, printing raises BrokenPipeError, or is dropped with `goes_on`.
+    """
     return _Console(goes_on, markup=False, emoji=False, **options)
 
 
@@ -49,7 +51,7 @@ class _Console(Console):
         """Prints as rich does, which would drop some control characters of a string."""
         if self._is_watched:
             objects = tuple(
-                printable(one) if isinstance(one, str) else one for one in objects
+                printable(each) if isinstance(each, str) else each for each in objects
             )
         super().print(*objects, **options)
 
@@ -71,6 +73,7 @@ class _Console(Console):
         send_nowhere(cast(TextIO, self.file))
 
 
+BAR_EVERY = 0.1  # seconds between two states of the bar
 LINE_EVERY = 15.0  # seconds between two lines where no terminal shows the bar
 
 Amounts = Callable[[int, int | None], str]
@@ -79,9 +82,13 @@ Amounts = Callable[[int, int | None], str]
 
 def counted(unit: str) -> Amounts:
     """Amounts as whole numbers: `3 of 10 batches`."""
-    return lambda done, total: (
-        f"{done:,}{'' if total is None else f' of {total:,}'} {unit}"
-    )
+
+    def text(done: int, total: int | None) -> str:
+        if total is None:
+            return f"{done:,} {unit}"
+        return f"{done:,} of {total:,} {unit}"
+
+    return text
 
 
 def bytes_of_bytes(done: int, total: int | None) -> str:
@@ -92,10 +99,13 @@ def bytes_of_bytes(done: int, total: int | None) -> str:
 def duration(seconds: float) -> str:
     """Seconds as minutes, hours or days: `3.5 min`, `7.2 h`, `12.4 days`."""
     minutes = seconds / 60
+    hours = minutes / 60
+    days = hours / 24
     if minutes < 120:
         return f"{minutes:.1f} min"
-    hours = minutes / 60
-    return f"{hours:.1f} h" if hours < 72 else f"{hours / 24:.1f} days"
+    if hours < 72:
+        return f"{hours:.1f} h"
+    return f"{days:.1f} days"
 
 
 class Progress:
@@ -113,7 +123,9 @@ class Progress:
         """`total` is the sum of all `advance`, if known; a `transient` bar is erased at
         the end."""
         self._console = console
-        self._title, self._amounts, self._status = title, amounts, ""
+        self._title = title
+        self._amounts = amounts
+        self._status = ""
         self._bar = rich_progress.Progress(
             rich_progress.TextColumn("{task.description}", markup=False),
             rich_progress.BarColumn(),
@@ -143,7 +155,10 @@ class Progress:
         self._bar.stop()
 
     def begin(self, total: int | None, done: int = 0) -> None:
-        self._total, self._done, self._before = total, done, done
+        self._total = total
+        self._done = done
+        # The pace is that after the first amount, which may have taken a start-up.
+        self._before = done
         self._start: float | None = None
         self._last = time.monotonic()
         self._bar.update(self._task, total=total, completed=done)
@@ -156,12 +171,18 @@ class Progress:
         now = time.monotonic()
         self._done += amount
         if self._start is None and amount:
-            self._start, self._before = now, self._done
-        self._title = self._title if title is None else title
-        self._status = self._status if status is None else status
+            self._start = now
+            self._before = self._done
+
+        if title is not None:
+            self._title = title
+        if status is not None:
+            self._status = status
+
         # Work may be counted a thousand times a second.
-        if now - self._last >= (0.1 if self._console.is_terminal else LINE_EVERY):
-            self._show(now, line=not self._console.is_terminal)
+        in_terminal = self._console.is_terminal
+        if now - self._last >= (BAR_EVERY if in_terminal else LINE_EVERY):
+            self._show(now, line=not in_terminal)
 
     def drop(self, amount: int) -> None:
         """Takes work that will not be done off the total, which is known."""
@@ -172,15 +193,19 @@ class Progress:
     def _show(self, now: float, line: bool) -> None:
         self._last = now
         state = self._amounts(self._done, self._total)
-        state += f", {self._status}" if self._status else ""
+        if self._status:
+            state += f", {self._status}"
         self._bar.update(
             self._task, completed=self._done, description=self._title, state=state
         )
         if not line:
             return
-        if self._total and self._start is not None and self._done > self._before:
-            pace = (now - self._start) / (self._done - self._before)
-            state += f", {duration(pace * (self._total - self._done))} left"
+
+        timed = self._done - self._before
+        if self._total and self._start is not None and timed > 0:
+            pace = (now - self._start) / timed
+            left = self._total - self._done
+            state += f", {duration(pace * left)} left"
         text = f"{self._title}: {state}"
         self._console.print(
             text, highlight=False, markup=False, emoji=False, soft_wrap=True

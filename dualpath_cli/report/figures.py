@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 
-DEEP, WIDE = "#C7734C", "#4C8CB8"
+DEEP = "#C7734C"
+WIDE = "#4C8CB8"
 EVEN = "#F6F5F2"  # between the two, where both paths have equal shares
-INK, MUTED = "#1F2A44", "#56607A"
+INK = "#1F2A44"
+MUTED = "#56607A"
 FAMILY_COLORS = {"wide": WIDE, "expanded": "#1F5C4A", "loop": DEEP, "dual": "#7D4570"}
 """A colour for each family of models; families with one path have the path's colour."""
 SOURCES = ("#7B5AAE", "#B18E15", "#4EA683", "#86281D", "#2E7065", "#AB8BE3", "#856B1B")
@@ -41,12 +43,19 @@ def shades(color: str, count: int) -> list[str]:
     """`count` shades of a colour from light to dark; for one, the colour itself."""
     from matplotlib.colors import to_hex, to_rgb
 
-    rgb, steps = (
-        np.array(to_rgb(color)),
-        np.linspace(REACH, -REACH, count) if count > 1 else [0.0],
-    )
-    found = (rgb + abs(step) * ((step > 0) - rgb) for step in steps)
-    return [to_hex((red, green, blue)) for red, green, blue in found]
+    if count == 1:
+        return [to_hex(color)]
+
+    rgb = np.array(to_rgb(color))
+    white = np.ones(3)
+    black = np.zeros(3)
+    # From lighter, towards white, to darker, towards black.
+    found = []
+    for step in np.linspace(REACH, -REACH, count):
+        towards = white if step > 0 else black
+        red, green, blue = rgb + abs(step) * (towards - rgb)
+        found.append(to_hex((red, green, blue)))
+    return found
 
 
 def share_colormap() -> "Colormap":
@@ -135,26 +144,30 @@ ON_PAGE = {
 
 
 def svg(figure: "Figure", words: str) -> str:
-    """A figure as an element of a page (`report.page`), in the page's colours, labelled
-    `words`."""
+    """A figure as an element of a page, in the page's colours, labelled `words`."""
     import matplotlib as mpl
 
+    # With a fixed salt and without the time, equal numbers give equal text.
     written = io.StringIO()
-    # else ids are random
+    undated = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with _any_glyph(), mpl.rc_context({"svg.hashsalt": "dualpath"}):
-        undated = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(written, format="svg", transparent=True, metadata=undated)
     text = written.getvalue()
     text = text[text.index("<svg") :]
-    # Hundredths of a point are enough for lines; scales of glyphs need all digits.
-    text = re.sub(
-        r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text
-    )
-    text = re.sub(r"(?<=: )#[0-9a-f]{6}", lambda found: _on_page(found[0]), text)
+
+    # Only of lines: scales of glyphs need all digits.
+    text = re.sub(r' d="[^"]*"', _in_hundredths, text)
+    text = re.sub(r"(?<=: )#[0-9a-f]{6}", _color_on_page, text)
     return text.replace("<svg", f'<svg role="img" aria-label="{escape(words)}"', 1)
 
 
-def _on_page(color: str) -> str:
+def _in_hundredths(path: re.Match[str]) -> str:
+    """The numbers of a path, in hundredths of a point."""
+    return re.sub(r"(\.\d\d)\d+", r"\1", path[0])
+
+
+def _color_on_page(found: re.Match[str]) -> str:
+    color = found[0]
     lighter = f"light-dark({color}, color-mix(in oklab, {color} 72%, white))"
     return ON_PAGE.get(color, lighter)
 

@@ -11,15 +11,14 @@ from dualpath_cli.report.table import Entry, Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# inches; wider figures have a row of the page alone
-WIDE, SPANNING = 8, ' class="wide"'
+WIDE = 8  # inches; wider figures have a whole row of the page
+SPANNING = ' class="wide"'
 
 
 def page(title: str, sections: Iterable[str]) -> str:
-    script, style = (
-        Path(__file__).with_name(name).read_text(encoding="utf-8")
-        for name in ("sorting.js", "style.css")
-    )
+    folder = Path(__file__).parent
+    script = (folder / "sorting.js").read_text(encoding="utf-8")
+    style = (folder / "style.css").read_text(encoding="utf-8")
     body = "\n".join(sections)
     return f"""<!doctype html>
 <html lang="en">
@@ -43,10 +42,12 @@ def lead(text: str) -> str:
 
 
 def terms(facts: Sequence[tuple[str, str]]) -> str:
+    if not facts:
+        return ""
     items = [
         f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts
     ]
-    return "\n".join(["<dl>", *items, "</dl>"]) if items else ""
+    return "\n".join(["<dl>", *items, "</dl>"])
 
 
 def tables(shown: Sequence[Table]) -> str:
@@ -66,13 +67,12 @@ def _section(table: Table) -> str:
 
     def text(cell: Entry, side: str) -> str:
         order = "" if cell.number is None else f' data-order="{cell.number!r}"'
-        words = (
-            f"<strong>{escape(cell.text)}</strong>"
-            if cell.lowest
-            else escape(cell.text)
-        )
+        words = escape(cell.text)
+        if cell.lowest:
+            words = f"<strong>{words}</strong>"
         return f"<td{side}{order}>{words}</td>"
 
+    # An empty row is a line of the table in a terminal.
     rows = "\n".join(
         f"<tr>{''.join(map(text, row, sides))}</tr>" for row in table.cells() if row
     )
@@ -91,14 +91,16 @@ def _section(table: Table) -> str:
 def pictures(
     figures: Mapping[str, "Figure | None"], captions: Mapping[str, str]
 ) -> str:
-    """Returns all figures that are not None, in the order of their captions; wide ones
-    alone."""
+    """Returns all figures that are not None, in the order of their captions."""
     from dualpath_cli.report.figures import svg
 
-    shown = "\n".join(
-        f"<figure{SPANNING if figure.get_size_inches()[0] > WIDE else ''}>\n"
-        f"{svg(figure, words)}<figcaption>{escape(words)}</figcaption>\n</figure>"
-        for name, words in captions.items()
-        if (figure := figures.get(name)) is not None
-    )
-    return f'<div class="figures">\n{shown}\n</div>'
+    shown = []
+    for name, words in captions.items():
+        figure = figures.get(name)
+        if figure is None:
+            continue
+        width, _ = figure.get_size_inches()
+        spanning = SPANNING if width > WIDE else ""
+        caption = f"<figcaption>{escape(words)}</figcaption>"
+        shown.append(f"<figure{spanning}>\n{svg(figure, words)}{caption}\n</figure>")
+    return '<div class="figures">\n' + "\n".join(shown) + "\n</div>"

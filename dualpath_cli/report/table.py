@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 T = TypeVar("T")
-Format = str | Callable[[Any], str]
+ValueFormat = str | Callable[[Any], str]
 
 LOG_WIDTH = 100  # characters in a line of a caption if the output is no terminal
 WIDEST = 10_000  # characters of the widest table
@@ -37,7 +37,7 @@ class Column:
 
     heading: str
     """On the terminal `\\n` begins another line."""
-    format: Format | None = None
+    format: ValueFormat | None = None
     """A format such as `+.4f`, or a function of the value. A column without a format
     holds words and is aligned left, others are aligned right; `""` is for numbers that
     are text already."""
@@ -54,13 +54,12 @@ class Column:
         first = value[0] if isinstance(value, tuple) else value
         if first is None or first != first:
             return ""
+
         if isinstance(value, str):
             return value
-        return (
-            self.format(value)
-            if callable(self.format)
-            else format(value, self.format or "")
-        )
+        if callable(self.format):
+            return self.format(value)
+        return format(value, self.format or "")
 
 
 Columns = list[tuple[Column, Callable[[T], Any]]]
@@ -69,16 +68,22 @@ Columns = list[tuple[Column, Callable[[T], Any]]]
 
 def interval(spec: str) -> Callable[[tuple[float, float]], str]:
     """A format of both ends of an interval, each in a format such as `.3f`."""
-    return lambda ends: f"{ends[0]:{spec}} to {ends[1]:{spec}}"
+
+    def text(ends: tuple[float, float]) -> str:
+        low, high = ends
+        return f"{low:{spec}} to {high:{spec}}"
+
+    return text
 
 
 def with_interval(spec: str) -> Callable[[tuple[float, float, float]], str]:
     """A format of a number and both ends of its interval, which may be nan."""
 
     def text(value: tuple[float, float, float]) -> str:
-        number, *ends = value
-        known = all(end == end for end in ends)
-        return f"{number:{spec}}" + (f" ({interval(spec)(value[1:])})" if known else "")
+        number, low, high = value
+        if low != low or high != high:
+            return f"{number:{spec}}"
+        return f"{number:{spec}} ({interval(spec)((low, high))})"
 
     return text
 
@@ -88,8 +93,9 @@ def with_error(spec: str) -> Callable[[tuple[float, float | None]], str]:
 
     def text(value: tuple[float, float | None]) -> str:
         number, error = value
-        known = error is not None and error == error
-        return f"{number:{spec}}" + (f" ± {error:{spec}}" if known else "")
+        if error is None or error != error:
+            return f"{number:{spec}}"
+        return f"{number:{spec}} ± {error:{spec}}"
 
     return text
 
@@ -103,7 +109,8 @@ class Entry(NamedTuple):
     def number(self) -> float | None:
         """The value, or the first value of a tuple; None for words and nan."""
         first = self.value[0] if isinstance(self.value, tuple) else self.value
-        return float(first) if isinstance(first, Real) and first == first else None
+        is_number = isinstance(first, Real) and first == first
+        return float(first) if is_number else None
 
     @property
     def starred(self) -> str:
@@ -134,20 +141,29 @@ class Table:
 
     def cells(self) -> list[list[Entry]]:
         """The rows, each as long as the columns, or empty for a line."""
-        found = []
-        for row in self.rows:
-            values = [*row, *[None] * len(self.columns)]
-            pairs = zip(self.columns, values, strict=False)
-            found.append(
-                [Entry(v, column.text(v), False) for column, v in pairs] if row else []
-            )
+        rows = [self._entries(row) if row else [] for row in self.rows]
         for place, column in enumerate(self.columns):
-            numbers = {n: row[place].number for n, row in enumerate(found) if row}
-            known = {n: number for n, number in numbers.items() if number is not None}
-            if column.marks_lowest and len(known) > 1:
-                lowest = found[min(known, key=lambda n: known[n])]
-                lowest[place] = lowest[place]._replace(lowest=True)
-        return found
+            if column.marks_lowest:
+                _mark_lowest([row for row in rows if row], place)
+        return rows
+
+    def _entries(self, row: Sequence[Any]) -> list[Entry]:
+        missing = [None] * len(self.columns)
+        values = zip(self.columns, [*row, *missing], strict=False)
+        return [Entry(value, column.text(value), False) for column, value in values]
+
+
+def _mark_lowest(rows: Sequence[list[Entry]], place: int) -> None:
+    """Marks the first of the lowest numbers of a column, if it has several numbers."""
+    numbers = {}
+    for n, row in enumerate(rows):
+        number = row[place].number
+        if number is not None:
+            numbers[n] = number
+
+    if len(numbers) > 1:
+        lowest = rows[min(numbers, key=lambda n: numbers[n])]
+        lowest[place] = lowest[place]._replace(lowest=True)
 
 
 def show(console: "Console", table: Table, *, box: bool = True) -> None:
@@ -168,20 +184,22 @@ def show(console: "Console", table: Table, *, box: bool = True) -> None:
         pad_edge=box,
         show_header=any(column.heading for column in table.columns),
     )
+
     # Before the widths are measured: the console itself would cut the escapes of a
     # narrow cell.
     safe = printable if console.is_terminal else str
     rows = table.cells()
+
     for place, column in enumerate(table.columns):
         cells = [safe(row[place].starred) for row in rows if row]
         texts = [*safe(column.heading).split("\n"), *cells]
         words = column.format is None
-        whole = " ".join(texts).split() if words else texts
+        unbroken = " ".join(texts).split() if words else texts
         drawing.add_column(
             safe(column.heading),
             justify="left" if words else "right",
             overflow="fold",
-            min_width=max(map(cell_len, whole), default=0),
+            min_width=max(map(cell_len, unbroken), default=0),
             no_wrap=not words,
         )
     for row in rows:
@@ -189,11 +207,12 @@ def show(console: "Console", table: Table, *, box: bool = True) -> None:
             drawing.add_row(*(Text(safe(cell.starred)) for cell in row))
         else:
             drawing.add_section()
-    least = Measurement.get(
-        console, console.options.update(width=WIDEST), drawing
-    ).minimum
+
+    unlimited = console.options.update(width=WIDEST)
+    least = Measurement.get(console, unlimited, drawing).minimum
     if least > console.width:
         drawing.width = least
+
     width = console.width if console.is_terminal else LOG_WIDTH
     title = [Text(table.title, "bold")] if table.title else []
     caption = [Text(fill(table.caption, width), "dim")] if table.caption else []
@@ -201,6 +220,8 @@ def show(console: "Console", table: Table, *, box: bool = True) -> None:
     if console.is_terminal:
         console.print(parts, highlight=False, crop=False)
         return
+
+    # In a file no line ends in blanks.
     with console.capture() as captured:
         console.print(parts, highlight=False)
     for line in captured.get().splitlines():
@@ -210,7 +231,7 @@ def show(console: "Console", table: Table, *, box: bool = True) -> None:
 def markdown(table: Table, escape: Callable[[str], str] | None = None) -> str:
     """A table of Markdown between title and caption, the lowest number bold, texts
     escaped."""
-    escape = escape or (lambda text: re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text))
+    escape = escape or _escape_markdown
 
     def line(texts: Iterable[str]) -> str:
         return f"| {' | '.join(texts)} |"
@@ -218,12 +239,24 @@ def markdown(table: Table, escape: Callable[[str], str] | None = None) -> str:
     def text(cell: Entry) -> str:
         return f"**{escape(cell.text)}**" if cell.lowest else escape(cell.text)
 
-    rules = ("---" if column.format is None else "---:" for column in table.columns)
-    lines = [f"**{escape(table.title)}**", ""] if table.title else []
-    lines += [line(escape(column.line) for column in table.columns), line(rules)]
+    lines = []
+    if table.title:
+        lines += [f"**{escape(table.title)}**", ""]
+
+    lines.append(line(escape(column.line) for column in table.columns))
+    # A colon aligns a column right.
+    lines.append(
+        line("---" if column.format is None else "---:" for column in table.columns)
+    )
     lines += [line(map(text, row)) for row in table.cells() if row]
-    lines += ["", escape(table.caption)] if table.caption else []
+
+    if table.caption:
+        lines += ["", escape(table.caption)]
     return "\n".join([*lines, ""])
+
+
+def _escape_markdown(text: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
 
 
 def format_csv(
@@ -236,8 +269,8 @@ def format_csv(
     `columns` are by default the keys of the first record. Other keys are left out, and
     missing ones stay empty.
     """
-    text = io.StringIO()
     names = list(records[0]) if columns is None else columns
+    text = io.StringIO()
     writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     if header:
         writer.writeheader()

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dualpath_cli.base.files import replacing, replacing_folder
+from dualpath_cli.base.files import replacing
+from dualpath_cli.base.folders import replacing_folder
 from dualpath_cli.cli.main import main
 from dualpath_cli.run.checkpoint_folder import publish
 from tests.data_prep.conftest import write_jsonl

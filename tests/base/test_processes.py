@@ -60,7 +60,7 @@ def test_a_signal_that_a_library_makes_another_exception_of_is_still_the_end(
             time.sleep(10)
         raise TypeError("affine_transform(): incompatible function arguments")
 
-    monkeypatch.setattr("dualpath_cli.flops.command.run", draw)
+    monkeypatch.setattr("dualpath_cli.flops.command.describe", draw)
     assert main(["flops", "--budget", "80M"]) == code
     how = "interrupted" if sent == signal.SIGINT else "stopped by SIGTERM"
     assert capsys.readouterr().out == f"dualpath flops: {how}\n"

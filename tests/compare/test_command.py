@@ -12,7 +12,9 @@ import yaml
 from dualpath_cli.base.folders import OURS
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare import runs
-from dualpath_cli.compare.groups import Group, groups_of
+from dualpath_cli.compare.baselines import groups_of
+from dualpath_cli.compare.configurations import Group
+from dualpath_cli.compare.differences import AFTER, SAME
 from dualpath_cli.compare.runs import TrainedRun, find_folders, read_run
 from dualpath_cli.compare.studies import (
     ablations_of,
@@ -21,7 +23,6 @@ from dualpath_cli.compare.studies import (
     table_of_classes,
     table_of_scores,
 )
-from dualpath_cli.compare.tables import AFTER, SAME
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
@@ -66,7 +67,7 @@ def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
     assert f"{left_out}\n" in out
     page = (sweep / "comparison/index.html").read_text()
     assert "Bits per byte of 12 runs" in page  # runs.csv has three rows of each
-    assert out.index("2.2") < out.index("less those of wide, 9 tests in all")
+    assert out.index("2.2") < out.index("minus those of wide, 9 tests in all")
     written = {path.name for path in (sweep / "comparison").iterdir()}
     assert written == {*WRITTEN, OURS}
     assert set(out.splitlines()[-len(WRITTEN) :]) == {

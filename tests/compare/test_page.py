@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare import figures
-from dualpath_cli.compare.groups import Group, groups_of
+from dualpath_cli.compare.baselines import groups_of
+from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.runs import find_folders, read_run
 from dualpath_cli.report.figures import FAMILY_COLORS, MUTED, WIDE, panels
 from dualpath_cli.report.page import page, pictures, tables, terms
@@ -178,7 +179,7 @@ def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
     wide_model, other = swept.configurations[0], swept.configurations[-1]
     theirs, ours = figures.shared_points([wide_model, other])
     assert np.array_equal(ours[..., figures.TOKENS], theirs[..., figures.TOKENS])
-    both = [c.scores["aggregate"] for c in (other, wide_model)]
+    both = [c.by_seed("aggregate") for c in (other, wide_model)]
     gaps = [both[0][seed] - both[1][seed] for seed in (0, 1)]
     assert (ours - theirs)[..., figures.LOSS] == pytest.approx(
         np.array(gaps)[:, None].repeat(4, 1)

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli.compare.groups import Configuration, groups_of
-from dualpath_cli.compare.rates import lowest, resampled
-from dualpath_cli.compare.runs import AGGREGATE, find_folders, read_run
-from dualpath_cli.compare.tables import (
+from dualpath_cli.compare.baselines import groups_of
+from dualpath_cli.compare.configurations import Configuration, partition
+from dualpath_cli.compare.differences import (
     AFTER,
     BEST,
     BLOCKS,
@@ -23,13 +22,24 @@ from dualpath_cli.compare.tables import (
     SAME,
     Difference,
     differences_of,
+)
+from dualpath_cli.compare.rates import lowest, resampled
+from dualpath_cli.compare.runs import AGGREGATE, find_folders, read_run
+from dualpath_cli.compare.tables import (
     group_tables,
     records_of_groups,
     tables_of_tests,
 )
 from dualpath_cli.report.blocks import block_spread, holm
 from dualpath_cli.report.table import Entry, Table, format_csv
-from tests.compare.run_folders import configuration, group, model_of, wide, write_run
+from tests.compare.run_folders import (
+    configuration,
+    group,
+    model_of,
+    rows_of,
+    wide,
+    write_run,
+)
 from tests.conftest import Lazy
 
 stats = Lazy("scipy.stats")
@@ -108,7 +118,7 @@ def on_sets(name: str, *sets: dict[int, float]) -> Configuration:
     """A configuration with these scores on as many sets, and on their mean."""
     scores = {str(number): of_set for number, of_set in enumerate(sets)}
     mean = {seed: float(np.mean([of_set[seed] for of_set in sets])) for seed in sets[0]}
-    return replace(configuration(name, mean), scores={AGGREGATE: mean, **scores})
+    return replace(configuration(name, mean), rows=rows_of({AGGREGATE: mean, **scores}))
 
 
 @pytest.mark.parametrize("sets", [1, 2, 3])
@@ -264,7 +274,7 @@ def test_several_sets_have_a_table_of_their_own():
 
 def test_the_csv_has_full_numbers_and_leaves_empty_what_a_group_has_not():
     scores = {"aggregate": {0: 1.0}, "C4": {0: 1.5}}
-    single = replace(configuration("f80m_wide", {0: 1.0}), scores=scores)
+    single = replace(configuration("f80m_wide", {0: 1.0}), rows=rows_of(scores))
     other = group(single, name="paper", measures=("aggregate", "C4"), wide=None)
     rows = list(
         csv.DictReader(io.StringIO(format_csv(*records_of_groups([TABLE, other]))))
@@ -285,7 +295,7 @@ def test_bends_are_shown_where_rates_were_chosen_and_warned_of_where_they_differ
         (table,) = tables_of_tests([row], 1)
         assert cells_of(table)[0]["bends"].text == f"{bends[0]} and {bends[1]}"
         assert (
-            "WARNING: the bends of a less wide differ much" in table.caption
+            "WARNING: the bends of a minus wide differ much" in table.caption
         ) == warned
     (table,) = tables_of_tests([difference()], 1)
     assert "bends" not in cells_of(table)[0]
@@ -412,8 +422,8 @@ def test_each_configuration_is_compared_at_its_own_best_rate(tmp_path):
     # the same parabola chooses the rate and gives the scores
     for c in group.configurations:
         means = [
-            np.mean([run.scores["aggregate"] for run in by.values()])
-            for by in c.frame.values()
+            np.mean([run.scores["aggregate"] for run in its])
+            for its in partition(c.all_runs, lambda run: run.rate).values()
         ]
         assert c.mean("aggregate") == pytest.approx(
             float(lowest(LOGS, np.array(means))[1]), 1e-9
@@ -476,10 +486,12 @@ def test_the_error_at_a_steep_best_rate_is_that_of_blocks_of_all_arms_and_studen
         write_rates(tmp_path, arms, (1e-3, 2e-3, 4e-3), seeds=2), best=True
     )
     row = next(row for row in differences_of([group]) if row.configuration == "dual")
-    rows = [by for c in group.configurations for by in c.frame.values()]
-    spread = block_spread(
-        [[by[seed].scores["aggregate"] for seed in (0, 1)] for by in rows]
-    )
+    rows = [
+        its
+        for c in group.configurations
+        for its in partition(c.all_runs, lambda run: run.rate).values()
+    ]
+    spread = block_spread([[run.scores["aggregate"] for run in its] for its in rows])
     assert (row.df, row.configurations) == (spread.df, 3) == (8, 3)
     assert (row.high - row.low) / 2 == pytest.approx(spread.reach, rel=0.04)
     assert (row.high_90 - row.low_90) / 2 == pytest.approx(spread.reach_90, rel=0.04)

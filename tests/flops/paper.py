@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.flops.description import READINGS, Reading
+from dualpath_cli.flops.description import READINGS, PaperReading
 from dualpath_cli.flops.widths import Target
 from dualpath_cli.spec.config import BlockKind, ModelConfig
 
@@ -46,7 +46,7 @@ class PublishedRow:
         alpha = 50 if self.alpha is None else self.alpha
         return Target(self.budget, self.block, alpha=alpha, loops=self.loops)
 
-    def model_config(self, reading: Reading) -> ModelConfig:
+    def model_config(self, reading: PaperReading) -> ModelConfig:
         """The model under a reading, with the widths of the paper's table."""
         return ModelConfig(
             block=self.block,

@@ -19,7 +19,7 @@ from dualpath_cli.flops import count as flops
 from dualpath_cli.flops.description import READINGS
 from dualpath_cli.flops.shapes import units
 from dualpath_cli.flops.widths import (
-    Match,
+    FlopMatch,
     Target,
     solve_widths,
     solve_within,
@@ -53,7 +53,7 @@ targets = st.builds(
     block=st.sampled_from(get_args(BlockKind)),
     alpha=st.integers(1, 99),
     loops=st.integers(1, 8),
-    match=st.sampled_from(get_args(Match)),
+    match=st.sampled_from(get_args(FlopMatch)),
     n_kv_heads=st.sampled_from([3, 12]),
     seq_len=st.sampled_from([128, 4096]),
     multiple_of=st.sampled_from([1, 8, 64, 256]),

@@ -16,7 +16,8 @@ import yaml
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
-from dualpath_cli.compare.sweep.runs import PlannedRun, measured
+from dualpath_cli.compare.sweep.costs import measured_speeds
+from dualpath_cli.compare.sweep.runs import PlannedRun
 from dualpath_cli.export.hf.folder import Weights
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.tables import KEYS, TABLE_COLUMNS, read_csv, read_table
@@ -380,7 +381,7 @@ def test_a_sweep_goes_on_beside_a_damaged_table_and_takes_no_damaged_run_for_fin
     for file, text in texts.items():
         (run.folder / file).write_text(text)
     for name in damages_of(run.folder / table):
-        speeds = measured([run])
+        speeds = measured_speeds([run])
         assert 0 <= run.share_done <= 1
         if name in HARMLESS:
             assert (run.is_finished, run.share_done, [*speeds.values()]) == (

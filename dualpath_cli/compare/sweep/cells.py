@@ -21,22 +21,22 @@ from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
-from dualpath_cli.compare.groups import Family
+from dualpath_cli.compare.configurations import Family
 from dualpath_cli.flops.count import gate_flops
-from dualpath_cli.flops.widths import TOLERANCE, Match, Target, solve_widths
+from dualpath_cli.flops.widths import TOLERANCE, FlopMatch, Target, solve_widths
 from dualpath_cli.spec.config import ModelConfig
 
 CONTROLS = ("wide", "loop", "expanded")  # as --controls names them
 
 
 @dataclass(frozen=True)
-class Cell:
+class SweepCell:
     """One configuration, without seed and settings."""
 
     name: str
     family: Family
     budget: int  # F_M, FLOPs per token and layer, of the backbone's number of layers
-    match: Match  # the FLOPs that meet the budget
+    match: FlopMatch  # the FLOPs that meet the budget
     alpha: float | None  # percent of the FLOPs on the deep path; None for a single path
     model: dict[str, Any]  # fields of the model section that make it this configuration
     # matched FLOPs per token and layer, over the FLOPs that they should be
@@ -46,56 +46,78 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The request for cells."""
+class Grid:
+    """The lists of a sweep, whose combinations are cells."""
 
     budgets: Sequence[int]
     alphas: Sequence[float]
     loops: Sequence[int]
     controls: Sequence[str]
-    match: Match = "linear"
+    match: FlopMatch = "linear"
     # one layer at a time is dual or loop, and all others PureWide
     positions: bool = False
 
 
-def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]:
+def solve_cells(grid: Grid, backbone: ModelConfig) -> tuple[list[SweepCell], list[str]]:
     """Returns the cells, and a line for each that cannot be or is not within 1 % of the
     budget.
 
     `backbone` gives everything but block, loops, widths and experts.
     """
-    cells: list[Cell] = []
+    cells: list[SweepCell] = []
     notes: list[str] = []
-    for budget in wanted.budgets:
+    for budget in grid.budgets:
         kinds = []
-        for kind in _kinds(wanted, budget, backbone):
+        for kind in _kinds(grid, budget, backbone):
             try:
                 solve_widths(kind.target)
                 kinds.append(kind)
             except UserError as error:
                 notes.append(f"{kind.name} cannot be: {error}")
-        cells += _solved(kinds, backbone.ffn_multiple_of)
-    if "expanded" in wanted.controls and wanted.match == "total":
-        notes.append("expanded is matched in linear FLOPs alone: left out")
-    if {"loop", "expanded"} & {*wanted.controls} and 1 in wanted.loops:
-        notes.append("no loop or expanded cell at K = 1: that is PureWide")
+        cells += _solve_together(kinds, backbone.ffn_multiple_of)
+
+    notes += _notes_on_controls(grid)
     if not cells:
         reason = notes[0] if notes else "neither --alphas nor --controls names one"
         raise UserError(f"no configuration can be: {reason}")
+
+    _check_valid(cells, backbone)
+    notes += [
+        f"{cell.name} spends {cell.spent:.4f} of the budget: no width comes nearer"
+        for cell in cells
+        if not _is_near(cell)
+    ]
+
+    if len(grid.budgets) > 1:
+        cells = [_with_budget_in_name(cell) for cell in cells]
+    return cells, notes
+
+
+def _notes_on_controls(grid: Grid) -> list[str]:
+    notes = []
+    if "expanded" in grid.controls and grid.match == "total":
+        notes.append("expanded is matched only in linear FLOPs: left out")
+    looped = "loop" in grid.controls or "expanded" in grid.controls
+    if looped and 1 in grid.loops:
+        notes.append("no loop or expanded cell at K = 1: that is PureWide")
+    return notes
+
+
+def _is_near(cell: SweepCell) -> bool:
+    return abs(cell.spent - 1) <= TOLERANCE
+
+
+def _check_valid(cells: Sequence[SweepCell], backbone: ModelConfig) -> None:
     for cell in cells:
         try:
             replace(backbone, **cell.model)
         except ValueError as error:
             which = f"--budget {format_size(cell.budget)} and {cell.name}"
             raise UserError(f"{which}: {error}; give a smaller one") from None
-        if abs(cell.spent - 1) > TOLERANCE:
-            spends = f"{cell.name} spends {cell.spent:.4f} of the budget"
-            notes.append(f"{spends}: no width comes nearer")
-    if len(wanted.budgets) > 1:
-        cells = [
-            replace(c, name=f"f{format_size(c.budget).lower()}_{c.name}") for c in cells
-        ]
-    return cells, notes
+
+
+def _with_budget_in_name(cell: SweepCell) -> SweepCell:
+    return replace(cell, name=f"f{format_size(cell.budget).lower()}_{cell.name}")
 
 
 @dataclass(frozen=True)
@@ -112,13 +134,11 @@ class _Kind:
     # the only layer of this kind, among PureWide ones; None: all layers
     place: int | None = None
 
-    def solved(self, multiple: int) -> Cell:
+    def solved(self, multiple: int) -> SweepCell:
         """The cell with widths in a multiple."""
-        target, n = replace(self.target, multiple_of=multiple), self.n_layers
+        target = replace(self.target, multiple_of=multiple)
         widths = solve_widths(target)
-        spent = Fraction(
-            target.spent(widths.d_ffn, widths.d_ffn_wide), target.matched_budget
-        )
+        spent = _share_spent(target, widths.d_ffn, widths.d_ffn_wide)
         model: dict[str, Any] = {
             "block": target.block,
             "loops": target.loops,
@@ -126,38 +146,54 @@ class _Kind:
             "d_ffn_wide": widths.d_ffn_wide,
             "ffn_multiple_of": multiple,
         }
+
+        # The other layers are PureWide of equal FLOPs, and so nearly as close.
         if self.place is not None:
-            beside = replace(target, block="wide", loops=1)
-            other = solve_widths(beside).d_ffn_wide
-            kinds, wides = ["wide"] * n, [other] * n
-            kinds[self.place], wides[self.place] = target.block, widths.d_ffn_wide
-            model |= {
-                "block": kinds,
-                "d_ffn_wide": wides if target.block == "dual" else other,
-            }
-            others = Fraction(beside.spent(None, other), target.matched_budget)
-            spent = (spent + (n - 1) * others) / n
+            wide = replace(target, block="wide", loops=1)
+            width = solve_widths(wide).d_ffn_wide
+            model |= self._among_wide_layers(target, widths.d_ffn_wide, width)
+            of_wide = _share_spent(wide, None, width)
+            spent = (spent + (self.n_layers - 1) * of_wide) / self.n_layers
         if self.layers_times > 1:
-            model["n_layers"] = n * self.layers_times
-        alpha = target.alpha if self.family == "dual" else None
-        return Cell(
+            model["n_layers"] = self.n_layers * self.layers_times
+
+        return SweepCell(
             self.name,
             self.family,
             self.budget,
             target.match,
-            alpha,
-            model,
-            float(spent),
-            self.layers_times,
+            alpha=target.alpha if self.family == "dual" else None,
+            model=model,
+            spent=float(spent),
+            layers_times=self.layers_times,
         )
 
+    def _among_wide_layers(
+        self, target: Target, own_wide: int | None, width: int | None
+    ) -> dict[str, Any]:
+        """Blocks and wide widths by layer, where only one layer is of this kind."""
+        assert self.place is not None
+        blocks: list[str] = ["wide"] * self.n_layers
+        blocks[self.place] = target.block
+        if target.block != "dual":  # a loop block has no wide path
+            return {"block": blocks, "d_ffn_wide": width}
 
-def _kinds(wanted: Wanted, budget: int, backbone: ModelConfig) -> Iterator[_Kind]:
-    looped = [k for k in wanted.loops if k > 1]
+        widths = [width] * self.n_layers
+        widths[self.place] = own_wide
+        return {"block": blocks, "d_ffn_wide": widths}
+
+
+def _share_spent(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> Fraction:
+    return Fraction(target.spent(d_ffn, d_ffn_wide), target.matched_budget)
+
+
+def _kinds(grid: Grid, budget: int, backbone: ModelConfig) -> Iterator[_Kind]:
+    """The cells of one budget, in the order of tables."""
+    looped = [k for k in grid.loops if k > 1]
     dual = Target(
         budget,
-        match=wanted.match,
-        reference_loops=max(wanted.loops),
+        match=grid.match,
+        reference_loops=max(grid.loops),
         d_model=backbone.d_model,
         n_heads=backbone.n_heads,
         n_kv_heads=backbone.n_kv_heads,
@@ -165,42 +201,41 @@ def _kinds(wanted: Wanted, budget: int, backbone: ModelConfig) -> Iterator[_Kind
         gate_flops=gate_flops(backbone),
     )
     wide = replace(dual, block="wide", loops=1)
+    n_layers = backbone.n_layers
 
-    def kind(name: str, family: Family, target: Target, **more: Any) -> _Kind:
-        return _Kind(name, family, budget, target, backbone.n_layers, **more)
-
-    def kinds(name: str, family: Family, target: Target) -> Iterator[_Kind]:
+    def by_place(name: str, family: Family, target: Target) -> Iterator[_Kind]:
         """All layers of this kind, or each in turn."""
-        if not wanted.positions:
-            yield kind(name, family, target)
-        else:
-            for n in range(backbone.n_layers):
-                yield kind(f"{name}_layer{n}", family, target, place=n)
+        if not grid.positions:
+            yield _Kind(name, family, budget, target, n_layers)
+            return
+        for n in range(n_layers):
+            yield _Kind(f"{name}_layer{n}", family, budget, target, n_layers, place=n)
 
-    if "wide" in wanted.controls:
-        yield kind("wide", "wide", wide)
-    if "loop" in wanted.controls:
+    if "wide" in grid.controls:
+        yield _Kind("wide", "wide", budget, wide, n_layers)
+    if "loop" in grid.controls:
         for k in looped:
-            yield from kinds(f"loop_k{k}", "loop", replace(dual, block="loop", loops=k))
-    for alpha, k in product(wanted.alphas, wanted.loops):
-        yield from kinds(
-            f"a{alpha:g}_k{k}", "dual", replace(dual, alpha=alpha, loops=k)
-        )
-    if "expanded" in wanted.controls and wanted.match == "linear":
+            yield from by_place(
+                f"loop_k{k}", "loop", replace(dual, block="loop", loops=k)
+            )
+    for alpha, k in product(grid.alphas, grid.loops):
+        target = replace(dual, alpha=alpha, loops=k)
+        yield from by_place(f"a{alpha:g}_k{k}", "dual", target)
+    if "expanded" in grid.controls and grid.match == "linear":
         # A layer more is an attention pass more: beside K loops the scores are alike.
         for k in looped:
             target = replace(wide, budget=budget // k)
-            yield kind(f"expanded_k{k}", "expanded", target, layers_times=k)
+            yield _Kind(
+                f"expanded_k{k}", "expanded", budget, target, n_layers, layers_times=k
+            )
 
 
-def _solved(kinds: Sequence[_Kind], multiple: int) -> list[Cell]:
-    """The cells in the coarsest of a multiple and its halves that brings all within the
-    tolerance.
-
-    In the finest one where none does.
-    """
+def _solve_together(kinds: Sequence[_Kind], multiple: int) -> list[SweepCell]:
+    """Solves all cells with the largest width multiple (halved as needed) that keeps
+    each within the tolerance; with the finest where none does."""
     while True:
         cells = [kind.solved(multiple) for kind in kinds]
-        if multiple % 2 or all(abs(cell.spent - 1) <= TOLERANCE for cell in cells):
+        all_near = all(_is_near(cell) for cell in cells)
+        if all_near or multiple % 2:
             return cells
         multiple //= 2

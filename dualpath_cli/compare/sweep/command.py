@@ -13,14 +13,26 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import write_text
 from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.locks import exclusive
-from dualpath_cli.compare.groups import FAMILIES, RATES, edge_of, first_of, frames_of
+from dualpath_cli.compare.configurations import FAMILIES, RATES, edge_of, siblings_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
-from dualpath_cli.compare.sweep import request, runner
-from dualpath_cli.compare.sweep import runs as sweep_runs
-from dualpath_cli.compare.sweep.cells import Cell, solve
-from dualpath_cli.compare.sweep.request import Design, Sweep
-from dualpath_cli.compare.sweep.runner import run_all, say
-from dualpath_cli.compare.sweep.runs import RATE, PlannedRun, plan_runs, write_recipes
+from dualpath_cli.compare.sweep.cells import SweepCell, solve_cells
+from dualpath_cli.compare.sweep.costs import costs_of, measured_speeds, plan_table
+from dualpath_cli.compare.sweep.plan import RATE, plan_runs
+from dualpath_cli.compare.sweep.request import (
+    LOCK,
+    SWEEP,
+    Design,
+    Sweep,
+    read_request,
+)
+from dualpath_cli.compare.sweep.runner import (
+    check_sharing,
+    parallel_jobs,
+    print_line,
+    run_all,
+    write_array,
+)
+from dualpath_cli.compare.sweep.runs import PlannedRun, write_recipes
 from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
@@ -32,16 +44,17 @@ from dualpath_cli.spec.own_checks import check_as_begun, import_classes, option_
 from dualpath_cli.training.launch import to_train, unused_rows
 
 
-def run(options: Sweep, recipe: Recipe) -> str:
+def sweep(options: Sweep, recipe: Recipe) -> str:
     """Plans a sweep, and runs it with --yes; returns what comes next.
 
     Raises RunFailed at the end, if runs failed, and Stopped after a signal.
     """
-    design = request.read(options, recipe)
+    design = read_request(options, recipe)
+    # A sweep that is refused leaves no new folders.
     new = [path for path in (design.out, *design.out.parents) if not path.exists()]
     try:
-        with exclusive(design.out / request.LOCK, design.out):
-            return _run(design, plain_console())
+        with exclusive(design.out / LOCK, design.out):
+            return _plan_and_run(design, plain_console())
     except UserError:
         with suppress(OSError):  # the first folder with a file in it ends this
             for folder in new:
@@ -49,46 +62,41 @@ def run(options: Sweep, recipe: Recipe) -> str:
         raise
 
 
-def _run(design: Design, console: Console) -> str:
-    shared, jobs = _shared(design), design.options.jobs
-    cells, notes = solve(design.wanted, shared.model)
+def _plan_and_run(design: Design, console: Console) -> str:
+    options = design.options
+    shared = shared_settings(design)
+    cells, notes = solve_cells(design.grid, shared.model)
     runs = plan_runs(cells, design, shared)
-    firsts = list({run.configuration: run for run in reversed(runs)}.values())[::-1]
-    sparse = [run for run in firsts if count.has_experts(run.settings.model)]
-    notes += [
-        f"{run.configuration} spends {run.cell.spent:.4f} of the budget: no experts "
-        "come nearer"
-        for run in sparse
-        if abs(run.cell.spent - 1) > TOLERANCE
-    ]
+    firsts = _first_of_each_configuration(runs)
+    notes += _notes_on_experts(firsts)
+
+    # Nothing is written before all checks.
     check_different(firsts)
-    if not design.options.slurm:
-        runner.check_sharing(runs[0], jobs)
+    if not options.slurm:
+        check_sharing(runs[0], options.jobs)
     check_begun(runs)
     check_links(design, runs)
     notes += check_settings(firsts)
-    _write_down(design, cells, notes)
+
+    _write_request(design, cells, notes)
     write_recipes(runs)
     for note in notes:
-        say(console, f"note: {note}")
+        print_line(console, f"note: {note}")
     _show_plan(design, runs, console)
-    after = f"dualpath compare {design.out}"
-    if len(design.varied.get(RATE, ())) > 2 and RATES.intersection(design.varied) == {
-        RATE
-    }:
-        after += " --best lr"
-    after += max(option_of(run.settings.model) for run in firsts)
-    if design.options.slurm:
-        return _array(design, runs, after)
-    if not design.options.yes:
+
+    comparison = _comparison(design, firsts)
+    if options.slurm:
+        return _write_slurm_array(design, runs, comparison)
+    if not options.yes:
         return f"{design.out} is planned; --yes starts it"
-    run_all(runs, jobs, console)
-    for edge in _edges(runs):
-        say(console, f"note: {edge}")
-    return f"next: {after}"
+
+    run_all(runs, options.jobs, console)
+    for edge in _best_rates_at_edges(runs):
+        print_line(console, f"note: {edge}")
+    return f"next: {comparison}"
 
 
-def _shared(design: Design) -> Settings:
+def shared_settings(design: Design) -> Settings:
     """The settings that all runs have; block and widths in them mean nothing."""
     any_block = {"block": "wide", "n_experts": 0, "d_ffn": 64, "d_ffn_wide": 64}
     shared = settings_from(merge(design.recipe, {"model": any_block}))
@@ -97,10 +105,36 @@ def _shared(design: Design) -> Settings:
             "the recipe has run.branch_from, but a sweep trains each configuration "
             "from the start; leave it out (--config, repeated, can set it to null)"
         )
+
     # uses all of the recipe's classes
     looped = replace(shared.model, block="dual", loops=2)
     import_classes(looped, allowed=True)
     return shared
+
+
+def _first_of_each_configuration(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    found: dict[str, PlannedRun] = {}
+    for run in runs:
+        found.setdefault(run.configuration, run)
+    return list(found.values())
+
+
+def _notes_on_experts(firsts: Sequence[PlannedRun]) -> list[str]:
+    return [
+        f"{run.configuration} spends {run.cell.spent:.4f} of the budget: no experts "
+        "come nearer"
+        for run in firsts
+        if count.has_experts(run.settings.model) and abs(run.cell.spent - 1) > TOLERANCE
+    ]
+
+
+def _comparison(design: Design, firsts: Sequence[PlannedRun]) -> str:
+    """The command that compares the finished runs."""
+    command = f"dualpath compare {design.out}"
+    only_the_rate_varies = RATES.intersection(design.varied) == {RATE}
+    if only_the_rate_varies and len(design.varied[RATE]) > 2:
+        command += " --best lr"
+    return command + max(option_of(run.settings.model) for run in firsts)
 
 
 def check_different(firsts: Sequence[PlannedRun]) -> None:
@@ -121,14 +155,16 @@ def check_begun(runs: Sequence[PlannedRun]) -> None:
     """Refuses runs that were begun with other settings, or another source of a
     class."""
     for run in runs:
-        if (run.folder / RECIPE).is_file():
-            way_out, settings = "give this sweep another --out", run.settings
-            words = f"{way_out}, or the words that it was begun with"
-            check_same_recipe(run.folder, settings.as_recipe(), way_out=words)
-            if option_of(settings.model):
-                check_as_begun(
-                    run.folder, facts_now(run.folder), settings.model, way_out
-                )
+        if not (run.folder / RECIPE).is_file():
+            continue
+
+        settings = run.settings
+        way_out = "give this sweep another --out"
+        or_words = f"{way_out}, or the words that it was begun with"
+        check_same_recipe(run.folder, settings.as_recipe(), way_out=or_words)
+        if option_of(settings.model):
+            facts = facts_now(run.folder)
+            check_as_begun(run.folder, facts, settings.model, way_out)
 
 
 def check_links(design: Design, runs: Sequence[PlannedRun]) -> None:
@@ -137,7 +173,8 @@ def check_links(design: Design, runs: Sequence[PlannedRun]) -> None:
     way_out = "remove the link, or give this sweep another --out"
     for run in runs:
         written = [run.path.parent, run.log.parent]
-        written += [] if run.is_finished else [run.folder]
+        if not run.is_finished:
+            written.append(run.folder)
         for folder in written:
             check_inside(design.out, folder, way_out)
 
@@ -152,9 +189,11 @@ def check_settings(firsts: Sequence[PlannedRun]) -> list[str]:
     for run in firsts:
         if (run.folder / RECIPE).is_file():
             continue
+
         try:
             launch = to_train(run.settings)
-            notes += filter(None, [unused_rows(run.settings, launch.manifest)])
+            if note := unused_rows(run.settings, launch.manifest):
+                notes.append(note)
             if run.settings.trainer.names_classes:
                 # Imports Lightning, some ten seconds, which only a sweep with such
                 # classes pays.
@@ -167,7 +206,9 @@ def check_settings(firsts: Sequence[PlannedRun]) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def _write_down(design: Design, cells: Sequence[Cell], notes: Sequence[str]) -> None:
+def _write_request(
+    design: Design, cells: Sequence[SweepCell], notes: Sequence[str]
+) -> None:
     """Writes sweep.yaml: the command, and its cells."""
     content = {
         "command": shlex.join(["dualpath", *sys.argv[1:]]),
@@ -185,43 +226,47 @@ def _write_down(design: Design, cells: Sequence[Cell], notes: Sequence[str]) -> 
         ],
         "notes": list(notes),
     }
-    write_text(design.out / request.SWEEP, dump(content))
+    write_text(design.out / SWEEP, dump(content))
 
 
 def _show_plan(design: Design, runs: Sequence[PlannedRun], console: Console) -> None:
-    given = design.options.tflops
-    speeds = (
-        sweep_runs.measured(runs)
-        if given is None
-        else dict.fromkeys(FAMILIES, given * 1e12)
-    )
-    rows = sweep_runs.costs(runs, speeds)
+    """Writes plan.csv, and prints its table."""
+    tflops = design.options.tflops
+    if tflops is None:
+        speeds = measured_speeds(runs)
+    else:
+        speeds = dict.fromkeys(FAMILIES, tflops * 1e12)
+
+    rows = costs_of(runs, speeds)
     write_text(design.out / "plan.csv", format_csv([asdict(row) for row in rows]))
-    show(
-        console,
-        sweep_runs.plan_table(rows, runner.side_by_side(runs[0], design.options.jobs)),
-    )
+    show(console, plan_table(rows, parallel_jobs(runs[0], design.options.jobs)))
 
 
-def _array(design: Design, runs: Sequence[PlannedRun], after: str) -> str:
+def _write_slurm_array(
+    design: Design, runs: Sequence[PlannedRun], comparison: str
+) -> str:
     """Writes the array of unfinished runs; returns what to do with it."""
     left = [run for run in runs if not run.is_finished]
     if not left:
-        return f"all runs are finished; next: {after}"
-    script = runner.write_array(left, design.options.jobs, design.out)
-    return f"{len(left)} runs: sbatch {script}; when they are finished, {after}"
+        return f"all runs are finished; next: {comparison}"
+    script = write_array(left, design.options.jobs, design.out)
+    return f"{len(left)} runs: sbatch {script}; when they are finished, {comparison}"
 
 
-def _edges(runs: Sequence[PlannedRun]) -> Iterator[str]:
+def _best_rates_at_edges(runs: Sequence[PlannedRun]) -> Iterator[str]:
     """A line for each configuration whose best learning rate is the lowest or
     highest."""
+    if RATE not in runs[0].varied:
+        return
+
     trained = []
-    for run in runs if RATE in runs[0].varied else ():
+    for run in runs:
         with suppress(UserError):  # of a folder that compare will refuse
             found = read_run(run.folder)
-            trained += [found] if isinstance(found, TrainedRun) else []
+            if isinstance(found, TrainedRun):
+                trained.append(found)
+
     with suppress(UserError):  # of runs that also differ in another rate
-        for frames in frames_of(trained, best=True).values():
-            for frame in frames:
-                if edge := edge_of(frame):
-                    yield f"{first_of(frame).settings.run.recipe} is {edge}"
+        for siblings in siblings_of(trained, best=True):
+            if edge := edge_of(siblings.runs):
+                yield f"{siblings.runs[0].settings.run.recipe} is {edge}"

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import find_unfinished
 from dualpath_cli.base.ranges import Place, check_range, check_ranges, parse_size
-from dualpath_cli.compare.sweep.cells import CONTROLS, Wanted
-from dualpath_cli.flops.widths import Match
+from dualpath_cli.compare.sweep.cells import CONTROLS, Grid
+from dualpath_cli.flops.widths import FlopMatch
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.recipes import Recipe
@@ -50,8 +49,8 @@ WRITTEN = (
 )
 """Keys that the sweep writes for each run: an option for one would be overwritten."""
 DATA = ("data.path", "data.val")  # the beginnings of keys that decide what is read
-# in OUT: the request, and a lock while runs are started
-SWEEP, LOCK = "sweep.yaml", "sweep.lock"
+SWEEP = "sweep.yaml"  # in OUT: the request
+LOCK = "sweep.lock"  # in OUT, while runs are started
 
 Varied = dict[str, list[Any]]  # the values of each key that --set varies
 
@@ -70,7 +69,7 @@ class Sweep:
     """FLOPs per token and layer of each model, such as 4M; several make several
     sweeps."""
     alphas: str = "25,50,75"
-    """Percent of a dual block's FLOPs in its deep path; none trains controls alone."""
+    """Percent of a dual block's FLOPs in its deep path; none trains only controls."""
     loops: str = "2,4"
     """Numbers K of loops, of dual and loop blocks alike."""
     controls: str = "wide,loop"
@@ -79,7 +78,7 @@ class Sweep:
     positions: bool = False
     """Where does a loop pay? Give one layer at a time a deep path, at each place in
     turn; all other layers are PureWide of equal FLOPs."""
-    match: Match = "linear"
+    match: FlopMatch = "linear"
     """FLOPs that meet the budget: linear ones, or total ones with attention scores (the
     budget then grows by the passes of a dual block with the most loops)."""
     set: tuple[str, ...] = ()
@@ -122,96 +121,120 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Design:
+    """The request for a sweep, read and checked."""
+
     recipe: Recipe  # the settings that all runs share
     options: Sweep
-    wanted: Wanted
+    grid: Grid
     varied: Varied
     seeds: range
     out: Path
 
 
-def read(options: Sweep, recipe: Recipe) -> Design:
+def read_request(options: Sweep, recipe: Recipe) -> Design:
     """Reads the lists of the options, and checks them against the recipe."""
     out = folder_of("--out", options.out)
     _check_own(out)
-    controls = dict(zip(CONTROLS, CONTROLS, strict=True))
-    wanted = Wanted(
-        budgets=_list(
-            "budget", options.budget, lambda word: parse_size(word, ""), "sizes as 4M"
-        ),
-        alphas=_list(
-            "alphas", options.alphas, _number(float, 1e-9, 99.999), "percents below 100"
-        ),
-        loops=_list(
-            "loops", options.loops, _number(int, *RANGES["loops"]), "numbers from 1 on"
-        ),
-        controls=_list(
-            "controls", options.controls, controls.__getitem__, ", ".join(CONTROLS)
-        ),
-        match=options.match,
-        positions=options.positions,
-    )
-    if wanted.positions and "expanded" in wanted.controls:
-        raise UserError(
-            "--positions goes with the controls wide and loop alone, not expanded; "
-            "leave it out of --controls"
-        )
+    grid = _grid(options)
     if not recipe.get("data", {}).get("val"):
         raise UserError(
             "the recipe has no validation sets, by which models are compared; give "
             "one: --data.val.NAME FILE_OR_FOLDER"
         )
     varied = _varied(options.set, recipe)
-    return Design(recipe, options, wanted, varied, _seeds(options.seeds), out)
+    return Design(recipe, options, grid, varied, _seeds(options.seeds), out)
 
 
 def _check_own(out: Path) -> None:
     """Checks that a folder is a sweep's, empty or new, and no part of a run."""
-    here, another = out.resolve(), "give a new or an empty folder"
+    here = out.resolve()
+    another = "give a new or an empty folder"
     for folder in (here, *here.parents):
         begun = (folder / RECIPE).is_file() and (folder / VERSIONS).is_file()
         if begun or complete_checkpoints(folder):
             raise UserError(
                 f"--out {out}: '{folder}' is the folder of a run; {another}"
             )
-    if not here.is_dir():
+
+    if not here.is_dir() or _is_sweep(here):
         return
-    sweep = here / SWEEP
-    text = (
-        sweep.read_text(encoding="utf-8", errors="replace") if sweep.is_file() else ""
-    )
-    if any(line.startswith("cells:") for line in text.splitlines()):
-        return  # a sweep's; files of this name by other tools have no cells
     # A sweep locks its folder and writes sweep.yaml before all else.
-    if others := {*here.iterdir()}.difference([here / LOCK, *find_unfinished(sweep)]):
+    of_sweep = [here / LOCK, *find_unfinished(here / SWEEP)]
+    if others := {*here.iterdir()}.difference(of_sweep):
         raise UserError(
             f"--out {out} holds '{min(others).name}', but no {SWEEP} of a sweep; "
             f"{another}"
         )
 
 
-def _list(option: str, text: str, read_one: Callable[[str], T], wanted: str) -> list[T]:
+def _is_sweep(folder: Path) -> bool:
+    """Whether sweep.yaml lists cells; files of this name by other tools do not."""
+    file = folder / SWEEP
+    if not file.is_file():
+        return False
+    text = file.read_text(encoding="utf-8", errors="replace")
+    return any(line.startswith("cells:") for line in text.splitlines())
+
+
+def _grid(options: Sweep) -> Grid:
+    grid = Grid(
+        budgets=_list("budget", options.budget, _size, "sizes as 4M"),
+        alphas=_list(
+            "alphas", options.alphas, _number(float, 1e-9, 99.999), "percents below 100"
+        ),
+        loops=_list(
+            "loops", options.loops, _number(int, *RANGES["loops"]), "numbers from 1 on"
+        ),
+        controls=_list("controls", options.controls, _control, ", ".join(CONTROLS)),
+        match=options.match,
+        positions=options.positions,
+    )
+    if grid.positions and "expanded" in grid.controls:
+        raise UserError(
+            "--positions goes only with the controls wide and loop, not expanded; "
+            "leave expanded out of --controls"
+        )
+    return grid
+
+
+def _list(
+    option: str, text: str, read_word: Callable[[str], T], allowed: str
+) -> list[T]:
     """The values of a list, each once; `none` is an empty list, where that is
     allowed."""
-    none = option in ("alphas", "controls")
-    if none and text == "none":
+    may_be_empty = option in ("alphas", "controls")
+    if may_be_empty and text == "none":
         return []
+
     try:
-        return list(dict.fromkeys(read_one(word.strip()) for word in text.split(",")))
-    except (ValueError, KeyError, UserError):
-        wanted += ", separated by commas" + (", or none" if none else "")
-        raise UserError(f"--{option} must be {wanted}, not '{text:.60}'") from None
+        values = [read_word(word.strip()) for word in text.split(",")]
+    except (ValueError, UserError):
+        allowed += ", separated by commas"
+        if may_be_empty:
+            allowed += ", or none"
+        raise UserError(f"--{option} must be {allowed}, not '{text:.60}'") from None
+    return list(dict.fromkeys(values))
+
+
+def _size(word: str) -> int:
+    return parse_size(word, "")
+
+
+def _control(word: str) -> str:
+    if word not in CONTROLS:
+        raise ValueError(word)
+    return word
 
 
 def _number(kind: type[N], least: float, most: float) -> Callable[[str], N]:
     """A reader of a number in a range, which may end in a percent sign."""
 
-    def read_one(word: str) -> N:
+    def read_number(word: str) -> N:
         value = kind(word.removesuffix("%"))
         check_range("it", value, (least, most))
         return value
 
-    return read_one
+    return read_number
 
 
 def _seeds(text: str) -> range:
@@ -222,9 +245,10 @@ def _seeds(text: str) -> range:
             return seeds
     except ValueError:
         pass
+
     raise UserError(
-        "--seeds must be a number of them such as 3, or the first and the last such as "
-        f"3-5, below {MOST_SEEDS}, not '{text:.60}'"
+        f"--seeds must be a count (3) or a range (3-5) below {MOST_SEEDS}, not "
+        f"'{text:.60}'"
     )
 
 
@@ -236,36 +260,44 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
     """
     varied: Varied = {}
     for word in words:
-        key, equals, text = word.partition("=")
-        section, _, name = key.partition(".")
-        values = recipes.parse(f"values: [{text}]", f"of --set '{word:.60}'")["values"]
-        if name in DECIDED.get(section, ()):
-            raise UserError(
-                f"--set {key}: the sweep decides it, or solves its widths for it; "
-                "--alphas, --loops, --budget and --seeds say how, or give a sweep for "
-                "each"
-            )
-        if not (equals and name and values):
-            raise UserError(
-                f"--set needs KEY=A,B,... such as optim.lr=1e-3,2e-3, not '{word:.60}'"
-            )
-        if key.startswith(DATA):
-            why = "runs that read other data cannot be compared"
-            raise UserError(f"--set {key}: {why}; give a sweep for each")
+        key, values = _key_and_values(word)
         if key in without_numbers():
             if len(values) > 1:
                 raise UserError(
                     f"--set {key}: it decides no numbers of a run; give one value"
                 )
+            section, _, name = key.partition(".")
             recipe.setdefault(section, {})[name] = values[0]
             continue
-        if key == "optim.lr":
-            values = _list(
-                "set optim.lr",
-                ",".join(map(str, values)),
-                _number(float, 1e-12, 1e9),
-                "rates above 0",
-            )
+
         together = [*varied.get(key, []), *values]
+        # By their texts: True equals 1, but is another value.
         varied[key] = list({repr(value): value for value in together}.values())
     return varied
+
+
+def _key_and_values(word: str) -> tuple[str, list[Any]]:
+    """KEY=A,B,... of --set. Raises UserError for a key that no sweep can vary."""
+    key, equals, text = word.partition("=")
+    section, _, name = key.partition(".")
+    values = recipes.parse(f"values: [{text}]", f"of --set '{word:.60}'")["values"]
+    if name in DECIDED.get(section, ()):
+        raise UserError(
+            f"--set {key}: the sweep decides it, or solves its widths for it; "
+            "--alphas, --loops, --budget and --seeds say how, or give a sweep for "
+            "each"
+        )
+    if not (equals and name and values):
+        raise UserError(
+            f"--set needs KEY=A,B,... such as optim.lr=1e-3,2e-3, not '{word:.60}'"
+        )
+    if key.startswith(DATA):
+        raise UserError(
+            f"--set {key}: runs that read other data cannot be compared; give a sweep "
+            "for each"
+        )
+    if key == "optim.lr":
+        text = ",".join(map(str, values))
+        rate = _number(float, 1e-12, 1e9)
+        values = _list("set optim.lr", text, rate, "rates above 0")
+    return key, values

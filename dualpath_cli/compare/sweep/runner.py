@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -27,12 +28,17 @@ POLL = 0.5  # seconds between two looks at the processes
 LOOK = {True: 2.0, False: 600.0}
 
 
-def say(console: Console, text: str) -> None:
+@dataclass(frozen=True)
+class RunAtWork:
+    """A run and its process."""
+
+    run: PlannedRun
+    process: "subprocess.Popen[bytes]"
+    begun: float  # when it began, by time.monotonic
+
+
+def print_line(console: Console, text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True)
-
-
-Slots = dict[int, tuple[PlannedRun, "subprocess.Popen[bytes]", float]]
-"""Runs at work, with their processes and when they began."""
 
 
 def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> None:
@@ -44,61 +50,85 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> None:
     """
     waiting = [run for run in runs if not run.is_finished]
     if len(waiting) < len(runs):
-        say(console, f"{len(runs) - len(waiting)} of {len(runs)} are finished already")
+        done = len(runs) - len(waiting)
+        print_line(console, f"{done} of {len(runs)} are finished already")
     if waiting:
-        say(console, f"the output of each run is in {waiting[0].log.parent}")
-    left, slots, failed, held = (
-        _Left(waiting, console),
-        Slots(),
-        list[PlannedRun](),
-        set[Path](),
-    )
-    with asked_to_stop() as signals, left.bar:
+        print_line(console, f"the output of each run is in {waiting[0].log.parent}")
+
+    progress = SweepProgress(waiting, console)
+    slots: dict[int, RunAtWork] = {}
+    failed: list[PlannedRun] = []
+    written_by_others: set[Path] = set()
+    with asked_to_stop() as signals, progress.bar:
         while waiting or slots:
             if signals:
-                _stop(slots, console, signals)
+                _stop(slots.values(), console, signals)
+
+            # A slot is a GPU, where there are several: a free one gets the next run.
             for slot in set(range(jobs)) - set(slots):
-                if (run := _next(waiting, console, held)) is not None:
+                run = _next(waiting, console, written_by_others)
+                if run is not None:
                     waiting.remove(run)
-                    slots[slot] = run, start(run, slot, jobs), time.monotonic()
-            for slot, (run, process, begun) in list(slots.items()):
-                if process.poll() is None:
-                    continue
-                del slots[slot]
-                word = "finished"
-                if run.went_wrong:
-                    word = "went wrong"
-                elif process.returncode != 0 or not run.is_finished:
-                    failed.append(run)
-                    word = f"failed ({process.returncode})"
-                why = "" if word == "finished" else f": {last_words(run.log)}"
-                ended = left.end(run, begun, word == "finished")
-                say(console, f"{word} {run.name}, {ended}{why}")
-            left.look(run for run, _, _ in slots.values())
+                    process = start(run, slot, jobs)
+                    slots[slot] = RunAtWork(run, process, time.monotonic())
+
+            for slot, at_work in list(slots.items()):
+                if at_work.process.poll() is not None:
+                    del slots[slot]
+                    _end(at_work, progress, failed, console)
+
+            progress.look(at_work.run for at_work in slots.values())
             time.sleep(POLL)
+
     if failed:
+        first = failed[0]
         raise RunFailed(
             f"{len(failed)} of {len(runs)} runs failed, the first one "
-            f"{failed[0].name}: {last_words(failed[0].log)} ({failed[0].log}); the "
+            f"{first.name}: {last_words(first.log)} ({first.log}); the "
             "same command tries them again"
         )
 
 
-class _Left:
+def _end(
+    at_work: RunAtWork,
+    progress: "SweepProgress",
+    failed: list[PlannedRun],
+    console: Console,
+) -> None:
+    """Prints how a run ended; adds one that failed to `failed`."""
+    run = at_work.run
+    code = at_work.process.returncode
+    if run.went_wrong:
+        word = "went wrong"
+    elif code != 0 or not run.is_finished:
+        word = f"failed ({code})"
+        failed.append(run)
+    else:
+        word = "finished"
+
+    finished = word == "finished"
+    why = "" if finished else f": {last_words(run.log)}"
+    ended = progress.end(run, at_work.begun, finished)
+    print_line(console, f"{word} {run.name}, {ended}{why}")
+
+
+class SweepProgress:
     """The progress of a sweep in FLOPs of training, and the time left."""
 
     def __init__(self, runs: Sequence[PlannedRun], console: Console) -> None:
-        self._runs, self._every, self._looked = (
-            len(runs),
-            LOOK[console.is_terminal],
-            0.0,
-        )
+        self._runs = len(runs)
+        self._every = LOOK[console.is_terminal]
+        self._looked = 0.0
         self._done = {run: int(run.flops * run.share_done) for run in runs}
         self.ended = 0
-        self.bar = Progress(
-            console, "sweep", lambda *_: f"{self.ended} of {self._runs} runs"
-        )
-        self.bar.begin(sum(int(run.flops) for run in runs), sum(self._done.values()))
+
+        def amounts(*_: object) -> str:
+            return f"{self.ended} of {self._runs} runs"
+
+        total = sum(int(run.flops) for run in runs)
+        done = sum(self._done.values())
+        self.bar = Progress(console, "sweep", amounts)
+        self.bar.begin(total, done)
 
     def look(self, runs: Iterable[PlannedRun]) -> None:
         """Counts the steps of runs at work, now and then."""
@@ -112,11 +142,12 @@ class _Left:
         more."""
         self.ended += 1
         share = 1.0 if finished else run.share_done
-        self.bar.drop(int(run.flops) - max(self._done[run], int(run.flops * share)))
+        done = max(self._done[run], int(run.flops * share))
+        self.bar.drop(int(run.flops) - done)
         self._count(run, share)
-        return (
-            f"{self.ended} of {self._runs}, after {duration(time.monotonic() - begun)}"
-        )
+
+        took = duration(time.monotonic() - begun)
+        return f"{self.ended} of {self._runs}, after {took}"
 
     def _count(self, run: PlannedRun, share: float) -> None:
         more = max(0, int(run.flops * share) - self._done[run])
@@ -125,16 +156,16 @@ class _Left:
 
 
 def _next(
-    waiting: Sequence[PlannedRun], console: Console, held: set[Path]
+    waiting: Sequence[PlannedRun], console: Console, written_by_others: set[Path]
 ) -> PlannedRun | None:
     """The next run that can start; one that another process writes is left for
     later."""
     for run in waiting:
         if not run.is_being_written:
             return run
-        if run.folder not in held:
-            held.add(run.folder)
-            say(
+        if run.folder not in written_by_others:
+            written_by_others.add(run.folder)
+            print_line(
                 console,
                 f"{run.name} waits: {run.folder} is being written by another process",
             )
@@ -160,21 +191,25 @@ def asked_to_stop() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _stop(slots: Slots, console: Console, signals: list[int]) -> None:
+def _stop(
+    at_work: Collection[RunAtWork], console: Console, signals: list[int]
+) -> NoReturn:
     """Asks all processes to stop and waits for them; a second signal kills them."""
-    say(
+    print_line(
         console,
-        f"stopping {len(slots)} runs with a checkpoint each; a second signal kills "
+        f"stopping {len(at_work)} runs with a checkpoint each; a second signal kills "
         "them",
     )
-    processes = [process for _, process, _ in slots.values()]
+    processes = [each.process for each in at_work]
     for process in processes:
         process.send_signal(signal.SIGTERM)
+
     while any(process.poll() is None for process in processes):
         if len(signals) > 1:
             for process in processes:
                 process.kill()
         time.sleep(POLL)
+
     code = 130 if signals[0] == signal.SIGINT else 143
     raise Stopped("stopped; the same command continues", code, quiet=False)
 
@@ -191,12 +226,13 @@ def environment(run: PlannedRun, slot: int, jobs: int) -> Mapping[str, str]:
     """
     shared = dict(os.environ)
     shared.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
+
     if jobs > 1 and (gpus := _gpus(run)):
         shared["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
     return shared
 
 
-def side_by_side(run: PlannedRun, jobs: int) -> int:
+def parallel_jobs(run: PlannedRun, jobs: int) -> int:
     """The number of jobs, of `jobs`, that can run without sharing a device."""
     return min(jobs, len(_gpus(run)) or jobs)
 
@@ -217,17 +253,21 @@ def _gpus(run: PlannedRun) -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return [str(number) for number in range(visible_gpus() or 0)]
+
     # As CUDA reads it: a word that names no GPU, such as -1, ends the list.
-    names = (name.strip() for name in named.split(","))
-    return list(
-        takewhile(lambda n: n.isdecimal() or n.startswith(("GPU-", "MIG-")), names)
-    )
+    gpus = []
+    for word in named.split(","):
+        name = word.strip()
+        if not name.isdecimal() and not name.startswith(("GPU-", "MIG-")):
+            break
+        gpus.append(name)
+    return gpus
 
 
 def start(run: PlannedRun, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
     """Starts the run; its output is appended to its log.
 
-    The run has its own session, so that Ctrl-C reaches the sweep alone, which asks its
+    The run has its own session, so that Ctrl-C reaches only the sweep, which asks its
     runs to stop. If the sweep is killed, the run stops by itself, with a checkpoint.
     """
     run.log.parent.mkdir(parents=True, exist_ok=True)
@@ -245,30 +285,30 @@ def start(run: PlannedRun, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
 def last_words(log: Path) -> str:
     """The last line of a run's log, which says why the run ended."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+    for line in reversed(lines):
+        if words := line.strip():
+            return words
+    return "no output"
 
 
 def write_array(runs: Sequence[PlannedRun], jobs: int, out: Path) -> Path:
     """Writes the script for runs, `jobs` of them at a time."""
-    script, logs = out / "jobs.sbatch", out / "logs"
+    script = out / "jobs.sbatch"
+    logs = out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    text = (
-        Path(__file__)
-        .with_name("jobs.sbatch")
-        .read_text(encoding="utf-8")
-        .format(
-            count=len(runs),
-            last=len(runs) - 1,
-            jobs=jobs,
-            out=out,
-            script=script,
-            name=shlex.quote(out.resolve().name or "sweep"),
-            logs=logs,
-            gpus=""
-            if runs[0].settings.trainer.accelerator == "cpu"
-            else "#SBATCH --gpus-per-task=1\n",
-            recipes="\n".join(f"    {shlex.quote(str(run.path))}" for run in runs),
-        )
+
+    on_cpu = runs[0].settings.trainer.accelerator == "cpu"
+    template = Path(__file__).with_name("jobs.sbatch").read_text(encoding="utf-8")
+    text = template.format(
+        count=len(runs),
+        last=len(runs) - 1,
+        jobs=jobs,
+        out=out,
+        script=script,
+        name=shlex.quote(out.resolve().name or "sweep"),
+        logs=logs,
+        gpus="" if on_cpu else "#SBATCH --gpus-per-task=1\n",
+        recipes="\n".join(f"    {shlex.quote(str(run.path))}" for run in runs),
     )
     write_text(script, text)
     return script

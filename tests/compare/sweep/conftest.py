@@ -95,7 +95,7 @@ def asked(folder: Path, *words: str, **sections: Any) -> Design:
     ]
     found = read(COMMANDS["sweep"], [*plain, *words])
     line = found.upon(found.recipes)
-    return request.read(line.options, line.recipe)
+    return request.read_request(line.options, line.recipe)
 
 
 WORDS = [

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.compare.sweep.cells import CONTROLS, Cell, Wanted, solve
+from dualpath_cli.compare.sweep.cells import CONTROLS, Grid, SweepCell, solve_cells
 from dualpath_cli.flops.count import mean_layer_flops, parameters_non_embedding
 from dualpath_cli.spec.config import ModelConfig
 
@@ -25,21 +25,21 @@ SMALL = ModelConfig(
 )
 
 
-def wanted(**changes: Any) -> Wanted:
+def wanted(**changes: Any) -> Grid:
     plain: dict[str, Any] = {
         "budgets": [600_000],
         "alphas": [25, 50, 75],
         "loops": [2, 4],
         "controls": CONTROLS,
     }
-    return Wanted(**plain | changes)
+    return Grid(**plain | changes)
 
 
-def model_of(cell: Cell, backbone: ModelConfig = SMALL) -> ModelConfig:
+def model_of(cell: SweepCell, backbone: ModelConfig = SMALL) -> ModelConfig:
     return replace(backbone, **cell.model)
 
 
-def flops(cell: Cell, part: str) -> float:
+def flops(cell: SweepCell, part: str) -> float:
     """FLOPs of all layers for a token, by the counts that `fit` prints."""
     model = model_of(cell)
     return mean_layer_flops(model)[part] * model.n_layers
@@ -57,7 +57,7 @@ def test_every_cell_is_within_a_percent_of_the_budget_or_named(
 ):
     match = "total" if total else "linear"
     asked = wanted(budgets=[budget], alphas=alphas, loops=loops, match=match)
-    cells, notes = solve(asked, SMALL)
+    cells, notes = solve_cells(asked, SMALL)
     # of attention scores, one pass of a token
     passes = 2 * SMALL.max_seq_len * SMALL.d_model
     for cell in cells:
@@ -79,7 +79,7 @@ def test_every_cell_is_within_a_percent_of_the_budget_or_named(
 
 
 def test_controls_spend_what_the_dual_ones_spend():
-    cells = {cell.name: cell for cell in solve(wanted(), SMALL)[0]}
+    cells = {cell.name: cell for cell in solve_cells(wanted(), SMALL)[0]}
     assert list(cells) == [
         "wide",
         "loop_k2",
@@ -105,7 +105,9 @@ def test_a_sweep_of_what_cannot_be_is_refused_with_a_way_out():
     with pytest.raises(
         UserError, match=r"no configuration can be: .*a50_k4.* would do"
     ):
-        solve(wanted(budgets=[10_000], alphas=[50], loops=[4], controls=[]), SMALL)
+        solve_cells(
+            wanted(budgets=[10_000], alphas=[50], loops=[4], controls=[]), SMALL
+        )
 
 
 @given(
@@ -122,7 +124,7 @@ def test_places_of_one_deep_path_cost_the_same(budget, layers, gqa, total):
         positions=True,
         match="total" if total else "linear",
     )
-    cells, _ = solve(asked, backbone)
+    cells, _ = solve_cells(asked, backbone)
     families: dict[str, set[tuple[float, int]]] = {}
     for cell in cells:
         model = model_of(cell, backbone)
@@ -142,6 +144,6 @@ def test_places_of_one_deep_path_cost_the_same(budget, layers, gqa, total):
 
 
 def test_odd_budgets_are_taken_as_they_are_and_no_control_has_one_loop():
-    cells = solve(wanted(budgets=[1_000_001], loops=[1, 2, 3]), SMALL)[0]
+    cells = solve_cells(wanted(budgets=[1_000_001], loops=[1, 2, 3]), SMALL)[0]
     assert {cell.budget for cell in cells} == {1_000_001}, "also where layers divide it"
     assert not {"loop_k1", "expanded_k1"} & {cell.name for cell in cells}

@@ -12,17 +12,12 @@ import yaml
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
-from dualpath_cli.compare.sweep import runner
-from dualpath_cli.compare.sweep.cells import solve
-from dualpath_cli.compare.sweep.command import _shared, check_different
+from dualpath_cli.compare.sweep import costs, runner
+from dualpath_cli.compare.sweep.cells import solve_cells
+from dualpath_cli.compare.sweep.command import check_different, shared_settings
+from dualpath_cli.compare.sweep.plan import plan_runs
 from dualpath_cli.compare.sweep.request import Design
-from dualpath_cli.compare.sweep.runs import (
-    Cost,
-    PlannedRun,
-    costs,
-    plan_runs,
-    write_recipes,
-)
+from dualpath_cli.compare.sweep.runs import PlannedRun, write_recipes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.report.console import plain_console
@@ -31,15 +26,15 @@ from tests.compare.sweep.conftest import asked, starts, write_recipe
 
 
 def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path):
-    wanted = asked(
+    grid = asked(
         tmp_path, "--budget", "100K,0.2M", "--alphas", "12.5, 50,50%", "--loops", "4,2"
-    ).wanted
-    assert wanted.budgets == [100_000, 200_000]
-    assert wanted.alphas == [12.5, 50]
-    assert wanted.loops == [4, 2]
-    assert wanted.controls == ["wide", "loop"]
-    assert asked(tmp_path, "--controls", "none").wanted.controls == []
-    assert asked(tmp_path, "--alphas", "none").wanted.alphas == []
+    ).grid
+    assert grid.budgets == [100_000, 200_000]
+    assert grid.alphas == [12.5, 50]
+    assert grid.loops == [4, 2]
+    assert grid.controls == ["wide", "loop"]
+    assert asked(tmp_path, "--controls", "none").grid.controls == []
+    assert asked(tmp_path, "--alphas", "none").grid.alphas == []
     assert list(asked(tmp_path, "--seeds", "3").seeds) == [0, 1, 2]
     assert list(asked(tmp_path, "--seeds", "2-4").seeds) == [2, 3, 4]
 
@@ -140,8 +135,8 @@ def test_each_configuration_is_checked_before_anything_is_trained(
 
 
 def runs_for(design: Design) -> list[PlannedRun]:
-    shared = _shared(design)
-    cells, _ = solve(design.wanted, shared.model)
+    shared = shared_settings(design)
+    cells, _ = solve_cells(design.grid, shared.model)
     return plan_runs(cells, design, shared)
 
 
@@ -270,9 +265,11 @@ def test_optimizers_and_rates_are_varied_and_the_other_rates_keep_their_ratio(tm
     assert found == {(name, *its) for name in ("adamw", "muon") for its in rates}
 
 
-def costs_of(tmp_path: Path, *words: str, **sections: Any) -> dict[str, Cost]:
+def costs_of(
+    tmp_path: Path, *words: str, **sections: Any
+) -> dict[str, costs.ConfigurationCost]:
     runs = runs_for(asked(tmp_path, *words, **sections))
-    return {row.configuration: row for row in costs(runs, {"dual": 1e9})}
+    return {row.configuration: row for row in costs.costs_of(runs, {"dual": 1e9})}
 
 
 def test_the_plan_counts_as_fit_counts(tmp_path):
@@ -338,7 +335,7 @@ def test_the_time_left_follows_from_the_flops_of_the_runs_that_ended(
 ):
     runs, now, out = runs_for(asked(tmp_path)), [0.0], io.StringIO()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    left = runner._Left(runs, plain_console(file=out))
+    left = runner.SweepProgress(runs, plain_console(file=out))
     with left.bar:
         for n, run in enumerate(runs[:2]):
             now[0] += 600
@@ -370,13 +367,13 @@ def test_jobs_that_share_a_gpu_are_not_side_by_side_and_want_one_each(
         runs_for(asked(tmp_path, trainer={"accelerator": name}))
         for name in ("cpu", "auto")
     )
-    assert [runner.side_by_side(on_cpu, jobs) for jobs in (1, 8)] == [1, 8]
-    assert [runner.side_by_side(on_gpu, jobs) for jobs in (1, 2, 8)] == [1, 2, 2]
+    assert [runner.parallel_jobs(on_cpu, jobs) for jobs in (1, 8)] == [1, 8]
+    assert [runner.parallel_jobs(on_gpu, jobs) for jobs in (1, 2, 8)] == [1, 2, 2]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a, MIG-2b,4,-1,5")
-    assert runner.side_by_side(on_gpu, 8) == 3, "-1 ends the list"
+    assert runner.parallel_jobs(on_gpu, 8) == 3, "-1 ends the list"
     for none in ("", "-1", "-1,0", "NoDevFiles"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
-        assert runner.side_by_side(on_gpu, 8) == 8, "auto is then the CPU"
+        assert runner.parallel_jobs(on_gpu, 8) == 8, "auto is then the CPU"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     two = runs_for(asked(tmp_path, trainer={"accelerator": "auto", "devices": 2}))[0]
     with pytest.raises(UserError, match=r"trainer\.devices is 2; take --jobs 1"):

@@ -132,14 +132,14 @@ def test_a_run_that_another_process_writes_is_waited_for_and_named(
             begun.set()
             done.wait(300)
 
-    say = runner.say
+    print_line = runner.print_line
 
-    def say_and_release(console: Any, text: str) -> None:
-        say(console, text)
+    def print_and_release(console: Any, text: str) -> None:
+        print_line(console, text)
         if " waits: " in text:
             done.set()
 
-    monkeypatch.setattr(runner, "say", say_and_release)
+    monkeypatch.setattr(runner, "print_line", print_and_release)
     words = [word for word in words if word != "--yes"]
     assert main([*words, "--slurm", "--seeds", "1"]) == 0
     holder = threading.Thread(target=hold)

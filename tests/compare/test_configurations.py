@@ -12,7 +12,8 @@ import pytest
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.compare import runs
-from dualpath_cli.compare.groups import Configuration, Group, groups_of
+from dualpath_cli.compare.baselines import groups_of
+from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.compare.runs import (
     AGGREGATE,
     TrainedRun,

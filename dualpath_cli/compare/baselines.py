@@ -1,0 +1,148 @@
+"""Which configurations of a group are tested, and against which others."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.compare.configurations import (
+    Configuration,
+    Group,
+    different_keys,
+    group_runs,
+    word_of,
+)
+from dualpath_cli.compare.runs import TrainedRun
+from dualpath_cli.flops import count
+from dualpath_cli.spec.config import ModelConfig
+
+
+def groups_of(
+    runs: Sequence[TrainedRun],
+    baselines: Sequence[str] = (),
+    any_length: bool = False,
+    best: bool = False,
+    pairs: Sequence[Sequence[str]] = (),
+) -> list[Group]:
+    """The groups of runs (`group_runs`), each with its baselines or pairs.
+
+    `baselines` are names of configurations, or values in which they differ; `pairs` are
+    names. Without both, each group's PureWide is its baseline.
+    """
+    groups = group_runs(runs, any_length, best)
+    if pairs:
+        return _with_pairs(groups, pairs)
+    if baselines:
+        return _with_baselines(groups, baselines)
+    return [
+        replace(group, baselines=(group.wide,)) if group.wide else group
+        for group in groups
+    ]
+
+
+def _with_pairs(groups: Sequence[Group], pairs: Sequence[Sequence[str]]) -> list[Group]:
+    names = {name for pair in pairs for name in pair}
+    names_by_group = [{c.name for c in group.configurations} for group in groups]
+    _check_known("--pairs", names, set().union(*names_by_group))
+
+    complete = [
+        group
+        for group, its_names in zip(groups, names_by_group, strict=True)
+        if names <= its_names
+    ]
+    if len(complete) != 1:
+        raise UserError(
+            f"--pairs: {len(complete)} of {len(groups)} tables have all of its "
+            "configurations; give RUNs of one budget and number of tokens"
+        )
+
+    (chosen,) = complete
+    by_name = {c.name: c for c in chosen.configurations}
+    found = tuple((by_name[one], by_name[other]) for one, other in pairs)
+    first_baseline = found[0][1]
+    tested = replace(chosen, pairs=found, baselines=(first_baseline,))
+    others = "--pairs names configurations of another table"
+    return [
+        tested if group is chosen else replace(group, untested=others)
+        for group in groups
+    ]
+
+
+def _with_baselines(groups: Sequence[Group], asked: Sequence[str]) -> list[Group]:
+    every = [c for group in groups for c in group.configurations]
+    names = {c.name for c in every}
+    words = _words_of_values(every)
+    _check_known("--baseline", asked, names.union(*words.values()))
+
+    def is_meant(c: Configuration, word: str) -> bool:
+        # A word that is not a name is a value in which runs differ.
+        return word in words[c] if word not in names else word == c.name
+
+    found = []
+    for group in groups:
+        chosen = [
+            c
+            for word in dict.fromkeys(asked)
+            for c in group.configurations
+            if is_meant(c, word)
+        ]
+        wide = next((c for c in chosen if c.family == "wide"), group.wide)
+        found.append(
+            replace(
+                group,
+                baselines=tuple(dict.fromkeys(chosen)),
+                wide=wide,
+                untested="no configuration of --baseline is in this table",
+            )
+        )
+    return found
+
+
+def _words_of_values(
+    configurations: Sequence[Configuration],
+) -> dict[Configuration, set[str]]:
+    """The values of each configuration in which some of them differ, and which matter
+    to its model."""
+    firsts = {c: c.all_runs[0] for c in configurations}
+    reference = firsts[configurations[0]]
+    keys: set[str] = set()
+    for run in firsts.values():
+        keys |= different_keys(reference, run)
+
+    words = {}
+    for c, run in firsts.items():
+        model = run.settings.model
+        words[c] = {word_of(run, key) for key in keys if matters(key, model)}
+    return words
+
+
+def _check_known(option: str, asked: Collection[str], known: Collection[str]) -> None:
+    for name in asked:
+        if name not in known:
+            listed = f"; there are {', '.join(sorted(known))}"
+            hint = did_you_mean(name, known) or listed
+            raise UserError(f"no configuration '{name}' for {option}{hint}")
+
+
+def matters(key: str, model: ModelConfig) -> bool:
+    """Whether a key of a recipe has an effect on a model's blocks."""
+    kinds = set(model.block_kinds)
+    sparse = count.has_experts(model)
+    dual = "dual" in kinds
+    deep = kinds != {"wide"}
+    looped = deep and model.most_loops > 1
+    effects = {
+        "model.gate": dual,
+        "optim.lr_scale.gate": dual,
+        "model.n_experts": kinds != {"loop"},
+        "model.top_k": sparse,
+        "model.balance": sparse,
+        "model.balance_rate": sparse,
+        "optim.lr_scale.router": looped or sparse,  # of steps and of experts
+        "model.step_conditioning": deep,
+        "optim.lr_scale.conditioning": deep,
+        "model.combination": looped,
+        "model.step_index": looped,
+        "run.train_loops": looped,
+        "run.loop_schedule": looped,
+    }
+    return effects.get(key, True)

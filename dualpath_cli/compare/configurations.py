@@ -1,0 +1,420 @@
+"""Runs that differ only in their seed are a configuration; configurations of a budget
+are a group.
+
+All of this is read from the runs' recipes, so runs of a sweep and of `fit` are treated
+alike. With `best`, runs that differ in their learning rate are one configuration, too,
+whose scores are those at its best rate.
+
+Shapes: K rates, S seeds.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from statistics import fmean, median, stdev
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import format_size
+from dualpath_cli.compare.rates import lowest
+from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
+from dualpath_cli.flops import count
+from dualpath_cli.recipe.schedule import loop_counts
+from dualpath_cli.report.bootstrap import Floats
+from dualpath_cli.spec.config import ModelConfig
+
+Family = Literal["wide", "expanded", "loop", "dual"]
+FAMILIES: tuple[Family, ...] = ("wide", "expanded", "loop", "dual")
+"""In the order of tables. An expanded model is wide, with more layers than others of
+its budget."""
+
+RATES = {f"optim.{name}" for name in ("lr", "lr_start", "lr_end", "muon_lr")}
+"""The rates that a sweep scales together."""
+RATE_IN_NAME = re.compile(r"-lr_[\d.]+(e-?\d+)?")  # as a sweep names its recipes
+
+MOST_CHARACTERS = 32  # of a value in a name; a hash stands for longer ones
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """Bits per byte of one seed on one set."""
+
+    rate: float  # the learning rate; 0 where no best one is chosen
+    seed: int
+    set: str
+    bits_per_byte: float
+
+
+@dataclass(frozen=True, eq=False)
+class Configuration:
+    """The model and settings of one row of the table."""
+
+    name: str
+    family: Family
+    # percent of both paths' FLOPs that the deep one has; None for one path
+    alpha: float | None
+    loops: int | None  # K; None without a deep path
+    layers: int
+    tokens: int  # training tokens
+    parameters: int
+    # per token and layer; of an expanded model over the layers of the others
+    flops_linear: float
+    flops_total: float  # the same with router and attention scores
+    # mean of `flops_total` over steps, which may run other numbers of loops
+    flops_trained: float
+    kv_bytes: int  # keys and values of a token in all layers, in bf16
+    rows: tuple[ScoreRow, ...]  # by set and seed; with --best lr at the best rate
+    seconds_per_token: float  # of training, the median of the runs' medians
+    active: int  # parameters that a token uses: all of them without experts
+    # mean over runs; near 1, further loops go unused
+    expected_loops: float | None = None
+    all_runs: tuple[TrainedRun, ...] = ()  # by learning rate and seed
+    best_rate: float | None = None  # with --best lr
+    # with --best lr, why the best rate may lie outside of the tried ones
+    edge: str = ""
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(row.seed for row in self.rows))
+
+    @property
+    def runs(self) -> tuple[TrainedRun, ...]:
+        """By seed; with --best lr those at the rate that is nearest to the best."""
+        if self.best_rate is None:
+            return self.all_runs
+
+        best = self.best_rate
+        nearest = min(rates_of(self.all_runs), key=lambda rate: abs(log(rate / best)))
+        return tuple(run for run in self.all_runs if run.rate == nearest)
+
+    @property
+    def hours(self) -> float:
+        return self.tokens * self.seconds_per_token / 3600
+
+    def by_seed(self, measure: str) -> dict[int, float]:
+        """Bits per byte by seed."""
+        return {row.seed: row.bits_per_byte for row in self.rows if row.set == measure}
+
+    def mean(self, measure: str) -> float:
+        return fmean(self.by_seed(measure).values())
+
+    def standard_error(self, measure: str) -> float | None:
+        """None for one seed."""
+        return mean_and_error(list(self.by_seed(measure).values()))[1]
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean over seeds, and its standard error, None for one seed."""
+    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+    return fmean(values), error
+
+
+@dataclass(frozen=True)
+class Group:
+    """Configurations of one budget, to three digits, and usually of equally many
+    tokens."""
+
+    name: str
+    measures: tuple[str, ...]  # the aggregate first
+    configurations: tuple[Configuration, ...]
+    wide: Configuration | None  # parameters and time are relative to this one
+    baselines: tuple[Configuration, ...] = ()  # of the tests; figures take the first
+    # the only tests, in this order
+    pairs: tuple[tuple[Configuration, Configuration], ...] = ()
+    # printed without baselines
+    untested: str = "--baseline NAMES chooses what to test against"
+
+
+@dataclass(frozen=True)
+class Siblings:
+    """The runs of one configuration, by learning rate and seed."""
+
+    budget: int  # to three digits
+    tokens: int  # of training; 0 where runs of any length are compared
+    runs: tuple[TrainedRun, ...]
+
+
+def group_runs(
+    runs: Sequence[TrainedRun], any_length: bool = False, best: bool = False
+) -> list[Group]:
+    """Sorts runs into configurations and groups, those of the smallest budget first.
+
+    `any_length` makes one group of each budget, for any number of tokens. `best` joins
+    runs of several learning rates, with their scores at the best.
+    """
+    siblings = siblings_of(runs, any_length, best)
+    by_group = partition(siblings, lambda its: (its.budget, its.tokens))
+    return [
+        _group(budget, tokens, members)
+        for (budget, tokens), members in by_group.items()
+    ]
+
+
+def siblings_of(
+    runs: Sequence[TrainedRun], any_length: bool = False, best: bool = False
+) -> list[Siblings]:
+    """The runs of each configuration, by budget and number of tokens.
+
+    Raises UserError for two runs of a configuration with one seed.
+    """
+    if best:
+        runs = [_without_rate(run) for run in runs]
+
+    def key_of(run: TrainedRun) -> tuple[int, int, str]:
+        tokens = 0 if any_length else run.tokens
+        return _budget_of(run), tokens, json.dumps(run.keys)
+
+    # Rates and seeds ascend in every configuration.
+    in_order = sorted(runs, key=lambda run: (run.rate, run.seed))
+    found = []
+    for (budget, tokens, _), alike in partition(in_order, key_of).items():
+        _check_seeds_differ(alike)
+        found.append(Siblings(budget, tokens, tuple(alike)))
+    return sorted(found, key=lambda its: (its.budget, its.tokens))
+
+
+def _budget_of(run: TrainedRun) -> int:
+    """To three digits: a third of a budget, thrice, is the same budget."""
+    budget = run.settings.run.budget or 0
+    return int(float(f"{budget:.3g}"))
+
+
+def partition(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items by their keys; keys and items in the order in which they come."""
+    parts: dict[K, list[T]] = {}
+    for item in items:
+        parts.setdefault(key(item), []).append(item)
+    return parts
+
+
+def _check_seeds_differ(alike: Sequence[TrainedRun]) -> None:
+    seen: dict[tuple[float, int], TrainedRun] = {}
+    for run in alike:
+        other = seen.setdefault((run.rate, run.seed), run)
+        if other is not run:
+            raise UserError(
+                f"{other.folder} and {run.folder} are the same configuration with seed "
+                f"{run.seed}; leave one of them out"
+            )
+
+
+def _without_rate(run: TrainedRun) -> TrainedRun:
+    """The run with its learning rate only in `rate`."""
+    recipe = RATE_IN_NAME.sub("", run.settings.run.recipe)
+    run_settings = replace(run.settings.run, recipe=recipe)
+    return replace(
+        run,
+        rate=run.settings.optim.lr,
+        settings=replace(run.settings, run=run_settings),
+        keys={key: value for key, value in run.keys.items() if key not in RATES},
+    )
+
+
+def _group(budget: int, tokens: int, members: Sequence[Siblings]) -> Group:
+    firsts = [siblings.runs[0] for siblings in members]
+    fewest = min(run.settings.model.n_layers for run in firsts)
+    configurations = [
+        _configuration(name, siblings.runs, fewest)
+        for name, siblings in zip(_names(firsts), members, strict=True)
+    ]
+
+    name = f"budget {format_size(budget)}" if budget else "no budget"
+    if tokens:
+        name += f", {tokens:,} tokens"
+
+    # Of several PureWide models, the one that is called so, as `f4m_wide`.
+    wides = [c for c in configurations if c.family == "wide"]
+    named = [c for c in wides if c.name.rpartition("_")[2] == "wide"] or wides
+    return Group(
+        name,
+        measures=tuple(firsts[0].scores),
+        configurations=tuple(sorted(configurations, key=_place_of)),
+        wide=named[0] if len(named) == 1 else None,
+    )
+
+
+def _place_of(c: Configuration) -> tuple[int, float, int, list[int], str]:
+    """Sorts rows as the paper's table does: by family, share of the deep path, loops;
+    layers."""
+    numbers = [int(digits) for digits in re.findall(r"_layer(\d+)", c.name)]
+    return FAMILIES.index(c.family), round(c.alpha or 0), c.loops or 0, numbers, c.name
+
+
+def _configuration(
+    name: str, runs: tuple[TrainedRun, ...], fewest_layers: int
+) -> Configuration:
+    model = runs[0].settings.model
+    steps = loop_counts(runs[0].settings.run)
+    family = _family(model, fewest_layers)
+
+    layers = count.flops_by_layer(model)
+    of_deep = sum(layer.deep for layer in layers)
+    of_wide = sum(layer.wide for layer in layers)
+    linear = sum(layer.linear_total for layer in layers)
+    trained = count.over_loops(_total_flops, model, steps)
+
+    # Runs have a rate of their own only with --best lr.
+    rows = _rows_of(runs)
+    best_rate: float | None = None
+    edge = ""
+    if runs[0].rate:
+        rows = _rows_at_best_rate(name, runs)
+        best_rate = rows[0].rate
+        edge = edge_of(runs)
+
+    logged = [run.expected_loops for run in runs if run.expected_loops is not None]
+    return Configuration(
+        name,
+        family,
+        alpha=100 * of_deep / (of_deep + of_wide) if family == "dual" else None,
+        loops=model.most_loops if family in ("loop", "dual") else None,
+        layers=model.n_layers,
+        tokens=runs[0].tokens,
+        parameters=count.parameters(model),
+        flops_linear=linear / fewest_layers,
+        flops_total=_total_flops(model) / fewest_layers,
+        flops_trained=trained / fewest_layers,
+        kv_bytes=count.kv_bytes(model),
+        rows=tuple(rows),
+        seconds_per_token=median(1 / run.tokens_per_second for run in runs),
+        active=count.active_parameters(model),
+        expected_loops=fmean(logged) if logged else None,
+        all_runs=runs,
+        best_rate=best_rate,
+        edge=edge,
+    )
+
+
+def _family(model: ModelConfig, fewest_layers: int) -> Family:
+    kinds = set(model.block_kinds)
+    if "dual" in kinds:
+        return "dual"
+    if "loop" in kinds:
+        return "loop"
+    return "expanded" if model.n_layers > fewest_layers else "wide"
+
+
+def _total_flops(model: ModelConfig) -> int:
+    return sum(layer.total for layer in count.flops_by_layer(model))
+
+
+def _rows_of(runs: Sequence[TrainedRun]) -> list[ScoreRow]:
+    return [
+        ScoreRow(run.rate, run.seed, measure, run.scores[measure])
+        for measure in runs[0].scores
+        for run in runs
+    ]
+
+
+def _rows_at_best_rate(name: str, runs: Sequence[TrainedRun]) -> list[ScoreRow]:
+    """Scores at the lowest point of a parabola over the log of the learning rate.
+
+    Raises UserError unless three rates have a seed in common.
+    """
+    seeds = _seeds_at_all_rates(runs)
+    rates = rates_of(runs)
+    if len(rates) < 3 or not seeds:
+        raise UserError(
+            f"--best lr needs three learning rates of a seed in common; '{name}' has "
+            f"{', '.join(f'{rate:g}' for rate in rates)}; train it at others, or leave "
+            "it out"
+        )
+
+    logs = np.log(rates)
+    means = scores_by_rate(runs, AGGREGATE, seeds).mean(1)
+    place = float(lowest(logs, means)[0])
+
+    # Each seed and set has its own parabola, through the same three rates.
+    middle = min(max(int(means.argmin()), 1), len(rates) - 2)
+    near = slice(middle - 1, middle + 2)
+    rows = []
+    for measure in runs[0].scores:
+        scores_KS = scores_by_rate(runs, measure, seeds)
+        at_place = np.polyval(np.polyfit(logs[near], scores_KS[near], 2), place)
+        rows += [
+            ScoreRow(float(np.exp(place)), seed, measure, score)
+            for seed, score in zip(seeds, at_place.tolist(), strict=True)
+        ]
+    return rows
+
+
+def rates_of(runs: Iterable[TrainedRun]) -> list[float]:
+    return sorted({run.rate for run in runs})
+
+
+def _seeds_at_all_rates(runs: Sequence[TrainedRun]) -> list[int]:
+    by_rate = partition(runs, lambda run: run.rate).values()
+    seeds_by_rate = ({run.seed for run in alike} for alike in by_rate)
+    return sorted(set.intersection(*seeds_by_rate))
+
+
+def scores_by_rate(
+    runs: Sequence[TrainedRun], measure: str, seeds: Sequence[int]
+) -> Floats:
+    """Bits per byte (K, S) of each rate, from the lowest, and these seeds, which all
+    rates have."""
+    scores = {(run.rate, run.seed): run.scores[measure] for run in runs}
+    rates = rates_of(runs)
+    return np.array([[scores[rate, seed] for seed in seeds] for rate in rates])
+
+
+def edge_of(runs: Sequence[TrainedRun]) -> str:
+    """Says that the rate with the lowest mean is the lowest or highest one; else
+    empty."""
+    seeds = _seeds_at_all_rates(runs)
+    rates = rates_of(runs)
+    if len(rates) < 2 or not seeds:
+        return ""
+
+    scores_KS = scores_by_rate(runs, AGGREGATE, seeds).tolist()
+    means = [fmean(scores) for scores in scores_KS]
+    best = rates[means.index(min(means))]
+
+    if best == rates[0]:
+        return f"best at {best:g}, its lowest learning rate; train it at a lower one"
+    if best == rates[-1]:
+        return f"best at {best:g}, its highest learning rate; train it at a higher one"
+    return ""
+
+
+def _names(runs: Sequence[TrainedRun]) -> list[str]:
+    """The recipe's name. Where several runs have one name, the run's name follows, or
+    the values in which they differ."""
+    names = []
+    for run in runs:
+        recipe = run.settings.run.recipe
+        alike = [other for other in runs if other.settings.run.recipe == recipe]
+        run_names = {other.settings.run.name for other in alike}
+
+        if len(alike) == 1:
+            names.append(recipe)
+        elif len(run_names) == len(alike):
+            names.append(f"{recipe}/{run.settings.run.name}")
+        else:
+            keys = {key for other in alike for key in different_keys(run, other)}
+            words = [word_of(run, key) for key in sorted(keys)]
+            names.append(" ".join([recipe, *words]))
+    return names
+
+
+def different_keys(one: TrainedRun, other: TrainedRun) -> set[str]:
+    keys = one.keys.keys() | other.keys.keys()
+    return {key for key in keys if one.keys.get(key) != other.keys.get(key)}
+
+
+def word_of(run: TrainedRun, key: str) -> str:
+    """A value of a recipe: `two_gates`, or with its key, `loops=4`. Commas would
+    separate names."""
+    value = run.keys.get(key)
+    text = "+".join(map(str, value)) if isinstance(value, list) else str(value)
+    if len(text) > MOST_CHARACTERS:  # as the source of a class
+        text = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return text if isinstance(value, str) else f"{key.rpartition('.')[2]}={text}"

@@ -1,0 +1,151 @@
+"""A comparison, printed and written: tables, CSV files, figures and the page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dualpath_cli.base.files import write_texts
+from dualpath_cli.compare import figures
+from dualpath_cli.compare.configurations import Group
+from dualpath_cli.compare.differences import Difference
+from dualpath_cli.compare.studies import (
+    Record,
+    ablations_of,
+    evaluations_of,
+    table_of_classes,
+    table_of_scores,
+)
+from dualpath_cli.compare.tables import (
+    group_tables,
+    records_of_groups,
+    records_of_runs,
+    records_of_tests,
+    tables_of_tests,
+)
+from dualpath_cli.report import page
+from dualpath_cli.report.console import plain_console
+from dualpath_cli.report.figures import save
+from dualpath_cli.report.table import Table, format_csv, markdown, show
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that is known of some runs."""
+
+    groups: Sequence[Group]
+    differences: Sequence[Difference]
+    ablations: Sequence[Record]
+    ablation_classes: Sequence[Record]
+    evaluations: Sequence[Record]
+    left_out: Sequence[str]  # a line for each run or report that is left out
+
+    @classmethod
+    def with_studies(
+        cls,
+        groups: Sequence[Group],
+        differences: Sequence[Difference],
+        left_out: Sequence[str],
+    ) -> "Comparison":
+        """Adds the ablations and evaluations that the runs of the groups have."""
+        ablations, classes, damaged = ablations_of(groups)
+        evaluations, unread = evaluations_of(groups)
+        left_out = [*left_out, *damaged, *unread]
+        return cls(groups, differences, ablations, classes, evaluations, left_out)
+
+    @property
+    def tests_made(self) -> int:
+        return sum(row.tested for row in self.differences)
+
+    def tables_of_studies(self) -> list[Table]:
+        tables = []
+        if self.ablation_classes:
+            tables.append(table_of_classes(self.ablation_classes))
+        for group in self.groups:
+            scores = [row for row in self.evaluations if row["group"] == group.name]
+            if scores:
+                tables.append(table_of_scores(scores))
+        return tables
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Prints a line for each run that is left out, then the tables with the tests of
+    aggregates."""
+    console = plain_console()
+    for line in comparison.left_out:
+        console.print(line, highlight=False, soft_wrap=True)
+
+    for group in comparison.groups:
+        of_aggregate = [
+            row
+            for row in comparison.differences
+            if row.group == group.name and row.measure == group.measures[0]
+        ]
+        for table in group_tables(group, errors=False):
+            show(console, table)
+        for table in tables_of_tests(of_aggregate, comparison.tests_made):
+            show(console, table)
+    for table in comparison.tables_of_studies():
+        show(console, table)
+
+
+def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
+    """Writes all files, and removes those of an earlier comparison that this one has
+    not."""
+    groups = comparison.groups
+    tests = tables_of_tests(comparison.differences, comparison.tests_made)
+    drawn = figures.draw(groups)
+    main = [table for group in groups for table in group_tables(group)]
+
+    texts = {
+        "table.csv": format_csv(*records_of_groups(groups)),
+        "table.md": "\n".join(map(markdown, main)),
+        "tests.md": "\n".join(map(markdown, tests)),
+        "tests.csv": _csv(records_of_tests(comparison.differences)),
+        "runs.csv": _csv(records_of_runs(groups)),
+        "ablations.csv": _csv(comparison.ablations),
+        "ablation_classes.csv": _csv(comparison.ablation_classes),
+        "evaluations.csv": _csv(comparison.evaluations),
+        "index.html": page.page(
+            "Comparison of runs",
+            [
+                page.lead(_lead(comparison)),
+                page.terms([("note", line) for line in comparison.left_out]),
+                page.tables(_tables_of_page(comparison, tests)),
+                page.pictures(drawn, figures.captions(groups)),
+            ],
+        ),
+    }
+    # A file that this comparison has not would be that of an earlier one.
+    for name in texts:
+        if not texts[name]:
+            (out / name).unlink(missing_ok=True)
+    written = write_texts(out, {name: text for name, text in texts.items() if text})
+    return [*written, *save(out, drawn)]
+
+
+def _csv(records: Sequence[Record]) -> str:
+    return format_csv(records) if records else ""
+
+
+def _lead(comparison: Comparison) -> str:
+    folders = {
+        run.folder
+        for group in comparison.groups
+        for c in group.configurations
+        for run in c.all_runs
+    }
+    tests = "tests of the differences, " if comparison.tests_made else ""
+    return (
+        f"Bits per byte of {len(folders):,} runs on validation text, lower is better: "
+        f"means over seeds beside the costs of each model, {tests}and training curves."
+    )
+
+
+def _tables_of_page(comparison: Comparison, tests: Sequence[Table]) -> list[Table]:
+    # On a phone the result stands beside the name.
+    first = [
+        table
+        for group in comparison.groups
+        for table in group_tables(group, result_first=True)
+    ]
+    return [*first, *tests, *comparison.tables_of_studies()]

@@ -1,0 +1,158 @@
+"""The costs of a sweep, before and while it runs. Torch-free.
+
+Hours follow from a speed that the user gives, or from the speed of the first run of
+each family.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import format_size
+from dualpath_cli.compare.configurations import Family, partition
+from dualpath_cli.compare.sweep.runs import PlannedRun
+from dualpath_cli.flops import count
+from dualpath_cli.report.console import duration
+from dualpath_cli.report.table import Column, Columns, Table
+from dualpath_cli.run.tables import METRICS, read_table
+
+
+@dataclass(frozen=True)
+class ConfigurationCost:
+    """A row of plan.csv."""
+
+    configuration: str
+    family: Family
+    budget: int
+    alpha: float | None
+    loops: int
+    parameters: int
+    non_embedding: int
+    relative: float | None  # to PureWide of the same budget, if it is in the sweep
+    linear_flops: float  # per token and layer of the backbone, with model.loops
+    total_flops: float
+    spent: float  # matched FLOPs over the FLOPs that they should be
+    tokens: int
+    training_flops: float  # of one run
+    seeds: int
+    left: int  # unfinished runs
+    hours: float | None  # hours of one run
+
+
+def measured_speeds(runs: Iterable[PlannedRun]) -> dict[Family, float]:
+    """FLOP/s of training by family, of the first run of each that has logged a step."""
+    speeds: dict[Family, float] = {}
+    for run in runs:
+        logged: list[float] = []
+        # hours are an estimate: `fit` and `compare` name the damage
+        with suppress(UserError):
+            rows = read_table(run.folder / METRICS)
+            logged = [1e12 * row.number("tflops_per_second") for row in rows]
+        if logged:
+            steady = logged[len(logged) // 2 :]  # the first steps compile
+            speeds.setdefault(run.cell.family, median(steady))
+    return speeds
+
+
+def costs_of(
+    runs: Sequence[PlannedRun], speeds: Mapping[Family, float]
+) -> list[ConfigurationCost]:
+    """A row for each configuration; `speeds` are FLOP/s of training by family."""
+    wides = _wide_parameters(runs)
+    costs = []
+    for seeds in partition(runs, lambda run: run.configuration).values():
+        cell = seeds[0].cell
+        costs.append(_cost(seeds, wides.get(cell.budget), speeds.get(cell.family)))
+    return costs
+
+
+def _cost(
+    seeds: Sequence[PlannedRun], wide: int | None, speed: float | None
+) -> ConfigurationCost:
+    """`wide` are the parameters of PureWide of the budget, if it is in the sweep."""
+    run = seeds[0]
+    cell = run.cell
+    model = run.settings.model
+    layer = count.mean_layer_flops(model)
+    parameters = count.parameters(model)
+    return ConfigurationCost(
+        run.configuration,
+        cell.family,
+        cell.budget,
+        cell.alpha,
+        loops=1 if cell.model["block"] == "wide" else model.most_loops,
+        parameters=parameters,
+        non_embedding=count.parameters_non_embedding(model),
+        relative=wide and parameters / wide,
+        linear_flops=layer["linear_total"] * cell.layers_times,
+        total_flops=layer["total"] * cell.layers_times,
+        spent=cell.spent,
+        tokens=run.tokens,
+        training_flops=run.flops,
+        seeds=len(seeds),
+        left=sum(not run.is_finished for run in seeds),
+        hours=speed and run.flops / speed / 3600,
+    )
+
+
+def _wide_parameters(runs: Iterable[PlannedRun]) -> dict[int, int]:
+    """Parameters of PureWide by budget; of a dense one, where there is one."""
+    wides = [run for run in runs if run.cell.family == "wide"]
+    wides.sort(key=lambda run: count.has_experts(run.settings.model))
+    found: dict[int, int] = {}
+    for run in wides:
+        found.setdefault(run.cell.budget, count.parameters(run.settings.model))
+    return found
+
+
+def plan_table(rows: Sequence[ConfigurationCost], jobs: int) -> Table:
+    """The plan as it is shown before anything runs; `jobs` runs at a time slow none
+    down."""
+    columns: Columns[ConfigurationCost] = [
+        (Column("configuration"), lambda row: row.configuration),
+        (Column("parameters", "{:.2f}M".format), lambda row: row.parameters / 1e6),
+        (Column("of wide", ".2f"), lambda row: row.relative),
+        (Column("linear M", ".3f"), lambda row: row.linear_flops / 1e6),
+        (Column("total M", ".3f"), lambda row: row.total_flops / 1e6),
+        (Column("FLOPs / budget", ".4f"), lambda row: row.spent),
+        (Column("tokens", _tokens), lambda row: row.tokens),
+        (Column("runs", "d"), lambda row: row.seeds),
+        (Column("each", _hours), lambda row: row.hours),
+    ]
+    if len({row.budget for row in rows}) > 1:
+        columns.insert(1, (Column("budget"), lambda row: format_size(row.budget)))
+
+    runs = sum(row.seeds for row in rows)
+    left = sum(row.left for row in rows)
+    title = f"{len(rows)} configurations, {runs} runs"
+    if left < runs:
+        title += f", {left} of them left"
+
+    caption = ["M: million FLOPs per token and layer"]
+    if left:
+        caption.append(_time_left(rows, jobs))
+    return Table.of(rows, columns, title, "; ".join(caption))
+
+
+def _time_left(rows: Sequence[ConfigurationCost], jobs: int) -> str:
+    hours = 0.0
+    for row in rows:
+        if row.left and row.hours is None:
+            return "hours are known once a run of each family has begun, or by --tflops"
+        if row.left and row.hours is not None:
+            hours += row.left * row.hours
+
+    text = f"in all {_hours(hours / jobs)}"
+    if jobs > 1:
+        text += f", {jobs} in parallel"
+    return text
+
+
+def _hours(hours: float) -> str:
+    return duration(3600 * hours)
+
+
+def _tokens(tokens: int) -> str:
+    return f"{tokens / 1e6:.1f}M" if tokens >= 100_000 else f"{tokens:,}"

@@ -1,0 +1,188 @@
+"""From the cells of a sweep to its runs: each with its settings, seed and recipe.
+Torch-free."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.compare.baselines import matters
+from dualpath_cli.compare.sweep.cells import SweepCell
+from dualpath_cli.compare.sweep.request import Design
+from dualpath_cli.compare.sweep.runs import PlannedRun, files_of
+from dualpath_cli.flops import count
+from dualpath_cli.recipe.recipes import Recipe, merge
+from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.own_checks import import_classes
+
+RATE = "optim.lr"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A configuration of the sweep, without its seeds."""
+
+    cell: SweepCell  # with its experts
+    values: Mapping[str, Any]  # of those keys of --set that matter to the cell's model
+
+    @property
+    def name(self) -> str:
+        words = [_word(key, value) for key, value in self.values.items()]
+        return "-".join([self.cell.name, *words])
+
+
+def plan_runs(
+    cells: Sequence[SweepCell], design: Design, shared: Settings
+) -> list[PlannedRun]:
+    """Every cell with every combination of the settings that matter to it; writes
+    nothing.
+
+    All have the settings `shared`. The first seed of all configurations comes first: a
+    sweep that is stopped early has compared all of them once.
+    """
+    variants = _variants(cells, design)
+    runs = [
+        _planned_run(variant, seed, design, shared)
+        for seed in design.seeds
+        for variant in variants
+    ]
+    for run in runs[: len(variants)]:  # the first seed's
+        import_classes(run.settings.model, allowed=True)
+    return runs
+
+
+def _variants(cells: Sequence[SweepCell], design: Design) -> list[Variant]:
+    """Raises UserError for two variants of one name."""
+    found: dict[str, Variant] = {}
+    for cell, combination in product(cells, product(*design.varied.values())):
+        values = dict(zip(design.varied, combination, strict=True))
+        model = _model_of(cell, values, design.recipe)
+        own = {key: value for key, value in values.items() if matters(key, model)}
+        variant = Variant(_with_experts(cell, model), own)
+        # By its text: True equals 1, but is another setting.
+        found.setdefault(repr(variant), variant)
+
+    variants = list(found.values())
+    for name, times in Counter(variant.name for variant in variants).items():
+        if times > 1:
+            raise UserError(
+                f"{times} configurations would have the name '{name}'; leave some out"
+            )
+    return variants
+
+
+def _planned_run(
+    variant: Variant, seed: int, design: Design, shared: Settings
+) -> PlannedRun:
+    name = variant.name
+    lr = float(variant.values.get(RATE, shared.optim.lr))
+    recipe = _with_rate(design.recipe, shared, lr)
+    for key, value in variant.values.items():
+        if key != RATE:  # set already, with the rates at both ends
+            recipe = merge(recipe, _nested(key, value))
+
+    run = {
+        "recipe": name,
+        "name": f"seed_{seed}",
+        "dir": str(design.out / "runs"),
+        "budget": variant.cell.budget,
+    }
+    own = {"model": variant.cell.model, "seed_everything": seed, "run": run}
+    recipe = merge(recipe, own)
+
+    files = files_of(design.out, name, seed)
+    return PlannedRun(
+        files.folder,
+        settings_from(recipe),
+        configuration=name,
+        cell=variant.cell,
+        varied=variant.values,
+        recipe=recipe,
+        path=files.recipe,
+        log=files.log,
+    )
+
+
+def _nested(key: str, value: Any) -> Recipe:
+    """A value by its dotted key, as sections of a recipe."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    recipe: Recipe = value
+    return recipe
+
+
+def _model_of(
+    cell: SweepCell, values: Mapping[str, Any], recipe: Recipe
+) -> ModelConfig:
+    """The cell's model with its own experts, or the recipe's, where it has a wide
+    path."""
+    experts = {
+        name: values[f"model.{name}"]
+        for name in ("n_experts", "top_k")
+        if f"model.{name}" in values
+    }
+    section = merge(recipe, {"model": experts | cell.model})["model"]
+
+    kinds = section["block"]
+    n = section.get("n_experts", 0)
+    # A loop block has no wide path, and so no experts.
+    if kinds == "loop":
+        section["n_experts"] = 0
+    elif "loop" in kinds and isinstance(n, int):  # a list of kinds
+        section["n_experts"] = [0 if kind == "loop" else n for kind in kinds]
+    return settings_from({"model": section}).model
+
+
+def _with_experts(cell: SweepCell, model: ModelConfig) -> SweepCell:
+    """The cell with the experts of its model, and the share of the budget that they
+    spend."""
+    counted = "linear_total" if cell.match == "linear" else "total"
+    sparse = count.mean_layer_flops(model)[counted]
+    dense = count.mean_layer_flops(replace(model, n_experts=0))[counted]
+    return replace(
+        cell,
+        model=cell.model | {"n_experts": model.n_experts},
+        spent=cell.spent * sparse / dense,
+    )
+
+
+def _word(key: str, value: Any) -> str:
+    """A setting as part of a name: `gate_convex`, `lr_scale_gate_0.5`, pairs as
+    `0_1+0.5_4`."""
+    if isinstance(value, dict):
+        value = list(value.items())
+
+    if value is None or isinstance(value, bool):
+        text = json.dumps(value)  # as a recipe has it
+    elif isinstance(value, list):
+        text = "+".join(map(_part_of_word, value))
+    else:
+        text = str(value)
+
+    name = key.partition(".")[2].replace(".", "_")
+    return f"{name}_" + re.sub(r"[^\w.+-]", "_", text)
+
+
+def _part_of_word(part: Any) -> str:
+    """A value, or a pair such as `(0.5, 4)` as `0.5_4`."""
+    return re.sub("[][()']", "", str(part)).replace(", ", "_")
+
+
+def _with_rate(recipe: Recipe, settings: Settings, lr: float) -> Recipe:
+    """A recipe at another peak rate; the rates at both ends and Muon's keep their ratio
+    to it."""
+    optim = settings.optim
+    names = ["lr_start", "lr_end"]
+    if optim.muon_lr is not None:
+        names.append("muon_lr")
+
+    rates = {"lr": lr}
+    for name in names:
+        scaled = getattr(optim, name) * lr / optim.lr
+        rates[name] = float(f"{scaled:.6g}")
+    return merge(recipe, {"optim": rates})
