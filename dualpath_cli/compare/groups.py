@@ -21,6 +21,7 @@ from dualpath_cli.base.ranges import format_size
 from dualpath_cli.compare.rates import lowest
 from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
 from dualpath_cli.flops import count
+from dualpath_cli.recipe.keys import SCALED_RATES, has_effect
 from dualpath_cli.recipe.schedule import loop_counts
 from dualpath_cli.spec.config import ModelConfig
 
@@ -28,9 +29,6 @@ Family = Literal["wide", "expanded", "loop", "dual"]
 FAMILIES: tuple[Family, ...] = ("wide", "expanded", "loop", "dual")
 """In the order of tables. An expanded model is wide, with more layers than others of
 its budget."""
-
-RATES = {f"optim.{name}" for name in ("lr", "lr_start", "lr_end", "muon_lr")}
-"""The rates that a sweep scales together."""
 
 Frame = Mapping[float, Mapping[int, TrainedRun]]
 """A configuration's runs by learning rate and seed; the rate is 0 where no best one is
@@ -172,7 +170,7 @@ def _without_rate(run: TrainedRun) -> TrainedRun:
         run,
         rate=run.settings.optim.lr,
         settings=replace(run.settings, run=replace(run.settings.run, recipe=recipe)),
-        keys={key: value for key, value in run.keys.items() if key not in RATES},
+        keys={key: value for key, value in run.keys.items() if key not in SCALED_RATES},
     )
 
 
@@ -331,29 +329,6 @@ def word_of(run: TrainedRun, key: str) -> str:
     return text if isinstance(value, str) else f"{key.rpartition('.')[2]}={text}"
 
 
-def matters(key: str, model: ModelConfig) -> bool:
-    """Whether a key of a recipe has an effect on a model's blocks."""
-    sparse, dual = count.has_experts(model), "dual" in model.block_kinds
-    deep = {*model.block_kinds} != {"wide"}
-    looped = deep and model.most_loops > 1
-    effects = {
-        "model.gate": dual,
-        "optim.lr_scale.gate": dual,
-        "model.n_experts": {*model.block_kinds} != {"loop"},
-        "model.top_k": sparse,
-        "model.balance": sparse,
-        "model.balance_rate": sparse,
-        "optim.lr_scale.router": looped or sparse,  # of steps and of experts
-        "model.step_conditioning": deep,
-        "optim.lr_scale.conditioning": deep,
-        "model.combination": looped,
-        "model.step_index": looped,
-        "run.train_loops": looped,
-        "run.loop_schedule": looped,
-    }
-    return effects.get(key, True)
-
-
 def _with_pairs(groups: Sequence[Group], pairs: Sequence[Sequence[str]]) -> list[Group]:
     names = {name for pair in pairs for name in pair}
     _check_known(
@@ -390,7 +365,7 @@ def _with_baselines(groups: Sequence[Group], asked: Sequence[str]) -> list[Group
     firsts = {c: first_of(c.frame) for c in every}
     keys = {key for run in firsts.values() for key in _different(firsts[every[0]], run)}
     words = {
-        c: {word_of(run, key) for key in keys if matters(key, run.settings.model)}
+        c: {word_of(run, key) for key in keys if has_effect(key, run.settings.model)}
         for c, run in firsts.items()
     }
     names = {c.name for c in every}

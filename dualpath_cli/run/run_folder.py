@@ -19,7 +19,7 @@ runs/<recipe>/<name>/
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -31,13 +31,9 @@ from dualpath_cli.base.locks import FIT
 from dualpath_cli.base.output import say
 from dualpath_cli.base.processes import is_first_rank
 from dualpath_cli.base.version import versions
+from dualpath_cli.recipe.keys import free_keys
 from dualpath_cli.recipe.recipes import Recipe, dump, merge, read
-from dualpath_cli.recipe.settings import (
-    Settings,
-    TrainerSettings,
-    check_sections,
-    settings_from,
-)
+from dualpath_cli.recipe.settings import Settings, check_sections, settings_from
 from dualpath_cli.run.checkpoint_files import facts_of, fault_of
 
 RECIPE = "recipe.yaml"
@@ -53,53 +49,9 @@ STEP = re.compile(r"step-[0-9]{1,18}")  # the name of a checkpoint
 
 PUT_BACK = "put it back, or train the run anew under another name (fit --run.name NAME)"
 
-_NUMBERS = ("model", "optim", "run", "data", "seed_everything")
-# A continued run may change these: none of them decides the numbers.
-_FREE_KEYS = {
-    "run": {
-        "dir",
-        "name",
-        "branch_from",
-        "compile",
-        "activation_checkpointing",
-        "micro_batch",
-        "log_every",
-        "gates_every",
-        "validate_every",
-        "save_every",
-        "keep",
-        "keep_every",
-        "tensorboard",
-        "wandb",
-        "peak_tflops",
-        "rank_timeout",
-        "max_bad_steps",
-        "shard_size",
-    },
-    "data": {
-        "path",
-        "val",
-        "val_tokens",
-        "val_seed",
-        "workers",
-        "max_epochs",
-        "verify",
-    },
-}
-
-OF_TEXTS = {"max_seq_len", "document_start"}
-"""Keys of a model that may differ from those of its weights: they say how texts are
-cut."""
-
-
-def without_numbers() -> set[str]:
-    """Keys of a recipe that do not affect training, given its data: `run.log_every`."""
-    keys = {
-        f"{section}.{key}" for section, names in _FREE_KEYS.items() for key in names
-    }
-    trainer = {field.name for field in fields(TrainerSettings)}
-    decisive = {"precision", "callbacks", "plugins"}  # or may be
-    return keys | {f"trainer.{key}" for key in trainer - decisive}
+DECISIVE = ("model", "optim", "run", "data", "seed_everything")
+"""The parts of a recipe with keys that decide a run's numbers. Of the section trainer
+only the precision does, which is a fact of the run."""
 
 
 @dataclass(frozen=True)
@@ -187,22 +139,20 @@ def read_recipe(folder: Path) -> Recipe:
 def decisive_part(recipe: Recipe) -> Recipe:
     """The keys of a resolved recipe that decide the run's numbers; the section trainer
     has none."""
-    return {
-        section: {
-            k: v
-            for k, v in recipe[section].items()
-            if k not in _FREE_KEYS.get(section, ())
-        }
-        if isinstance(recipe[section], dict)
-        else recipe[section]
-        for section in _NUMBERS
-    }
+    part: Recipe = {}
+    for section in DECISIVE:
+        content = recipe[section]
+        if isinstance(content, dict):
+            free = free_keys(section)
+            content = {key: value for key, value in content.items() if key not in free}
+        part[section] = content
+    return part
 
 
 def check_same_recipe(
     folder: Path,
     recipe: Recipe,
-    sections: Sequence[str] = _NUMBERS,
+    sections: Sequence[str] = DECISIVE,
     free: Mapping[str, Set[str]] = {},
     way_out: str = "give this one a name (--run.name NAME)",
 ) -> None:
@@ -282,7 +232,7 @@ def _first_difference(
         old, new = before.get(section), now.get(section)
         if not isinstance(old, dict) or not isinstance(new, dict):
             old, new = {"": old}, {"": new}
-        may_differ = _FREE_KEYS.get(section, set()) | free.get(section, set())
+        may_differ = free_keys(section) | free.get(section, set())
         for key in sorted((old.keys() | new.keys()) - may_differ):
             if old.get(key) != new.get(key):
                 return f"{section}.{key}".rstrip("."), old.get(key), new.get(key)

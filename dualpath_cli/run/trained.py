@@ -5,11 +5,11 @@ from pathlib import Path
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.recipe.keys import OF_TEXTS
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.exported_folder import is_exported, read_folder
 from dualpath_cli.run.run_folder import (
     CHECKPOINTS,
-    OF_TEXTS,
     RECIPE,
     STEP,
     TOKENIZER,

@@ -7,7 +7,6 @@ as a branch.
 import os
 from dataclasses import dataclass
 from math import ceil
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ from dualpath_cli.data.storage import exists, is_remote, local_copy
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.verification import verify_chunks
 from dualpath_cli.flops.count import parameters
+from dualpath_cli.recipe.keys import OF_TEXTS, check_effect
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.schedule import check_loops, micro_batches, stable_steps
-from dualpath_cli.recipe.settings import SECTIONS, Settings, settings_from
+from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import fault_of, hash_file, manifest_of
 from dualpath_cli.run.exported_folder import LISTING
@@ -168,7 +168,7 @@ def _begin_with(settings: Settings, manifest: Manifest) -> tuple[Path, dict[str,
     """
     assert settings.run.init_from is not None
     run = find_run(settings.run.init_from)
-    free, recipe = {"model": run_folder.OF_TEXTS}, settings.as_recipe()
+    free, recipe = {"model": OF_TEXTS}, settings.as_recipe()
     way_out = (
         f"a recipe with the section model of {run.folder / RECIPE}, as the last "
         "--config, gives the model of run.init_from"
@@ -362,38 +362,6 @@ def check_steps(settings: Settings) -> None:
         )
     micro_batches(run.batch_tokens, settings.model.max_seq_len, ranks, run.micro_batch)
     check_loops(run, settings.model)
-
-
-def check_effect(settings: Settings) -> None:
-    """Raises UserError for a given setting without effect."""
-    for key, other, heeding in (
-        *(
-            (f"optim.muon_{own}", "optim.name", "muon")
-            for own in ("lr", "momentum", "adjust")
-        ),
-        ("optim.cooldown", "optim.schedule", "wsd"),
-        ("run.shard_size", "trainer.strategy", "hsdp"),
-    ):
-        (section, name), (value, found) = (
-            key.split("."),
-            attrgetter(key, other)(settings),
-        )
-        if value != getattr(SECTIONS[section], name) and found != heeding:
-            way_out = f"leave it out, or choose {other}={heeding}"
-            raise UserError(
-                f"{key}={value} has no effect under {other}={found}; {way_out}"
-            )
-    data, run = settings.data, settings.run
-    if data.val_seed and data.val_tokens is None:
-        raise UserError(
-            f"data.val_seed={data.val_seed} has no effect without data.val_tokens: no "
-            "text is drawn; leave it out, or set data.val_tokens"
-        )
-    if run.keep_every and not run.keep:
-        raise UserError(
-            f"run.keep_every={run.keep_every} has no effect under run.keep=0, which "
-            "keeps all checkpoints; leave one of them out"
-        )
 
 
 def check_validation_sets(settings: Settings, folder: str | Path) -> None:

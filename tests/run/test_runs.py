@@ -19,9 +19,9 @@ import yaml
 import dualpath_cli
 from dualpath_cli.base import version
 from dualpath_cli.cli.main import main
+from dualpath_cli.recipe.keys import OF_TEXTS
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import manifest_of
-from dualpath_cli.run.run_folder import OF_TEXTS
 from dualpath_cli.spec.config import ModelConfig
 from tests.training.tiny_run import back_to_step
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import inside, write_text
 from dualpath_cli.base.locks import alone
-from dualpath_cli.compare.groups import FAMILIES, RATES, edge_of, first_of, frames_of
+from dualpath_cli.compare.groups import FAMILIES, edge_of, first_of, frames_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
 from dualpath_cli.compare.sweep import request, runner
 from dualpath_cli.compare.sweep import runs as sweep_runs
@@ -22,6 +22,7 @@ from dualpath_cli.compare.sweep.runner import run_all, say
 from dualpath_cli.compare.sweep.runs import RATE, PlannedRun, plan_runs, write_recipes
 from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import TOLERANCE
+from dualpath_cli.recipe.keys import SCALED_RATES
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.report.console import plain_console
@@ -72,9 +73,9 @@ def _run(design: Design, console: Console) -> str:
         say(console, f"note: {note}")
     _show_plan(design, runs, console)
     after = f"dualpath compare {design.out}"
-    if len(design.varied.get(RATE, ())) > 2 and RATES.intersection(design.varied) == {
-        RATE
-    }:
+    if len(design.varied.get(RATE, ())) > 2 and SCALED_RATES.intersection(
+        design.varied
+    ) == {RATE}:
         after += " --best lr"
     after += max(option_of(run.settings.model) for run in firsts)
     if design.options.slurm:

@@ -11,39 +11,16 @@ from dualpath_cli.base.ranges import Place, check_range, check_ranges, parse_siz
 from dualpath_cli.compare.sweep.cells import CONTROLS, Wanted
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.keys import DECIDED_BY_SWEEP, FREE
 from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.recipes import Recipe
-from dualpath_cli.run.run_folder import (
-    RECIPE,
-    VERSIONS,
-    complete_checkpoints,
-    without_numbers,
-)
+from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints
 from dualpath_cli.spec.config import RANGES
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 
 MOST_SEEDS = 100  # so that a slip of the hand plans no million runs
-DECIDED = {
-    "model": (
-        "block",
-        "loops",
-        "d_ffn",
-        "d_ffn_wide",
-        "ffn_multiple_of",
-        "n_layers",
-        "d_model",
-        "n_heads",
-        "n_kv_heads",
-        "max_seq_len",
-        "vocab_size",
-    ),
-    "run": ("recipe", "name", "dir", "budget", "branch_from"),
-    "seed_everything": ("",),
-}
-"""Keys that --set cannot vary: the sweep decides them, or widths are solved for
-them."""
 WRITTEN = (
     *("model.block", "model.loops", "model.d_ffn", "model.d_ffn_wide"),
     *("run.recipe", "run.name", "run.dir", "run.budget", "seed_everything"),
@@ -239,7 +216,7 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
         key, equals, text = word.partition("=")
         section, _, name = key.partition(".")
         values = recipes.parse(f"values: [{text}]", f"of --set '{word:.60}'")["values"]
-        if name in DECIDED.get(section, ()):
+        if key in DECIDED_BY_SWEEP:
             raise UserError(
                 f"--set {key}: the sweep decides it, or solves its widths for it; "
                 "--alphas, --loops, --budget and --seeds say how, or give a sweep for "
@@ -252,7 +229,7 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
         if key.startswith(DATA):
             why = "runs that read other data cannot be compared"
             raise UserError(f"--set {key}: {why}; give a sweep for each")
-        if key in without_numbers():
+        if key in FREE:
             if len(values) > 1:
                 raise UserError(
                     f"--set {key}: it decides no numbers of a run; give one value"

@@ -27,11 +27,12 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import write_text
 from dualpath_cli.base.locks import FIT, is_held
 from dualpath_cli.base.ranges import format_size
-from dualpath_cli.compare.groups import Family, matters
+from dualpath_cli.compare.groups import Family
 from dualpath_cli.compare.runs import SeededRun
 from dualpath_cli.compare.sweep.cells import Cell
 from dualpath_cli.compare.sweep.request import Design
 from dualpath_cli.flops import count
+from dualpath_cli.recipe.keys import has_effect
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
 from dualpath_cli.recipe.schedule import loop_counts
 from dualpath_cli.recipe.settings import Settings, settings_from
@@ -136,7 +137,7 @@ def plan_runs(
         own = dict(zip(varied, values, strict=True))
         model = _model(dense, own, design.recipe)
         cell = _with_experts(dense, model)
-        own = {key: value for key, value in own.items() if matters(key, model)}
+        own = {key: value for key, value in own.items() if has_effect(key, model)}
         found.setdefault(f"{cell} {own}", (_name(cell, own), cell, own))
     for name, times in Counter(name for name, _, _ in found.values()).items():
         if times > 1:
