@@ -35,7 +35,7 @@ from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.recipe.options import Sampling
 from dualpath_cli.run.run_folder import Run
-from dualpath_cli.run.trained import find
+from dualpath_cli.run.trained import find_trained
 from dualpath_cli.run.weights import device_of, load_model
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention, parse_overrides
@@ -355,7 +355,7 @@ def load(
 
     Raises UserError for a missing or damaged run, or one that names classes.
     """
-    found = find(str(run), own_classes=own_classes)
+    found = find_trained(str(run), own_classes=own_classes)
     return LoadedModel(
-        load_model(found, device_of(device)), found.tokenizer(), found.run
+        load_model(found, device_of(device)), found.run.tokenizer, found.run
     )

@@ -62,19 +62,15 @@ def study(words: Words) -> "StudyLaunch":
 
     Raises UserError for the first mistake.
     """
-    from dualpath_cli.run.run_folder import read_recipe
     from dualpath_cli.run.trained import check_as_run, find_run
     from dualpath_cli.spec.own_checks import check_as_trained
-    from dualpath_cli.training.launch import (
-        StudyLaunch,
-        check_validation_sets,
-        verify_data,
-    )
+    from dualpath_cli.training.checks import check_validation_sets, verify_data
+    from dualpath_cli.training.launch import StudyLaunch
 
     if not (given := words.places("--ckpt-path")):
         words.upon({})  # raises: the option must be given
     own, run = words.recipes, find_run(given[0])
-    layers = [{"data": {"val": {}}}, read_recipe(run.folder), _ELSEWHERE, own]
+    layers = [{"data": {"val": {}}}, run.recipe, _ELSEWHERE, own]
     line = words.upon(reduce(merge, layers))
     options = line.options.read(run)
     settings = _settings(line)
@@ -90,8 +86,7 @@ def study(words: Words) -> "StudyLaunch":
     named = {key: model[key] for key in words.given("model", own) & model.keys()}
     check_as_trained(run, settings.model, options.own_classes, named)
     options.check(settings)
-    check_validation_sets(settings, run.folder)
-    verify_data(settings, training=False)
+    verify_data(settings, check_validation_sets(settings, run.tokenizer))
     return StudyLaunch(settings, run, options)
 
 

@@ -17,7 +17,7 @@ from dualpath_cli.base.output import say
 from dualpath_cli.cli.commands import Command
 from dualpath_cli.recipe.parser import CLASSES
 from dualpath_cli.training import classes
-from dualpath_cli.training.fit import OutOfMemory
+from dualpath_cli.training.endings import OutOfMemory
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.session import as_list, build_session

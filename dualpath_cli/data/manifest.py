@@ -287,8 +287,9 @@ class Manifest:
             stated = f"{self.tokens:,} tokens, but {total:,} in the chunks"
             raise UserError(f"{folder}/{MANIFEST}: {stated}; {AGAIN}")
 
-    def check_tokenizer(self, folder: str | Path) -> None:
-        """Checks that the folder's tokenizer is the one that made the tokens."""
+    def check_tokenizer(self, folder: str | Path) -> Tokenizer:
+        """Checks that the folder's tokenizer is the one that made the tokens, and
+        returns it."""
         path = f"{folder}/{TOKENIZER}"
         if not exists(path):
             raise UserError(f"{path} is missing; {AGAIN}")
@@ -301,6 +302,7 @@ class Manifest:
         found = tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.eot_id
         if found != (self.tokenizer, self.vocab_size, self.eot_id):
             raise UserError(f"{path}: not the tokenizer of these tokens; {AGAIN}")
+        return tokenizer
 
 
 def index_entries(chunks: list[StoredFile], lengths: list[int]) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from dualpath_cli.recipe.options import (
     path_of,
     read_overrides,
 )
-from dualpath_cli.run.trained import find
+from dualpath_cli.run.trained import find_trained
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 
@@ -109,7 +109,7 @@ def run(options: Generate) -> str:
     if options.out is not None:
         _check_writable(options.out)
     change = read_overrides(options)
-    trained = find(options.ckpt_path, own_classes=options.own_classes)
+    trained = find_trained(options.ckpt_path, own_classes=options.own_classes)
     trained.check(change)
     if (
         change is not None
@@ -121,7 +121,7 @@ def run(options: Generate) -> str:
     if options.speculate:
         _check_drafts(change, trained.settings.model)
     prompts = read_prompts(options.prompt, options.file)
-    tokenizer = trained.tokenizer()
+    tokenizer = trained.run.tokenizer
     encoded = ids_of(prompts, tokenizer, trained.settings.model.max_seq_len)
     from dualpath_cli.decoding import texts
     from dualpath_cli.decoding.decoder import Decoder, join_products

@@ -30,7 +30,7 @@ from dualpath_cli.recipe.options import (
     read_overrides,
 )
 from dualpath_cli.run.exported_folder import hash_of_weights
-from dualpath_cli.run.trained import Trained, find
+from dualpath_cli.run.trained import Trained, find_trained
 
 if TYPE_CHECKING:
     from dualpath_cli.evaluation.runner import Asked
@@ -107,7 +107,7 @@ class Evaluate(Where, OwnClasses, Overrides):
         """The model; None with --requests."""
         change, found = read_overrides(self), None
         if self.ckpt_path is not None:
-            found = find(self.ckpt_path, own_classes=self.own_classes)
+            found = find_trained(self.ckpt_path, own_classes=self.own_classes)
             found.check(change)
         if change is not None and change.kv_slots is not None:
             raise UserError(
@@ -183,7 +183,7 @@ def run(options: Evaluate) -> str:
     facts = options.facts(trained)
     model = HarnessModel(
         load_model(trained, device_of(options.device)),
-        trained.tokenizer(),
+        trained.run.tokenizer,
         facts["window"],
         options.batch_size,
         read_overrides(options),

@@ -16,7 +16,7 @@ from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.exported_folder import check_ours, is_exported
 from dualpath_cli.run.tables import lost, read_tables
-from dualpath_cli.run.trained import find
+from dualpath_cli.run.trained import find_trained
 from dualpath_cli.spec.own_checks import option_of
 
 
@@ -41,7 +41,7 @@ class Export(OwnClasses):
 
 
 def run(options: Export) -> str:
-    found = find(options.ckpt_path, options.own_classes)
+    found = find_trained(options.ckpt_path, options.own_classes)
     run, settings = found.run, found.settings
     if options.out is None:
         name = f"{settings.run.recipe}-{settings.run.name}-step-{run.step:08d}"

@@ -30,7 +30,7 @@ from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.exported_folder import CARD, CONFIG
-from dualpath_cli.run.run_folder import RECIPE, VERSIONS, Run
+from dualpath_cli.run.run_folder import RECIPE, VERSIONS, read_run
 from dualpath_cli.spec.config import BlockKind, ModelConfig
 
 EXACT, NEAR = 1e-4, 2e-2
@@ -140,7 +140,7 @@ def run(options: Retrofit) -> str:
         with Progress(
             plain_console(), "writing", bytes_of_bytes, weights.bytes
         ) as progress:
-            run = Run(begun, begun, 0)
+            run = read_run(begun, begun, 0)
             folder.write(run, recipe, weights, out, progress, license=license)
     quoted = shlex.quote(str(out))
     return (

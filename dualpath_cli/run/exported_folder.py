@@ -14,9 +14,16 @@ from pathlib import Path
 from dualpath_cli.base.errors import UserError, of_content
 from dualpath_cli.base.files import read_json, read_text
 from dualpath_cli.base.pointers import StandIn
-from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import hash_file, sizes_and_hashes
-from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
+from dualpath_cli.run.run_folder import (
+    RECIPE,
+    TOKENIZER,
+    VERSIONS,
+    Run,
+    check_same_recipe,
+    read_recipe,
+    read_run,
+)
 from dualpath_cli.spec.config import RENAMED, ModelConfig
 
 LISTING = "SHA256SUMS"
@@ -62,10 +69,12 @@ def read_folder(folder: Path) -> Run:
         raise UserError(
             f"'{folder / CONFIG}' describes no model of dualpath: {of_content(error)}"
         ) from None
+
     way_out = f"put {CONFIG} back, or export the run again"
-    run_folder.check_same_recipe(folder, {"model": model}, ("model",), way_out=way_out)
-    run_folder.check_as_written(folder, folder)
-    return Run(folder, folder, step)
+    check_same_recipe(
+        folder, read_recipe(folder), {"model": model}, ("model",), way_out=way_out
+    )
+    return read_run(folder, folder, step)
 
 
 def listing(hashes: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ from dualpath_cli.decoding.command import read_prompts
 from dualpath_cli.evaluation.benchmarks import Benchmark
 from dualpath_cli.recipe import recipes
 from dualpath_cli.run.checkpoint_files import fault_of
-from dualpath_cli.run.trained import find as find_run
+from dualpath_cli.run.trained import find_trained as find_run
 from dualpath_cli.run.weights import tensors_in, verify
 
 LFS = (

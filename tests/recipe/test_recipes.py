@@ -61,9 +61,9 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
     def prepare(*names: str, words: tuple[str, ...] = ()) -> TrainingLaunch:
         words += tuple(word for name in names for word in ("--config", name))
         with contextlib.chdir(nowhere), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(checks, "check_training_data", lambda *_: None)
+            patch.setattr(checks, "check_training_data", lambda *_: (None, None))
             patch.setattr(checks, "check_epochs", lambda *_: None)
-            patch.setattr(checks, "check_validation_sets", lambda *_: None)
+            patch.setattr(checks, "check_validation_sets", lambda *_: {})
             patch.setattr(checks, "verify_data", lambda *_, **__: None)
             return launch.training(read(COMMANDS["fit"], words))
 

@@ -27,9 +27,15 @@ from dualpath_cli.recipe.recipes import Recipe, dump, merge
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.report.console import plain_console
 from dualpath_cli.report.table import format_csv, show
-from dualpath_cli.run.run_folder import RECIPE, check_same_recipe, facts_now
+from dualpath_cli.run.run_folder import (
+    RECIPE,
+    check_same_recipe,
+    facts_now,
+    read_recipe,
+)
 from dualpath_cli.spec.own_checks import check_as_begun, import_classes, option_of
-from dualpath_cli.training.launch import to_train, unused_rows
+from dualpath_cli.training.checks import unused_rows
+from dualpath_cli.training.launch import to_train
 
 
 def run(options: Sweep, recipe: Recipe) -> str:
@@ -124,7 +130,8 @@ def check_begun(runs: Sequence[PlannedRun]) -> None:
         if (run.folder / RECIPE).is_file():
             way_out, settings = "give this sweep another --out", run.settings
             words = f"{way_out}, or the words that it was begun with"
-            check_same_recipe(run.folder, settings.as_recipe(), way_out=words)
+            begun = read_recipe(run.folder)
+            check_same_recipe(run.folder, begun, settings.as_recipe(), way_out=words)
             if option_of(settings.model):
                 check_as_begun(
                     run.folder, facts_now(run.folder), settings.model, way_out
