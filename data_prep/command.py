@@ -13,6 +13,7 @@ from data_prep.corpora import MIRROR, find
 from data_prep.settings import NEMOTRON, SAMPLE, Preparation, settings_from
 from data_prep.text import SHORTEST, Contamination, words_of
 from dualpath_cli.base.errors import RunFailed, UserError, of_system
+from dualpath_cli.base.files import folder_of
 from dualpath_cli.base.output import say
 from dualpath_cli.base.processes import cores
 from dualpath_cli.base.ranges import Place, Size, check_ranges
@@ -25,7 +26,6 @@ from dualpath_cli.data.documents import (
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe import recipes
-from dualpath_cli.recipe.options import folder_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,11 +29,11 @@ from dualpath_cli.data.windows import (
 )
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
+from dualpath_cli.decoding.options import Sampling
 from dualpath_cli.decoding.writing import Limits, Sampler, write_on
 from dualpath_cli.flops import count
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.recipe.options import Sampling
 from dualpath_cli.run.run_folder import Run
 from dualpath_cli.run.trained import find_trained
 from dualpath_cli.run.weights import device_of, load_model
@@ -251,7 +251,7 @@ class LoadedModel:
         """The text that the model writes after a prompt, up to its end-of-text.
 
         Of several prompts, a list: each text is the one that its prompt gets with this
-        seed by itself. `sampling` are fields of `recipe.options.Sampling`, such as
+        seed by itself. `sampling` are fields of `decoding.options.Sampling`, such as
         ``temperature=0.8`` or ``greedy=True``; the default draws from the model's own
         probabilities.
 

@@ -17,6 +17,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.locks import alone, locked, no_link
 from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.base.processes import is_first_rank
+from dualpath_cli.base.ranges import check_path
 
 PARTIAL = ".partial"  # the ending of the names of unfinished files and folders
 
@@ -31,6 +32,26 @@ MOST_BYTES = 1 << 30
 
 
 OURS = ".dualpath"  # marks a folder whose files a command may replace
+
+
+def path_of(option: str, text: str) -> Path:
+    """Returns the path of a text. Raises UserError unless the text can be a path
+    here."""
+    try:
+        check_path(option, text)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return Path(text)
+
+
+def folder_of(option: str, text: str | Path) -> Path:
+    """A folder that exists or can be made. Raises UserError where a file is in the
+    way."""
+    folder = path_of(option, str(text))
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    if not existing.is_dir():
+        raise UserError(f"{option} '{folder}': '{existing}' is a file; give a folder")
+    return folder
 
 
 @contextmanager

@@ -73,14 +73,14 @@ _RECORDS = (
         "fit",
         "Train a model from a recipe; the same command continues an interrupted run.",
         launch="dualpath_cli.cli.launch:training",
-        options="dualpath_cli.recipe.options:Fit",
+        options="dualpath_cli.training.options:Fit",
         task="dualpath_cli.training.fit:fit",
     ),
     Command(
         "validate",
         "Score a trained model on named validation sets.",
         launch="dualpath_cli.cli.launch:study",
-        options="dualpath_cli.recipe.options:Validate",
+        options="dualpath_cli.training.options:Validate",
         task="dualpath_cli.training.session:validate",
     ),
     _alone(

@@ -72,7 +72,7 @@ def study(words: Words) -> "StudyLaunch":
     own, run = words.recipes, find_run(given[0])
     layers = [{"data": {"val": {}}}, run.recipe, _ELSEWHERE, own]
     line = words.upon(reduce(merge, layers))
-    options = line.options.read(run)
+    options = line.options.with_run(run)
     settings = _settings(line)
     check_as_run(run, settings.model)
     if not settings.data.val:

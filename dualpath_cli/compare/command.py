@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import claimed, inside, read_text, write_texts
+from dualpath_cli.base.files import claimed, folder_of, inside, read_text, write_texts
 from dualpath_cli.base.ranges import Place
 from dualpath_cli.compare.groups import Group, groups_of
 from dualpath_cli.compare.runs import (
@@ -20,10 +20,9 @@ from dualpath_cli.compare.runs import (
 from dualpath_cli.compare.sweep.runner import last_words
 from dualpath_cli.compare.sweep.runs import planned_in
 from dualpath_cli.compare.tables import Difference, differences_of
-from dualpath_cli.recipe.options import OwnClasses, folder_of
 from dualpath_cli.report.table import format_csv
 from dualpath_cli.run.run_folder import RECIPE, WENT_WRONG
-from dualpath_cli.spec.own_checks import import_classes
+from dualpath_cli.spec.own_checks import OwnClasses, import_classes
 
 
 @dataclass(frozen=True)

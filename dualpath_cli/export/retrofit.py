@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import path_of
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.base.version import versions
 from dualpath_cli.data import hub
@@ -25,7 +26,6 @@ from dualpath_cli.export.command import check_license, check_out, summary
 from dualpath_cli.export.hf.pretrained_files import Files
 from dualpath_cli.flops.count import projection_flops
 from dualpath_cli.flops.widths import largest_width
-from dualpath_cli.recipe.options import path_of
 from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import folder_of
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.keys import OF_TEXTS, check_effect
-from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.checkpoint_files import fault_of, hash_file, manifest_of

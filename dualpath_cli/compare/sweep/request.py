@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import unfinished
+from dualpath_cli.base.files import folder_of, unfinished
 from dualpath_cli.base.ranges import Place, check_range, check_ranges, parse_size
 from dualpath_cli.compare.sweep.cells import CONTROLS, Wanted
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.keys import DECIDED_BY_SWEEP, FREE
-from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints
 from dualpath_cli.spec.config import RANGES
