@@ -48,7 +48,7 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import LayerAuxiliary, LayerPass
 from dualpath_cli.recipe.settings import RunSettings
-from dualpath_cli.run.checkpoint_folder import read, write
+from dualpath_cli.run.checkpoint_folder import read_checkpoint, write_checkpoint
 from dualpath_cli.spec.config import Checkpointing, Kind, ModelConfig
 from dualpath_cli.training import internals
 
@@ -299,12 +299,12 @@ class FullyShardedStrategy(ModelParallelStrategy):
         filepath: str | Path,
         storage_options: Any = None,
     ) -> None:
-        write(checkpoint, Path(self.broadcast(str(filepath))), alone=False)
+        write_checkpoint(checkpoint, Path(self.broadcast(str(filepath))), alone=False)
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        return read(Path(self.broadcast(str(checkpoint_path))))
+        return read_checkpoint(Path(self.broadcast(str(checkpoint_path))))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         Strategy.load_optimizer_state_dict(self, checkpoint)
