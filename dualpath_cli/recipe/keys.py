@@ -84,20 +84,10 @@ def parts_of(model: ModelConfig) -> set[ModelPart]:
 def has_effect(name: str, model: ModelConfig) -> bool:
     """Whether a key has an effect on a model's blocks; also a mapping's entry, such as
     `optim.lr_scale.router`."""
-    needed = _PARTS_NEEDED.get(name, ())
+    mapping, _, entry = name.rpartition(".")
+    needed: tuple[ModelPart, ...] = ()
+    if name in KEYS:
+        needed = KEYS[name].matters_in
+    elif mapping in KEYS:
+        needed = KEYS[mapping].entries_matter_in.get(entry, ())
     return not needed or not parts_of(model).isdisjoint(needed)
-
-
-def _parts_needed() -> dict[str, tuple[ModelPart, ...]]:
-    """The parts in one of which a key matters, by its name or that of its entry."""
-    needed: dict[str, tuple[ModelPart, ...]] = {}
-    for name, facts in KEYS.items():
-        if isinstance(facts.matters_in, tuple):
-            needed[name] = facts.matters_in
-            continue
-        for entry, parts in facts.matters_in.items():
-            needed[f"{name}.{entry}"] = parts
-    return needed
-
-
-_PARTS_NEEDED = _parts_needed()

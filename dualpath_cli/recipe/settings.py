@@ -75,7 +75,7 @@ class OptimSettings:
     0.02."""
     lr_scale: dict[str, float] = key(
         factory=dict,
-        matters_in={
+        entries_matter_in={
             "gate": ("dual_gate",),
             "router": ("loops", "experts"),  # of steps, of experts
             "conditioning": ("deep_path",),

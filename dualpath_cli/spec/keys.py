@@ -44,9 +44,10 @@ class KeyFacts:
     learning rate, which keeps its ratio to optim.lr."""
     only_with: OnlyWith | None = None
     """What it needs to have an effect."""
-    matters_in: tuple[ModelPart, ...] | Mapping[str, tuple[ModelPart, ...]] = ()
-    """It has an effect on a model with one of these parts, or on every model; of a
-    mapping's entries, by their names."""
+    matters_in: tuple[ModelPart, ...] = ()
+    """It has an effect on models with one of these parts; by default on all."""
+    entries_matter_in: Mapping[str, tuple[ModelPart, ...]] = field(default_factory=dict)
+    """The same of a mapping's entries, by their names."""
     cuts_texts: bool = False
     """Whether it only says how texts are cut: the same weights fit any value."""
 

@@ -10,7 +10,8 @@ from dualpath_cli.training.checks import epochs, unused_rows
 from dualpath_cli.training.launch import TrainingLaunch
 from dualpath_cli.training.session import Session
 
-LABEL_WIDTH = 8
+PlanPart = tuple[str, list[str]]
+"""A text of the plan, and notes below it."""
 
 
 def plan_of(
@@ -22,25 +23,28 @@ def plan_of(
     are launched kernel by kernel, if they are.
     """
     settings = session.launch.settings
-    lines = [
-        *_model_lines(settings),
-        *_data_lines(session.launch),
-        *_run_lines(session, accumulate),
-        *_gpu_lines(session, why_launched),
-        *_folder_lines(session.launch),
-    ]
+    steps = (
+        f"{settings.run.steps:,} steps of {settings.run.batch_tokens:,} tokens: "
+        f"{session.trainer.world_size} x {session.datamodule.micro_batch} sequences of "
+        f"{settings.model.max_seq_len}, accumulated {accumulate} times"
+    )
+    parts: dict[str, PlanPart] = {
+        "model": _model(settings),
+        "data": _data(session.launch),
+        "run": (steps, []),
+    }
+    if session.trainer.strategy.root_device.type == "cuda":
+        parts["gpu"] = _gpu(session, why_launched)
+    parts["folder"] = _folder(session.launch)
+
+    lines = []
+    for label, (text, notes) in parts.items():
+        lines.append(f"{label:8}{text}")
+        lines += [f"{'':8}{note}" for note in notes]
     return "\n".join(lines)
 
 
-def _part(label: str, text: str, notes: list[str]) -> list[str]:
-    """The lines of a labelled part of the plan; notes stand below its text."""
-    return [
-        f"{label:{LABEL_WIDTH}}{text}",
-        *(f"{'':{LABEL_WIDTH}}{note}" for note in notes),
-    ]
-
-
-def _model_lines(settings: Settings) -> list[str]:
+def _model(settings: Settings) -> PlanPart:
     model = settings.model
     budget = settings.run.budget
     flops = count.mean_layer_flops(model)
@@ -66,10 +70,10 @@ def _model_lines(settings: Settings) -> list[str]:
         notes.append(
             f"linear FLOPs are {linear / budget:.4f} of the budget of {budget / 1e6:g}M"
         )
-    return _part("model", text, notes)
+    return text, notes
 
 
-def _data_lines(launch: TrainingLaunch) -> list[str]:
+def _data(launch: TrainingLaunch) -> PlanPart:
     settings = launch.settings
     since = launch.data_since
     weight_decay = settings.optim.weight_decay
@@ -95,26 +99,12 @@ def _data_lines(launch: TrainingLaunch) -> list[str]:
             f"optim.weight_decay={weight_decay:g} has no effect: optim.decay_sum takes "
             "its place"
         )
-    return _part("data", text, notes)
+    return text, notes
 
 
-def _run_lines(session: Session[TrainingLaunch], accumulate: int) -> list[str]:
-    settings = session.launch.settings
-    text = (
-        f"{settings.run.steps:,} steps of {settings.run.batch_tokens:,} tokens: "
-        f"{session.trainer.world_size} x {session.datamodule.micro_batch} sequences of "
-        f"{settings.model.max_seq_len}, accumulated {accumulate} times"
-    )
-    return _part("run", text, [])
-
-
-def _gpu_lines(session: Session[TrainingLaunch], why_launched: str) -> list[str]:
-    """How a CUDA GPU is given its work; nothing on other devices."""
-    device = session.trainer.strategy.root_device
+def _gpu(session: Session[TrainingLaunch], why_launched: str) -> PlanPart:
+    """How a CUDA GPU is given its work."""
     model = session.launch.settings.model
-    if device.type != "cuda":
-        return []
-
     steps = "a micro-batch is one CUDA graph"
     if why_launched:
         steps = f"launched kernel by kernel ({why_launched})"
@@ -124,15 +114,15 @@ def _gpu_lines(session: Session[TrainingLaunch], why_launched: str) -> list[str]
         model.head_dim,
         model.max_seq_len,
         torch.bfloat16 if is_bf16 else torch.float32,
-        device,
+        session.trainer.strategy.root_device,
     )
     if model.document_start is not None:
         kernel = "FlexAttention within documents"
         advice = ""
-    return _part("gpu", f"{steps}; attention: {kernel}", [advice] if advice else [])
+    return f"{steps}; attention: {kernel}", [advice] if advice else []
 
 
-def _folder_lines(launch: TrainingLaunch) -> list[str]:
+def _folder(launch: TrainingLaunch) -> PlanPart:
     step = launch.step
     notes = []
     if launch.weights is not None:
@@ -149,4 +139,4 @@ def _folder_lines(launch: TrainingLaunch) -> list[str]:
                 "removed when the next one is written"
             )
     notes += launch.lost
-    return _part("folder", str(launch.folder), notes)
+    return str(launch.folder), notes
