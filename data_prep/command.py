@@ -72,9 +72,10 @@ class Prepare(Preparation):
 
     def settings(self) -> Preparation:
         """The recipe's settings, over which the options win that were given."""
-        values = (
-            recipes.read(recipes.find(self.config, kind="data")) if self.config else {}
-        )
+        values = {}
+        if self.config:
+            path = recipes.find_recipe(self.config, kind="data")
+            values = recipes.read_recipe_file(path)
         keys = {field.name for field in fields(Preparation)}.intersection(self.given)
         settings = settings_from(values | {key: getattr(self, key) for key in keys})
         unlimited = settings.tokens is None and settings.num_files is None

@@ -17,15 +17,15 @@ class Command:
     """A frozen dataclass: its docstring describes the command, its fields are the
     options."""
     launch: str | None = None
-    """Turns words into a training or a study. Without `launch` the command parses its
-    words and runs on its options."""
-    run: str = "dualpath_cli.cli.lightning:run"
+    """Turns arguments into a training or a study. Without `launch` the command parses
+    its arguments and runs on its options."""
+    run: str = "dualpath_cli.cli.lightning:run_task"
     """Runs the launch. Without `launch` the function takes the options, and returns the
     text to print, or None."""
     # called with the Session, once trainer, module and data are built
     task: str | None = None
     module: str = "dualpath_cli.training.module:DualPathModule"
-    varies: bool = False  # whether `run` also takes a recipe, changed by the words
+    varies: bool = False  # whether `run` also takes a recipe, changed by the arguments
 
     @property
     def has_recipe(self) -> bool:

@@ -32,7 +32,7 @@ from dualpath_cli.base.output import say
 from dualpath_cli.base.processes import is_first_rank
 from dualpath_cli.base.version import versions
 from dualpath_cli.recipe.keys import free_keys
-from dualpath_cli.recipe.recipes import Recipe, dump, merge, read
+from dualpath_cli.recipe.recipes import Recipe, dump, merge, read_recipe_file
 from dualpath_cli.recipe.settings import Settings, check_sections, settings_from
 from dualpath_cli.run.checkpoint_files import facts_of, fault_of
 
@@ -134,7 +134,7 @@ def read_recipe(folder: Path) -> Recipe:
     if not path.is_file():
         raise UserError(f"run folder '{folder}' has no {RECIPE}; {PUT_BACK}")
 
-    recipe = read(path)
+    recipe = read_recipe_file(path)
     try:
         check_sections(recipe)
     except UserError as error:
@@ -321,7 +321,7 @@ def settings_of_parts(folder: Path, settings: Settings) -> dict[int, Settings]:
     given."""
     parts = {0: settings}
     for begun, path in sorted(_parts(folder, RECIPE).items()):
-        parts[begun] = settings_from(read(path))
+        parts[begun] = settings_from(read_recipe_file(path))
     return parts
 
 

@@ -104,7 +104,7 @@ READERS: dict[str, Callable[[Path], object]] = {
         SourceSettings("a", str(write(at / "a.txt"))), at, "", None
     ),
     "prompts": lambda at: read_prompts((), str(write(at / "a.txt"))),
-    "a recipe": lambda at: recipes.load(str(write(at / "a.yaml"))),
+    "a recipe": lambda at: recipes.load_recipe(str(write(at / "a.yaml"))),
     "a tokenizer": lambda at: Tokenizer.load(write(at / "tokenizer.json")),
     "a tokenizer's folder": lambda at: Tokenizer.load(
         write(at / "tokenizer.json").parent

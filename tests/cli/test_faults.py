@@ -213,7 +213,7 @@ def home(share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a run, in which commands end where Lightning would begin."""
     shutil.copytree(share("home", write_home), tmp_path / "home", symlinks=True)
     monkeypatch.chdir(tmp_path / "home")
-    monkeypatch.setattr("dualpath_cli.cli.lightning.run", lambda *_: True)
+    monkeypatch.setattr("dualpath_cli.cli.lightning.run_task", lambda *_: True)
     return tmp_path / "home"
 
 

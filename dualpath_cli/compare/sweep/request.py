@@ -214,7 +214,8 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
     for word in words:
         key, equals, text = word.partition("=")
         section, _, name = key.partition(".")
-        values = recipes.parse(f"values: [{text}]", f"of --set '{word:.60}'")["values"]
+        listed = recipes.parse_recipe(f"values: [{text}]", f"of --set '{word:.60}'")
+        values = listed["values"]
         if key in DECIDED_BY_SWEEP:
             raise UserError(
                 f"--set {key}: the sweep decides it, or solves its widths for it; "
