@@ -51,12 +51,11 @@ def read_folder(folder: Path) -> Run:
     """The run that was exported to a folder."""
     for name in (RECIPE, VERSIONS, TOKENIZER):
         if not (folder / name).is_file():
-            hint = (
-                ""
-                if name == TOKENIZER
-                else "; copy it from the folder that the export wrote"
-            )
+            hint = "; copy it from the folder that the export wrote"
+            if name == TOKENIZER:
+                hint = ""
             raise UserError(f"'{folder}' holds no {name}{hint}")
+
     try:
         config = read_json(folder / CONFIG)
         step = config["dualpath"]["step"]
@@ -93,19 +92,19 @@ def check_unchanged(
     listed = _listed(folder)
     if listed is None:
         return
+
     found = {path.name for path in folder.iterdir() if path.suffix in _READ}
-    if added := sorted(found - listed.keys()):
+    added = found - listed.keys()
+    if added:
         raise UserError(
-            f"'{folder}' is damaged: {added[0]} is not in {LISTING}; move the file "
+            f"'{folder}' is damaged: {min(added)} is not in {LISTING}; move the file "
             "away, or copy the folder again"
         )
-    changed = (
-        name
-        for name, sha256 in listed.items()
-        if name != CARD
-        and not ((folder / name).is_file() and hash_file(folder / name, read) == sha256)
-    )
-    if name := next(changed, None):
+
+    for name, sha256 in listed.items():
+        path = folder / name
+        if name == CARD or (path.is_file() and hash_file(path, read) == sha256):
+            continue
         raise UserError(
             f"'{folder}' is damaged: {name} is not as it was exported (sha256); copy "
             f"it again, or remove {LISTING} if the change was meant"
@@ -121,9 +120,9 @@ def hash_of_weights(folder: Path) -> str:
     if is_exported(folder):
         hashes = _listed(folder) or {}
     else:
-        hashes = {
-            name: facts["sha256"] for name, facts in sizes_and_hashes(folder).items()
-        }
+        files = sizes_and_hashes(folder)
+        hashes = {name: facts["sha256"] for name, facts in files.items()}
+
     own = [
         hashes.get(path.name) or hash_file(path)
         for path in folder.glob("*.safetensors")
@@ -134,12 +133,16 @@ def hash_of_weights(folder: Path) -> str:
 def check_ours(folder: Path, shown: Path) -> None:
     """Raises UserError if a folder has a file that no export wrote; `shown` is its
     name."""
-    listed = _listed(folder) if is_exported(folder) else None
+    listed: dict[str, str] = {}
+    if is_exported(folder):
+        listed = _listed(folder) or {}
+
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if name != LISTING and not (
-            path.is_file() and listed and listed.get(name) == hash_file(path)
-        ):
+        if name == LISTING:
+            continue
+        is_listed = path.is_file() and name in listed
+        if not is_listed or listed[name] != hash_file(path):
             raise UserError(
                 f"'{shown}' holds '{name}', which is not as an export wrote it; move "
                 "it away, or give another --out"
@@ -194,6 +197,7 @@ def _listed(folder: Path) -> dict[str, str] | None:
     path = folder / LISTING
     if not path.exists():
         return None
+
     hashes: dict[str, str] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
         found = _LINE.fullmatch(line)

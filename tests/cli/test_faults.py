@@ -24,7 +24,7 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.run.tables import read_csv
-from dualpath_cli.training import launch as checks
+from dualpath_cli.training import checks
 from tests.conftest import Share
 from tests.training.tiny_run import (
     RUN,
