@@ -378,11 +378,13 @@ def called_here(command: str, word: str, options: Mapping[str, str], keys: bool)
             return f"; it was withdrawn: {way_out}"
 
     row = _ROWS.get(name) or _ROWS.get(name.rpartition(".")[2])
-    has_recipe = "run.name" in options
-    if row is None or not (row.key in options if row.key else has_recipe):
+    if row is None:
         return ""
     if not row.key:
-        return f"; {row.note}"
+        has_recipe = "run.name" in options
+        return f"; {row.note}" if has_recipe else ""
+    if row.key not in options:
+        return ""
 
     counterpart = row.key if keys else options[row.key]
     note = f": {row.note}" if row.note else ""

@@ -36,15 +36,17 @@ _AS_YAML = {"True": "true", "False": "false", "None": "null"}
 def _value(text: str) -> Any:
     """Reads a value on the command line like one in a recipe."""
     value = yaml.load(text, Loader=Loader)
-    if not isinstance(value, dict) or not value:
+    is_mapping = isinstance(value, dict) and value
+    if not is_mapping or any(part is not None for part in value.values()):
         return value
 
-    # As jsonargparse's own: a path may end with a colon, and {a, b} has no values.
-    if all(part is None for part in value.values()):
-        names = set(text.strip(" {}").replace(" ", "").split(","))
-        ends_with_colon = text.strip() == f"{next(iter(value))}:"
-        if names == set(value) or ends_with_colon:
-            return text
+    # As in jsonargparse's own loader: YAML takes a path that ends with a colon, and
+    # {a, b}, for mappings to null.
+    plain = text.strip()
+    names = plain.strip(" {}").replace(" ", "").split(",")
+    first = next(iter(value))
+    if plain == f"{first}:" or set(names) == set(value):
+        return text
     return value
 
 
@@ -116,6 +118,8 @@ class Parser(ArgumentParser):
     def _mistake(self, base: Mapping[str, Any], arguments: Sequence[str]) -> str:
         """The message for the first key or argument that cannot be read, with the
         values allowed."""
+        # jsonargparse's own message lacks the allowed values: each value is parsed by
+        # itself, until one fails.
         for key, value in self._leaves(base):
             if not self._action(key):
                 return self.unknown(key)
@@ -149,14 +153,16 @@ class Parser(ArgumentParser):
 
     def _action(self, key: str) -> Action | None:
         """The action of a key; for an entry of a mapping, the action of the mapping."""
-        own: Action | None = None
+        longest: Action | None = None
         for action in actions_of(self):
             name = action.dest
-            is_mapping = key.startswith(f"{name}.") and not self._is_section(name)
-            is_longer = own is None or len(name) > len(own.dest)
-            if (name == key or is_mapping) and is_longer:
-                own = action
-        return own
+            is_its_own = name == key
+            is_its_mapping = key.startswith(f"{name}.") and not self._is_section(name)
+            if not (is_its_own or is_its_mapping):
+                continue
+            if longest is None or len(name) > len(longest.dest):
+                longest = action
+        return longest
 
     def _wrong_argument(self, option: str, values: Sequence[str]) -> str:
         name, equals, value = option.partition("=")
@@ -200,17 +206,22 @@ class Parser(ArgumentParser):
         annotation = None if action is None else type_of(action)
         name = self.name_of(key)
         wanted = describe(annotation)
+        # On a command line null is no value: the option is left out.
         if name.startswith("--"):
-            wanted = wanted.removesuffix(" or null")  # null: the option is left out
+            wanted = wanted.removesuffix(" or null")
 
+        hint = ""
         choices = choices_of(annotation)
-        parts = value if isinstance(value, list) else [value]
-        wrong = [str(part) for part in parts if str(part) not in choices]
-        hint = did_you_mean(wrong[0], choices) if wrong else ""
-        is_class = key in {f"trainer.{name}" for name in CLASSES}
-        form = f"; {A_CLASS}" if is_class else ""
+        for part in value if isinstance(value, list) else [value]:
+            if str(part) not in choices:
+                hint = did_you_mean(str(part), choices)
+                break
+        section, _, last = key.partition(".")
+        if section == "trainer" and last in CLASSES:
+            hint += f"; {A_CLASS}"
+
         shown = _AS_YAML.get(str(value), str(value))
-        return f"{name} must be {wanted}, not '{shown:.60}'{hint}{form}"
+        return f"{name} must be {wanted}, not '{shown:.60}'{hint}"
 
     def name_of(self, key: str) -> str:
         """The name in messages: a recipe's key, or an option as the user wrote it."""
@@ -257,12 +268,13 @@ class Parser(ArgumentParser):
             return f"{start}{counterpart}"
 
         section, _, last = name.lstrip("-").rpartition(".")
+        prefix = f"{section}." if section else ""
         all_keys = [*reversed(options)]
-        same_section = [
-            key for key in options if key.startswith(section and f"{section}.")
-        ]
+        same_section = [key for key in options if key.startswith(prefix)]
         of_command = [key for key in options if "." not in key]
-        candidates: dict[str, str] = {}  # by their last part; later ones win
+
+        # By their last part. Of keys with one last part the latest wins.
+        candidates: dict[str, str] = {}
         for key in (*all_keys, *same_section, *of_command):
             candidates[key.rpartition(".")[2].replace("-", "_")] = key
 
@@ -274,12 +286,10 @@ class Parser(ArgumentParser):
             return f"{start}{hint}"
         if is_option:
             return f"{start}; {self._where_listed(bool(section))}"
-        there = [
-            key.removeprefix(f"{section}.")
-            for key in same_section
-            if key.count(".") < 2
+        siblings = [
+            key.removeprefix(prefix) for key in same_section if key.count(".") < 2
         ]
-        return f"{start}; there are {', '.join(there)}"
+        return f"{start}; there are {', '.join(siblings)}"
 
     def _where_listed(self, is_key: bool) -> str:
         """The end of the message for an unknown option that resembles no other."""

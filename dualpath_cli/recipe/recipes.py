@@ -183,10 +183,12 @@ def _bounded_content(text: str) -> Any:
         raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
 
     content = yaml.load(text, Loader=Loader)
-    for count, part in enumerate(json.JSONEncoder().iterencode(content)):
+    parts = json.JSONEncoder().iterencode(content)
+    for count, part in enumerate(parts):
         if count > MOST_PARTS:
             raise ValueError("it stands for too many values")
-        if len(part) > 300 and part.strip("[, -").isdecimal():  # beyond a float
+        # A float has 309 digits at most.
+        if len(part) > 300 and part.strip("[, -").isdecimal():
             raise ValueError("it has a number of hundreds of digits")
     return content
 

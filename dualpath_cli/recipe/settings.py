@@ -118,8 +118,9 @@ class OptimSettings:
         check_ranges(self, ranges_of(OptimSettings))
         for kind, factor in self.lr_scale.items():
             if kind not in GROUP_OF:
-                known = f"; there are {', '.join(GROUP_OF)}"
-                hint = did_you_mean(kind, GROUP_OF) or known
+                hint = did_you_mean(kind, GROUP_OF)
+                if not hint:
+                    hint = f"; there are {', '.join(GROUP_OF)}"
                 raise ValueError(f"lr_scale has no kind '{kind:.60}'{hint}")
             check_range(f"lr_scale.{kind}", factor, (0, 1000))
 
@@ -264,14 +265,17 @@ run's."""
 
 def _fault_of_schedule(pairs: list[tuple[float, int]]) -> str:
     """The rule that a loop_schedule breaks; empty if it breaks none."""
-    parts = [part for part, _ in pairs]
-    loops = [number for _, number in pairs]
-
     if not 1 <= len(pairs) <= MOST_TRAIN_LOOPS:
         return f"must be one to {MOST_TRAIN_LOOPS} pairs [part, loops]"
-    if parts[0] != 0 or parts != sorted(set(parts)) or not parts[-1] < 1:
+
+    parts = [part for part, _ in pairs]
+    rise = parts == sorted(set(parts))
+    if not (parts[0] == 0 and rise and parts[-1] < 1):
         return "must have parts that begin at 0 and rise, below 1"
-    if loops[0] < 1 or loops != sorted(loops):
+
+    loops = [number for _, number in pairs]
+    do_not_fall = loops == sorted(loops)
+    if not (loops[0] >= 1 and do_not_fall):
         return "must have loops from 1 on that do not fall"
     return ""
 
@@ -321,6 +325,7 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         check_path("path", self.path, remote=True)
+        # Names first: they are part of the messages about their paths.
         for name in self.val:
             check_name("the name of a validation set in val", name)
         for name, of_set in self.validation_sets.items():
