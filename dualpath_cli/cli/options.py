@@ -109,15 +109,18 @@ def _form_of(field: Field[Any], type_: Any, beside_positional: bool) -> dict[str
     if type_ is bool:
         return {"action": "store_true", "default": default}
     if is_list:
-        form = {"dest": field.name, "default": [], "metavar": metavar}
-        if beside_positional or "each" in field.metadata:
-            return form | {"action": "append"}
-        return form | {"action": "extend", "nargs": "+"}
+        once_each = beside_positional or "each" in field.metadata
+        how = {"action": "append"} if once_each else {"action": "extend", "nargs": "+"}
+        return {"dest": field.name, "default": [], "metavar": metavar, **how}
 
+    form: dict[str, Any] = {"type": type_, "default": default}
     parts = (type_, *typing.get_args(type_))
-    metavar = next((_NUMBERS[part] for part in parts if part in _NUMBERS), metavar)
-    form = {"type": type_, "default": default}
-    return form | {"metavar": metavar} if metavar else form  # else jsonargparse's
+    numbers = [_NUMBERS[part] for part in parts if part in _NUMBERS]
+    if numbers:
+        metavar = numbers[0]
+    if metavar:  # else jsonargparse's own
+        form["metavar"] = metavar
+    return form
 
 
 def _without_none(type_: Any) -> Any:
