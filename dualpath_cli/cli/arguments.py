@@ -231,23 +231,28 @@ def _with_value(argument: str, rest: list[str], known: _KnownOptions) -> str:
     option, equals, value = argument.partition("=")
     option = known.name_of(option)
     takes_one = known.takes_one(option)
-    following = rest[-1] if rest and not equals else ""
+    has_value = bool(equals)
 
-    if takes_one and rest and not equals and not following.startswith("--"):
-        equals, value = "=", rest.pop()
-    elif known.takes_many(option) and re.match("-[^-]", following):
-        equals, value = "=", rest.pop()
-        # The option again, for its further values.
-        if rest and not rest[-1].startswith("-"):
-            rest.append(option)
+    if rest and not has_value:
+        following = rest[-1]
+        if takes_one and not following.startswith("--"):
+            value = rest.pop()
+            has_value = True
+        elif known.takes_many(option) and re.match("-[^-]", following):
+            value = rest.pop()
+            has_value = True
+            # The option again, for its further values.
+            if rest and not rest[-1].startswith("-"):
+                rest.append(option)
 
-    if (takes_one and not equals) or (option.startswith("--") and value == "--"):
+    lacks_value = takes_one and not has_value
+    if lacks_value or (option.startswith("--") and value == "--"):
         raise UserError(f"{option} needs a value")
     is_section = option.removeprefix("--") in SECTIONS
     has_recipe = "run.name" in known.by_plain_name
     if is_section and has_recipe and isfile(value):
         value = _section_in_file(option, value)
-    return f"{option}{equals}{value}"
+    return f"{option}={value}" if has_value else option
 
 
 def _section_in_file(option: str, path: str) -> str:

@@ -38,7 +38,8 @@ def _alone(name: str, purpose: str, options: str) -> Command:
     return Command(name, purpose, options, run=f"{options.partition(':')[0]}:run")
 
 
-_ABLATION, _ROUTING = "dualpath_cli.study.ablation", "dualpath_cli.study.routing"
+_ABLATION = "dualpath_cli.study.ablation"
+_ROUTING = "dualpath_cli.study.routing"
 
 _RECORDS = (
     Command(

@@ -106,9 +106,11 @@ class _OptionHelp(DefaultHelpFormatter):
 
         default = action.default
         is_flag = action.nargs == 0
-        if not is_flag and default not in (None, [], (), {}, SUPPRESS):
+        has_default = default not in (None, [], (), {}, SUPPRESS)
+        if has_default and not is_flag:
             shown = default if isinstance(default, str) else json.dumps(default)
-            parts.append("default: " + shown.replace("%", "%%"))
+            shown = shown.replace("%", "%%")  # argparse formats the text
+            parts.append(f"default: {shown}")
         more = f" ({'; '.join(parts)})" if parts else ""
         return f"{action.help or ''}{more}"
 
@@ -116,8 +118,10 @@ class _OptionHelp(DefaultHelpFormatter):
 def complete() -> None:
     """Prints the completions of a shell's line, as argcomplete asks for them, and
     exits."""
-    line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
-    words = line[: line.rfind(" ") + 1].split()[1:]  # without an unfinished last word
+    cursor = int(os.environ["COMP_POINT"])
+    line = os.environ["COMP_LINE"][:cursor]
+    finished = line[: line.rfind(" ") + 1]  # without an unfinished last word
+    words = finished.split()[1:]
     first = 2 if " ".join(words[:2]) in COMMANDS else 1
     command = COMMANDS.get(" ".join(words[:first]))
     if command is not None:

@@ -30,7 +30,8 @@ class DualPathCLI(LightningCLI):
     """
 
     def __init__(self, command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
-        self.command, self.launch = command, launch
+        self.command = command
+        self.launch = launch
         # The run folder holds the recipe; Lightning's subcommands are methods of
         # Trainer.
         super().__init__(

@@ -64,14 +64,14 @@ def parser_of(command: Command) -> Parser:
 
 def _subject(command: Command) -> str:
     """The option that a value before all options is meant for, if there is one."""
-    own = {field.name: field for field in fields(resolve_name(command.options))}
+    options = resolve_name(command.options)
+    own = {field.name: field for field in fields(options)}
     if any(map(is_positional, own.values())):
         return ""
 
-    usual = [own[name] for name in _SUBJECTS if name in own]
-    needed = [field for field in usual if is_needed(field)]
-    first = next(iter([*needed, *usual]), None)
-    return "" if first is None else option_name(first)
+    subjects = [own[name] for name in _SUBJECTS if name in own]
+    subjects.sort(key=is_needed, reverse=True)
+    return option_name(subjects[0]) if subjects else ""
 
 
 def add_options(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> None:

@@ -98,7 +98,8 @@ def sizes_and_hashes(checkpoint: Path) -> Files:
     try:
         files = read_json(path)["files"]
         for name, facts in files.items():
-            if Path(name).is_absolute() or ".." in Path(name).parts:
+            inside = Path(name)
+            if inside.is_absolute() or ".." in inside.parts:
                 raise ValueError(f"it names '{name}'")
             if type(facts["bytes"]) is not int or type(facts["sha256"]) is not str:
                 raise ValueError(f"'{name}' has no size or no hash")

@@ -260,9 +260,13 @@ def _first_difference(
             old, new = {"": old}, {"": new}
 
         may_differ = free_keys(section) | free.get(section, set())
-        for key in sorted((old.keys() | new.keys()) - may_differ):
-            if old.get(key) != new.get(key):
-                return f"{section}.{key}".rstrip("."), old.get(key), new.get(key)
+        keys = (old.keys() | new.keys()) - may_differ
+        for key in sorted(keys):
+            value = old.get(key)
+            other = new.get(key)
+            if value != other:
+                name = f"{section}.{key}" if key else section
+                return name, value, other
     return None
 
 

@@ -268,9 +268,10 @@ class ModelConfig:
         way_out = "set it, or give an overlay after the --config of a whole recipe"
         is_list = isinstance(getattr(self, name), list)
         for layer, kind in enumerate(self.block_kinds):
-            if kind in kinds and self._at(name, layer) is None:
-                where = f" in layer {layer}" if is_list else ""
-                yield f"block '{kind}' needs {name} and has none{where}; {way_out}"
+            if kind not in kinds or self._at(name, layer) is not None:
+                continue
+            where = f" in layer {layer}" if is_list else ""
+            yield f"block '{kind}' needs {name} and has none{where}; {way_out}"
 
     def _problems_of_experts(self, layer: int) -> Iterator[str]:
         """Why a layer, from 0, cannot have its configured experts."""
