@@ -15,6 +15,7 @@ from data_prep.corpora import MIRROR, find_corpus
 from data_prep.settings import SAMPLE, Preparation, SourceSettings, settings_from
 from data_prep.text import SHORTEST, Contamination, words_of
 from dualpath_cli.base.errors import RunFailed, UserError, describe_system_error
+from dualpath_cli.base.files import folder_of
 from dualpath_cli.base.output import say
 from dualpath_cli.base.processes import cores
 from dualpath_cli.base.ranges import Place, Size, check_ranges
@@ -27,7 +28,6 @@ from dualpath_cli.data.documents import (
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe import recipes
-from dualpath_cli.recipe.options import folder_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,8 @@ class Prepare(Preparation):
         """The recipe's settings, over which the options win that were given."""
         values = {}
         if self.config:
-            values = recipes.read(recipes.find(self.config, kind="data"))
+            path = recipes.find_recipe(self.config, kind="data")
+            values = recipes.read_recipe_file(path)
         keys = {field.name for field in fields(Preparation)}.intersection(self.given)
         options = {key: getattr(self, key) for key in keys}
         settings = settings_from(values | options)

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from rich.filesize import decimal
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import check_replaceable, write_text
+from dualpath_cli.base.files import check_replaceable, folder_of, write_text
 from dualpath_cli.base.output import say
 from dualpath_cli.base.ranges import Place, Size, check_ranges
 from dualpath_cli.data.documents import (
@@ -20,7 +20,6 @@ from dualpath_cli.data.documents import (
     source_files,
 )
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer, train_bpe
-from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.report.table import Column, Table, show
 

@@ -29,13 +29,13 @@ from dualpath_cli.data.windows import (
 )
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
+from dualpath_cli.decoding.options import Sampling
 from dualpath_cli.decoding.writing import Limits, Sampler, write_on
 from dualpath_cli.flops import count
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.recipe.options import Sampling
 from dualpath_cli.run.run_folder import Run
-from dualpath_cli.run.trained import find
+from dualpath_cli.run.trained import find_trained
 from dualpath_cli.run.weights import device_of, load_model
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention, parse_overrides
@@ -251,7 +251,7 @@ class LoadedModel:
         """The text that the model writes after a prompt, up to its end-of-text.
 
         Of several prompts, a list: each text is the one that its prompt gets with this
-        seed by itself. `sampling` are fields of `recipe.options.Sampling`, such as
+        seed by itself. `sampling` are fields of `decoding.options.Sampling`, such as
         ``temperature=0.8`` or ``greedy=True``; the default draws from the model's own
         probabilities.
 
@@ -355,7 +355,7 @@ def load(
 
     Raises UserError for a missing or damaged run, or one that names classes.
     """
-    found = find(str(run), own_classes=own_classes)
+    found = find_trained(str(run), own_classes=own_classes)
     return LoadedModel(
-        load_model(found, device_of(device)), found.tokenizer(), found.run
+        load_model(found, device_of(device)), found.run.tokenizer, found.run
     )

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from benchmarks.results import Rows
-from dualpath_cli.recipe.recipes import load
+from dualpath_cli.recipe.recipes import load_recipe
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.training.parallel import BY_RULE
@@ -37,7 +37,7 @@ class Sizes:
     @classmethod
     def model(cls, recipe: str) -> ModelConfig:
         """One of the paper's 26 configurations, as trained, by its recipe's name."""
-        return settings_from(load(recipe)).model
+        return settings_from(load_recipe(recipe)).model
 
 
 class Rehearsal(Sizes):

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.locks import locked
 from dualpath_cli.base.pointers import refuse_pointer
+from dualpath_cli.base.ranges import check_path
 
 PARTIAL = ".partial"  # the ending of the names of unfinished files and folders
 
@@ -26,6 +27,26 @@ MOST_BYTES = 1 << 30
 """Most bytes of a file that is read at once; the largest are tables of long runs."""
 
 _DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+def path_of(option: str, text: str) -> Path:
+    """Returns the path of a text. Raises UserError unless the text can be a path
+    here."""
+    try:
+        check_path(option, text)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return Path(text)
+
+
+def folder_of(option: str, text: str | Path) -> Path:
+    """A folder that exists or can be made. Raises UserError where a file is in the
+    way."""
+    folder = path_of(option, str(text))
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    if not existing.is_dir():
+        raise UserError(f"{option} '{folder}': '{existing}' is a file; give a folder")
+    return folder
 
 
 @contextmanager

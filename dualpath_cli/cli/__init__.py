@@ -1,2 +1,1 @@
-"""From words to a checked launch, and the commands that run with Lightning: its CLI,
-Trainer."""
+"""From arguments to a checked launch, and the commands that run with Lightning."""

@@ -17,15 +17,15 @@ class Command:
     """A frozen dataclass: its docstring describes the command, its fields are the
     options."""
     launch: str | None = None
-    """Turns words into a training or a study. Without `launch` the command parses its
-    words and runs on its options."""
-    run: str = "dualpath_cli.cli.lightning:run"
+    """Turns arguments into a training or a study. Without `launch` the command parses
+    its arguments and runs on its options."""
+    run: str = "dualpath_cli.cli.lightning:run_task"
     """Runs the launch. Without `launch` the function takes the options, and returns the
     text to print, or None."""
     # called with the Session, once trainer, module and data are built
     task: str | None = None
     module: str = "dualpath_cli.training.module:DualPathModule"
-    varies: bool = False  # whether `run` also takes a recipe, changed by the words
+    varies: bool = False  # whether `run` also takes a recipe, changed by the arguments
 
     @property
     def has_recipe(self) -> bool:
@@ -38,7 +38,8 @@ def _alone(name: str, purpose: str, options: str) -> Command:
     return Command(name, purpose, options, run=f"{options.partition(':')[0]}:run")
 
 
-_ABLATION, _ROUTING = "dualpath_cli.study.ablation", "dualpath_cli.study.routing"
+_ABLATION = "dualpath_cli.study.ablation"
+_ROUTING = "dualpath_cli.study.routing"
 
 _RECORDS = (
     Command(
@@ -76,14 +77,14 @@ _RECORDS = (
         "fit",
         "Train a model from a recipe; the same command continues an interrupted run.",
         launch="dualpath_cli.cli.launch:training",
-        options="dualpath_cli.recipe.options:Fit",
+        options="dualpath_cli.training.options:Fit",
         task="dualpath_cli.training.fit:fit",
     ),
     Command(
         "validate",
         "Score a trained model on named validation sets.",
         launch="dualpath_cli.cli.launch:study",
-        options="dualpath_cli.recipe.options:Validate",
+        options="dualpath_cli.training.options:Validate",
         task="dualpath_cli.training.session:validate",
     ),
     Command(

@@ -1,9 +1,9 @@
-"""From a command's words to a training or a trained run. Imports nothing slow.
+"""From a command's arguments to a training or a trained run. Imports nothing slow.
 
-The recipe is from --config, or from the RUN with --config over it; the words override
-both. Checks are in order of types, values of a section together (`settings`), data, and
-checkpoints. The last two import numpy and pyarrow, which `fit` does once its words are
-right.
+The recipe is from --config, or from the RUN with --config over it; the arguments
+override both. Checks are in order of types, values of a section together (`settings`),
+data, and checkpoints. The last two import numpy and pyarrow, which `fit` does once its
+arguments are right.
 """
 
 import glob
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.output import say
 from dualpath_cli.base.processes import is_first_rank
-from dualpath_cli.cli.words import Line, Words
+from dualpath_cli.cli.arguments import Arguments, CommandLine
 from dualpath_cli.recipe.parser import CLASSES, construct
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
 from dualpath_cli.recipe.settings import DataSettings, Settings
@@ -37,91 +37,94 @@ _ELSEWHERE = {
 """Replaces values of a run's recipe that only hold on the machine that trained it."""
 
 
-def training(words: Words) -> "TrainingLaunch":
+def training(arguments: Arguments) -> "TrainingLaunch":
     """The run that `fit` begins or continues.
 
     Raises UserError for the first mistake, SystemExit if there is nothing to do.
     """
-    names = [
-        {"run": {"recipe": Path(name).stem}} for name in words.places("--config", "-c")
-    ]
-    line = words.upon(reduce(merge, [*names[:1], words.recipes]))
-    settings = _settings(line)
+    # A run is named after the first recipe, unless a recipe says otherwise.
+    configs = arguments.paths("--config", "-c")
+    named = {"run": {"recipe": Path(configs[0]).stem}} if configs else {}
+    line = arguments.over(merge(named, arguments.recipes))
+    settings = _checked_settings(line)
     from dualpath_cli.training.launch import to_train
 
-    found = to_train(settings, line.options.ckpt_path, line.options.new_data)
-    if found.is_finished:
+    launch = to_train(settings, line.options.ckpt_path, line.options.new_data)
+    if launch.is_finished:
         if is_first_rank():
-            say(f"{found.folder} is finished: nothing to do", sys.stdout)
+            say(f"{launch.folder} is finished: nothing to do", sys.stdout)
         raise SystemExit(0)
-    return replace(found, dry_run=line.options.dry_run)
+    return replace(launch, dry_run=line.options.dry_run)
 
 
-def study(words: Words) -> "StudyLaunch":
+def study(arguments: Arguments) -> "StudyLaunch":
     """The trained run that a command reads.
 
     Raises UserError for the first mistake.
     """
-    from dualpath_cli.run.run_folder import read_recipe
     from dualpath_cli.run.trained import check_as_run, find_run
     from dualpath_cli.spec.own_checks import check_as_trained
-    from dualpath_cli.training.launch import (
-        StudyLaunch,
-        check_validation_sets,
-        verify_data,
-    )
+    from dualpath_cli.training.checks import check_validation_sets, verify_data
+    from dualpath_cli.training.launch import StudyLaunch
 
-    if not (given := words.places("--ckpt-path")):
-        words.upon({})  # raises: the option must be given
-    own, run = words.recipes, find_run(given[0])
-    layers = [{"data": {"val": {}}}, read_recipe(run.folder), _ELSEWHERE, own]
-    line = words.upon(reduce(merge, layers))
-    options = line.options.read(run)
-    settings = _settings(line)
+    runs = arguments.paths("--ckpt-path")
+    if not runs:
+        arguments.over({})  # raises: the option must be given
+    own = arguments.recipes
+    run = find_run(runs[0])
+    no_sets: Recipe = {"data": {"val": {}}}
+    line = arguments.over(reduce(merge, [no_sets, run.recipe, _ELSEWHERE, own]))
+    options = line.options.with_run(run)
+    settings = _checked_settings(line)
+
     check_as_run(run, settings.model)
     if not settings.data.val:
         raise UserError(
             "the run names no validation set; give one: --data.val.NAME FILE_OR_FOLDER"
         )
-    _check_followed(
-        settings.data, words.given("data.val", _with_paths(own)), run.folder
-    )
+    trusted = arguments.keys_named("data.val", _with_paths(own))
+    _check_followed(settings.data, trusted, run.folder)
+
     model = line.recipe.get("model", {})
-    named = {key: model[key] for key in words.given("model", own) & model.keys()}
-    check_as_trained(run, settings.model, options.own_classes, named)
+    given = arguments.keys_named("model", own) & model.keys()
+    check_as_trained(
+        run, settings.model, options.own_classes, {key: model[key] for key in given}
+    )
     options.check(settings)
-    check_validation_sets(settings, run.folder)
-    verify_data(settings, training=False)
+    verify_data(settings, check_validation_sets(settings, run.tokenizer))
     return StudyLaunch(settings, run, options)
 
 
 def _with_paths(own: Recipe) -> Recipe:
     """The validation sets of a recipe without those that only change a set's field."""
     sets = own.get("data", {}).get("val") or {}
-    placed = {
+    with_path = {
         name: value
         for name, value in sets.items()
         if isinstance(value, str) or "path" in value
     }
-    return {"data": {"val": placed}}
+    return {"data": {"val": with_path}}
 
 
-def _check_followed(data: DataSettings, given: set[str], folder: Path) -> None:
+def _check_followed(data: DataSettings, trusted: set[str], folder: Path) -> None:
     """Refuses validation sets named only by a run's recipe, unless files or data
     folders.
 
     The author of a received recipe must not choose where the user's machine looks.
+    `trusted` are the sets that the user has given.
     """
     from dualpath_cli.data.manifest import is_data_folder
     from dualpath_cli.data.storage import exists, is_remote
     from dualpath_cli.run.run_folder import RECIPE
 
     for name, of_set in data.validation_sets.items():
-        if name in given:
+        if name in trusted:
             continue
-        path, value = of_set.path, data.val[name]
-        many = (glob.has_magic(path) and not exists(path)) or Path(path).is_dir()
-        if is_remote(path) or (many and not is_data_folder(path)):
+        path = of_set.path
+        is_glob = glob.has_magic(path) and not exists(path)
+        has_many = is_glob or Path(path).is_dir()
+        if is_remote(path) or (has_many and not is_data_folder(path)):
+            value = data.val[name]
             shown = value if isinstance(value, str) else json.dumps(value)
             raise UserError(
                 f"data.val.{name}: '{path}' of {folder / RECIPE} is a glob, a folder "
@@ -130,7 +133,7 @@ def _check_followed(data: DataSettings, given: set[str], folder: Path) -> None:
             )
 
 
-def _settings(line: Line) -> Settings:
+def _checked_settings(line: CommandLine) -> Settings:
     """The checked recipe; raises SystemExit after --print-config."""
     settings = construct(Settings, line.recipe)
     if line.options.print_config:

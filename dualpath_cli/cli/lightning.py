@@ -17,7 +17,7 @@ from dualpath_cli.base.output import say
 from dualpath_cli.cli.commands import Command
 from dualpath_cli.recipe.parser import CLASSES
 from dualpath_cli.training import classes
-from dualpath_cli.training.fit import OutOfMemory
+from dualpath_cli.training.endings import OutOfMemory
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.session import as_list, build_session
@@ -30,7 +30,8 @@ class DualPathCLI(LightningCLI):
     """
 
     def __init__(self, command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
-        self.command, self.launch = command, launch
+        self.command = command
+        self.launch = launch
         # The run folder holds the recipe; Lightning's subcommands are methods of
         # Trainer.
         super().__init__(
@@ -46,16 +47,20 @@ class DualPathCLI(LightningCLI):
         self.parser = classes.trainer_parser()
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        read = [self.launch.folder] if isinstance(self.launch, StudyLaunch) else []
+        is_study = isinstance(self.launch, StudyLaunch)
+        read = [self.launch.folder] if is_study else []
         self.config = classes.read_trainer(parser, self.launch.settings, read)
 
     def instantiate_classes(self) -> None:
         """Builds trainer, module and data module from the launch's settings."""
-        settings, trainer = self.launch.settings, self.config.trainer.as_dict()
-        given = {key: trainer[key] for key in CLASSES}
-        settings = replace(settings, trainer=replace(settings.trainer, **given))
+        settings = self.launch.settings
+        section = self.config.trainer.as_dict()
+        named = {key: section[key] for key in CLASSES}
+        settings = replace(settings, trainer=replace(settings.trainer, **named))
+
         built = classes.instantiate(self.parser, self.config)
         classes.check_callbacks(as_list(built["callbacks"]), settings.data.val)
+
         launch = replace(self.launch, settings=settings)
         module = resolve_name(self.command.module)
         self.session = build_session(launch, built, module, self.command.name)
@@ -65,7 +70,7 @@ class DualPathCLI(LightningCLI):
         resolve_name(self.command.task)(self.session)
 
 
-def run(command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
+def run_task(command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
     """Runs a command's task through LightningCLI.
 
     A training too large for the GPU begins again once, with half the micro-batch.
@@ -79,6 +84,7 @@ def run(command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
         half = failure.half
         if half is None:
             raise
+
     # No reference to the failed training's memory is left.
     torch.compiler.reset()
     gc.collect()
@@ -92,15 +98,20 @@ def run(command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
     DualPathCLI(command, replace(launch, settings=halved))
 
 
+_NEEDLESS_WARNINGS = (
+    ".*srun. command is available.*",
+    ".*tensorboardX.*",
+    ".*`broadcast_buffers` is deprecated.*",  # buffers are equal on all ranks
+    ".*isinstance.treespec, LeafSpec.*",
+    ".*TensorFloat32 tensor cores.*",  # float32 is meant to be float32
+    ".*across ranks is zero.*",  # an ablation with all passes finished
+)
+
+
 def _quiet() -> None:
     """Silences messages that Lightning prints in every run."""
-    # TensorBoard's thread passes failures of the disk to the main thread's next write,
-    # which reports them in one line.
-    threading.excepthook = lambda failure: (
-        None
-        if isinstance(failure.exc_value, OSError)
-        else threading.__excepthook__(failure)
-    )
+    threading.excepthook = _report_unless_of_disk
+
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # these were requested
@@ -110,13 +121,17 @@ def _quiet() -> None:
     logging.getLogger("torch.utils.cpp_extension").addFilter(
         lambda record: not record.getMessage().startswith("No CUDA runtime is found")
     )
+
     warnings.filterwarnings("ignore", category=PossibleUserWarning)
-    for message in (
-        ".*srun. command is available.*",
-        ".*tensorboardX.*",
-        ".*`broadcast_buffers` is deprecated.*",  # buffers are equal on all ranks
-        ".*isinstance.treespec, LeafSpec.*",
-        ".*TensorFloat32 tensor cores.*",  # float32 is meant to be float32
-        ".*across ranks is zero.*",  # an ablation with all passes finished
-    ):
+    for message in _NEEDLESS_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
+
+
+def _report_unless_of_disk(failure: threading.ExceptHookArgs) -> None:
+    """Prints a thread's failure, except for those of a disk.
+
+    TensorBoard's thread passes these to the main thread's next write, which reports
+    them in one line.
+    """
+    if not isinstance(failure.exc_value, OSError):
+        threading.__excepthook__(failure)

@@ -59,10 +59,11 @@ def main(arguments: list[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else arguments
     if "_ARGCOMPLETE" in os.environ:
-        resolve_name("dualpath_cli.cli.words:complete")()
+        resolve_name("dualpath_cli.cli.help:complete")()
     # `prepare inspect` is a command
     first = 2 if " ".join(words[:2]) in COMMANDS else 1
-    name, code = " ".join(words[:first]) or "--help", 0
+    name = " ".join(words[:first]) or "--help"
+
     escape_unprintable()
     # Waiting threads must not spin: beside a busy process, they would take each other's
     # cores. OpenMP reads this variable when torch is imported (docs/fit.md#speed).
@@ -71,25 +72,17 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["PYTHONSAFEPATH"] = "1"
     # one line reports a failure of a tokenizer's library
     os.environ["RUST_BACKTRACE"] = "0"
+
+    code = 0
     with ended_by_signals() as came:
         try:
             end_with_parent()
-            if name in ("-h", "--help", "help"):
-                say(HELP, sys.stdout, end="")
-            elif name == "--version":
-                say(f"dualpath {__version__}", sys.stdout)
-            elif name in COMMANDS:
-                _run(COMMANDS[name], words[first:])
-            else:
-                hint = (
-                    did_you_mean(name, COMMANDS)
-                    or f"; choose from {', '.join(COMMANDS)}"
-                )
-                raise UserError(f"no command '{name}'{hint}")
+            _run_named(name, words[first:])
         except Exception as error:  # matplotlib turns a signal into a TypeError
             code = _failed(name, came[-1] if came else error)
         except BaseException as end:
             code = _failed(name, end)
+
     try:
         sys.stdout.flush()
     except OSError as error:  # reported here: Python would print a traceback at exit
@@ -98,17 +91,33 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
-def _run(command: Command, words: Sequence[str]) -> None:
-    from dualpath_cli.cli.words import read
+def _run_named(name: str, arguments: Sequence[str]) -> None:
+    """Runs the command of that name, or shows help or the version."""
+    if name in ("-h", "--help", "help"):
+        say(HELP, sys.stdout, end="")
+    elif name == "--version":
+        say(f"dualpath {__version__}", sys.stdout)
+    elif name in COMMANDS:
+        _run_command(COMMANDS[name], arguments)
+    else:
+        hint = did_you_mean(name, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"
+        raise UserError(f"no command '{name}'{hint}")
 
-    found = read(command, words)
+
+def _run_command(command: Command, given: Sequence[str]) -> None:
+    from dualpath_cli.cli.arguments import read_arguments
+
+    arguments = read_arguments(command, given)
     if command.launch is None:
-        line = found.upon(found.recipes if command.varies else {})
-        given = [line.options, line.recipe] if command.varies else [line.options]
-        if answer := resolve_name(command.run)(*given):
+        base = arguments.recipes if command.varies else {}
+        line = arguments.over(base)
+        parts = [line.options, line.recipe] if command.varies else [line.options]
+        answer = resolve_name(command.run)(*parts)
+        if answer:
             say(answer, sys.stdout)
         return
-    launch = resolve_name(command.launch)(found)
+
+    launch = resolve_name(command.launch)(arguments)
     out = getattr(launch, "out", None)
     with claimed_folder(out) if out else nullcontext():
         resolve_name(command.run)(command, launch)
@@ -128,29 +137,28 @@ def _failed(name: str, error: BaseException) -> int:
             code, text = describe_system_error(error)
             return _end(name, code, f"error: {text}")
         case MemoryError():
-            return _end(
-                name,
-                1,
-                "error: out of memory; take fewer or shorter texts, or a smaller model",
-            )
+            way_out = "take fewer or shorter texts, or a smaller model"
+            return _end(name, 1, f"error: out of memory; {way_out}")
         case Stopped():
             return _end(name, error.code, "" if error.quiet else error.text, sys.stdout)
         case SystemExit() | KeyboardInterrupt():  # SystemExit: Lightning ends so, too
-            interrupt = (
-                error if isinstance(error, KeyboardInterrupt) else error.__context__
-            )
+            is_interrupt = isinstance(error, KeyboardInterrupt)
+            interrupt = error if is_interrupt else error.__context__
             if isinstance(interrupt, KeyboardInterrupt):
-                by_signal = isinstance(interrupt, Terminated)
-                how = "stopped by SIGTERM" if by_signal else "interrupted"
-                said = "; ".join([how, *map(str, interrupt.args)])
-                # a machine's first rank, for all
-                speaks = os.environ.get("LOCAL_RANK", "0") == "0"
-                return _end(
-                    name, 143 if by_signal else 130, said if speaks else "", sys.stdout
-                )
+                return _interrupted(name, interrupt)
             if not error.code:  # type: ignore[union-attr]
                 return 0  # after --help and --print-config
     raise error
+
+
+def _interrupted(name: str, interrupt: KeyboardInterrupt) -> int:
+    """Prints how the command was interrupted, on a machine's first rank for all."""
+    by_sigterm = isinstance(interrupt, Terminated)
+    how = "stopped by SIGTERM" if by_sigterm else "interrupted"
+    text = "; ".join([how, *map(str, interrupt.args)])
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        text = ""
+    return _end(name, 143 if by_sigterm else 130, text, sys.stdout)
 
 
 def _end(name: str, code: int, text: str, stream: TextIO | None = None) -> int:
@@ -210,7 +218,9 @@ def quickstart(_: Quickstart) -> str:
         if written and _is_newer(written, LAST):
             say(f"done before: {os.path.dirname(written)}\n", sys.stdout)
             continue
-        if code := main(words.split()):
+
+        code = main(words.split())
+        if code != 0:
             # not for a mistake
             again = "" if code == 2 else "; the same command continues"
             raise Stopped(f"ended at {words.split()[0]}{again}", code, False)
@@ -219,5 +229,5 @@ def quickstart(_: Quickstart) -> str:
 
 
 def _is_newer(file: str, other: str) -> bool:
-    there = os.path.exists(file) and os.path.exists(other)
-    return there and os.path.getmtime(file) >= os.path.getmtime(other)
+    both_exist = os.path.exists(file) and os.path.exists(other)
+    return both_exist and os.path.getmtime(file) >= os.path.getmtime(other)

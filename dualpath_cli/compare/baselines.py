@@ -12,8 +12,7 @@ from dualpath_cli.compare.configurations import (
     word_of,
 )
 from dualpath_cli.compare.runs import TrainedRun
-from dualpath_cli.flops import count
-from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.recipe.keys import has_effect
 
 
 def groups_of(
@@ -111,7 +110,7 @@ def _words_of_values(
     words = {}
     for c, run in firsts.items():
         model = run.settings.model
-        words[c] = {word_of(run, key) for key in keys if matters(key, model)}
+        words[c] = {word_of(run, key) for key in keys if has_effect(key, model)}
     return words
 
 
@@ -121,28 +120,3 @@ def _check_known(option: str, asked: Collection[str], known: Collection[str]) ->
             listed = f"; there are {', '.join(sorted(known))}"
             hint = did_you_mean(name, known) or listed
             raise UserError(f"no configuration '{name}' for {option}{hint}")
-
-
-def matters(key: str, model: ModelConfig) -> bool:
-    """Whether a key of a recipe has an effect on a model's blocks."""
-    kinds = set(model.block_kinds)
-    sparse = count.has_experts(model)
-    dual = "dual" in kinds
-    deep = kinds != {"wide"}
-    looped = deep and model.most_loops > 1
-    effects = {
-        "model.gate": dual,
-        "optim.lr_scale.gate": dual,
-        "model.n_experts": kinds != {"loop"},
-        "model.top_k": sparse,
-        "model.balance": sparse,
-        "model.balance_rate": sparse,
-        "optim.lr_scale.router": looped or sparse,  # of steps and of experts
-        "model.step_conditioning": deep,
-        "optim.lr_scale.conditioning": deep,
-        "model.combination": looped,
-        "model.step_index": looped,
-        "run.train_loops": looped,
-        "run.loop_schedule": looped,
-    }
-    return effects.get(key, True)

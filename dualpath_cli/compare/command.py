@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import folder_of
 from dualpath_cli.base.folders import check_inside, claimed_folder
 from dualpath_cli.base.ranges import Place
 from dualpath_cli.compare.baselines import groups_of
 from dualpath_cli.compare.differences import differences_of
 from dualpath_cli.compare.finished import read_finished_runs
-from dualpath_cli.recipe.options import OwnClasses, folder_of
 from dualpath_cli.run.run_folder import RECIPE
+from dualpath_cli.spec.own_checks import OwnClasses
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from dualpath_cli.base.ranges import format_size
 from dualpath_cli.compare.rates import lowest
 from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
 from dualpath_cli.flops import count
+from dualpath_cli.recipe.keys import SCALED_RATES
 from dualpath_cli.recipe.schedule import loop_counts
 from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.spec.config import ModelConfig
@@ -33,8 +34,6 @@ FAMILIES: tuple[Family, ...] = ("wide", "expanded", "loop", "dual")
 """In the order of tables. An expanded model is wide, with more layers than others of
 its budget."""
 
-RATES = {f"optim.{name}" for name in ("lr", "lr_start", "lr_end", "muon_lr")}
-"""The rates that a sweep scales together."""
 RATE_IN_NAME = re.compile(r"-lr_[\d.]+(e-?\d+)?")  # as a sweep names its recipes
 
 MOST_CHARACTERS = 32  # of a value in a name; a hash stands for longer ones
@@ -214,7 +213,7 @@ def _without_rate(run: TrainedRun) -> TrainedRun:
         run,
         rate=run.settings.optim.lr,
         settings=replace(run.settings, run=run_settings),
-        keys={key: value for key, value in run.keys.items() if key not in RATES},
+        keys={key: value for key, value in run.keys.items() if key not in SCALED_RATES},
     )
 
 

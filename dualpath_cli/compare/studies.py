@@ -6,7 +6,7 @@ from operator import itemgetter
 from statistics import mean, stdev
 from typing import Any, TypeVar
 
-from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.errors import UserError, content_fault
 from dualpath_cli.base.files import read_json
 from dualpath_cli.compare.configurations import (
     Configuration,

@@ -9,27 +9,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dualpath_cli.base.errors import UserError, did_you_mean
-from dualpath_cli.base.files import replacing
+from dualpath_cli.base.files import folder_of, path_of, replacing
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.data.documents import format_of
 from dualpath_cli.data.rows import BadRow, kind_of, read_rows
 from dualpath_cli.data.tokenizer import Tokenizer
-from dualpath_cli.recipe.options import (
+from dualpath_cli.decoding.options import (
+    DeviceOptions,
     Overrides,
-    OwnClasses,
     Sampling,
-    Where,
-    folder_of,
-    path_of,
     read_overrides,
 )
-from dualpath_cli.run.trained import find
+from dualpath_cli.run.trained import find_trained
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
+from dualpath_cli.spec.own_checks import OwnClasses
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate(Where, OwnClasses, Overrides, Sampling):
+class Generate(DeviceOptions, OwnClasses, Overrides, Sampling):
     """Continues prompts, or writes texts without a prompt, with sampling as in
     transformers.
 
@@ -66,7 +64,7 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
     """Compile the model: takes about a minute, and makes small batches faster."""
 
     def __post_init__(self) -> None:
-        for mixin in (Sampling, Overrides, Where):
+        for mixin in (Sampling, Overrides, DeviceOptions):
             mixin.__post_init__(self)
         check_ranges(
             self,
@@ -109,7 +107,7 @@ def run(options: Generate) -> str:
     if options.out is not None:
         _check_writable(options.out)
     change = read_overrides(options)
-    trained = find(options.ckpt_path, own_classes=options.own_classes)
+    trained = find_trained(options.ckpt_path, own_classes=options.own_classes)
     trained.check(change)
     if (
         change is not None
@@ -121,7 +119,7 @@ def run(options: Generate) -> str:
     if options.speculate:
         _check_drafts(change, trained.settings.model)
     prompts = read_prompts(options.prompt, options.file)
-    tokenizer = trained.tokenizer()
+    tokenizer = trained.run.tokenizer
     encoded = ids_of(prompts, tokenizer, trained.settings.model.max_seq_len)
     from dualpath_cli.decoding import texts
     from dualpath_cli.decoding.decoder import Decoder, join_products

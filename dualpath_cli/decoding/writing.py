@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from dualpath_cli.base.errors import RunFailed
 from dualpath_cli.decoding.decoder import Decoder
-from dualpath_cli.recipe.options import Sampling
+from dualpath_cli.decoding.options import Sampling
 from dualpath_cli.spec.intervention import Intervention
 
 

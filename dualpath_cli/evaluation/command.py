@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.files import folder_of
 from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.base.version import package_versions
+from dualpath_cli.decoding.options import DeviceOptions, Overrides, read_overrides
 from dualpath_cli.evaluation.benchmarks import (
     FOLDER,
     NAMES,
@@ -22,22 +24,16 @@ from dualpath_cli.evaluation.benchmarks import (
     NoData,
     score_table,
 )
-from dualpath_cli.recipe.options import (
-    Overrides,
-    OwnClasses,
-    Where,
-    folder_of,
-    read_overrides,
-)
 from dualpath_cli.run.exported_folder import hash_of_weights
-from dualpath_cli.run.trained import Trained, find
+from dualpath_cli.run.trained import Trained, find_trained
+from dualpath_cli.spec.own_checks import OwnClasses
 
 if TYPE_CHECKING:
     from dualpath_cli.evaluation.runner import Asked
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(Where, OwnClasses, Overrides):
+class Evaluate(DeviceOptions, OwnClasses, Overrides):
     """Scores a model on multiple choice, worked answers and texts, rendered as in
     OLMES: accuracies and bits per byte. Needs dualpath[eval].
 
@@ -68,7 +64,7 @@ class Evaluate(Where, OwnClasses, Overrides):
 
     def __post_init__(self) -> None:
         Overrides.__post_init__(self)
-        Where.__post_init__(self)
+        DeviceOptions.__post_init__(self)
         check_ranges(self, {"window": (2, 1 << 24), "batch_size": (1, 1 << 16)})
         if self.limit != "all":
             check_ranges(self, {"limit": (1, 1 << 40)})
@@ -107,7 +103,7 @@ class Evaluate(Where, OwnClasses, Overrides):
         """The model; None with --requests."""
         change, found = read_overrides(self), None
         if self.ckpt_path is not None:
-            found = find(self.ckpt_path, own_classes=self.own_classes)
+            found = find_trained(self.ckpt_path, own_classes=self.own_classes)
             found.check(change)
         if change is not None and change.kv_slots is not None:
             raise UserError(
@@ -185,7 +181,7 @@ def run(options: Evaluate) -> str:
     facts = options.facts(trained)
     model = HarnessModel(
         load_model(trained, device_of(options.device)),
-        trained.tokenizer(),
+        trained.run.tokenizer,
         facts["window"],
         options.batch_size,
         read_overrides(options),

@@ -18,9 +18,9 @@ from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
+from dualpath_cli.decoding.options import Sampling
 from dualpath_cli.decoding.writing import Limits, Sampler, batches, write_on
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.recipe.options import Sampling
 from dualpath_cli.report.console import Progress, counted, plain_console
 from dualpath_cli.spec.intervention import Intervention
 

@@ -8,18 +8,18 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import path_of
 from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.output import say
 from dualpath_cli.base.ranges import Place
-from dualpath_cli.recipe.options import OwnClasses, path_of
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.exported_folder import check_ours, is_exported
 from dualpath_cli.run.run_folder import Run
 from dualpath_cli.run.tables import lost, read_tables
-from dualpath_cli.run.trained import find
-from dualpath_cli.spec.own_checks import option_of
+from dualpath_cli.run.trained import find_trained
+from dualpath_cli.spec.own_checks import OwnClasses, option_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Export(OwnClasses):
 
 
 def export(options: Export) -> str:
-    found = find(options.ckpt_path, options.own_classes)
+    found = find_trained(options.ckpt_path, options.own_classes)
     run = found.run
     settings = found.settings
     out = _out_of(options, run, settings)

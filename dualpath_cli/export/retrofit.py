@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import path_of
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.base.version import versions
 from dualpath_cli.data import hub
@@ -26,12 +27,11 @@ from dualpath_cli.export.command import check_license, check_out, summary
 from dualpath_cli.export.hf.pretrained_files import Files
 from dualpath_cli.flops.count import projection_flops
 from dualpath_cli.flops.widths import largest_width
-from dualpath_cli.recipe.options import path_of
 from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.run.exported_folder import CARD, CONFIG
-from dualpath_cli.run.run_folder import RECIPE, VERSIONS, Run
+from dualpath_cli.run.run_folder import RECIPE, VERSIONS, read_run
 from dualpath_cli.spec.config import BlockKind, ModelConfig
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _write_model(
 
         console = plain_console()
         with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
-            run = Run(begun, begun, 0)
+            run = read_run(begun, begun, 0)
             write_folder(run, recipe, weights, out, progress, license=license)
     return weights.parameters
 

@@ -16,7 +16,7 @@ from dualpath_cli.base.ranges import (
 )
 from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import FlopMatch, Target, solve_widths, solve_within
-from dualpath_cli.recipe.recipes import Recipe, load, merge
+from dualpath_cli.recipe.recipes import Recipe, load_recipe, merge
 from dualpath_cli.recipe.schedule import check_loops, loop_counts
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.spec.config import RANGES, BlockKind, ModelConfig
@@ -311,7 +311,7 @@ def _reading_of(config: ModelConfig) -> PaperReading | None:
 
 def settings_of(names: Sequence[str]) -> Settings:
     """The settings of recipes; later recipes override earlier ones."""
-    recipe: Recipe = reduce(merge, map(load, names))
+    recipe: Recipe = reduce(merge, map(load_recipe, names))
     named = f"recipe '{' + '.join(names)}'"
     if not recipe.get("model"):
         raise UserError(f"{named} has no model section to describe")

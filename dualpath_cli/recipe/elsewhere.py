@@ -373,16 +373,19 @@ def called_here(command: str, word: str, options: Mapping[str, str], keys: bool)
     recipe's key.
     """
     name = word.lstrip("-").replace("-", "_")
-    old = {
-        option.replace("-", "_"): text
-        for option, text in WITHDRAWN.get(command, {}).items()
-    }
-    if name in old:
-        return f"; it was withdrawn: {old[name]}"
+    for option, way_out in WITHDRAWN.get(command, {}).items():
+        if option.replace("-", "_") == name:
+            return f"; it was withdrawn: {way_out}"
+
     row = _ROWS.get(name) or _ROWS.get(name.rpartition(".")[2])
-    if row is None or (row.key or "run.name") not in options:
+    if row is None:
         return ""
     if not row.key:
-        return f"; {row.note}"
-    here = row.key if keys else options[row.key]
-    return f"; here it is '{here}'" + (f": {row.note}" if row.note else "")
+        has_recipe = "run.name" in options
+        return f"; {row.note}" if has_recipe else ""
+    if row.key not in options:
+        return ""
+
+    counterpart = row.key if keys else options[row.key]
+    note = f": {row.note}" if row.note else ""
+    return f"; here it is '{counterpart}'{note}"

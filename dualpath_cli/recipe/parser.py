@@ -27,6 +27,7 @@ from dualpath_cli.base.ranges import (
     parse_size,
 )
 from dualpath_cli.recipe.elsewhere import called_here
+from dualpath_cli.recipe.internals import actions_of, type_of
 from dualpath_cli.recipe.recipes import Loader
 
 T = TypeVar("T")
@@ -36,20 +37,23 @@ they are."""
 CLASSES = ("callbacks", "plugins", "profiler", "logger")
 """The keys of a trainer's section that name classes; a class runs code."""
 A_CLASS = "a class is {class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
+_AS_YAML = {"True": "true", "False": "false", "None": "null"}
 
 
 def _value(text: str) -> Any:
     """Reads a value on the command line like one in a recipe."""
     value = yaml.load(text, Loader=Loader)
-    # As jsonargparse's own: a path may end with a colon, and {a, b} has no values.
-    if (
-        isinstance(value, dict)
-        and value
-        and all(part is None for part in value.values())
-    ):
-        words = set(text.strip(" {}").replace(" ", "").split(","))
-        if words == set(value) or text.strip() == f"{next(iter(value))}:":
-            return text
+    is_mapping = isinstance(value, dict) and value
+    if not is_mapping or any(part is not None for part in value.values()):
+        return value
+
+    # As in jsonargparse's own loader: YAML takes a path that ends with a colon, and
+    # {a, b}, for mappings to null.
+    plain = text.strip()
+    names = plain.strip(" {}").replace(" ", "").split(",")
+    first = next(iter(value))
+    if plain == f"{first}:" or set(names) == set(value):
+        return text
     return value
 
 
@@ -80,13 +84,13 @@ class Parser(ArgumentParser):
     A user's mistake becomes a UserError of one line.
     """
 
-    words: Sequence[str] | None = None
-    """The user's words; messages name options as written there. None: messages name
+    arguments: Sequence[str] | None = None
+    """The user's arguments; messages name options as written there. None: messages name
     keys."""
     prefix = ""
     """Text before keys in messages."""
-    plain = ""
-    """The option that a word before all options is meant for, if the command has
+    subject = ""
+    """The option that an argument before all options is meant for, if the command has
     one."""
 
     def __init__(self, **settings: Any) -> None:
@@ -96,28 +100,33 @@ class Parser(ArgumentParser):
             exit_on_error=False, add_help=False, allow_abbrev=False, **settings
         )
 
-    def read(self, base: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-        """Returns `base` with the keys that `words` set, and no default of any other
-        key.
+    def read(self, base: Mapping[str, Any], arguments: Sequence[str] = ()) -> Namespace:
+        """Returns `base` with the keys that `arguments` set, and no default of any
+        other key.
 
-        Raises UserError for the first mistake in `base` or `words`.
+        Raises UserError for the first mistake in `base` or `arguments`.
         """
-        for action in self._actions:
+        for action in actions_of(self):
             action.required = False  # `construct` names missing keys
         try:
-            return self._parsed(base, words)
+            return self._parsed(base, arguments)
         except ArgumentError as error:
-            raise UserError(self._mistake(base, words) or reason_of(error)) from error
+            mistake = self._mistake(base, arguments)
+            raise UserError(mistake or reason_of(error)) from error
 
-    def _parsed(self, base: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-        found = self.parse_object(deepcopy(dict(base)), defaults=False)
-        if words:
-            found = self.parse_args([*words], namespace=found, defaults=False)
-        return found
+    def _parsed(
+        self, base: Mapping[str, Any], arguments: Sequence[str] = ()
+    ) -> Namespace:
+        parsed = self.parse_object(deepcopy(dict(base)), defaults=False)
+        if arguments:
+            parsed = self.parse_args([*arguments], namespace=parsed, defaults=False)
+        return parsed
 
-    def _mistake(self, base: Mapping[str, Any], words: Sequence[str]) -> str:
-        """The message for the first key or word that cannot be read, with the values
-        allowed."""
+    def _mistake(self, base: Mapping[str, Any], arguments: Sequence[str]) -> str:
+        """The message for the first key or argument that cannot be read, with the
+        values allowed."""
+        # jsonargparse's own message lacks the allowed values: each value is parsed by
+        # itself, until one fails.
         for key, value in self._leaves(base):
             if not self._action(key):
                 return self.unknown(key)
@@ -126,113 +135,126 @@ class Parser(ArgumentParser):
                 self._parsed({section: {name: value}} if section else {key: value})
             except ArgumentError:
                 return self._wrong(key, value)
-        # an option and its values, or a word before all options
-        parts: list[list[str]] = []
-        for word in words:
-            if not parts or word[:1] == "-" or parts[-1][0][:1] != "-":
-                parts.append([])
-            parts[-1].append(word)
-        for option, *values in parts:
+
+        for option, *values in _by_option(arguments):
             try:
                 self._parsed(base, [option, *values])
             except ArgumentError:
-                return self._wrong_word(option, values)
+                return self._wrong_argument(option, values)
         return ""
 
     def _leaves(self, base: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for key, value in base.items():
-            if isinstance(value, Mapping) and (
-                self._is_section(key) or not self._action(key)
-            ):
-                yield from ((f"{key}.{name}", part) for name, part in value.items())
+            has_keys = self._is_section(key) or not self._action(key)
+            if isinstance(value, Mapping) and has_keys:
+                for name, part in value.items():
+                    yield f"{key}.{name}", part
             else:
                 yield key, value
 
     def _is_section(self, key: str) -> bool:
         """Whether a key is a section; a key of a Lightning class has keys below, but is
         none."""
-        return "." not in key and any(
-            a.dest.startswith(f"{key}.") for a in self._actions
-        )
+        names = [action.dest for action in actions_of(self)]
+        return "." not in key and any(name.startswith(f"{key}.") for name in names)
 
     def _action(self, key: str) -> Action | None:
         """The action of a key; for an entry of a mapping, the action of the mapping."""
-        found = [
-            a
-            for a in self._actions
-            if a.dest == key
-            or (key.startswith(f"{a.dest}.") and not self._is_section(a.dest))
-        ]
-        return max(found, key=lambda a: len(a.dest), default=None)
+        longest: Action | None = None
+        for action in actions_of(self):
+            name = action.dest
+            is_its_own = name == key
+            is_its_mapping = key.startswith(f"{name}.") and not self._is_section(name)
+            if not (is_its_own or is_its_mapping):
+                continue
+            if longest is None or len(name) > len(longest.dest):
+                longest = action
+        return longest
 
-    def _wrong_word(self, option: str, values: Sequence[str]) -> str:
+    def _wrong_argument(self, option: str, values: Sequence[str]) -> str:
         name, equals, value = option.partition("=")
-        of_option = (a.dest for a in self._actions if name in a.option_strings)
-        key = next(of_option, name.lstrip("-").removesuffix("+"))
-        action = self._action(key)
-        takes_none = equals or (action is not None and action.nargs == 0)
-        stray = [option] if name[:1] != "-" else values if takes_none else []
-        if stray:
-            meant = "a value follows its option, as --help says"
-            if self.plain and not any(
-                w.startswith(self.plain) for w in self.words or ()
-            ):
-                meant = f"give it as {self.plain} {stray[0]}"
-            return f"unexpected argument '{stray[0]}'; {meant}"
-        if action is None:
+        key = name.lstrip("-").removesuffix("+")
+        for action in actions_of(self):
+            if name in action.option_strings:
+                key = action.dest
+                break
+        action_of_key = self._action(key)
+
+        takes_none = action_of_key is not None and action_of_key.nargs == 0
+        if not name.startswith("-"):
+            return self._stray(option)
+        if values and (equals or takes_none):
+            return self._stray(values[0])
+        if action_of_key is None:
             return self.unknown(name)
-        if self._is_section(key):
-            with suppress(yaml.YAMLError):
-                if isinstance(content := yaml.safe_load(value), dict):
-                    return self._mistake({key: content}, ())
-            return (
-                f"{key} must be a mapping, or a file of one, not '{value:.60}'; or set "
-                f"--{key}.KEY VALUE"
-            )
-        return self._wrong(key, value if equals else " ".join(values))
+        if not self._is_section(key):
+            return self._wrong(key, value if equals else " ".join(values))
+
+        with suppress(yaml.YAMLError):
+            content = yaml.safe_load(value)
+            if isinstance(content, dict):
+                return self._mistake({key: content}, ())
+        return (
+            f"{key} must be a mapping, or a file of one, not '{value:.60}'; or set "
+            f"--{key}.KEY VALUE"
+        )
+
+    def _stray(self, argument: str) -> str:
+        """The message for an argument that is no option's value."""
+        others = self.arguments or ()
+        way_out = "a value follows its option, as --help says"
+        if self.subject and not any(text.startswith(self.subject) for text in others):
+            way_out = f"give it as {self.subject} {argument}"
+        return f"unexpected argument '{argument}'; {way_out}"
 
     def _wrong(self, key: str, value: Any) -> str:
+        """The message for a value that a key cannot have."""
         action = self._action(key)
-        annotation = getattr(action, "_typehint", None) or getattr(action, "type", None)
-        name, must = self.name_of(key), describe(annotation)
-        parts = value if isinstance(value, list) else [value]
-        shown = {"True": "true", "False": "false", "None": "null"}.get(
-            str(value), str(value)
-        )
+        annotation = None if action is None else type_of(action)
+        name = self.name_of(key)
+        wanted = describe(annotation)
+        # On a command line null is no value: the option is left out.
         if name.startswith("--"):
-            must = must.removesuffix(" or null")  # null: the option is left out
+            wanted = wanted.removesuffix(" or null")
+
+        hint = ""
         choices = choices_of(annotation)
-        wrong = [str(part) for part in parts if str(part) not in choices]
-        near = did_you_mean(wrong[0], choices) if wrong else ""
-        form = f"; {A_CLASS}" if key in {f"trainer.{one}" for one in CLASSES} else ""
-        return f"{name} must be {must}, not '{shown:.60}'{near}{form}"
+        for part in value if isinstance(value, list) else [value]:
+            if str(part) not in choices:
+                hint = did_you_mean(str(part), choices)
+                break
+        section, _, last = key.partition(".")
+        if section == "trainer" and last in CLASSES:
+            hint += f"; {A_CLASS}"
+
+        shown = _AS_YAML.get(str(value), str(value))
+        return f"{name} must be {wanted}, not '{shown:.60}'{hint}"
 
     def name_of(self, key: str) -> str:
         """The name in messages: a recipe's key, or an option as the user wrote it."""
         options = [
-            o
-            for action in self._actions
+            option
+            for action in actions_of(self)
             if action.dest == key
-            for o in action.option_strings
+            for option in action.option_strings
         ]
-        if self.words is None or "." in key or not options:
+        if self.arguments is None or "." in key or not options:
             return self.prefix + key
-        given = {word.partition("=")[0] for word in self.words}
-        return next((o for o in options if o in given), options[0])
+
+        given = {text.partition("=")[0] for text in self.arguments}
+        return next((option for option in options if option in given), options[0])
 
     def options(self) -> dict[str, str]:
-        """Every option, by its name without leading hyphens.
-
-        argparse has no public list of options: `tests/cli/options.txt` shows a change
-        of this.
-        """
-        shown = [action for action in self._actions if action.help != SUPPRESS]
-        found = [option for action in shown for option in action.option_strings]
+        """Every option, by its name without leading hyphens."""
         return {
-            option.lstrip("-"): option for option in found if not option.endswith("+")
+            option.lstrip("-"): option
+            for action in actions_of(self)
+            if action.help != SUPPRESS
+            for option in action.option_strings
+            if not option.endswith("+")
         }
 
-    def unknown(self, word: str) -> str:
+    def unknown(self, argument: str) -> str:
         """The message for an unknown key or option, with the likely intended name.
 
         A word of another trainer has a counterpart in `recipe/elsewhere.py`. Of
@@ -240,51 +262,72 @@ class Parser(ArgumentParser):
         a typo. The key's own section goes first, and options of the command go before
         all keys.
         """
-        options, option = self.options(), word.partition("=")[0]
-        what = "option" if option[:1] == "-" else "key"
+        name = argument.partition("=")[0]
+        is_option = name.startswith("-")
+        start = f"unknown option '{name}'"
+        if not is_option:
+            start = f"unknown key '{self.prefix}{name}'"
+
+        options = self.options()
         command = str(self.prog).removeprefix("dualpath ")
-        if here := called_here(command, option, options, what == "key"):
-            return (
-                f"unknown {what} '{self.prefix if what == 'key' else ''}{option}'{here}"
-            )
-        section, _, name = option.lstrip("-").rpartition(".")
-        own = [key for key in options if key.startswith(section and f"{section}.")]
-        near: dict[str, str] = {}
-        for keys in (
-            reversed(options),
-            own,
-            [key for key in options if "." not in key],
-        ):
-            near |= {key.rpartition(".")[2].replace("-", "_"): key for key in keys}
-        shown = (
-            {last: options[key] for last, key in near.items()}
-            if option[:1] == "-"
-            else near
-        )
-        hint = did_you_mean(name.replace("-", "_"), near, shown)
-        if option[:1] == "-":
-            lists = "--help lists what there is"
-            if "run.name" in options:  # the command has the keys of a recipe
-                lists = "--help-recipe lists the keys of a recipe"
-                lists = lists if section else f"--help lists the options, {lists}"
-            return f"unknown option '{option}'{hint or f'; {lists}'}"
-        there = ", ".join(
-            key.removeprefix(f"{section}.") for key in own if key.count(".") < 2
-        )
-        return f"unknown key '{self.prefix}{option}'{hint or f'; there are {there}'}"
+        counterpart = called_here(command, name, options, not is_option)
+        if counterpart:
+            return f"{start}{counterpart}"
+
+        section, _, last = name.lstrip("-").rpartition(".")
+        prefix = f"{section}." if section else ""
+        all_keys = [*reversed(options)]
+        same_section = [key for key in options if key.startswith(prefix)]
+        of_command = [key for key in options if "." not in key]
+
+        # By their last part. Of keys with one last part the latest wins.
+        candidates: dict[str, str] = {}
+        for key in (*all_keys, *same_section, *of_command):
+            candidates[key.rpartition(".")[2].replace("-", "_")] = key
+
+        shown = candidates
+        if is_option:
+            shown = {part: options[key] for part, key in candidates.items()}
+        hint = did_you_mean(last.replace("-", "_"), candidates, shown)
+        if hint:
+            return f"{start}{hint}"
+        if is_option:
+            return f"{start}; {self._where_listed(bool(section))}"
+        siblings = [
+            key.removeprefix(prefix) for key in same_section if key.count(".") < 2
+        ]
+        return f"{start}; there are {', '.join(siblings)}"
+
+    def _where_listed(self, is_key: bool) -> str:
+        """The end of the message for an unknown option that resembles no other."""
+        has_recipe = "run.name" in self.options()
+        if not has_recipe:
+            return "--help lists what there is"
+        of_recipe = "--help-recipe lists the keys of a recipe"
+        return of_recipe if is_key else f"--help lists the options, {of_recipe}"
+
+
+def _by_option(arguments: Sequence[str]) -> list[list[str]]:
+    """Each option with its values, and each argument before all options by itself."""
+    parts: list[list[str]] = []
+    for argument in arguments:
+        is_value = not argument.startswith("-")
+        after_option = bool(parts) and parts[-1][0].startswith("-")
+        if is_value and after_option:
+            parts[-1].append(argument)
+        else:
+            parts.append([argument])
+    return parts
 
 
 def reason_of(error: Exception) -> str:
     """jsonargparse's reason; for a union, the first reason of a type that the value
     fits."""
-    whole = " ".join(str(error).split())
-    reasons = [" ".join(part.split()) for part in str(error).split("\n    - ")[1:]]
-    reasons = [
-        reason for reason in reasons if not reason.startswith("Expected a <class")
-    ]
-    return (
-        reasons[0].rpartition("Problem with given class_path ")[2] if reasons else whole
-    )
+    of_types = [" ".join(part.split()) for part in str(error).split("\n    - ")[1:]]
+    for reason in of_types:
+        if not reason.startswith("Expected a <class"):
+            return reason.rpartition("Problem with given class_path ")[2]
+    return " ".join(str(error).split())
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
@@ -306,25 +349,29 @@ def construct(cls: type[T], found: Mapping[str, Any], prefix: str = "") -> T:
     A nested dataclass is given as a mapping. Raises UserError also for a missing key,
     and for a null, which jsonargparse accepts for any type.
     """
-    hints = typing.get_type_hints(cls)
-    made: dict[str, Any] = {}
+    types = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
     for field in fields(typing.cast(Any, cls)):
-        name, kind = field.name, hints[field.name]
-        if is_dataclass(kind):
-            part = found.get(name, {})
-            made[name] = construct(typing.cast(Any, kind), part, f"{prefix}{name}.")
+        name = field.name
+        type_ = types[name]
+        if is_dataclass(type_):
+            section = found.get(name, {})
+            made = construct(typing.cast(Any, type_), section, f"{prefix}{name}.")
+            values[name] = made
         elif name in found:
-            made[name] = found[name]
-        elif {field.default, field.default_factory} == {MISSING}:
+            values[name] = found[name]
+        elif field.default is MISSING and field.default_factory is MISSING:
             raise UserError(f"{prefix}{name} is missing")
-        if made.get(name, "") is None and type(None) not in typing.get_args(kind):
-            raise UserError(f"{prefix}{name} must be {describe(kind)}, not 'null'")
+
+        may_be_null = type(None) in typing.get_args(type_)
+        if name in values and values[name] is None and not may_be_null:
+            raise UserError(f"{prefix}{name} must be {describe(type_)}, not 'null'")
+
     try:
-        return cls(**made)
+        return cls(**values)
     except ValueError as error:
-        raise UserError(
-            f"{prefix.rstrip('.')}: {error}" if prefix else str(error)
-        ) from None
+        start = f"{prefix.rstrip('.')}: " if prefix else ""
+        raise UserError(f"{start}{error}") from None
 
 
 @cache
@@ -349,16 +396,19 @@ def describe(annotation: Any) -> str:
     """The values of a type in words, as the end of "KEY must be ..."."""
     if annotation in _KINDS:
         return _KINDS[annotation]
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    arguments = typing.get_args(annotation)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
+
     parts = [describe(part) for part in arguments if part not in (..., Any)]
+    several = len(parts) > 1
     if origin in (tuple, list):
-        return f"a list ({'' if parts[1:] else 'each '}{' and '.join(parts)})"
+        each = "" if several else "each "
+        return f"a list ({each}{' and '.join(parts)})"
     if origin is dict:
-        return (
-            f"a mapping of names to values{f' (each {parts[1]})' if parts[1:] else ''}"
-        )
+        of_values = f" (each {parts[1]})" if several else ""
+        return f"a mapping of names to values{of_values}"
     return " or ".join(parts) or str(annotation)
 
 

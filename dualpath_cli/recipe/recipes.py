@@ -22,8 +22,10 @@ from dualpath_cli.base.ranges import Size
 
 Recipe = dict[str, Any]
 
-MOST_CHARACTERS, MOST_PARTS = 50_000, 40_000
-"""Most characters of a recipe, and most parts of its JSON, with each alias expanded."""
+MOST_CHARACTERS = 50_000
+"""Most characters of a recipe."""
+MOST_PARTS = 40_000
+"""Most parts of a recipe's JSON, with each alias expanded."""
 
 
 def recipe_folder() -> Path:
@@ -34,8 +36,8 @@ def recipe_folder() -> Path:
     return packaged if packaged.is_dir() else package.parent / "recipes"
 
 
-def names(kind: str = "") -> list[str]:
-    """Bare names of all packaged recipes of a kind, sorted: see `find`."""
+def recipe_names(kind: str = "") -> list[str]:
+    """Bare names of all packaged recipes of a kind, sorted: see `find_recipe`."""
     return sorted(path.stem for path in (recipe_folder() / kind).glob("*.yaml"))
 
 
@@ -51,21 +53,25 @@ def listing(_: Recipes) -> str:
     comment."""
     lines: list[str] = []
     for command, kind in (("fit", ""), ("prepare", "data")):
-        found = {name: _about(find(name, kind=kind)) for name in names(kind)}
-        width = max(map(len, found)) + 2
+        sentences = {
+            name: _first_sentence(find_recipe(name, kind=kind))
+            for name in recipe_names(kind)
+        }
+        width = max(map(len, sentences)) + 2
         lines.append(f"dualpath {command} --config NAME:")
-        lines += [f"  {name:{width}}{about}" for name, about in found.items()]
+        lines += [f"  {name:{width}}{text}" for name, text in sentences.items()]
     return "\n".join(lines)
 
 
-def _about(path: Path) -> str:
-    comment = takewhile(lambda line: line.startswith("#"), read_text(path).splitlines())
+def _first_sentence(path: Path) -> str:
+    """The first sentence of the comment at the top of a recipe, without references."""
+    lines = read_text(path).splitlines()
+    comment = takewhile(lambda line: line.startswith("#"), lines)
     first = " ".join(line.lstrip("# ") for line in comment).partition(". ")[0]
-    # a reference is for the file's reader
     return re.sub(r" \([^)]*\)", "", first).rstrip(".")
 
 
-def find(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
+def find_recipe(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
     """Returns the file that `recipe` means: a path has a slash or `.yaml`, a name is
     packaged.
 
@@ -78,27 +84,29 @@ def find(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
         raise UserError(
             f"recipe '{recipe}': every rank reads the recipe again; give a file"
         )
-    folder, given = recipe_folder() / kind, Path(recipe)
+    packaged = recipe_folder() / kind
+    given = Path(recipe)
     is_path = "/" in recipe or recipe.endswith((".yaml", ".yml"))
-    places = (
-        [(beside or Path()) / recipe, given] if is_path else [folder / f"{recipe}.yaml"]
-    )
+
+    places = [packaged / f"{recipe}.yaml"]
+    if is_path:
+        places = [(beside or Path()) / recipe, given]
     if given.parent == Path("recipes", kind):
-        places.append(folder / given.name)
+        places.append(packaged / given.name)
     for path in places:
         if path.is_file():
             return path
-    hint = (
-        did_you_mean(given.stem, names(kind))
-        or "; `dualpath recipes` lists the packaged ones"
-    )
+
+    hint = did_you_mean(given.stem, recipe_names(kind))
+    if not hint:
+        hint = "; `dualpath recipes` lists the packaged ones"
     if not is_path and given.is_file():
         hint = f"; a file is given as ./{recipe}"
-    what = "no such file" if is_path else "no packaged recipe has this name"
-    raise UserError(f"no recipe '{recipe}': {what}{hint}")
+    missing = "no such file" if is_path else "no packaged recipe has this name"
+    raise UserError(f"no recipe '{recipe}': {missing}{hint}")
 
 
-def load(
+def load_recipe(
     recipe: str, beside: Path | None = None, seen: tuple[Path, ...] = ()
 ) -> Recipe:
     """Reads a recipe by path or bare name, with its bases resolved; the result has no
@@ -107,18 +115,23 @@ def load(
     Bases are relative to the recipe's folder; `seen` are the recipes that build on this
     one.
     """
-    path = find(recipe, beside)
+    path = find_recipe(recipe, beside)
     if path.resolve() in seen:
         raise UserError(f"recipe {path} has itself as a base; remove it from `base:`")
-    own = read(path)
+
+    own = read_recipe_file(path)
     bases = own.pop("base", [])
-    bases = [bases] if isinstance(bases, str) else bases
+    if isinstance(bases, str):
+        bases = [bases]
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise UserError(
             f"recipe {path}: base must be a name or a list of names, not {bases!r:.40}"
         )
-    below = [load(base, path.parent, (*seen, path.resolve())) for base in bases]
-    return reduce(merge, [*below, own], {})
+
+    recipes = [
+        load_recipe(base, path.parent, (*seen, path.resolve())) for base in bases
+    ]
+    return reduce(merge, [*recipes, own], {})
 
 
 def merge(below: Recipe, above: Recipe) -> Recipe:
@@ -126,43 +139,57 @@ def merge(below: Recipe, above: Recipe) -> Recipe:
     replaced."""
     merged = dict(below)
     for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = merge(merged[key], value) if both else value
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            value = merge(merged[key], value)
+        merged[key] = value
     return merged
 
 
-def read(path: Path) -> Recipe:
+def read_recipe_file(path: Path) -> Recipe:
     """Reads a file as one recipe, without resolving `base`."""
-    return parse(read_text(path), str(path))
+    return parse_recipe(read_text(path), str(path))
 
 
-def parse(text: str, name: str) -> Recipe:
+def parse_recipe(text: str, name: str) -> Recipe:
     """Reads YAML text as one recipe, without resolving `base`; `name` is for the error
     message.
 
     Raises UserError for text that is not YAML, not a mapping, or too long.
     """
     try:
-        if len(text) > MOST_CHARACTERS:
-            raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
-        content = yaml.load(text, Loader=Loader)
-        for count, part in enumerate(json.JSONEncoder().iterencode(content)):
-            if count > MOST_PARTS:
-                raise ValueError("it stands for too many values")
-            if len(part) > 300 and part.strip("[, -").isdecimal():  # beyond a float
-                raise ValueError("it has a number of hundreds of digits")
+        content = _bounded_content(text)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
-        what = getattr(error, "problem", None) or getattr(
-            error, "reason", content_fault(error)
-        )
-        raise UserError(f"recipe {name}{where} cannot be read: {what}") from None
+        reason = getattr(error, "problem", None)
+        reason = reason or getattr(error, "reason", content_fault(error))
+        raise UserError(f"recipe {name}{where} cannot be read: {reason}") from None
+
     if not isinstance(content, dict):  # content of any kind and size: not quoted
-        what = "is empty" if content is None else "is no mapping"
+        fault = "is empty" if content is None else "is no mapping"
         raise UserError(
-            f"recipe {name} {what}; give sections, such as model: {{n_layers: 4}}"
+            f"recipe {name} {fault}; give sections, such as model: {{n_layers: 4}}"
         )
+    return content
+
+
+def _bounded_content(text: str) -> Any:
+    """The content of YAML text. Raises ValueError where it is too large.
+
+    A few lines of aliases can stand for billions of values, which the JSON would write
+    out.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
+
+    content = yaml.load(text, Loader=Loader)
+    parts = json.JSONEncoder().iterencode(content)
+    for count, part in enumerate(parts):
+        if count > MOST_PARTS:
+            raise ValueError("it stands for too many values")
+        # A float has 309 digits at most.
+        if len(part) > 300 and part.strip("[, -").isdecimal():
+            raise ValueError("it has a number of hundreds of digits")
     return content
 
 
@@ -179,7 +206,9 @@ class Loader(yaml.SafeLoader):
     ) -> dict[Hashable, Any]:
         """Refuses a repeated key; PyYAML would keep the last value."""
         seen = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
             if key.value in seen:
                 raise yaml.MarkedYAMLError(
                     problem=f"the key '{key.value}' appears twice",
@@ -188,10 +217,9 @@ class Loader(yaml.SafeLoader):
             seen.add(key.value)
             if key.tag != "tag:yaml.org,2002:merge":
                 key.tag = "tag:yaml.org,2002:str"
-        return {
-            str(key): value
-            for key, value in super().construct_mapping(node, deep).items()
-        }
+
+        content = super().construct_mapping(node, deep)
+        return {str(key): value for key, value in content.items()}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -200,9 +228,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(Size, _Dumper.represent_int)
-_INT, _FLOAT, _DATE = (
-    f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp")
-)
+_INT = "tag:yaml.org,2002:int"
+_FLOAT = "tag:yaml.org,2002:float"
+_DATE = "tag:yaml.org,2002:timestamp"
+
+# PyYAML's own forms of numbers and dates give way to those below.
 Loader.yaml_implicit_resolvers = {
     first: [form for form in forms if form[0] not in (_INT, _FLOAT, _DATE)]
     for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()

@@ -18,27 +18,27 @@ def learning_rate(step: int, total_steps: int, settings: OptimSettings) -> float
     at `lr_end` after the last step (appendix A of the paper). Under `wsd`: `lr` up to
     `cooldown_start`, then linear to `lr_end`.
     """
-    if step < settings.warmup_steps:
-        return (
-            settings.lr_start
-            + (settings.lr - settings.lr_start) * step / settings.warmup_steps
-        )
-    start = settings.warmup_steps
+    warmup = settings.warmup_steps
+    peak = settings.lr
+    if step < warmup:
+        return settings.lr_start + (peak - settings.lr_start) * step / warmup
+
+    start = warmup
     if settings.schedule == "wsd":
         start = cooldown_start(total_steps, settings)
     progress = min(1.0, max(0, step - start) / max(1, total_steps - start))
+
     share = 1 - progress
     if settings.schedule == "cosine":
         share = 0.5 * (1 + math.cos(math.pi * progress))
-    return settings.lr_end + (settings.lr - settings.lr_end) * share
+    return settings.lr_end + (peak - settings.lr_end) * share
 
 
 def cooldown_start(total_steps: int, settings: OptimSettings) -> int:
     """The first step below the peak rate under `wsd`; up to it, longer runs are the
     same."""
-    return max(
-        settings.warmup_steps, total_steps - round(settings.cooldown * total_steps)
-    )
+    cooldown = round(settings.cooldown * total_steps)
+    return max(settings.warmup_steps, total_steps - cooldown)
 
 
 def weight_decay(total_steps: int, settings: OptimSettings) -> float:
@@ -68,33 +68,38 @@ class StepLoops:
 
     def choices(self, step: int) -> tuple[int, ...]:
         """The numbers that an optimizer step, from 0 on, draws from."""
-        return next(
-            choices for first, choices in reversed(self.phases) if first <= step
-        )
+        begun = [choices for first, choices in self.phases if first <= step]
+        return begun[-1]
 
     def at(self, step: int) -> int:
         """The number of loops of an optimizer step, from 0 on."""
         choices = self.choices(step)
-        return choices[seed_from("train_loops", self.seed, step) % len(choices)]
+        draw = seed_from("train_loops", self.seed, step)
+        return choices[draw % len(choices)]
 
     def counts(self) -> dict[int, float]:
         """Steps that run each number of loops; for draws, the expected number."""
+        ends = [first for first, _ in self.phases[1:]]
+        ends.append(self.steps)
+
         counts: dict[int, float] = {}
-        ends = [*(first for first, _ in self.phases[1:]), self.steps]
         for (first, choices), end in zip(self.phases, ends, strict=True):
             for loops in choices:
-                counts[loops] = counts.get(loops, 0) + (end - first) / len(choices)
+                of_phase = (end - first) / len(choices)
+                counts[loops] = counts.get(loops, 0) + of_phase
         return counts
 
 
 def step_loops(run: RunSettings, seed: int = 0) -> StepLoops | None:
     """The loops of a run's steps; None if all steps run `model.loops`."""
     if run.train_loops is not None:
-        return StepLoops(((0, tuple(run.train_loops)),), run.steps, seed)
+        whole_run = (0, tuple(run.train_loops))
+        return StepLoops((whole_run,), run.steps, seed)
+
     if run.loop_schedule is not None:
-        phases = (
+        phases = [
             (round(part * run.steps), (loops,)) for part, loops in run.loop_schedule
-        )
+        ]
         return StepLoops(tuple(phases), run.steps)
     return None
 
@@ -102,7 +107,7 @@ def step_loops(run: RunSettings, seed: int = 0) -> StepLoops | None:
 def check_loops(run: RunSettings, model: ModelConfig) -> None:
     """Raises UserError for loops that the model cannot run, and for a phase without a
     step."""
-    loops, schedule = step_loops(run), run.loop_schedule
+    schedule = run.loop_schedule
     if run.train_loops is not None and not isinstance(model.loops, int):
         raise UserError("run.train_loops needs one number in model.loops, not a list")
     if schedule is not None and schedule[-1][1] != model.loops:
@@ -111,9 +116,11 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
             f"model.loops={model.loops} is validated; end the schedule with this "
             "number, or leave it out"
         )
+
     key = "train_loops" if schedule is None else "loop_schedule"
-    for number, steps in (loops.counts() if loops else {}).items():
-        if problem := Intervention(loops=number).problem(model):
+    for number, steps in loop_counts(run).items():
+        problem = Intervention(loops=number).problem(model)
+        if problem:
             raise UserError(f"run.{key} has {number}: {problem}")
         if run.steps and not steps:
             raise UserError(
@@ -129,21 +136,21 @@ def micro_batches(batch_tokens: int, length: int, ranks: int, micro_batch: int) 
     Raises UserError unless the step's tokens divide into whole, equally many
     micro-batches.
     """
-    own, rest = divmod(batch_tokens, length * ranks)
-    if rest or own % micro_batch:
-        whole = length * ranks * micro_batch
-        way_out = f"--run.batch_tokens {-(-batch_tokens // whole) * whole}"
-        if not rest:
-            way_out = (
-                "--run.micro_batch "
-                f"{max(n for n in range(1, micro_batch) if own % n == 0)}"
-            )
-        raise UserError(
-            f"run.batch_tokens={batch_tokens} is no multiple of {whole}: {length} "
-            f"tokens times {ranks} devices times run.micro_batch={micro_batch}; "
-            f"{way_out} fits"
-        )
-    return own // micro_batch
+    sequences, rest = divmod(batch_tokens, length * ranks)  # of a rank
+    if not rest and sequences % micro_batch == 0:
+        return sequences // micro_batch
+
+    unit = length * ranks * micro_batch
+    if rest:
+        rounded_up = -(-batch_tokens // unit) * unit
+        way_out = f"--run.batch_tokens {rounded_up}"
+    else:
+        divisors = [n for n in range(1, micro_batch) if sequences % n == 0]
+        way_out = f"--run.micro_batch {max(divisors)}"
+    raise UserError(
+        f"run.batch_tokens={batch_tokens} is no multiple of {unit}: {length} tokens "
+        f"times {ranks} devices times run.micro_batch={micro_batch}; {way_out} fits"
+    )
 
 
 def loop_counts(run: RunSettings) -> dict[int, float]:
@@ -158,9 +165,13 @@ def stable_steps(settings: Settings) -> int:
 
     They end where the cool-down, or the second phase of `run.loop_schedule`, begins.
     """
-    run, loops = settings.run, step_loops(settings.run)
-    phases = [first for first, _ in loops.phases[1:]] if loops is not None else []
-    return min([cooldown_start(run.steps, settings.optim), *phases])
+    stable = cooldown_start(settings.run.steps, settings.optim)
+    loops = step_loops(settings.run)
+    if loops is None or len(loops.phases) == 1:
+        return stable
+
+    second_phase, _ = loops.phases[1]
+    return min(stable, second_phase)
 
 
 ADAMW: dict[Kind, tuple[float, float]] = {"hidden": (1, 0.5)}
@@ -184,7 +195,8 @@ def rate_factor(kind: Kind, settings: OptimSettings, d_model: int) -> float:
     A product of `lr_scale`, the factor of the width (with `base_width`) and, for Muon's
     matrices, `muon_lr` / `lr`.
     """
-    factor = settings.lr_scale.get(kind, 1.0) * _of_width(kind, settings, d_model)[0]
+    of_width, _ = _width_factors(kind, settings, d_model)
+    factor = settings.lr_scale.get(kind, 1.0) * of_width
     if settings.name == "muon" and kind == "hidden" and settings.muon_lr is not None:
         factor *= settings.muon_lr / settings.lr
     return factor
@@ -192,13 +204,18 @@ def rate_factor(kind: Kind, settings: OptimSettings, d_model: int) -> float:
 
 def std_factors(settings: OptimSettings, d_model: int) -> dict[Kind, float]:
     """The initial standard deviation of each kind, as a multiple of the usual one."""
-    return {kind: _of_width(kind, settings, d_model)[1] for kind in GROUP_OF}
+    factors: dict[Kind, float] = {}
+    for kind in GROUP_OF:
+        _, factors[kind] = _width_factors(kind, settings, d_model)
+    return factors
 
 
-def _of_width(kind: Kind, settings: OptimSettings, d_model: int) -> tuple[float, float]:
+def _width_factors(
+    kind: Kind, settings: OptimSettings, d_model: int
+) -> tuple[float, float]:
     """Factors of a kind's learning rate and standard deviation; 1 without
     `base_width`."""
     ratio = (settings.base_width or d_model) / d_model
-    moved = settings.name == "muon" and kind == "hidden"
-    rate, std = MUON[settings.muon_adjust] if moved else ADAMW.get(kind, (0, 0))
+    by_muon = settings.name == "muon" and kind == "hidden"
+    rate, std = MUON[settings.muon_adjust] if by_muon else ADAMW.get(kind, (0, 0))
     return ratio**rate, ratio**std

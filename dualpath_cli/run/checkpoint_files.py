@@ -29,11 +29,11 @@ def files_of(checkpoint: Path) -> list[Path]:
 
 def describe(checkpoint: Path, paths: Iterable[Path]) -> Files:
     """Sizes and hashes of some of a checkpoint's files."""
-    names = {path: path.relative_to(checkpoint).as_posix() for path in paths}
-    return {
-        name: {"bytes": path.stat().st_size, "sha256": hash_file(path)}
-        for path, name in names.items()
-    }
+    files: Files = {}
+    for path in paths:
+        name = path.relative_to(checkpoint).as_posix()
+        files[name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+    return files
 
 
 def write_manifest(checkpoint: Path, files: Files, facts: dict[str, Any]) -> None:
@@ -55,9 +55,11 @@ def fault_of(checkpoint: Path) -> str | None:
             refuse_pointer(checkpoint / name)
     except UserError as error:
         return str(error)
+
     for path in (checkpoint, *checkpoint.rglob("*")):
         if is_special(path):
             return f"{path.name} is a pipe or a device, no file"
+
     for name in (STATE, *files):
         if not (checkpoint / name).is_file():
             return f"{name} is missing"
@@ -68,8 +70,9 @@ def fault_of(checkpoint: Path) -> str | None:
 
     # A file that is not listed would be compared with nothing.
     weights = {path.name for path in checkpoint.glob("*.safetensors")}
-    if unlisted := sorted({STATE, *weights} - files.keys()):
-        return f"{manifest_of(checkpoint).name} does not list {unlisted[0]}"
+    unlisted = {STATE, *weights} - files.keys()
+    if unlisted:
+        return f"{manifest_of(checkpoint).name} does not list {min(unlisted)}"
     return None
 
 
@@ -95,7 +98,8 @@ def sizes_and_hashes(checkpoint: Path) -> Files:
     try:
         files = read_json(path)["files"]
         for name, facts in files.items():
-            if Path(name).is_absolute() or ".." in Path(name).parts:
+            inside = Path(name)
+            if inside.is_absolute() or ".." in inside.parts:
                 raise ValueError(f"it names '{name}'")
             if type(facts["bytes"]) is not int or type(facts["sha256"]) is not str:
                 raise ValueError(f"'{name}' has no size or no hash")

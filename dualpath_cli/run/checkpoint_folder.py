@@ -36,10 +36,9 @@ from dualpath_cli.base.files import (
     write_text,
 )
 from dualpath_cli.base.folders import set_aside
-from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import STATE, Files, write_manifest
 from dualpath_cli.run.exported_folder import PREFIX
-from dualpath_cli.run.run_folder import LAST, facts_now
+from dualpath_cli.run.run_folder import LAST, facts_now, step_of
 from dualpath_cli.run.weights import in_one_process, read_into, tensors_in
 
 RETRY = 2.0  # seconds until a failed write of a checkpoint is tried again, once
@@ -52,22 +51,22 @@ class SafetensorsIO(CheckpointIO):
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
         try:
-            write(dict(checkpoint), Path(path), alone=True)
+            write_checkpoint(dict(checkpoint), Path(path), alone=True)
         except (OSError, RuntimeError):
             remove(Path(path))
             time.sleep(RETRY)
-            write(checkpoint, Path(path), alone=True)
+            write_checkpoint(checkpoint, Path(path), alone=True)
 
     def load_checkpoint(
         self, path: str | Path, *arguments: Any, **options: Any
     ) -> dict[str, Any]:
-        return read(Path(path))
+        return read_checkpoint(Path(path))
 
     def remove_checkpoint(self, path: str | Path) -> None:
         remove(Path(path))
 
 
-def write(checkpoint: dict[str, Any], folder: Path, alone: bool) -> None:
+def write_checkpoint(checkpoint: dict[str, Any], folder: Path, alone: bool) -> None:
     """Writes a checkpoint of `trainer.save_checkpoint`; all ranks write tensors unless
     `alone`.
 
@@ -79,12 +78,15 @@ def write(checkpoint: dict[str, Any], folder: Path, alone: bool) -> None:
         text = json.dumps(_plain(checkpoint, tensors, _STATE), indent=1)
         if alone or torch.distributed.get_rank() == 0:
             write_text(folder / STATE, text)
-        units = [re.search(r"blocks\.\d+\.|[^.]+\.[^.]+$", name) for name in tensors]
-        numbers: dict[str, int] = {}  # of files: one a layer or other parameter
-        files = {
-            name: numbers.setdefault(unit[0] if unit else name, 1 + len(numbers))
-            for name, unit in zip(tensors, units, strict=True)
-        }
+
+        # A file for each layer, and for each other parameter.
+        numbers: dict[str, int] = {}
+        files: dict[str, int] = {}
+        for name in tensors:
+            unit = re.search(r"blocks\.\d+\.|[^.]+\.[^.]+$", name)
+            shared = unit[0] if unit else name
+            files[name] = numbers.setdefault(shared, 1 + len(numbers))
+
         writer = dcp.HuggingFaceStorageWriter(str(folder), files, save_distributed=True)
         try:
             with in_one_process() if alone else nullcontext():
@@ -96,15 +98,16 @@ def write(checkpoint: dict[str, Any], folder: Path, alone: bool) -> None:
             raise RuntimeError(f"{type(cause).__name__}: {cause}") from None
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """The checkpoint given to `write`, with `folder` instead of weights and optimizer
-    state."""
-    found = tensors_in(folder, _STATE)
+def read_checkpoint(folder: Path) -> dict[str, Any]:
+    """The checkpoint given to `write_checkpoint`, with `folder` instead of weights and
+    optimizer state."""
     tensors = {
-        _STATE + name: torch.empty_like(t, device="cpu") for name, t in found.items()
+        f"{_STATE}{name}": torch.empty_like(stored, device="cpu")
+        for name, stored in tensors_in(folder, _STATE).items()
     }
     read_into(tensors, folder)
-    return {**_filled(read_json(folder / STATE), tensors), "folder": str(folder)}
+    content = _filled(read_json(folder / STATE), tensors)
+    return {**content, "folder": str(folder)}
 
 
 def tensors_of(
@@ -113,61 +116,74 @@ def tensors_of(
     """A checkpoint's tensors by name, tied ones once, and the groups of each
     optimizer."""
     model.state_dict()  # runs FSDP2's hooks, which free gathered weights
-    names: dict[Any, str] = {p: name for name, p in model.named_parameters()}
-    tensors = {PREFIX + name: parameter.detach() for parameter, name in names.items()}
+    names: dict[Any, str] = {
+        parameter: name for name, parameter in model.named_parameters()
+    }
+    tensors = {
+        f"{PREFIX}{name}": parameter.detach() for parameter, name in names.items()
+    }
+
     groups = []
     for number, optimizer in enumerate(optimizers):
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
                 tensors[f"optimizer.{number}.{key}.{names[parameter]}"] = value
-        groups.append(
-            [
-                group | {"params": [names[p] for p in group["params"]]}
-                for group in optimizer.param_groups
-            ]
-        )
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}, groups
+        of_optimizer = [
+            group | {"params": [names[parameter] for parameter in group["params"]]}
+            for group in optimizer.param_groups
+        ]
+        groups.append(of_optimizer)
+
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    return whole, groups
 
 
 def optimizer_states(
     model: nn.Module, checkpoint: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """The optimizers' state dicts in a checkpoint, sharded as the model."""
-    folder, parameters = Path(checkpoint["folder"]), dict(model.named_parameters())
+    folder = Path(checkpoint["folder"])
+    parameters = dict(model.named_parameters())
+
     states = []
     for number, groups in enumerate(checkpoint["groups"]):
         prefix = f"optimizer.{number}."
-        tensors = {}
-        for name, found in tensors_in(folder, prefix).items():
-            like = parameters.get(name.partition(".")[2])
-            if like is None:
-                raise UserError(
-                    f"checkpoint '{folder}' is of another model: it has {name}"
-                )
-            whole = like.shape != found.shape  # single numbers such as Adam's step
-            empty = (
-                torch.empty_like(found, device="cpu")
-                if whole
-                else torch.empty_like(like)
-            )
-            tensors[name] = empty.to(found.dtype)
+        tensors = _empty_state(parameters, folder, prefix)
         read_into({prefix + name: tensor for name, tensor in tensors.items()}, folder)
+
+        # torch knows parameters by their number, in the order of groups.
         order = [name for group in groups for name in group["params"]]
-        numbered: dict[int, dict[str, Any]] = {}
+        state: dict[int, dict[str, Any]] = {}
         for name, tensor in tensors.items():
-            key, _, of = name.partition(".")
-            numbered.setdefault(order.index(of), {})[key] = tensor
+            key, _, parameter = name.partition(".")
+            state.setdefault(order.index(parameter), {})[key] = tensor
+
         numbers = iter(range(len(order)))
-        states.append(
-            {
-                "state": numbered,
-                "param_groups": [
-                    group | {"params": [next(numbers) for _ in group["params"]]}
-                    for group in groups
-                ],
-            }
-        )
+        numbered_groups = [
+            group | {"params": [next(numbers) for _ in group["params"]]}
+            for group in groups
+        ]
+        states.append({"state": state, "param_groups": numbered_groups})
     return states
+
+
+def _empty_state(
+    parameters: Mapping[str, nn.Parameter], folder: Path, prefix: str
+) -> dict[str, torch.Tensor]:
+    """Tensors for an optimizer's state in a checkpoint, by `KEY.PARAMETER`, sharded as
+    the parameters."""
+    tensors = {}
+    for name, stored in tensors_in(folder, prefix).items():
+        like = parameters.get(name.partition(".")[2])
+        if like is None:
+            raise UserError(f"checkpoint '{folder}' is of another model: it has {name}")
+
+        if like.shape == stored.shape:
+            empty = torch.empty_like(like)
+        else:  # single numbers such as Adam's step
+            empty = torch.empty_like(stored, device="cpu")
+        tensors[name] = empty.to(stored.dtype)
+    return tensors
 
 
 _STATE = "state."  # the prefix of the names of tensors in callbacks and other state
@@ -181,14 +197,20 @@ def _plain(value: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
     if isinstance(value, torch.Tensor):
         tensors[path] = value.detach().contiguous()
         return {_KIND: "tensor", "of": path}
+
     if isinstance(value, dict):
-        items = [(k, _plain(v, tensors, f"{path}{k}.")) for k, v in value.items()]
+        items = [
+            (key, _plain(item, tensors, f"{path}{key}.")) for key, item in value.items()
+        ]
         if all(type(key) is str and key != _KIND for key in value):
             return dict(items)
-        return {_KIND: "dict", "of": [[_plain(k, tensors, path), v] for k, v in items]}
+        pairs = [[_plain(key, tensors, path), item] for key, item in items]
+        return {_KIND: "dict", "of": pairs}
+
     if isinstance(value, list | tuple):
         plain = [_plain(item, tensors, f"{path}{n}.") for n, item in enumerate(value)]
         return plain if isinstance(value, list) else {_KIND: "tuple", "of": plain}
+
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise UserError(
@@ -203,13 +225,17 @@ def _filled(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return [_filled(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
-    kind, of = value.get(_KIND), value.get("of")
+
+    kind = value.get(_KIND)
+    content = value.get("of")
     if kind == "tensor":
-        return tensors[str(of)]
+        return tensors[str(content)]
     if kind == "tuple":
-        return tuple(_filled(of, tensors))
+        return tuple(_filled(content, tensors))
     if kind == "dict":
-        return {_filled(k, tensors): _filled(v, tensors) for k, v in of or ()}
+        return {
+            _filled(key, tensors): _filled(item, tensors) for key, item in content or ()
+        }
     return {key: _filled(item, tensors) for key, item in value.items()}
 
 
@@ -218,13 +244,14 @@ def publish(partial: Path, final: Path, files: Files) -> None:
     for path in [*partial.rglob("*"), partial]:
         sync(path)
     check_replaceable(final.with_name(LAST))
+
+    # A run that is repeated from an older checkpoint replaces one.
     replaced = final.with_name(final.name + ".replaced" + PARTIAL)
-    # from a run that is being repeated from an older checkpoint
     set_aside(final, replaced)
-    folder = final.parents[1]
-    step = run_folder.step_of(final)
-    write_manifest(final, files, {**facts_now(folder), "step": step})
+    facts = {**facts_now(final.parents[1]), "step": step_of(final)}
+    write_manifest(final, files, facts)
     partial.rename(final)
+
     link = final.with_name(LAST + PARTIAL)
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)

@@ -14,9 +14,16 @@ from pathlib import Path
 from dualpath_cli.base.errors import UserError, content_fault
 from dualpath_cli.base.files import read_json, read_text
 from dualpath_cli.base.pointers import StandIn
-from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import hash_file, sizes_and_hashes
-from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
+from dualpath_cli.run.run_folder import (
+    RECIPE,
+    TOKENIZER,
+    VERSIONS,
+    Run,
+    check_same_recipe,
+    read_recipe,
+    read_run,
+)
 from dualpath_cli.spec.config import RENAMED, ModelConfig
 
 LISTING = "SHA256SUMS"
@@ -44,12 +51,11 @@ def read_folder(folder: Path) -> Run:
     """The run that was exported to a folder."""
     for name in (RECIPE, VERSIONS, TOKENIZER):
         if not (folder / name).is_file():
-            hint = (
-                ""
-                if name == TOKENIZER
-                else "; copy it from the folder that the export wrote"
-            )
+            hint = "; copy it from the folder that the export wrote"
+            if name == TOKENIZER:
+                hint = ""
             raise UserError(f"'{folder}' holds no {name}{hint}")
+
     try:
         config = read_json(folder / CONFIG)
         step = config["dualpath"]["step"]
@@ -63,10 +69,12 @@ def read_folder(folder: Path) -> Run:
             f"'{folder / CONFIG}' describes no model of dualpath: "
             f"{content_fault(error)}"
         ) from None
+
     way_out = f"put {CONFIG} back, or export the run again"
-    run_folder.check_same_recipe(folder, {"model": model}, ("model",), way_out=way_out)
-    run_folder.check_as_written(folder, folder)
-    return Run(folder, folder, step)
+    check_same_recipe(
+        folder, read_recipe(folder), {"model": model}, ("model",), way_out=way_out
+    )
+    return read_run(folder, folder, step)
 
 
 def listing(hashes: Mapping[str, str]) -> str:
@@ -85,19 +93,19 @@ def check_unchanged(
     listed = _listed(folder)
     if listed is None:
         return
+
     found = {path.name for path in folder.iterdir() if path.suffix in _READ}
-    if added := sorted(found - listed.keys()):
+    added = found - listed.keys()
+    if added:
         raise UserError(
-            f"'{folder}' is damaged: {added[0]} is not in {LISTING}; move the file "
+            f"'{folder}' is damaged: {min(added)} is not in {LISTING}; move the file "
             "away, or copy the folder again"
         )
-    changed = (
-        name
-        for name, sha256 in listed.items()
-        if name != CARD
-        and not ((folder / name).is_file() and hash_file(folder / name, read) == sha256)
-    )
-    if name := next(changed, None):
+
+    for name, sha256 in listed.items():
+        path = folder / name
+        if name == CARD or (path.is_file() and hash_file(path, read) == sha256):
+            continue
         raise UserError(
             f"'{folder}' is damaged: {name} is not as it was exported (sha256); copy "
             f"it again, or remove {LISTING} if the change was meant"
@@ -113,9 +121,9 @@ def hash_of_weights(folder: Path) -> str:
     if is_exported(folder):
         hashes = _listed(folder) or {}
     else:
-        hashes = {
-            name: facts["sha256"] for name, facts in sizes_and_hashes(folder).items()
-        }
+        files = sizes_and_hashes(folder)
+        hashes = {name: facts["sha256"] for name, facts in files.items()}
+
     own = [
         hashes.get(path.name) or hash_file(path)
         for path in folder.glob("*.safetensors")
@@ -126,12 +134,16 @@ def hash_of_weights(folder: Path) -> str:
 def check_ours(folder: Path, shown: Path) -> None:
     """Raises UserError if a folder has a file that no export wrote; `shown` is its
     name."""
-    listed = _listed(folder) if is_exported(folder) else None
+    listed: dict[str, str] = {}
+    if is_exported(folder):
+        listed = _listed(folder) or {}
+
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if name != LISTING and not (
-            path.is_file() and listed and listed.get(name) == hash_file(path)
-        ):
+        if name == LISTING:
+            continue
+        is_listed = path.is_file() and name in listed
+        if not is_listed or listed[name] != hash_file(path):
             raise UserError(
                 f"'{shown}' holds '{name}', which is not as an export wrote it; move "
                 "it away, or give another --out"
@@ -186,6 +198,7 @@ def _listed(folder: Path) -> dict[str, str] | None:
     path = folder / LISTING
     if not path.exists():
         return None
+
     hashes: dict[str, str] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
         found = _LINE.fullmatch(line)

@@ -19,11 +19,11 @@ runs/<recipe>/<name>/
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import PARTIAL, read_json, write_text
@@ -32,14 +32,13 @@ from dualpath_cli.base.locks import FIT
 from dualpath_cli.base.output import say
 from dualpath_cli.base.processes import is_first_rank
 from dualpath_cli.base.version import versions
-from dualpath_cli.recipe.recipes import Recipe, dump, merge, read
-from dualpath_cli.recipe.settings import (
-    Settings,
-    TrainerSettings,
-    check_sections,
-    settings_from,
-)
+from dualpath_cli.recipe.keys import free_keys
+from dualpath_cli.recipe.recipes import Recipe, dump, merge, read_recipe_file
+from dualpath_cli.recipe.settings import Settings, check_sections, settings_from
 from dualpath_cli.run.checkpoint_files import facts_of, fault_of
+
+if TYPE_CHECKING:
+    from dualpath_cli.data.tokenizer import Tokenizer
 
 RECIPE = "recipe.yaml"
 VERSIONS = "versions.json"
@@ -54,67 +53,22 @@ STEP = re.compile(r"step-[0-9]{1,18}")  # the name of a checkpoint
 
 PUT_BACK = "put it back, or train the run anew under another name (fit --run.name NAME)"
 
-_NUMBERS = ("model", "optim", "run", "data", "seed_everything")
-# A continued run may change these: none of them decides the numbers.
-_FREE_KEYS = {
-    "run": {
-        "dir",
-        "name",
-        "branch_from",
-        "compile",
-        "activation_checkpointing",
-        "micro_batch",
-        "log_every",
-        "gates_every",
-        "validate_every",
-        "save_every",
-        "keep",
-        "keep_every",
-        "tensorboard",
-        "wandb",
-        "peak_tflops",
-        "rank_timeout",
-        "max_bad_steps",
-        "shard_size",
-    },
-    "data": {
-        "path",
-        "val",
-        "val_tokens",
-        "val_seed",
-        "workers",
-        "max_epochs",
-        "verify",
-    },
-}
-
-OF_TEXTS = {"max_seq_len", "document_start"}
-"""Keys of a model that may differ from those of its weights: they say how texts are
-cut."""
-
-
-def without_numbers() -> set[str]:
-    """Keys of a recipe that do not affect training, given its data: `run.log_every`."""
-    keys = {
-        f"{section}.{key}" for section, names in _FREE_KEYS.items() for key in names
-    }
-    trainer = {field.name for field in fields(TrainerSettings)}
-    decisive = {"precision", "callbacks", "plugins"}  # or may be
-    return keys | {f"trainer.{key}" for key in trainer - decisive}
+DECISIVE = ("model", "optim", "run", "data", "seed_everything")
+"""The parts of a recipe with keys that decide a run's numbers. Of the section trainer
+only the precision does, which is a fact of the run."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A RUN as the user gave it: its folder and a checkpoint."""
+    """A RUN as the user gave it: its folder and a checkpoint, with their records."""
 
     # with recipe, versions and tokenizer; commands write their results here
     folder: Path
     checkpoint: Path  # a folder inside it; an exported folder is both
     step: int  # optimizer step of the checkpoint
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return facts_at(self.folder, self.checkpoint)
+    recipe: Recipe  # the resolved recipe of the folder
+    facts: dict[str, Any]  # of the part of the run that wrote the checkpoint
+    tokenizer: "Tokenizer"
 
 
 # Checkpoints
@@ -135,7 +89,10 @@ def newest_checkpoint(folder: Path) -> Path | None:
     Damage is found by sizes here; hashes are compared when a checkpoint is loaded.
     """
     last = (folder / CHECKPOINTS / LAST).resolve()
-    order = sorted(complete_checkpoints(folder), key=lambda p: (p == last, step_of(p)))
+    order = sorted(
+        complete_checkpoints(folder), key=lambda path: (path == last, step_of(path))
+    )
+
     faults: list[str] = []
     for checkpoint in reversed(order):
         fault = fault_of(checkpoint)
@@ -144,6 +101,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
                 say("\n".join(f"passed over {line}" for line in faults))
             return checkpoint
         faults.append(f"{checkpoint}: {fault}")
+
     if faults:
         raise UserError(
             f"'{folder}' has no whole checkpoint: {faults[0]}; put one back, or remove "
@@ -154,8 +112,12 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """The renamed checkpoints of a run folder, in no order."""
-    found = [p for p in (folder / CHECKPOINTS).glob("step-*") if STEP.fullmatch(p.name)]
-    return [real if STEP.fullmatch((real := p.resolve()).name) else p for p in found]
+    checkpoints = []
+    for path in (folder / CHECKPOINTS).glob("step-*"):
+        if STEP.fullmatch(path.name):
+            target = path.resolve()
+            checkpoints.append(target if STEP.fullmatch(target.name) else path)
+    return checkpoints
 
 
 def way_on(folder: Path) -> str:
@@ -172,13 +134,15 @@ def read_recipe(folder: Path) -> Recipe:
     path = folder / RECIPE
     if not path.is_file():
         raise UserError(f"run folder '{folder}' has no {RECIPE}; {PUT_BACK}")
-    recipe = read(path)
+
+    recipe = read_recipe_file(path)
     try:
         check_sections(recipe)
     except UserError as error:
-        # not quoted
+        # The content of another file must not be quoted.
         why = "its link leads to no recipe" if path.is_symlink() else error
         raise UserError(f"{path}: {why}") from None
+
     trainer = recipe.get("trainer", {})
     if isinstance(trainer.get("strategy"), dict):  # a class, of an earlier version
         trainer["strategy"] = "auto"
@@ -188,52 +152,56 @@ def read_recipe(folder: Path) -> Recipe:
 def decisive_part(recipe: Recipe) -> Recipe:
     """The keys of a resolved recipe that decide the run's numbers; the section trainer
     has none."""
-    return {
-        section: {
-            k: v
-            for k, v in recipe[section].items()
-            if k not in _FREE_KEYS.get(section, ())
-        }
-        if isinstance(recipe[section], dict)
-        else recipe[section]
-        for section in _NUMBERS
-    }
+    part: Recipe = {}
+    for section in DECISIVE:
+        content = recipe[section]
+        if isinstance(content, dict):
+            free = free_keys(section)
+            content = {key: value for key, value in content.items() if key not in free}
+        part[section] = content
+    return part
 
 
 def check_same_recipe(
     folder: Path,
-    recipe: Recipe,
-    sections: Sequence[str] = _NUMBERS,
+    before: Recipe,
+    now: Recipe,
+    sections: Sequence[str] = DECISIVE,
     free: Mapping[str, Set[str]] = {},
     way_out: str = "give this one a name (--run.name NAME)",
 ) -> None:
-    """Refuses a recipe that gives other numbers; `free` are further keys that may
-    differ."""
-    if different := _first_difference(read_recipe(folder), recipe, sections, free):
+    """Refuses a recipe that gives other numbers than that of the run in a folder;
+    `free` are further keys that may differ."""
+    different = _first_difference(before, now, sections, free)
+    if different:
         name, old, new = different
         raise UserError(
             f"{folder} holds a run with {name}={old}, this one has {new}; {way_out}"
         )
 
 
-def check_as_written(folder: Path, checkpoint: Path) -> None:
-    """Refuses a checkpoint of another step, run, model or tokenizer than its folder's.
+def read_run(folder: Path, checkpoint: Path, step: int) -> Run:
+    """Reads the records of a run and of one of its checkpoints.
 
-    In an exported folder, which is both, only model and tokenizer can differ.
+    Raises UserError for a checkpoint of another step, run, model or tokenizer than its
+    folder's. In an exported folder, which is both, only model and tokenizer can differ.
     """
+    # It imports numpy.
     from dualpath_cli.data.tokenizer import Tokenizer
 
-    recipe, facts = read_recipe(folder), facts_at(folder, checkpoint)
+    recipe = read_recipe(folder)
+    facts = facts_at(folder, checkpoint)
     for key in ("id", "step", "model", "tokenizer"):
         if key not in facts:
             raise UserError(
                 f"the facts recorded for {checkpoint} have no '{key}'; {PUT_BACK}"
             )
-    if checkpoint != folder and facts["step"] != step_of(checkpoint):
+    if checkpoint != folder and facts["step"] != step:
         raise UserError(
             f"{checkpoint} was written at step {facts['step']}; put the checkpoint of "
-            f"step {step_of(checkpoint)} back, or remove it"
+            f"step {step} back, or remove it"
         )
+
     begun = read_json(folder / VERSIONS, PUT_BACK)
     if "id" not in begun:
         raise UserError(f"{folder / VERSIONS} has no 'id'; {PUT_BACK}")
@@ -242,20 +210,25 @@ def check_as_written(folder: Path, checkpoint: Path) -> None:
             f"{checkpoint} is of another run than {folder}; put its own back, or "
             "remove it"
         )
+
     trained = {"model": facts["model"]}
-    if different := _first_difference(trained, recipe, trained):
+    different = _first_difference(trained, recipe, trained)
+    if different:
         name, old, new = different
         raise UserError(
             f"{folder / RECIPE} has {name}={new}, but {checkpoint} was trained with "
             f"{old}; put that back"
         )
-    path, fingerprint = folder / TOKENIZER, facts["tokenizer"]
-    found = Tokenizer(read_json(path, PUT_BACK), str(path)).fingerprint
-    if found != fingerprint:
+
+    path = folder / TOKENIZER
+    tokenizer = Tokenizer(read_json(path, PUT_BACK), str(path))
+    if tokenizer.fingerprint != facts["tokenizer"]:
         raise UserError(
-            f"{path} has the fingerprint {found:.12}, but {checkpoint} was trained "
-            f"with that of {fingerprint!s:.12}; put the run's own back"
+            f"{path} has the fingerprint {tokenizer.fingerprint:.12}, but {checkpoint} "
+            f"was trained with that of {facts['tokenizer']!s:.12}; put the run's own "
+            "back"
         )
+    return Run(folder, checkpoint, step, recipe, facts, tokenizer)
 
 
 def other_model(
@@ -278,15 +251,23 @@ def _first_difference(
 
     A setting that only the newer recipe has was at its default in the older one.
     """
-    before, now = merge(_defaults(), before), merge(_defaults(), now)
+    before = merge(_defaults(), before)
+    now = merge(_defaults(), now)
+
     for section in sections:
-        old, new = before.get(section), now.get(section)
-        if not isinstance(old, dict) or not isinstance(new, dict):
+        old = before.get(section)
+        new = now.get(section)
+        if not isinstance(old, dict) or not isinstance(new, dict):  # seed_everything
             old, new = {"": old}, {"": new}
-        may_differ = _FREE_KEYS.get(section, set()) | free.get(section, set())
-        for key in sorted((old.keys() | new.keys()) - may_differ):
-            if old.get(key) != new.get(key):
-                return f"{section}.{key}".rstrip("."), old.get(key), new.get(key)
+
+        may_differ = free_keys(section) | free.get(section, set())
+        keys = (old.keys() | new.keys()) - may_differ
+        for key in sorted(keys):
+            value = old.get(key)
+            other = new.get(key)
+            if value != other:
+                name = f"{section}.{key}" if key else section
+                return name, value, other
     return None
 
 
@@ -302,7 +283,7 @@ def _defaults() -> Recipe:
 # Facts
 
 
-def start(
+def write_start(
     folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None = None
 ) -> None:
     """Writes the resolved recipe, the versions and `facts` into a run folder.
@@ -314,22 +295,30 @@ def start(
         for begun, path in _parts(folder, name).items():
             if begun >= (step or 0):
                 path.unlink()
+
     suffix = "" if step is None else f"-{step:08d}"
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    text = json.dumps({**versions(), "started": started, **facts}, indent=2) + "\n"
+    content = {**versions(), "started": started, **facts}
+
     # First, as this file marks the folder as a run's.
-    write_text((folder / VERSIONS).with_stem(f"versions{suffix}"), text)
+    write_text(
+        (folder / VERSIONS).with_stem(f"versions{suffix}"),
+        json.dumps(content, indent=2) + "\n",
+    )
     write_text((folder / RECIPE).with_stem(f"recipe{suffix}"), dump(recipe))
 
 
 def _parts(folder: Path, name: str) -> dict[int, Path]:
     """The files of that name of continued parts, by the parts' first steps."""
-    stem, suffix = Path(name).stem, Path(name).suffix
-    found = {
-        path.stem.removeprefix(f"{stem}-"): path
-        for path in folder.glob(f"{stem}-*{suffix}")
-    }
-    return {int(step): path for step, path in found.items() if step.isdecimal()}
+    stem = Path(name).stem
+    suffix = Path(name).suffix
+
+    parts = {}
+    for path in folder.glob(f"{stem}-*{suffix}"):
+        step = path.stem.removeprefix(f"{stem}-")
+        if step.isdecimal():
+            parts[int(step)] = path
+    return parts
 
 
 def settings_of_parts(folder: Path, settings: Settings) -> dict[int, Settings]:
@@ -337,20 +326,20 @@ def settings_of_parts(folder: Path, settings: Settings) -> dict[int, Settings]:
     given."""
     parts = {0: settings}
     for begun, path in sorted(_parts(folder, RECIPE).items()):
-        parts[begun] = settings_from(read(path))
+        parts[begun] = settings_from(read_recipe_file(path))
     return parts
 
 
 def branch_step(folder: Path) -> int:
     """The step of the trunk at which a branch began; 0 for any other run."""
-    versions = folder / VERSIONS
-    facts = read_json(versions, PUT_BACK) if versions.exists() else {}
-    words = str(facts.get("branched_from")).rpartition(BRANCHED)[2]
-    return int(words) if words.isdecimal() else 0
+    path = folder / VERSIONS
+    facts = read_json(path, PUT_BACK) if path.exists() else {}
+    step = str(facts.get("branched_from")).rpartition(BRANCHED)[2]
+    return int(step) if step.isdecimal() else 0
 
 
 def facts_now(folder: Path) -> dict[str, Any]:
-    """The facts that `start` wrote last; empty if there are none."""
+    """The facts that `write_start` wrote last; empty if there are none."""
     parts = {-1: folder / VERSIONS, **_parts(folder, VERSIONS)}
     newest = parts[max(parts)]
     return read_json(newest, PUT_BACK) if newest.exists() else {}
@@ -375,14 +364,14 @@ def facts_at(folder: Path, checkpoint: Path) -> dict[str, Any]:
     return facts_of(checkpoint)
 
 
-def check_same_facts(folder: Path, checkpoint: Path, facts: dict[str, Any]) -> None:
-    """Refuses the first of `facts` that had another value when a checkpoint was
+def check_same_facts(run: Run, facts: dict[str, Any]) -> None:
+    """Refuses the first of `facts` that had another value when a run's checkpoint was
     written."""
-    before = facts_at(folder, checkpoint)
     for name, now in facts.items():
-        if before.get(name) != now:
+        before = run.facts.get(name)
+        if before != now:
             raise UserError(
-                f"{folder} was begun with {name} {before.get(name)}, now it is {now}; "
+                f"{run.folder} was begun with {name} {before}, now it is {now}; "
                 "restore the former or give this run a name (--run.name NAME)"
             )
 
@@ -397,10 +386,13 @@ def check_links(folder: Path) -> None:
 
 def check_free(folder: Path) -> None:
     """Refuses a folder for a new run that has files, and no versions.json of a run."""
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    there = [name for name in names if name != FIT and not name.endswith(PARTIAL)]
-    if there and "packages" not in facts_now(folder):
+    if not folder.is_dir():
+        return
+
+    names = sorted(path.name for path in folder.iterdir())
+    others = [name for name in names if name != FIT and not name.endswith(PARTIAL)]
+    if others and "packages" not in facts_now(folder):
         raise UserError(
-            f"{folder} holds '{there[0]}', and no {VERSIONS} of a run; give this run a "
-            "name (--run.name NAME), or move the file"
+            f"{folder} holds '{others[0]}', and no {VERSIONS} of a run; give this run "
+            "a name (--run.name NAME), or move the file"
         )

@@ -4,20 +4,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dualpath_cli.base.errors import UserError, did_you_mean
-from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.recipe.keys import OF_TEXTS
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.exported_folder import is_exported, read_folder
 from dualpath_cli.run.run_folder import (
     CHECKPOINTS,
-    OF_TEXTS,
     RECIPE,
     STEP,
-    TOKENIZER,
     Run,
-    check_as_written,
     newest_checkpoint,
     other_model,
-    read_recipe,
+    read_run,
     step_of,
 )
 from dualpath_cli.spec.config import ModelConfig
@@ -34,17 +31,18 @@ class Trained:
     settings: Settings
 
     def check(self, change: Intervention | None) -> None:
-        if change is not None and (problem := change.problem(self.settings.model)):
+        """Raises UserError for an override that the model cannot have."""
+        if change is None:
+            return
+        problem = change.problem(self.settings.model)
+        if problem:
             raise UserError(f"{change.name}: {problem} ({self.path})")
 
-    def tokenizer(self) -> Tokenizer:
-        return Tokenizer.load(self.run.folder / TOKENIZER)
 
-
-def find(path: str, own_classes: bool = False) -> Trained:
+def find_trained(path: str, own_classes: bool = False) -> Trained:
     """Finds the model of any RUN; `own_classes` allows importing its custom classes."""
     run = find_run(path)
-    settings = settings_from(read_recipe(run.folder))
+    settings = settings_from(run.recipe)
     check_as_trained(run, settings.model, own_classes)
     return Trained(path, run, settings)
 
@@ -56,30 +54,34 @@ def find_run(path: str) -> Run:
     if is_exported(given):
         return read_folder(given)
     if not given.exists():
-        siblings = (
-            [p.name for p in given.parent.iterdir()] if given.parent.is_dir() else []
-        )
-        hint = (
-            did_you_mean(given.name, siblings)
-            or "; runs are kept as runs/<recipe>/<name>"
-        )
-        raise UserError(f"no run or checkpoint at '{path}'{hint}")
+        raise UserError(f"no run or checkpoint at '{path}'{_hint_at_run(given)}")
+
     if (given / RECIPE).is_file():
-        folder, checkpoint = given, newest_checkpoint(given)
-        if checkpoint is None:
+        newest = newest_checkpoint(given)
+        if newest is None:
             raise UserError(
                 f"run '{path}' has no complete checkpoint yet; let fit write one first"
             )
-    else:
-        folder, checkpoint = given.resolve().parent.parent, given.resolve()
-        if not STEP.fullmatch(checkpoint.name) or not (folder / RECIPE).is_file():
-            raise UserError(
-                f"'{path}' is neither a run folder (it would hold {RECIPE}), nor a "
-                f"checkpoint inside one ({CHECKPOINTS}/step-...), nor a folder of "
-                "dualpath export"
-            )
-    check_as_written(folder, checkpoint)
-    return Run(folder, checkpoint, step_of(checkpoint))
+        return read_run(given, newest, step_of(newest))
+
+    checkpoint = given.resolve()
+    folder = checkpoint.parent.parent
+    if not STEP.fullmatch(checkpoint.name) or not (folder / RECIPE).is_file():
+        raise UserError(
+            f"'{path}' is neither a run folder (it would hold {RECIPE}), nor a "
+            f"checkpoint inside one ({CHECKPOINTS}/step-...), nor a folder of "
+            "dualpath export"
+        )
+    return read_run(folder, checkpoint, step_of(checkpoint))
+
+
+def _hint_at_run(missing: Path) -> str:
+    """The run that a path without a run probably means, or where runs are."""
+    folder = missing.parent
+    siblings = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return did_you_mean(missing.name, siblings) or (
+        "; runs are kept as runs/<recipe>/<name>"
+    )
 
 
 def check_as_run(run: Run, model: ModelConfig) -> None:
@@ -89,8 +91,9 @@ def check_as_run(run: Run, model: ModelConfig) -> None:
     Weights load under any keys of the same shapes, and results stand under the run's
     name.
     """
-    trained = read_recipe(run.folder).get("model", {})
-    if different := other_model(trained, asdict(model), free=OF_TEXTS):
+    trained = run.recipe.get("model", {})
+    different = other_model(trained, asdict(model), free=OF_TEXTS)
+    if different:
         key, before, value = different
         way_out = "leave it out, or train a run with it (fit --run.name NAME)"
         if key == "model.loops" and isinstance(value, int):
@@ -102,7 +105,7 @@ def check_as_run(run: Run, model: ModelConfig) -> None:
         )
 
     start = model.document_start
-    end_of_text = Tokenizer.load(run.folder / TOKENIZER).eot_id
+    end_of_text = run.tokenizer.eot_id
     if start not in (trained.get("document_start"), None, end_of_text):
         raise UserError(
             f"model.document_start={start} begins no document of '{run.folder}'; its "

@@ -22,7 +22,6 @@ from torch.distributed.tensor import DTensor
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import open_regular
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import (
     Files,
     damaged,
@@ -37,6 +36,7 @@ from dualpath_cli.run.exported_folder import (
     part_of,
     shards_of,
 )
+from dualpath_cli.run.run_folder import complete_checkpoints, step_of
 from dualpath_cli.run.trained import Trained
 from dualpath_cli.spec.config import ModelConfig
 
@@ -63,22 +63,20 @@ def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
         for path in [*shards_of(folder), *(part_of(folder, name) for name in named)]:
             with open_regular(path):  # a pipe would be waited for
                 pass
-        entries = (
-            dcp.HuggingFaceStorageReader(str(folder))
-            .read_metadata()
-            .state_dict_metadata
-        )
-        found = {}
-        for name, entry in entries.items():
+
+        reader = dcp.HuggingFaceStorageReader(str(folder))
+        tensors = {}
+        for name, entry in reader.read_metadata().state_dict_metadata.items():
             assert isinstance(entry, TensorStorageMetadata)
-            if sum(chunk.sizes.numel() for chunk in entry.chunks) != entry.size.numel():
+            stored = sum(chunk.sizes.numel() for chunk in entry.chunks)
+            if stored != entry.size.numel():
                 raise ValueError(f"{name} is not there once and whole")
             if name.startswith(prefix):
-                empty = torch.empty(
-                    entry.size, dtype=entry.properties.dtype, device="meta"
+                dtype = entry.properties.dtype
+                tensors[name.removeprefix(prefix)] = torch.empty(
+                    entry.size, dtype=dtype, device="meta"
                 )
-                found[name.removeprefix(prefix)] = empty
-        return found
+        return tensors
     except UserError:
         raise
     except Exception as error:  # a damaged file raises nearly anything
@@ -129,9 +127,11 @@ def fill(model: DualPathLM, folder: Path) -> None:
     """Loads weights in place into a model, which may be sharded, from a verified
     folder."""
     check_weights(model, tensors_in(folder, PREFIX), folder)
-    read_weights(
-        {PREFIX + name: p.detach() for name, p in model.named_parameters()}, folder
-    )
+    weights = {
+        f"{PREFIX}{name}": parameter.detach()
+        for name, parameter in model.named_parameters()
+    }
+    read_weights(weights, folder)
 
 
 def check_weights(
@@ -151,21 +151,27 @@ def check_weights(
             raise UserError(
                 f"checkpoint '{folder}': {name} is of {kind}, which no training writes"
             )
-    if other := sorted(found.keys() - wanted.keys()):
-        raise UserError(f"checkpoint '{folder}' is of another model: it has {other[0]}")
+
+    others = sorted(found.keys() - wanted.keys())
+    if others:
+        raise UserError(
+            f"checkpoint '{folder}' is of another model: it has {others[0]}"
+        )
 
 
 # Models without Lightning
 
 
 def device_of(name: str) -> torch.device:
+    """The device of a name; UserError for a GPU that this machine does not have."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+
     device = torch.device("cuda:0" if name == "cuda" else name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        there = torch.cuda.device_count()
+    gpus = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= gpus:
         raise UserError(
-            f"--device {name}: this machine has {there} such devices; give cpu or auto"
+            f"--device {name}: this machine has {gpus} such devices; give cpu or auto"
         )
     return device
 
@@ -198,9 +204,9 @@ def round_weights(model: DualPathLM, dtype: torch.dtype) -> None:
     stream begins with its rows.
     """
     for name, module in model.named_modules():
-        tied = model.config.tie_embeddings and module is model.head
-        decides = {"gate", "router"} & set(name.split("."))
-        if type(module) is nn.Linear and not tied and not decides:
+        is_tied = model.config.tie_embeddings and module is model.head
+        decides = not {"gate", "router"}.isdisjoint(name.split("."))
+        if type(module) is nn.Linear and not is_tied and not decides:
             module.to(dtype)
 
 
@@ -210,14 +216,17 @@ def round_weights(model: DualPathLM, dtype: torch.dtype) -> None:
 def hashed(checkpoint: Path) -> Files:
     """Sizes and hashes of a checkpoint's files, on all ranks, which divide the work."""
     rank, ranks = _rank_and_ranks()
+
     # On a shared file system a rank may not see yet the files of another machine.
-    seen = sorted(
-        {path for paths in from_all_ranks(files_of(checkpoint)) for path in paths}
-    )
-    own = describe(checkpoint, seen[rank::ranks])
-    return {
-        name: facts for files in from_all_ranks(own) for name, facts in files.items()
-    }
+    seen: set[Path] = set()
+    for paths in from_all_ranks(files_of(checkpoint)):
+        seen.update(paths)
+
+    own = describe(checkpoint, sorted(seen)[rank::ranks])
+    files: Files = {}
+    for of_rank in from_all_ranks(own):
+        files |= of_rank
+    return files
 
 
 def verify(
@@ -234,21 +243,29 @@ def verify(
     if is_exported(folder):
         check_unchanged(folder, read)
         return
+
     fault = fault_of(folder)
-    changed = [] if fault else damaged(folder, *_rank_and_ranks(), read)
-    names = sorted({name for rank in from_all_ranks(changed) for name in rank})
-    if names:
-        fault = f"{names[0]} was changed since it was written (sha256)"
-    if fault:
-        if way_out is None:
-            intact = [
-                path
-                for path in run_folder.complete_checkpoints(folder.parents[1])
-                if path != folder and fault_of(path) is None
-            ]
-            newest = max(intact, key=run_folder.step_of, default=None)
-            way_out = f"; give --ckpt-path {newest}" if newest else ""
-        raise UserError(f"checkpoint '{folder}' is damaged: {fault}{way_out}")
+    own = [] if fault else damaged(folder, *_rank_and_ranks(), read)
+    changed = {name for of_rank in from_all_ranks(own) for name in of_rank}
+    if changed:
+        fault = f"{min(changed)} was changed since it was written (sha256)"
+    if not fault:
+        return
+
+    if way_out is None:
+        way_out = _newest_other(folder)
+    raise UserError(f"checkpoint '{folder}' is damaged: {fault}{way_out}")
+
+
+def _newest_other(folder: Path) -> str:
+    """The end of a message: the newest other checkpoint of a checkpoint's run."""
+    intact = [
+        path
+        for path in complete_checkpoints(folder.parents[1])
+        if path != folder and fault_of(path) is None
+    ]
+    newest = max(intact, key=step_of, default=None)
+    return "" if newest is None else f"; give --ckpt-path {newest}"
 
 
 def _rank_and_ranks() -> tuple[int, int]:
@@ -262,6 +279,7 @@ def from_all_ranks(value: T) -> list[T]:
     _, ranks = _rank_and_ranks()
     if ranks == 1:
         return [value]
+
     gathered: list[Any] = [None] * ranks
     dist.all_gather_object(gathered, value)
     return gathered

@@ -5,14 +5,15 @@ imported.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import did_you_mean
-from dualpath_cli.base.ranges import Range, check_ranges
+from dualpath_cli.base.ranges import check_ranges
+from dualpath_cli.spec.keys import key, ranges_of
 
 BlockKind = Literal["dual", "loop", "wide"]
 Gate = Literal["two_gates", "convex", "softmax", "fixed"]
@@ -65,28 +66,6 @@ bytes."""
 Checkpointing = Literal["none", "selective", "full"]
 """The operations that blocks compute again in the backward pass: none, pointwise ones,
 all."""
-RANGES: dict[str, Range] = {
-    "vocab_size": (1, 10**8),
-    "n_layers": (1, 10**4),
-    "d_model": (1, 10**6),
-    "n_heads": (1, 10**6),
-    "n_kv_heads": (1, 10**6),
-    "max_seq_len": (1, 10**7),
-    "loops": (1, 10**4),
-    "d_ffn": (1, 10**9),
-    "d_ffn_wide": (1, 10**9),
-    "ffn_multiple_of": (1, 10**9),
-    "n_experts": (0, 10**4),
-    "top_k": (1, 10**4),
-    "balance_rate": (0, 100),
-    "rope_base": (1, 1e15),
-    "norm_eps": (1e-30, 1),
-    "gain_init": (-1000, 1000),
-    "init_std": (0, 100),
-    "document_start": (0, 10**8),
-}
-"""Ranges of a model's fields: far beyond any real model, and counts within them are
-exact."""
 
 
 @dataclass(frozen=True)
@@ -94,82 +73,90 @@ class ModelConfig:
     """A model as data. The defaults are the paper's backbone as trained
     (docs/paper.md)."""
 
-    vocab_size: int = 50304
+    vocab_size: int = key(50304, range=(1, 10**8), in_sweep="decided")
     """Rows of the embedding and of the head; at least the tokenizer's size."""
-    n_layers: int = 16
+    n_layers: int = key(16, range=(1, 10**4), in_sweep="decided")
     """Number of blocks."""
-    d_model: int = 768
+    d_model: int = key(768, range=(1, 10**6), in_sweep="decided")
     """Width of the residual stream."""
-    n_heads: int = 12
+    n_heads: int = key(12, range=(1, 10**6), in_sweep="decided")
     """Number of query heads; the head size is d_model / n_heads."""
-    n_kv_heads: int = 12
+    n_kv_heads: int = key(12, range=(1, 10**6), in_sweep="decided")
     """Number of key and value heads; fewer than n_heads gives grouped-query
     attention."""
-    max_seq_len: int = 4096
+    max_seq_len: int = key(4096, range=(1, 10**7), in_sweep="decided", cuts_texts=True)
     """Length in tokens of the training sequences and of evaluation windows."""
-    block: BlockKind | list[BlockKind] = "dual"
+    block: BlockKind | list[BlockKind] = key("dual", in_sweep="decided")
     """Kind of every block, or a list by layer."""
-    loops: int | list[int] = 4
+    loops: int | list[int] = key(4, range=(1, 10**4), in_sweep="decided")
     """K, how often the deep sublayer is applied, or a list by layer."""
-    d_ffn: int | list[int | None] | None = None
+    d_ffn: int | list[int | None] | None = key(
+        None, range=(1, 10**9), in_sweep="decided"
+    )
     """Configured FFN width of the deep path (dual and loop blocks), or a list by layer,
     null where a layer has no such path."""
-    d_ffn_wide: int | list[int | None] | None = None
+    d_ffn_wide: int | list[int | None] | None = key(
+        None, range=(1, 10**9), in_sweep="decided"
+    )
     """Configured FFN width of the wide path (dual and wide blocks), or a list as for
     d_ffn."""
-    ffn_multiple_of: int = 256
+    ffn_multiple_of: int = key(256, range=(1, 10**9), in_sweep="decided")
     """The effective FFN width is floor(2 d_ffn / 3) rounded up to a multiple of
     this."""
-    n_experts: int | list[int] = 0
+    n_experts: int | list[int] = key(0, range=(0, 10**4), matters_in=("wide_path",))
     """Experts in the FFN of the wide path, or a list by layer; 0 is one dense FFN. A
     token's top_k experts and their router cost the FLOPs of the dense FFN of
     d_ffn_wide."""
-    top_k: int = 2
+    top_k: int = key(2, range=(1, 10**4), matters_in=("experts",))
     """Experts that a token takes. With 1 the router learns only under balance: loss."""
-    balance: Balance = "bias"
+    balance: Balance = key("bias", matters_in=("experts",))
     """Evens out the load of experts: bias, on the choice of experts, moved by each
     step's load; loss, an auxiliary loss; or none."""
-    balance_rate: float | None = None
+    balance_rate: float | None = key(None, range=(0, 100), matters_in=("experts",))
     """Change of the bias in a step (null: 0.001), or factor of the loss (null: 0.01);
     no effect under balance: none."""
     tie_embeddings: bool = False
     """Whether the head shares the embedding's weight."""
-    rope_base: float = 500000.0
+    rope_base: float = key(500000.0, range=(1, 1e15))
     """Base of the rotary frequencies."""
     qk_norm: Literal["after_rope", "before_rope", "none"] = "after_rope"
     """Where queries and keys are RMS-normalised, per head, with a learned weight."""
-    norm_eps: float = 1e-5
+    norm_eps: float = key(1e-5, range=(1e-30, 1))
     """Epsilon of every RMSNorm."""
-    gate: Gate | str = "two_gates"
+    gate: Gate | str = key("two_gates", matters_in=("dual_gate",))
     """How a dual block weighs its paths: two_gates is two sigmoids, convex (g, 1 - g),
     softmax a softmax, fixed 0.5 each; or a custom class: my.module.Gate."""
-    combination: Combination | str = "router"
+    combination: Combination | str = key("router", matters_in=("loops",))
     """Output of the deep path: router is the routed mixture of steps, final the last
     step, mean the mean of steps; or a custom class: my.module.Combination."""
-    step_index: Literal["zero_based", "one_based"] = "zero_based"
+    step_index: Literal["zero_based", "one_based"] = key(
+        "zero_based", matters_in=("loops",)
+    )
     """The router's step input: (k-1)/(K-1) as trained, or k/(K-1) as in the paper's
     text."""
-    step_conditioning: Literal["none", "film"] = "none"
+    step_conditioning: Literal["none", "film"] = key("none", matters_in=("deep_path",))
     """film gives each step of a loop its own learned scale and shift after the two
     norms of the shared sublayer, zero at the start; none: only gains differ."""
-    gain_init: float = -7.0
+    gain_init: float = key(-7.0, range=(-1000, 1000))
     """Initial value of the gains before the softplus."""
-    init_std: float = 0.02
+    init_std: float = key(0.02, range=(0, 100))
     """Standard deviation of the initial weights."""
     residual_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the residual stream; bfloat16 exists to study the paper's numerics."""
     rope_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type that the rotary frequencies are rounded to; bfloat16 as in the paper's
     training."""
-    document_start: int | None = None
+    document_start: int | None = key(None, range=(0, 10**8), cuts_texts=True)
     """Id of the token that begins documents (end of text): attention stays within each
     document, and positions count from its start. null lets tokens look into earlier
     documents."""
 
     def __post_init__(self) -> None:
         for name in BY_LAYER:
-            if isinstance(getattr(self, name), tuple):
-                object.__setattr__(self, name, list(getattr(self, name)))
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                object.__setattr__(self, name, list(value))
+
         check_ranges(self, RANGES)
         for problem in self._problems():
             raise ValueError(problem)
@@ -177,11 +164,9 @@ class ModelConfig:
     @property
     def block_kinds(self) -> tuple[BlockKind, ...]:
         """The kind of each block, from the first layer to the last."""
-        return (
-            (self.block,) * self.n_layers
-            if isinstance(self.block, str)
-            else tuple(self.block)
-        )
+        if isinstance(self.block, str):
+            return (self.block,) * self.n_layers
+        return tuple(self.block)
 
     @cached_property
     def layers(self) -> tuple["LayerConfig", ...]:
@@ -189,29 +174,32 @@ class ModelConfig:
         view."""
         shared = {field.name: getattr(self, field.name) for field in fields(self)}
         views: dict[tuple[Any, ...], LayerConfig] = {}
-        found = []
-        for n in range(self.n_layers):
-            own = {name: self._at(name, n) for name in BY_LAYER}
-            key = tuple(own.values())
-            if key not in views:
-                views[key] = LayerConfig(**{**shared, **own})
-            found.append(views[key])
-        return tuple(found)
+
+        layers = []
+        for layer in range(self.n_layers):
+            own = {name: self._at(name, layer) for name in BY_LAYER}
+            values = tuple(own.values())
+            if values not in views:
+                views[values] = LayerConfig(**{**shared, **own})
+            layers.append(views[values])
+        return tuple(layers)
 
     @property
     def most_loops(self) -> int:
         """The largest K of all layers with a deep path."""
         if isinstance(self.loops, int):
             return self.loops
-        looped = zip(self.loops, self.block_kinds, strict=True)
-        return max((loops for loops, kind in looped if kind != "wide"), default=1)
+
+        of_layers = zip(self.loops, self.block_kinds, strict=True)
+        of_deep_paths = [loops for loops, kind in of_layers if kind != "wide"]
+        return max(of_deep_paths, default=1)
 
     @property
     def same_loops(self) -> int | None:
         """The K of all layers with a deep path; None where layers differ."""
-        k = self.most_loops
+        most = self.most_loops
         deep = [layer for layer in self.layers if layer.block != "wide"]
-        return k if all(layer.loops == k for layer in deep) else None
+        return most if all(layer.loops == most for layer in deep) else None
 
     @property
     def head_dim(self) -> int:
@@ -225,12 +213,13 @@ class ModelConfig:
     def effective(self, name: str) -> int | list[int | None] | None:
         """The effective width of `d_ffn` or `d_ffn_wide`, or one by layer."""
         value: int | list[int | None] | None = getattr(self, name)
-        if isinstance(value, list):
-            return [
-                None if width is None else self.effective_width(width)
-                for width in value
-            ]
-        return None if value is None else self.effective_width(value)
+        if value is None:
+            return None
+        if isinstance(value, int):
+            return self.effective_width(value)
+        return [
+            None if width is None else self.effective_width(width) for width in value
+        ]
 
     @property
     def routes_steps(self) -> bool:
@@ -253,60 +242,68 @@ class ModelConfig:
             )
         if self.n_heads % self.n_kv_heads:
             yield f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}"
-        for name, what in BY_LAYER.items():
+
+        for name, noun in BY_LAYER.items():
             value = getattr(self, name)
             if isinstance(value, list) and len(value) != self.n_layers:
                 yield (
-                    f"{name} lists {len(value)} {what} for n_layers={self.n_layers} "
+                    f"{name} lists {len(value)} {noun} for n_layers={self.n_layers} "
                     f"layers; list {self.n_layers}, or set n_layers to {len(value)}"
                 )
-        if (start := self.document_start) is not None and start >= self.vocab_size:
+
+        start = self.document_start
+        if start is not None and start >= self.vocab_size:
             yield f"document_start={start} is no token of vocab_size={self.vocab_size}"
+
         yield from _unknown("gate", self.gate, GATE_OUTPUTS)
         yield from _unknown("combination", self.combination, COMBINATIONS)
-        for name, kinds in (
-            ("d_ffn", {"dual", "loop"}),
-            ("d_ffn_wide", {"dual", "wide"}),
-        ):
-            for n, kind in enumerate(self.block_kinds):
-                if kind in kinds and self._at(name, n) is None:
-                    where = (
-                        f" in layer {n}"
-                        if isinstance(getattr(self, name), list)
-                        else ""
-                    )
-                    way_out = (
-                        "set it, or give an overlay after the --config of a whole "
-                        "recipe"
-                    )
-                    yield f"block '{kind}' needs {name} and has none{where}; {way_out}"
-        for n in range(self.n_layers):
-            yield from self._problems_of_experts(n)
+
+        yield from self._missing_widths("d_ffn", {"dual", "loop"})
+        yield from self._missing_widths("d_ffn_wide", {"dual", "wide"})
+        for layer in range(self.n_layers):
+            yield from self._problems_of_experts(layer)
+
+    def _missing_widths(self, name: str, kinds: Set[str]) -> Iterator[str]:
+        """A sentence for each layer of these kinds that has no such width."""
+        way_out = "set it, or give an overlay after the --config of a whole recipe"
+        is_list = isinstance(getattr(self, name), list)
+        for layer, kind in enumerate(self.block_kinds):
+            if kind not in kinds or self._at(name, layer) is not None:
+                continue
+            where = f" in layer {layer}" if is_list else ""
+            yield f"block '{kind}' needs {name} and has none{where}; {way_out}"
 
     def _problems_of_experts(self, layer: int) -> Iterator[str]:
         """Why a layer, from 0, cannot have its configured experts."""
-        n, kind, width = (
-            self._at(name, layer) for name in ("n_experts", "block", "d_ffn_wide")
-        )
-        if not n:
+        n_experts = self._at("n_experts", layer)
+        if not n_experts:
             return
-        if kind == "loop":
+
+        if self._at("block", layer) == "loop":
             yield (
-                f"n_experts={n} in layer {layer}, a 'loop' block, which has no wide "
-                "path for them; list 0 for such layers, or choose dual or wide blocks"
+                f"n_experts={n_experts} in layer {layer}, a 'loop' block, which has no "
+                "wide path for them; list 0 for such layers, or choose dual or wide "
+                "blocks"
             )
-        if self.top_k > n:
+        if self.top_k > n_experts:
             yield (
-                f"top_k={self.top_k} experts of n_experts={n} cannot be chosen; take "
-                f"{n} or fewer"
+                f"top_k={self.top_k} experts of n_experts={n_experts} cannot be "
+                f"chosen; take {n_experts} or fewer"
             )
-        if expert_width(self.effective_width(width), n, self.top_k) < EXPERT_MULTIPLE:
+
+        d_ffn_wide = self._at("d_ffn_wide", layer)
+        dense_width = self.effective_width(d_ffn_wide)
+        if expert_width(dense_width, n_experts, self.top_k) < EXPERT_MULTIPLE:
             yield (
-                f"n_experts={n} with top_k={self.top_k} leaves an expert less than "
-                f"{EXPERT_MULTIPLE} of the effective width "
-                f"{self.effective_width(width)} of d_ffn_wide={width}; choose fewer, "
-                "or a larger d_ffn_wide"
+                f"n_experts={n_experts} with top_k={self.top_k} leaves an expert less "
+                f"than {EXPERT_MULTIPLE} of the effective width {dense_width} of "
+                f"d_ffn_wide={d_ffn_wide}; choose fewer, or a larger d_ffn_wide"
             )
+
+
+RANGES = ranges_of(ModelConfig)
+"""Ranges of a model's fields: far beyond any real model, and counts within them are
+exact."""
 
 
 def by_layer(value: int | list[int] | list[int | None]) -> str:
@@ -314,10 +311,13 @@ def by_layer(value: int | list[int] | list[int | None]) -> str:
     `-`."""
     if isinstance(value, int):
         return f"{value:,}"
-    runs = [(number, len(list(run))) for number, run in groupby(value)]
-    texts = ["-" if number is None else f"{number:,}" for number, _ in runs]
-    ends = [f" x {times}" if times > 1 else "" for _, times in runs]
-    return ", ".join(map("".join, zip(texts, ends, strict=True)))
+
+    parts = []
+    for number, run in groupby(value):
+        text = "-" if number is None else f"{number:,}"
+        times = len(list(run))
+        parts.append(text if times == 1 else f"{text} x {times}")
+    return ", ".join(parts)
 
 
 BY_LAYER = {
@@ -359,6 +359,7 @@ class LayerConfig(ModelConfig):
         """
         loops = self.loops if forced is None else forced
         first = 1 if self.step_index == "zero_based" else 0
+
         span = max(1, min(loops, self.loops) - 1)
         return [min(1.0, (k - first) / span) for k in range(1, loops + 1)]
 
@@ -383,9 +384,12 @@ def expert_width(dense: int, n_experts: int, top_k: int) -> int:
 def _unknown(name: str, value: str, built_in: Iterable[str]) -> Iterator[str]:
     """The fault of a part's name, which is neither built in nor the path of a class."""
     names = list(built_in)
-    if value not in names and not CLASS_PATH.fullmatch(value):
-        yield (
-            f"{name} must be one of {', '.join(names)} or the path of a class such as "
-            f"my.module.{name.capitalize()}, not "
-            f"'{value:.60}'{did_you_mean(value, names)}"
-        )
+    if value in names or CLASS_PATH.fullmatch(value):
+        return
+
+    example = f"my.module.{name.capitalize()}"
+    hint = did_you_mean(value, names)
+    yield (
+        f"{name} must be one of {', '.join(names)} or the path of a class such as "
+        f"{example}, not '{value:.60}'{hint}"
+    )

@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.machinery import PathFinder
 from itertools import product
@@ -36,6 +37,15 @@ from dualpath_cli.spec.own_classes import (
 ALLOWED_KINDS = list(product(get_args(ParameterGroup), get_args(Start)))
 BATCH = 2
 LENGTH = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnClasses:
+    """Option of a command that reads the model's configuration from a run or folder."""
+
+    own_classes: bool = False
+    """Import the Python classes that a run or folder names as its model's gate or
+    combination. This runs the code of the classes: only for runs that you trust."""
 
 
 def import_classes(

@@ -50,6 +50,7 @@ def read_trainer(
     for key in CLASSES:
         for path in _class_paths(getattr(settings.trainer, key)):
             find_class(path, f"trainer.{key} '{path}'", read)
+
     base = {
         "trainer": asdict(settings.trainer),
         "seed_everything": settings.seed_everything,
@@ -59,8 +60,8 @@ def read_trainer(
     except ArgumentError as error:
         key = str(error).partition('"')[2].partition('"')[0]
         reason, _, own_names = reason_of(error).partition(" Subclass types expect")
-        bare = reason.startswith("Expected a dot import path string")
-        form = f"; {A_CLASS}" if own_names or bare else ""
+        is_bare_name = reason.startswith("Expected a dot import path string")
+        form = f"; {A_CLASS}" if own_names or is_bare_name else ""
         raise UserError(f"{key} cannot be built: {reason}{form}") from error
 
 
@@ -90,20 +91,23 @@ def check_callbacks(callbacks: Sequence[Any], sets: Iterable[str]) -> None:
     """Raises UserError for a callback that cannot work, or monitors an unknown
     metric."""
     known = [f"val/{name}/{key}" for name in sets for key in ("loss", "bits_per_byte")]
-    all_theirs = all(type(one).__module__.startswith("lightning.") for one in callbacks)
+    modules = [type(callback).__module__ for callback in callbacks]
+    all_of_lightning = all(module.startswith("lightning.") for module in modules)
+
     for callback in callbacks:
-        name, metric = type(callback).__name__, getattr(callback, "monitor", None)
+        name = type(callback).__name__
         if name in _INSTEAD:
             raise UserError(
                 f"trainer.callbacks: {name} cannot work; use {_INSTEAD[name]}"
             )
-        needed = isinstance(metric, str) and getattr(callback, "strict", True)
-        # custom callbacks may log metrics
-        if needed and metric not in known and all_theirs:
-            hint = (
-                did_you_mean(str(metric), known)
-                or f"; there are {', '.join(known) or 'none'}"
-            )
+
+        metric = getattr(callback, "monitor", None)
+        is_needed = isinstance(metric, str) and getattr(callback, "strict", True)
+        # Custom callbacks may log metrics.
+        if is_needed and metric not in known and all_of_lightning:
+            hint = did_you_mean(str(metric), known)
+            if not hint:
+                hint = f"; there are {', '.join(known) or 'none'}"
             raise UserError(
                 f"trainer.callbacks: {name} monitors '{metric:.60}', no metric{hint}"
             )
@@ -117,7 +121,9 @@ def check_classes(settings: Settings) -> None:
     """
     parser = trainer_parser()
     parsed = read_trainer(parser, settings)
-    for key in set(CLASSES) - {"callbacks"}:
-        parsed.trainer[key] = None
+    for key in CLASSES:
+        if key != "callbacks":
+            parsed.trainer[key] = None
+
     built = instantiate(parser, parsed)
     check_callbacks(as_list(built["callbacks"]), settings.data.val)

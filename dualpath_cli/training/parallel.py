@@ -48,7 +48,7 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import LayerAuxiliary, LayerPass
 from dualpath_cli.recipe.settings import RunSettings
-from dualpath_cli.run.checkpoint_folder import read, write
+from dualpath_cli.run.checkpoint_folder import read_checkpoint, write_checkpoint
 from dualpath_cli.spec.config import Checkpointing, Kind, ModelConfig
 from dualpath_cli.training import internals
 
@@ -316,13 +316,13 @@ class FullyShardedStrategy(ModelParallelStrategy):
         storage_options: Any = None,
     ) -> None:
         folder = Path(self.broadcast(str(filepath)))
-        write(checkpoint, folder, alone=False)
+        write_checkpoint(checkpoint, folder, alone=False)
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
         folder = Path(self.broadcast(str(checkpoint_path)))
-        return read(folder)
+        return read_checkpoint(folder)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         Strategy.load_optimizer_state_dict(self, checkpoint)

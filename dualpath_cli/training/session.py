@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from rich.console import Console
@@ -20,14 +20,12 @@ from rich.console import Console
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import read_text, write_text
 from dualpath_cli.base.processes import is_first_rank
-from dualpath_cli.data.storage import local_copy
-from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.console import plain_console
 from dualpath_cli.report.table import Column, Table, show
 from dualpath_cli.run.checkpoint_folder import SafetensorsIO
-from dualpath_cli.run.run_folder import TOKENIZER, way_on
+from dualpath_cli.run.run_folder import way_on
 from dualpath_cli.run.weights import verify
 from dualpath_cli.training import parallel
 from dualpath_cli.training.checkpoints import Checkpoints
@@ -45,6 +43,16 @@ renamed."""
 
 L = TypeVar("L", bound=TrainingLaunch | StudyLaunch)
 
+_UNFIT = (
+    TypeError,
+    ValueError,
+    ImportError,
+    RuntimeError,
+    OverflowError,
+    MisconfigurationException,
+)
+"""Lightning's errors for settings that do not fit each other, or this machine."""
+
 
 @dataclass(frozen=True)
 class Session(Generic[L]):
@@ -61,14 +69,20 @@ class Session(Generic[L]):
 
     def show_validation(self) -> None:
         """Prints the losses of the last validation, if there was one."""
-        if not self.module.val_results:
+        results = self.module.val_results
+        if not results:
             return
-        numbers = (Column("loss (nats/token)", ""), Column("bits per byte", ""))
-        results, keys = self.module.val_results.items(), ("loss", "bits_per_byte")
-        rows = [
-            (name, *(f"{result[key]:.4f}" for key in keys)) for name, result in results
+
+        columns = [
+            Column("validation set"),
+            Column("loss (nats/token)", ""),
+            Column("bits per byte", ""),
         ]
-        show(self.console, Table([Column("validation set"), *numbers], rows))
+        rows = [
+            (name, f"{result['loss']:.4f}", f"{result['bits_per_byte']:.4f}")
+            for name, result in results.items()
+        ]
+        show(self.console, Table(columns, rows))
 
 
 def build_session(
@@ -82,50 +96,49 @@ def build_session(
 
     `name` is the command's name, by which further ranks are started.
     """
-    settings, seed = launch.settings, launch.settings.seed_everything
+    settings = launch.settings
+    seed = settings.seed_everything
     training = launch if isinstance(launch, TrainingLaunch) else None
     console = plain_console(goes_on=training is not None)
+
+    # `load_weights` verifies the weights that it loads; a checkpoint is verified here.
     if training and training.checkpoint is not None and is_first_rank():
-        # `load_weights` verifies the weights that it loads.
         way_out = (
             "; copy it again, or remove it: the branch then begins at an earlier "
             "checkpoint"
         )
         verify(training.checkpoint, way_out=way_out if training.trunk else None)
+
     try:
         trainer = build_trainer(launch, section, console, name)
-    except (
-        TypeError,
-        ValueError,
-        ImportError,
-        RuntimeError,
-        OverflowError,
-        MisconfigurationException,
-    ) as error:
-        # The section's settings do not fit each other, or this machine.
+    except _UNFIT as error:
         raise UserError(
             f"trainer: {error}; change the recipe's trainer section"
         ) from error
     console.quiet = not trainer.is_global_zero
+
     compiled = (
         settings.run.compile
         and training is not None
         and parallel.can_compile(trainer.strategy.root_device)
     )
     if isinstance(launch, TrainingLaunch):
-        weights, source = launch.weights, settings.data.path
-        drawn = weights is None and launch.checkpoint is None
+        tokenizer = launch.tokenizer
+        weights = launch.weights
+        is_random = weights is None and launch.checkpoint is None
     else:
-        weights, source = launch.run.checkpoint, str(launch.folder)
-        drawn = False
-    tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
+        tokenizer = launch.run.tokenizer
+        weights = launch.run.checkpoint
+        is_random = False
     token_bytes = tokenizer.token_bytes()
+    unused_rows = settings.model.vocab_size - len(token_bytes)
+
     module = module_class(
         settings.model,
         settings.optim,
-        [*token_bytes, *[0] * (settings.model.vocab_size - len(token_bytes))],
+        [*token_bytes, *[0] * unused_rows],
         list(settings.data.val),
-        seed=seed if drawn else None,
+        seed=seed if is_random else None,
         compile_blocks=compiled,
         checkpointing=parallel.chosen(settings.run.activation_checkpointing, compiled),
         reduce_dtype=parallel.reduce_dtype(settings.run),
@@ -153,57 +166,43 @@ def build_trainer(
 ) -> Trainer:
     """Returns the trainer of a recipe's parsed `trainer` section, with this package's
     callbacks."""
-    run, folder = launch.settings.run, launch.folder
-    training = launch if isinstance(launch, TrainingLaunch) else None
-    name, accelerator = section["strategy"], section["accelerator"]
+    run = launch.settings.run
+    folder = launch.folder
+    timeout = timedelta(minutes=run.rank_timeout)
+    accelerator = section["accelerator"]
     if accelerator == "auto":  # not Apple's MPS, which lacks the float64 of metrics
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    there = torch.cuda.device_count() if accelerator in ("cuda", "gpu") else 1
-    given = launch.settings.trainer.devices_of_a_node
-    if (
-        name == "auto"
-        and section["num_nodes"] * (there if given is None else given) > 1
-    ):
-        name = "ddp"
-    plugins, callbacks = as_list(section["plugins"]), as_list(section["callbacks"])
-    if name not in ("fsdp", "hsdp"):  # under these all ranks write
+    strategy = _strategy_name(launch.settings, section, accelerator)
+
+    plugins = as_list(section["plugins"])
+    if strategy not in ("fsdp", "hsdp"):  # under these all ranks write
         plugins.append(SafetensorsIO())
+
     max_time = section.pop("max_time")  # Lightning's timer would validate once more
-    timeout, own_loggers = (
-        timedelta(minutes=run.rank_timeout),
-        as_list(section["logger"]),
-    )
-    if training:
-        say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
-        callbacks += [
-            MetricsLog(folder, run, console),
-            # a step that ends the run is not saved
-            BadSteps(folder, run.max_bad_steps, say),
-            FaintGradients(say),
+    callbacks = as_list(section["callbacks"])
+    logger: list[Any] | bool = False
+    steps = -1
+    if isinstance(launch, TrainingLaunch):
+        callbacks += _callbacks_of_training(launch, console, timeout, max_time)
+        begins_at = 0 if launch.step is None else launch.step + 1
+        others = [
+            one for one in as_list(section["logger"]) if not isinstance(one, bool)
         ]
-        if run.gates_every:
-            callbacks.append(
-                RoutingLog(folder, run.gates_every, launch.settings.model.most_loops)
-            )
-        checkpoints = Checkpoints(folder, run)
-        seconds = None if max_time is None else Timer(max_time).time_remaining()
-        # After all callbacks that write rows.
-        callbacks += [checkpoints, Stopping(checkpoints, timeout, seconds)]
-        begins_at = 0 if training.step is None else training.step + 1
-        own_loggers = [one for one in own_loggers if not isinstance(one, bool)]
-        own_loggers = [*loggers(training.settings, folder, begins_at), *own_loggers]
+        logger = [*loggers(launch.settings, folder, begins_at), *others]
+        steps = run.steps
+
     ours = {
-        "strategy": parallel.build_strategy(name, run),
-        "devices": 1 if name == "single" else section["devices"],
+        "strategy": parallel.build_strategy(strategy, run),
+        "devices": 1 if strategy == "single" else section["devices"],
         "plugins": plugins,
         "callbacks": callbacks,
-        "logger": own_loggers if training else False,
+        "logger": logger,
         "default_root_dir": str(folder),  # for the traces of a profiler
         "accelerator": accelerator,
         # FSDP2 must not gather its weights for the first time under inference mode.
         "inference_mode": False,
         "max_epochs": -1,  # the token budget ends the run
-        "max_steps": run.steps if training else -1,
+        "max_steps": steps,
         # a fresh run begins with a validation, as its step 0
         "num_sanity_val_steps": -1,
         "log_every_n_steps": run.log_every,  # of callbacks such as LearningRateMonitor
@@ -213,12 +212,52 @@ def build_trainer(
         "enable_model_summary": False,
     }
     trainer = Trainer(**{**section, **ours})
+
     if isinstance(trainer.strategy, parallel.FullyShardedStrategy):
         trainer.strategy.check_shards()
+    is_training = isinstance(launch, TrainingLaunch)
     launch_by(
-        trainer, command, timeout, lambda: f"; {way_on(folder)}" if training else ""
+        trainer, command, timeout, lambda: f"; {way_on(folder)}" if is_training else ""
     )
     return trainer
+
+
+def _strategy_name(
+    settings: Settings, section: dict[str, Any], accelerator: str
+) -> str:
+    """The strategy of the section; for auto, ddp on several devices."""
+    name: str = section["strategy"]
+    if name != "auto":
+        return name
+
+    devices = settings.trainer.devices_of_a_node
+    if devices is None:  # all
+        on_gpu = accelerator in ("cuda", "gpu")
+        devices = torch.cuda.device_count() if on_gpu else 1
+    return "ddp" if section["num_nodes"] * devices > 1 else name
+
+
+def _callbacks_of_training(
+    launch: TrainingLaunch, console: Console, timeout: timedelta, max_time: Any
+) -> list[Callback]:
+    """What writes the run folder, judges steps, and ends the run."""
+    run = launch.settings.run
+    folder = launch.folder
+    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    callbacks: list[Callback] = [
+        MetricsLog(folder, run, console),
+        # a step that ends the run is not saved
+        BadSteps(folder, run.max_bad_steps, say),
+        FaintGradients(say),
+    ]
+    if run.gates_every:
+        most_loops = launch.settings.model.most_loops
+        callbacks.append(RoutingLog(folder, run.gates_every, most_loops))
+
+    # After all callbacks that write rows.
+    checkpoints = Checkpoints(folder, run)
+    seconds = None if max_time is None else Timer(max_time).time_remaining()
+    return [*callbacks, checkpoints, Stopping(checkpoints, timeout, seconds)]
 
 
 def loggers(settings: Settings, folder: Path, begins_at: int) -> list[Logger]:
@@ -226,46 +265,50 @@ def loggers(settings: Settings, folder: Path, begins_at: int) -> list[Logger]:
 
     TensorBoard hides rows that an interrupted start wrote from step `begins_at` on.
     """
-    run, found = settings.run, importlib.util.find_spec
-    made: list[Logger] = []
-    if run.tensorboard and found("tensorboard"):
-        made.append(
-            TensorBoardLogger(
-                folder, name="", version="tensorboard", purge_step=begins_at
-            )
+    run = settings.run
+    is_installed = importlib.util.find_spec
+
+    built: list[Logger] = []
+    if run.tensorboard and is_installed("tensorboard"):
+        board = TensorBoardLogger(
+            folder, name="", version="tensorboard", purge_step=begins_at
         )
+        built.append(board)
     if run.wandb:
-        if not found("wandb"):
+        if not is_installed("wandb"):
             raise UserError(
                 "run.wandb needs the package wandb: pip install 'dualpath[wandb]'"
             )
-        kept = folder / WANDB_ID
-        one = read_text(kept).strip() if kept.exists() else secrets.token_hex(8)
-        title, recipe = f"{run.recipe}/{run.name}", settings.as_recipe()
-        late = {"finish_timeout": 60.0}  # seconds to send rows at the run's end
-        made.append(
-            WandbLogger(
-                title, folder, project=run.wandb, id=one, config=recipe, settings=late
-            )
+        kept_id = folder / WANDB_ID
+        id_ = read_text(kept_id).strip() if kept_id.exists() else secrets.token_hex(8)
+        wandb = WandbLogger(
+            f"{run.recipe}/{run.name}",
+            folder,
+            project=run.wandb,
+            id=id_,
+            config=settings.as_recipe(),
+            settings={"finish_timeout": 60.0},  # seconds to send rows at the run's end
         )
-    return made
+        built.append(wandb)
+    return built
 
 
 def begin_wandb(trainer: Trainer, folder: Path) -> None:
     """On the first rank, starts or continues the W&B run; its id is kept in the run
     folder."""
     for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger):
-            try:
-                one = logger.experiment.id
-            except Exception as error:  # no network, no key, no such project
-                reason = " ".join(str(error).split())[:160]
-                raise UserError(
-                    f"run.wandb={logger.name}: {type(error).__name__}: {reason}; with "
-                    "WANDB_MODE=offline rows go to the run folder, and `wandb sync` "
-                    "sends them"
-                ) from error
-            write_text(folder / WANDB_ID, f"{one}\n")
+        if not isinstance(logger, WandbLogger):
+            continue
+        try:
+            id_ = logger.experiment.id
+        except Exception as error:  # no network, no key, no such project
+            reason = " ".join(str(error).split())[:160]
+            raise UserError(
+                f"run.wandb={logger.name}: {type(error).__name__}: {reason}; with "
+                "WANDB_MODE=offline rows go to the run folder, and `wandb sync` sends "
+                "them"
+            ) from error
+        write_text(folder / WANDB_ID, f"{id_}\n")
 
 
 def as_list(value: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from dualpath_cli.decoding.command import read_prompts
 from dualpath_cli.evaluation.benchmarks import Benchmark
 from dualpath_cli.recipe import recipes
 from dualpath_cli.run.checkpoint_files import fault_of
-from dualpath_cli.run.trained import find as find_run
+from dualpath_cli.run.trained import find_trained as find_run
 from dualpath_cli.run.weights import tensors_in, verify
 
 LFS = (
@@ -104,7 +104,7 @@ READERS: dict[str, Callable[[Path], object]] = {
         SourceSettings("a", str(write(at / "a.txt"))), at, "", None
     ),
     "prompts": lambda at: read_prompts((), str(write(at / "a.txt"))),
-    "a recipe": lambda at: recipes.load(str(write(at / "a.yaml"))),
+    "a recipe": lambda at: recipes.load_recipe(str(write(at / "a.yaml"))),
     "a tokenizer": lambda at: Tokenizer.load(write(at / "tokenizer.json")),
     "a tokenizer's folder": lambda at: Tokenizer.load(
         write(at / "tokenizer.json").parent

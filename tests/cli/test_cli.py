@@ -164,7 +164,7 @@ def test_a_printed_recipe_holds_the_recipe_the_words_and_all_defaults(dualpath):
         assert set(printed[section]) == {
             field.name for field in dataclasses.fields(settings)
         }
-    quickstart = recipes.load("quickstart")
+    quickstart = recipes.load_recipe("quickstart")
     quickstart["run"]["max_tokens"] = 1000
     quickstart["data"]["val"]["mine"] = "mine.txt"
     assert recipes.merge(printed, quickstart | {"trainer": {}}) == printed
@@ -175,9 +175,9 @@ def test_a_printed_recipe_holds_the_recipe_the_words_and_all_defaults(dualpath):
 def test_recipes_lists_each_packaged_recipe_with_its_first_sentence(dualpath):
     shown = dualpath("recipes").splitlines()
     for kind in ("", "data"):
-        for name in recipes.names(kind):
+        for name in recipes.recipe_names(kind):
             first = (
-                recipes.find(name, kind=kind)
+                recipes.find_recipe(name, kind=kind)
                 .read_text()
                 .partition("\n")[0]
                 .lstrip("# ")
@@ -218,10 +218,10 @@ def test_a_shell_completes_commands_options_and_choices(line, expected, tmp_path
 
 
 def test_the_recipe_names_the_command_that_solves_its_widths(capsys):
-    lines = recipes.find("quickstart").read_text().splitlines()
+    lines = recipes.find_recipe("quickstart").read_text().splitlines()
     (command,) = [line for line in lines if "# dualpath flops" in line]
     assert main([*shlex.split(command)[2:], "--format", "json"]) == 0
-    model = recipes.load("quickstart")["model"]
+    model = recipes.load_recipe("quickstart")["model"]
     solved = json.loads(capsys.readouterr().out)["model"]
     assert all(
         solved[key] == model[key] for key in ("d_ffn", "d_ffn_wide", "ffn_multiple_of")

@@ -24,7 +24,7 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.run.tables import read_csv
-from dualpath_cli.training import launch as checks
+from dualpath_cli.training import checks
 from tests.conftest import Share
 from tests.training.tiny_run import (
     RUN,
@@ -213,7 +213,7 @@ def home(share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a run, in which commands end where Lightning would begin."""
     shutil.copytree(share("home", write_home), tmp_path / "home", symlinks=True)
     monkeypatch.chdir(tmp_path / "home")
-    monkeypatch.setattr("dualpath_cli.cli.lightning.run", lambda *_: True)
+    monkeypatch.setattr("dualpath_cli.cli.lightning.run_task", lambda *_: True)
     return tmp_path / "home"
 
 

@@ -17,8 +17,8 @@ from lightning.pytorch.loggers import CSVLogger
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli import launch, lightning
+from dualpath_cli.cli.arguments import read_arguments
 from dualpath_cli.cli.commands import COMMANDS
-from dualpath_cli.cli.words import read
 from dualpath_cli.training import step
 from dualpath_cli.training.module import DualPathModule
 from tests.cli.processes import run_on_two_ranks
@@ -71,7 +71,7 @@ def test_lightning_reads_the_words_as_the_light_parser_has_checked_them(
         return parse(self, words, **how)
 
     monkeypatch.setattr(ArgumentParser, "parse_args", counted)
-    checked = launch.training(read(COMMANDS["fit"], given))
+    checked = launch.training(read_arguments(COMMANDS["fit"], given))
     monkeypatch.setattr(lightning, "resolve_name", lambda name: lambda session: None)
     found = lightning.DualPathCLI(COMMANDS["fit"], checked).config.trainer
     assert len(parsed) == len(set(parsed)), "each word is parsed once"
@@ -106,7 +106,7 @@ def test_lightning_reads_the_words_as_the_light_parser_has_checked_them(
 def test_what_lightning_finds_is_one_short_line(words, message, trained, tmp_path):
     trained()
     given = ["--config", str(tmp_path / "recipe.yaml"), "--run.name=new", words]
-    checked = launch.training(read(COMMANDS["fit"], given))
+    checked = launch.training(read_arguments(COMMANDS["fit"], given))
     if "gpu" in words and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(UserError, match=message) as error:

@@ -17,8 +17,9 @@ import yaml
 
 from dualpath_cli.base.ranges import Size
 from dualpath_cli.cli.commands import COMMANDS
+from dualpath_cli.cli.help import help_of
 from dualpath_cli.cli.main import main
-from dualpath_cli.cli.words import help_of, parser_of
+from dualpath_cli.cli.options import parser_of
 from dualpath_cli.recipe.settings import SECTIONS
 from tests.conftest import Said
 

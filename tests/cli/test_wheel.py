@@ -17,8 +17,8 @@ import pytest
 import dualpath_cli
 from data_prep import sample
 from dualpath_cli.cli.commands import COMMANDS
+from dualpath_cli.cli.help import help_of
 from dualpath_cli.cli.main import HELP, RUN
-from dualpath_cli.cli.words import help_of
 from dualpath_cli.recipe import recipes
 
 CHECKOUT = Path(__file__).parents[2]
@@ -68,12 +68,12 @@ def python(installed: Path, *words: str) -> str:
 def test_what_runs_here_is_the_wheel_with_all_recipes(installed):
     program = (
         "import dualpath_cli, data_prep; from dualpath_cli.recipe import recipes; "
-        "print(dualpath_cli.__file__, data_prep.__file__, *recipes.names())"
+        "print(dualpath_cli.__file__, data_prep.__file__, *recipes.recipe_names())"
     )
     *files, names = python(installed, "-c", program).split(maxsplit=2)
     assert files == [str(installed / name / "__init__.py") for name in PACKAGES]
-    assert names.split() == recipes.names()
-    for name in recipes.names():
+    assert names.split() == recipes.recipe_names()
+    for name in recipes.recipe_names():
         packaged = installed / "dualpath_cli" / "_recipes" / f"{name}.yaml"
         assert (
             packaged.read_bytes()

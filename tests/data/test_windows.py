@@ -28,7 +28,7 @@ from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.spec.config import ModelConfig
-from dualpath_cli.training.launch import check_epochs, epochs
+from dualpath_cli.training.checks import check_epochs, epochs
 from tests.data.faulty_data import write_data_folder
 from tests.data.small_tokenizer import tokenizer_with
 from tests.training.tiny_run import tiny_recipe

@@ -26,7 +26,7 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.storage import sha256_of
 from dualpath_cli.data.tokenizer import Tokenizer, train_bpe
-from dualpath_cli.recipe.recipes import find, read
+from dualpath_cli.recipe.recipes import find_recipe, read_recipe_file
 from tests.data.faulty_data import intact, source_count, write_data_folder
 from tests.data_prep.conftest import rows_of, write_jsonl
 
@@ -39,7 +39,7 @@ def prepare(words: list[str]) -> int:
 def test_the_papers_recipe_has_tokens_for_its_training():
     # 18,360 steps of 512 sequences, each a block of 4,097 tokens; every chunk loses a
     # block.
-    settings = settings_from(read(find("paper", kind="data")))
+    settings = settings_from(read_recipe_file(find_recipe("paper", kind="data")))
     assert settings.tokens is not None
     chunks = settings.tokens // settings.chunk_tokens + 1
     assert settings.tokens >= 18_360 * 512 * 4097 + chunks * 4097

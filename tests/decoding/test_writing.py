@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dualpath_cli.base.errors import RunFailed
 from dualpath_cli.decoding import writing
 from dualpath_cli.decoding.decoder import Decoder
+from dualpath_cli.decoding.options import Sampling
 from dualpath_cli.decoding.writing import (
     DRAFT,
     Addition,
@@ -23,7 +24,6 @@ from dualpath_cli.decoding.writing import (
     write_on_drafts,
 )
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.recipe.options import Sampling
 from dualpath_cli.run.weights import round_weights
 from dualpath_cli.spec.intervention import Intervention
 from tests.conftest import Lazy

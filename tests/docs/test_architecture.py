@@ -13,7 +13,7 @@ from types import FrameType
 import pytest
 from lightning.pytorch import Trainer
 
-from dualpath_cli.cli import words
+from dualpath_cli.cli import options
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.main import main
 from tests.conftest import Share
@@ -155,11 +155,11 @@ def test_the_page_draws_these_rows():
     assert [rooms for rooms in drawn if rooms] == ROWS
 
 
-def test_the_page_goes_from_words_to_a_launch_by_the_functions_that_are_called(
+def test_the_page_goes_from_arguments_to_a_launch_by_the_functions_that_are_called(
     share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    walk = page.partition("## Words to a launch")[2].split("```")
+    walk = page.partition("## Arguments to a launch")[2].split("```")
     columns = [
         re.split(r"\s{2,}", line.strip()) for line in walk[1].strip().splitlines()
     ]
@@ -181,7 +181,7 @@ def test_the_page_goes_from_words_to_a_launch_by_the_functions_that_are_called(
             called.update((name, name.rpartition(".")[2]))
 
     monkeypatch.setattr(Trainer, "fit", end)
-    words.parser_of.cache_clear()
+    options.parser_of.cache_clear()
     sys.setprofile(note)
     try:
         code = main(

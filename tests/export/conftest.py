@@ -13,7 +13,7 @@ import torch
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.run.trained import find
+from dualpath_cli.run.trained import find_trained
 from dualpath_cli.run.weights import empty_model, load_weights
 from tests.conftest import Share
 from tests.data.small_tokenizer import definition_with
@@ -40,7 +40,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 def model_of(run: Path) -> DualPathLM:
     """The checkpoint's model, as every command loads it."""
-    found = find(str(run))
+    found = find_trained(str(run))
     model = empty_model(found.settings.model)
     load_weights(model, found.run.checkpoint)
     return model.eval()

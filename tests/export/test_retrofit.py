@@ -12,7 +12,7 @@ import torch
 
 from dualpath_cli.flops.count import layer_flops
 from dualpath_cli.recipe.settings import OptimSettings
-from dualpath_cli.run.trained import find
+from dualpath_cli.run.trained import find_trained
 from dualpath_cli.training.optim import build_optimizer
 from tests.export.conftest import export, load, model_of, retrofit, write_gguf
 from tests.study.conftest import USERS_OF_FIGURES
@@ -86,7 +86,7 @@ def test_every_matrix_moves_about_as_far_as_the_others(
     1e-8, stops a weight with a ten-thousandth of it.
     """
     out = retrofit(pretrained("llama"), tmp_path / "out", *words)
-    model, config = model_of(out), find(str(out)).settings.model
+    model, config = model_of(out), find_trained(str(out)).settings.model
     settings = OptimSettings(
         name=name, lr=1e-4, lr_start=1e-4, weight_decay=0, warmup_steps=0
     )
@@ -234,7 +234,7 @@ def test_a_new_path_has_the_width_that_alpha_gives(pretrained, tmp_path):
         [("--alpha", 30), ("--path", "wide", "--alpha", 80, "--loops", 2)]
     ):
         out = retrofit(folder, tmp_path / str(number), "--block", "dual", *words)
-        config = find(str(out)).settings.model
+        config = find_trained(str(out)).settings.model
         flops, multiple = layer_flops(config.layers[0]), 6 * 32 * config.ffn_multiple_of
         exact = (flops.deep + flops.wide) * words[words.index("--alpha") + 1] / 100
         assert abs(flops.deep - exact) < 2 * multiple
@@ -258,4 +258,4 @@ def test_a_gguf_file_keeps_its_logits(pretrained, tmp_path):
     model, path = load(folder), write_gguf(folder, tmp_path / "file" / "small.gguf")
     out = retrofit(path, tmp_path / "out", "--block", "wide")
     assert off(out, model(TOKENS).logits) < 1e-5
-    assert find(str(out)).settings.run.recipe == "small-wide"
+    assert find_trained(str(out)).settings.run.recipe == "small-wide"

@@ -7,8 +7,9 @@ import pytest
 from lightning.pytorch import Trainer
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.cli.arguments import read_arguments
 from dualpath_cli.cli.commands import COMMANDS
-from dualpath_cli.cli.words import parser_of, read
+from dualpath_cli.cli.options import parser_of
 from dualpath_cli.recipe.elsewhere import TABLE, TRAINERS, WITHDRAWN
 
 OPTIONS = parser_of(COMMANDS["fit"]).options()
@@ -57,7 +58,7 @@ def test_every_argument_of_lightnings_trainer_is_a_key_or_has_a_counterpart_or_n
 @pytest.mark.parametrize(("key", "name"), sorted(NAMES))
 def test_a_word_of_another_trainer_is_refused_with_its_counterpart(key, name):
     with pytest.raises(UserError) as error:
-        read(COMMANDS["fit"], ["--config", "x", f"--{name}", "1"]).upon({})
+        read_arguments(COMMANDS["fit"], ["--config", "x", f"--{name}", "1"]).over({})
     notes = [row.note for row in TABLE if row.key == key]
     assert str(error.value).endswith(tuple(notes))
     assert not key or f"'--{name}'; here it is '{OPTIONS[key]}'" in str(error.value)
@@ -68,5 +69,5 @@ def test_a_withdrawn_option_is_gone_and_named_with_its_replacement(command):
     for option, instead in WITHDRAWN[command].items():
         assert option not in parser_of(COMMANDS[command]).options()
         with pytest.raises(UserError, match="it was withdrawn: ") as error:
-            read(COMMANDS[command], [f"--{option}=1"]).upon({})
+            read_arguments(COMMANDS[command], [f"--{option}=1"]).over({})
         assert str(error.value).endswith(instead)

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli import launch
+from dualpath_cli.cli.arguments import read_arguments
 from dualpath_cli.cli.commands import COMMANDS
-from dualpath_cli.cli.words import read
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops.description import GPUS, READINGS, TRAINING_TOKENS
 from dualpath_cli.model import DualPathLM
@@ -61,11 +61,11 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
     def prepare(*names: str, words: tuple[str, ...] = ()) -> TrainingLaunch:
         words += tuple(word for name in names for word in ("--config", name))
         with contextlib.chdir(nowhere), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(checks, "check_training_data", lambda *_: None)
+            patch.setattr(checks, "check_training_data", lambda *_: (None, None))
             patch.setattr(checks, "check_epochs", lambda *_: None)
-            patch.setattr(checks, "check_validation_sets", lambda *_: None)
+            patch.setattr(checks, "check_validation_sets", lambda *_: {})
             patch.setattr(checks, "verify_data", lambda *_, **__: None)
-            return launch.training(read(COMMANDS["fit"], words))
+            return launch.training(read_arguments(COMMANDS["fit"], words))
 
     return prepare
 
@@ -98,7 +98,7 @@ def changed(before: TrainingLaunch, after: TrainingLaunch) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(recipes.names()) - {row.recipe for row in CONFIGURATIONS})
+    "name", sorted(set(recipes.recipe_names()) - {row.recipe for row in CONFIGURATIONS})
 )
 def test_a_recipe_is_a_model_that_can_be_built(name, fit):
     names = ["f80m_a50_k4", name] if name in INCOMPLETE else [name]
@@ -128,7 +128,7 @@ def test_a_run_of_the_revision_differs_from_the_papers_in_what_its_name_says(nam
     settings = fit(name).settings
     differs = changed(fit("f80m_a50_k4"), fit(name))
     assert differs == {"run.recipe": name} | REVISIONS[name]
-    title = recipes.find(name).read_text().splitlines()[0]
+    title = recipes.find_recipe(name).read_text().splitlines()[0]
     millions = round(flops.parameters(settings.model) / 1e6)
     assert f"K = {settings.model.loops}: {millions}M parameters" in title
 
@@ -154,7 +154,7 @@ def test_a_recipe_trains_as_the_paper_does_and_its_first_line_says_what_it_is(ro
     assert run.batch_tokens == GPUS * 2 * 4 * 4096
     assert settings.data.path == "data/nemotron-cc"
     assert settings.trainer.precision == "bf16-mixed"
-    title = recipes.find(row.recipe).read_text().splitlines()[0]
+    title = recipes.find_recipe(row.recipe).read_text().splitlines()[0]
     kind = {"wide": "PureWide", "loop": "PureLoop", "dual": "dual path"}[row.block]
     for words in (row.budget_name, kind, f"{row.params_millions}M parameters"):
         assert words in title
@@ -167,7 +167,7 @@ def test_the_base_writes_out_the_model_fields_that_the_page_of_the_paper_lists()
     page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text(encoding="utf-8")
     rows = [row for row in page.splitlines() if row.startswith("|") and "†" not in row]
     fields = re.findall(r"`model\.(\w+)`: ([^\s|,;]+)", "\n".join(rows))
-    written = recipes.load("paper")["model"]
+    written = recipes.load_recipe("paper")["model"]
     assert {"norm_eps", "init_std", "rope_base", "gain_init"} <= dict(fields).keys()
     for name, value in fields:
         shown = value.replace(",", "").replace("\u2212", "-")
@@ -246,15 +246,15 @@ def test_a_bare_name_is_never_a_file_also_as_a_base(folder):
         write(folder / name, "model: {gate: evil.Gate}")
         write(folder / f"{name}.yaml", "model: {gate: evil.Gate}")
     for name in ("f160m_a25_k4", "quickstart"):
-        assert "evil" not in str(recipes.load(name))
+        assert "evil" not in str(recipes.load_recipe(name))
     with pytest.raises(UserError, match=r"no recipe 'notes'.*given as ./notes"):
-        recipes.load(Path(write(folder / "notes", "run: {}")).name)
+        recipes.load_recipe(Path(write(folder / "notes", "run: {}")).name)
 
 
 @pytest.mark.parametrize("name", ["quickstart.yaml", "recipes/quickstart.yaml"])
 def test_a_file_in_the_current_folder_comes_before_a_packaged_recipe(name, folder):
     write(folder / name, "run: {micro_batch: 3}")
-    assert recipes.load(name) == {"run": {"micro_batch": 3}}
+    assert recipes.load_recipe(name) == {"run": {"micro_batch": 3}}
 
 
 @pytest.mark.parametrize(
@@ -263,10 +263,10 @@ def test_a_file_in_the_current_folder_comes_before_a_packaged_recipe(name, folde
 def test_the_repositorys_path_means_the_packaged_recipe_where_there_is_no_repository(
     kind, name, folder
 ):
-    found = recipes.find(str(Path("recipes", kind, f"{name}.yaml")), kind=kind)
+    found = recipes.find_recipe(str(Path("recipes", kind, f"{name}.yaml")), kind=kind)
     assert found.samefile(recipes.recipe_folder() / kind / f"{name}.yaml")
     with pytest.raises(UserError, match=f"no recipe 'elsewhere/{name}.yaml'"):
-        recipes.find(f"elsewhere/{name}.yaml", kind=kind)
+        recipes.find_recipe(f"elsewhere/{name}.yaml", kind=kind)
 
 
 # Bases
@@ -298,7 +298,7 @@ def test_the_repositorys_path_means_the_packaged_recipe_where_there_is_no_reposi
 def test_a_recipe_stands_on_its_bases(files, expected, folder):
     for name, text in files.items():
         write(folder / "mine" / f"{name}.yaml", text)
-    assert recipes.load(str(folder / "mine" / "top.yaml")) == expected
+    assert recipes.load_recipe(str(folder / "mine" / "top.yaml")) == expected
 
 
 @pytest.mark.parametrize("circle", ["a", "ab", "abc"])
@@ -306,7 +306,7 @@ def test_a_circle_of_bases_is_refused(circle, folder):
     for name, base in zip(circle, circle[1:] + "a", strict=True):
         write(folder / f"{name}.yaml", f"base: {base}.yaml")
     with pytest.raises(UserError, match=r"recipe .*a\.yaml has itself as a base"):
-        recipes.load("a.yaml")
+        recipes.load_recipe("a.yaml")
 
 
 # Merging
@@ -374,12 +374,12 @@ def test_where_a_mapping_meets_a_value_the_upper_one_replaces_it(a, b):
     ],
 )
 def test_numbers_are_read_as_people_write_them_also_on_the_command_line(text, value):
-    word = read(
+    word = read_arguments(
         COMMANDS["fit"], ["--config", "base", f"--trainer.profiler={{a: {text}}}"]
     )
     for found in (
-        recipes.parse(f"key: {text}", "mine")["key"],
-        word.upon({}).recipe["trainer"]["profiler"]["a"],
+        recipes.parse_recipe(f"key: {text}", "mine")["key"],
+        word.over({}).recipe["trainer"]["profiler"]["a"],
     ):
         assert found == value
         assert type(found) is type(value)
@@ -391,7 +391,7 @@ def test_numbers_are_read_as_people_write_them_also_on_the_command_line(text, va
 )
 def test_a_name_that_looks_like_a_number_is_a_text_in_the_recipe_that_a_run_keeps(text):
     recipe = {"run": {"name": text}, text: {"1": 1.5e-7}}
-    assert recipes.parse(recipes.dump(recipe), "kept") == recipe
+    assert recipes.parse_recipe(recipes.dump(recipe), "kept") == recipe
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_bad_yaml_is_one_line_with_file_and_line_number(text, line, folder):
     with pytest.raises(
         UserError, match=rf"bad\.yaml line {line} cannot be read: \w+"
     ) as error:
-        recipes.load(path)
+        recipes.load_recipe(path)
     assert "\n" not in str(error.value)
 
 

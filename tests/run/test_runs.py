@@ -19,9 +19,9 @@ import yaml
 import dualpath_cli
 from dualpath_cli.base import version
 from dualpath_cli.cli.main import main
+from dualpath_cli.recipe.keys import OF_TEXTS
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import manifest_of
-from dualpath_cli.run.run_folder import OF_TEXTS
 from dualpath_cli.spec.config import ModelConfig
 from tests.training.tiny_run import back_to_step
 
@@ -211,13 +211,13 @@ def test_a_setting_that_is_newer_than_a_checkpoint_had_its_default(trained, said
 def test_parts_that_began_later_go_where_a_run_is_taken_back(tmp_path):
     other = tmp_path / "versions-mine20260101.json"
     other.write_text("{}")
-    run_folder.start(tmp_path, {}, {"part": 1})
-    run_folder.start(tmp_path, {}, {"part": 2}, step=20)
+    run_folder.write_start(tmp_path, {}, {"part": 1})
+    run_folder.write_start(tmp_path, {}, {"part": 2}, step=20)
     # in a copy, or by a clock that went back
     os.utime(tmp_path / "versions.json", (2e9, 2e9))
     assert run_folder.facts_now(tmp_path)["part"] == 2
     assert (tmp_path / "recipe-00000020.yaml").exists()
-    run_folder.start(tmp_path, {}, {"part": 3}, step=10)
+    run_folder.write_start(tmp_path, {}, {"part": 3}, step=10)
     assert run_folder.facts_now(tmp_path)["part"] == 3
     assert not (tmp_path / "recipe-00000020.yaml").exists()
     assert other.exists()

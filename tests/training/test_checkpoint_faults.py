@@ -25,7 +25,7 @@ from dualpath_cli.run.checkpoint_files import (
     manifest_of,
     write_manifest,
 )
-from dualpath_cli.run.checkpoint_folder import read, write
+from dualpath_cli.run.checkpoint_folder import read_checkpoint, write_checkpoint
 from dualpath_cli.run.run_folder import newest_checkpoint
 from dualpath_cli.run.weights import tensors_in
 from tests.training.tiny_run import back_to_step, rows, saved
@@ -231,8 +231,8 @@ def test_what_callbacks_keep_comes_back_as_it_was(tmp_path):
         "tensors": {"model.x": torch.arange(3)},
         "groups": [],
     }
-    write(copy.deepcopy(kept), tmp_path / "x", alone=True)
-    found = read(tmp_path / "x")
+    write_checkpoint(copy.deepcopy(kept), tmp_path / "x", alone=True)
+    found = read_checkpoint(tmp_path / "x")
     assert found.pop("folder") == str(tmp_path / "x")
     assert found.pop("groups") == []
     assert found == {"callbacks": kept["callbacks"]}
@@ -240,7 +240,7 @@ def test_what_callbacks_keep_comes_back_as_it_was(tmp_path):
     with pytest.raises(
         UserError, match=r"state\.callbacks\.A\. in a checkpoint would be a object"
     ):
-        write(kept, tmp_path / "y", alone=True)
+        write_checkpoint(kept, tmp_path / "y", alone=True)
 
 
 @pytest.mark.parametrize(("failures", "code"), [(1, 0), (2, 1)])

@@ -13,7 +13,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import write_text
 from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.locks import exclusive
-from dualpath_cli.compare.configurations import FAMILIES, RATES, edge_of, siblings_of
+from dualpath_cli.compare.configurations import FAMILIES, edge_of, siblings_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
 from dualpath_cli.compare.sweep.cells import SweepCell, solve_cells
 from dualpath_cli.compare.sweep.costs import costs_of, measured_speeds, plan_table
@@ -35,13 +35,20 @@ from dualpath_cli.compare.sweep.runner import (
 from dualpath_cli.compare.sweep.runs import PlannedRun, write_recipes
 from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import TOLERANCE
+from dualpath_cli.recipe.keys import SCALED_RATES
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.report.console import plain_console
 from dualpath_cli.report.table import format_csv, show
-from dualpath_cli.run.run_folder import RECIPE, check_same_recipe, facts_now
+from dualpath_cli.run.run_folder import (
+    RECIPE,
+    check_same_recipe,
+    facts_now,
+    read_recipe,
+)
 from dualpath_cli.spec.own_checks import check_as_begun, import_classes, option_of
-from dualpath_cli.training.launch import to_train, unused_rows
+from dualpath_cli.training.checks import unused_rows
+from dualpath_cli.training.launch import to_train
 
 
 def sweep(options: Sweep, recipe: Recipe) -> str:
@@ -131,7 +138,7 @@ def _notes_on_experts(firsts: Sequence[PlannedRun]) -> list[str]:
 def _comparison(design: Design, firsts: Sequence[PlannedRun]) -> str:
     """The command that compares the finished runs."""
     command = f"dualpath compare {design.out}"
-    only_the_rate_varies = RATES.intersection(design.varied) == {RATE}
+    only_the_rate_varies = SCALED_RATES.intersection(design.varied) == {RATE}
     if only_the_rate_varies and len(design.varied[RATE]) > 2:
         command += " --best lr"
     return command + max(option_of(run.settings.model) for run in firsts)
@@ -161,7 +168,8 @@ def check_begun(runs: Sequence[PlannedRun]) -> None:
         settings = run.settings
         way_out = "give this sweep another --out"
         or_words = f"{way_out}, or the words that it was begun with"
-        check_same_recipe(run.folder, settings.as_recipe(), way_out=or_words)
+        begun = read_recipe(run.folder)
+        check_same_recipe(run.folder, begun, settings.as_recipe(), way_out=or_words)
         if option_of(settings.model):
             facts = facts_now(run.folder)
             check_as_begun(run.folder, facts, settings.model, way_out)

@@ -10,11 +10,11 @@ from itertools import product
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.compare.baselines import matters
 from dualpath_cli.compare.sweep.cells import SweepCell
 from dualpath_cli.compare.sweep.request import Design
 from dualpath_cli.compare.sweep.runs import PlannedRun, files_of
 from dualpath_cli.flops import count
+from dualpath_cli.recipe.keys import has_effect
 from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.spec.config import ModelConfig
@@ -62,7 +62,7 @@ def _variants(cells: Sequence[SweepCell], design: Design) -> list[Variant]:
     for cell, combination in product(cells, product(*design.varied.values())):
         values = dict(zip(design.varied, combination, strict=True))
         model = _model_of(cell, values, design.recipe)
-        own = {key: value for key, value in values.items() if matters(key, model)}
+        own = {key: value for key, value in values.items() if has_effect(key, model)}
         variant = Variant(_with_experts(cell, model), own)
         # By its text: True equals 1, but is another setting.
         found.setdefault(repr(variant), variant)

@@ -6,43 +6,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import find_unfinished, folder_of
 from dualpath_cli.base.ranges import Place, check_range, check_ranges, parse_size
 from dualpath_cli.compare.sweep.cells import CONTROLS, Grid
 from dualpath_cli.flops.widths import FlopMatch
 from dualpath_cli.recipe import recipes
-from dualpath_cli.recipe.options import folder_of
+from dualpath_cli.recipe.keys import DECIDED_BY_SWEEP, FREE
 from dualpath_cli.recipe.recipes import Recipe
-from dualpath_cli.run.run_folder import (
-    RECIPE,
-    VERSIONS,
-    complete_checkpoints,
-    without_numbers,
-)
+from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints
 from dualpath_cli.spec.config import RANGES
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 
 MOST_SEEDS = 100  # so that a slip of the hand plans no million runs
-DECIDED = {
-    "model": (
-        "block",
-        "loops",
-        "d_ffn",
-        "d_ffn_wide",
-        "ffn_multiple_of",
-        "n_layers",
-        "d_model",
-        "n_heads",
-        "n_kv_heads",
-        "max_seq_len",
-        "vocab_size",
-    ),
-    "run": ("recipe", "name", "dir", "budget", "branch_from"),
-    "seed_everything": ("",),
-}
-"""Keys that --set cannot vary: the sweep decides them, or widths are solved for
-them."""
 WRITTEN = (
     *("model.block", "model.loops", "model.d_ffn", "model.d_ffn_wide"),
     *("run.recipe", "run.name", "run.dir", "run.budget", "seed_everything"),
@@ -261,7 +238,7 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
     varied: Varied = {}
     for word in words:
         key, values = _key_and_values(word)
-        if key in without_numbers():
+        if key in FREE:
             if len(values) > 1:
                 raise UserError(
                     f"--set {key}: it decides no numbers of a run; give one value"
@@ -279,9 +256,10 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
 def _key_and_values(word: str) -> tuple[str, list[Any]]:
     """KEY=A,B,... of --set. Raises UserError for a key that no sweep can vary."""
     key, equals, text = word.partition("=")
-    section, _, name = key.partition(".")
-    values = recipes.parse(f"values: [{text}]", f"of --set '{word:.60}'")["values"]
-    if name in DECIDED.get(section, ()):
+    _, _, name = key.partition(".")
+    listed = recipes.parse_recipe(f"values: [{text}]", f"of --set '{word:.60}'")
+    values = listed["values"]
+    if key in DECIDED_BY_SWEEP:
         raise UserError(
             f"--set {key}: the sweep decides it, or solves its widths for it; "
             "--alphas, --loops, --budget and --seeds say how, or give a sweep for "

@@ -8,7 +8,6 @@ from itertools import chain
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_ranges
-from dualpath_cli.recipe.options import StudyOptions
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import RANDOM as RANDOM_EXPERTS
@@ -23,6 +22,7 @@ from dualpath_cli.study.parts_of_speech import (
     ForcedClass,
     check_pipeline,
 )
+from dualpath_cli.training.options import StudyOptions
 
 MOST_LOOPS = 100
 GATES = {

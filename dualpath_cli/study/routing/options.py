@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import Place, check_ranges
-from dualpath_cli.recipe.options import StudyOptions
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.study.parts_of_speech import check_pipeline
+from dualpath_cli.training.options import StudyOptions
 
 
 @dataclass(frozen=True, kw_only=True)

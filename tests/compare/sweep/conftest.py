@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from dualpath_cli.cli.arguments import read_arguments
 from dualpath_cli.cli.commands import COMMANDS
-from dualpath_cli.cli.words import read
 from dualpath_cli.compare.sweep import command, request, runner
 from dualpath_cli.compare.sweep.request import Design
 from dualpath_cli.compare.sweep.runs import PlannedRun
@@ -93,8 +93,8 @@ def asked(folder: Path, *words: str, **sections: Any) -> Design:
         "--seeds",
         "2",
     ]
-    found = read(COMMANDS["sweep"], [*plain, *words])
-    line = found.upon(found.recipes)
+    found = read_arguments(COMMANDS["sweep"], [*plain, *words])
+    line = found.over(found.recipes)
     return request.read_request(line.options, line.recipe)
 
 

@@ -243,7 +243,7 @@ def test_each_recipe_stands_alone(tmp_path):
         == 12
     )
     for run in runs:
-        assert settings_from(recipes.load(str(run.path))) == run.settings
+        assert settings_from(recipes.load_recipe(str(run.path))) == run.settings
         assert run.settings.seed_everything == run.seed
         assert (
             run.folder

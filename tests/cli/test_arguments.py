@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.cli.arguments import join_values, read_arguments
 from dualpath_cli.cli.commands import COMMANDS
-from dualpath_cli.cli.words import _joined, parser_of, read
+from dualpath_cli.cli.options import parser_of
 from dualpath_cli.data.documents import split_name
 from dualpath_cli.recipe.parser import Parser
 from dualpath_cli.spec.intervention import RANDOM, SHUFFLED, Intervention
@@ -20,7 +21,9 @@ from dualpath_cli.spec.intervention import parse_overrides as parse
 
 
 def changed(recipe: dict[str, Any], *words: str) -> dict[str, Any]:
-    return read(COMMANDS["fit"], ["--config", "x", *words]).upon(recipe).recipe
+    return (
+        read_arguments(COMMANDS["fit"], ["--config", "x", *words]).over(recipe).recipe
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +63,7 @@ def test_a_tilde_is_the_home_folder_and_a_variable_refused_in_recipes_as_in_opti
 
     def out_of(option: str) -> Any:
         words = ["--ckpt-path=x"] * (not option.startswith("--ckpt-path")) + [option]
-        return read(COMMANDS["ablate"], words).upon({}).options
+        return read_arguments(COMMANDS["ablate"], words).over({}).options
 
     assert changed({section: value("~/x")})[section] == value("/home/me/x")
     assert changed({}, f"--{key}=~/x")[section] == value("/home/me/x")
@@ -83,7 +86,9 @@ def test_an_option_that_is_given_another_value_is_noted_and_lists_and_mappings_a
     changed({}, "--model.loops=3", "--model.loops=3", "--run.name=a", "--run.name", "b")
     assert capsys.readouterr().err == "note: --run.name is given again: b replaces a\n"
     changed({}, "--config=y", "--optim={lr: 1}", "--optim={eps: 1}", "--data.val.a=b")
-    read(COMMANDS["prepare"], ["--source", "a", "--source", "b", "--out=x"]).upon({})
+    read_arguments(
+        COMMANDS["prepare"], ["--source", "a", "--source", "b", "--out=x"]
+    ).over({})
     assert capsys.readouterr().err == ""
 
 
@@ -118,17 +123,23 @@ def test_a_section_is_read_from_a_file_as_if_its_mapping_were_given(
         "optim": {"lr": 3e-3, "warmup_steps": 20, "betas": (0.9, 0.99), "lr_end": 1e-5}
     }
     Path("val.yaml").write_text("val: {a: a.txt}")
-    words = read(COMMANDS["validate"], ["--ckpt-path", "x", "--data=val.yaml"])
-    assert words.given("data.val", {}) == {"a"}
+    words = read_arguments(
+        COMMANDS["validate"], ["--ckpt-path", "x", "--data=val.yaml"]
+    )
+    assert words.keys_named("data.val", {}) == {"a"}
 
 
 @pytest.mark.parametrize("values", [["-h"], ["-h", "b"], ["-c"], ["a", "b"]])
 def test_a_value_may_begin_with_a_dash_but_not_with_two(values):
     words = ["--prompt", *values, "--stop", *values[:1]]
-    options = read(COMMANDS["generate"], ["--ckpt-path", "x", *words]).upon({}).options
+    options = (
+        read_arguments(COMMANDS["generate"], ["--ckpt-path", "x", *words])
+        .over({})
+        .options
+    )
     assert (options.prompt, options.stop) == (tuple(values), tuple(values[:1]))
     with pytest.raises(SystemExit):
-        read(COMMANDS["generate"], ["--prompt", "a", "-h"])
+        read_arguments(COMMANDS["generate"], ["--prompt", "a", "-h"])
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
@@ -141,7 +152,7 @@ def test_every_option_is_shown_with_hyphens_and_may_be_written_with_underscores(
     }
     for option in own - {"--seed_everything"}:
         assert "_" not in option
-        assert _joined([f"--{option[2:].replace('-', '_')}=a_b"], parser) == [
+        assert join_values([f"--{option[2:].replace('-', '_')}=a_b"], parser) == [
             f"{option}=a_b"
         ]
 
@@ -156,10 +167,10 @@ def test_every_option_is_shown_with_hyphens_and_may_be_written_with_underscores(
     ],
 )
 def test_keys_are_given_by_recipes_and_words_of_any_form(words):
-    found = read(COMMANDS["validate"], ["--ckpt-path", "x", *words])
+    found = read_arguments(COMMANDS["validate"], ["--ckpt-path", "x", *words])
     recipe = {} if words else {"data": {"val": {"a": "x"}}}
-    assert found.given("data.val", recipe) == {"a"}
-    assert found.given("model", recipe) == set()
+    assert found.keys_named("data.val", recipe) == {"a"}
+    assert found.keys_named("model", recipe) == set()
 
 
 # Overrides: a word for each, the same in options, files and results

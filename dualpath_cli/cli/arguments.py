@@ -1,0 +1,266 @@
+"""The arguments after a command: its own options, and keys of a recipe.
+
+Arguments are first written in one form, each option by its name in the parser, without
+types (`read_arguments`). This names the recipes of --config. Then all arguments are
+parsed over the recipe, once (`Arguments.over`).
+"""
+
+import json
+import re
+import sys
+from argparse import SUPPRESS
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from os.path import isfile
+from pathlib import Path
+from typing import Any
+
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.output import say
+from dualpath_cli.base.processes import is_first_rank
+from dualpath_cli.cli.commands import Command
+from dualpath_cli.cli.help import help_of
+from dualpath_cli.cli.options import build_options, parser_of, path_at_home
+from dualpath_cli.recipe.internals import actions_of
+from dualpath_cli.recipe.parser import A_CLASS, CLASSES, Parser
+from dualpath_cli.recipe.recipes import (
+    Recipe,
+    load_recipe,
+    merge,
+    parse_recipe,
+    read_recipe_file,
+)
+from dualpath_cli.recipe.settings import SECTIONS, check_sections
+
+_BELOW_A_CLASS = re.compile(rf"--(trainer\.({'|'.join(CLASSES)}))\.")
+_BELOW_A_SET = re.compile(r"--(data\.val\..+)\.(path|field)")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A parsed command line: the command's own options, and the resulting recipe."""
+
+    options: Any  # the command's dataclass
+    # recipes with arguments over them; each key has the type in its section
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments after a command, each option by its name in the parser."""
+
+    command: Command
+    texts: tuple[str, ...]
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Each argument as an option and its value, which is empty without `=`."""
+        parts = (text.partition("=") for text in self.texts)
+        return [(option, value) for option, _, value in parts]
+
+    def paths(self, *options: str) -> list[str]:
+        """The paths given to an option, in order, before the arguments are parsed."""
+        return [
+            path_at_home(option, value)
+            for option, value in self.pairs
+            if option in options
+        ]
+
+    @property
+    def recipes(self) -> Recipe:
+        """The recipes of --config, merged; later recipes win."""
+        return reduce(merge, map(load_recipe, self.paths("--config", "-c")), {})
+
+    def over(self, base: Recipe) -> CommandLine:
+        """Parses the arguments, once, over a recipe; raises UserError for the first
+        mistake."""
+        command = self.command
+        if command.launch and len(self.paths("--ckpt-path")) > 1:
+            raise UserError(
+                f"{command.name} takes one RUN; give the command for each of them"
+            )
+        check_sections(base)
+        for option, value in self.pairs:
+            _check_whole(option, value)
+
+        parser = parser_of(command)
+        parser.arguments = self.texts
+        self._note_repeated(parser)
+        parsed = parser.read(base, self.texts).as_dict()
+
+        keys = [key for key in (*SECTIONS, "seed_everything") if key in parsed]
+        recipe = {key: parsed[key] for key in keys}
+        return CommandLine(build_options(parser, command, parsed), recipe)
+
+    def _note_repeated(self, parser: Parser) -> None:
+        """Says which value is taken where an option of one value is given another,
+        too."""
+        # A list takes each value, and mappings of a section are merged.
+        takes_one = {
+            option
+            for action in actions_of(parser)
+            if action.nargs is None and action.default not in ([], SUPPRESS)
+            for option in action.option_strings
+        }
+        last: dict[str, str] = {}
+        for option, value in self.pairs:
+            before = last.get(option, value)
+            if option in takes_one and value != before and is_first_rank():
+                say(f"note: {option} is given again: {value} replaces {before}")
+            last[option] = value
+
+    def keys_named(self, place: str, recipe: Recipe) -> set[str]:
+        """The keys named by a recipe or the arguments, in a section or in a mapping
+        inside one."""
+        names: set[str] = set()
+        for option, value in self.pairs:
+            if option.startswith(f"--{place}."):
+                below = option.removeprefix(f"--{place}.")
+                names.add(below.partition(".")[0])
+            elif f"--{place}.".startswith(f"{option}."):  # the mapping, or its section
+                own: Recipe = parse_recipe(value, option)
+                for key in reversed(option.removeprefix("--").split(".")):
+                    own = {key: own}
+                recipe = merge(recipe, own)
+
+        for key in place.split("."):
+            recipe = recipe.get(key) or {}
+        return names | recipe.keys()
+
+
+def _check_whole(option: str, value: str) -> None:
+    """Refuses a part of a class or of a validation set, which are given as a whole."""
+    below_class = _BELOW_A_CLASS.match(option)
+    if below_class:
+        raise UserError(
+            f"{option}={value}: give --{below_class[1]} as a whole; {A_CLASS}"
+        )
+    below_set = _BELOW_A_SET.fullmatch(option)
+    if below_set:
+        raise UserError(
+            f"{option}={value}: give the set as a whole: --{below_set[1]} "
+            "'{path: FILE, field: KEY}'"
+        )
+
+
+def read_arguments(command: Command, given: Sequence[str]) -> Arguments:
+    """Reads a command's arguments, without types.
+
+    Raises SystemExit after --help and --help-recipe.
+    """
+    asked = {"--help", "--help-recipe", "--help_recipe"}.intersection(given)
+    if asked and "--help" not in asked and not command.has_recipe:
+        raise UserError(
+            f"{command.name} takes no keys of a recipe, which `dualpath fit "
+            f"--help-recipe` lists; `dualpath {command.name} --help` lists the options"
+        )
+
+    # Where --help is asked for, no option lacks its value.
+    texts = ["-h"] if asked else join_values(given, parser_of(command))
+    if "-h" in texts:  # a value that is -h has been joined to its option
+        of_recipe = "--help" not in given and "-h" not in given
+        say(help_of(command, recipe=of_recipe), sys.stdout, end="")
+        raise SystemExit(0)
+    return Arguments(command, tuple(texts))
+
+
+@dataclass(frozen=True)
+class _KnownOptions:
+    """The options of a parser, as users may write them."""
+
+    by_plain_name: dict[str, str]  # without leading dashes, and with _ for -
+    counts: dict[str, Any]  # argparse's nargs, by option
+
+    def expand_short(self, argument: str) -> str:
+        """`-cNAME` as `-c=NAME`."""
+        option = argument[:2]
+        rest = argument[2:]
+        if option in self.counts and rest and not rest.startswith("="):
+            return f"{option}={rest}"
+        return argument
+
+    def name_of(self, option: str) -> str:
+        """The name in the parser: dashes and underscores are the same."""
+        return self.by_plain_name.get(_plain_name(option), option)
+
+    def takes_one(self, option: str) -> bool:
+        """Whether an option has one value, as entries of a mapping in the recipe do."""
+        return self.counts.get(option, 0) is None or _is_entry(option)
+
+    def takes_many(self, option: str) -> bool:
+        return self.counts.get(option) == "+"
+
+
+def _plain_name(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
+
+
+def _is_entry(option: str) -> bool:
+    return option.startswith("--") and "." in option
+
+
+def join_values(given: Sequence[str], parser: Parser) -> list[str]:
+    """Writes options by their names in the parser, with a single value as
+    `--option=value`.
+
+    Dashes and underscores are the same. A value may begin with one dash, such as -80M,
+    but not with two. A section is a mapping or, as in Lightning, the path of a file
+    with one.
+    """
+    known = _KnownOptions(
+        {_plain_name(option): option for option in parser.options().values()},
+        {
+            option: action.nargs
+            for action in actions_of(parser)
+            for option in action.option_strings
+        },
+    )
+    joined: list[str] = []
+    rest = [*reversed(given)]  # the next argument is the last one
+    while rest:
+        argument = known.expand_short(rest.pop())
+        if argument.startswith("-"):
+            argument = _with_value(argument, rest, known)
+        joined.append(argument)
+    return joined
+
+
+def _with_value(argument: str, rest: list[str], known: _KnownOptions) -> str:
+    """An option with its value, which is taken from the arguments that follow."""
+    option, equals, value = argument.partition("=")
+    option = known.name_of(option)
+    takes_one = known.takes_one(option)
+    has_value = bool(equals)
+
+    if rest and not has_value:
+        following = rest[-1]
+        if takes_one and not following.startswith("--"):
+            value = rest.pop()
+            has_value = True
+        elif known.takes_many(option) and re.match("-[^-]", following):
+            value = rest.pop()
+            has_value = True
+            # The option again, for its further values.
+            if rest and not rest[-1].startswith("-"):
+                rest.append(option)
+
+    lacks_value = takes_one and not has_value
+    if lacks_value or (option.startswith("--") and value == "--"):
+        raise UserError(f"{option} needs a value")
+    is_section = option.removeprefix("--") in SECTIONS
+    has_recipe = "run.name" in known.by_plain_name
+    if is_section and has_recipe and isfile(value):
+        value = _section_in_file(option, value)
+    return f"{option}={value}" if has_value else option
+
+
+def _section_in_file(option: str, path: str) -> str:
+    """A file's mapping as a value of a section's option, as Lightning's users give
+    it."""
+    content = read_recipe_file(Path(path))
+    if SECTIONS.keys() & content.keys():
+        raise UserError(
+            f"{option} '{path}' holds sections of a recipe; --config {path} reads it"
+        )
+    return json.dumps(content)

@@ -1,0 +1,93 @@
+"""The keys of a recipe by their dotted names, with the facts at their fields.
+
+A key is a field in `settings.py`, or in `spec/config.py` for the model. Its facts are
+read by `run/` (a continued run may change some keys), by `compare/sweep/` (--set varies
+some) and by `training/` (a value without effect is refused). Torch-free.
+"""
+
+from operator import attrgetter
+
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.recipe.settings import SECTIONS, Settings
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.keys import KeyFacts, ModelPart, keys_of
+
+KEYS: dict[str, KeyFacts] = {
+    f"{section}.{name}": facts
+    for section, settings in SECTIONS.items()
+    for name, facts in keys_of(settings).items()
+}
+"""Every key by its dotted name, such as `optim.lr`."""
+KEYS["seed_everything"] = keys_of(Settings)["seed_everything"]
+
+FREE = {name for name, facts in KEYS.items() if facts.free}
+"""Keys that do not decide the numbers of a training, given its data, such as
+`run.log_every`: a continued run may change them."""
+
+DECIDED_BY_SWEEP = {name for name, facts in KEYS.items() if facts.in_sweep == "decided"}
+"""Keys that a sweep sets in each run, or solves widths for."""
+
+SCALED_RATES = {name for name, facts in KEYS.items() if facts.in_sweep == "scaled"}
+"""The learning rates that a sweep scales together."""
+
+OF_TEXTS = {
+    name.removeprefix("model.") for name, facts in KEYS.items() if facts.cuts_texts
+}
+"""Keys of a model that may differ from those of its weights: they say how texts are
+cut."""
+
+
+def free_keys(section: str) -> set[str]:
+    """The names in `FREE` of a section's keys."""
+    prefix = f"{section}."
+    return {name.removeprefix(prefix) for name in FREE if name.startswith(prefix)}
+
+
+def check_effect(settings: Settings) -> None:
+    """Raises UserError for the first key that differs from its default and has no
+    effect."""
+    for name, facts in KEYS.items():
+        needed = facts.only_with
+        if needed is None:
+            continue
+
+        section, _, field = name.partition(".")
+        default = getattr(SECTIONS[section], field)
+        value = attrgetter(name)(settings)
+        others_value = attrgetter(needed.key)(settings)
+        if value != default and not needed.is_met(others_value):
+            usual = (
+                f"under {needed.key}={others_value}; leave it out, or choose "
+                f"{needed.key}={needed.value}"
+            )
+            raise UserError(f"{name}={value} has no effect {needed.otherwise or usual}")
+
+
+def parts_of(model: ModelConfig) -> set[ModelPart]:
+    """The parts that a model's blocks have, of those that some models lack."""
+    kinds = {*model.block_kinds}
+
+    parts: set[ModelPart] = set()
+    if "dual" in kinds:
+        parts.add("dual_gate")
+    if kinds != {"loop"}:
+        parts.add("wide_path")
+    if kinds != {"wide"}:
+        parts.add("deep_path")
+    if "deep_path" in parts and model.most_loops > 1:
+        parts.add("loops")
+    if any(layer.n_experts > 1 for layer in model.layers):
+        parts.add("experts")
+    return parts
+
+
+def has_effect(name: str, model: ModelConfig) -> bool:
+    """Whether a key has an effect on a model's blocks; also a mapping's entry, such as
+    `optim.lr_scale.router`."""
+    mapping, _, entry = name.rpartition(".")
+    needed: tuple[ModelPart, ...] = ()
+    if name in KEYS:
+        needed = KEYS[name].matters_in
+    elif mapping in KEYS:
+        needed = KEYS[mapping].entries_matter_in.get(entry, ())
+    return not needed or not parts_of(model).isdisjoint(needed)

@@ -1,0 +1,172 @@
+"""How a training ends early: the error or signal that ended it, as the command's
+message."""
+
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path
+from traceback import walk_tb
+
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from dualpath_cli.base.errors import NumbersFailed, RunFailed, Stopped, UserError
+from dualpath_cli.base.files import write_text
+from dualpath_cli.base.processes import Terminated
+from dualpath_cli.run.checkpoint_files import STATE
+from dualpath_cli.run.run_folder import WENT_WRONG, newest_checkpoint, way_on
+from dualpath_cli.training.data_module import loading_fault
+from dualpath_cli.training.launch import TrainingLaunch
+from dualpath_cli.training.ranks import Ranks, lost_contact
+from dualpath_cli.training.session import Session
+from dualpath_cli.training.stopping import TIME_OVER, StopTraining
+
+FIRST_STEPS = 2
+"""Optimizer steps after which memory no longer grows: the first step allocates the
+moments."""
+
+_REFUSALS = LookupError | ValueError | TypeError | AttributeError | RuntimeError
+"""Errors by which Lightning refuses settings, or a state that it cannot restore."""
+
+
+class OutOfMemory(RunFailed):
+    """A GPU ran out of memory; `half` is the micro-batch for an immediate restart, if
+    possible."""
+
+    half: int | None = None
+
+
+def ending_of(
+    session: Session[TrainingLaunch], error: BaseException
+) -> BaseException | None:
+    """The error with a message for the user, in place of one that ended the training.
+
+    None for an error that has its message already, or is a defect. Why numbers went
+    wrong is also written into the run folder.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return _out_of_memory(session)
+    if isinstance(error, StopTraining):
+        return _stopped(session, error.signum)
+
+    if isinstance(error, NumbersFailed):
+        if session.trainer.is_global_zero:
+            with suppress(OSError):  # the reason of the run's end matters more
+                write_text(session.launch.folder / WENT_WRONG, f"{error}\n")
+        return None
+
+    # Lightning calls sys.exit(1) after a signal that came before training started.
+    if isinstance(error, SystemExit):
+        interrupt = error.__context__
+        if not isinstance(interrupt, KeyboardInterrupt):
+            return None
+        by_sigterm = isinstance(interrupt, Terminated)
+        return _stopped(session, signal.SIGTERM if by_sigterm else signal.SIGINT)
+
+    if isinstance(error, Exception):
+        return (
+            loading_fault(error)
+            or _lost_contact(session, error)
+            or _refusal(session.launch.checkpoint, error)
+        )
+    return None
+
+
+def _out_of_memory(session: Session[TrainingLaunch]) -> OutOfMemory:
+    """The failure of a training that did not fit into a GPU.
+
+    A single process can begin again at once, if it has saved nothing. One of several
+    processes cannot: the others wait for it in a collective.
+    """
+    trainer = session.trainer
+    launch = session.launch
+    size = session.datamodule.micro_batch
+
+    divisors = [n for n in range(1, size // 2 + 1) if size % n == 0]
+    smaller = max(divisors, default=None)
+    if smaller is None:
+        advice = "--run.activation_checkpointing full takes less memory and more time"
+    else:
+        advice = (
+            f"--run.micro_batch {smaller} needs less, and changes neither batch nor "
+            "data"
+        )
+    failure = OutOfMemory(
+        f"the GPU has no room for run.micro_batch={size} in step "
+        f"{trainer.global_step + 1}; {advice}; {way_on(launch.folder)}"
+    )
+
+    began_at = launch.step or 0
+    in_first_steps = trainer.global_step < began_at + FIRST_STEPS
+    has_saved = newest_checkpoint(launch.folder) not in (None, launch.checkpoint)
+    if trainer.world_size == 1 and in_first_steps and not has_saved:
+        failure.half = smaller
+    return failure
+
+
+def _stopped(session: Session[TrainingLaunch], signum: int) -> Stopped:
+    """The end of the command after a signal; names the step to continue from."""
+    trainer = session.trainer
+    if signum == TIME_OVER:
+        text, code = "trainer.max_time is over", 0
+    elif signum == signal.SIGINT:
+        text, code = "interrupted", 130
+    else:
+        text, code = f"stopped by {signal.Signals(signum).name}", 143
+
+    # Else the launcher of ranks would kill the first rank while it prints.
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    by_lightning = isinstance(environment, LightningEnvironment)
+    by_slurm = isinstance(environment, SLURMEnvironment)
+    if (by_lightning and trainer.local_rank) or (by_slurm and trainer.global_rank):
+        code = 0
+    return Stopped(
+        f"{text}; {way_on(session.launch.folder)}", code, session.console.quiet
+    )
+
+
+def _lost_contact(
+    session: Session[TrainingLaunch], error: Exception
+) -> RunFailed | None:
+    """The failure to report if ranks lost contact; None for any other error."""
+    trainer = session.trainer
+    if trainer.world_size == 1 or not lost_contact(error):
+        return None
+
+    launcher = trainer.strategy.launcher
+    cause = launcher.death() if isinstance(launcher, Ranks) else None
+    if not cause:
+        reason = " ".join(str(error).split())[:160]
+        cause = f"rank {trainer.global_rank} lost contact with the others: {reason}"
+    return RunFailed(f"{cause}; {way_on(session.launch.folder)}")
+
+
+def _refusal(checkpoint: Path | None, error: Exception) -> UserError | None:
+    """The UserError if Lightning or a callback refuses to begin, or the checkpoint's
+    state does not fit, as after an update of Lightning; None for other errors."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    modules = [frame.f_globals.get("__name__", "") for frame in frames]
+    functions = {frame.f_code.co_name for frame in frames}
+
+    if isinstance(error, _REFUSALS) and checkpoint is not None:
+        # Lightning's functions that put a state back
+        restores = functions & {
+            "_restore_modules_and_callbacks",
+            "restore_training_state",
+        }
+        in_step = modules[-1].startswith(
+            ("lightning.pytorch.loops", "torch.optim", "dualpath_cli.training.muon")
+        )
+        if restores or in_step:
+            return UserError(
+                f"cannot continue from checkpoint '{checkpoint}': {STATE} is not as "
+                f"training wrote it ({type(error).__name__}: {error!s:.160}); restore "
+                "this file, or give an older checkpoint by --ckpt-path"
+            )
+
+    refuses = re.compile(r"lightning\.(pytorch\.callbacks|fabric\.plugins\.env)")
+    refused = isinstance(error, _REFUSALS) and any(map(refuses.match, modules))
+    if refused or isinstance(error, MisconfigurationException):
+        return UserError(f"trainer: {error}; change the recipe's trainer section")
+    return None
