@@ -44,6 +44,8 @@ class OptimSettings:
     name: Literal["adamw", "muon"] = "adamw"
     """adamw; or muon: Muon for the matrices of attention and FFNs, AdamW for all other
     weights."""
+
+    # Learning rate, by optimizer step; Muon's own
     lr: float = key(5e-4, range=_PEAK_RATE, in_sweep="scaled")
     """Peak learning rate."""
     lr_start: float = key(5e-6, range=(0, 1e9), in_sweep="scaled")
@@ -73,6 +75,8 @@ class OptimSettings:
     columns)), so that rates and decay for AdamW also suit Muon (arXiv 2502.16982);
     original is Keller Jordan's sqrt(max(1, rows / columns)), for a muon_lr of about
     0.02."""
+
+    # Learning rates by kind of parameter and by width
     lr_scale: dict[str, float] = key(
         factory=dict,
         entries_matter_in={
@@ -91,6 +95,8 @@ class OptimSettings:
     head, router and gate, and sqrt(r) (hidden) or r their initial standard deviations
     (arXiv 2203.03466, table 3). Muon's rate gets sqrt(r) under match_rms_adamw, else 1
     (arXiv 2310.17813). Keep the head size and d_ffn / d_model."""
+
+    # AdamW, weight decay and gradients
     betas: tuple[float, float] = key((0.9, 0.95), range=(0, 0.999999))
     """AdamW's decay rates of the two moments."""
     eps: float = key(1e-8, range=(0, 1e9))
@@ -129,12 +135,15 @@ class OptimSettings:
 class RunSettings:
     """Length, batches and output of a run."""
 
+    # Name and folder
     recipe: str = key("custom", in_sweep="decided")
     """Name of the recipe, and of the folder for its runs; set by --config."""
     name: str = key("default", free=True, in_sweep="decided")
     """Name of the run folder, inside the recipe's folder."""
     dir: Place = key("runs", free=True, in_sweep="decided")
     """Folder that holds all runs."""
+
+    # Length, beginning and batches
     budget: Size | None = key(None, range=(1, LARGEST), in_sweep="decided")
     """Nominal FLOPs per token and layer that the model was solved for; fit prints the
     ratio."""
@@ -153,12 +162,16 @@ class RunSettings:
     micro_batch: int = key(2, range=(1, 10**6), free=True)
     """Sequences in one forward pass of one device. If a single GPU has no room for the
     first steps, the number is halved."""
+
+    # Loops
     train_loops: list[int] | None = key(None, matters_in=("loops",))
     """Numbers of loops; each optimizer step draws one. Each number has a separate
     compiled graph. Validation always uses model.loops."""
     loop_schedule: list[tuple[float, int]] | None = key(None, matters_in=("loops",))
     """[[0, 1], [0.35, 4]] trains with one loop, and after 35 % of the steps with four.
     Numbers must not fall and must end with model.loops, used in validation."""
+
+    # Compilation and memory
     compile: bool = key(True, free=True)
     """Whether each block is compiled; without a C++ compiler the run says so and runs
     eagerly."""
@@ -168,6 +181,8 @@ class RunSettings:
     """The part of each block that the backward pass computes again: none; selective,
     all but matrix products and attention; or full, all. auto is selective if blocks are
     compiled, else none."""
+
+    # Rows of tables, validations and checkpoints
     log_every: int = key(10, range=(1, 10**12), free=True)
     """Optimizer steps between two rows of metrics."""
     gates_every: int = key(100, range=(0, 10**12), free=True)
@@ -183,6 +198,8 @@ class RunSettings:
     keep_every: int = key(0, range=(0, 10**12), free=True, only_with=_SOME_KEPT)
     """Checkpoints whose step is a multiple of this are kept as well; 0 keeps only the
     newest."""
+
+    # Loggers, devices, and the end of a run that goes wrong
     tensorboard: bool = key(True, free=True)
     """Whether to log to TensorBoard too, where it is installed."""
     wandb: str | None = key(None, free=True)
@@ -470,13 +487,13 @@ def check_sections(recipe: Recipe) -> None:
     The name of a command's option is no section, though the command's parser accepts
     it.
     """
-    for name in recipe:
-        if name not in SECTIONS and name != "seed_everything":
+    for name, content in recipe.items():
+        if name == "seed_everything":
+            continue
+        if name not in SECTIONS:
             raise UserError(reader_of(Settings).unknown(name))
-
-    for name in SECTIONS.keys() & recipe.keys():
-        if not isinstance(recipe[name], dict):
-            value = json.dumps(recipe[name])
+        if not isinstance(content, dict):
+            value = json.dumps(content)
             raise UserError(
                 f"'{name}' in the recipe must be a mapping, not {value:.40}"
             )

@@ -73,6 +73,7 @@ class ModelConfig:
     """A model as data. The defaults are the paper's backbone as trained
     (docs/paper.md)."""
 
+    # Size
     vocab_size: int = key(50304, range=(1, 10**8), in_sweep="decided")
     """Rows of the embedding and of the head; at least the tokenizer's size."""
     n_layers: int = key(16, range=(1, 10**4), in_sweep="decided")
@@ -86,10 +87,14 @@ class ModelConfig:
     attention."""
     max_seq_len: int = key(4096, range=(1, 10**7), in_sweep="decided", cuts_texts=True)
     """Length in tokens of the training sequences and of evaluation windows."""
+
+    # Blocks and loops
     block: BlockKind | list[BlockKind] = key("dual", in_sweep="decided")
     """Kind of every block, or a list by layer."""
     loops: int | list[int] = key(4, range=(1, 10**4), in_sweep="decided")
     """K, how often the deep sublayer is applied, or a list by layer."""
+
+    # FFN widths
     d_ffn: int | list[int | None] | None = key(
         None, range=(1, 10**9), in_sweep="decided"
     )
@@ -103,6 +108,8 @@ class ModelConfig:
     ffn_multiple_of: int = key(256, range=(1, 10**9), in_sweep="decided")
     """The effective FFN width is floor(2 d_ffn / 3) rounded up to a multiple of
     this."""
+
+    # Experts
     n_experts: int | list[int] = key(0, range=(0, 10**4), matters_in=("wide_path",))
     """Experts in the FFN of the wide path, or a list by layer; 0 is one dense FFN. A
     token's top_k experts and their router cost the FLOPs of the dense FFN of
@@ -115,6 +122,8 @@ class ModelConfig:
     balance_rate: float | None = key(None, range=(0, 100), matters_in=("experts",))
     """Change of the bias in a step (null: 0.001), or factor of the loss (null: 0.01);
     no effect under balance: none."""
+
+    # Attention, norms, head
     tie_embeddings: bool = False
     """Whether the head shares the embedding's weight."""
     rope_base: float = key(500000.0, range=(1, 1e15))
@@ -123,6 +132,8 @@ class ModelConfig:
     """Where queries and keys are RMS-normalised, per head, with a learned weight."""
     norm_eps: float = key(1e-5, range=(1e-30, 1))
     """Epsilon of every RMSNorm."""
+
+    # Gate and combination
     gate: Gate | str = key("two_gates", matters_in=("dual_gate",))
     """How a dual block weighs its paths: two_gates is two sigmoids, convex (g, 1 - g),
     softmax a softmax, fixed 0.5 each; or a custom class: my.module.Gate."""
@@ -137,15 +148,21 @@ class ModelConfig:
     step_conditioning: Literal["none", "film"] = key("none", matters_in=("deep_path",))
     """film gives each step of a loop its own learned scale and shift after the two
     norms of the shared sublayer, zero at the start; none: only gains differ."""
+
+    # Initial values
     gain_init: float = key(-7.0, range=(-1000, 1000))
     """Initial value of the gains before the softplus."""
     init_std: float = key(0.02, range=(0, 100))
     """Standard deviation of the initial weights."""
+
+    # Numerics
     residual_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the residual stream; bfloat16 exists to study the paper's numerics."""
     rope_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type that the rotary frequencies are rounded to; bfloat16 as in the paper's
     training."""
+
+    # Documents
     document_start: int | None = key(None, range=(0, 10**8), cuts_texts=True)
     """Id of the token that begins documents (end of text): attention stays within each
     document, and positions count from its start. null lets tokens look into earlier

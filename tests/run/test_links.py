@@ -119,7 +119,7 @@ def test_a_run_folder_may_itself_be_a_link_and_hold_links_that_stay_inside(place
     run = find_run(RUN)
 
     check_links(run.folder)
-    out = Ablate(ckpt_path=RUN).read(run).folder
+    out = Ablate(ckpt_path=RUN).with_run(run).folder
 
     assert out == Path(RUN, "ablations/step-00000002")
     with claimed_folder(out):
