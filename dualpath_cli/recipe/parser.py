@@ -235,7 +235,10 @@ class Parser(ArgumentParser):
             return self.prefix + key
 
         given = {text.partition("=")[0] for text in self.arguments}
-        return next((option for option in options if option in given), options[0])
+        for option in options:
+            if option in given:
+                return option
+        return options[0]
 
     def options(self) -> dict[str, str]:
         """Every option, by its name without leading hyphens."""
@@ -395,13 +398,13 @@ def describe(annotation: Any) -> str:
         return "one of " + ", ".join(map(str, arguments))
 
     parts = [describe(part) for part in arguments if part not in (..., Any)]
-    several = len(parts) > 1
     if origin in (tuple, list):
-        each = "" if several else "each "
+        each = "" if len(parts) > 1 else "each "
         return f"a list ({each}{' and '.join(parts)})"
     if origin is dict:
-        of_values = f" (each {parts[1]})" if several else ""
-        return f"a mapping of names to values{of_values}"
+        if len(parts) < 2:  # of any values
+            return "a mapping of names to values"
+        return f"a mapping of names to values (each {parts[1]})"
     return " or ".join(parts) or str(annotation)
 
 

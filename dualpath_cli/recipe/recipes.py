@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import reduce
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -53,13 +52,12 @@ def listing(_: Recipes) -> str:
     comment."""
     lines: list[str] = []
     for command, kind in (("fit", ""), ("prepare", "data")):
-        sentences = {
-            name: _first_sentence(find_recipe(name, kind=kind))
-            for name in recipe_names(kind)
-        }
-        width = max(map(len, sentences)) + 2
+        names = recipe_names(kind)
+        width = max(map(len, names)) + 2
         lines.append(f"dualpath {command} --config NAME:")
-        lines += [f"  {name:{width}}{text}" for name, text in sentences.items()]
+        for name in names:
+            sentence = _first_sentence(find_recipe(name, kind=kind))
+            lines.append(f"  {name:{width}}{sentence}")
     return "\n".join(lines)
 
 
@@ -123,15 +121,17 @@ def load_recipe(
     bases = own.pop("base", [])
     if isinstance(bases, str):
         bases = [bases]
-    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+    is_list = isinstance(bases, list)
+    if not is_list or not all(isinstance(base, str) for base in bases):
         raise UserError(
             f"recipe {path}: base must be a name or a list of names, not {bases!r:.40}"
         )
 
-    recipes = [
-        load_recipe(base, path.parent, (*seen, path.resolve())) for base in bases
-    ]
-    return reduce(merge, [*recipes, own], {})
+    resolved: Recipe = {}
+    for base in bases:
+        below = load_recipe(base, path.parent, (*seen, path.resolve()))
+        resolved = merge(resolved, below)
+    return merge(resolved, own)
 
 
 def merge(below: Recipe, above: Recipe) -> Recipe:
@@ -139,8 +139,9 @@ def merge(below: Recipe, above: Recipe) -> Recipe:
     replaced."""
     merged = dict(below)
     for key, value in above.items():
-        if isinstance(value, dict) and isinstance(merged.get(key), dict):
-            value = merge(merged[key], value)
+        own = merged.get(key)
+        if isinstance(own, dict) and isinstance(value, dict):
+            value = merge(own, value)
         merged[key] = value
     return merged
 

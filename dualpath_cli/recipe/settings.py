@@ -487,13 +487,13 @@ def check_sections(recipe: Recipe) -> None:
     The name of a command's option is no section, though the command's parser accepts
     it.
     """
-    for name in recipe:
-        if name not in SECTIONS and name != "seed_everything":
+    for name, content in recipe.items():
+        if name == "seed_everything":
+            continue
+        if name not in SECTIONS:
             raise UserError(reader_of(Settings).unknown(name))
-
-    for name in SECTIONS.keys() & recipe.keys():
-        if not isinstance(recipe[name], dict):
-            value = json.dumps(recipe[name])
+        if not isinstance(content, dict):
+            value = json.dumps(content)
             raise UserError(
                 f"'{name}' in the recipe must be a mapping, not {value:.40}"
             )
