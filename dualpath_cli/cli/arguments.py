@@ -89,24 +89,27 @@ class Arguments:
         self._note_repeated(parser)
         parsed = parser.read(base, self.texts).as_dict()
 
-        keys = [key for key in (*SECTIONS, "seed_everything") if key in parsed]
-        recipe = {key: parsed[key] for key in keys}
-        return CommandLine(build_options(parser, command, parsed), recipe)
+        options = build_options(parser, command, parsed)
+        recipe = {}
+        for key in (*SECTIONS, "seed_everything"):
+            if key in parsed:
+                recipe[key] = parsed[key]
+        return CommandLine(options, recipe)
 
     def _note_repeated(self, parser: Parser) -> None:
         """Says which value is taken where an option of one value is given another,
         too."""
         # A list takes each value, and mappings of a section are merged.
-        takes_one = {
-            option
-            for action in actions_of(parser)
-            if action.nargs is None and action.default not in ([], SUPPRESS)
-            for option in action.option_strings
-        }
+        takes_one: set[str] = set()
+        for action in actions_of(parser):
+            if action.nargs is None and action.default not in ([], SUPPRESS):
+                takes_one.update(action.option_strings)
+
         last: dict[str, str] = {}
         for option, value in self.pairs:
             before = last.get(option, value)
-            if option in takes_one and value != before and is_first_rank():
+            is_replaced = option in takes_one and value != before
+            if is_replaced and is_first_rank():
                 say(f"note: {option} is given again: {value} replaces {before}")
             last[option] = value
 

@@ -25,7 +25,7 @@ from dualpath_cli.recipe.settings import DataSettings, Settings
 if TYPE_CHECKING:
     from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
 
-_ELSEWHERE = {
+_THIS_MACHINE = {
     "trainer": {
         "accelerator": "auto",
         "devices": 1,
@@ -73,7 +73,7 @@ def study(arguments: Arguments) -> "StudyLaunch":
     own = arguments.recipes
     run = find_run(runs[0])
     no_sets: Recipe = {"data": {"val": {}}}
-    line = arguments.over(reduce(merge, [no_sets, run.recipe, _ELSEWHERE, own]))
+    line = arguments.over(reduce(merge, [no_sets, run.recipe, _THIS_MACHINE, own]))
     options = line.options.with_run(run)
     settings = _checked_settings(line)
 

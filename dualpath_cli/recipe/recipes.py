@@ -127,11 +127,11 @@ def load_recipe(
             f"recipe {path}: base must be a name or a list of names, not {bases!r:.40}"
         )
 
-    recipe: Recipe = {}
+    resolved: Recipe = {}
     for base in bases:
         below = load_recipe(base, path.parent, (*seen, path.resolve()))
-        recipe = merge(recipe, below)
-    return merge(recipe, own)
+        resolved = merge(resolved, below)
+    return merge(resolved, own)
 
 
 def merge(below: Recipe, above: Recipe) -> Recipe:
