@@ -106,7 +106,7 @@ _RECORDS = (
         "costs.",
         launch="dualpath_cli.cli.launch:study",
         options=f"{_ABLATION}.options:Ablate",
-        task=f"{_ABLATION}.study:run",
+        task=f"{_ABLATION}.study:ablate",
         module="dualpath_cli.study.bench:StudyModule",
     ),
     Command(
@@ -114,7 +114,7 @@ _RECORDS = (
         "Read what the gates do token by token: a page to explore, figures, numbers.",
         launch="dualpath_cli.cli.launch:study",
         options=f"{_ROUTING}.options:RoutingOptions",
-        task=f"{_ROUTING}.study:run",
+        task=f"{_ROUTING}.study:read_routing",
         module="dualpath_cli.study.bench:StudyModule",
     ),
     _alone(
