@@ -116,6 +116,7 @@ def array_digest(arrays: Iterable[npt.NDArray[Any]]) -> str:
     """Hash of arrays of whole numbers, and of their lengths."""
     digest = hashlib.sha256()
     for array in arrays:
+        # Without lengths, [1] and [2] would have the hash of [1, 2].
         digest.update(f"{len(array)}/".encode())
         digest.update(np.ascontiguousarray(array, np.int64).tobytes())
     return digest.hexdigest()
@@ -340,16 +341,20 @@ class StudyModule(DualPathModule):
         """Runs a batch; the last one of a pass ends it."""
         pass_ = self._missing[dataloader_idx]
         tokens, targets = batch
+        # Lightning has no hook between two dataloaders of one validation.
         if batch_idx == 0:
             pass_.begin(self, self._files)
             self._batches = self._session.datamodule.batches(pass_.windows)
 
+        # Ranks take turns with the windows of a batch.
         rank = self.trainer.global_rank
         ranks = self.trainer.world_size
+        all_places = self._batches[batch_idx]
+        own_places = all_places[rank::ranks]
+
         n_filled = pass_.windows.n_filled
-        places = self._batches[batch_idx][rank::ranks]
-        places_or_filler = [place if place < n_filled else FILLER for place in places]
-        pass_.step(tokens, targets, places_or_filler)
+        places = [place if place < n_filled else FILLER for place in own_places]
+        pass_.step(tokens, targets, places)
         self._progress.advance(title=pass_.title)
 
         is_last_batch = batch_idx + 1 == len(self._batches)

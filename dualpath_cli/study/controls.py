@@ -89,6 +89,7 @@ def matched_random_tokens(
             "tokens to draw random ones from; choose fewer parts of speech"
         )
 
+    # A draw of its own for each seed, class and text, whatever was drawn before.
     digest = hashlib.sha256(np.concatenate(others).tobytes()).hexdigest()
     draw = np.random.default_rng(seed_from(seed, name, digest))
     lengths = [len(mask) for mask in members]
@@ -105,6 +106,7 @@ def matched_random_tokens(
         length, start = runs.pop()
         place = _place(free_TW, taken_TW, start, length, draw)
         if place is None:
+            # No window has room for the whole run.
             half = length // 2
             runs += [(length - half, start + half), (half, start)]
             continue

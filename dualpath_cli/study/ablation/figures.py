@@ -16,7 +16,7 @@ from dualpath_cli.study.ablation.options import BASELINE, SHORTER
 from dualpath_cli.study.ablation.scores import Result
 from dualpath_cli.study.ablation.tables import by_layer, meaning_of
 
-DIFFERENCE = "loss less that of the learned router (nats per token)"
+DIFFERENCE = "loss minus that of the learned router (nats per token)"
 
 
 def draw_figures(
@@ -53,7 +53,7 @@ def _forced_loops(results: Sequence[Result], trained: int | None) -> Figure | No
     sources = dict.fromkeys(result.source for result in forced)
     for source, color in zip(sources, cycle(SOURCES), strict=False):
         line = [result for result in forced if result.source == source]
-        x = [result.intervention.loops for result in line]
+        x = [result.intervention.loops or 0 for result in line]
         low = [result.low for result in line]
         high = [result.high for result in line]
         ax.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
@@ -69,7 +69,7 @@ def _forced_loops(results: Sequence[Result], trained: int | None) -> Figure | No
 
 def _plot_differences(
     ax: Axes,
-    x: Sequence[float | None],
+    x: Sequence[float],
     line: Sequence[Result],
     color: str,
     name: str,

@@ -113,6 +113,7 @@ class Ablate(StudyOptions):
     def rows(self, config: ModelConfig) -> tuple[list[AblationRow], dict[str, str]]:
         """The rows that a model can run, the learned router first; and for others, by
         name, the reason against it."""
+        # Every other row is compared with the learned router.
         chosen = [AblationRow(BASELINE, Intervention())]
         skipped = {}
         for suite in self.suites:
@@ -203,18 +204,19 @@ def _token_class_rows(options: Ablate) -> list[AblationRow]:
 def _in_each_layer(
     overrides: list[Intervention], config: ModelConfig
 ) -> list[Intervention]:
-    """Each override in one layer at a time; the trained K, which changes nothing, is
-    left out.
+    """Each override in one layer at a time, but for those without effect.
 
     An override of a path or gate that a layer lacks is left out, unless the whole model
-    lacks it.
+    lacks it: then the report names it as skipped.
     """
     changes = []
     for override in overrides:
         model_lacks_it = override.problem(config) is not None
         for number, layer in enumerate(config.layers):
+            # The trained K changes nothing.
             if override.loops == layer.loops:
                 continue
+
             in_layer = replace(override, layers=(number,))
             if model_lacks_it or in_layer.problem(config) is None:
                 changes.append(in_layer)
@@ -245,6 +247,7 @@ def _parse_classes(specs: tuple[str, ...]) -> list[ForcedClass]:
     specs = specs or tuple(f"{name}={','.join(CLASSES[name])}" for name in FORCED)
     classes = [forced for spec in specs for forced in _parse_class(spec)]
 
+    # A class may be forced to two paths, but its name stands for one class.
     upos_by_name: dict[str, tuple[str, ...]] = {}
     for forced in classes:
         first = upos_by_name.setdefault(forced.name, forced.upos)

@@ -95,6 +95,7 @@ class AblationPass(Pass):
         `passes`, the sums of expected loops and of sublayers passed, means over layers.
         `loops_run`, (), is the mean number of steps that a batch ran in a layer.
         """
+        # `FILLER` is among the places, and not read below.
         own_scores: dict[int, list[float]] = {}
         for places, sums_B3 in self._scores:
             own_scores |= zip(places, sums_B3.tolist(), strict=True)
@@ -244,6 +245,7 @@ def _excess(
     class_W = overridden.arrays["nats"]
     random_W = np.mean([pass_.arrays["nats"] for pass_ in controls], axis=0)
     if not class_tokens:
+        # Without a token forced, all losses are equal: the excess would seem to be 0.
         random_W = np.full_like(learned_W, np.nan)
 
     # The same nats over two numbers of tokens: all, and those of the class.
@@ -286,7 +288,7 @@ def _nats_per_token(
     nats_RC = resampled_sums(source, clusters.of_window, nats_WC)
     tokens_RC = resampled_sums(source, clusters.of_window, tokens_WC.astype(float))
 
-    # A resample may have no token.
+    # A resample may have no token of a class.
     with np.errstate(invalid="ignore", divide="ignore"):
         means_RC = nats_RC / tokens_RC
 

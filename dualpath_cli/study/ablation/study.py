@@ -84,6 +84,7 @@ def ablate(session: Session[StudyLaunch]) -> None:
         "skipped": skipped,
     }
 
+    # Sources may have finished in another order than they are named.
     whole = Finished([], [], [])
     for source in module.sources:
         whole.extend(ablation.finished[source])
@@ -174,6 +175,7 @@ class Ablation(bench.Study[AblationPass]):
         """A table for each suite with rows."""
         tables = []
         for suite in self._options.suites:
+            # Tables begin with the learned router, but for those of differences.
             rows = [row for row in results if row.suite in (suite, BASELINE)]
             if suite in ("paper", "experts", "kv-slots", *SHORTER):
                 tables.append(source_table(title, rows, self._model.same_loops))
@@ -209,7 +211,7 @@ def write_results(
     if excess_rows:
         texts["token_classes.csv"] = format_csv(excess_rows)
     else:
-        # left from an earlier study with other suites
+        # An earlier call with other suites may have left one.
         (folder / "token_classes.csv").unlink(missing_ok=True)
 
     return write_texts(folder, texts)

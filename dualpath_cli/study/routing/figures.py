@@ -61,9 +61,9 @@ def _plot_depth(
         values = summary.means[readout]
         low, high = summary.interval(values)
         x = summary.layers
+        y = values[0]
         ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
-        style = {"marker": "o", "markersize": 3, "linewidth": 1.2}
-        ax.plot(x, values[0], color=color, label=name, **style)
+        ax.plot(x, y, color=color, marker="o", markersize=3, linewidth=1.2, label=name)
 
     if len(sources) > 1:
         y = mean.means[readout][0]
@@ -106,12 +106,14 @@ def _densities(
     name: str, sums: Mapping[str, Sums], bands: Mapping[str, Sequence[int]]
 ) -> list[Floats]:
     """The density in each band, (deep, wide), averaged over sources."""
+    # Each source counts alike, however many tokens it has.
     densities = []
     for places in bands.values():
         of_sources = []
         for source_sums in sums.values():
             counts = source_sums[name][places].sum(0)
-            of_sources.append(counts / max(1.0, counts.sum()))
+            total = max(1.0, counts.sum())
+            of_sources.append(counts / total)
         densities.append(np.asarray(np.mean(of_sources, 0)))
 
     return densities
@@ -149,12 +151,15 @@ def _draw_density(
     ax: Axes, density: Floats, extent: float, end: float, most: float
 ) -> AxesImage:
     """A density (deep, wide) with equal axes and the diagonal of equal weights."""
+    # Densities span decades: what is below a thousandth of the largest is not told
+    # apart.
+    norm = LogNorm(most / 1000, most, clip=True)
     image = ax.imshow(
         density,
         origin="lower",
         extent=(0, extent, 0, extent),
         cmap="cividis",
-        norm=LogNorm(most / 1000, most, clip=True),
+        norm=norm,
         interpolation="nearest",
     )
     ax.plot([0, end], [0, end], color="white", linewidth=0.7, linestyle="--")
@@ -180,11 +185,14 @@ def part_of_speech_figure(
     if len(sources) > 1:
         summaries["mean of the sources"] = average
     maps = {name: summary.tag_means[0, tags] for name, summary in summaries.items()}
+    # All maps have the colours of the share that is furthest from one half.
     reach = max(float(np.nanmax(np.abs(values - 0.5))) for values in maps.values())
 
+    # Two or four maps stand in pairs, other numbers in rows of three.
     across = 2 if len(maps) in (2, 4) else min(3, len(maps))
     down = -(-len(maps) // across)
-    width = min(2.4, max(1.5, 0.3 * len(average.layers))) * across + 1.8
+    map_width = min(2.4, max(1.5, 0.3 * len(average.layers)))
+    width = map_width * across + 1.8
     height = (0.17 * len(tags) + 0.7) * down
     figure, axes = panels(width, height, down, across, sharex=True, sharey=True)
     for ax in axes.flat[len(maps) :]:

@@ -59,13 +59,14 @@ def dual_layers(trace: RoutingTrace) -> torch.Tensor:
 
     layers = []
     for layer in dual:
-        values = torch.stack([getattr(layer, name) for name in READOUTS], -1)
-        steps = []
+        values = [getattr(layer, name) for name in READOUTS]
+        columns = [torch.stack(values, -1)]
         for name, blank in STEP_READOUTS.items():
             own_BTK = getattr(layer, name)
             missing = loops - own_BTK.shape[-1]
-            steps.append(F.pad(own_BTK, (0, missing), value=blank))
-        layers.append(torch.cat([values, *steps], -1))
+            padded_BTK = F.pad(own_BTK, (0, missing), value=blank)
+            columns.append(padded_BTK)
+        layers.append(torch.cat(columns, -1))
 
     return torch.stack(layers, 2)
 
@@ -118,8 +119,11 @@ def is_text(
 
     `bytes_of_token` is 0 for special tokens.
     """
+    # A token that was not a target is padding, or the first of a window.
+    is_target = targets[:, :-1] != IGNORE
+    has_bytes = bytes_of_token[tokens[:, 1:]] > 0
     text_BT = torch.zeros_like(tokens, dtype=torch.bool)
-    text_BT[:, 1:] = (targets[:, :-1] != IGNORE) & (bytes_of_token[tokens[:, 1:]] > 0)
+    text_BT[:, 1:] = is_target & has_bytes
     return text_BT
 
 
@@ -176,17 +180,20 @@ class RoutingSums:
         batch; `tags` (B, T) are places in UPOS, -1 without one.
         """
         sums = self._sums
+        # What is not text may be nan, which times 0 would stay nan.
         values = torch.where(text[..., None, None], values.double(), 0)
-        sums["tokens"] += weights.T @ text.double().sum(1)
-        sums["sums"] += torch.einsum("br,blc->rlc", weights, values.sum(1))
+        tokens_B = text.double().sum(1)
+        values_BLC = values.sum(1)
+        sums["tokens"] += weights.T @ tokens_B
+        sums["sums"] += torch.einsum("br,blc->rlc", weights, values_BLC)
 
+        # Densities are drawn without intervals, and so are not resampled.
         g_d, g_w, norm_d, norm_w = values[..., :4].unbind(-1)
+        wide = torch.log1p(g_w * norm_w)
+        deep = torch.log1p(g_d * norm_d)
         sums["gate_density"] += _density(g_w[text], g_d[text], GATE_BINS, 1.0)
         sums["contribution_density"] += _density(
-            torch.log1p(g_w * norm_w)[text],
-            torch.log1p(g_d * norm_d)[text],
-            CONTRIBUTION_BINS,
-            CONTRIBUTION_END,
+            wide[text], deep[text], CONTRIBUTION_BINS, CONTRIBUTION_END
         )
 
         places_P = torch.arange(len(UPOS), device=tags.device)
@@ -197,9 +204,11 @@ class RoutingSums:
         sums["tag_tokens"] += weights.T @ has_tag_BTP.sum(1)
         sums["tag_sums"] += torch.einsum("br,bpl->rpl", weights, tag_shares_BPL)
 
+        # One expert at a time: a dimension of experts would take much memory.
         for expert in range(sums["expert_tokens"].shape[-1]):
-            takes_BTL = (text[..., None] & (chosen == expert).any(-1)).double()
-            sums["expert_tokens"][..., expert] += weights.T @ takes_BTL.sum(1)
+            takes_BTL = (chosen == expert).any(-1)
+            counts_BL = (text[..., None] & takes_BTL).double().sum(1)
+            sums["expert_tokens"][..., expert] += weights.T @ counts_BL
 
     def compute(self, strategy: Strategy) -> Sums:
         """The sums over all ranks, by name."""
@@ -219,10 +228,13 @@ def _density(
     wide: torch.Tensor, deep: torch.Tensor, bins: int, end: float
 ) -> torch.Tensor:
     """Counts pairs (tokens, L) in a square of bins for each layer: (L, deep, wide)."""
-    layers = torch.arange(wide.shape[-1], device=wide.device)
+    n_layers = wide.shape[-1]
+    layers = torch.arange(n_layers, device=wide.device)
     deep_bin = _bin(deep, bins, end)
     wide_bin = _bin(wide, bins, end)
-    cells = (layers * bins + deep_bin) * bins + wide_bin
 
-    counts = torch.bincount(cells.flatten(), minlength=len(layers) * bins**2)
-    return counts.reshape(len(layers), bins, bins).double()
+    # One number for each layer and pair of bins, so that one call counts all.
+    cells = (layers * bins + deep_bin) * bins + wide_bin
+    n_cells = n_layers * bins**2
+    counts = torch.bincount(cells.flatten(), minlength=n_cells)
+    return counts.reshape(n_layers, bins, bins).double()

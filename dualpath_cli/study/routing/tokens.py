@@ -132,6 +132,7 @@ class TokenTable:
             columns["experts"] = _lists(experts, np.int32)
             columns["expert_weights"] = _lists(expert_weights)
 
+        # A sequence alone would be a small group of rows: they are written together.
         rows = pa.RecordBatch.from_pydict(columns, schema=self._file.schema)
         self._pending.append(rows)
         self._pending_rows += len(rows)
@@ -148,12 +149,14 @@ class TokenTable:
 def join_tables(tables: Sequence[Path], path: Path, facts: Mapping[str, str]) -> None:
     """Joins the tables of sources to one, with some facts as its metadata."""
     schema = pq.read_schema(tables[0])
-    schema = schema.with_metadata({**(schema.metadata or {}), **facts})
+    metadata = {**(schema.metadata or {}), **facts}
+    schema = schema.with_metadata(metadata)
 
     with (
         replacing(path) as partial,
         pq.ParquetWriter(partial, schema, compression="zstd") as file,
     ):
+        # In batches, as the rows of a source may not fit into memory.
         for table in tables:
             for batch in pq.ParquetFile(table).iter_batches(ROWS):
                 file.write_batch(batch.replace_schema_metadata(schema.metadata))
@@ -165,6 +168,7 @@ def token_texts(values: Iterable[bytes]) -> list[str]:
     A character in several tokens is part of the last one; bytes of no character are
     U+FFFD.
     """
+    # The decoder keeps the bytes of an unfinished character for the next token.
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts = [decoder.decode(value) for value in values]
     rest = decoder.decode(b"", final=True)

@@ -1,8 +1,7 @@
 """Passes over only the page's sequences: the logit lens, and the cost of forcing.
 
-Attention is causal, so the first tokens of a sequence have the same numbers without the
-rest. These passes read no more of a sequence than the page has room for. Their results
-are kept in page/SOURCE.npz.
+These passes read no more of a sequence than the page has room for. Their results are
+kept in page/SOURCE.npz.
 
 Shapes: N text tokens of a batch or of a source, M those of a source on the page, D
 model width, L layers with gates, K loops, S = K + 3 states of a layer, F interventions,
@@ -78,7 +77,8 @@ def page_passes(
             "--sequences"
         )
 
-    # One more token is kept: the actual next one of the last. Fillers have no number.
+    # Attention is causal, so first tokens have the same numbers without the rest. One
+    # more token is kept: the actual next one of the last. Fillers have no number.
     window_of_number = dict(zip(windows.numbers, windows.windows, strict=False))
     cut = [window_of_number[number][: room + 2] for number in range(count)]
     first_tokens = Windows(cut, multiple_of=ranks)
@@ -93,9 +93,9 @@ def _forced(config: ModelConfig) -> list[Intervention]:
     each with gates."""
     least = min(layer.loops for layer in config.layers if layer.block != "wide")
     changes: list[Intervention] = []
-    for layers in (None, *((number,) for number in gated_layers(config))):
-        loops = range(1, least)
-        changes += [Intervention(loops=count, layers=layers) for count in loops]
+    in_each_layer = [(number,) for number in gated_layers(config)]
+    for layers in (None, *in_each_layer):
+        changes += [Intervention(loops=k, layers=layers) for k in range(1, least)]
         changes += [Intervention(gates=gates, layers=layers) for gates in GATES]
 
     return changes
@@ -149,19 +149,24 @@ class PagePass(Pass):
         self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]
     ) -> None:
         assert self._module.model is not None
-        text_BT = is_text(tokens, targets, self._module.train_loss.bytes_of_token)
+        bytes_of_token = self._module.train_loss.bytes_of_token
+        text_BT = is_text(tokens, targets, bytes_of_token)
+        # A cut window has a token more, which is only the next one of the last.
         text_BT[:, 1 + self.tokens :] = False
 
-        trace = RoutingTrace(keeps_states=True) if self.intervention is None else None
+        trace = None
+        if self.intervention is None:
+            trace = RoutingTrace(keeps_states=True)
         nll_BT = self._module.model(
             tokens, targets, trace=trace, intervention=self.intervention
         )
         found = {"next_nats": nll_BT[text_BT].float()}
         if trace is not None:
-            next_N = targets[text_BT]
             found |= self._lens(trace, text_BT)
+            next_N = targets[text_BT]
             found["next_ids"] = next_N.where(next_N != IGNORE, -1).int()
 
+        # The rows of all sequences of the batch follow each other: split them again.
         counts = text_BT.sum(1).tolist()
         by_row = {name: values.cpu().split(counts) for name, values in found.items()}
         for row, place in enumerate(places):
@@ -192,21 +197,22 @@ class PagePass(Pass):
         self, trace: RoutingTrace, text_BT: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """`said` and `shares` of all states, (N, L, S, TOP) each."""
-        layers = list(_states_by_layer(trace))
-
         # A layer's output is the next one's input: each is read once.
         predictions: dict[int, Prediction] = {}
+        layers = list(_states_by_layer(trace))
         for layer in layers:
             for state_BTD in layer:
                 if id(state_BTD) not in predictions:
                     likeliest = self._likeliest_next(state_BTD[text_BT])
                     predictions[id(state_BTD)] = likeliest
 
-        by_layer = [[predictions[id(state)] for state in layer] for layer in layers]
-        ids = [torch.stack([state.ids for state in layer], 1) for layer in by_layer]
-        shares = [
-            torch.stack([state.shares for state in layer], 1) for layer in by_layer
-        ]
+        ids = []
+        shares = []
+        for layer in layers:
+            of_layer = [predictions[id(state_BTD)] for state_BTD in layer]
+            ids.append(torch.stack([state.ids for state in of_layer], 1))
+            shares.append(torch.stack([state.shares for state in of_layer], 1))
+
         return {"said": torch.stack(ids, 1).int(), "shares": torch.stack(shares, 1)}
 
     def _likeliest_next(self, state_ND: torch.Tensor) -> "Prediction":
@@ -224,8 +230,9 @@ class PagePass(Pass):
             logits_NV = logits_NV.to(exact)
 
             top = logits_NV.topk(TOP)
+            total_N1 = logits_NV.logsumexp(-1, keepdim=True)
             ids.append(top.indices)
-            shares.append((top.values - logits_NV.logsumexp(-1, keepdim=True)).exp())
+            shares.append((top.values - total_N1).exp())
 
         return Prediction(torch.cat(ids), torch.cat(shares))
 
@@ -321,6 +328,7 @@ def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> Page
             name: np.split(rows, ends[:-1]) for name, rows in details.items()
         }
 
+        # The table has rows of all sequences, of which the page has the first ones.
         chosen = (ds.field("source") == source) & (ds.field("sequence") < len(counts))
         table = ds.dataset(folder / TOKENS).to_table(filter=chosen).sort_by("position")
         for number, count in enumerate(counts):
