@@ -123,10 +123,11 @@ _RECORDS = (
         "lm-evaluation-harness.",
         "dualpath_cli.evaluation.command:Evaluate",
     ),
-    _alone(
+    Command(
         "generate",
         "Generate text, optionally with fewer loops or a smaller KV cache.",
-        "dualpath_cli.decoding.command:Generate",
+        options="dualpath_cli.decoding.options:Generate",
+        run="dualpath_cli.decoding.command:generate",
     ),
     _alone(
         "export",
