@@ -117,11 +117,12 @@ _RECORDS = (
         task=f"{_ROUTING}.study:read_routing",
         module="dualpath_cli.study.bench:StudyModule",
     ),
-    _alone(
+    Command(
         "evaluate",
         "Score a trained model on the paper's benchmarks, through "
         "lm-evaluation-harness.",
-        "dualpath_cli.evaluation.command:Evaluate",
+        options="dualpath_cli.evaluation.command:Evaluate",
+        run="dualpath_cli.evaluation.command:evaluate",
     ),
     Command(
         "generate",
